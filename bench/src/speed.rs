@@ -1,0 +1,141 @@
+//! How long a check takes, and whether too much was admitted.
+
+use std::{
+    hint::black_box,
+    sync::Barrier,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    report::Row,
+    row,
+    subjects::{ALL, Subject},
+    traffic::{Keys, Random, Zipf, key},
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+/// Large enough that nothing is denied while time is taken.
+const PLENTY: u32 = 1_000_000_000;
+const BATCH: usize = 16;
+/// Slices of each subject in one round.
+const SLICES: usize = 6;
+
+/// Two threads ask 1,000 times each for a key that may have 100; the worst of 20 fresh keys.
+pub fn over_admitted() -> Vec<Row> {
+    ALL.iter()
+        .map(|make| {
+            let subject = make(100, HOUR);
+            let over = (0..20)
+                .map(|round| {
+                    let name = key(round);
+                    let ask = || (0..1_000).filter(|_| subject.check(&name)).count();
+                    let admitted = std::thread::scope(|scope| {
+                        let asked = [scope.spawn(ask), scope.spawn(ask)];
+                        asked.map(|thread| thread.join().expect("no panic")).iter().sum::<usize>()
+                    });
+                    (admitted as f64 - 100.0).max(0.0)
+                })
+                .collect();
+            row("100 of 2000", subject.name(), "over-admitted", over)
+        })
+        .collect()
+}
+
+/// Nanoseconds per check for every case, number of threads and subject.
+pub fn checks(rounds: usize) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (case, keys) in [
+        ("hot key", Keys::One),
+        ("10k uniform", Keys::Uniform(10_000)),
+        ("1M zipf", Keys::Zipf(Zipf::new(1_000_000))),
+    ] {
+        let subjects: Vec<_> = ALL.iter().map(|make| make(PLENTY, HOUR)).collect();
+        for subject in &subjects {
+            (0..keys.count()).for_each(|n| {
+                black_box(subject.check(&key(n)));
+            });
+        }
+        for threads in [1, 2] {
+            eprintln!("{case}, {threads} threads, {rounds} rounds");
+            let singly = interleave(&subjects, rounds, |subject, round| {
+                slices(subject, &keys, threads, round, &|slice| {
+                    slice.iter().for_each(|key| {
+                        black_box(subject.check(key));
+                    });
+                })
+            });
+            rows.extend(name(&format!("{case} {threads}t"), &subjects, singly));
+            let batched = interleave(&subjects, rounds, |subject, round| {
+                subject.has_batches().then(|| ())?;
+                slices(subject, &keys, threads, round, &|slice| {
+                    slice.chunks(BATCH).for_each(|keys| {
+                        black_box(subject.check_many(keys));
+                    });
+                })
+            });
+            rows.extend(name(&format!("{case} {threads}t batch"), &subjects, batched));
+        }
+    }
+    rows
+}
+
+/// Asks every subject once a round, each time starting with the next one.
+fn interleave(
+    subjects: &[Box<dyn Subject>],
+    rounds: usize,
+    ask: impl Fn(&dyn Subject, usize) -> Option<f64>,
+) -> Vec<Vec<f64>> {
+    let mut times = vec![Vec::new(); subjects.len()];
+    for round in 0..rounds {
+        for turn in 0..subjects.len() {
+            let which = (round + turn) % subjects.len();
+            times[which].extend(ask(&*subjects[which], round));
+        }
+    }
+    times
+}
+
+fn name(case: &str, subjects: &[Box<dyn Subject>], times: Vec<Vec<f64>>) -> Vec<Row> {
+    subjects
+        .iter()
+        .zip(times)
+        .filter(|(_, times)| !times.is_empty())
+        .map(|(subject, times)| row(case, subject.name(), "ns per check", times))
+        .collect()
+}
+
+/// Nanoseconds per check and thread, the median of some slices. The keys of a slice are drawn just before it is timed, so
+/// they are in the cache, as the key of a request is that has just been read.
+fn slices(
+    subject: &dyn Subject,
+    keys: &Keys,
+    threads: usize,
+    round: usize,
+    ask: &(dyn Fn(&[String]) + Sync),
+) -> Option<f64> {
+    let barrier = Barrier::new(threads);
+    let mut times: Vec<f64> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    let mut random = Random::new((1 + round * 64 + thread) as u64);
+                    let slice = subject.slice();
+                    (0..SLICES)
+                        .map(|_| {
+                            let keys: Vec<_> =
+                                (0..slice).map(|_| key(keys.draw(&mut random))).collect();
+                            barrier.wait();
+                            let start = Instant::now();
+                            ask(&keys);
+                            start.elapsed().as_nanos() as f64 / slice as f64
+                        })
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("no panic")).collect()
+    });
+    times.sort_by(f64::total_cmp);
+    Some(times[times.len() / 2])
+}

@@ -1,0 +1,207 @@
+//! Who is asked. Each is set up the way its own documentation does it, with the fastest options it has.
+
+use std::{
+    num::NonZeroU32,
+    time::{Duration, SystemTime},
+};
+
+use governor::{
+    Quota, RateLimiter,
+    clock::QuantaClock,
+    state::keyed::{DashMapStateStore, HashMapStateStore},
+};
+use parking_lot::Mutex;
+use throttlecrab::PeriodicStore;
+use tollgate::{Limit, Limiter};
+
+/// A limiter of `amount` per hour for each key.
+pub trait Subject: Sync {
+    fn name(&self) -> &'static str;
+
+    /// Whether `key` may pass now.
+    fn check(&self, key: &String) -> bool;
+
+    /// The same for many keys: one call where the subject has one for that.
+    fn check_many(&self, keys: &[String]) -> usize {
+        keys.iter().filter(|key| self.check(key)).count()
+    }
+
+    /// Drops what has expired and gives the memory back, as far as the subject can be asked to.
+    fn reclaim(&self) {}
+
+    /// How many questions make a slice of a few hundred microseconds.
+    fn slice(&self) -> usize {
+        2_048
+    }
+
+    fn has_batches(&self) -> bool {
+        false
+    }
+}
+
+pub type Make = fn(u32, Duration) -> Box<dyn Subject>;
+
+/// The first of each name's variants is the fastest.
+pub const ALL: [Make; 8] = [
+    |amount, period| Tollgate::make("tollgate", limit(amount, period)),
+    |amount, period| {
+        let bucket = limit(amount, period).with_algorithm(tollgate::Algorithm::TokenBucket);
+        Tollgate::make("tollgate token-bucket", bucket.expect("a valid limit"))
+    },
+    |amount, period| Box::new(GovernorFold(RateLimiter::dashmap_with_hasher(quota(amount, period), Default::default()))),
+    |amount, period| Box::new(GovernorDash(RateLimiter::dashmap(quota(amount, period)))),
+    |amount, period| Box::new(GovernorMap(RateLimiter::hashmap(quota(amount, period)))),
+    |amount, period| {
+        let store = PeriodicStore::builder().capacity(1_000_000).build();
+        let limiter = Mutex::new(throttlecrab::RateLimiter::new(store));
+        Box::new(Throttlecrab { limiter, amount: amount.into(), period: period.as_secs() as i64 })
+    },
+    |amount, period| Limitador::make(amount, period),
+    |amount, period| {
+        Box::new(Pingora { rate: pingora_limits::rate::Rate::new(period), amount: amount as isize })
+    },
+];
+
+fn limit(amount: u32, period: Duration) -> Limit {
+    Limit::new(amount.into(), period).expect("a valid limit")
+}
+
+fn quota(amount: u32, period: Duration) -> Quota {
+    let amount = NonZeroU32::new(amount).expect("at least one");
+    Quota::with_period(period / amount.get()).expect("not zero").allow_burst(amount)
+}
+
+struct Tollgate {
+    name: &'static str,
+    limiter: Limiter,
+}
+
+impl Tollgate {
+    fn make(name: &'static str, limit: Limit) -> Box<dyn Subject> {
+        Box::new(Self { name, limiter: Limiter::memory(limit) })
+    }
+}
+
+impl Subject for Tollgate {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn check(&self, key: &String) -> bool {
+        self.limiter.check(key).is_allowed()
+    }
+
+    fn check_many(&self, keys: &[String]) -> usize {
+        self.limiter.check_many(keys).iter().filter(|decision| decision.is_allowed()).count()
+    }
+
+    fn reclaim(&self) {
+        self.limiter.store().reclaim();
+    }
+
+    fn has_batches(&self) -> bool {
+        true
+    }
+}
+
+
+
+struct GovernorFold(RateLimiter<String, DashMapStateStore<String, foldhash::fast::RandomState>, QuantaClock>);
+struct GovernorDash(RateLimiter<String, DashMapStateStore<String>, QuantaClock>);
+struct GovernorMap(RateLimiter<String, HashMapStateStore<String>, QuantaClock>);
+
+macro_rules! governor {
+    ($type:ty, $name:literal) => {
+        impl Subject for $type {
+            fn name(&self) -> &'static str {
+                $name
+            }
+
+            fn check(&self, key: &String) -> bool {
+                self.0.check_key(key).is_ok()
+            }
+
+            fn reclaim(&self) {
+                self.0.retain_recent();
+                self.0.shrink_to_fit();
+            }
+        }
+    };
+}
+
+governor!(GovernorFold, "governor foldhash");
+governor!(GovernorDash, "governor");
+governor!(GovernorMap, "governor hashmap");
+
+struct Throttlecrab {
+    limiter: Mutex<throttlecrab::RateLimiter<PeriodicStore>>,
+    amount: i64,
+    period: i64,
+}
+
+impl Subject for Throttlecrab {
+    fn name(&self) -> &'static str {
+        "throttlecrab"
+    }
+
+    fn check(&self, key: &String) -> bool {
+        let now = SystemTime::now();
+        let mut limiter = self.limiter.lock();
+        limiter
+            .rate_limit(key, self.amount, self.amount, self.period, 1, now)
+            .is_ok_and(|(allowed, _)| allowed)
+    }
+}
+
+struct Limitador {
+    limiter: limitador::RateLimiter,
+    namespace: limitador::limit::Namespace,
+}
+
+impl Limitador {
+    fn make(amount: u32, period: Duration) -> Box<dyn Subject> {
+        let limiter = limitador::RateLimiter::new(2_000_000);
+        let variable = "user".try_into().expect("a variable");
+        limiter.add_limit(limitador::limit::Limit::new(
+            "bench",
+            amount.into(),
+            period.as_secs(),
+            Vec::<limitador::limit::Predicate>::new(),
+            vec![variable],
+        ));
+        Box::new(Self { limiter, namespace: "bench".into() })
+    }
+}
+
+impl Subject for Limitador {
+    fn name(&self) -> &'static str {
+        "limitador"
+    }
+
+    fn check(&self, key: &String) -> bool {
+        let values = std::collections::HashMap::from([("user".to_owned(), key.clone())]);
+        let checked =
+            self.limiter.check_rate_limited_and_update(&self.namespace, &values.into(), 1);
+        checked.is_ok_and(|result| !result.limited)
+    }
+
+    fn slice(&self) -> usize {
+        64
+    }
+}
+
+/// Estimates rather than decides: many keys share its counters, so it may deny what is within the limit.
+struct Pingora {
+    rate: pingora_limits::rate::Rate,
+    amount: isize,
+}
+
+impl Subject for Pingora {
+    fn name(&self) -> &'static str {
+        "pingora-limits (estimate)"
+    }
+
+    fn check(&self, key: &String) -> bool {
+        self.rate.observe(key, 1) <= self.amount
+    }
+}

@@ -1,0 +1,58 @@
+//! Windows aligned to the Unix epoch: `used` units since the window's start.
+//!
+//! Admits at most the amount in each window, so up to twice the amount in a short span across a boundary.
+
+use super::{Outcome, State};
+use crate::{Limit, clock::Timestamp};
+
+struct Window {
+    start: u64,
+    used: u64,
+}
+
+#[inline]
+pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
+    let window = Window::at(limit, *state, now);
+    let free = limit.amount().saturating_sub(window.used);
+    let until_end = window.start + limit.period_micros() - now;
+    if cost.max(1) > free {
+        let reset_after = window.reset_after(until_end);
+        return Outcome::refused(free, until_end, reset_after);
+    }
+    let next = Window { start: window.start, used: window.used + cost };
+    if cost > 0 {
+        *state = next.state(limit);
+    }
+    Outcome::taken(free - cost, next.reset_after(until_end))
+}
+
+pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
+    let window = Window::at(limit, state, now);
+    Window { start: window.start, used: window.used.saturating_sub(cost) }.state(limit)
+}
+
+impl Window {
+    /// The window that holds `now`. Division is left to the first charge of a window.
+    #[inline]
+    fn at(limit: &Limit, state: State, now: u64) -> Self {
+        let (start, used) = (state.at().as_micros(), state.payload() as u64);
+        let period = limit.period_micros();
+        match now.checked_sub(start) {
+            Some(passed) if passed < period => Self { start, used },
+            Some(_) => Self { start: now - now % period, used: 0 },
+            // The clock stepped back: what was used still counts, in the window of now.
+            None => Self { start: now - now % period, used },
+        }
+    }
+
+    #[inline]
+    fn state(&self, limit: &Limit) -> State {
+        let at = Timestamp::from_micros(self.start);
+        State::new(at, limit.period_micros(), u128::from(self.used))
+    }
+
+    #[inline]
+    fn reset_after(&self, until_end: u64) -> u64 {
+        if self.used > 0 { until_end } else { 0 }
+    }
+}

@@ -1,0 +1,154 @@
+//! Every unit with the instant it was taken: the sliding log, and the permits of a concurrency limit.
+//!
+//! Both admit while the units younger than a period leave room. A permit differs in that it has an id by which it is
+//! returned early or renewed.
+
+use std::collections::VecDeque;
+
+use super::Outcome;
+use crate::Limit;
+
+/// The state of one key is a list of this many entries at most.
+pub(crate) const MAX_AMOUNT: u64 = 10_000;
+
+/// Entries in the order of their instants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Log {
+    entries: VecDeque<Entry>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    at: u64,
+    cost: u64,
+    /// The permit; 0 in a sliding log, where entries of one instant are merged.
+    id: u64,
+}
+
+impl Log {
+    /// The answer for `cost` at `now`. Nothing changes: what is admitted is then [taken](Self::take).
+    pub(crate) fn evaluate(&self, limit: &Limit, now: u64, cost: u64) -> Outcome {
+        if limit.amount() == 0 {
+            return Outcome::NOTHING;
+        }
+        let used: u64 = self.live(limit, now).map(|entry| entry.cost).sum();
+        let free = limit.amount().saturating_sub(used);
+        if cost.max(1) > free {
+            let retry_after = self.frees_after(limit, now, used + cost.max(1) - limit.amount());
+            return Outcome::refused(free, retry_after, self.reset_after(limit, now));
+        }
+        let reset_after =
+            if cost > 0 { limit.period_micros() } else { self.reset_after(limit, now) };
+        Outcome::taken(free - cost, reset_after)
+    }
+
+    /// Takes `cost` units at `now` as permit `id` (0 in a sliding log) and drops what is past.
+    pub(crate) fn take(&mut self, limit: &Limit, now: u64, cost: u64, id: u64) {
+        self.trim(limit, now);
+        match self.entries.back_mut() {
+            Some(last) if last.at == now && last.id == 0 && id == 0 => last.cost += cost,
+            _ => self.entries.push_back(Entry { at: now, cost, id }),
+        }
+    }
+
+    /// Gives back up to `cost` units, the newest first. Returns how many there were.
+    pub(crate) fn refund(&mut self, limit: &Limit, now: u64, cost: u64) -> u64 {
+        self.trim(limit, now);
+        let mut left = cost;
+        while let Some(last) = self.entries.back_mut().filter(|_| left > 0) {
+            let back = left.min(last.cost);
+            left -= back;
+            last.cost -= back;
+            if last.cost == 0 {
+                self.entries.pop_back();
+            }
+        }
+        cost - left
+    }
+
+    /// Returns the permit `id`. Returning one that is gone changes nothing.
+    pub(crate) fn release(&mut self, id: u64) -> bool {
+        let held = self.entries.len();
+        self.entries.retain(|entry| entry.id != id);
+        self.entries.len() < held
+    }
+
+    /// Starts the life of permit `id` anew, unless it is gone.
+    pub(crate) fn renew(&mut self, limit: &Limit, now: u64, id: u64) -> bool {
+        self.trim(limit, now);
+        let Some(place) = self.entries.iter().position(|entry| entry.id == id) else {
+            return false;
+        };
+        if let Some(entry) = self.entries.remove(place) {
+            self.entries.push_back(Entry { at: now, ..entry });
+        }
+        true
+    }
+
+    /// As [`super::earliest`], on a copy.
+    pub(crate) fn earliest(
+        mut self,
+        limit: &Limit,
+        now: u64,
+        costs: impl Iterator<Item = u64>,
+    ) -> u64 {
+        super::soonest(now, costs, |at, cost| {
+            let outcome = self.evaluate(limit, at, cost);
+            if outcome.is_admitted() {
+                self.take(limit, at, cost, 0);
+            }
+            outcome
+        })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>()
+    }
+
+    pub(crate) fn is_expired(&self, period_micros: u64, now: u64) -> bool {
+        self.entries.back().is_none_or(|last| last.at + period_micros <= now)
+    }
+
+    /// Drops entries that are past, and brings those from a clock that has stepped back to now.
+    fn trim(&mut self, limit: &Limit, now: u64) {
+        while let Some(first) = self.entries.front() {
+            if first.at + limit.period_micros() > now {
+                break;
+            }
+            self.entries.pop_front();
+        }
+        for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
+            entry.at = now;
+        }
+        if self.entries.len() < self.entries.capacity() / 4 {
+            self.entries.shrink_to(self.entries.len() * 2);
+        }
+    }
+
+    fn live(&self, limit: &Limit, now: u64) -> impl Iterator<Item = Entry> {
+        let period = limit.period_micros();
+        self.entries
+            .iter()
+            .map(move |entry| Entry { at: entry.at.min(now), ..*entry })
+            .skip_while(move |entry| entry.at + period <= now)
+    }
+
+    /// How long until the oldest `units` are past.
+    fn frees_after(&self, limit: &Limit, now: u64, units: u64) -> u64 {
+        let mut freed = 0;
+        self.live(limit, now)
+            .find(|entry| {
+                freed += entry.cost;
+                freed >= units
+            })
+            .map_or(super::NEVER, |entry| entry.at + limit.period_micros() - now)
+    }
+
+    fn reset_after(&self, limit: &Limit, now: u64) -> u64 {
+        self.live(limit, now).last().map_or(0, |entry| entry.at + limit.period_micros() - now)
+    }
+}

@@ -1,0 +1,242 @@
+//! How units are counted: pure integer steps, with time as an argument.
+//!
+//! A step takes a limit, a [`State`], the instant and a cost; it gives the [`Outcome`] and, if units were taken, moves the
+//! state on. It reads no clock, takes no lock and allocates nothing, so a store only has to promise that the step runs
+//! alone on its key. The state names its own window; that a store forgets a state after its lifetime is garbage collection, never
+//! what ends a window.
+//!
+//! Common rules: a denied cost changes nothing; cost 0 asks whether one unit would be admitted; a state from a clock that
+//! has since stepped back is taken as the latest that would be legal now, so nobody is locked out for longer than a
+//! period.
+
+mod custom;
+pub(crate) mod fixed_window;
+pub(crate) mod log;
+pub(crate) mod sliding_window;
+mod state;
+pub(crate) mod token_bucket;
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use crate::{Limit, clock::Timestamp};
+
+pub use custom::{Custom, CustomAlgorithm};
+pub use state::State;
+
+/// How a limit counts.
+///
+/// | algorithm | admits in any period | state |
+/// |---|---|---|
+/// | fixed-window | at most twice the amount, across a boundary | 16 bytes |
+/// | sliding-window | less than twice the amount, and never a burst at a boundary | 16 bytes |
+/// | sliding-log | at most the amount | 24 bytes per admitted instant |
+/// | token-bucket | at most the burst plus what the period refills | 16 bytes |
+/// | concurrency | as many as return their permits | 24 bytes per permit |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Counts in windows aligned to the Unix epoch. The cheapest, and the default.
+    FixedWindow,
+    /// Two windows, the older weighted by how much of it is still in view.
+    SlidingWindow,
+    /// Remembers every admitted instant: exact in every window. At most 10,000 units.
+    SlidingLog,
+    /// Refills at a steady rate up to the burst: exact at any rate, without drift.
+    TokenBucket,
+    /// Permits held at the same time. The period is how long a permit lives unless it is returned or renewed.
+    Concurrency,
+    /// One of your own.
+    Custom(Custom),
+}
+
+/// The answer for one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    pub(crate) remaining: u64,
+    /// Microseconds; 0 if admitted and only then, [`NEVER`] if waiting does not help.
+    pub(crate) retry_after: u64,
+    pub(crate) reset_after: u64,
+    pub(crate) budget: Budget,
+}
+
+/// Whose budget an outcome speaks of. As wide as the other fields: an outcome is copied in whole words, and a narrow store
+/// just before a wide load would stall it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum Budget {
+    /// The key's own.
+    Own,
+    /// The one that keys without room share.
+    Shared,
+}
+
+/// `retry_after` of a denial that no waiting ends.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+impl Algorithm {
+    pub(crate) const NAMES: [&'static str; 5] =
+        ["fixed-window", "sliding-window", "sliding-log", "token-bucket", "concurrency"];
+
+    /// The name used in limits, policies and documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FixedWindow => Self::NAMES[0],
+            Self::SlidingWindow => Self::NAMES[1],
+            Self::SlidingLog => Self::NAMES[2],
+            Self::TokenBucket => Self::NAMES[3],
+            Self::Concurrency => Self::NAMES[4],
+            Self::Custom(custom) => custom.name(),
+        }
+    }
+
+    /// Whether the state is a list that grows with the amount, rather than a fixed 16 bytes.
+    #[inline]
+    pub(crate) const fn keeps_log(self) -> bool {
+        matches!(self, Self::SlidingLog | Self::Concurrency)
+    }
+
+    pub(crate) const fn max_amount(self) -> u64 {
+        match self {
+            Self::SlidingWindow => sliding_window::MAX_AMOUNT,
+            Self::SlidingLog | Self::Concurrency => log::MAX_AMOUNT,
+            Self::FixedWindow | Self::TokenBucket | Self::Custom(_) => Limit::MAX_AMOUNT,
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that no algorithm has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no such algorithm: write {}", Algorithm::NAMES.join(", "))]
+pub struct UnknownAlgorithm;
+
+impl FromStr for Algorithm {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
+        match name {
+            "fixed-window" => Ok(Self::FixedWindow),
+            "sliding-window" => Ok(Self::SlidingWindow),
+            "sliding-log" => Ok(Self::SlidingLog),
+            "token-bucket" => Ok(Self::TokenBucket),
+            "concurrency" => Ok(Self::Concurrency),
+            _ => Err(UnknownAlgorithm),
+        }
+    }
+}
+
+impl Outcome {
+    /// Admitted, with so much left and so long until nothing is used any more.
+    pub fn admitted(remaining: u64, reset_after: Duration) -> Self {
+        Self::taken(remaining, micros(reset_after))
+    }
+
+    /// Denied. `retry_after` is when the same cost would be admitted; `None` if never.
+    pub fn denied(remaining: u64, retry_after: Option<Duration>, reset_after: Duration) -> Self {
+        let retry_after = retry_after.map_or(NEVER, |wait| micros(wait).max(1));
+        Self::refused(remaining, retry_after, micros(reset_after))
+    }
+
+    /// Whether the cost was, or for a peek would be, admitted.
+    #[inline]
+    pub fn is_admitted(&self) -> bool {
+        self.retry_after == 0
+    }
+
+    /// Units that would be admitted right now.
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// How long until the same cost would be admitted; zero if it was, `None` if it never will be.
+    pub fn retry_after(&self) -> Option<Duration> {
+        (self.retry_after != NEVER).then(|| Duration::from_micros(self.retry_after))
+    }
+
+    /// How long until nothing is used any more.
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.reset_after)
+    }
+
+    /// The answer to any cost at an amount of 0.
+    const NOTHING: Self = Self::refused(0, NEVER, 0);
+
+    #[inline]
+    pub(crate) const fn taken(remaining: u64, reset_after: u64) -> Self {
+        Self { remaining, retry_after: 0, reset_after, budget: Budget::Own }
+    }
+
+    #[inline]
+    pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
+        Self { remaining, retry_after, reset_after, budget: Budget::Own }
+    }
+}
+
+/// One step of any algorithm whose state is a [`State`]. The cost is at most the capacity, unless the amount is 0. The state
+/// changes only if units are taken.
+#[inline]
+pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
+    if limit.amount() == 0 {
+        return Outcome::NOTHING;
+    }
+    match limit.algorithm() {
+        // The common case, and so short that a call would cost as much again: the others are called.
+        Algorithm::FixedWindow => fixed_window::step(limit, state, now, cost),
+        Algorithm::TokenBucket => token_bucket::step(limit, state, now, cost),
+        Algorithm::SlidingWindow => sliding_window::step(limit, state, now, cost),
+        Algorithm::Custom(custom) => custom.step(limit, state, Timestamp::from_micros(now), cost),
+        Algorithm::SlidingLog | Algorithm::Concurrency => {
+            unreachable!("a log is stepped by `log::Log`")
+        }
+    }
+}
+
+/// Microseconds until the last of `costs` could be admitted if they were charged in this order, each as early as it can be.
+pub(crate) fn earliest(
+    limit: &Limit,
+    mut state: State,
+    now: u64,
+    costs: impl Iterator<Item = u64>,
+) -> u64 {
+    soonest(now, costs, |at, cost| step(limit, &mut state, at, cost))
+}
+
+/// Charges costs one by one, waiting out each denial; what [`earliest`] does for any state.
+fn soonest(
+    now: u64,
+    costs: impl Iterator<Item = u64>,
+    mut charge: impl FnMut(u64, u64) -> Outcome,
+) -> u64 {
+    let mut at = now;
+    for cost in costs {
+        let outcome = charge(at, cost);
+        if !outcome.is_admitted() {
+            let Some(later) = at.checked_add(outcome.retry_after) else { return NEVER };
+            at = later;
+            charge(at, cost);
+        }
+    }
+    at - now
+}
+
+/// Gives units back, as far as any are used.
+pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
+    match limit.algorithm() {
+        Algorithm::FixedWindow => fixed_window::refund(limit, state, now, cost),
+        Algorithm::TokenBucket => token_bucket::refund(limit, state, now, cost),
+        Algorithm::SlidingWindow => sliding_window::refund(limit, state, now, cost),
+        Algorithm::Custom(custom) => custom.refund(limit, state, Timestamp::from_micros(now), cost),
+        Algorithm::SlidingLog | Algorithm::Concurrency => {
+            unreachable!("a log is refunded by `log::Log`")
+        }
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(NEVER - 1)
+}

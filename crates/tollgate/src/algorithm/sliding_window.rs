@@ -1,0 +1,108 @@
+//! Two aligned windows: the units of this one, and those of the one before, weighted by how much of it a window that
+//! ends now would still overlap. Compared in integers: `previous × (period − elapsed) + current × period`.
+
+use super::{Outcome, State};
+use crate::{Limit, clock::Timestamp};
+
+/// Both counts fit the payload with room to spare.
+pub(crate) const MAX_AMOUNT: u64 = 10_000_000_000;
+
+const COUNT_BITS: u32 = 34;
+const COUNT_MASK: u128 = (1 << COUNT_BITS) - 1;
+
+struct Windows {
+    start: u64,
+    current: u64,
+    previous: u64,
+}
+
+pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
+    let windows = Windows::at(limit, *state, now);
+    let elapsed = now - windows.start;
+    let free = windows.free(limit, elapsed);
+    if cost.max(1) > free {
+        let retry_after = windows.retry_after(limit, elapsed, cost.max(1));
+        let reset_after = windows.reset_after(limit, elapsed);
+        return Outcome::refused(free, retry_after, reset_after);
+    }
+    let next = Windows { current: windows.current + cost, ..windows };
+    if cost > 0 {
+        *state = next.state(limit);
+    }
+    Outcome::taken(free - cost, next.reset_after(limit, elapsed))
+}
+
+/// Takes from this window first: what is given back was most likely charged a moment ago.
+pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
+    let windows = Windows::at(limit, state, now);
+    let from_current = cost.min(windows.current);
+    let from_previous = (cost - from_current).min(windows.previous);
+    let next = Windows {
+        start: windows.start,
+        current: windows.current - from_current,
+        previous: windows.previous - from_previous,
+    };
+    next.state(limit)
+}
+
+impl Windows {
+    fn at(limit: &Limit, state: State, now: u64) -> Self {
+        let (start, payload) = (state.at().as_micros(), state.payload());
+        let current = (payload & COUNT_MASK) as u64;
+        let previous = (payload >> COUNT_BITS) as u64;
+        let period = limit.period_micros();
+        match now.checked_sub(start) {
+            Some(passed) if passed < period => Self { start, current, previous },
+            Some(passed) if passed < 2 * period => {
+                Self { start: start + period, current: 0, previous: current }
+            }
+            Some(_) => Self { start: now - now % period, current: 0, previous: 0 },
+            // The clock stepped back: what was used still counts, in the windows of now.
+            None => Self { start: now - now % period, current, previous },
+        }
+    }
+
+    fn state(&self, limit: &Limit) -> State {
+        let payload = u128::from(self.previous) << COUNT_BITS | u128::from(self.current);
+        State::new(Timestamp::from_micros(self.start), 2 * limit.period_micros(), payload)
+    }
+
+    /// Whole units free: the amount, less the current window, less the weighted previous one rounded up.
+    fn free(&self, limit: &Limit, elapsed: u64) -> u64 {
+        let weight = u128::from(limit.period_micros() - elapsed);
+        let overlap = u128::from(self.previous) * weight;
+        let weighted = overlap.div_ceil(u128::from(limit.period_micros())) as u64;
+        limit.amount().saturating_sub(self.current + weighted)
+    }
+
+    /// The first instant at which the previous window has faded enough: in this window, or else in the next, where the
+    /// current window has become the previous one.
+    fn retry_after(&self, limit: &Limit, elapsed: u64, cost: u64) -> u64 {
+        let period = limit.period_micros();
+        if let Some(room) = limit.amount().checked_sub(self.current + cost) {
+            let at = fades_at(period, room, self.previous);
+            if at < period {
+                return at - elapsed;
+            }
+        }
+        period - elapsed + fades_at(period, limit.amount() - cost, self.current)
+    }
+
+    fn reset_after(&self, limit: &Limit, elapsed: u64) -> u64 {
+        let period = limit.period_micros();
+        match (self.current, self.previous) {
+            (0, 0) => 0,
+            (0, _) => period - elapsed,
+            _ => 2 * period - elapsed,
+        }
+    }
+}
+
+/// The first elapsed time at which `count`, fading over `period`, weighs no more than `room`.
+fn fades_at(period: u64, room: u64, count: u64) -> u64 {
+    if count <= room {
+        return 0;
+    }
+    let keeps = u128::from(room) * u128::from(period) / u128::from(count);
+    period - keeps as u64
+}

@@ -1,0 +1,106 @@
+use std::fmt;
+
+use crate::clock::Timestamp;
+
+/// What a store keeps for one key: an instant, a lifetime and a payload, packed into 16 bytes.
+///
+/// The instant takes 53 bits, the lifetime 6 and the payload 69. The lifetime is kept as a power of two of microseconds,
+/// rounded up: a state may be forgotten late, which is harmless, but never early, which would admit too much.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct State {
+    /// Instant, lifetime, and the 5 high bits of the payload.
+    high: u64,
+    /// The 64 low bits of the payload.
+    low: u64,
+}
+
+const PAYLOAD_BITS_HIGH: u32 = 5;
+const LIFETIME_BITS: u32 = 6;
+
+impl State {
+    /// The state of a key that nothing has been charged to.
+    pub const EMPTY: Self = Self { high: 0, low: 0 };
+
+    /// The largest payload.
+    pub const MAX_PAYLOAD: u128 = (1 << (64 + PAYLOAD_BITS_HIGH)) - 1;
+
+    /// A state that equals [`State::EMPTY`] for every purpose once `lifetime_micros` have passed since `at`.
+    ///
+    /// # Panics
+    ///
+    /// If the payload is larger than [`State::MAX_PAYLOAD`]: cutting it would admit too much.
+    #[inline]
+    pub fn new(at: Timestamp, lifetime_micros: u64, payload: u128) -> Self {
+        assert!(payload <= Self::MAX_PAYLOAD, "a payload has at most 69 bits");
+        // Never 0, so that no state looks empty, and at most 2^62, beyond every period.
+        let exponent = u64::from((64 - lifetime_micros.leading_zeros()).clamp(1, 62));
+        let high = at.as_micros() << (LIFETIME_BITS + PAYLOAD_BITS_HIGH)
+            | exponent << PAYLOAD_BITS_HIGH
+            | (payload >> 64) as u64;
+        Self { high, low: payload as u64 }
+    }
+
+    /// The instant this state speaks of.
+    #[inline]
+    pub fn at(self) -> Timestamp {
+        Timestamp::from_micros(self.high >> (LIFETIME_BITS + PAYLOAD_BITS_HIGH))
+    }
+
+    /// What the algorithm keeps.
+    #[inline]
+    pub fn payload(self) -> u128 {
+        u128::from(self.high & ((1 << PAYLOAD_BITS_HIGH) - 1)) << 64 | u128::from(self.low)
+    }
+
+    /// Whether nothing has been charged.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self == Self::EMPTY
+    }
+
+    /// Whether the state may be forgotten.
+    #[inline]
+    pub(crate) fn is_expired(self, now: u64) -> bool {
+        let exponent = (self.high >> PAYLOAD_BITS_HIGH) & ((1 << LIFETIME_BITS) - 1);
+        now >= self.at().as_micros() + (1 << exponent)
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("at", &self.at()).field("payload", &self.payload()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_what_it_was_given() {
+        for at in [0, 1, 1_767_225_600_000_000, Timestamp::MAX.as_micros()] {
+            for payload in [0, 1, u128::from(u64::MAX), State::MAX_PAYLOAD] {
+                for lifetime in [0, 1, 60_000_000, u64::MAX] {
+                    let state = State::new(Timestamp::from_micros(at), lifetime, payload);
+                    assert_eq!((state.at().as_micros(), state.payload()), (at, payload));
+                    assert!(!state.is_empty());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn is_never_forgotten_early_and_at_most_twice_as_late() {
+        for lifetime in [1, 2, 3, 1_000, 1_024, 60_000_000, 1 << 48] {
+            let state = State::new(Timestamp::from_micros(10), lifetime, 0);
+            assert!(!state.is_expired(10 + lifetime - 1), "{lifetime}");
+            assert!(state.is_expired(10 + 2 * lifetime), "{lifetime}");
+        }
+    }
+
+    #[test]
+    #[should_panic = "at most 69 bits"]
+    fn refuses_a_payload_it_cannot_keep() {
+        let _ = State::new(Timestamp::EPOCH, 1, State::MAX_PAYLOAD + 1);
+    }
+}

@@ -1,0 +1,59 @@
+//! A bucket that refills steadily, kept as a debt that drains: the same thing seen from below.
+//!
+//! The debt is counted in tokens × period (in microseconds), so one token weighs `period` and every microsecond drains
+//! `amount`: whole numbers at any rate, with no remainder to carry and no drift. Because the debt is in tokens, not in
+//! time, a changed amount applies to it from the next decision on without converting anything.
+
+use super::{Outcome, State};
+use crate::{Limit, clock::Timestamp};
+
+pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
+    let debt = debt_at(limit, *state, now);
+    let token = u128::from(limit.period_micros());
+    let full = u128::from(limit.capacity()) * token;
+    let wanted = debt + u128::from(cost.max(1)) * token;
+    if wanted > full {
+        let remaining = divide(full - debt, limit.period_micros());
+        let retry_after = drain_time(limit, wanted - full);
+        let reset_after = drain_time(limit, debt);
+        return Outcome::refused(remaining, retry_after, reset_after);
+    }
+    let after = debt + u128::from(cost) * token;
+    let reset_after = drain_time(limit, after);
+    if cost > 0 {
+        *state = State::new(Timestamp::from_micros(now), reset_after, after);
+    }
+    Outcome::taken(divide(full - after, limit.period_micros()), reset_after)
+}
+
+pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
+    let back = u128::from(cost) * u128::from(limit.period_micros());
+    let debt = debt_at(limit, state, now).saturating_sub(back);
+    State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
+}
+
+/// What is left of the debt, and at most a full bucket's worth. Nothing drains while the clock stands behind the state.
+#[inline]
+fn debt_at(limit: &Limit, state: State, now: u64) -> u128 {
+    let passed = now.saturating_sub(state.at().as_micros());
+    let drained = u128::from(passed) * u128::from(limit.amount());
+    let full = u128::from(limit.capacity()) * u128::from(limit.period_micros());
+    state.payload().saturating_sub(drained).min(full)
+}
+
+/// Microseconds until `debt` has drained, rounded up.
+#[inline]
+fn drain_time(limit: &Limit, debt: u128) -> u64 {
+    let whole = divide(debt, limit.amount());
+    let drained = u128::from(whole) * u128::from(limit.amount());
+    whole + u64::from(drained < debt)
+}
+
+/// `dividend / divisor`, by the machine's own division where the dividend fits it.
+#[inline]
+fn divide(dividend: u128, divisor: u64) -> u64 {
+    match u64::try_from(dividend) {
+        Ok(dividend) => dividend / divisor,
+        Err(_) => u64::try_from(dividend / u128::from(divisor)).unwrap_or(super::NEVER - 1),
+    }
+}

@@ -1,0 +1,136 @@
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Poll, Waker},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use super::{Clock, Sleep, Timestamp};
+
+/// A clock that stands still until it is told to move.
+///
+/// Clones share one time, so a test keeps a clone and moves the limiter's clock with it. Everything that waits on the
+/// clock is woken when its instant is reached.
+///
+/// ```
+/// # use std::time::Duration;
+/// use tollgate::{Limiter, ManualClock};
+///
+/// let clock = ManualClock::new();
+/// let limiter = Limiter::builder().limit("1/minute").clock(clock.clone()).build()?;
+/// assert!(limiter.check("alice").is_allowed());
+/// assert!(!limiter.check("alice").is_allowed());
+/// clock.advance(Duration::from_secs(60));
+/// assert!(limiter.check("alice").is_allowed());
+/// # Ok::<(), tollgate::BuildError>(())
+/// ```
+#[derive(Clone)]
+pub struct ManualClock {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    now: AtomicU64,
+    /// Held while `now` is compared or moved, so that no wake-up is lost in between.
+    sleepers: Mutex<Vec<Sleeper>>,
+    next_id: AtomicU64,
+}
+
+struct Sleeper {
+    id: u64,
+    until: Timestamp,
+    waker: Waker,
+}
+
+impl ManualClock {
+    /// A clock that shows 1 January 2026, the start of a day, an hour and a minute.
+    pub fn new() -> Self {
+        Self::at(Timestamp::from_secs(1_767_225_600))
+    }
+
+    /// A clock that shows `now`.
+    pub fn at(now: Timestamp) -> Self {
+        let shared = Shared {
+            now: AtomicU64::new(now.as_micros()),
+            sleepers: Mutex::default(),
+            next_id: AtomicU64::new(0),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Moves the clock forward and wakes whoever waited for an instant now past.
+    pub fn advance(&self, by: Duration) {
+        self.set(self.now().after(by));
+    }
+
+    /// Sets the clock, back as well as forward, and wakes whoever waited for an instant now past.
+    pub fn set(&self, now: Timestamp) {
+        let due: Vec<_> = {
+            let mut sleepers = self.shared.sleepers.lock();
+            self.shared.now.store(now.as_micros(), Ordering::SeqCst);
+            sleepers.extract_if(.., |sleeper| sleeper.until <= now).collect()
+        };
+        for sleeper in due {
+            sleeper.waker.wake();
+        }
+    }
+
+    /// How many tasks wait on this clock: a test's way to know that a waiter is in place.
+    pub fn sleepers(&self) -> usize {
+        self.shared.sleepers.lock().len()
+    }
+
+    /// The earliest instant that anyone waits for.
+    pub fn next_wake(&self) -> Option<Timestamp> {
+        self.shared.sleepers.lock().iter().map(|sleeper| sleeper.until).min()
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.shared.now.load(Ordering::SeqCst))
+    }
+
+    fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
+        let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
+        let place = Place { shared: &self.shared, id };
+        Box::pin(std::future::poll_fn(move |cx| {
+            let mut sleepers = place.shared.sleepers.lock();
+            sleepers.retain(|sleeper| sleeper.id != place.id);
+            if self.now() >= until {
+                return Poll::Ready(());
+            }
+            sleepers.push(Sleeper { id, until, waker: cx.waker().clone() });
+            Poll::Pending
+        }))
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for ManualClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ManualClock").field(&self.now()).finish()
+    }
+}
+
+/// Takes a dropped sleeper off the list: a cancelled wait leaves nothing behind.
+struct Place<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.shared.sleepers.lock().retain(|sleeper| sleeper.id != self.id);
+    }
+}

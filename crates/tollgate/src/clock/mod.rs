@@ -1,0 +1,104 @@
+//! Time: one tick of a microsecond everywhere, always passed in, never assumed.
+//!
+//! Only this module reads a clock. Stores ask a [`Clock`] once per decision, so a [`ManualClock`] makes every answer of
+//! the library, waiting included, a matter of arithmetic that a test can state exactly.
+
+mod manual;
+mod system;
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+pub use manual::ManualClock;
+pub use system::SystemClock;
+pub(crate) use system::{Disciplined, disciplined};
+
+/// An instant, in whole microseconds since the Unix epoch.
+///
+/// The microsecond is the tick of all of Tollgate, in memory as in Redis, so that both give the same answer for the same
+/// history. Instants later than [`Timestamp::MAX`] (the year 2255) are taken as that instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+/// A source of time for a store.
+///
+/// It may step in either direction. A step back never locks anyone out for longer than one period; a step forward admits
+/// at most one more burst per key.
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// The instant now.
+    fn now(&self) -> Timestamp;
+
+    /// Completes when this clock has reached `until`.
+    ///
+    /// The default waits on a real timer for the difference to [`Clock::now`], and again until the instant is reached.
+    fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
+        Box::pin(async move {
+            loop {
+                let left = until.micros_since(self.now());
+                if left == 0 {
+                    return;
+                }
+                futures_timer::Delay::new(Duration::from_micros(left)).await;
+            }
+        })
+    }
+}
+
+/// What [`Clock::sleep_until`] returns.
+pub type Sleep<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+impl Timestamp {
+    /// Midnight of 1 January 1970, UTC.
+    pub const EPOCH: Self = Self(0);
+
+    /// The last instant that a store can hold.
+    pub const MAX: Self = Self((1 << 53) - 1);
+
+    /// The instant this many microseconds after the epoch.
+    #[inline]
+    pub const fn from_micros(micros: u64) -> Self {
+        if micros > Self::MAX.0 { Self::MAX } else { Self(micros) }
+    }
+
+    /// The instant this many whole seconds after the epoch.
+    pub const fn from_secs(secs: u64) -> Self {
+        match secs.checked_mul(1_000_000) {
+            Some(micros) => Self::from_micros(micros),
+            None => Self::MAX,
+        }
+    }
+
+    /// Microseconds since the epoch.
+    #[inline]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// Whole seconds since the epoch, rounded up: the form that `X-RateLimit-Reset` wants.
+    pub const fn as_secs_ceil(self) -> u64 {
+        self.0.div_ceil(1_000_000)
+    }
+
+    /// The instant `duration` later, to the microsecond, rounded up.
+    pub fn after(self, duration: Duration) -> Self {
+        let micros = duration.as_nanos().div_ceil(1_000);
+        let sum = u128::from(self.0) + micros;
+        u64::try_from(sum).map_or(Self::MAX, Self::from_micros)
+    }
+
+    /// Microseconds from `earlier` to `self`; 0 if `earlier` is not earlier.
+    #[inline]
+    pub const fn micros_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl From<SystemTime> for Timestamp {
+    fn from(time: SystemTime) -> Self {
+        Self::EPOCH.after(time.duration_since(UNIX_EPOCH).unwrap_or_default())
+    }
+}

@@ -1,0 +1,214 @@
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering, fence},
+    },
+    time::SystemTime,
+};
+
+use parking_lot::Mutex;
+
+use super::{Clock, Timestamp};
+
+/// The wall clock of this machine, read in about ten nanoseconds.
+///
+/// Reads the processor's time-stamp counter where that is reliable and falls back to the operating system's monotonic
+/// clock elsewhere. About once a second of use it compares itself with the system's wall clock: small differences are
+/// slewed away at no more than 500 parts per million, so that time never runs backwards; a difference of more than a
+/// quarter of a second is a step, and is followed at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl SystemClock {
+    /// The process-wide clock.
+    pub fn new() -> Self {
+        Self
+    }
+}
+
+impl Clock for SystemClock {
+    #[inline]
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(disciplined().micros())
+    }
+}
+
+/// The one clock that every [`SystemClock`] shows.
+pub(crate) fn disciplined() -> &'static Disciplined {
+    static CLOCK: OnceLock<Disciplined> = OnceLock::new();
+    CLOCK.get_or_init(Disciplined::start)
+}
+
+/// Fractions of a microsecond kept in `Line::micros`.
+const FRACTION: u32 = 10;
+/// Fractions of a microsecond kept in `Line::slope`.
+const SLOPE: u32 = 44;
+/// A larger difference to the wall clock is a step, not drift.
+const STEP: i128 = 250_000;
+/// The most that drift is corrected within one second, in microseconds.
+const SLEW: i128 = 500;
+
+/// A straight line from counter ticks to microseconds, bent every second towards the wall clock.
+#[derive(Debug)]
+pub(crate) struct Disciplined {
+    counter: quanta::Clock,
+    ticks_per_second: u64,
+    nominal_slope: u64,
+    /// Odd while `line` is written: readers then try again. A writer holds `bending`.
+    version: AtomicU64,
+    line: [AtomicU64; 3],
+    bending: Mutex<()>,
+}
+
+/// `micros` (with [`FRACTION`]) at the counter's `tick`, and microseconds per tick from there (with [`SLOPE`]).
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    tick: u64,
+    micros: u64,
+    slope: u64,
+}
+
+impl Disciplined {
+    fn start() -> Self {
+        let counter = quanta::Clock::new();
+        let ticks = 1_000_000_000;
+        let nanos = u128::from(counter.delta_as_nanos(0, ticks).max(1));
+        let nominal_slope = ((nanos << SLOPE) / 1_000 / u128::from(ticks)) as u64;
+        let ticks_per_second = (u128::from(ticks) * 1_000_000_000 / nanos) as u64;
+        let line =
+            Line { tick: counter.raw(), micros: wall() << FRACTION, slope: nominal_slope };
+        Self {
+            counter,
+            ticks_per_second,
+            nominal_slope,
+            version: AtomicU64::new(0),
+            line: [line.tick, line.micros, line.slope].map(AtomicU64::new),
+            bending: Mutex::new(()),
+        }
+    }
+
+    /// Microseconds since the epoch.
+    #[inline]
+    pub(crate) fn micros(&self) -> u64 {
+        let tick = self.counter.raw();
+        let line = self.read();
+        if tick.wrapping_sub(line.tick) > self.ticks_per_second {
+            return self.bend(tick);
+        }
+        line.at(tick) >> FRACTION
+    }
+
+    #[inline]
+    fn read(&self) -> Line {
+        loop {
+            let before = self.version.load(Ordering::Acquire);
+            let [tick, micros, slope] =
+                [0, 1, 2].map(|part| self.line[part].load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before {
+                return Line { tick, micros, slope };
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Compares with the wall clock and starts a new line. A thread that finds another at it goes on with the old line.
+    #[cold]
+    fn bend(&self, tick: u64) -> u64 {
+        let Some(_bending) = self.bending.try_lock() else {
+            return self.read().at(tick) >> FRACTION;
+        };
+        let line = self.read().towards(wall(), tick, self.nominal_slope);
+        self.version.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (cell, value) in self.line.iter().zip([line.tick, line.micros, line.slope]) {
+            cell.store(value, Ordering::Relaxed);
+        }
+        self.version.fetch_add(1, Ordering::Release);
+        line.micros >> FRACTION
+    }
+}
+
+impl Line {
+    /// Microseconds with [`FRACTION`] at `tick`. A tick just before the line began belongs to a slower thread.
+    #[inline]
+    fn at(self, tick: u64) -> u64 {
+        let ticks = tick.saturating_sub(self.tick);
+        let passed = (u128::from(ticks) * u128::from(self.slope)) >> (SLOPE - FRACTION);
+        self.micros + passed as u64
+    }
+
+    /// The line that goes on from here and meets `wall` in a second, as far as [`SLEW`] allows.
+    fn towards(self, wall: u64, tick: u64, nominal_slope: u64) -> Self {
+        let here = self.at(tick);
+        let behind = i128::from(wall) - i128::from(here >> FRACTION);
+        if behind.abs() > STEP {
+            return Self { tick, micros: wall << FRACTION, slope: nominal_slope };
+        }
+        let change = i128::from(nominal_slope) * behind.clamp(-SLEW, SLEW) / 1_000_000;
+        let slope = (i128::from(nominal_slope) + change) as u64;
+        Self { tick, micros: here, slope }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
+fn wall() -> u64 {
+    Timestamp::from(SystemTime::now()).as_micros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOMINAL: u64 = (1 << SLOPE) / 3_000;
+    const SECOND: u64 = 3_000_000_000;
+
+    fn start(micros: u64) -> Line {
+        Line { tick: 7, micros: micros << FRACTION, slope: NOMINAL }
+    }
+
+    #[test]
+    fn goes_at_the_nominal_rate() {
+        let passed = (start(1_000).at(7 + SECOND) >> FRACTION) - 1_000;
+        assert!((999_999..=1_000_000).contains(&passed), "{passed}");
+    }
+
+    #[test]
+    fn small_differences_are_slewed_without_a_jump() {
+        for behind in [-200_000_i64, -300, -1, 0, 1, 300, 200_000] {
+            let here = start(1_000_000).at(7 + SECOND) >> FRACTION;
+            let wall = here.strict_add_signed(behind);
+            let line = start(1_000_000).towards(wall, 7 + SECOND, NOMINAL);
+            assert_eq!(line.micros >> FRACTION, here, "no jump at {behind}");
+            let gained = (line.at(7 + 2 * SECOND) >> FRACTION) as i64 - here as i64 - 1_000_000;
+            let expected = behind.clamp(-500, 500);
+            assert!((gained - expected).abs() <= 2, "{behind}: gained {gained}");
+        }
+    }
+
+    #[test]
+    fn a_step_is_followed_at_once() {
+        for wall in [0, 600_000, 3_600_000_000] {
+            let line = start(1_000_000).towards(wall, 7 + SECOND, NOMINAL);
+            assert_eq!((line.micros >> FRACTION, line.slope), (wall, NOMINAL));
+        }
+    }
+
+    #[test]
+    fn shows_the_wall_clock() {
+        let clock = SystemClock::new();
+        let (before, now, after) = (wall(), clock.now().as_micros(), wall());
+        assert!(now + 10_000 > before && now < after + 10_000, "{before} {now} {after}");
+    }
+
+    #[test]
+    fn never_goes_back_in_one_thread() {
+        let clock = SystemClock::new();
+        let mut last = clock.now();
+        for _ in 0..200_000 {
+            let now = clock.now();
+            assert!(now >= last);
+            last = now;
+        }
+    }
+}

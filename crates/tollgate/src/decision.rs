@@ -1,0 +1,200 @@
+//! What is answered: one [`Decision`] for a whole request.
+
+use std::{fmt, time::Duration};
+
+use crate::{
+    Limit,
+    algorithm::{Budget, NEVER, Outcome},
+    policy::PolicyName,
+};
+
+/// Whether a request may pass now, and everything its sender should know about that.
+///
+/// Where several limits apply, the tightest speaks: of those that deny, the one that will take longest; if all admit, the
+/// one with the least remaining.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[must_use = "a decision that nobody looks at limits nothing"]
+pub struct Decision {
+    pub(crate) allowed: bool,
+    pub(crate) shadow_denied: bool,
+    pub(crate) source: Source,
+    pub(crate) binding: Option<(PolicyName, Limit)>,
+    pub(crate) remaining: u64,
+    /// Microseconds; [`NEVER`] if waiting does not help, 0 if allowed.
+    pub(crate) retry_after: u64,
+    pub(crate) reset_after: u64,
+}
+
+/// Where a decision came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Source {
+    /// The store.
+    Store,
+    /// The store, on the budget that new keys share while there is no room for them.
+    Overflow,
+    /// Nothing: no policy covers the request.
+    Unlimited,
+}
+
+/// A denied [`Decision`] as an error, for those who like `?`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied(Decision);
+
+/// More was asked for than could ever be admitted at once: the caller's mistake, not a denial. Nothing was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a cost of {cost} can never be admitted: policy `{policy}` takes at most {max} at once")]
+#[non_exhaustive]
+pub struct CostError {
+    /// What was asked for.
+    pub cost: u64,
+    /// The policy it does not fit.
+    pub policy: PolicyName,
+    /// The most that the policy takes at once.
+    pub max: u64,
+}
+
+impl Decision {
+    /// Whether the request may pass.
+    #[inline]
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// Whether a policy in shadow mode would have denied it.
+    pub fn is_shadow_denied(&self) -> bool {
+        self.shadow_denied
+    }
+
+    /// The policy that speaks. `None` if no policy covers the request.
+    pub fn policy(&self) -> Option<PolicyName> {
+        self.binding.map(|(policy, _)| policy)
+    }
+
+    /// The limit that speaks. `None` if no policy covers the request.
+    pub fn limit(&self) -> Option<Limit> {
+        self.binding.map(|(_, limit)| limit)
+    }
+
+    /// Units that would be admitted right now; after a denial of a higher cost this may be above 0.
+    #[inline]
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// How long until the same request would be allowed, exact to the microsecond if nobody else charges the same keys.
+    /// `None` if it was allowed, and if it never will be.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let waits = !self.allowed && self.retry_after != NEVER;
+        waits.then(|| Duration::from_micros(self.retry_after))
+    }
+
+    /// [`Decision::retry_after`] in whole seconds, rounded up: a `Retry-After` that is never early and never 0.
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        let waits = !self.allowed && self.retry_after != NEVER;
+        waits.then(|| self.retry_after.div_ceil(1_000_000).max(1))
+    }
+
+    /// How long until nothing is used any more.
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.reset_after)
+    }
+
+    /// Where the answer came from.
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// `Err` if denied.
+    ///
+    /// ```
+    /// use tollgate::{Denied, Limit, Limiter};
+    ///
+    /// fn export(limiter: &Limiter, user: &str) -> Result<&'static str, Denied> {
+    ///     limiter.check(user).into_result()?;
+    ///     Ok("exported")
+    /// }
+    ///
+    /// let limiter = Limiter::memory(Limit::per_hour(1));
+    /// assert_eq!(export(&limiter, "alice"), Ok("exported"));
+    /// let denied = export(&limiter, "alice").unwrap_err();
+    /// assert!(denied.to_string().starts_with("denied by policy `default` (1/hour), retry in "));
+    /// ```
+    pub fn into_result(self) -> Result<Self, Denied> {
+        if self.allowed { Ok(self) } else { Err(Denied(self)) }
+    }
+
+    /// The answer to a request that no policy covers.
+    pub(crate) const UNLIMITED: Self = Self {
+        allowed: true,
+        shadow_denied: false,
+        source: Source::Unlimited,
+        binding: None,
+        remaining: u64::MAX,
+        retry_after: 0,
+        reset_after: 0,
+    };
+
+    #[inline]
+    pub(crate) fn of(policy: PolicyName, limit: Limit, outcome: Outcome) -> Self {
+        Self {
+            allowed: outcome.is_admitted(),
+            shadow_denied: false,
+            source: match outcome.budget {
+                Budget::Own => Source::Store,
+                Budget::Shared => Source::Overflow,
+            },
+            binding: Some((policy, limit)),
+            remaining: outcome.remaining,
+            retry_after: outcome.retry_after,
+            reset_after: outcome.reset_after,
+        }
+    }
+
+    /// This decision together with that of one more limit: the tighter one speaks.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let other_speaks = match (self.allowed, other.allowed) {
+            (true, true) => other.remaining < self.remaining || self.binding.is_none(),
+            (false, false) => other.retry_after > self.retry_after,
+            (allowed, _) => allowed,
+        };
+        if other_speaks { other } else { self }
+    }
+}
+
+impl Denied {
+    /// The decision, which is not [allowed](Decision::is_allowed).
+    pub fn decision(&self) -> Decision {
+        self.0
+    }
+}
+
+impl std::error::Error for Denied {}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("denied")?;
+        if let Some((policy, limit)) = self.0.binding {
+            write!(f, " by policy `{policy}` ({limit})")?;
+        }
+        match self.0.retry_after() {
+            Some(wait) => write!(f, ", retry in {wait:?}"),
+            None => f.write_str(", for good"),
+        }
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decision")
+            .field("allowed", &self.allowed)
+            .field("policy", &self.policy())
+            .field("limit", &self.limit())
+            .field("remaining", &self.remaining)
+            .field("retry_after", &self.retry_after())
+            .field("reset_after", &self.reset_after())
+            .field("source", &self.source)
+            .field("shadow_denied", &self.shadow_denied)
+            .finish()
+    }
+}

@@ -1,0 +1,25 @@
+#![doc = include_str!("../README.md")]
+
+pub mod algorithm;
+pub mod clock;
+mod decision;
+mod key;
+mod limit;
+mod limiter;
+pub mod policy;
+mod request;
+mod stats;
+mod store;
+
+pub use algorithm::Algorithm;
+pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
+pub use decision::{CostError, Decision, Denied, Source};
+pub use key::{Key, KeyBuf, KeyRef};
+pub use limit::{Limit, LimitError, ParseLimitError};
+pub use limiter::{
+    Admission, BuildError, CheckError, Limiter, LimiterBuilder, Permit, SharedLimiter, WaitError,
+};
+pub use policy::{Policy, PolicyName, PolicySet};
+pub use request::Request;
+pub use stats::{PolicyStats, Stats, TopKey};
+pub use store::{Answer, Charge, MemoryStore, MemoryUsage, Store, StoreError};

@@ -1,0 +1,207 @@
+use std::{fmt, str::FromStr, time::Duration};
+
+use super::{Limit, LimitError};
+use crate::algorithm::Algorithm;
+
+/// Why a text is not a [`Limit`]: what was wrong, and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{input}` is not a limit: {problem}")]
+pub struct ParseLimitError {
+    input: String,
+    problem: Problem,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Problem {
+    #[error("write an amount and a period, such as `100/minute`")]
+    NoPeriod,
+    #[error("the amount `{0}` is not a whole number; write one, such as `100/minute`")]
+    Amount(String),
+    #[error("the period `{0}` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`")]
+    Period(String),
+    #[error("after `burst` comes a whole number, such as `10/second burst 20`")]
+    Burst,
+    #[error("`{word}` is neither `burst` nor an algorithm ({})", Algorithm::NAMES.join(", "))]
+    Word { word: String },
+    #[error(transparent)]
+    Impossible(#[from] LimitError),
+}
+
+impl FromStr for Limit {
+    type Err = ParseLimitError;
+
+    fn from_str(text: &str) -> Result<Self, ParseLimitError> {
+        parse(text).map_err(|problem| ParseLimitError { input: shorten(text), problem })
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.amount(), Period(self.period()))?;
+        if let Some(burst) = self.burst() {
+            return write!(f, " burst {burst}");
+        }
+        match self.algorithm() {
+            Algorithm::FixedWindow => Ok(()),
+            other => write!(f, " {other}"),
+        }
+    }
+}
+
+fn parse(text: &str) -> Result<Limit, Problem> {
+    let (amount, rest) = text
+        .split_once('/')
+        .or_else(|| text.split_once(" per "))
+        .ok_or(Problem::NoPeriod)?;
+    let mut words = rest.split_whitespace();
+    let period = parse_period(words.next().ok_or(Problem::NoPeriod)?)?;
+    let amount = parse_number(amount).ok_or_else(|| Problem::Amount(shorten(amount)))?;
+    let (mut burst, mut algorithm) = (None, None);
+    while let Some(word) = words.next() {
+        if word == "burst" {
+            burst = Some(words.next().and_then(parse_number).ok_or(Problem::Burst)?);
+        } else {
+            let named = word.parse().map_err(|_| Problem::Word { word: shorten(word) })?;
+            algorithm = Some(named);
+        }
+    }
+    build(amount, period, burst, algorithm)
+}
+
+fn build(
+    amount: u64,
+    period: Duration,
+    burst: Option<u64>,
+    algorithm: Option<Algorithm>,
+) -> Result<Limit, Problem> {
+    let mut limit = Limit::new(amount, period)?;
+    if let Some(burst) = burst {
+        if let Some(other) = algorithm.filter(|other| *other != Algorithm::TokenBucket) {
+            return Err(LimitError::BurstWithout(other).into());
+        }
+        limit = limit.with_burst(burst)?;
+    }
+    match algorithm {
+        Some(algorithm) => Ok(limit.with_algorithm(algorithm)?),
+        None => Ok(limit),
+    }
+}
+
+/// Digits, which may be grouped by underscores: `1_000`.
+fn parse_number(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let grouped = text.starts_with(|c: char| c.is_ascii_digit())
+        && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_');
+    if !grouped {
+        return None;
+    }
+    text.replace('_', "").parse().ok()
+}
+
+const UNITS: [(&[&str], u64); 6] = [
+    (&["ms", "millisecond", "milliseconds"], 1),
+    (&["s", "sec", "second", "seconds"], 1_000),
+    (&["m", "min", "minute", "minutes"], 60_000),
+    (&["h", "hr", "hour", "hours"], 3_600_000),
+    (&["d", "day", "days"], 86_400_000),
+    (&["w", "week", "weeks"], 604_800_000),
+];
+
+fn parse_period(text: &str) -> Result<Duration, Problem> {
+    let bad = || Problem::Period(shorten(text));
+    let letters = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+    let (count, unit) = text.split_at(letters);
+    let count: u64 = if count.is_empty() { 1 } else { count.parse().map_err(|_| bad())? };
+    let (_, millis) = UNITS.iter().find(|(names, _)| names.contains(&unit)).ok_or_else(bad)?;
+    count.checked_mul(*millis).map(Duration::from_millis).ok_or_else(bad)
+}
+
+/// A period in the largest unit that divides it.
+struct Period(Duration);
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.0.as_millis();
+        let (short, long, unit) = [
+            ("d", "day", 86_400_000),
+            ("h", "hour", 3_600_000),
+            ("m", "minute", 60_000),
+            ("s", "second", 1_000),
+        ]
+        .into_iter()
+        .find(|(_, _, unit)| millis % unit == 0)
+        .unwrap_or(("ms", "ms", 1));
+        match millis / unit {
+            1 => f.write_str(long),
+            count => write!(f, "{count}{short}"),
+        }
+    }
+}
+
+/// At most 40 characters of what somebody wrote, safe to print.
+fn shorten(text: &str) -> String {
+    let mut short: String = text.chars().take(40).flat_map(char::escape_debug).collect();
+    if text.chars().nth(40).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_and_prints() {
+        for (text, printed) in [
+            ("100/minute", "100/minute"),
+            ("10/second burst 20", "10/second burst 20"),
+            ("5/30s", "5/30s"),
+            ("1000/day", "1000/day"),
+            ("3/250ms", "3/250ms"),
+            ("0/hour", "0/hour"),
+            ("1_000 / 60s", "1000/minute"),
+            ("7 per 2 hours", ""),
+            ("7 per 2hours", "7/2h"),
+            ("1/week", "1/7d"),
+            ("1/1ms", "1/ms"),
+            ("9/90s sliding-log", "9/90s sliding-log"),
+            ("9/90s token-bucket", "9/90s token-bucket"),
+            ("9/90s token-bucket burst 4", "9/90s burst 4"),
+            ("9/90s burst 9", "9/90s token-bucket"),
+        ] {
+            match text.parse::<Limit>() {
+                Ok(limit) => {
+                    assert_eq!(limit.to_string(), printed, "{text}");
+                    assert_eq!(printed.parse(), Ok(limit), "{text}");
+                }
+                Err(_) => assert_eq!(printed, "", "{text}"),
+            }
+        }
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        for (text, expected) in [
+            ("", "`` is not a limit: write an amount and a period, such as `100/minute`"),
+            ("100", "`100` is not a limit: write an amount and a period, such as `100/minute`"),
+            ("x/minute", "`x/minute` is not a limit: the amount `x` is not a whole number; write one, such as `100/minute`"),
+            ("1.5/s", "`1.5/s` is not a limit: the amount `1.5` is not a whole number; write one, such as `100/minute`"),
+            ("-1/s", "`-1/s` is not a limit: the amount `-1` is not a whole number; write one, such as `100/minute`"),
+            ("1/fortnight", "`1/fortnight` is not a limit: the period `fortnight` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`"),
+            ("1/30", "`1/30` is not a limit: the period `30` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`"),
+            ("1/s burst", "`1/s burst` is not a limit: after `burst` comes a whole number, such as `10/second burst 20`"),
+            ("1/s bucket", "`1/s bucket` is not a limit: `bucket` is neither `burst` nor an algorithm (fixed-window, sliding-window, sliding-log, token-bucket, concurrency)"),
+            ("1/0s", "`1/0s` is not a limit: the period 0ns is not a whole number of milliseconds from 1ms to 3660d"),
+            ("1/s burst 0", "`1/s burst 0` is not a limit: a burst must be at least 1, on an amount of at least 1"),
+            ("1/s burst 2 fixed-window", "`1/s burst 2 fixed-window` is not a limit: fixed-window has no burst: leave it out, or use token-bucket"),
+            ("20000/s sliding-log", "`20000/s sliding-log` is not a limit: the amount 20000 is too large: at most 10000 with sliding-log"),
+            ("1/s\n", "1/second"),
+        ] {
+            let answer = text.parse::<Limit>().map_or_else(|e| e.to_string(), |l| l.to_string());
+            assert_eq!(answer, expected);
+        }
+        let long = format!("{}\u{1b}/s", "9".repeat(60));
+        assert!(long.parse::<Limit>().unwrap_err().to_string().len() < 260);
+    }
+}

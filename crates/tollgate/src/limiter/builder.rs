@@ -1,0 +1,126 @@
+use std::{convert::Infallible, fmt, sync::Arc};
+
+use super::{Limiter, path::Path, turnstile::Turnstile};
+use crate::{
+    Limit, MemoryStore, ParseLimitError, PolicySet,
+    clock::{Clock, Sleep, Timestamp},
+    policy::PolicyError,
+};
+
+/// Builds a [`Limiter`]. What is wrong with any setting is told by [`build`](Self::build).
+#[derive(Debug, Default)]
+#[must_use = "call `build`"]
+pub struct LimiterBuilder {
+    limits: Vec<Limit>,
+    policies: Option<PolicySet>,
+    max_keys: Option<usize>,
+    max_waiters: Option<usize>,
+    clock: Option<Arc<dyn Clock>>,
+    error: Option<BuildError>,
+}
+
+/// Why a [`Limiter`] cannot be built.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A limit given as text is not one.
+    #[error(transparent)]
+    Limit(#[from] ParseLimitError),
+    /// The limits or policies contradict each other.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// Neither a limit nor policies.
+    #[error("there is nothing to limit by: call `limit` or `policies`")]
+    NoLimit,
+    /// Both limits and policies.
+    #[error("give either limits or policies: a limit for every key is a policy too")]
+    LimitAndPolicies,
+}
+
+impl LimiterBuilder {
+    /// Gives each key this limit, besides those given before: text such as `"100/minute"`, or a [`Limit`].
+    pub fn limit<L>(mut self, limit: L) -> Self
+    where
+        L: TryInto<Limit>,
+        BuildError: From<L::Error>,
+    {
+        match limit.try_into() {
+            Ok(limit) => self.limits.push(limit),
+            Err(error) => self.error = self.error.or(Some(error.into())),
+        }
+        self
+    }
+
+    /// Uses these policies.
+    pub fn policies(self, policies: PolicySet) -> Self {
+        Self { policies: Some(policies), ..self }
+    }
+
+    /// Holds at most so many keys; a million unless you say otherwise.
+    pub fn max_keys(self, max_keys: usize) -> Self {
+        Self { max_keys: Some(max_keys), ..self }
+    }
+
+    /// Lets at most so many callers wait for one key; 1,000 unless you say otherwise.
+    pub fn max_waiters(self, max_waiters: usize) -> Self {
+        Self { max_waiters: Some(max_waiters), ..self }
+    }
+
+    /// Takes the time from this clock instead of the system's.
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { clock: Some(Arc::new(clock)), ..self }
+    }
+
+    /// The limiter, or the first thing that is wrong.
+    pub fn build(self) -> Result<Limiter, BuildError> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let policies = match (self.policies, self.limits) {
+            (Some(policies), limits) if limits.is_empty() => policies,
+            (Some(_), _) => return Err(BuildError::LimitAndPolicies),
+            (None, limits) if limits.is_empty() => return Err(BuildError::NoLimit),
+            (None, limits) => PolicySet::of_limits(limits)?,
+        };
+        let max_keys = self.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
+        let store = match self.clock {
+            Some(clock) => MemoryStore::new(max_keys, Shared(clock)),
+            None => MemoryStore::bounded(max_keys),
+        };
+        let turnstile = self.max_waiters.map_or_else(Turnstile::default, Turnstile::new);
+        Ok(Limiter::new(Path::new(policies), store, turnstile))
+    }
+}
+
+impl From<Infallible> for BuildError {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
+impl TryFrom<&str> for Limit {
+    type Error = ParseLimitError;
+
+    fn try_from(text: &str) -> Result<Self, ParseLimitError> {
+        text.parse()
+    }
+}
+
+/// A clock behind a pointer is a clock.
+struct Shared(Arc<dyn Clock>);
+
+impl Clock for Shared {
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
+        self.0.sleep_until(until)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

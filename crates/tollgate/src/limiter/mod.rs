@@ -1,0 +1,301 @@
+//! The one handle: [`Limiter`] in this process, [`SharedLimiter`] over any store.
+
+mod builder;
+mod path;
+mod permit;
+mod shared;
+mod turnstile;
+mod waiting;
+
+use std::{ops::Range, sync::Arc};
+
+use smallvec::SmallVec;
+
+use crate::{
+    Charge, CostError, Decision, Key, KeyRef, Limit, MemoryStore, PolicySet, Request, Stats,
+    algorithm::Outcome,
+    policy::{Planned, PolicyName},
+    stats::Event,
+    store::memory::{
+        BATCH, Slot,
+        identity::{Identity, Scope},
+    },
+};
+
+pub use builder::{BuildError, LimiterBuilder};
+pub use permit::{Admission, Permit};
+pub use shared::{CheckError, SharedLimiter};
+pub use waiting::WaitError;
+
+use self::{
+    path::{Item, Items, Path},
+    turnstile::Turnstile,
+};
+
+/// Decides whether a request may pass now, with the state in this process.
+///
+/// Cheap to clone; clones share everything. Nothing here blocks, needs a runtime or fails: a denial is a value.
+///
+/// ```
+/// use tollgate::Limiter;
+///
+/// let limiter = Limiter::memory("2/minute".parse()?);
+/// assert!(limiter.check("alice").is_allowed());
+/// assert!(limiter.check("alice").is_allowed());
+/// assert!(!limiter.check("alice").is_allowed());
+/// assert!(limiter.check("bob").is_allowed());
+/// # Ok::<(), tollgate::ParseLimitError>(())
+/// ```
+///
+/// To share budgets between processes, see [`SharedLimiter`].
+#[derive(Clone, Debug)]
+pub struct Limiter {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: Path,
+    store: MemoryStore,
+    /// For each of the policy set's targets, what its keys are hashed with.
+    scopes: Box<[Scope]>,
+    /// The targets of a set that is one plain policy by key: nothing to match.
+    direct: Option<Range<usize>>,
+    /// A direct set of one limit with a fixed-size state: nothing to fold either.
+    single: Option<Single>,
+    turnstile: Turnstile,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Single {
+    name: PolicyName,
+    limit: Limit,
+    scope: Scope,
+}
+
+impl Limiter {
+    /// A limiter that gives each key this limit, with the defaults: at most a million keys, the system's clock.
+    pub fn memory(limit: Limit) -> Self {
+        let policies = PolicySet::of_limits([limit]).unwrap_or_else(|error| {
+            unreachable!("one limit cannot contradict itself: {error}");
+        });
+        Self::new(Path::new(policies), MemoryStore::default(), Turnstile::default())
+    }
+
+    /// A limiter with several limits, policies, a clock or a bound of your choice.
+    pub fn builder() -> LimiterBuilder {
+        LimiterBuilder::default()
+    }
+
+    fn new(path: Path, store: MemoryStore, turnstile: Turnstile) -> Self {
+        let targets = path.policies.targets();
+        let scopes: Box<[_]> =
+            targets.iter().map(|target| store.scope(target.name, &target.limit)).collect();
+        let direct = path.policies.direct();
+        let single = match (targets, &*scopes, &direct) {
+            ([target], [scope], Some(_)) if !target.limit.algorithm().keeps_log() => {
+                Some(Single { name: target.name, limit: target.limit, scope: *scope })
+            }
+            _ => None,
+        };
+        Self { inner: Arc::new(Inner { path, store, scopes, direct, single, turnstile }) }
+    }
+
+    /// Charges one unit to `key` if every limit has room, and to none of them otherwise.
+    #[inline]
+    pub fn check(&self, key: impl Key) -> Decision {
+        key.with(|key| match &self.inner.single {
+            Some(single) => self.inner.check_single(single, key),
+            None => self.inner.check_key(key, 1).unwrap_or_else(|error| {
+                unreachable!("one unit fits every limit: {error}");
+            }),
+        })
+    }
+
+    /// Charges `cost` units. An error is a cost that could never be admitted; nothing was charged then.
+    pub fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CostError> {
+        key.with(|key| self.inner.check_key(key, cost))
+    }
+
+    /// Tells whether one unit would be admitted, and what remains, without charging anything.
+    pub fn peek(&self, key: impl Key) -> Decision {
+        key.with(|key| {
+            self.inner.check_key(key, 0).unwrap_or_else(|error| {
+                unreachable!("nothing fits every limit: {error}");
+            })
+        })
+    }
+
+    /// Charges one unit to each key, one decision after the other, as [`Limiter::check`] would.
+    ///
+    /// Much faster than that for many keys: all are looked up together, so their cache misses overlap, and the clock is
+    /// read once.
+    pub fn check_many<K: Key>(&self, keys: &[K]) -> Vec<Decision> {
+        let mut decisions = Vec::with_capacity(keys.len());
+        match &self.inner.single {
+            Some(single) => {
+                for keys in keys.chunks(BATCH) {
+                    self.inner.check_batch(single, keys, &mut decisions);
+                }
+            }
+            None => decisions.extend(keys.iter().map(|key| self.check(key))),
+        }
+        decisions
+    }
+
+    /// Charges a request to every policy that covers it, all or nothing.
+    pub fn check_request(&self, request: &Request<'_>) -> Result<Decision, CostError> {
+        let plan = self.inner.path.policies.plan(request);
+        self.inner.charge(items(&plan), request.units(), 0)
+    }
+
+    /// Charges several keys under several limits, all or nothing: for limits that no policy describes.
+    ///
+    /// ```
+    /// use tollgate::{Charge, Key, Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_second(1));
+    /// let decision = "203.0.113.7".with(|ip| "alice".with(|user| limiter.check_all(&[
+    ///     Charge::new("per-ip".parse()?, ip, Limit::per_minute(100)),
+    ///     Charge::new("per-user".parse()?, user, Limit::per_hour(1_000)).cost(5),
+    /// ]).map_err(Box::<dyn std::error::Error>::from)))?;
+    /// assert!(decision.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CostError> {
+        for charge in charges {
+            let (cost, max) = (charge.cost, charge.limit.capacity());
+            if cost > max && charge.limit.amount() > 0 {
+                return Err(CostError { cost, policy: charge.policy, max });
+            }
+        }
+        let outcomes = self.inner.store.charge_now(charges);
+        let mut decision = Decision::UNLIMITED;
+        for (charge, outcome) in charges.iter().zip(outcomes) {
+            if charge.enforced {
+                decision = decision.and(Decision::of(charge.policy, charge.limit, outcome));
+            } else {
+                decision.shadow_denied |= !outcome.is_admitted();
+            }
+        }
+        Ok(decision)
+    }
+
+    /// Gives back up to `cost` units, and no more than are used.
+    pub fn refund(&self, key: impl Key, cost: u64) {
+        key.with(|key| self.inner.each_slot(key, cost, |slot| self.inner.store.refund(slot)));
+    }
+
+    /// Forgets what was charged to a key.
+    pub fn reset(&self, key: impl Key) {
+        key.with(|key| self.inner.each_slot(key, 0, |slot| self.inner.store.reset(slot)));
+    }
+
+    /// The same limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
+    pub fn with_limit(&self, limit: Limit) -> Self {
+        let policies = PolicySet::of_limits([limit]).unwrap_or_else(|error| {
+            unreachable!("one limit cannot contradict itself: {error}");
+        });
+        self.with_policies(policies)
+    }
+
+    /// A limiter with other policies on the same state and statistics.
+    ///
+    /// What has been used carries over to a policy of the same name whose algorithm and period are the same: a new amount
+    /// or burst holds from the next decision on. A limit with another algorithm or period starts afresh. Over the change,
+    /// no more than the old and the new amount together are admitted in the longer of the two periods.
+    pub fn with_policies(&self, policies: PolicySet) -> Self {
+        let path = self.inner.path.succeeded_by(policies);
+        Self::new(path, self.inner.store.clone(), self.inner.turnstile.clone())
+    }
+
+    /// The policies in force.
+    pub fn policies(&self) -> &PolicySet {
+        &self.inner.path.policies
+    }
+
+    /// What has been decided so far.
+    pub fn stats(&self) -> Stats {
+        self.inner.path.meter.stats(self.inner.store.now())
+    }
+
+    /// Where the state is.
+    pub fn store(&self) -> &MemoryStore {
+        &self.inner.store
+    }
+}
+
+impl Inner {
+    #[inline]
+    fn check_single(&self, single: &Single, key: KeyRef<'_>) -> Decision {
+        let slot = single.slot(self.store.identity(&single.scope, key));
+        let (outcome, now) = self.store.charge_cell(&slot);
+        self.answer_single(single, key, outcome, now)
+    }
+
+    fn check_batch<K: Key>(&self, single: &Single, keys: &[K], decisions: &mut Vec<Decision>) {
+        let ids: SmallVec<[_; BATCH]> = keys
+            .iter()
+            .map(|key| key.with(|key| self.store.identity(&single.scope, key)))
+            .collect();
+        let Some(&first) = ids.first() else { return };
+        self.store.charge_each(&single.slot(first), &ids, |place, outcome, now| {
+            let decide = |key: KeyRef<'_>| self.answer_single(single, key, outcome, now);
+            decisions.push(keys[place].with(decide));
+        });
+    }
+
+    #[inline]
+    fn answer_single(&self, single: &Single, key: KeyRef<'_>, outcome: Outcome, now: u64) -> Decision {
+        let event = if outcome.is_admitted() { Event::Allowed } else { Event::Denied };
+        self.path.meter.count(0, event, key, now);
+        Decision::of(single.name, single.limit, outcome)
+    }
+
+    fn check_key(&self, key: KeyRef<'_>, cost: u64) -> Result<Decision, CostError> {
+        self.with_items(key, |items| self.charge(items, cost, 0))
+    }
+
+    /// The limits that apply to a request that is only a key.
+    fn with_items<R>(&self, key: KeyRef<'_>, then: impl FnOnce(Items<'_>) -> R) -> R {
+        match &self.direct {
+            Some(direct) => then(direct.clone().map(|target| (target, key)).collect()),
+            None => {
+                let plan = self.path.plan_key(key);
+                then(items(&plan))
+            }
+        }
+    }
+
+    fn charge(&self, mut items: Items<'_>, cost: u64, permit: u64) -> Result<Decision, CostError> {
+        let unfit = self.path.fit(&mut items, cost)?;
+        let slots: SmallVec<[Slot<'_>; 8]> =
+            items.iter().map(|&item| self.slot(item, cost, permit)).collect();
+        let mut outcomes = Vec::with_capacity(slots.len());
+        let now = self.store.charge_groups(&slots, &[slots.len()], &mut outcomes);
+        Ok(self.path.fold(&items, &outcomes, &unfit, (cost, now)))
+    }
+
+    fn slot<'a>(&'a self, item: Item<'_>, cost: u64, permit: u64) -> Slot<'a> {
+        let (scope, target) = (&self.scopes[item.0], self.path.target(item));
+        let id = self.store.identity(scope, item.1);
+        Slot { scope, id, limit: &target.limit, cost, permit, enforced: target.enforced }
+    }
+
+    fn each_slot(&self, key: KeyRef<'_>, cost: u64, mut then: impl FnMut(&Slot<'_>)) {
+        self.with_items(key, |items| items.iter().for_each(|&item| then(&self.slot(item, cost, 0))));
+    }
+}
+
+impl Single {
+    #[inline]
+    fn slot(&self, id: Identity) -> Slot<'_> {
+        Slot { scope: &self.scope, id, limit: &self.limit, cost: 1, permit: 0, enforced: true }
+    }
+}
+
+fn items(plan: &[Planned]) -> Items<'_> {
+    plan.iter()
+        .flat_map(|planned| planned.targets.clone().map(|target| (target, planned.key.as_ref())))
+        .collect()
+}

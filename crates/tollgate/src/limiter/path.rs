@@ -1,0 +1,129 @@
+//! The parts of a request's path that do not depend on the store: which limits, may it cost that much, and what the
+//! outcomes amount to.
+
+use smallvec::SmallVec;
+
+use crate::{
+    CostError, Decision, KeyRef, Request,
+    algorithm::Outcome,
+    policy::{Planned, PolicySet, Target},
+    stats::{Event, Meter},
+};
+
+/// The policies in force and what they have decided.
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) policies: PolicySet,
+    pub(super) meter: Meter,
+}
+
+/// One limit that applies to a request: its place in [`PolicySet::targets`], and the key.
+pub(super) type Item<'a> = (usize, KeyRef<'a>);
+
+/// Up to eight without a heap.
+pub(super) type Items<'a> = SmallVec<[Item<'a>; 8]>;
+
+impl Path {
+    pub(super) fn new(policies: PolicySet) -> Self {
+        let meter = Meter::new(names(&policies));
+        Self { policies, meter }
+    }
+
+    pub(super) fn succeeded_by(&self, policies: PolicySet) -> Self {
+        let meter = self.meter.succeeded_by(names(&policies));
+        Self { policies, meter }
+    }
+
+    /// The limits that apply to a request that is only a key.
+    pub(super) fn plan_key(&self, key: KeyRef<'_>) -> SmallVec<[Planned; 4]> {
+        match self.policies.direct() {
+            Some(targets) => [Planned { targets, key: key.to_buf() }].into_iter().collect(),
+            None => self.policies.plan(&Request::new().with(Request::KEY, key.as_bytes())),
+        }
+    }
+
+    pub(super) fn target(&self, item: Item<'_>) -> &Target {
+        &self.policies.targets()[item.0]
+    }
+
+    /// Refuses a cost that could never be admitted. A policy in shadow mode refuses nothing, so its limits that the cost
+    /// does not fit are taken out, and returned.
+    pub(super) fn fit<'a>(
+        &self,
+        items: &mut Items<'a>,
+        cost: u64,
+    ) -> Result<SmallVec<[Item<'a>; 2]>, CostError> {
+        let mut unfit = SmallVec::new();
+        for &item in items.iter() {
+            let target = self.target(item);
+            match (excess(&self.policies, target, cost), target.enforced) {
+                (Some(error), true) => return Err(error),
+                (Some(_), false) => unfit.push(item),
+                (None, _) => {}
+            }
+        }
+        if !unfit.is_empty() {
+            items.retain(|item| !unfit.contains(item));
+        }
+        Ok(unfit)
+    }
+
+    /// Makes one decision of the outcomes and counts it. Peeks, at a cost of 0, are not counted.
+    pub(super) fn fold(
+        &self,
+        items: &[Item<'_>],
+        outcomes: &[Outcome],
+        unfit: &[Item<'_>],
+        (cost, now): (u64, u64),
+    ) -> Decision {
+        let mut decision = Decision::UNLIMITED;
+        let mut shadow_denied = !unfit.is_empty();
+        for (&item, &outcome) in items.iter().zip(outcomes) {
+            let target = self.target(item);
+            if target.enforced {
+                decision = decision.and(Decision::of(target.name, target.limit, outcome));
+            } else {
+                shadow_denied |= !outcome.is_admitted();
+            }
+        }
+        if cost > 0 {
+            self.count(items, outcomes, decision.allowed, now);
+            for &item in unfit {
+                self.meter.count(self.target(item).policy, Event::ShadowDenied, item.1, now);
+            }
+        }
+        Decision { shadow_denied, ..decision }
+    }
+
+    /// One event for each policy: the limits of a policy stand side by side.
+    fn count(&self, items: &[Item<'_>], outcomes: &[Outcome], allowed: bool, now: u64) {
+        let mut first = 0;
+        while first < items.len() {
+            let (target, key) = (self.target(items[first]), items[first].1);
+            let same = |&&item: &&Item<'_>| self.target(item).policy == target.policy;
+            let end = first + items[first..].iter().take_while(same).count();
+            let admitted = outcomes[first..end].iter().all(|outcome| outcome.is_admitted());
+            let event = match (target.enforced, admitted) {
+                (_, true) if allowed => Some(Event::Allowed),
+                (_, true) => None,
+                (true, false) => Some(Event::Denied),
+                (false, false) => Some(Event::ShadowDenied),
+            };
+            if let Some(event) = event {
+                self.meter.count(target.policy, event, key, now);
+            }
+            first = end;
+        }
+    }
+}
+
+fn names(policies: &PolicySet) -> Vec<crate::PolicyName> {
+    policies.policies().iter().map(|policy| policy.name).collect()
+}
+
+/// An amount of 0 denies every cost; it is not too high for anything.
+fn excess(policies: &PolicySet, target: &Target, cost: u64) -> Option<CostError> {
+    let capacity = if target.limit.amount() == 0 { u64::MAX } else { target.limit.capacity() };
+    let most = policies.policies()[target.policy].max_cost.unwrap_or(u64::MAX).min(capacity);
+    (cost > most).then_some(CostError { cost, policy: target.name, max: most })
+}

@@ -1,0 +1,172 @@
+//! Which requests, whose budget, how much: policies, and the set of them that is in force.
+//!
+//! A [`Policy`] is plain data. [`PolicySet::new`] checks a list of them as a whole and compiles it for lookup; from then on
+//! it never changes. A new list is a new set, so a request sees one set or the other and never a mixture.
+
+mod glob;
+mod matcher;
+mod name;
+mod set;
+
+use std::num::NonZeroU32;
+
+use crate::Limit;
+
+pub use glob::{Glob, GlobError};
+pub use matcher::{Condition, Match};
+pub use name::{PolicyName, PolicyNameError};
+pub use set::{PolicyError, PolicySet};
+
+pub(crate) use set::{Planned, Target};
+
+/// A named rule: which requests it covers, whose budget they draw on, and how much that is.
+///
+/// Every policy that covers a request applies to it, all or nothing.
+///
+/// ```
+/// use tollgate::{Limiter, Request};
+/// use tollgate::policy::{Condition, Policy, PolicySet};
+///
+/// let login = Policy::new("login-per-ip".parse()?, ["5/minute sliding-window".parse()?])
+///     .matching("path", Condition::equal("/login"))
+///     .per(["ip"]);
+/// let limiter = Limiter::builder().policies(PolicySet::new([login])?).build()?;
+///
+/// let request = Request::new().with("path", "/login").with("ip", "203.0.113.7");
+/// assert_eq!(limiter.check_request(&request)?.remaining(), 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Policy {
+    /// Unique in its set; part of the identity of the state.
+    pub name: PolicyName,
+    /// Requests of other domains are not covered.
+    pub domain: String,
+    /// What else a covered request looks like.
+    pub matching: Match,
+    /// The attributes whose values are the key. None: one budget for all.
+    pub per: Vec<String>,
+    /// What happens if one of those attributes is missing.
+    pub missing: Missing,
+    /// At least one. All of them apply to each key, all or nothing.
+    pub limits: Vec<Limit>,
+    /// Other limits for some of the requests: the first that matches replaces `limits`.
+    pub overrides: Vec<Override>,
+    /// Whether it denies or only reports.
+    pub mode: Mode,
+    /// What happens when the store cannot answer.
+    pub failure: FailureMode,
+    /// The most that one request may cost, where that is less than the capacity.
+    pub max_cost: Option<u64>,
+}
+
+/// Other limits for the requests of a policy that look a certain way.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Override {
+    /// Which of the policy's requests.
+    pub matching: Match,
+    /// What they get instead. None at all: no limit.
+    pub limits: Vec<Limit>,
+}
+
+/// Whether a policy denies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mode {
+    /// Requests over the limit are denied.
+    #[default]
+    Enforce,
+    /// Requests over the limit are reported, and pass.
+    Shadow,
+}
+
+/// What a policy does when the store cannot answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureMode {
+    /// Let requests pass.
+    Open,
+    /// Deny them.
+    Closed,
+    /// Count in this process, at `numerator / denominator` of the limit.
+    Local {
+        /// This process's part.
+        numerator: u32,
+        /// Of so many.
+        denominator: NonZeroU32,
+    },
+}
+
+/// What a policy does with a request that lacks an attribute of its key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Missing {
+    /// All requests that lack it share one budget, so that leaving it out gains nothing.
+    #[default]
+    Share,
+    /// The policy does not cover the request.
+    Skip,
+}
+
+impl Policy {
+    /// A policy that covers every request of the default domain, with one budget for all of them.
+    pub fn new(name: PolicyName, limits: impl IntoIterator<Item = Limit>) -> Self {
+        Self {
+            name,
+            domain: String::new(),
+            matching: Match::default(),
+            per: Vec::new(),
+            missing: Missing::default(),
+            limits: limits.into_iter().collect(),
+            overrides: Vec::new(),
+            mode: Mode::default(),
+            failure: FailureMode::default(),
+            max_cost: None,
+        }
+    }
+
+    /// Covers only requests of `domain`.
+    #[must_use]
+    pub fn in_domain(self, domain: impl Into<String>) -> Self {
+        Self { domain: domain.into(), ..self }
+    }
+
+    /// Covers only requests whose `attribute` meets `condition`, besides what was said before.
+    #[must_use]
+    pub fn matching(mut self, attribute: impl Into<String>, condition: Condition) -> Self {
+        self.matching = self.matching.and(attribute, condition);
+        self
+    }
+
+    /// A budget for each combination of values of these attributes.
+    #[must_use]
+    pub fn per<A: Into<String>>(self, attributes: impl IntoIterator<Item = A>) -> Self {
+        Self { per: attributes.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    /// Other limits for requests that match, unless an earlier override does.
+    #[must_use]
+    pub fn overriding(
+        mut self,
+        matching: Match,
+        limits: impl IntoIterator<Item = Limit>,
+    ) -> Self {
+        self.overrides.push(Override { matching, limits: limits.into_iter().collect() });
+        self
+    }
+
+    /// Reports instead of denying.
+    #[must_use]
+    pub fn shadow(self) -> Self {
+        Self { mode: Mode::Shadow, ..self }
+    }
+}
+
+impl Default for FailureMode {
+    /// A full share: what is right for one process, and safe for each of several.
+    fn default() -> Self {
+        Self::Local { numerator: 1, denominator: NonZeroU32::MIN }
+    }
+}

@@ -1,0 +1,87 @@
+use std::{collections::HashSet, fmt, str::FromStr};
+
+use parking_lot::Mutex;
+
+/// The name of a policy: 1 to 64 of `A-Z a-z 0-9 _ . -`, so that it can stand in a header, a label or a key as it is.
+///
+/// Copies are free. A name stays in memory for as long as the process runs: names come from configuration, never from
+/// requests.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PolicyName(&'static str);
+
+/// Why a text is not the name of a policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{}` is not a policy name: write 1 to 64 of A-Z a-z 0-9 _ . -", .0.escape_debug())]
+pub struct PolicyNameError(String);
+
+impl PolicyName {
+    /// The policy of a limiter that was given a limit and nothing else.
+    pub const DEFAULT: Self = Self("default");
+
+    /// The name as text.
+    #[inline]
+    pub const fn as_str(self) -> &'static str {
+        self.0
+    }
+}
+
+impl FromStr for PolicyName {
+    type Err = PolicyNameError;
+
+    fn from_str(name: &str) -> Result<Self, PolicyNameError> {
+        let fits = (1..=64).contains(&name.len());
+        if !fits || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte)) {
+            return Err(PolicyNameError(name.chars().take(80).collect()));
+        }
+        Ok(Self(intern(name)))
+    }
+}
+
+/// One copy of each name, kept for good.
+fn intern(name: &str) -> &'static str {
+    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut names = NAMES.lock();
+    let names = names.get_or_insert_default();
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let kept: &'static str = Box::leak(name.into());
+    names.insert(kept);
+    kept
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl fmt::Debug for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_what_can_stand_in_a_header() {
+        for good in ["a", "login-per-ip", "v1.api_USER", &"x".repeat(64)] {
+            assert_eq!(good.parse::<PolicyName>().unwrap().as_str(), good);
+        }
+        for bad in ["", " ", "a b", "a\"", "ä", "a\r\n", "a:b", &"x".repeat(65)] {
+            assert!(bad.parse::<PolicyName>().is_err(), "{bad:?}");
+        }
+        let error = "a\nb".parse::<PolicyName>().unwrap_err().to_string();
+        assert_eq!(error, "`a\\nb` is not a policy name: write 1 to 64 of A-Z a-z 0-9 _ . -");
+    }
+
+    #[test]
+    fn one_name_is_kept_once() {
+        let (a, b): (PolicyName, PolicyName) =
+            ("kept-once".parse().unwrap(), "kept-once".parse().unwrap());
+        assert!(std::ptr::eq(a.as_str(), b.as_str()));
+    }
+}

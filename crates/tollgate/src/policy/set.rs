@@ -1,0 +1,296 @@
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use smallvec::SmallVec;
+
+use super::{Condition, Match, Missing, Mode, Policy, PolicyName};
+use crate::{KeyBuf, Limit, Request};
+
+/// Policies that are in force together, compiled for lookup.
+///
+/// Clones are free. How long it takes to find the policies of a request depends on how many could cover it, not on how
+/// many there are: each policy is filed under one value, or one path prefix, that its requests must have.
+#[derive(Clone, Debug)]
+pub struct PolicySet {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    policies: Vec<Policy>,
+    /// Every limit of every policy and override, with the policy it belongs to.
+    limits: Vec<Target>,
+    /// For each policy, and then for each of its overrides, where in `limits` its own are.
+    ranges: Vec<SmallVec<[std::ops::Range<usize>; 1]>>,
+    domains: HashMap<String, Index>,
+}
+
+/// One limit of one policy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) policy: usize,
+    pub(crate) name: PolicyName,
+    pub(crate) limit: Limit,
+    pub(crate) enforced: bool,
+}
+
+/// The limits of one policy that apply to a request, and the key they apply to.
+#[derive(Debug)]
+pub(crate) struct Planned {
+    /// Places in [`PolicySet::targets`].
+    pub(crate) targets: std::ops::Range<usize>,
+    pub(crate) key: KeyBuf,
+}
+
+/// The policies of one domain, by something that every request they cover must have.
+#[derive(Debug, Default)]
+struct Index {
+    /// By attribute, by value.
+    values: Vec<(String, HashMap<Vec<u8>, Vec<usize>>)>,
+    /// By attribute, by the part of the value up to some `/`.
+    prefixes: Vec<(String, HashMap<Vec<u8>, Vec<usize>>)>,
+    /// No such thing: looked at for every request.
+    rest: Vec<usize>,
+}
+
+/// Why policies cannot be in force together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// State is kept by name, so two policies of one name would share it.
+    #[error("two policies are named `{0}`: give each a name of its own")]
+    DuplicateName(PolicyName),
+    /// A policy without a limit says nothing.
+    #[error("policy `{0}` has no limit: write one, such as `100/minute`")]
+    NoLimit(PolicyName),
+    /// Two limits that would count in the same place.
+    #[error("policy `{policy}` has two limits with the same algorithm and period, `{first}` and `{second}`: keep the smaller")]
+    SameWindow {
+        /// The policy.
+        policy: PolicyName,
+        /// One of the limits.
+        first: Limit,
+        /// The other.
+        second: Limit,
+    },
+    /// A request draws on so many budgets at most.
+    #[error("policy `{0}` has more than {MAX_LIMITS} limits")]
+    TooManyLimits(PolicyName),
+}
+
+/// The most limits of one policy.
+const MAX_LIMITS: usize = 16;
+
+impl PolicySet {
+    /// Checks the policies together and compiles them.
+    pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
+        let policies: Vec<_> = policies.into_iter().collect();
+        let mut names = HashSet::new();
+        for policy in &policies {
+            if !names.insert(policy.name) {
+                return Err(PolicyError::DuplicateName(policy.name));
+            }
+            if policy.limits.is_empty() {
+                return Err(PolicyError::NoLimit(policy.name));
+            }
+            check_limits(policy.name, &policy.limits)?;
+            for replaced in &policy.overrides {
+                check_limits(policy.name, &replaced.limits)?;
+            }
+        }
+        Ok(Self { inner: Arc::new(Inner::compile(policies)) })
+    }
+
+    /// One policy with these limits on each key, named [`PolicyName::DEFAULT`].
+    pub fn of_limits(limits: impl IntoIterator<Item = Limit>) -> Result<Self, PolicyError> {
+        Self::new([Policy::new(PolicyName::DEFAULT, limits).per([Request::KEY])])
+    }
+
+    /// The policies, in the order they were given.
+    pub fn policies(&self) -> &[Policy] {
+        &self.inner.policies
+    }
+
+    /// The policies that cover a request, in the order they were given, each with the limits that apply.
+    pub fn covering<'a>(
+        &'a self,
+        request: &Request<'_>,
+    ) -> impl Iterator<Item = (&'a Policy, &'a [Limit])> {
+        let found = self.inner.find(request);
+        let limits: Vec<_> = found
+            .iter()
+            .map(|&place| {
+                let policy = &self.inner.policies[place];
+                let replaced = policy.overrides.iter().find(|other| other.matching.covers(request));
+                (policy, replaced.map_or(&*policy.limits, |other| &*other.limits))
+            })
+            .collect();
+        limits.into_iter()
+    }
+
+    pub(crate) fn targets(&self) -> &[Target] {
+        &self.inner.limits
+    }
+
+    /// If there is one policy alone, for every request, by its [`Request::KEY`]: the places of its limits.
+    pub(crate) fn direct(&self) -> Option<std::ops::Range<usize>> {
+        let [policy] = &*self.inner.policies else { return None };
+        let plain = policy.matching.is_any()
+            && policy.domain.is_empty()
+            && policy.per == [Request::KEY]
+            && policy.overrides.is_empty()
+            && policy.mode == Mode::Enforce
+            && policy.max_cost.is_none();
+        plain.then(|| 0..self.inner.limits.len())
+    }
+
+    /// The limits that apply to a request, each with its key.
+    pub(crate) fn plan(&self, request: &Request<'_>) -> SmallVec<[Planned; 4]> {
+        self.inner
+            .find(request)
+            .into_iter()
+            .filter_map(|place| {
+                let policy = &self.inner.policies[place];
+                let key = key(policy, request)?;
+                let which = policy
+                    .overrides
+                    .iter()
+                    .position(|other| other.matching.covers(request))
+                    .map_or(0, |place| place + 1);
+                Some(Planned { targets: self.inner.ranges[place][which].clone(), key })
+            })
+            .collect()
+    }
+}
+
+/// Two limits of one algorithm and period would share their state.
+fn check_limits(policy: PolicyName, limits: &[Limit]) -> Result<(), PolicyError> {
+    if limits.len() > MAX_LIMITS {
+        return Err(PolicyError::TooManyLimits(policy));
+    }
+    for (place, first) in limits.iter().enumerate() {
+        let same = |second: &&Limit| {
+            second.algorithm() == first.algorithm() && second.period() == first.period()
+        };
+        if let Some(&second) = limits[place + 1..].iter().find(same) {
+            return Err(PolicyError::SameWindow { policy, first: *first, second });
+        }
+    }
+    Ok(())
+}
+
+/// The values of a policy's `per` attributes. `None` if one is missing and the policy then does not apply.
+fn key(policy: &Policy, request: &Request<'_>) -> Option<KeyBuf> {
+    if let [attribute] = &*policy.per
+        && let Some(value) = request.attribute(attribute)
+    {
+        return Some(crate::KeyRef::new(value).to_buf());
+    }
+    let mut key = KeyBuf::empty();
+    for attribute in &policy.per {
+        let value = request.attribute(attribute);
+        if value.is_none() && policy.missing == Missing::Skip {
+            return None;
+        }
+        key.push(value);
+    }
+    Some(key)
+}
+
+impl Inner {
+    fn compile(policies: Vec<Policy>) -> Self {
+        let (mut limits, mut ranges) = (Vec::new(), Vec::new());
+        let mut domains: HashMap<String, Index> = HashMap::new();
+        for (place, policy) in policies.iter().enumerate() {
+            let own = std::iter::once(&policy.limits);
+            let replaced = policy.overrides.iter().map(|other| &other.limits);
+            let mut range = |list: &Vec<Limit>| {
+                let start = limits.len();
+                limits.extend(list.iter().map(|&limit| Target {
+                    policy: place,
+                    name: policy.name,
+                    limit,
+                    enforced: policy.mode == Mode::Enforce,
+                }));
+                start..limits.len()
+            };
+            ranges.push(own.chain(replaced).map(&mut range).collect());
+            domains.entry(policy.domain.clone()).or_default().file(place, &policy.matching);
+        }
+        Self { policies, limits, ranges, domains }
+    }
+
+    /// The policies that cover a request, in their order.
+    fn find(&self, request: &Request<'_>) -> SmallVec<[usize; 8]> {
+        let Some(index) = self.domains.get(request.domain()) else { return SmallVec::new() };
+        let mut found = index.candidates(request);
+        found.retain(|place| self.policies[*place].matching.covers(request));
+        found.sort_unstable();
+        found
+    }
+}
+
+impl Index {
+    /// Files a policy under the first of its conditions that says most.
+    fn file(&mut self, place: usize, matching: &Match) {
+        let value = matching.conditions().find_map(|(attribute, condition)| match condition {
+            Condition::OneOf(values) => Some((attribute, values.clone())),
+            Condition::Glob(glob) if glob.is_literal() => Some((attribute, vec![glob.to_string()])),
+            _ => None,
+        });
+        if let Some((attribute, mut values)) = value {
+            values.sort_unstable();
+            values.dedup();
+            for value in values {
+                insert(&mut self.values, attribute, value.into_bytes(), place);
+            }
+            return;
+        }
+        let prefix = matching.conditions().find_map(|(attribute, condition)| match condition {
+            Condition::Glob(glob) if !glob.literal_prefix().is_empty() => {
+                Some((attribute, glob.literal_prefix().to_vec()))
+            }
+            _ => None,
+        });
+        match prefix {
+            Some((attribute, prefix)) => insert(&mut self.prefixes, attribute, prefix, place),
+            None => self.rest.push(place),
+        }
+    }
+
+    /// Every policy that could cover a request, each once.
+    fn candidates(&self, request: &Request<'_>) -> SmallVec<[usize; 8]> {
+        let mut found = SmallVec::from_slice(&self.rest);
+        for (attribute, by_value) in &self.values {
+            let places = request.attribute(attribute).and_then(|value| by_value.get(value));
+            found.extend(places.into_iter().flatten().copied());
+        }
+        for (attribute, by_prefix) in &self.prefixes {
+            let value = request.attribute(attribute).unwrap_or_default();
+            let slashes = value.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+            // No pattern is longer than this, so no prefix has more slashes.
+            for (slash, _) in slashes.take(MAX_SLASHES) {
+                let places = by_prefix.get(&value[..=slash]);
+                found.extend(places.into_iter().flatten().copied());
+            }
+        }
+        found
+    }
+}
+
+const MAX_SLASHES: usize = 128;
+
+fn insert(
+    index: &mut Vec<(String, HashMap<Vec<u8>, Vec<usize>>)>,
+    attribute: &str,
+    value: Vec<u8>,
+    place: usize,
+) {
+    let known = index.iter().position(|(other, _)| other == attribute).unwrap_or_else(|| {
+        index.push((attribute.to_owned(), HashMap::new()));
+        index.len() - 1
+    });
+    index[known].1.entry(value).or_default().push(place);
+}

@@ -1,0 +1,267 @@
+//! What a limiter has decided: counts per policy, and the keys that stand out.
+//!
+//! Counting costs a few nanoseconds. Each thread has counters of its own that only it writes, so there is nothing to
+//! contend for; reading adds them up. Keys go to a [sketch](top) of bounded size, every one of them while traffic is
+//! light and a sample when it is not.
+
+mod top;
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+use parking_lot::Mutex;
+use thread_local::ThreadLocal;
+
+use self::top::Sketch;
+use crate::{KeyRef, policy::PolicyName};
+
+/// What a limiter has decided so far.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// One for each policy, in their order.
+    pub policies: Vec<PolicyStats>,
+    /// The keys with most requests of late, estimated, most first.
+    pub busiest: Vec<TopKey>,
+    /// The keys with most denials of late, estimated, most first.
+    pub most_denied: Vec<TopKey>,
+}
+
+/// What one policy has decided so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PolicyStats {
+    /// The policy.
+    pub policy: PolicyName,
+    /// Requests that it covered and that passed.
+    pub allowed: u64,
+    /// Requests that it denied.
+    pub denied: u64,
+    /// Requests that it would have denied were it not in shadow mode.
+    pub shadow_denied: u64,
+}
+
+/// A key that stands out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TopKey {
+    /// The policy whose budget it is.
+    pub policy: PolicyName,
+    /// The key as text, escaped, cut off after 256 bytes: somebody else's input, to be shown as text only.
+    pub key: String,
+    /// About how many; counts are halved every minute, so that what is over fades.
+    pub count: u64,
+}
+
+/// What happened to a request under one policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Allowed,
+    Denied,
+    ShadowDenied,
+}
+
+#[derive(Debug)]
+pub(crate) struct Meter {
+    policies: Vec<PolicyName>,
+    /// What was counted before the policies last changed.
+    before: Vec<[u64; 3]>,
+    threads: ThreadLocal<CachePadded<Counters>>,
+    busiest: CachePadded<Mutex<Sketch>>,
+    most_denied: CachePadded<Mutex<Sketch>>,
+}
+
+/// The counters of one thread. No other thread writes them, nor anything that shares a cache line with them.
+#[derive(Debug)]
+struct Counters {
+    /// By policy and [`Event`].
+    events: Box<[CachePadded<[[AtomicU64; 3]; POLICIES]>]>,
+    sampler: Sampler,
+}
+
+/// Policies whose counters fit a cache line, or a pair of them.
+const POLICIES: usize = 5;
+
+/// Which keys are worth a look at the sketch: in each tenth of a second the first [`EXACT`] of them, and then one in
+/// [`ONE_IN`], for the others too.
+#[derive(Debug, Default)]
+struct Sampler {
+    since: AtomicU64,
+    left: AtomicU32,
+    skipped: AtomicU32,
+}
+
+const EXACT: u32 = 256;
+const ONE_IN: u32 = 1024;
+const TENTH: u64 = 100_000;
+
+impl Meter {
+    pub(crate) fn new(policies: Vec<PolicyName>) -> Self {
+        let before = vec![[0; 3]; policies.len()];
+        Self {
+            policies,
+            before,
+            threads: ThreadLocal::new(),
+            busiest: CachePadded::default(),
+            most_denied: CachePadded::default(),
+        }
+    }
+
+    /// A meter for other policies that goes on counting where this one stands.
+    pub(crate) fn succeeded_by(&self, policies: Vec<PolicyName>) -> Self {
+        let mut next = Self::new(policies);
+        for (policy, before) in next.policies.iter().zip(&mut next.before) {
+            if let Some(place) = self.policies.iter().position(|other| other == policy) {
+                *before = self.total(place);
+            }
+        }
+        *next.busiest.lock() = self.busiest.lock().clone();
+        *next.most_denied.lock() = self.most_denied.lock().clone();
+        next
+    }
+
+    /// Counts one request at `now` (in microseconds).
+    #[inline]
+    pub(crate) fn count(&self, policy: usize, event: Event, key: KeyRef<'_>, now: u64) {
+        let counters = self.threads.get_or(|| Counters::new(self.policies.len()));
+        bump(&counters.of(policy)[event as usize]);
+        if let Some(weight) = counters.sampler.weight(now) {
+            self.look(policy, event, key, (now, weight));
+        }
+    }
+
+    pub(crate) fn stats(&self, now: u64) -> Stats {
+        let policies = self
+            .policies
+            .iter()
+            .enumerate()
+            .map(|(place, &policy)| {
+                let [allowed, denied, shadow_denied] = self.total(place);
+                PolicyStats { policy, allowed, denied, shadow_denied }
+            })
+            .collect();
+        Stats {
+            policies,
+            busiest: self.busiest.lock().top(now),
+            most_denied: self.most_denied.lock().top(now),
+        }
+    }
+
+    #[cold]
+    fn look(&self, policy: usize, event: Event, key: KeyRef<'_>, (now, weight): (u64, u32)) {
+        let policy = self.policies[policy];
+        self.busiest.lock().add(policy, key, weight, now);
+        if event != Event::Allowed {
+            self.most_denied.lock().add(policy, key, weight, now);
+        }
+    }
+
+    fn total(&self, policy: usize) -> [u64; 3] {
+        let mut sum = self.before[policy];
+        for counters in &self.threads {
+            for (sum, events) in sum.iter_mut().zip(counters.of(policy)) {
+                *sum += events.load(Ordering::Relaxed);
+            }
+        }
+        sum
+    }
+}
+
+impl Counters {
+    fn new(policies: usize) -> CachePadded<Self> {
+        let events = (0..policies.div_ceil(POLICIES)).map(|_| Default::default()).collect();
+        CachePadded::new(Self { events, sampler: Sampler::default() })
+    }
+
+    #[inline]
+    fn of(&self, policy: usize) -> &[AtomicU64; 3] {
+        &self.events[policy / POLICIES][policy % POLICIES]
+    }
+}
+
+impl Sampler {
+    /// For how many requests this one stands, if it is looked at.
+    #[inline]
+    fn weight(&self, now: u64) -> Option<u32> {
+        let left = self.left.load(Ordering::Relaxed);
+        if left > 0 {
+            self.left.store(left - 1, Ordering::Relaxed);
+            return Some(1);
+        }
+        if now.abs_diff(self.since.load(Ordering::Relaxed)) >= TENTH {
+            self.since.store(now, Ordering::Relaxed);
+            self.left.store(EXACT - 1, Ordering::Relaxed);
+            return Some(1);
+        }
+        let skipped = self.skipped.load(Ordering::Relaxed) + 1;
+        let due = skipped == ONE_IN;
+        self.skipped.store(if due { 0 } else { skipped }, Ordering::Relaxed);
+        due.then_some(ONE_IN)
+    }
+}
+
+/// Adds one to a counter that only this thread writes.
+#[inline]
+fn bump(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meter() -> Meter {
+        Meter::new(vec!["a".parse().unwrap(), "b".parse().unwrap()])
+    }
+
+    #[test]
+    fn counts_of_all_threads_add_up() {
+        let meter = meter();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for n in 0..10_000 {
+                        let event = if n % 4 == 0 { Event::Denied } else { Event::Allowed };
+                        meter.count(1, event, KeyRef::new(b"k"), n);
+                    }
+                });
+            }
+        });
+        let stats = meter.stats(0);
+        let [a, b] = &*stats.policies else { panic!("two policies") };
+        assert_eq!((a.allowed, a.denied), (0, 0));
+        assert_eq!((b.allowed, b.denied, b.shadow_denied), (60_000, 20_000, 0));
+    }
+
+    #[test]
+    fn a_successor_goes_on_counting() {
+        let meter = meter();
+        meter.count(1, Event::ShadowDenied, KeyRef::new(b"k"), 0);
+        let next = meter.succeeded_by(vec!["c".parse().unwrap(), "b".parse().unwrap()]);
+        next.count(1, Event::ShadowDenied, KeyRef::new(b"k"), 0);
+        let shadow: Vec<_> = next.stats(0).policies.iter().map(|p| p.shadow_denied).collect();
+        assert_eq!(shadow, [0, 2]);
+    }
+
+    #[test]
+    fn light_traffic_is_seen_in_full_and_heavy_traffic_in_proportion() {
+        let meter = meter();
+        for n in 0..100 {
+            meter.count(0, Event::Allowed, KeyRef::new(b"light"), TENTH + n);
+        }
+        assert_eq!(meter.stats(0).busiest[0].count, 100);
+
+        let meter = self::meter();
+        for n in 0..100_000_u64 {
+            let key: &[u8] = if n % 5 == 0 { b"one" } else { b"four" };
+            meter.count(0, Event::Denied, KeyRef::new(key), 7);
+        }
+        let stats = meter.stats(7);
+        for (top, (key, share)) in
+            stats.most_denied.iter().zip([("four", 80_000_u64), ("one", 20_000)])
+        {
+            assert_eq!(top.key, key);
+            assert!(top.count.abs_diff(share) < share / 5, "{top:?}");
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Keys are not kept: a cell holds a keyed 128-bit hash of policy, algorithm, period and key.
+//!
+//! The hash is two independent 64-bit values of foldhash, under secrets that each store draws at random and never shows. It
+//! is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim for the cell of
+//! somebody else nor pile keys onto one shard. By chance, two of four billion keys meet once in 2^64.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use foldhash::{SharedSeed, quality::FoldHasher};
+
+use crate::{KeyRef, Limit, policy::PolicyName};
+
+/// Stands for a key in the store. Never zero, which an empty cell has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    high: u64,
+    low: u64,
+}
+
+/// What the keys of one policy are hashed with. A change of algorithm or period is a new scope, so it starts afresh; a
+/// change of amount or burst is not, so counts carry over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scope {
+    /// Seeds for keys of one part, and for tuples: no single part can pass for a tuple.
+    one: Seeds,
+    tuple: Seeds,
+}
+
+type Seeds = (u64, u64);
+
+/// What the hashes of one store are made with.
+#[derive(Clone)]
+pub(crate) struct Secret {
+    scopes: RandomState,
+    high: SharedSeed,
+    low: SharedSeed,
+}
+
+impl Secret {
+    pub(super) fn random() -> Self {
+        // The standard library's keys come from the operating system; SipHash under them gives the seeds.
+        let seed = || SharedSeed::from_u64(RandomState::new().hash_one(0));
+        Self { scopes: RandomState::new(), high: seed(), low: seed() }
+    }
+
+    pub(super) fn scope(&self, policy: PolicyName, limit: &Limit) -> Scope {
+        let seed = |form: u8| {
+            self.scopes.hash_one((form, limit.period_micros(), policy, limit.algorithm().name()))
+        };
+        Scope { one: (seed(1), seed(2)), tuple: (seed(3), seed(4)) }
+    }
+
+    /// Stands for `key` under `scope`.
+    #[inline]
+    pub(crate) fn identity(&self, scope: &Scope, key: KeyRef<'_>) -> Identity {
+        let (high, low) = if key.is_tuple() { scope.tuple } else { scope.one };
+        let hash = |seed, shared| {
+            let mut hasher = FoldHasher::with_seed(seed, shared);
+            hasher.write(key.as_bytes());
+            hasher.finish()
+        };
+        Identity { high: hash(high, &self.high), low: hash(low, &self.low) | 1 }
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Scope {
+    /// Stands for all keys of this scope for which there is no room.
+    pub(super) fn overflow(&self) -> Identity {
+        Identity { high: self.one.0, low: self.one.1 | 1 }
+    }
+}
+
+impl Identity {
+    pub(super) const ZERO: Self = Self { high: 0, low: 0 };
+
+    /// One of `shards`, a power of two. Independent of [`Identity::spread`].
+    #[inline]
+    pub(super) fn shard(self, shards: usize) -> usize {
+        self.high as usize & (shards - 1)
+    }
+
+    /// A place from 0 to `places`, any number of them.
+    #[inline]
+    pub(super) fn spread(self, places: usize) -> usize {
+        ((u128::from(self.low) * places as u128) >> 64) as usize
+    }
+
+    #[inline]
+    pub(super) fn low(self) -> u64 {
+        self.low
+    }
+
+    #[cfg(test)]
+    pub(super) fn of_test(number: u64) -> Self {
+        let seed = SharedSeed::from_u64(1);
+        let hash = |seed, shared| {
+            let mut hasher = FoldHasher::with_seed(seed, shared);
+            hasher.write_u64(number);
+            hasher.finish()
+        };
+        Self { high: hash(2, &seed), low: hash(3, &seed) | 1 }
+    }
+}
+
+/// Identities are hashes already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("an identity is two words");
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 ^= word;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

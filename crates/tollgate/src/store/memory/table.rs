@@ -1,0 +1,285 @@
+//! One shard: an open-addressing table of 32-byte cells, two to a cache line, kept between 82 and 90 percent full.
+//!
+//! A cell is found by linear probing from the line its identity names, so a lookup is one or two adjacent cache lines.
+//! Removal shifts later cells back over the hole, so there are no tombstones and nothing to compact.
+
+use super::{Pace, identity::Identity};
+use crate::algorithm::State;
+
+/// The cells of one shard, with what its lock protects besides.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    lines: Box<[Line]>,
+    live: usize,
+    /// Where the next sweep goes on.
+    hand: usize,
+    pub(super) pace: Pace,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Line([Cell; 2]);
+
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    id: Identity,
+    /// Empty in an empty cell.
+    state: State,
+}
+
+impl Cell {
+    const EMPTY: Self = Self { id: Identity::ZERO, state: State::EMPTY };
+}
+
+/// The smallest table, in lines.
+const MIN_LINES: usize = 4;
+
+/// How full a table for so many cells is made, in percent. A large one is kept dense, with the next rebuild a tenth more
+/// away; a small one may be sparse, for what it takes is little and its probes are shorter.
+fn fill(cells: usize) -> usize {
+    if cells < 512 { 45 } else { 82 }
+}
+
+impl Table {
+    /// The place of a key's cell, if it has one.
+    #[inline]
+    pub(super) fn find(&self, id: Identity) -> Option<usize> {
+        let lines = &*self.lines;
+        if lines.is_empty() {
+            return None;
+        }
+        let mut line = id.spread(lines.len());
+        loop {
+            let [first, second] = &lines[line].0;
+            // One branch for both: which of the two it is cannot be predicted, that it is here mostly can.
+            if (first.id == id) | (second.id == id) {
+                return Some(2 * line + usize::from(second.id == id));
+            }
+            if first.state.is_empty() | second.state.is_empty() {
+                return None;
+            }
+            line += 1;
+            if line == lines.len() {
+                line = 0;
+            }
+        }
+    }
+
+    /// Reads the line where a key's probe begins. Many such reads overlap where the lookups that follow would queue.
+    #[inline]
+    pub(super) fn touch(&self, id: Identity) -> u64 {
+        match self.lines.len() {
+            0 => 0,
+            lines => self.lines[id.spread(lines)].0[0].id.low(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn state(&self, place: usize) -> State {
+        self.cell(place).state
+    }
+
+    #[inline]
+    pub(super) fn state_mut(&mut self, place: usize) -> &mut State {
+        &mut self.cell_mut(place).state
+    }
+
+    /// Adds a cell for a key that has none. Returns how many expired cells made way.
+    pub(super) fn insert(&mut self, id: Identity, state: State, now: u64) -> usize {
+        let expired =
+            if (self.live + 1) * 10 > self.capacity() * 9 { self.rebuild(now, 1) } else { 0 };
+        self.place(Cell { id, state });
+        expired
+    }
+
+    /// Empties the cell at `place` and closes the gap.
+    pub(super) fn remove(&mut self, place: usize) {
+        let mut hole = place;
+        let mut probe = place;
+        loop {
+            probe = self.after(probe);
+            let cell = *self.cell(probe);
+            if cell.state.is_empty() {
+                break;
+            }
+            let home = 2 * cell.id.spread(self.lines.len());
+            if self.distance(home, probe) >= self.distance(hole, probe) {
+                *self.cell_mut(hole) = cell;
+                hole = probe;
+            }
+        }
+        *self.cell_mut(hole) = Cell::EMPTY;
+        self.live -= 1;
+    }
+
+    /// Looks at the next `cells` cells and removes the expired. At the end of a round a table that has become too large is
+    /// made smaller. Returns how many were removed.
+    pub(super) fn sweep(&mut self, cells: usize, now: u64) -> usize {
+        let before = self.live;
+        for _ in 0..cells.min(self.capacity()) {
+            let cell = self.cell(self.hand);
+            if !cell.state.is_empty() && cell.state.is_expired(now) {
+                // What the removal shifts into this place is looked at next.
+                self.remove(self.hand);
+                continue;
+            }
+            self.hand = self.after(self.hand);
+            if self.hand == 0 && self.capacity() > 2 * MIN_LINES && self.live * 5 < self.capacity() * 2 {
+                return before - self.live + self.rebuild(now, 0);
+            }
+        }
+        before - self.live
+    }
+
+    pub(super) fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Cells that there is memory for.
+    pub(super) fn capacity(&self) -> usize {
+        2 * self.lines.len()
+    }
+
+    /// Moves what is not expired into a table of the right size for it and `more`. Returns how many were expired.
+    #[cold]
+    fn rebuild(&mut self, now: u64, more: usize) -> usize {
+        let before = self.live;
+        let old = std::mem::take(&mut self.lines);
+        let cells = || old.iter().flat_map(|line| line.0);
+        let kept = |cell: &Cell| !cell.state.is_empty() && !cell.state.is_expired(now);
+        let keep = cells().filter(kept).count();
+        self.live = 0;
+        self.hand = 0;
+        if keep + more > 0 {
+            let lines = ((keep + more) * 50).div_ceil(fill(keep)).max(MIN_LINES);
+            self.lines = vec![Line([Cell::EMPTY; 2]); lines].into_boxed_slice();
+            cells().filter(kept).for_each(|cell| self.place(cell));
+        }
+        before - keep
+    }
+
+    /// Puts a cell into the first empty place of its probe. There is one: the table is never full.
+    fn place(&mut self, cell: Cell) {
+        let mut place = 2 * cell.id.spread(self.lines.len());
+        while !self.cell(place).state.is_empty() {
+            place = self.after(place);
+        }
+        *self.cell_mut(place) = cell;
+        self.live += 1;
+    }
+
+    #[inline]
+    fn after(&self, place: usize) -> usize {
+        if place + 1 == self.capacity() { 0 } else { place + 1 }
+    }
+
+    fn distance(&self, from: usize, to: usize) -> usize {
+        if to >= from { to - from } else { to + self.capacity() - from }
+    }
+
+    #[inline]
+    fn cell(&self, place: usize) -> &Cell {
+        &self.lines[place / 2].0[place % 2]
+    }
+
+    #[inline]
+    fn cell_mut(&mut self, place: usize) -> &mut Cell {
+        &mut self.lines[place / 2].0[place % 2]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::clock::Timestamp;
+
+    fn state(at: u64, life: u64, payload: u128) -> State {
+        State::new(Timestamp::from_micros(at), life, payload)
+    }
+
+    #[test]
+    fn a_cell_is_half_a_cache_line() {
+        assert_eq!((size_of::<Cell>(), size_of::<Line>(), align_of::<Line>()), (32, 64, 64));
+    }
+
+    #[test]
+    fn stays_between_82_and_90_percent_full_while_it_grows() {
+        let mut table = Table::default();
+        for n in 1..20_000 {
+            table.insert(Identity::of_test(n), state(0, 1 << 40, 1), 0);
+            let used = table.live() * 100;
+            assert!(used <= 90 * table.capacity(), "{n}");
+            assert!(n < 600 || used >= 81 * table.capacity(), "{n}: {}", table.capacity());
+        }
+    }
+
+    #[test]
+    fn memory_goes_back_when_all_has_expired() {
+        let mut table = Table::default();
+        for n in 0..5_000 {
+            table.insert(Identity::of_test(n), state(0, 1_000, 1), 0);
+        }
+        let mut removed = 0;
+        for _ in 0..2 {
+            removed += table.sweep(table.capacity(), 1_000_000);
+        }
+        assert_eq!((removed, table.live(), table.capacity()), (5_000, 0, 0));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Put(u64, u64),
+        Remove(u64),
+        Sweep(usize),
+        Pass(u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            6 => (0..300_u64, 1..2_000_u64).prop_map(|(id, life)| Op::Put(id, life)),
+            2 => (0..300_u64).prop_map(Op::Remove),
+            2 => (0..40_usize).prop_map(Op::Sweep),
+            1 => (0..500_u64).prop_map(Op::Pass),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens, the table holds what a map holds, less only what has expired.
+        #[test]
+        fn holds_what_a_map_holds(ops in prop::collection::vec(op(), 1..600)) {
+            let (mut table, mut map, mut now) = (Table::default(), HashMap::new(), 0);
+            for op in ops {
+                match op {
+                    Op::Put(id, life) => {
+                        let (key, value) = (Identity::of_test(id), state(now, life, id.into()));
+                        match table.find(key) {
+                            Some(place) => *table.state_mut(place) = value,
+                            None => { table.insert(key, value, now); }
+                        }
+                        map.insert(id, value);
+                    }
+                    Op::Remove(id) => {
+                        if let Some(place) = table.find(Identity::of_test(id)) {
+                            table.remove(place);
+                        }
+                        map.remove(&id);
+                    }
+                    Op::Sweep(cells) => { table.sweep(cells, now); }
+                    Op::Pass(micros) => now += micros,
+                }
+                for id in 0..300 {
+                    let found = table.find(Identity::of_test(id)).map(|place| table.state(place));
+                    let expected = map.get(&id).copied();
+                    match found {
+                        Some(_) => prop_assert_eq!(found, expected),
+                        None => prop_assert!(expected.is_none_or(|state| state.is_expired(now))),
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Where state lives: the [`Store`] trait, and the store in this process's memory.
+
+pub(crate) mod memory;
+
+use std::{fmt, future::Future, pin::Pin};
+
+use crate::{KeyRef, Limit, algorithm::Outcome, policy::PolicyName};
+
+pub use memory::{MemoryStore, MemoryUsage};
+
+/// Keeps the state of keys and changes it one charge at a time.
+///
+/// Implement this to share budgets through a place of your own; the conformance suite in `tollgate-testkit` tells whether
+/// it answers as the others do. What it must promise:
+///
+/// - **Atomic.** The charges of one call are decided and written in one step that nothing else comes between.
+/// - **All or nothing.** If any [enforced](Charge::enforced) charge does not fit, none is taken. One that is not enforced is
+///   taken if it fits and the enforced ones do; it never stands in their way.
+/// - **One clock.** Time comes from the store, not from the caller.
+/// - **Denials are free.** A denied charge and a cost of 0 change nothing.
+///
+/// The charges were checked: no cost is above its limit's capacity, except where the amount is 0, which denies.
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Decides the charges of one request. The outcomes are in the order of the charges.
+    ///
+    /// When the request as a whole is denied, a charge that would have fit says so and reports what remains untouched.
+    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>>;
+
+    /// Gives back up to `charge.cost` units, and no more than are used.
+    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
+
+    /// Forgets what was charged to a key.
+    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
+
+    /// Returns the permit `charge.permit` of a concurrency limit. Returning one that is gone changes nothing.
+    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
+
+    /// Starts the life of the permit `charge.permit` anew. `false` if it is gone.
+    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool>;
+}
+
+/// What a store returns: a future, since most stores are elsewhere.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// What a store is asked for one key.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Charge<'a> {
+    /// Which policy's budget. State is kept apart by policy, algorithm, period and key; the amount and the burst may
+    /// change from one charge to the next.
+    pub policy: PolicyName,
+    /// Whose budget.
+    pub key: KeyRef<'a>,
+    /// How much, and how it is counted.
+    pub limit: Limit,
+    /// Units wanted; 0 asks whether one would be admitted.
+    pub cost: u64,
+    /// Whether the request depends on this charge. One that is not enforced is counted, but never denies.
+    pub enforced: bool,
+    /// The id under which a concurrency limit holds the units; 0 for all others.
+    pub permit: u64,
+}
+
+impl<'a> Charge<'a> {
+    /// One unit of `key`'s budget under `policy`.
+    pub fn new(policy: PolicyName, key: KeyRef<'a>, limit: Limit) -> Self {
+        Self { policy, key, limit, cost: 1, enforced: true, permit: 0 }
+    }
+
+    /// The same charge for another cost.
+    #[must_use]
+    pub fn cost(self, cost: u64) -> Self {
+        Self { cost, ..self }
+    }
+}
+
+/// Why a store could not answer. A denial is never one of these.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No answer in time. Whether the charge was taken is unknown.
+    #[error("the store did not answer in time")]
+    TimedOut,
+    /// The store cannot be reached.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(String),
+    /// The store cannot do what was asked, now or later.
+    #[error("the store cannot do this: {0}")]
+    Unsupported(String),
+    /// Something that should not happen, such as a foreign value under one of our keys.
+    #[error("the store failed: {0}")]
+    Failed(String),
+}
