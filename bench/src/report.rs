@@ -26,7 +26,10 @@ pub fn print(rows: &[Row]) {
     let metrics: BTreeSet<_> = rows.iter().map(|row| row.metric).collect();
     for metric in metrics {
         println!("\n{metric}");
-        println!("{:<22} {:<26} {:>9} {:>19} {:>10}", "case", "subject", "median", "range", "x tollgate");
+        println!(
+            "{:<22} {:<26} {:>9} {:>19} {:>10}",
+            "case", "subject", "median", "range", "x tollgate"
+        );
         let mut last = "";
         for row in rows.iter().filter(|row| row.metric == metric) {
             let case = if row.case == last { "" } else { &row.case };

@@ -48,7 +48,12 @@ pub const ALL: [Make; 8] = [
         let bucket = limit(amount, period).with_algorithm(tollgate::Algorithm::TokenBucket);
         Tollgate::make("tollgate token-bucket", bucket.expect("a valid limit"))
     },
-    |amount, period| Box::new(GovernorFold(RateLimiter::dashmap_with_hasher(quota(amount, period), Default::default()))),
+    |amount, period| {
+        Box::new(GovernorFold(RateLimiter::dashmap_with_hasher(
+            quota(amount, period),
+            Default::default(),
+        )))
+    },
     |amount, period| Box::new(GovernorDash(RateLimiter::dashmap(quota(amount, period)))),
     |amount, period| Box::new(GovernorMap(RateLimiter::hashmap(quota(amount, period)))),
     |amount, period| {
@@ -104,9 +109,9 @@ impl Subject for Tollgate {
     }
 }
 
-
-
-struct GovernorFold(RateLimiter<String, DashMapStateStore<String, foldhash::fast::RandomState>, QuantaClock>);
+struct GovernorFold(
+    RateLimiter<String, DashMapStateStore<String, foldhash::fast::RandomState>, QuantaClock>,
+);
 struct GovernorDash(RateLimiter<String, DashMapStateStore<String>, QuantaClock>);
 struct GovernorMap(RateLimiter<String, HashMapStateStore<String>, QuantaClock>);
 

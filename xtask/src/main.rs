@@ -1,1 +1,41 @@
-fn main(){}
+//! The project's chores: `cargo xtask <task>`.
+
+mod bench;
+mod command;
+mod test;
+mod tidy;
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use anyhow::bail;
+
+const USAGE: &str = "\
+usage: cargo xtask <task>
+
+  test [--long]           run all tests, then tidy; --long tries a million random histories
+  bench engine [--quick]  compare the engine with its peers
+  tidy                    check the house rules";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let Err(error) = run(&args) else {
+        return ExitCode::SUCCESS;
+    };
+    drop(writeln!(io::stderr(), "error: {error:#}"));
+    ExitCode::FAILURE
+}
+
+fn run(args: &[&str]) -> anyhow::Result<()> {
+    match *args {
+        ["test"] => test::run(test::Histories::Some),
+        ["test", "--long"] => test::run(test::Histories::Million),
+        ["bench", "engine"] => bench::engine(&[]),
+        ["bench", "engine", "--quick"] => bench::engine(&["--quick"]),
+        ["tidy"] => tidy::run(),
+        _ => bail!("cannot do `{}`\n\n{USAGE}", args.join(" ")),
+    }
+}

@@ -1,1 +1,10 @@
-fn main(){}
+//! The program `tollgate`: rate limiting from the command line.
+
+mod cli;
+mod json;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::run()
+}

@@ -1,1 +1,12 @@
-//! x
+#![doc = include_str!("../README.md")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test kit tells by panicking")]
+
+mod conformance;
+mod history;
+mod model;
+mod random;
+
+pub use conformance::{Subject, conformance};
+pub use history::{History, Op};
+pub use model::{Answer, Model};
+pub use random::Random;

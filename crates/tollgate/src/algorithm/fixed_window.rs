@@ -32,16 +32,15 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
 }
 
 impl Window {
-    /// The window that holds `now`. Division is left to the first charge of a window.
+    /// The window that holds `now`, which is not before the state. Division is left to the first charge of a window.
     #[inline]
     fn at(limit: &Limit, state: State, now: u64) -> Self {
         let (start, used) = (state.at().as_micros(), state.payload() as u64);
         let period = limit.period_micros();
-        match now.checked_sub(start) {
-            Some(passed) if passed < period => Self { start, used },
-            Some(_) => Self { start: now - now % period, used: 0 },
-            // The clock stepped back: what was used still counts, in the window of now.
-            None => Self { start: now - now % period, used },
+        if now - start < period {
+            Self { start, used }
+        } else {
+            Self { start: now - now % period, used: 0 }
         }
     }
 

@@ -26,7 +26,8 @@ struct Entry {
 }
 
 impl Log {
-    /// The answer for `cost` at `now`. Nothing changes: what is admitted is then [taken](Self::take).
+    /// The answer for `cost` at `now`, which is not before any entry. Nothing changes: what is admitted is then
+    /// [taken](Self::take).
     pub(crate) fn evaluate(&self, limit: &Limit, now: u64, cost: u64) -> Outcome {
         if limit.amount() == 0 {
             return Outcome::NOTHING;
@@ -113,16 +114,20 @@ impl Log {
         self.entries.back().is_none_or(|last| last.at + period_micros <= now)
     }
 
-    /// Drops entries that are past, and brings those from a clock that has stepped back to now.
+    /// Brings entries from a clock that has since stepped back to now.
+    pub(crate) fn rebase(&mut self, now: u64) {
+        for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
+            entry.at = now;
+        }
+    }
+
+    /// Drops entries that are past.
     fn trim(&mut self, limit: &Limit, now: u64) {
         while let Some(first) = self.entries.front() {
             if first.at + limit.period_micros() > now {
                 break;
             }
             self.entries.pop_front();
-        }
-        for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
-            entry.at = now;
         }
         if self.entries.len() < self.entries.capacity() / 4 {
             self.entries.shrink_to(self.entries.len() * 2);
@@ -131,10 +136,7 @@ impl Log {
 
     fn live(&self, limit: &Limit, now: u64) -> impl Iterator<Item = Entry> {
         let period = limit.period_micros();
-        self.entries
-            .iter()
-            .map(move |entry| Entry { at: entry.at.min(now), ..*entry })
-            .skip_while(move |entry| entry.at + period <= now)
+        self.entries.iter().copied().skip_while(move |entry| entry.at + period <= now)
     }
 
     /// How long until the oldest `units` are past.

@@ -6,8 +6,7 @@
 //! what ends a window.
 //!
 //! Common rules: a denied cost changes nothing; cost 0 asks whether one unit would be admitted; a state from a clock that
-//! has since stepped back is taken as the latest that would be legal now, so nobody is locked out for longer than a
-//! period.
+//! has since stepped back is [brought back](rebase) with it first, so nobody is locked out for longer than a period.
 
 mod custom;
 pub(crate) mod fixed_window;
@@ -184,6 +183,9 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     if limit.amount() == 0 {
         return Outcome::NOTHING;
     }
+    if state.at().as_micros() > now {
+        rebase(limit, state, now);
+    }
     match limit.algorithm() {
         // The common case, and so short that a call would cost as much again: the others are called.
         Algorithm::FixedWindow => fixed_window::step(limit, state, now, cost),
@@ -194,6 +196,18 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
             unreachable!("a log is stepped by `log::Log`")
         }
     }
+}
+
+/// Brings a state from a clock that has since stepped back to the latest instant that is legal now. What was used is kept.
+#[cold]
+pub(crate) fn rebase(limit: &Limit, state: &mut State, now: u64) {
+    let at = match limit.algorithm() {
+        Algorithm::FixedWindow | Algorithm::SlidingWindow => now - now % limit.period_micros(),
+        Algorithm::TokenBucket | Algorithm::SlidingLog | Algorithm::Concurrency => now,
+        // It gets the state as it is, and knows best.
+        Algorithm::Custom(_) => return,
+    };
+    *state = state.moved_to(Timestamp::from_micros(at));
 }
 
 /// Microseconds until the last of `costs` could be admitted if they were charged in this order, each as early as it can be.
@@ -225,7 +239,10 @@ fn soonest(
 }
 
 /// Gives units back, as far as any are used.
-pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
+pub(crate) fn refund(limit: &Limit, mut state: State, now: u64, cost: u64) -> State {
+    if state.at().as_micros() > now {
+        rebase(limit, &mut state, now);
+    }
     match limit.algorithm() {
         Algorithm::FixedWindow => fixed_window::refund(limit, state, now, cost),
         Algorithm::TokenBucket => token_bucket::refund(limit, state, now, cost),
@@ -239,4 +256,65 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(NEVER - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn limits() -> impl Strategy<Value = Limit> {
+        let amount = prop_oneof![0..4_u64, 1..10_000_u64, Just(Limit::MAX_AMOUNT), any::<u64>()];
+        let millis = prop_oneof![1..5_u64, 1..100_000_u64, Just(3_660 * 86_400_000)];
+        let algorithm = prop_oneof![
+            Just(Algorithm::FixedWindow),
+            Just(Algorithm::SlidingWindow),
+            Just(Algorithm::TokenBucket),
+        ];
+        (amount, millis, algorithm).prop_filter_map("a limit", |(amount, millis, algorithm)| {
+            let limit = Limit::new(amount, Duration::from_millis(millis)).ok()?;
+            limit.with_algorithm(algorithm).ok()
+        })
+    }
+
+    fn states() -> impl Strategy<Value = State> {
+        let at = prop_oneof![any::<u64>(), 1_767_000_000_000_000..1_768_000_000_000_000_u64];
+        let payload = prop_oneof![0..1_000_u128, 0..u128::from(Limit::MAX_AMOUNT)];
+        (at, any::<u64>(), payload).prop_map(|(at, lifetime, payload)| {
+            State::new(Timestamp::from_micros(at), lifetime, payload)
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+        /// Any state, instant and cost: nothing overflows, and what takes nothing changes nothing.
+        #[test]
+        fn a_step_that_takes_nothing_changes_no_bit(
+            limit in limits(),
+            state in prop_oneof![Just(State::EMPTY), states()],
+            later in prop_oneof![0..3_u64, 0..10_000_000_u64, any::<u64>()],
+            share in 0..=4_u64,
+        ) {
+            let now = state.at().as_micros().saturating_add(later).min(Timestamp::MAX.as_micros());
+            let cost = (u128::from(limit.capacity()) * u128::from(share) / 4) as u64;
+            let mut after = state;
+            let outcome = step(&limit, &mut after, now, cost);
+            if cost == 0 || !outcome.is_admitted() {
+                prop_assert_eq!(after, state);
+            }
+            prop_assert!(outcome.remaining <= limit.capacity());
+            prop_assert!(outcome.retry_after > 0 || outcome.is_admitted());
+        }
+
+        /// A state from the future counts in full, and for no longer than if it were from now.
+        #[test]
+        fn a_rebased_state_is_from_now(limit in limits(), state in states(), now in 0..1_u64 << 52) {
+            let mut rebased = state;
+            rebase(&limit, &mut rebased, now);
+            prop_assert_eq!(rebased.payload(), state.payload());
+            prop_assert!(now - rebased.at().as_micros() < limit.period_micros());
+        }
+    }
 }

@@ -51,14 +51,12 @@ impl Windows {
         let current = (payload & COUNT_MASK) as u64;
         let previous = (payload >> COUNT_BITS) as u64;
         let period = limit.period_micros();
-        match now.checked_sub(start) {
-            Some(passed) if passed < period => Self { start, current, previous },
-            Some(passed) if passed < 2 * period => {
+        match now - start {
+            passed if passed < period => Self { start, current, previous },
+            passed if passed < 2 * period => {
                 Self { start: start + period, current: 0, previous: current }
             }
-            Some(_) => Self { start: now - now % period, current: 0, previous: 0 },
-            // The clock stepped back: what was used still counts, in the windows of now.
-            None => Self { start: now - now % period, current, previous },
+            _ => Self { start: now - now % period, current: 0, previous: 0 },
         }
     }
 

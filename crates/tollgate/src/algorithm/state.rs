@@ -40,6 +40,13 @@ impl State {
         Self { high, low: payload as u64 }
     }
 
+    /// The same, spoken of another instant.
+    pub(crate) fn moved_to(self, at: Timestamp) -> Self {
+        let low_bits = LIFETIME_BITS + PAYLOAD_BITS_HIGH;
+        let kept = self.high & ((1 << low_bits) - 1);
+        Self { high: at.as_micros() << low_bits | kept, low: self.low }
+    }
+
     /// The instant this state speaks of.
     #[inline]
     pub fn at(self) -> Timestamp {

@@ -32,13 +32,13 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
 }
 
-/// What is left of the debt, and at most a full bucket's worth. Nothing drains while the clock stands behind the state.
+/// What is left of the debt. It was at most a full bucket's worth to begin with, also if the bucket has become smaller since.
 #[inline]
 fn debt_at(limit: &Limit, state: State, now: u64) -> u128 {
-    let passed = now.saturating_sub(state.at().as_micros());
+    let passed = now - state.at().as_micros();
     let drained = u128::from(passed) * u128::from(limit.amount());
     let full = u128::from(limit.capacity()) * u128::from(limit.period_micros());
-    state.payload().saturating_sub(drained).min(full)
+    state.payload().min(full).saturating_sub(drained)
 }
 
 /// Microseconds until `debt` has drained, rounded up.

@@ -4,7 +4,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Poll, Waker},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -98,16 +98,8 @@ impl Clock for ManualClock {
 
     fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let place = Place { shared: &self.shared, id };
-        Box::pin(std::future::poll_fn(move |cx| {
-            let mut sleepers = place.shared.sleepers.lock();
-            sleepers.retain(|sleeper| sleeper.id != place.id);
-            if self.now() >= until {
-                return Poll::Ready(());
-            }
-            sleepers.push(Sleeper { id, until, waker: cx.waker().clone() });
-            Poll::Pending
-        }))
+        let place = Place { clock: self, id, until };
+        Box::pin(std::future::poll_fn(move |cx| place.poll(cx)))
     }
 }
 
@@ -123,14 +115,27 @@ impl fmt::Debug for ManualClock {
     }
 }
 
-/// Takes a dropped sleeper off the list: a cancelled wait leaves nothing behind.
+/// A place among the sleepers. Dropping it gives it up: a cancelled wait leaves nothing behind.
 struct Place<'a> {
-    shared: &'a Shared,
+    clock: &'a ManualClock,
     id: u64,
+    until: Timestamp,
+}
+
+impl Place<'_> {
+    fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut sleepers = self.clock.shared.sleepers.lock();
+        sleepers.retain(|sleeper| sleeper.id != self.id);
+        if self.clock.now() >= self.until {
+            return Poll::Ready(());
+        }
+        sleepers.push(Sleeper { id: self.id, until: self.until, waker: cx.waker().clone() });
+        Poll::Pending
+    }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.shared.sleepers.lock().retain(|sleeper| sleeper.id != self.id);
+        self.clock.shared.sleepers.lock().retain(|sleeper| sleeper.id != self.id);
     }
 }

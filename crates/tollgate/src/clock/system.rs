@@ -75,8 +75,7 @@ impl Disciplined {
         let nanos = u128::from(counter.delta_as_nanos(0, ticks).max(1));
         let nominal_slope = ((nanos << SLOPE) / 1_000 / u128::from(ticks)) as u64;
         let ticks_per_second = (u128::from(ticks) * 1_000_000_000 / nanos) as u64;
-        let line =
-            Line { tick: counter.raw(), micros: wall() << FRACTION, slope: nominal_slope };
+        let line = Line { tick: counter.raw(), micros: wall() << FRACTION, slope: nominal_slope };
         Self {
             counter,
             ticks_per_second,

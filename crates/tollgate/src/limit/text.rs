@@ -17,7 +17,9 @@ enum Problem {
     NoPeriod,
     #[error("the amount `{0}` is not a whole number; write one, such as `100/minute`")]
     Amount(String),
-    #[error("the period `{0}` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`")]
+    #[error(
+        "the period `{0}` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`"
+    )]
     Period(String),
     #[error("after `burst` comes a whole number, such as `10/second burst 20`")]
     Burst,
@@ -49,10 +51,8 @@ impl fmt::Display for Limit {
 }
 
 fn parse(text: &str) -> Result<Limit, Problem> {
-    let (amount, rest) = text
-        .split_once('/')
-        .or_else(|| text.split_once(" per "))
-        .ok_or(Problem::NoPeriod)?;
+    let (amount, rest) =
+        text.split_once('/').or_else(|| text.split_once(" per ")).ok_or(Problem::NoPeriod)?;
     let mut words = rest.split_whitespace();
     let period = parse_period(words.next().ok_or(Problem::NoPeriod)?)?;
     let amount = parse_number(amount).ok_or_else(|| Problem::Amount(shorten(amount)))?;
@@ -129,7 +129,7 @@ impl fmt::Display for Period {
             ("s", "second", 1_000),
         ]
         .into_iter()
-        .find(|(_, _, unit)| millis % unit == 0)
+        .find(|(_, _, unit)| millis.is_multiple_of(*unit))
         .unwrap_or(("ms", "ms", 1));
         match millis / unit {
             1 => f.write_str(long),
@@ -185,17 +185,50 @@ mod tests {
         for (text, expected) in [
             ("", "`` is not a limit: write an amount and a period, such as `100/minute`"),
             ("100", "`100` is not a limit: write an amount and a period, such as `100/minute`"),
-            ("x/minute", "`x/minute` is not a limit: the amount `x` is not a whole number; write one, such as `100/minute`"),
-            ("1.5/s", "`1.5/s` is not a limit: the amount `1.5` is not a whole number; write one, such as `100/minute`"),
-            ("-1/s", "`-1/s` is not a limit: the amount `-1` is not a whole number; write one, such as `100/minute`"),
-            ("1/fortnight", "`1/fortnight` is not a limit: the period `fortnight` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`"),
-            ("1/30", "`1/30` is not a limit: the period `30` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`"),
-            ("1/s burst", "`1/s burst` is not a limit: after `burst` comes a whole number, such as `10/second burst 20`"),
-            ("1/s bucket", "`1/s bucket` is not a limit: `bucket` is neither `burst` nor an algorithm (fixed-window, sliding-window, sliding-log, token-bucket, concurrency)"),
-            ("1/0s", "`1/0s` is not a limit: the period 0ns is not a whole number of milliseconds from 1ms to 3660d"),
-            ("1/s burst 0", "`1/s burst 0` is not a limit: a burst must be at least 1, on an amount of at least 1"),
-            ("1/s burst 2 fixed-window", "`1/s burst 2 fixed-window` is not a limit: fixed-window has no burst: leave it out, or use token-bucket"),
-            ("20000/s sliding-log", "`20000/s sliding-log` is not a limit: the amount 20000 is too large: at most 10000 with sliding-log"),
+            (
+                "x/minute",
+                "`x/minute` is not a limit: the amount `x` is not a whole number; write one, such as `100/minute`",
+            ),
+            (
+                "1.5/s",
+                "`1.5/s` is not a limit: the amount `1.5` is not a whole number; write one, such as `100/minute`",
+            ),
+            (
+                "-1/s",
+                "`-1/s` is not a limit: the amount `-1` is not a whole number; write one, such as `100/minute`",
+            ),
+            (
+                "1/fortnight",
+                "`1/fortnight` is not a limit: the period `fortnight` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`",
+            ),
+            (
+                "1/30",
+                "`1/30` is not a limit: the period `30` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`",
+            ),
+            (
+                "1/s burst",
+                "`1/s burst` is not a limit: after `burst` comes a whole number, such as `10/second burst 20`",
+            ),
+            (
+                "1/s bucket",
+                "`1/s bucket` is not a limit: `bucket` is neither `burst` nor an algorithm (fixed-window, sliding-window, sliding-log, token-bucket, concurrency)",
+            ),
+            (
+                "1/0s",
+                "`1/0s` is not a limit: the period 0ns is not a whole number of milliseconds from 1ms to 3660d",
+            ),
+            (
+                "1/s burst 0",
+                "`1/s burst 0` is not a limit: a burst must be at least 1, on an amount of at least 1",
+            ),
+            (
+                "1/s burst 2 fixed-window",
+                "`1/s burst 2 fixed-window` is not a limit: fixed-window has no burst: leave it out, or use token-bucket",
+            ),
+            (
+                "20000/s sliding-log",
+                "`20000/s sliding-log` is not a limit: the amount 20000 is too large: at most 10000 with sliding-log",
+            ),
             ("1/s\n", "1/second"),
         ] {
             let answer = text.parse::<Limit>().map_or_else(|e| e.to_string(), |l| l.to_string());

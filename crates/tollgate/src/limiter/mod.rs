@@ -246,7 +246,13 @@ impl Inner {
     }
 
     #[inline]
-    fn answer_single(&self, single: &Single, key: KeyRef<'_>, outcome: Outcome, now: u64) -> Decision {
+    fn answer_single(
+        &self,
+        single: &Single,
+        key: KeyRef<'_>,
+        outcome: Outcome,
+        now: u64,
+    ) -> Decision {
         let event = if outcome.is_admitted() { Event::Allowed } else { Event::Denied };
         self.path.meter.count(0, event, key, now);
         Decision::of(single.name, single.limit, outcome)
@@ -283,7 +289,9 @@ impl Inner {
     }
 
     fn each_slot(&self, key: KeyRef<'_>, cost: u64, mut then: impl FnMut(&Slot<'_>)) {
-        self.with_items(key, |items| items.iter().for_each(|&item| then(&self.slot(item, cost, 0))));
+        self.with_items(key, |items| {
+            items.iter().for_each(|&item| then(&self.slot(item, cost, 0)));
+        });
     }
 }
 

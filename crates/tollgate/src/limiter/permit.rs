@@ -49,9 +49,11 @@ impl Limiter {
                     unreachable!("one unit fits every limit: {error}");
                 })
             });
-            let permit = decision
-                .is_allowed()
-                .then(|| Permit { limiter: self.clone(), key: key.to_buf(), id });
+            let permit = decision.is_allowed().then(|| Permit {
+                limiter: self.clone(),
+                key: key.to_buf(),
+                id,
+            });
             Admission { decision, permit }
         })
     }

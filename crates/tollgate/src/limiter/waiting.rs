@@ -58,7 +58,11 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
     /// ```
-    pub async fn until_ready(&self, key: impl Key, within: Duration) -> Result<Decision, WaitError> {
+    pub async fn until_ready(
+        &self,
+        key: impl Key,
+        within: Duration,
+    ) -> Result<Decision, WaitError> {
         self.until_ready_cost(key, 1, within).await
     }
 

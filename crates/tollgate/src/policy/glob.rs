@@ -54,7 +54,8 @@ impl Glob {
 
     /// The part before the first wildcard, up to and with its last `/`: every value that matches begins with it.
     pub(super) fn literal_prefix(&self) -> &[u8] {
-        let literal = self.tokens.iter().take_while(|token| matches!(token, Token::Byte(_))).count();
+        let literal =
+            self.tokens.iter().take_while(|token| matches!(token, Token::Byte(_))).count();
         let literal = &self.text.as_bytes()[..literal];
         let end = literal.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
         &literal[..end]
@@ -119,7 +120,11 @@ mod tests {
         for (pattern, yes, no) in [
             ("/api/**", vec!["/api/", "/api/x", "/api/x/y"], vec!["/api", "/apix", "x/api/y"]),
             ("/api/*", vec!["/api/", "/api/x"], vec!["/api/x/y", "/api"]),
-            ("*.example.com", vec!["a.example.com", ".example.com"], vec!["a/b.example.com", "example.com"]),
+            (
+                "*.example.com",
+                vec!["a.example.com", ".example.com"],
+                vec!["a/b.example.com", "example.com"],
+            ),
             ("/u/?/x", vec!["/u/1/x"], vec!["/u//x", "/u/12/x"]),
             ("**/x/**/y*", vec!["/x//y", "a/x/b/c/yz", "/x/q/x/q/y"], vec!["/x/y", "a/x/b/y/"]),
             ("", vec![""], vec!["a"]),
@@ -137,9 +142,13 @@ mod tests {
 
     #[test]
     fn knows_its_literal_prefix() {
-        for (pattern, prefix) in
-            [("/api/v1/*", "/api/v1/"), ("/api/v1*", "/api/"), ("api*", ""), ("/a?/b", "/"), ("**", "")]
-        {
+        for (pattern, prefix) in [
+            ("/api/v1/*", "/api/v1/"),
+            ("/api/v1*", "/api/"),
+            ("api*", ""),
+            ("/a?/b", "/"),
+            ("**", ""),
+        ] {
             assert_eq!(pattern.parse::<Glob>().unwrap().literal_prefix(), prefix.as_bytes());
         }
     }

@@ -148,11 +148,7 @@ impl Policy {
 
     /// Other limits for requests that match, unless an earlier override does.
     #[must_use]
-    pub fn overriding(
-        mut self,
-        matching: Match,
-        limits: impl IntoIterator<Item = Limit>,
-    ) -> Self {
+    pub fn overriding(mut self, matching: Match, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.overrides.push(Override { matching, limits: limits.into_iter().collect() });
         self
     }

@@ -30,7 +30,8 @@ impl FromStr for PolicyName {
 
     fn from_str(name: &str) -> Result<Self, PolicyNameError> {
         let fits = (1..=64).contains(&name.len());
-        if !fits || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte)) {
+        if !fits || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
+        {
             return Err(PolicyNameError(name.chars().take(80).collect()));
         }
         Ok(Self(intern(name)))

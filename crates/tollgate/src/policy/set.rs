@@ -48,12 +48,15 @@ pub(crate) struct Planned {
 #[derive(Debug, Default)]
 struct Index {
     /// By attribute, by value.
-    values: Vec<(String, HashMap<Vec<u8>, Vec<usize>>)>,
+    values: Vec<(String, Places)>,
     /// By attribute, by the part of the value up to some `/`.
-    prefixes: Vec<(String, HashMap<Vec<u8>, Vec<usize>>)>,
+    prefixes: Vec<(String, Places)>,
     /// No such thing: looked at for every request.
     rest: Vec<usize>,
 }
+
+/// The policies that a value, or the beginning of one, stands for.
+type Places = HashMap<Vec<u8>, Vec<usize>>;
 
 /// Why policies cannot be in force together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,7 +69,9 @@ pub enum PolicyError {
     #[error("policy `{0}` has no limit: write one, such as `100/minute`")]
     NoLimit(PolicyName),
     /// Two limits that would count in the same place.
-    #[error("policy `{policy}` has two limits with the same algorithm and period, `{first}` and `{second}`: keep the smaller")]
+    #[error(
+        "policy `{policy}` has two limits with the same algorithm and period, `{first}` and `{second}`: keep the smaller"
+    )]
     SameWindow {
         /// The policy.
         policy: PolicyName,
@@ -282,12 +287,7 @@ impl Index {
 
 const MAX_SLASHES: usize = 128;
 
-fn insert(
-    index: &mut Vec<(String, HashMap<Vec<u8>, Vec<usize>>)>,
-    attribute: &str,
-    value: Vec<u8>,
-    place: usize,
-) {
+fn insert(index: &mut Vec<(String, Places)>, attribute: &str, value: Vec<u8>, place: usize) {
     let known = index.iter().position(|(other, _)| other == attribute).unwrap_or_else(|| {
         index.push((attribute.to_owned(), HashMap::new()));
         index.len() - 1

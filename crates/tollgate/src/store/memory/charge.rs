@@ -1,6 +1,5 @@
 //! Deciding charges: one key in one step, several under all their locks.
 
-use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
 use super::{
@@ -35,9 +34,14 @@ struct Evaluated {
 enum Write {
     Nothing,
     /// Keep this state. Room for the key has been taken if it is new, unless an earlier slot of the request adds it.
-    Put { state: State, room_taken: bool },
+    Put {
+        state: State,
+        room_taken: bool,
+    },
     /// Take units from a log. Room for an entry has been taken, and for the key if it is new.
-    Take { new_key: bool },
+    Take {
+        new_key: bool,
+    },
     /// There was no room: take it from the shared budget.
     Spare(Option<State>),
 }
@@ -48,7 +52,7 @@ struct Locked<'a> {
     /// For each slot, which guard is its own.
     places: SmallVec<[u16; 16]>,
     /// Taken when first needed. It comes last in the order, so that is safe.
-    spare: Option<MutexGuard<'a, Spare>>,
+    spare: Option<Guard<'a, Spare>>,
 }
 
 /// The locks of the first keys of a batch.
@@ -186,8 +190,11 @@ impl Inner {
             .map(|(place, slot)| (self.lock_order(slot) as u32, place as u16))
             .collect();
         order.sort_unstable();
-        let mut locked =
-            Locked { guards: SmallVec::new(), places: SmallVec::from_elem(0, slots.len()), spare: None };
+        let mut locked = Locked {
+            guards: SmallVec::new(),
+            places: SmallVec::from_elem(0, slots.len()),
+            spare: None,
+        };
         let mut last = None;
         for (shard, place) in order {
             if last != Some(shard) {
@@ -263,7 +270,7 @@ impl Inner {
         let Locked { guards, places, spare } = locked;
         match &mut guards[places[place] as usize] {
             Shard::Cells(table) => {
-                let state = same().filter_map(|(_, one)| one.write.state()).last();
+                let state = same().rev().find_map(|(_, one)| one.write.state());
                 self.evaluate_cell(table, spare, slot, now, state)
             }
             Shard::Logs(logs) => {
@@ -276,23 +283,22 @@ impl Inner {
     fn evaluate_cell<'a>(
         &'a self,
         table: &mut Table,
-        spare: &mut Option<MutexGuard<'a, Spare>>,
+        spare: &mut Option<Guard<'a, Spare>>,
         slot: &Slot<'_>,
         now: u64,
         earlier: Option<State>,
     ) -> Evaluated {
-        let place = table.find(slot.id);
-        if place.is_none() && earlier.is_none() && !self.room_for_cell(table, now) {
+        let kept = state_at(table, slot.id, slot.limit, now);
+        let is_new = kept.is_none() && earlier.is_none();
+        if is_new && !self.room_for_cell(table, now) {
             return self.evaluate_spare(spare, slot, now);
         }
-        let state = earlier.or_else(|| place.map(|place| table.state(place)));
-        let mut state = state.unwrap_or(State::EMPTY);
+        let mut state = earlier.or(kept).unwrap_or(State::EMPTY);
         let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
-        let room_taken = place.is_none() && earlier.is_none();
         if outcome.is_admitted() && slot.cost > 0 {
-            return Evaluated { outcome, write: Write::Put { state, room_taken } };
+            return Evaluated { outcome, write: Write::Put { state, room_taken: is_new } };
         }
-        self.room.give_back_keys(usize::from(room_taken));
+        self.room.give_back_keys(usize::from(is_new));
         Evaluated { outcome, write: Write::Nothing }
     }
 
@@ -308,7 +314,7 @@ impl Inner {
     fn evaluate_log<'a>(
         &'a self,
         logs: &mut Logs,
-        spare: &mut Option<MutexGuard<'a, Spare>>,
+        spare: &mut Option<Guard<'a, Spare>>,
         slot: &Slot<'_>,
         now: u64,
         earlier: u64,
@@ -332,7 +338,7 @@ impl Inner {
     #[cold]
     fn evaluate_spare<'a>(
         &'a self,
-        spare: &mut Option<MutexGuard<'a, Spare>>,
+        spare: &mut Option<Guard<'a, Spare>>,
         slot: &Slot<'_>,
         now: u64,
     ) -> Evaluated {
@@ -346,7 +352,7 @@ impl Inner {
             let (outcome, _) = logs.evaluate(id, slot.limit, now, slot.cost);
             (outcome, Write::Spare(None))
         } else {
-            let known = cells.find(id).map(|place| cells.state(place));
+            let known = state_at(cells, id, slot.limit, now);
             if known.is_none() && cells.live() >= MAX_SPARE {
                 cells.sweep(cells.capacity(), now);
             }
@@ -363,7 +369,14 @@ impl Inner {
         Evaluated { outcome: Outcome { budget: Budget::Shared, ..outcome }, write }
     }
 
-    fn commit(&self, locked: &mut Locked<'_>, place: usize, slot: &Slot<'_>, now: u64, write: &Write) {
+    fn commit(
+        &self,
+        locked: &mut Locked<'_>,
+        place: usize,
+        slot: &Slot<'_>,
+        now: u64,
+        write: &Write,
+    ) {
         let Locked { guards, places, spare } = locked;
         match &mut guards[places[place] as usize] {
             Shard::Cells(table) => self.commit_cell(table, spare, slot, now, write),
@@ -380,7 +393,7 @@ impl Inner {
     fn commit_cell(
         &self,
         table: &mut Table,
-        spare: &mut Option<MutexGuard<'_, Spare>>,
+        spare: &mut Option<Guard<'_, Spare>>,
         slot: &Slot<'_>,
         now: u64,
         write: &Write,
@@ -397,7 +410,7 @@ impl Inner {
 
     fn commit_spare(
         &self,
-        spare: &mut Option<MutexGuard<'_, Spare>>,
+        spare: &mut Option<Guard<'_, Spare>>,
         slot: &Slot<'_>,
         now: u64,
         write: &Write,
@@ -426,6 +439,16 @@ impl Inner {
             Write::Nothing | Write::Spare(_) => {}
         }
     }
+}
+
+/// The state of a key at `now`. One from a clock that has since stepped back is brought back with it for good: otherwise a
+/// key that is denied would stay so until the clock has caught up.
+fn state_at(table: &mut Table, id: Identity, limit: &Limit, now: u64) -> Option<State> {
+    let state = table.find(id).map(|place| table.state_mut(place))?;
+    if state.at().as_micros() > now {
+        algorithm::rebase(limit, state, now);
+    }
+    Some(*state)
 }
 
 impl Write {

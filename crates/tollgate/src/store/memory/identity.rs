@@ -4,7 +4,9 @@
 //! is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim for the cell of
 //! somebody else nor pile keys onto one shard. By chance, two of four billion keys meet once in 2^64.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+#[cfg(not(tollgate_loom))]
+use std::hash::RandomState;
+use std::hash::{BuildHasher, Hasher};
 
 use foldhash::{SharedSeed, quality::FoldHasher};
 
@@ -31,12 +33,25 @@ type Seeds = (u64, u64);
 /// What the hashes of one store are made with.
 #[derive(Clone)]
 pub(crate) struct Secret {
-    scopes: RandomState,
+    scopes: ScopeHasher,
     high: SharedSeed,
     low: SharedSeed,
 }
 
+#[cfg(not(tollgate_loom))]
+type ScopeHasher = RandomState;
+#[cfg(tollgate_loom)]
+type ScopeHasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+
 impl Secret {
+    /// The model checker needs every run to be the same.
+    #[cfg(tollgate_loom)]
+    pub(super) fn random() -> Self {
+        let [high, low] = [1, 2].map(SharedSeed::from_u64);
+        Self { scopes: std::hash::BuildHasherDefault::default(), high, low }
+    }
+
+    #[cfg(not(tollgate_loom))]
     pub(super) fn random() -> Self {
         // The standard library's keys come from the operating system; SipHash under them gives the seeds.
         let seed = || SharedSeed::from_u64(RandomState::new().hash_one(0));

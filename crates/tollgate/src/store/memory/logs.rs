@@ -31,14 +31,17 @@ struct Kept {
 impl Logs {
     /// The answer for a key, and whether it is kept already.
     pub(super) fn evaluate(
-        &self,
+        &mut self,
         id: Identity,
         limit: &Limit,
         now: u64,
         cost: u64,
     ) -> (Outcome, bool) {
-        match self.kept.get(&id) {
-            Some(kept) => (kept.log.evaluate(limit, now, cost), true),
+        match self.kept.get_mut(&id) {
+            Some(kept) => {
+                kept.log.rebase(now);
+                (kept.log.evaluate(limit, now, cost), true)
+            }
             None => (Log::default().evaluate(limit, now, cost), false),
         }
     }
@@ -53,7 +56,13 @@ impl Logs {
     }
 
     /// Takes units as permit `permit`. Returns how many entries made way.
-    pub(super) fn take(&mut self, id: Identity, limit: &Limit, now: u64, units: (u64, u64)) -> usize {
+    pub(super) fn take(
+        &mut self,
+        id: Identity,
+        limit: &Limit,
+        now: u64,
+        units: (u64, u64),
+    ) -> usize {
         let (cost, permit) = units;
         let round = &mut self.round;
         let kept = self.kept.entry(id).or_insert_with(|| {
@@ -69,6 +78,7 @@ impl Logs {
     pub(super) fn refund(&mut self, id: Identity, limit: &Limit, now: u64, cost: u64) -> usize {
         let Some(kept) = self.kept.get_mut(&id) else { return 0 };
         let before = kept.log.len();
+        kept.log.rebase(now);
         kept.log.refund(limit, now, cost);
         before - kept.log.len()
     }
@@ -94,6 +104,7 @@ impl Logs {
     ) -> (bool, usize) {
         let Some(kept) = self.kept.get_mut(&id) else { return (false, 0) };
         let before = kept.log.len();
+        kept.log.rebase(now);
         (kept.log.renew(limit, now, permit), before - kept.log.len())
     }
 

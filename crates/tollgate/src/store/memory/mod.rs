@@ -12,12 +12,13 @@ mod charge;
 pub(crate) mod identity;
 mod lock;
 mod logs;
+#[cfg(all(test, tollgate_loom))]
+mod loom_tests;
 mod table;
 
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
 
 #[cfg(tollgate_loom)]
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -72,7 +73,7 @@ struct Inner {
     /// States that are lists. In the order of locks these come after the cells.
     logs: Box<[Padded<Lock<Logs>>]>,
     /// The shared budgets of keys without room. Last in the order of locks.
-    spare: Mutex<Spare>,
+    spare: Lock<Spare>,
     room: Room,
     overflowed: CachePadded<AtomicU64>,
     /// The shard that is tended next.
@@ -150,7 +151,7 @@ impl MemoryStore {
             time,
             cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
             logs: (0..shards.min(256)).map(|_| Padded(Lock::new(Logs::default()))).collect(),
-            spare: Mutex::default(),
+            spare: Lock::new(Spare::default()),
             room: Room::new(max_keys),
             overflowed: CachePadded::new(AtomicU64::new(0)),
             next_tended: CachePadded::new(AtomicUsize::new(0)),
@@ -264,7 +265,8 @@ impl MemoryStore {
         let inner = &*self.inner;
         let now = inner.time.now();
         if slot.limit.algorithm().keeps_log() {
-            let log = inner.logs_of(slot.id).lock().get(slot.id);
+            let mut log = inner.logs_of(slot.id).lock().get(slot.id);
+            log.rebase(now);
             return log.earliest(slot.limit, now, costs);
         }
         let table = inner.cells_of(slot.id).lock();
@@ -312,11 +314,13 @@ impl Store for MemoryStore {
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        ready(self.refund(&self.slot(charge, &self.scope(charge.policy, &charge.limit))))
+        self.refund(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        ready(())
     }
 
     fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        ready(self.reset(&self.slot(charge, &self.scope(charge.policy, &charge.limit))))
+        self.reset(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        ready(())
     }
 
     fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {

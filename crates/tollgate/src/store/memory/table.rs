@@ -124,7 +124,10 @@ impl Table {
                 continue;
             }
             self.hand = self.after(self.hand);
-            if self.hand == 0 && self.capacity() > 2 * MIN_LINES && self.live * 5 < self.capacity() * 2 {
+            if self.hand == 0
+                && self.capacity() > 2 * MIN_LINES
+                && self.live * 5 < self.capacity() * 2
+            {
                 return before - self.live + self.rebuild(now, 0);
             }
         }

@@ -1,0 +1,86 @@
+//! The command line: one file per command.
+
+mod check;
+mod lines;
+mod serve;
+mod trouble;
+
+use std::{
+    fmt::Display,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use clap::{Parser, Subcommand};
+use tollgate::Limiter;
+
+use self::trouble::Trouble;
+
+/// Decides, for every request, whether it may pass now.
+#[derive(Debug, Parser)]
+#[command(name = "tollgate", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::Args),
+    Check(check::Args),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  See how a limit behaves when a key asks six times:
+    tollgate check --limit 5/minute alice --times 6
+
+  Decide for each line of standard input:
+    printf 'alice\\nbob\\n' | tollgate serve --limit 10/second
+
+More examples: tollgate check --help, tollgate serve --help";
+
+/// Something went wrong: neither allowed (0) nor denied (1).
+const TROUBLE: u8 = 2;
+
+/// Does what the command line says.
+pub(crate) fn run() -> ExitCode {
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => return explain(&error),
+    };
+    let done = match command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Check(args) => check::run(&args),
+    };
+    done.unwrap_or_else(|trouble| {
+        say(trouble);
+        ExitCode::from(TROUBLE)
+    })
+}
+
+/// Prints the help that was asked for, or what is wrong with the command line.
+fn explain(error: &clap::Error) -> ExitCode {
+    let printed = error.print().is_ok();
+    let asked_for = !error.use_stderr();
+    if asked_for && printed { ExitCode::SUCCESS } else { ExitCode::from(TROUBLE) }
+}
+
+/// Talks to whoever watches. That nobody does is no reason to stop.
+fn say(message: impl Display) {
+    drop(writeln!(io::stderr(), "{message}"));
+}
+
+/// A limiter with its state in this process.
+fn limiter(limits: &[String], max_keys: Option<usize>) -> Result<Limiter, Trouble> {
+    let mut builder = Limiter::builder();
+    for limit in limits {
+        builder = builder.limit(&**limit);
+    }
+    if let Some(max_keys) = max_keys {
+        builder = builder.max_keys(max_keys);
+    }
+    let hint =
+        "a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
+    builder.build().map_err(|error| Trouble::new(error, "cannot use --limit", hint))
+}

@@ -1,0 +1,77 @@
+use crate::program::{Finished, run, without_times};
+
+const LIMIT: &str = "2/hour sliding-log";
+
+#[test]
+fn the_last_decision_is_the_exit_code() {
+    for (times, code) in [("1", 0), ("2", 0), ("3", 1), ("4", 1)] {
+        let finished = run(&["check", "--limit", LIMIT, "alice", "--times", times], b"");
+        assert_eq!(finished.code, Some(code), "{finished:?}");
+    }
+}
+
+#[test]
+fn decisions_are_told_in_words() {
+    let finished = run(&["check", "--limit", LIMIT, "alice", "--times", "3"], b"");
+    let (allowed, denied) = finished.stdout.split_at(finished.stdout.find("3:").unwrap());
+    assert_eq!(
+        allowed,
+        "1: allowed by 2/hour sliding-log, 1 remaining, all of it again in 3600s\n\
+         2: allowed by 2/hour sliding-log, 0 remaining, all of it again in 3600s\n"
+    );
+    assert_eq!(
+        without_times(denied),
+        "3: denied by 2/hour sliding-log, 0 remaining, retry in Ts\n"
+    );
+    assert_eq!(finished.stderr, "");
+}
+
+#[test]
+fn decisions_are_told_as_json() {
+    let args = ["check", "--limit", LIMIT, "alice", "--cost", "2", "--json"];
+    let expected = concat!(
+        r#"{"allowed":true,"policy":"default","limit":"2/hour sliding-log","remaining":0,"#,
+        r#""retry_after":null,"reset_after":3600.000000,"source":"store"}"#,
+        "\n",
+    );
+    let finished = Finished { code: Some(0), stdout: expected.to_owned(), stderr: String::new() };
+    assert_eq!(run(&args, b""), finished);
+}
+
+#[test]
+fn a_limit_of_nothing_denies_for_good() {
+    let finished = run(&["check", "--limit", "0/hour", "alice"], b"");
+    assert_eq!(finished.stdout, "1: denied by 0/hour, 0 remaining, for good\n");
+    assert_eq!(finished.code, Some(1));
+}
+
+#[test]
+fn trouble_is_told_in_one_sentence_with_a_hint() {
+    refuses(
+        &["--limit", "5/fortnight"],
+        "error: cannot use --limit: `5/fortnight` is not a limit: the period `fortnight` is not one \
+         of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`\n\
+         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+    );
+    refuses(
+        &["--limit", LIMIT, "--cost", "3"],
+        "error: cannot use --cost: a cost of 3 can never be admitted: policy `default` takes at \
+         most 2 at once\n\
+         hint: ask for less at once, or give the limit a burst, as in '5/minute burst 20'\n",
+    );
+}
+
+#[test]
+fn a_command_line_that_makes_no_sense_is_trouble() {
+    for args in [&["check"][..], &["check", "alice"], &["chekc"], &[]] {
+        let finished = run(args, b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{args:?}");
+        assert!(finished.stderr.contains("Usage: tollgate"), "{}", finished.stderr);
+    }
+}
+
+fn refuses(args: &[&str], stderr: &str) {
+    let args = [&["check", "alice"], args].concat();
+    let finished = Finished { code: Some(2), stdout: String::new(), stderr: stderr.to_owned() };
+    assert_eq!(run(&args, b""), finished);
+}

@@ -1,0 +1,8 @@
+//! The program as its users meet it: spawned, spoken to and listened to.
+
+#![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails the test")]
+
+mod check;
+mod help;
+mod program;
+mod serve;

@@ -1,0 +1,83 @@
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+
+/// What a finished program leaves behind.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Finished {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// A running program that is asked one thing at a time.
+pub(crate) struct Dialogue {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+/// Runs `tollgate` to its end on this input, which is small enough to be written before anything is read.
+pub(crate) fn run(args: &[&str], input: &[u8]) -> Finished {
+    let mut child = spawn(args);
+    // A program that refuses its arguments reads nothing; what it says is checked, not this.
+    drop(child.stdin.take().unwrap().write_all(input));
+    let output = child.wait_with_output().unwrap();
+    Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// A text in which every decimal fraction reads `T`: times that depend on how fast the test runs.
+pub(crate) fn without_times(text: &str) -> String {
+    let mut masked = String::new();
+    for part in text.split_inclusive(|c: char| !c.is_ascii_digit() && c != '.') {
+        let number = part.trim_end_matches(|c: char| !c.is_ascii_digit());
+        match number.contains('.') {
+            true => masked.extend(["T", &part[number.len()..]]),
+            false => masked.push_str(part),
+        }
+    }
+    masked
+}
+
+impl Dialogue {
+    pub(crate) fn start(args: &[&str]) -> Self {
+        let mut child = spawn(args);
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Self { child, input, output: BufReader::new(output) }
+    }
+
+    pub(crate) fn write(&mut self, text: &str) {
+        self.input.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// The next answer. Waits for it, so a program that keeps it back fails the test by never ending it.
+    pub(crate) fn read(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line
+    }
+
+    /// Stops reading, as `head` does, and tells how the program ends.
+    pub(crate) fn hang_up(self, last_words: &[u8]) -> Option<i32> {
+        let Self { mut child, mut input, output } = self;
+        drop(output);
+        input.write_all(last_words).unwrap();
+        drop(input);
+        child.wait().unwrap().code()
+    }
+}
+
+fn spawn(args: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}

@@ -1,0 +1,78 @@
+//! A clock that steps back locks nobody out for long; one that steps forward admits one burst more.
+
+use std::time::Duration;
+
+use tollgate::{Algorithm, Clock, Limit, Limiter, ManualClock};
+
+const STEPS: [u64; 3] = [100, 10_000, 3_600_000];
+
+const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm::FixedWindow,
+    Algorithm::SlidingWindow,
+    Algorithm::SlidingLog,
+    Algorithm::TokenBucket,
+    Algorithm::Concurrency,
+];
+
+fn used_up(algorithm: Algorithm) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new();
+    clock.advance(Duration::from_millis(86_400_437));
+    let limit = Limit::per_second(10).with_algorithm(algorithm).unwrap();
+    let limiter = Limiter::builder().limit(limit).clock(clock.clone()).build().unwrap();
+    assert_eq!(take(&limiter), 10, "{algorithm}");
+    (limiter, clock)
+}
+
+fn take(limiter: &Limiter) -> usize {
+    (0..50).filter(|_| limiter.check("key").is_allowed()).count()
+}
+
+#[test]
+fn a_step_back_locks_out_for_a_period_at_most() {
+    for algorithm in ALGORITHMS {
+        for millis in STEPS {
+            let (limiter, clock) = used_up(algorithm);
+            clock.set(tollgate::Timestamp::from_micros(clock.now().as_micros() - millis * 1_000));
+            let denied = limiter.check("key");
+            assert!(!denied.is_allowed(), "{algorithm}, {millis} ms back: what is used is used");
+            // The sliding window needs up to two: the first of them as the current window, the second as the previous.
+            let most = if algorithm == Algorithm::SlidingWindow { 2 } else { 1 };
+            let wait = denied.retry_after().unwrap();
+            assert!(wait <= Duration::from_secs(most), "{algorithm}, {millis} ms back: {wait:?}");
+            clock.advance(wait);
+            assert!(limiter.check("key").is_allowed(), "{algorithm}, {millis} ms back");
+        }
+    }
+}
+
+#[test]
+fn a_step_forward_admits_one_burst_more() {
+    for algorithm in ALGORITHMS {
+        for millis in STEPS {
+            let (limiter, clock) = used_up(algorithm);
+            let before = clock.now();
+            clock.advance(Duration::from_millis(millis));
+            let ahead = take(&limiter);
+            clock.set(before);
+            let back = take(&limiter);
+            assert!(ahead <= 10 && back == 0, "{algorithm}, {millis} ms: {ahead} and {back}");
+        }
+    }
+}
+
+/// Two processors may disagree about the time by a little: that is not a step, and no time is counted twice.
+#[test]
+fn a_clock_that_wavers_gives_nothing_away() {
+    let clock = ManualClock::new();
+    let limit = "1000/second burst 10";
+    let limiter = Limiter::builder().limit(limit).clock(clock.clone()).build().unwrap();
+    let mut admitted = take(&limiter);
+    for _ in 0..1_000 {
+        clock.advance(Duration::from_micros(500));
+        admitted += take(&limiter);
+        clock.set(tollgate::Timestamp::from_micros(clock.now().as_micros() - 499));
+        admitted += take(&limiter);
+    }
+    // A thousand waverings of one microsecond each: time has come forward by a millisecond and a half.
+    assert_eq!(admitted, 10 + 1);
+}

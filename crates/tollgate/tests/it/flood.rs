@@ -1,0 +1,89 @@
+//! More keys than there is room for.
+
+use tollgate::{Limit, Limiter, ManualClock, Source};
+
+/// Ten million strangers against room for a million: memory stays within its bound, and nobody who has used up a budget gets
+/// it back.
+#[test]
+fn a_flood_of_keys_neither_grows_the_store_nor_resets_anyone() {
+    const ROOM: usize = 1_000_000;
+    let limiter = Limiter::builder().limit("3/day").max_keys(ROOM).clock(ManualClock::new());
+    let limiter = limiter.build().unwrap();
+    for victim in 0..200 {
+        assert!(limiter.check_cost(("victim", victim), 3).unwrap().is_allowed());
+    }
+    let mut admitted = 0;
+    for stranger in 0..10_000_000_u64 {
+        admitted += u64::from(limiter.check(stranger.to_le_bytes()).is_allowed());
+    }
+    let usage = limiter.store().usage();
+    assert_eq!(usage.keys, ROOM);
+    assert!(usage.bytes <= 40 * ROOM, "{usage:?}");
+    assert_eq!(usage.overflowed, 10_000_000 - (ROOM as u64 - 200));
+    // A unit for each that had room, and one budget of three for all the others together.
+    assert_eq!(admitted, ROOM as u64 - 200 + 3);
+    for victim in 0..200 {
+        assert!(!limiter.check(("victim", victim)).is_allowed(), "victim {victim}");
+    }
+}
+
+#[test]
+fn keys_without_room_share_a_budget_and_say_so() {
+    for text in ["2/hour", "2/hour token-bucket", "2/hour sliding-log", "2/hour concurrency"] {
+        let clock = ManualClock::new();
+        let limiter = Limiter::builder().limit(text).max_keys(1).clock(clock.clone());
+        let limiter = limiter.build().unwrap();
+        assert_eq!(limiter.check("first").source(), Source::Store, "{text}");
+        let shared = ["a", "b", "c"].map(|key| limiter.check(key));
+        assert_eq!(shared.map(|decision| decision.is_allowed()), [true, true, false], "{text}");
+        assert!(shared.iter().all(|decision| decision.source() == Source::Overflow), "{text}");
+        assert_eq!(limiter.check("first").remaining(), 0, "{text}: untouched by the others");
+        assert_eq!(limiter.store().usage().overflowed, 3, "{text}");
+        clock.advance(std::time::Duration::from_secs(7_300));
+        limiter.store().reclaim();
+        assert_eq!(limiter.check("later").source(), Source::Store, "{text}: there is room again");
+    }
+}
+
+#[test]
+fn a_permit_of_the_shared_budget_is_returned_there() {
+    let limiter = Limiter::builder().limit("1/hour concurrency").max_keys(1).build().unwrap();
+    let _own = limiter.acquire("first").into_result().unwrap();
+    let shared = limiter.acquire("second").into_result().unwrap();
+    assert!(limiter.acquire("third").permit.is_none());
+    assert!(shared.renew());
+    drop(shared);
+    assert!(limiter.acquire("third").permit.is_some());
+}
+
+#[test]
+fn memory_goes_back_after_expiry_by_use_alone() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit("3/second").clock(clock.clone()).build().unwrap();
+    for key in 0..200_000 {
+        let _ = limiter.check(key);
+    }
+    let before = limiter.store().usage();
+    clock.advance(std::time::Duration::from_secs(10));
+    // No call to clean up: one busy key pays for it, a cell at a time.
+    for _ in 0..1_500_000 {
+        let _ = limiter.check("busy");
+    }
+    let after = limiter.store().usage();
+    assert_eq!(before.keys, 200_000);
+    assert!(after.keys <= 1 && after.bytes < before.bytes / 100, "{before:?} {after:?}");
+}
+
+#[test]
+fn logs_are_bounded_in_their_entries_too() {
+    let limit = Limit::per_day(10_000).with_algorithm(tollgate::Algorithm::SlidingLog).unwrap();
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit(limit).max_keys(10).clock(clock.clone());
+    let limiter = limiter.build().unwrap();
+    for n in 0..1_000 {
+        clock.advance(std::time::Duration::from_micros(1));
+        let _ = limiter.check(n % 10);
+    }
+    let usage = limiter.store().usage();
+    assert_eq!((usage.keys, usage.overflowed), (10, 1_000 - 80), "{usage:?}");
+}

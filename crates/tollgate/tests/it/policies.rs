@@ -1,0 +1,191 @@
+//! Which policies cover a request, and what they do together.
+
+use tollgate::{
+    CostError, Limiter, ManualClock, Policy, PolicySet, Request, SharedLimiter,
+    policy::{Condition, Match, Missing, PolicyError},
+};
+use tollgate_testkit::Random;
+
+use crate::limit;
+
+fn policy(name: &str, text: &str) -> Policy {
+    Policy::new(name.parse().unwrap(), [limit(text)])
+}
+
+fn limiter(policies: impl IntoIterator<Item = Policy>) -> Limiter {
+    let set = PolicySet::new(policies).unwrap();
+    Limiter::builder().policies(set).clock(ManualClock::new()).build().unwrap()
+}
+
+#[test]
+fn a_request_is_charged_to_every_policy_that_covers_it_or_to_none() {
+    let limiter = limiter([
+        policy("per-ip", "3/minute").per(["ip"]),
+        policy("per-user", "2/minute").per(["user"]).matching("user", Condition::Present),
+        policy("all", "100/minute"),
+    ]);
+    let request = Request::new().with("ip", "1.2.3.4").with("user", "alice");
+    let answers = [(); 3].map(|()| limiter.check_request(&request).unwrap());
+    assert_eq!(answers.map(|decision| decision.is_allowed()), [true, true, false]);
+    assert_eq!(answers[2].policy().unwrap().as_str(), "per-user");
+    let anonymous = Request::new().with("ip", "1.2.3.4");
+    let answers = [(); 2].map(|()| limiter.check_request(&anonymous).unwrap());
+    assert_eq!(answers.map(|decision| decision.is_allowed()), [true, false]);
+    assert_eq!(answers[1].policy().unwrap().as_str(), "per-ip");
+    let used = limiter.stats().policies;
+    let counts: Vec<_> = used.iter().map(|stats| (stats.allowed, stats.denied)).collect();
+    assert_eq!(counts, [(3, 1), (2, 1), (3, 0)]);
+}
+
+#[test]
+fn a_request_that_nothing_covers_is_unlimited() {
+    let limiter = limiter([policy("other", "1/hour").in_domain("edge")]);
+    let decision = limiter.check_request(&Request::new()).unwrap();
+    assert!(decision.is_allowed() && decision.policy().is_none() && decision.limit().is_none());
+    let edge = Request::new().in_domain("edge");
+    assert!(limiter.check_request(&edge).unwrap().is_allowed());
+    assert!(!limiter.check_request(&edge).unwrap().is_allowed());
+}
+
+#[test]
+fn overrides_replace_the_limits_of_some_requests() {
+    let plan = |name: &str| Match::any().and("plan", Condition::equal(name));
+    let limiter = limiter([policy("api", "1/hour")
+        .per(["user"])
+        .overriding(plan("pro"), [limit("3/hour")])
+        .overriding(plan("banned"), [limit("0/hour")])
+        .overriding(plan("staff"), [])]);
+    let take = |plan: &str, user: &str| {
+        let request = Request::new().with("plan", plan).with("user", user);
+        (0..5).filter(|_| limiter.check_request(&request).unwrap().is_allowed()).count()
+    };
+    assert_eq!(
+        [take("free", "a"), take("pro", "b"), take("banned", "c"), take("staff", "d")],
+        [1, 3, 0, 5]
+    );
+    // Whoever moves to another plan takes along what has been used.
+    assert_eq!(take("pro", "a"), 2);
+}
+
+#[test]
+fn shadow_policies_report_and_never_deny() {
+    let limiter = limiter([
+        policy("enforced", "3/hour").per(["user"]),
+        policy("tried", "1/hour").per(["user"]).shadow(),
+    ]);
+    let request = Request::new().with("user", "alice");
+    let answers = [(); 4].map(|()| limiter.check_request(&request).unwrap());
+    let seen = answers.map(|decision| (decision.is_allowed(), decision.is_shadow_denied()));
+    assert_eq!(seen, [(true, false), (true, true), (true, true), (false, true)]);
+    assert!(answers.iter().all(|decision| decision.policy().unwrap().as_str() == "enforced"));
+    let tried = limiter.stats().policies[1];
+    assert_eq!((tried.allowed, tried.denied, tried.shadow_denied), (1, 0, 3));
+    // A cost that the shadow policy could never take is no error either.
+    let large = limiter.check_request(&Request::new().with("user", "bob").cost(2)).unwrap();
+    assert!(large.is_allowed() && large.is_shadow_denied());
+}
+
+#[test]
+fn a_missing_attribute_shares_a_budget_or_skips_the_policy() {
+    let request = Request::new();
+    let shared = limiter([policy("per-user", "1/hour").per(["user"])]);
+    assert!(shared.check_request(&request).unwrap().is_allowed());
+    assert!(!shared.check_request(&request).unwrap().is_allowed());
+    assert!(shared.check_request(&request.clone().with("user", "")).unwrap().is_allowed());
+    let mut skipping = policy("per-user", "1/hour").per(["user"]);
+    skipping.missing = Missing::Skip;
+    let skipping = limiter([skipping]);
+    assert!((0..3).all(|_| skipping.check_request(&request).unwrap().is_allowed()));
+}
+
+#[test]
+fn a_policy_may_cap_what_one_request_costs() {
+    let mut capped = policy("export", "100/hour");
+    capped.max_cost = Some(10);
+    let limiter = limiter([capped]);
+    let error = limiter.check_request(&Request::new().cost(11)).unwrap_err();
+    assert!(matches!(error, CostError { cost: 11, max: 10, .. }));
+    assert!(limiter.check_request(&Request::new().cost(10)).unwrap().is_allowed());
+}
+
+#[test]
+fn contradictory_policies_are_refused() {
+    let twice = PolicySet::new([policy("a", "1/s"), policy("a", "2/s")]).unwrap_err();
+    assert_eq!(twice.to_string(), "two policies are named `a`: give each a name of its own");
+    let none = PolicySet::new([Policy::new("a".parse().unwrap(), [])]).unwrap_err();
+    assert_eq!(none, PolicyError::NoLimit("a".parse().unwrap()));
+    let same = Policy::new("a".parse().unwrap(), [limit("1/s"), limit("2/s")]);
+    assert_eq!(
+        PolicySet::new([same]).unwrap_err().to_string(),
+        "policy `a` has two limits with the same algorithm and period, `1/second` and `2/second`: \
+         keep the smaller"
+    );
+    let other = Policy::new("a".parse().unwrap(), [limit("1/s"), limit("2/s token-bucket")]);
+    assert!(PolicySet::new([other]).is_ok());
+}
+
+/// The index finds what looking at every policy finds.
+#[test]
+fn the_index_finds_what_a_scan_finds() {
+    let paths = ["/", "/api/", "/api/users", "/api/users/7", "/login", "api", "/a/b/c/d"];
+    let globs = ["/api/**", "/api/*", "**", "/login", "*", "/api/users/?", "/a/b/**", "a**"];
+    for seed in 0..2_000 {
+        let random = &mut Random::new(seed);
+        let policies: Vec<_> = (0..random.between(1, 12))
+            .map(|n| {
+                let mut one = policy(&format!("p{n}"), "1/s");
+                if random.one_in(2) {
+                    let glob = random.pick(&globs).parse().unwrap();
+                    one = one.matching("path", Condition::Glob(glob));
+                }
+                if random.one_in(3) {
+                    let values = vec!["GET".into(), random.pick(&["POST", "GET", "PUT"]).into()];
+                    one = one.matching("method", Condition::OneOf(values));
+                }
+                if random.one_in(5) {
+                    one = one.matching("user", Condition::Absent);
+                }
+                one.in_domain(random.pick(&["", "", "edge"]))
+            })
+            .collect();
+        let set = PolicySet::new(policies.clone()).unwrap();
+        for _ in 0..20 {
+            let mut request = Request::new().in_domain(random.pick(&["", "edge", "none"]));
+            if !random.one_in(4) {
+                request = request.with("path", random.pick(&paths));
+            }
+            if !random.one_in(3) {
+                request = request.with("method", random.pick(&["GET", "POST", "PUT"]));
+            }
+            if random.one_in(3) {
+                request = request.with("user", "x");
+            }
+            let found: Vec<_> = set.covering(&request).map(|(policy, _)| policy.name).collect();
+            let scan = policies.iter().filter(|policy| {
+                policy.domain == request.domain() && policy.matching.covers(&request)
+            });
+            assert_eq!(found, scan.map(|policy| policy.name).collect::<Vec<_>>(), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_shared_limiter_decides_as_the_limiter_does() {
+    let set = || {
+        PolicySet::new([
+            policy("per-ip", "3/minute").per(["ip"]),
+            policy("per-user", "2/minute").per(["user"]).shadow(),
+        ])
+        .unwrap()
+    };
+    let own = Limiter::builder().policies(set()).clock(ManualClock::new()).build().unwrap();
+    let shared = SharedLimiter::new(tollgate::MemoryStore::new(100, ManualClock::new()), set());
+    for n in 0..20 {
+        let ip = format!("10.0.0.{}", n % 4);
+        let request = Request::new().with("ip", &ip).with("user", "alice").cost(n % 3);
+        let answer = pollster::block_on(shared.check_request(&request)).unwrap();
+        assert_eq!(answer, own.check_request(&request).unwrap());
+    }
+    let counts = |stats: tollgate::Stats| stats.policies;
+    assert_eq!(counts(shared.stats()), counts(own.stats()));
+}

@@ -1,0 +1,34 @@
+//! What a limiter tells about itself.
+
+use tollgate::{Limit, Limiter};
+
+use crate::limiter;
+
+#[test]
+fn decisions_are_counted_and_busy_keys_named() {
+    let (limiter, _) = limiter("5/hour");
+    for _ in 0..20 {
+        let _ = limiter.check("greedy");
+    }
+    for n in 0..7 {
+        let _ = limiter.check(("<img src=x onerror=alert(1)>", n));
+    }
+    let _ = limiter.peek("greedy");
+    let stats = limiter.stats();
+    let own = stats.policies[0];
+    assert_eq!((own.allowed, own.denied, own.shadow_denied), (12, 15, 0));
+    assert_eq!((stats.busiest[0].key.as_str(), stats.busiest[0].count), ("greedy", 20));
+    assert_eq!((stats.most_denied[0].key.as_str(), stats.most_denied[0].count), ("greedy", 15));
+    assert_eq!(stats.busiest.len(), 8);
+    assert_eq!(stats.busiest[1].key, "<img src=x onerror=alert(1)>, 0");
+}
+
+#[test]
+fn counts_go_on_when_a_limit_changes() {
+    let limiter = Limiter::memory(Limit::per_hour(1));
+    let _ = (limiter.check("key"), limiter.check("key"));
+    let raised = limiter.with_limit(Limit::per_hour(3));
+    assert_eq!(raised.check("key").remaining(), 1, "one was used before");
+    let own = raised.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (2, 1));
+}

@@ -1,0 +1,191 @@
+//! Waiting, by hand: futures are polled one step at a time, on a clock that moves when told.
+
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake},
+    time::Duration,
+};
+
+use tollgate::{Decision, Limiter, ManualClock, WaitError};
+
+use crate::limiter;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A future with a flag that tells whether it was woken since it was last polled.
+struct Waiting<'a> {
+    future: Pin<Box<dyn Future<Output = Result<Decision, WaitError>> + 'a>>,
+    woken: Arc<Flag>,
+    done: bool,
+}
+
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl<'a> Waiting<'a> {
+    fn new(limiter: &'a Limiter, cost: u64, within: Duration) -> Self {
+        let future = Box::pin(limiter.until_ready_cost("key", cost, within));
+        Self { future, woken: Arc::default(), done: false }
+    }
+
+    fn poll(&mut self) -> Option<Result<Decision, WaitError>> {
+        assert!(!self.done, "a finished wait was woken");
+        self.woken.0.store(false, Ordering::SeqCst);
+        let waker = self.woken.clone().into();
+        match self.future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(result) => {
+                self.done = true;
+                Some(result)
+            }
+            Poll::Pending => None,
+        }
+    }
+
+    /// Polls only if woken, as an executor would.
+    fn poll_if_woken(&mut self) -> Option<Result<Decision, WaitError>> {
+        if self.woken.0.load(Ordering::SeqCst) { self.poll() } else { None }
+    }
+}
+
+#[test]
+fn what_is_there_is_taken_at_once() {
+    let (limiter, _) = limiter("1/second burst 2");
+    let decision = pollster::block_on(pin!(limiter.until_ready("key", Duration::ZERO))).unwrap();
+    assert_eq!(decision.remaining(), 1);
+}
+
+#[test]
+fn waiters_are_served_in_the_order_they_came() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let _ = limiter.check("key");
+    let mut waiters: Vec<_> = (0..5).map(|_| Waiting::new(&limiter, 1, 10 * SECOND)).collect();
+    for waiter in &mut waiters {
+        assert!(waiter.poll().is_none());
+    }
+    let mut served = Vec::new();
+    for _ in 0..5 {
+        clock.advance(SECOND);
+        // Whoever is woken is polled, the last first: still the first is served.
+        for _ in 0..2 {
+            for (number, waiter) in waiters.iter_mut().enumerate().rev() {
+                if let Some(result) = waiter.poll_if_woken() {
+                    assert!(result.unwrap().is_allowed());
+                    served.push(number);
+                }
+            }
+        }
+        // A finished future is dropped by its executor; ours are kept, so each has left its queue by itself.
+    }
+    assert_eq!(served, [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_deadline_that_cannot_be_met_fails_at_once() {
+    let (limiter, _) = limiter("1/second burst 1");
+    let _ = limiter.check("key");
+    let too_long = |needed| Some(Err(WaitError::TooLong { needed: Some(needed) }));
+    let mut hopeless = Waiting::new(&limiter, 1, SECOND - Duration::from_micros(1));
+    assert_eq!(hopeless.poll(), too_long(SECOND));
+    let mut first = Waiting::new(&limiter, 1, SECOND);
+    assert!(first.poll().is_none(), "to the microsecond");
+    // Those ahead count: the second in the queue needs two seconds.
+    let mut second = Waiting::new(&limiter, 1, SECOND);
+    assert_eq!(second.poll(), too_long(2 * SECOND));
+    let mut patient = Waiting::new(&limiter, 1, 2 * SECOND);
+    assert!(patient.poll().is_none());
+}
+
+#[test]
+fn a_cancelled_wait_charges_nothing_and_holds_nobody_up() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let _ = limiter.check("key");
+    let mut first = Waiting::new(&limiter, 1, 10 * SECOND);
+    let mut second = Waiting::new(&limiter, 1, 10 * SECOND);
+    assert!(first.poll().is_none() && second.poll().is_none());
+    drop(first);
+    assert!(second.poll_if_woken().is_none(), "its turn, but not yet its time");
+    assert_eq!(clock.sleepers(), 1, "the cancelled wait has left the clock");
+    clock.advance(SECOND);
+    assert!(second.poll_if_woken().is_some_and(|result| result.is_ok()));
+    assert_eq!(clock.sleepers(), 0);
+    clock.advance(SECOND);
+    assert_eq!(limiter.peek("key").remaining(), 1, "the cancelled wait took nothing");
+}
+
+#[test]
+fn too_many_waiters_are_refused() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit("1/second burst 1").max_waiters(2).clock(clock);
+    let limiter = limiter.build().unwrap();
+    let _ = limiter.check("key");
+    let mut waiters: Vec<_> = (0..3).map(|_| Waiting::new(&limiter, 1, 60 * SECOND)).collect();
+    assert!(waiters[0].poll().is_none() && waiters[1].poll().is_none());
+    assert_eq!(waiters[2].poll(), Some(Err(WaitError::QueueFull { waiting: 2 })));
+    waiters.remove(0);
+    let mut another = Waiting::new(&limiter, 1, 60 * SECOND);
+    assert!(another.poll().is_none(), "a place is free again");
+}
+
+#[test]
+fn waiting_in_vain_fails_at_once() {
+    let (limiter, _) = limiter("0/second");
+    let mut never = Waiting::new(&limiter, 1, 60 * SECOND);
+    assert_eq!(never.poll(), Some(Err(WaitError::TooLong { needed: None })));
+    let (limiter, _) = crate::limiter("3/second");
+    assert!(matches!(Waiting::new(&limiter, 4, SECOND).poll(), Some(Err(WaitError::Cost(_)))));
+}
+
+#[test]
+fn a_wait_that_others_spoil_ends_at_its_deadline() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let _ = limiter.check("key");
+    let mut first = Waiting::new(&limiter, 1, 3 * SECOND);
+    let mut second = Waiting::new(&limiter, 1, 2 * SECOND);
+    assert!(first.poll().is_none() && second.poll().is_none());
+    for _ in 0..2 {
+        clock.advance(SECOND);
+        // Somebody who does not queue takes what they wait for.
+        assert!(limiter.check("key").is_allowed());
+        assert!(first.poll_if_woken().is_none());
+    }
+    assert_eq!(second.poll_if_woken(), Some(Err(WaitError::TimedOut)));
+    clock.advance(SECOND);
+    assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn every_algorithm_knows_when_it_will_be_ready() {
+    for text in
+        ["4/second", "4/second sliding-window", "4/second sliding-log", "4/second token-bucket"]
+    {
+        let (limiter, clock) = limiter(text);
+        let _ = limiter.check_cost("key", 4).unwrap();
+        let mut waiters: Vec<_> = (0..6).map(|_| Waiting::new(&limiter, 2, 60 * SECOND)).collect();
+        for waiter in &mut waiters {
+            assert!(waiter.poll().is_none());
+        }
+        let mut last = tollgate::Clock::now(&clock);
+        let mut served = 0;
+        while let Some(next) = clock.next_wake() {
+            assert!(next >= last, "{text}");
+            last = next;
+            clock.set(next);
+            // One pass in order serves everyone whose turn has come.
+            for waiter in &mut waiters {
+                served += u32::from(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+            }
+        }
+        assert_eq!(served, 6, "{text}");
+    }
+}

@@ -1,0 +1,7 @@
+//! The examples of the documents as doctests: `cargo test --doc --manifest-path docs/check/Cargo.toml`.
+
+#[doc = include_str!("../../algorithms.md")]
+pub mod algorithms {}
+
+#[doc = include_str!("../../guide/rust.md")]
+pub mod guide_rust {}

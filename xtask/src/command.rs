@@ -1,0 +1,37 @@
+//! Runs other programs from the project's root, and says so.
+
+use std::{
+    io::{self, Write},
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+
+/// The project's root.
+pub(crate) fn root() -> &'static Path {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask)
+}
+
+/// Runs `cargo` with these words and these environment variables, and fails if it does.
+pub(crate) fn cargo(words: &[&str], env: &[(&str, &str)]) -> anyhow::Result<()> {
+    let settings = env.iter().map(|(name, value)| format!("{name}='{value}' "));
+    let line = format!("{}cargo {}", settings.collect::<String>(), words.join(" "));
+    writeln!(io::stderr(), "\n$ {line}")?;
+    let mut command = Command::new("cargo");
+    command.args(words).envs(env.iter().copied()).current_dir(root());
+    let (status, took) = timed(|| command.status());
+    let status = status.with_context(|| format!("cannot start `{line}`"))?;
+    ensure!(status.success(), "`{line}` failed after {took:.1?}");
+    writeln!(io::stderr(), "took {took:.1?}")?;
+    Ok(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "how long a chore takes is no decision")]
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let done = work();
+    (done, start.elapsed())
+}

@@ -1,0 +1,37 @@
+use crate::{command::cargo, tidy};
+
+/// How many random histories the tests try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Histories {
+    Some,
+    Million,
+}
+
+/// What `cargo` runs, quickest first.
+const STEPS: [&str; 4] = [
+    "test --workspace --lib --bins --examples",
+    "test --workspace --exclude tollgate --test *",
+    "test --workspace --doc",
+    // Threads and random histories find more in the same time when they are fast.
+    "test --release -p tollgate --test it",
+];
+
+/// With a directory of its own, so that its flags do not rebuild everything else.
+const LOOM: &str = "test --release -p tollgate --lib --target-dir target/loom loom";
+
+/// Runs all tests, then the house rules; stops at the first failure.
+pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
+    let long: &[_] = match histories {
+        Histories::Some => &[],
+        Histories::Million => &[("TOLLGATE_LONG", "1")],
+    };
+    for step in STEPS {
+        cargo(&words(step), long)?;
+    }
+    cargo(&words(LOOM), &[long, &[("RUSTFLAGS", "--cfg tollgate_loom")]].concat())?;
+    tidy::run()
+}
+
+fn words(step: &str) -> Vec<&str> {
+    step.split(' ').collect()
+}

@@ -1,0 +1,55 @@
+//! Rules about which files there are.
+
+use super::{File, Finding};
+
+pub(super) fn check(files: &[File]) -> Vec<Finding> {
+    let mut findings = crates_without_readme(files);
+    findings.extend(missing_changelog(files));
+    findings
+}
+
+fn crates_without_readme(files: &[File]) -> Vec<Finding> {
+    let manifests = files.iter().filter_map(|file| {
+        let name = file.path.strip_prefix("crates/")?.strip_suffix("/Cargo.toml")?;
+        (!name.contains('/')).then_some((file, name))
+    });
+    manifests
+        .filter(|(_, name)| {
+            !files.iter().any(|file| file.path == format!("crates/{name}/README.md"))
+        })
+        .map(|(file, _)| {
+            Finding::new(file, 1, "no README.md beside it; say who should use the crate")
+        })
+        .collect()
+}
+
+fn missing_changelog(files: &[File]) -> Option<Finding> {
+    let path = "CHANGELOG.md";
+    let changelog = files.iter().find(|file| file.path == path);
+    let headed =
+        changelog.is_some_and(|file| file.text.lines().any(|line| line == "## Unreleased"));
+    let what =
+        "no heading `## Unreleased`; add it, with a line for each change that a user can see";
+    (!headed).then(|| Finding { path: path.to_owned(), line: 1, what: what.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::file, *};
+
+    #[test]
+    fn each_crate_has_a_readme() {
+        let files = ["crates/a/Cargo.toml", "crates/a/README.md", "crates/b/Cargo.toml"];
+        let found = crates_without_readme(&files.map(|path| file(path, "")));
+        let paths: Vec<_> = found.iter().map(|finding| &*finding.path).collect();
+        assert_eq!(paths, ["crates/b/Cargo.toml"]);
+    }
+
+    #[test]
+    fn the_changelog_has_a_place_for_the_next_line() {
+        for (text, found) in [("# Changes\n\n## Unreleased\n", false), ("## 0.1.0\n", true)] {
+            assert_eq!(missing_changelog(&[file("CHANGELOG.md", text)]).is_some(), found);
+        }
+        assert!(missing_changelog(&[]).is_some());
+    }
+}

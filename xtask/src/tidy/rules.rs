@@ -1,0 +1,130 @@
+//! Rules about the lines of one file.
+
+use super::{File, Finding};
+
+const MAX_COLUMNS: usize = 120;
+const MAX_LINES: usize = 600;
+
+/// Put together from halves, so that this file passes.
+const UNFINISHED: [&str; 5] = [
+    concat!("TO", "DO"),
+    concat!("FIX", "ME"),
+    concat!("to", "do!("),
+    concat!("unimple", "mented!("),
+    concat!("db", "g!("),
+];
+
+pub(super) fn check(file: &File) -> Vec<Finding> {
+    [wide_lines, long_files, unfinished, sleeping_tests, floats]
+        .into_iter()
+        .flat_map(|rule| rule(file))
+        .collect()
+}
+
+fn wide_lines(file: &File) -> Vec<Finding> {
+    find(file, file.is_rust(), |line| {
+        let columns = line.chars().count();
+        let what = || format!("{columns} columns; break the line, {MAX_COLUMNS} is the limit");
+        (columns > MAX_COLUMNS).then(what)
+    })
+}
+
+fn long_files(file: &File) -> Vec<Finding> {
+    if !file.is_rust() || file.is_test() {
+        return Vec::new();
+    }
+    let code = file.text.lines().take_while(|line| line.trim() != "#[cfg(test)]").count();
+    let what = || format!("{code} lines of code; split the file, {MAX_LINES} is the limit");
+    (code > MAX_LINES).then(|| Finding::new(file, code, what())).into_iter().collect()
+}
+
+/// Prose may speak of these words, so Markdown is left out.
+fn unfinished(file: &File) -> Vec<Finding> {
+    find(file, !file.path.ends_with(".md"), |line| {
+        let word = UNFINISHED.into_iter().find(|word| line.contains(word))?;
+        Some(format!("`{word}`; finish it, or open an issue and leave it out here"))
+    })
+}
+
+fn sleeping_tests(file: &File) -> Vec<Finding> {
+    find(file, file.is_rust() && file.is_test(), |line| {
+        let what = "a test that sleeps; use a manual clock, or wait for what it waits for";
+        line.contains(concat!("sleep", "(")).then(|| what.to_owned())
+    })
+}
+
+fn floats(file: &File) -> Vec<Finding> {
+    let exact = file.is_rust() && file.path.starts_with("crates/tollgate/src/");
+    find(file, exact, |line| {
+        let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let float = words.find(|word| ["f32", "f64"].contains(word))?;
+        Some(format!("`{float}`; decisions are exact, use integers"))
+    })
+}
+
+fn find(file: &File, applies: bool, rule: impl Fn(&str) -> Option<String>) -> Vec<Finding> {
+    if !applies {
+        return Vec::new();
+    }
+    let lines = file.text.lines().zip(1..);
+    lines.filter_map(|(line, number)| Some(Finding::new(file, number, rule(line)?))).collect()
+}
+
+impl File {
+    fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+
+    fn is_test(&self) -> bool {
+        self.path.split('/').any(|part| part == "tests")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{file, lines},
+        *,
+    };
+
+    #[test]
+    fn lines_are_measured_in_characters() {
+        let (fits, wide) = ("ä".repeat(120), "ä".repeat(121));
+        let text = format!("{fits}\n{wide}\n");
+        assert_eq!(lines(wide_lines(&file("a.rs", &text))), [2]);
+        assert_eq!(wide_lines(&file("a.md", &text)), []);
+    }
+
+    #[test]
+    fn only_code_makes_a_file_long() {
+        let (fits, long) = ("x\n".repeat(600), "x\n".repeat(601));
+        let tested = format!("{fits}#[cfg(test)]\n{long}");
+        assert_eq!(long_files(&file("a.rs", &tested)), []);
+        assert_eq!(lines(long_files(&file("a.rs", &long))), [601]);
+        assert_eq!(long_files(&file("crates/a/tests/it/b.rs", &long)), []);
+    }
+
+    #[test]
+    fn nothing_is_left_unfinished() {
+        for word in UNFINISHED {
+            let text = format!("fine\n  {word}\n");
+            let found = unfinished(&file("a.rs", &text));
+            assert_eq!(lines(found), [2], "{word}");
+            assert_eq!(unfinished(&file("a.md", &text)), []);
+        }
+    }
+
+    #[test]
+    fn tests_do_not_sleep() {
+        let text = concat!("clock.sleep_until(x);\nthread::sleep", "(x);\n");
+        assert_eq!(lines(sleeping_tests(&file("crates/a/tests/it/b.rs", text))), [2]);
+        assert_eq!(sleeping_tests(&file("crates/a/src/b.rs", text)), []);
+    }
+
+    #[test]
+    fn decisions_use_no_floats() {
+        let text = "let a: u64 = 1;\nlet b: f64 = x;\nlet buf64 = 1;\n(x as f32)\n1f64_\n";
+        assert_eq!(lines(floats(&file("crates/tollgate/src/a.rs", text))), [2, 4]);
+        assert_eq!(floats(&file("crates/tollgate-server/src/a.rs", text)), []);
+    }
+}
