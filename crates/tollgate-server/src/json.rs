@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use tollgate::{Decision, Source};
+use tollgate::Decision;
 
 /// A decision as an object: who decided, what remains, and when to come back.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ impl Display for JsonDecision {
             decision.remaining(),
             Maybe(decision.retry_after().map(Seconds)),
             Seconds(decision.reset_after()),
-            source(decision.source()),
+            decision.source().as_str(),
         )
     }
 }
@@ -80,15 +80,6 @@ impl Write for Escape<'_, '_> {
             '\0'..' ' => write!(self.0, "\\u{:04x}", u32::from(char)),
             _ => self.0.write_char(char),
         })
-    }
-}
-
-fn source(source: Source) -> &'static str {
-    match source {
-        Source::Store => "store",
-        Source::Overflow => "overflow",
-        Source::Unlimited => "unlimited",
-        _ => "other",
     }
 }
 

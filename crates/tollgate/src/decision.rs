@@ -37,6 +37,17 @@ pub enum Source {
     Unlimited,
 }
 
+impl Source {
+    /// The word for it in JSON, logs and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Overflow => "overflow",
+            Self::Unlimited => "unlimited",
+        }
+    }
+}
+
 /// A denied [`Decision`] as an error, for those who like `?`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied(Decision);

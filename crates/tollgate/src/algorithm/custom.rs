@@ -30,9 +30,9 @@ use crate::{Limit, clock::Timestamp};
 ///     fn step(&self, limit: &Limit, state: &mut State, now: Timestamp, cost: u64) -> Outcome {
 ///         let over = state.at().after(limit.period());
 ///         let used = if now < over { state.payload() as u64 } else { 0 };
-///         let (free, wait) = (limit.amount() - used, over.micros_since(now));
+///         let free = limit.amount().saturating_sub(used);
 ///         if cost.max(1) > free {
-///             let wait = Duration::from_micros(wait);
+///             let wait = Duration::from_micros(over.micros_since(now));
 ///             return Outcome::denied(free, Some(wait), wait);
 ///         }
 ///         if cost > 0 {

@@ -55,6 +55,11 @@ impl Log {
     /// Gives back up to `cost` units, the newest first. Returns how many there were.
     pub(crate) fn refund(&mut self, limit: &Limit, now: u64, cost: u64) -> u64 {
         self.trim(limit, now);
+        self.take_back(cost)
+    }
+
+    /// Takes back up to `cost` of the newest units, whatever their age.
+    pub(crate) fn take_back(&mut self, cost: u64) -> u64 {
         let mut left = cost;
         while let Some(last) = self.entries.back_mut().filter(|_| left > 0) {
             let back = left.min(last.cost);

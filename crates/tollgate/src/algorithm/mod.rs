@@ -6,7 +6,7 @@
 //! what ends a window.
 //!
 //! Common rules: a denied cost changes nothing; cost 0 asks whether one unit would be admitted; a state from a clock that
-//! has since stepped back is [brought back](rebase) with it first, so nobody is locked out for longer than a period.
+//! has since stepped back is brought back with it first, so nobody waits longer than if all had been used just now.
 
 mod custom;
 pub(crate) mod fixed_window;

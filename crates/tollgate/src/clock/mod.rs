@@ -26,8 +26,8 @@ pub struct Timestamp(u64);
 
 /// A source of time for a store.
 ///
-/// It may step in either direction. A step back never locks anyone out for longer than one period; a step forward admits
-/// at most one more burst per key.
+/// It may step in either direction. After a step back nobody waits for longer than if all that is used had been used just
+/// now; a step forward admits at most one more burst per key.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The instant now.
     fn now(&self) -> Timestamp;

@@ -12,7 +12,8 @@ use std::{ops::Range, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    Charge, CostError, Decision, Key, KeyRef, Limit, MemoryStore, PolicySet, Request, Stats,
+    Algorithm, Charge, CostError, Decision, Key, KeyRef, Limit, MemoryStore, PolicySet, Request,
+    Stats,
     algorithm::Outcome,
     policy::{Planned, PolicyName},
     stats::Event,
@@ -163,32 +164,44 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CostError> {
-        for charge in charges {
+        let fits = |charge: &Charge<'_>| {
+            charge.cost <= charge.limit.capacity() || charge.limit.amount() == 0
+        };
+        if let Some(charge) = charges.iter().find(|charge| charge.enforced && !fits(charge)) {
             let (cost, max) = (charge.cost, charge.limit.capacity());
-            if cost > max && charge.limit.amount() > 0 {
-                return Err(CostError { cost, policy: charge.policy, max });
-            }
+            return Err(CostError { cost, policy: charge.policy, max });
         }
-        let outcomes = self.inner.store.charge_now(charges);
+        let fit: Vec<_> = charges.iter().copied().filter(fits).collect();
         let mut decision = Decision::UNLIMITED;
-        for (charge, outcome) in charges.iter().zip(outcomes) {
+        let mut shadow_denied = fit.len() < charges.len();
+        for (charge, outcome) in fit.iter().zip(self.inner.store.charge_now(&fit)) {
             if charge.enforced {
                 decision = decision.and(Decision::of(charge.policy, charge.limit, outcome));
             } else {
-                decision.shadow_denied |= !outcome.is_admitted();
+                shadow_denied |= !outcome.is_admitted();
             }
         }
-        Ok(decision)
+        Ok(Decision { shadow_denied, ..decision })
     }
 
     /// Gives back up to `cost` units, and no more than are used.
     pub fn refund(&self, key: impl Key, cost: u64) {
-        key.with(|key| self.inner.each_slot(key, cost, |slot| self.inner.store.refund(slot)));
+        key.with(|key| {
+            self.inner.each_slot(key, cost, |slot| {
+                self.inner.store.refund(slot);
+                self.inner.turnstile.nudge(slot.id);
+            });
+        });
     }
 
     /// Forgets what was charged to a key.
     pub fn reset(&self, key: impl Key) {
-        key.with(|key| self.inner.each_slot(key, 0, |slot| self.inner.store.reset(slot)));
+        key.with(|key| {
+            self.inner.each_slot(key, 0, |slot| {
+                self.inner.store.reset(slot);
+                self.inner.turnstile.nudge(slot.id);
+            });
+        });
     }
 
     /// The same limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
@@ -203,7 +216,10 @@ impl Limiter {
     ///
     /// What has been used carries over to a policy of the same name whose algorithm and period are the same: a new amount
     /// or burst holds from the next decision on. A limit with another algorithm or period starts afresh. Over the change,
-    /// no more than the old and the new amount together are admitted in the longer of the two periods.
+    /// no more is admitted than the bounds of the old and the new limit allow together. What a token bucket owes may be
+    /// forgiven once it would have been paid at the old rate.
+    ///
+    /// Both limiters go on side by side; counting goes on in each from where it stands.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
         let path = self.inner.path.succeeded_by(policies);
         Self::new(path, self.inner.store.clone(), self.inner.turnstile.clone())
@@ -285,6 +301,7 @@ impl Inner {
     fn slot<'a>(&'a self, item: Item<'_>, cost: u64, permit: u64) -> Slot<'a> {
         let (scope, target) = (&self.scopes[item.0], self.path.target(item));
         let id = self.store.identity(scope, item.1);
+        let permit = if target.limit.algorithm() == Algorithm::Concurrency { permit } else { 0 };
         Slot { scope, id, limit: &target.limit, cost, permit, enforced: target.enforced }
     }
 

@@ -38,7 +38,13 @@ impl Path {
     pub(super) fn plan_key(&self, key: KeyRef<'_>) -> SmallVec<[Planned; 4]> {
         match self.policies.direct() {
             Some(targets) => [Planned { targets, key: key.to_buf() }].into_iter().collect(),
-            None => self.policies.plan(&Request::new().with(Request::KEY, key.as_bytes())),
+            None => {
+                let request = Request::new().with(Request::KEY, key.as_bytes());
+                let mut plan = self.policies.plan(&request);
+                let by_key = |planned: &&mut Planned| self.policies.is_by_key(planned);
+                plan.iter_mut().filter(by_key).for_each(|planned| planned.key = key.to_buf());
+                plan
+            }
         }
     }
 

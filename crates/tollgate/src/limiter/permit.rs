@@ -1,7 +1,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Limiter;
-use crate::{Decision, Denied, Key, KeyBuf};
+use smallvec::SmallVec;
+
+use super::{
+    Limiter,
+    path::{Item, Items},
+};
+use crate::{Algorithm, CostError, Decision, Denied, Key, KeyBuf, Request, store::memory::Slot};
 
 /// Units of a concurrency limit, held until this is dropped.
 ///
@@ -11,7 +16,8 @@ use crate::{Decision, Denied, Key, KeyBuf};
 #[must_use = "dropping a permit returns it"]
 pub struct Permit {
     limiter: Limiter,
-    key: KeyBuf,
+    /// The concurrency limits it is a permit of, by their places in the policy set, each with the key.
+    held: SmallVec<[(usize, KeyBuf); 1]>,
     id: u64,
 }
 
@@ -42,20 +48,31 @@ impl Limiter {
     /// # Ok::<(), tollgate::BuildError>(())
     /// ```
     pub fn acquire(&self, key: impl Key) -> Admission {
-        let id = next_id();
         key.with(|key| {
-            let decision = self.inner.with_items(key, |items| {
-                self.inner.charge(items, 1, id).unwrap_or_else(|error| {
-                    unreachable!("one unit fits every limit: {error}");
-                })
-            });
-            let permit = decision.is_allowed().then(|| Permit {
-                limiter: self.clone(),
-                key: key.to_buf(),
-                id,
-            });
-            Admission { decision, permit }
+            self.inner.with_items(key, |items| self.admit(items, 1)).unwrap_or_else(|error| {
+                unreachable!("one unit fits every limit: {error}");
+            })
         })
+    }
+
+    /// [`Limiter::acquire`] for a request and the policies that cover it.
+    pub fn acquire_request(&self, request: &Request<'_>) -> Result<Admission, CostError> {
+        let plan = self.inner.path.policies.plan(request);
+        self.admit(super::items(&plan), request.units())
+    }
+
+    fn admit(&self, items: Items<'_>, cost: u64) -> Result<Admission, CostError> {
+        let id = next_id();
+        let decision = self.inner.charge(items.clone(), cost, id)?;
+        let permit = decision.is_allowed().then(|| {
+            let concurrent = |item: &Item<'_>| {
+                self.inner.path.target(*item).limit.algorithm() == Algorithm::Concurrency
+            };
+            let held = items.into_iter().filter(concurrent);
+            let held = held.map(|(target, key)| (target, key.to_buf())).collect();
+            Permit { limiter: self.clone(), held, id }
+        });
+        Ok(Admission { decision, permit })
     }
 }
 
@@ -75,30 +92,22 @@ impl Permit {
     /// Starts the permit's life anew. `false` if it had already ended: then somebody else may hold its place.
     #[must_use = "a lost permit means that somebody else may run"]
     pub fn renew(&self) -> bool {
-        let mut held = true;
-        self.each_permit(|slot| held &= self.limiter.inner.store.renew(slot));
-        held
+        // All of them, also after one is lost.
+        self.slots().filter(|slot| !self.limiter.inner.store.renew(slot)).count() == 0
     }
 
-    /// Calls `then` for each concurrency limit that this is a permit of.
-    fn each_permit(&self, mut then: impl FnMut(&crate::store::memory::Slot<'_>)) {
+    fn slots(&self) -> impl Iterator<Item = Slot<'_>> {
         let inner = &self.limiter.inner;
-        inner.with_items(self.key.as_ref(), |items| {
-            for item in items {
-                let slot = inner.slot(item, 0, self.id);
-                if slot.limit.algorithm() == crate::Algorithm::Concurrency {
-                    then(&slot);
-                }
-            }
-        });
+        self.held.iter().map(|(target, key)| inner.slot((*target, key.as_ref()), 0, self.id))
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.each_permit(|slot| {
-            self.limiter.inner.store.release(slot);
-        });
+        for slot in self.slots() {
+            self.limiter.inner.store.release(&slot);
+            self.limiter.inner.turnstile.nudge(slot.id);
+        }
     }
 }
 

@@ -29,6 +29,8 @@ struct Shared<K> {
 struct Queue {
     waiters: VecDeque<Waiter>,
     next_ticket: u64,
+    /// How often the first was told to look again.
+    nudges: u64,
 }
 
 #[derive(Debug)]
@@ -60,6 +62,18 @@ impl<K: Copy + Eq + Hash> Turnstile<K> {
         !self.shared.queues.lock().contains_key(&key)
     }
 
+    /// Tells whoever is first in the queue for `key` to look again: something was given back.
+    pub(super) fn nudge(&self, key: K) {
+        let mut queues = self.shared.queues.lock();
+        let Some(queue) = queues.get_mut(&key) else { return };
+        queue.nudges += 1;
+        let first = queue.waiters.front_mut().and_then(|first| first.waker.take());
+        drop(queues);
+        if let Some(waker) = first {
+            waker.wake();
+        }
+    }
+
     /// Joins the queue for `key`. Also returns the costs of those ahead, first come first.
     pub(super) fn enter(&self, key: K, cost: u64) -> Result<(Turn<K>, Vec<u64>), Full> {
         let mut queues = self.shared.queues.lock();
@@ -85,10 +99,18 @@ impl<K: Copy + Eq + Hash> Default for Turnstile<K> {
 impl<K: Copy + Eq + Hash> Turn<K> {
     /// Completes when everyone ahead has gone.
     pub(super) async fn comes(&self) {
+        let first = |queue: &Queue, ticket| {
+            queue.waiters.front().is_some_and(|first| first.ticket == ticket)
+        };
+        self.when(first).await;
+    }
+
+    /// Completes when `holds` is true of the queue. It is asked again whenever the queue changes at its head.
+    async fn when(&self, holds: impl Fn(&Queue, u64) -> bool) {
         poll_fn(|cx| {
             let mut queues = self.shared.queues.lock();
             let Some(queue) = queues.get_mut(&self.key) else { return Poll::Ready(()) };
-            if queue.waiters.front().is_some_and(|first| first.ticket == self.ticket) {
+            if holds(queue, self.ticket) {
                 return Poll::Ready(());
             }
             let mine = queue.waiters.iter_mut().find(|waiter| waiter.ticket == self.ticket);
@@ -98,6 +120,18 @@ impl<K: Copy + Eq + Hash> Turn<K> {
             Poll::Pending
         })
         .await;
+    }
+}
+
+impl<K: Copy + Eq + Hash> Turn<K> {
+    /// How often the queue was nudged so far.
+    pub(super) fn nudges(&self) -> u64 {
+        self.shared.queues.lock().get(&self.key).map_or(0, |queue| queue.nudges)
+    }
+
+    /// Completes when the queue is nudged once more than `seen`.
+    pub(super) async fn nudged(&self, seen: u64) {
+        self.when(|queue, _| queue.nudges > seen).await;
     }
 }
 

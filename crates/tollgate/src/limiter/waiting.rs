@@ -42,7 +42,8 @@ impl Limiter {
     /// Waits until one unit can be charged to `key`, for at most `within`.
     ///
     /// Callers that wait for the same key are served in the order they came. If the time cannot suffice, given those ahead,
-    /// this fails at once instead of waiting in vain. Dropping the future leaves the queue; nothing is charged then.
+    /// this fails at once instead of waiting in vain. A refund, a reset or a returned permit lets the first look again at
+    /// once. Dropping the future leaves the queue; nothing is charged then.
     /// [`Limiter::check`] does not queue, and may take what somebody waits for.
     ///
     /// ```
@@ -106,12 +107,14 @@ impl Inner {
             return Err(WaitError::TimedOut);
         }
         loop {
+            // Read before the check: a nudge in between is not missed.
+            let nudges = turn.nudges();
             let decision = self.check_key(key.as_ref(), cost)?;
             if decision.allowed {
                 return Ok(decision);
             }
             let ready = self.in_time(decision.retry_after, deadline)?;
-            self.store.sleep_until(ready).await;
+            self.before(ready, turn.nudged(nudges)).await;
         }
     }
 

@@ -68,6 +68,9 @@ pub enum PolicyError {
     /// A policy without a limit says nothing.
     #[error("policy `{0}` has no limit: write one, such as `100/minute`")]
     NoLimit(PolicyName),
+    /// Nothing could ever pass.
+    #[error("policy `{0}` allows no cost at all: write at least 1, or a limit of 0 to deny all")]
+    NoCost(PolicyName),
     /// Two limits that would count in the same place.
     #[error(
         "policy `{policy}` has two limits with the same algorithm and period, `{first}` and `{second}`: keep the smaller"
@@ -99,6 +102,9 @@ impl PolicySet {
             }
             if policy.limits.is_empty() {
                 return Err(PolicyError::NoLimit(policy.name));
+            }
+            if policy.max_cost == Some(0) {
+                return Err(PolicyError::NoCost(policy.name));
             }
             check_limits(policy.name, &policy.limits)?;
             for replaced in &policy.overrides {
@@ -149,6 +155,12 @@ impl PolicySet {
             && policy.mode == Mode::Enforce
             && policy.max_cost.is_none();
         plain.then(|| 0..self.inner.limits.len())
+    }
+
+    /// Whether the key of some planned limits is the [`Request::KEY`] itself, which may have several parts.
+    pub(crate) fn is_by_key(&self, planned: &Planned) -> bool {
+        let policy = self.inner.limits.get(planned.targets.start).map(|target| target.policy);
+        policy.is_some_and(|place| self.inner.policies[place].per == [Request::KEY])
     }
 
     /// The limits that apply to a request, each with its key.

@@ -1,6 +1,6 @@
 //! More keys than there is room for.
 
-use tollgate::{Limit, Limiter, ManualClock, Source};
+use tollgate::{Charge, Limit, Limiter, ManualClock, PolicyName, Source};
 
 /// Ten million strangers against room for a million: memory stays within its bound, and nobody who has used up a budget gets
 /// it back.
@@ -86,4 +86,65 @@ fn logs_are_bounded_in_their_entries_too() {
     }
     let usage = limiter.store().usage();
     assert_eq!((usage.keys, usage.overflowed), (10, 1_000 - 80), "{usage:?}");
+}
+
+/// Several new keys in one request are several charges to the shared budget.
+#[test]
+fn a_request_of_many_new_keys_is_charged_for_each_of_them() {
+    for text in ["10/hour", "10/hour sliding-log"] {
+        let limiter = Limiter::builder().limit(text).max_keys(1).clock(ManualClock::new());
+        let limiter = limiter.build().unwrap();
+        let _ = limiter.check("first");
+        let admitted = (0..10)
+            .filter(|round| {
+                let names: Vec<_> = (0..4).map(|n| format!("{round}-{n}")).collect();
+                let keys = names.iter().map(|name| tollgate::KeyRef::new(name.as_bytes()));
+                let charge = |key| Charge::new(PolicyName::DEFAULT, key, crate::limit(text));
+                let charges: Vec<_> = keys.map(charge).collect();
+                limiter.check_all(&charges).unwrap().is_allowed()
+            })
+            .count();
+        assert_eq!(admitted, 2, "{text}: two requests of four keys fit into ten");
+    }
+}
+
+/// A key that was decided on the shared budget does not get a second one when there is room again.
+#[test]
+fn nobody_draws_on_the_shared_budget_and_their_own() {
+    for text in ["10/hour", "10/hour token-bucket", "10/hour sliding-window", "10/hour sliding-log"]
+    {
+        let clock = ManualClock::new();
+        let limiter = Limiter::builder().limit(text).max_keys(1).clock(clock.clone());
+        let limiter = limiter.build().unwrap();
+        let take = |key: &str| (0..50).filter(|_| limiter.check(key).is_allowed()).count();
+        assert_eq!((take("first"), take("second")), (10, 10), "{text}");
+        limiter.reset("first");
+        assert_eq!(take("second"), 0, "{text}: there is room, but the shared budget is in use");
+        clock.advance(std::time::Duration::from_secs(10_000));
+        assert_eq!(limiter.check("second").source(), Source::Store, "{text}: and now it is not");
+    }
+}
+
+/// When there is no room for the instants of a log, its own key is denied rather than given another budget.
+#[test]
+fn a_log_without_room_for_instants_never_exceeds_its_amount() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit("10/hour sliding-log").max_keys(1).clock(clock.clone());
+    let limiter = limiter.build().unwrap();
+    let admitted = (0..100).filter(|_| {
+        clock.advance(std::time::Duration::from_micros(1));
+        limiter.check("key").is_allowed()
+    });
+    assert_eq!(admitted.count(), 8, "room for eight instants");
+}
+
+#[test]
+fn a_peek_without_room_speaks_of_the_shared_budget() {
+    for text in ["3/hour", "3/hour sliding-log"] {
+        let limiter = Limiter::builder().limit(text).max_keys(1).clock(ManualClock::new());
+        let limiter = limiter.build().unwrap();
+        let _ = (limiter.check("first"), limiter.check_cost("second", 3).unwrap());
+        let peek = limiter.peek("third");
+        assert_eq!((peek.is_allowed(), peek.source()), (false, Source::Overflow), "{text}");
+    }
 }

@@ -114,6 +114,10 @@ fn contradictory_policies_are_refused() {
     assert_eq!(twice.to_string(), "two policies are named `a`: give each a name of its own");
     let none = PolicySet::new([Policy::new("a".parse().unwrap(), [])]).unwrap_err();
     assert_eq!(none, PolicyError::NoLimit("a".parse().unwrap()));
+    let mut nothing = policy("a", "1/s");
+    nothing.max_cost = Some(0);
+    let nothing = PolicySet::new([nothing]).unwrap_err();
+    assert_eq!(nothing, PolicyError::NoCost("a".parse().unwrap()));
     let same = Policy::new("a".parse().unwrap(), [limit("1/s"), limit("2/s")]);
     assert_eq!(
         PolicySet::new([same]).unwrap_err().to_string(),
@@ -188,4 +192,61 @@ fn a_shared_limiter_decides_as_the_limiter_does() {
     }
     let counts = |stats: tollgate::Stats| stats.policies;
     assert_eq!(counts(shared.stats()), counts(own.stats()));
+}
+
+#[test]
+fn tuple_keys_keep_their_form_under_any_policies() {
+    let limiter = limiter([policy("a", "1/hour").per(["key"]), policy("b", "9/hour")]);
+    let spelt = tollgate::Key::with(&("x", "y"), |key| {
+        // What the encoding of the pair looks like is nobody's business but ours, and still another key.
+        key.parts().flatten().fold(Vec::new(), |mut bytes, part| {
+            bytes.extend((part.len() as u32).to_le_bytes());
+            bytes.extend(part);
+            bytes
+        })
+    });
+    assert!(limiter.check(("x", "y")).is_allowed());
+    assert!(limiter.check(&spelt).is_allowed());
+    assert!(!limiter.check(("x", "y")).is_allowed());
+    assert_eq!(limiter.stats().most_denied[0].key, "x, y");
+}
+
+#[test]
+fn check_all_reports_shadow_denials_in_any_order() {
+    let limiter = limiter([policy("unused", "1/hour")]);
+    let charge = |enforced: bool| {
+        let mut charge = tollgate::Charge::new(
+            "mixed".parse().unwrap(),
+            tollgate::KeyRef::new(if enforced { b"yes" } else { b"no!" }),
+            limit(if enforced { "9/hour" } else { "0/hour" }),
+        );
+        charge.enforced = enforced;
+        charge
+    };
+    for order in [[true, false], [false, true]] {
+        let decision = limiter.check_all(&order.map(charge)).unwrap();
+        assert!(decision.is_allowed() && decision.is_shadow_denied());
+    }
+    let mut too_much = charge(false).cost(2);
+    too_much.limit = limit("1/hour");
+    let too_much = [charge(true), too_much];
+    assert!(limiter.check_all(&too_much).unwrap().is_shadow_denied(), "never an error");
+}
+
+#[test]
+fn a_request_acquires_permits_of_the_policies_that_cover_it() {
+    let limiter = limiter([
+        policy("jobs", "1/minute concurrency")
+            .per(["user"])
+            .matching("kind", Condition::equal("job")),
+        policy("all", "100/minute"),
+    ]);
+    let job = Request::new().with("kind", "job").with("user", "alice");
+    let first = limiter.acquire_request(&job).unwrap();
+    assert!(first.permit.is_some());
+    assert!(limiter.acquire_request(&job).unwrap().permit.is_none());
+    let other = Request::new().with("user", "alice");
+    assert!(limiter.acquire_request(&other).unwrap().permit.is_some(), "holds nothing");
+    drop(first);
+    assert!(limiter.acquire_request(&job).unwrap().permit.is_some());
 }

@@ -189,3 +189,31 @@ fn every_algorithm_knows_when_it_will_be_ready() {
         assert_eq!(served, 6, "{text}");
     }
 }
+
+#[test]
+fn what_is_given_back_goes_to_the_first_in_the_queue_at_once() {
+    type GiveBack = (&'static str, fn(&Limiter));
+    let give_back: [GiveBack; 2] =
+        [("refund", |limiter| limiter.refund("key", 1)), ("reset", |limiter| limiter.reset("key"))];
+    for (name, give_back) in give_back {
+        let (limiter, clock) = limiter("1/hour token-bucket");
+        let _ = limiter.check("key");
+        let mut first = Waiting::new(&limiter, 1, 7_200 * SECOND);
+        let mut second = Waiting::new(&limiter, 1, 7_200 * SECOND);
+        assert!(first.poll().is_none() && second.poll().is_none());
+        clock.advance(SECOND);
+        give_back(&limiter);
+        assert!(second.poll_if_woken().is_none(), "{name}: it is not the second's turn");
+        assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()), "{name}");
+    }
+}
+
+#[test]
+fn a_returned_permit_goes_to_the_first_in_the_queue_at_once() {
+    let (limiter, _) = limiter("1/hour concurrency");
+    let permit = limiter.acquire("key").into_result().unwrap();
+    let mut waiter = Waiting::new(&limiter, 1, 7_200 * SECOND);
+    assert!(waiter.poll().is_none());
+    drop(permit);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+}

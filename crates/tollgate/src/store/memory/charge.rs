@@ -3,7 +3,8 @@
 use smallvec::SmallVec;
 
 use super::{
-    Inner, MAX_SPARE, MemoryStore, Ordering, Pace, Spare,
+    Inner, MemoryStore, Pace, Spare,
+    apply::Undo,
     identity::{Identity, Scope},
     lock::Guard,
     logs::Logs,
@@ -11,7 +12,7 @@ use super::{
 };
 use crate::{
     Limit,
-    algorithm::{self, Budget, Outcome, State},
+    algorithm::{self, Outcome},
 };
 
 /// A charge whose key has been hashed.
@@ -25,32 +26,11 @@ pub(crate) struct Slot<'a> {
     pub(crate) enforced: bool,
 }
 
-/// What a slot would get, and what is to be written if its whole request is admitted.
-struct Evaluated {
-    outcome: Outcome,
-    write: Write,
-}
-
-enum Write {
-    Nothing,
-    /// Keep this state. Room for the key has been taken if it is new, unless an earlier slot of the request adds it.
-    Put {
-        state: State,
-        room_taken: bool,
-    },
-    /// Take units from a log. Room for an entry has been taken, and for the key if it is new.
-    Take {
-        new_key: bool,
-    },
-    /// There was no room: take it from the shared budget.
-    Spare(Option<State>),
-}
-
 /// The locks of all shards that a call touches, in their global order.
 struct Locked<'a> {
     guards: SmallVec<[Shard<'a>; 16]>,
     /// For each slot, which guard is its own.
-    places: SmallVec<[u16; 16]>,
+    places: SmallVec<[u32; 16]>,
     /// Taken when first needed. It comes last in the order, so that is safe.
     spare: Option<Guard<'a, Spare>>,
 }
@@ -65,7 +45,7 @@ struct Held<'a> {
 /// Keys whose locks are held together: enough for their loads to overlap, few enough to hold them for a moment only.
 pub(crate) const BATCH: usize = 16;
 
-enum Shard<'a> {
+pub(super) enum Shard<'a> {
     Cells(Guard<'a, Table>),
     Logs(Guard<'a, Logs>),
 }
@@ -148,19 +128,16 @@ impl Inner {
         }
     }
 
+    /// The first charge to a key.
+    #[cold]
+    fn charge_new(&self, table: &mut Table, slot: &Slot<'_>, now: u64) -> Outcome {
+        self.apply_cell(table, &mut None, slot, now).0
+    }
+
     fn tend_times(&self, turns: u32) {
         for _ in 0..turns {
             self.tend();
         }
-    }
-
-    /// The first charge to a key: it needs room.
-    #[cold]
-    fn charge_new(&self, table: &mut Table, slot: &Slot<'_>, now: u64) -> Outcome {
-        let mut spare = None;
-        let evaluated = self.evaluate_cell(table, &mut spare, slot, now, None);
-        self.commit_cell(table, &mut spare, slot, now, &evaluated.write);
-        evaluated.outcome
     }
 
     /// The lock of the first key, and those of the following, up to one that somebody else holds.
@@ -184,10 +161,10 @@ impl Inner {
     }
 
     fn lock_all<'a>(&'a self, slots: &[Slot<'_>]) -> Locked<'a> {
-        let mut order: SmallVec<[(u32, u16); 16]> = slots
+        let mut order: SmallVec<[(u32, u32); 16]> = slots
             .iter()
             .enumerate()
-            .map(|(place, slot)| (self.lock_order(slot) as u32, place as u16))
+            .map(|(place, slot)| (self.lock_order(slot) as u32, place as u32))
             .collect();
         order.sort_unstable();
         let mut locked = Locked {
@@ -201,7 +178,7 @@ impl Inner {
                 locked.guards.push(self.lock_shard(shard as usize));
                 last = Some(shard);
             }
-            locked.places[place as usize] = (locked.guards.len() - 1) as u16;
+            locked.places[place as usize] = (locked.guards.len() - 1) as u32;
         }
         locked
     }
@@ -222,6 +199,9 @@ impl Inner {
     }
 
     /// Decides the slots of one request, all or nothing. `first` is the place of the first among all slots locked.
+    ///
+    /// Each slot is charged in turn, so that the next one sees it: the same key may come twice, and keys without room share a
+    /// budget. If one does not fit, those before it are undone; nobody else sees that, for their locks are held.
     fn charge_group<'a>(
         &'a self,
         locked: &mut Locked<'a>,
@@ -230,232 +210,29 @@ impl Inner {
         now: u64,
         outcomes: &mut Vec<Outcome>,
     ) {
-        let mut evaluated = SmallVec::<[Evaluated; 4]>::new();
+        let mut undo = SmallVec::<[Undo; 4]>::new();
+        let before = outcomes.len();
         for (place, slot) in slots.iter().enumerate() {
-            let one = self.evaluate(locked, first + place, slot, now, (slots, &evaluated));
-            evaluated.push(one);
+            let (shard, spare) = locked.parts(first + place);
+            let (outcome, step) = self.apply(shard, spare, slot, now);
+            outcomes.push(outcome);
+            undo.push(step);
         }
-        let admitted = slots
-            .iter()
-            .zip(&evaluated)
-            .all(|(slot, one)| one.outcome.is_admitted() || !slot.enforced);
-        for (place, (slot, one)) in slots.iter().zip(&mut evaluated).enumerate() {
-            if admitted {
-                self.commit(locked, first + place, slot, now, &one.write);
-            } else {
-                self.give_up(&one.write);
-                if one.outcome.is_admitted() {
-                    let peek = Slot { cost: 0, ..*slot };
-                    let untouched = self.evaluate(locked, first + place, &peek, now, (&[], &[]));
-                    one.outcome = Outcome { retry_after: 0, ..untouched.outcome };
-                }
+        let outcomes = &mut outcomes[before..];
+        let fits = |(slot, outcome): (&Slot<'_>, &Outcome)| outcome.is_admitted() || !slot.enforced;
+        if slots.iter().zip(&*outcomes).all(fits) {
+            return;
+        }
+        for (place, (slot, step)) in slots.iter().zip(undo).enumerate().rev() {
+            let (shard, spare) = locked.parts(first + place);
+            self.undo(shard, spare, slot, step);
+        }
+        for (place, (slot, outcome)) in slots.iter().zip(outcomes).enumerate() {
+            if outcome.is_admitted() {
+                let (shard, spare) = locked.parts(first + place);
+                let (untouched, _) = self.apply(shard, spare, &Slot { cost: 0, ..*slot }, now);
+                *outcome = Outcome { retry_after: 0, ..untouched };
             }
-        }
-        outcomes.extend(evaluated.iter().map(|one| one.outcome));
-    }
-
-    /// What a slot would get after the `earlier` slots of its request: the same key may come twice.
-    fn evaluate<'a>(
-        &'a self,
-        locked: &mut Locked<'a>,
-        place: usize,
-        slot: &Slot<'_>,
-        now: u64,
-        earlier: (&[Slot<'_>], &[Evaluated]),
-    ) -> Evaluated {
-        let same = || {
-            let pairs = earlier.0.iter().zip(earlier.1);
-            pairs.filter(|(other, one)| other.id == slot.id && one.outcome.is_admitted())
-        };
-        let Locked { guards, places, spare } = locked;
-        match &mut guards[places[place] as usize] {
-            Shard::Cells(table) => {
-                let state = same().rev().find_map(|(_, one)| one.write.state());
-                self.evaluate_cell(table, spare, slot, now, state)
-            }
-            Shard::Logs(logs) => {
-                let cost = same().map(|(other, _)| other.cost).sum();
-                self.evaluate_log(logs, spare, slot, now, cost)
-            }
-        }
-    }
-
-    fn evaluate_cell<'a>(
-        &'a self,
-        table: &mut Table,
-        spare: &mut Option<Guard<'a, Spare>>,
-        slot: &Slot<'_>,
-        now: u64,
-        earlier: Option<State>,
-    ) -> Evaluated {
-        let kept = state_at(table, slot.id, slot.limit, now);
-        let is_new = kept.is_none() && earlier.is_none();
-        if is_new && !self.room_for_cell(table, now) {
-            return self.evaluate_spare(spare, slot, now);
-        }
-        let mut state = earlier.or(kept).unwrap_or(State::EMPTY);
-        let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
-        if outcome.is_admitted() && slot.cost > 0 {
-            return Evaluated { outcome, write: Write::Put { state, room_taken: is_new } };
-        }
-        self.room.give_back_keys(usize::from(is_new));
-        Evaluated { outcome, write: Write::Nothing }
-    }
-
-    /// Takes room for a key; where there is none, a few expired cells of this shard may make some.
-    fn room_for_cell(&self, table: &mut Table, now: u64) -> bool {
-        if self.room.take_key() {
-            return true;
-        }
-        self.room.give_back_keys(table.sweep(16, now));
-        self.room.take_key()
-    }
-
-    fn evaluate_log<'a>(
-        &'a self,
-        logs: &mut Logs,
-        spare: &mut Option<Guard<'a, Spare>>,
-        slot: &Slot<'_>,
-        now: u64,
-        earlier: u64,
-    ) -> Evaluated {
-        let (outcome, known) = logs.evaluate(slot.id, slot.limit, now, slot.cost + earlier);
-        if slot.cost == 0 || !outcome.is_admitted() {
-            return Evaluated { outcome, write: Write::Nothing };
-        }
-        let new_key = !known && earlier == 0;
-        if new_key && !self.room.take_key() {
-            return self.evaluate_spare(spare, slot, now);
-        }
-        if !self.room.take_entry() {
-            self.room.give_back_keys(usize::from(new_key));
-            return self.evaluate_spare(spare, slot, now);
-        }
-        Evaluated { outcome, write: Write::Take { new_key } }
-    }
-
-    /// The budget that keys without room share. Where even that has no room, the answer is no.
-    #[cold]
-    fn evaluate_spare<'a>(
-        &'a self,
-        spare: &mut Option<Guard<'a, Spare>>,
-        slot: &Slot<'_>,
-        now: u64,
-    ) -> Evaluated {
-        self.overflowed.fetch_add(1, Ordering::Relaxed);
-        let Spare { cells, logs } = &mut **spare.get_or_insert_with(|| self.spare.lock());
-        let id = slot.scope.overflow();
-        let (outcome, write) = if slot.limit.algorithm().keeps_log() {
-            if !logs.contains(id) && logs.len() >= MAX_SPARE {
-                logs.sweep(MAX_SPARE, now);
-            }
-            let (outcome, _) = logs.evaluate(id, slot.limit, now, slot.cost);
-            (outcome, Write::Spare(None))
-        } else {
-            let known = state_at(cells, id, slot.limit, now);
-            if known.is_none() && cells.live() >= MAX_SPARE {
-                cells.sweep(cells.capacity(), now);
-            }
-            let mut state = known.unwrap_or(State::EMPTY);
-            let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
-            (outcome, Write::Spare(Some(state)))
-        };
-        if logs.len() >= MAX_SPARE || cells.live() >= MAX_SPARE {
-            let retry_after = slot.limit.period_micros();
-            let full = Outcome { remaining: 0, retry_after, budget: Budget::Shared, ..outcome };
-            return Evaluated { outcome: full, write: Write::Nothing };
-        }
-        let write = if outcome.is_admitted() && slot.cost > 0 { write } else { Write::Nothing };
-        Evaluated { outcome: Outcome { budget: Budget::Shared, ..outcome }, write }
-    }
-
-    fn commit(
-        &self,
-        locked: &mut Locked<'_>,
-        place: usize,
-        slot: &Slot<'_>,
-        now: u64,
-        write: &Write,
-    ) {
-        let Locked { guards, places, spare } = locked;
-        match &mut guards[places[place] as usize] {
-            Shard::Cells(table) => self.commit_cell(table, spare, slot, now, write),
-            Shard::Logs(logs) => match write {
-                Write::Take { .. } => {
-                    let made_way = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
-                    self.room.give_back_entries(made_way);
-                }
-                _ => self.commit_spare(spare, slot, now, write),
-            },
-        }
-    }
-
-    fn commit_cell(
-        &self,
-        table: &mut Table,
-        spare: &mut Option<Guard<'_, Spare>>,
-        slot: &Slot<'_>,
-        now: u64,
-        write: &Write,
-    ) {
-        let Write::Put { state, .. } = *write else {
-            return self.commit_spare(spare, slot, now, write);
-        };
-        // Found anew: what was put for an earlier slot may have moved every cell.
-        match table.find(slot.id) {
-            Some(place) => *table.state_mut(place) = state,
-            None => self.room.give_back_keys(table.insert(slot.id, state, now)),
-        }
-    }
-
-    fn commit_spare(
-        &self,
-        spare: &mut Option<Guard<'_, Spare>>,
-        slot: &Slot<'_>,
-        now: u64,
-        write: &Write,
-    ) {
-        let (Write::Spare(state), Some(spare)) = (write, spare) else { return };
-        let id = slot.scope.overflow();
-        match (state, spare.cells.find(id)) {
-            (Some(state), Some(place)) => *spare.cells.state_mut(place) = *state,
-            (Some(state), None) => {
-                spare.cells.insert(id, *state, now);
-            }
-            (None, _) => {
-                spare.logs.take(id, slot.limit, now, (slot.cost, slot.permit));
-            }
-        }
-    }
-
-    /// Gives back the room taken for a write that will not happen.
-    fn give_up(&self, write: &Write) {
-        match *write {
-            Write::Put { room_taken, .. } => self.room.give_back_keys(usize::from(room_taken)),
-            Write::Take { new_key } => {
-                self.room.give_back_keys(usize::from(new_key));
-                self.room.give_back_entries(1);
-            }
-            Write::Nothing | Write::Spare(_) => {}
-        }
-    }
-}
-
-/// The state of a key at `now`. One from a clock that has since stepped back is brought back with it for good: otherwise a
-/// key that is denied would stay so until the clock has caught up.
-fn state_at(table: &mut Table, id: Identity, limit: &Limit, now: u64) -> Option<State> {
-    let state = table.find(id).map(|place| table.state_mut(place))?;
-    if state.at().as_micros() > now {
-        algorithm::rebase(limit, state, now);
-    }
-    Some(*state)
-}
-
-impl Write {
-    fn state(&self) -> Option<State> {
-        match *self {
-            Self::Put { state, .. } => Some(state),
-            Self::Nothing | Self::Take { .. } | Self::Spare(_) => None,
         }
     }
 }
@@ -493,7 +270,12 @@ impl Held<'_> {
     }
 }
 
-impl Locked<'_> {
+impl<'a> Locked<'a> {
+    /// The shard of a slot, and the shared budgets.
+    fn parts(&mut self, place: usize) -> (&mut Shard<'a>, &mut Option<Guard<'a, Spare>>) {
+        (&mut self.guards[self.places[place] as usize], &mut self.spare)
+    }
+
     /// The instant of the decision, not before any that these shards have seen; and how many turns of tending are due.
     fn settle(&mut self, inner: &Inner) -> (u64, u32) {
         let mut now = inner.time.now();

@@ -1,4 +1,5 @@
-//! The lock around a shard: held for tens of nanoseconds, by code that neither blocks nor allocates on its common path.
+//! The lock around a shard: held for tens of nanoseconds (for a long log, a few microseconds), by code that neither blocks
+//! nor allocates on its common path.
 
 #[cfg(not(tollgate_loom))]
 pub(super) use spinning::{Guard, Lock};

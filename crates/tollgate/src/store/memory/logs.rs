@@ -74,6 +74,22 @@ impl Logs {
         before + 1 - kept.log.len()
     }
 
+    /// Takes back units that were just taken, and the key with them if it was made for them. Returns how many entries went.
+    pub(super) fn take_back(&mut self, id: Identity, cost: u64, new_key: bool) -> usize {
+        let Some(kept) = self.kept.get_mut(&id) else { return 0 };
+        let before = kept.log.len();
+        kept.log.take_back(cost);
+        let freed = before - kept.log.len();
+        if new_key {
+            self.remove(id);
+        }
+        freed
+    }
+
+    pub(super) fn is_live(&self, id: Identity, now: u64) -> bool {
+        self.kept.get(&id).is_some_and(|kept| !kept.log.is_expired(kept.period_micros, now))
+    }
+
     /// Returns how many entries are gone.
     pub(super) fn refund(&mut self, id: Identity, limit: &Limit, now: u64, cost: u64) -> usize {
         let Some(kept) = self.kept.get_mut(&id) else { return 0 };

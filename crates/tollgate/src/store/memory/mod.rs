@@ -8,6 +8,7 @@
 //! cells and drops the expired. When there is no room for a new key, nobody else's state makes way: the new keys of a
 //! policy share one budget until there is room again.
 
+mod apply;
 mod charge;
 pub(crate) mod identity;
 mod lock;
@@ -43,8 +44,9 @@ pub(crate) use charge::{BATCH, Slot};
 
 /// State in the memory of this process.
 ///
-/// Clones share the state. At most `max_keys` keys are held, in at most 40 bytes each (logs: 24 bytes more for each
-/// instant, at most eight instants per key on average). Expired keys give their memory back while others are used.
+/// Clones share the state. At most `max_keys` keys are held, in 36 to 40 bytes each where they are many and up to twice
+/// that where they are few; logs take 24 bytes more for each instant, at most eight instants per key on average. Expired
+/// keys give their memory back while others are used.
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     inner: Arc<Inner>,
@@ -74,6 +76,8 @@ struct Inner {
     logs: Box<[Padded<Lock<Logs>>]>,
     /// The shared budgets of keys without room. Last in the order of locks.
     spare: Lock<Spare>,
+    /// How many there are: while there are none, nobody needs to look.
+    spares: CachePadded<AtomicUsize>,
     room: Room,
     overflowed: CachePadded<AtomicU64>,
     /// The shard that is tended next.
@@ -152,6 +156,7 @@ impl MemoryStore {
             cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
             logs: (0..shards.min(256)).map(|_| Padded(Lock::new(Logs::default()))).collect(),
             spare: Lock::new(Spare::default()),
+            spares: CachePadded::new(AtomicUsize::new(0)),
             room: Room::new(max_keys),
             overflowed: CachePadded::new(AtomicU64::new(0)),
             next_tended: CachePadded::new(AtomicUsize::new(0)),
@@ -238,6 +243,9 @@ impl MemoryStore {
     /// Returns a permit. One that was taken on the shared budget is looked for there.
     pub(crate) fn release(&self, slot: &Slot<'_>) -> bool {
         let inner = &*self.inner;
+        if slot.permit == 0 {
+            return false;
+        }
         if inner.logs_of(slot.id).lock().release(slot.id, slot.permit) {
             inner.room.give_back_entries(1);
             return true;
