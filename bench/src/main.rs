@@ -1,8 +1,8 @@
 //! `cargo xtask bench engine`: Tollgate and its peers in one process, in interleaved rounds.
 //!
-//! Every subject is asked the same questions in the same order. A round asks each of them in turn, starting with another
-//! one each time, in slices of a few thousand questions: on a machine that is shared with others, most slices pass
-//! undisturbed, and the median over the rounds is one of those.
+//! Every subject is asked the same questions in the same order. A round asks each of them in turn, starting with
+//! another one each time, in slices of a few thousand questions: on a machine that is shared with others, most slices
+//! pass undisturbed, and the median over the rounds is one of those.
 
 mod memory;
 mod report;

@@ -104,8 +104,8 @@ fn name(case: &str, subjects: &[Box<dyn Subject>], times: Vec<Vec<f64>>) -> Vec<
         .collect()
 }
 
-/// Nanoseconds per check and thread, the median of some slices. The keys of a slice are drawn just before it is timed, so
-/// they are in the cache, as the key of a request is that has just been read.
+/// Nanoseconds per check and thread, the median of some slices. The keys of a slice are written just before it is
+/// timed, so they are in the cache, as the key of a request is that has just been read.
 fn slices(
     subject: &dyn Subject,
     keys: &Keys,
@@ -121,10 +121,12 @@ fn slices(
                 scope.spawn(move || {
                     let mut random = Random::new((1 + round * 64 + thread) as u64);
                     let slice = subject.slice();
-                    (0..SLICES)
-                        .map(|_| {
-                            let keys: Vec<_> =
-                                (0..slice).map(|_| key(keys.draw(&mut random))).collect();
+                    let drawn: Vec<_> =
+                        (0..SLICES * slice).map(|_| keys.draw(&mut random)).collect();
+                    drawn
+                        .chunks(slice)
+                        .map(|drawn| {
+                            let keys: Vec<_> = drawn.iter().map(|&n| key(n)).collect();
                             barrier.wait();
                             let start = Instant::now();
                             ask(&keys);

@@ -26,8 +26,8 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::Concurrency,
 ];
 
-/// Whether a store keeps what [`Store`] promises: `histories` random histories per algorithm against the [`Model`], and the
-/// rules that concern several keys.
+/// Whether a store keeps what [`Store`] promises: `histories` random histories per algorithm against the [`Model`],
+/// and the rules that concern several keys.
 ///
 /// # Panics
 ///
@@ -50,8 +50,8 @@ fn follow(subject: &impl Subject, history: &History) {
     let name = format!("history-{}-{}", history.limit.algorithm(), history.seed);
     let (mut limit, mut now) = (history.limit, history.start);
     let mut expected = history.answers().into_iter();
-    // A store may take a step back of less than a millisecond for disagreement between processors, and ignore it. So the
-    // clock comes to the start of each history from far away.
+    // A store may take a step back of less than a millisecond for disagreement between processors, and ignore it. So
+    // the clock comes to the start of each history from far away.
     subject.set_time(now.after(Duration::from_secs(3_600)));
     call(subject, &name, limit, Call::Charge(0, 0));
     subject.set_time(now);
@@ -122,8 +122,8 @@ fn work<T>(answer: Result<T, StoreError>) -> T {
     answer.unwrap_or_else(|error| panic!("the store failed: {error}"))
 }
 
-/// Requests over several keys of several algorithms, against a model of each: all are charged or none is, and the order of
-/// the charges changes nothing.
+/// Requests over several keys of several algorithms, against a model of each: all are charged or none is, and the
+/// order of the charges changes nothing.
 fn all_or_nothing(subject: &impl Subject, rounds: u64) {
     let day = Duration::from_secs(86_400);
     for seed in 0..rounds {

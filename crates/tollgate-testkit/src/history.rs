@@ -119,8 +119,9 @@ fn random_op(random: &mut Random, limit: &Limit, now: u64, held: &mut u64) -> Op
     }
 }
 
-/// The same algorithm and period with another amount, and burst where it had one. A token bucket is never slowed down: what
-/// it owes may then be forgotten when it would have been paid at the old rate, or somewhat later, as suits the store.
+/// The same algorithm and period with another amount, and burst where it had one. A token bucket is never slowed
+/// down: what it owes may then be forgotten when it would have been paid at the old rate, or somewhat later, as suits
+/// the store.
 fn changed(random: &mut Random, limit: &Limit) -> Limit {
     let slowest = if limit.algorithm() == Algorithm::TokenBucket { limit.amount() } else { 1 };
     let amount = random.between(slowest, 2 * limit.amount());

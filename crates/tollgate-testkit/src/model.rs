@@ -4,9 +4,9 @@ use tollgate::{Algorithm, Limit, algorithm::Outcome};
 
 /// The specification of every algorithm, by brute force.
 ///
-/// It keeps all that was ever charged to one key. The only thing it knows about an algorithm is its definition: whether a
-/// cost [fits](Self::fits) at an instant. What remains, when to retry and when all is over are searched for with that
-/// question alone. Slow, and obviously right. Time must not go back.
+/// It keeps all that was ever charged to one key. The only thing it knows about an algorithm is its definition:
+/// whether a cost [fits](Self::fits) at an instant. What remains, when to retry and when all is over are searched for
+/// with that question alone. Slow, and obviously right. Time must not go back.
 #[derive(Clone, Debug)]
 pub struct Model {
     limit: Limit,
@@ -124,9 +124,9 @@ impl Model {
         }
     }
 
-    /// What a token bucket holds, in tokens × period: full at first, refilled by the amount in every microsecond up to the
-    /// burst. What happened before holds under the limit that is in force when it is asked about: nobody owes more than a
-    /// full bucket.
+    /// What a token bucket holds, in tokens × period: full at first, refilled by the amount in every microsecond up
+    /// to the burst. What happened before holds under the limit that is in force when it is asked about: nobody owes
+    /// more than a full bucket.
     fn tokens(&self, now: u64) -> i128 {
         let full =
             |limit: &Limit| i128::from(limit.capacity()) * i128::from(micros(limit.period()));
@@ -198,7 +198,8 @@ fn drained(debt: i128, limit: &Limit, wait: u64) -> i128 {
     (debt - i128::from(wait) * i128::from(limit.amount())).max(0)
 }
 
-/// The first number from `low` on for which a question is true that, once true, stays true; `high` if there is none before.
+/// The first number from `low` on for which a question is true that, once true, stays true; `high` if there is none
+/// before.
 fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> u64 {
     while low < high {
         let middle = low + (high - low) / 2;

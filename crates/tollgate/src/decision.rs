@@ -10,8 +10,8 @@ use crate::{
 
 /// Whether a request may pass now, and everything its sender should know about that.
 ///
-/// Where several limits apply, the tightest speaks: of those that deny, the one that will take longest; if all admit, the
-/// one with the least remaining.
+/// Where several limits apply, the tightest speaks: of those that deny, the one that will take longest; if all admit,
+/// the one with the least remaining.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[must_use = "a decision that nobody looks at limits nothing"]
 pub struct Decision {

@@ -6,8 +6,9 @@ use smallvec::SmallVec;
 
 /// A value that says whose budget a request draws on: text, bytes, a number, an address, or a tuple of these.
 ///
-/// Numbers and addresses are their usual text, so that `42_u64` here and `"42"` over the wire are the same key. The parts
-/// of a tuple keep their borders: `("ab", "c")` and `("a", "bc")` are different keys, whatever the parts contain.
+/// Numbers and addresses are their usual text, so that `42_u64` here and `"42"` over the wire are the same key. The
+/// parts of a tuple keep their borders: `("ab", "c")` and `("a", "bc")` are different keys, whatever the parts
+/// contain.
 ///
 /// For a type of your own, hand on one of its fields:
 ///

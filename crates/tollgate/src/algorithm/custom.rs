@@ -9,9 +9,9 @@ use crate::{Limit, clock::Timestamp};
 
 /// An algorithm of your own, for the stores of this process.
 ///
-/// It runs alone on its key, under the lock of the store: it must be quick, and must not panic. It must obey the common
-/// rules: a denial and a cost of 0 change nothing, and the lifetime given to [`State::new`] is no shorter than the state
-/// matters.
+/// It runs alone on its key, under the lock of the store: it must be quick, and must not panic. It must obey the
+/// common rules: a denial and a cost of 0 change nothing, and the lifetime given to [`State::new`] is no shorter than
+/// the state matters.
 ///
 /// ```
 /// use std::time::Duration;
@@ -53,8 +53,8 @@ pub trait CustomAlgorithm: fmt::Debug + Send + Sync {
     /// A name apart from those of the built-in algorithms: with the period it tells one state from another.
     fn name(&self) -> &'static str;
 
-    /// Decides `cost` at `now`, and changes the state if units are taken. The cost is at most the limit's capacity and the
-    /// amount is at least 1.
+    /// Decides `cost` at `now`, and changes the state if units are taken. The cost is at most the limit's capacity
+    /// and the amount is at least 1.
     fn step(&self, limit: &Limit, state: &mut State, now: Timestamp, cost: u64) -> Outcome;
 
     /// Gives back up to `cost` units. The default gives nothing back.

@@ -1,12 +1,13 @@
 //! How units are counted: pure integer steps, with time as an argument.
 //!
-//! A step takes a limit, a [`State`], the instant and a cost; it gives the [`Outcome`] and, if units were taken, moves the
-//! state on. It reads no clock, takes no lock and allocates nothing, so a store only has to promise that the step runs
-//! alone on its key. The state names its own window; that a store forgets a state after its lifetime is garbage collection, never
-//! what ends a window.
+//! A step takes a limit, a [`State`], the instant and a cost; it gives the [`Outcome`] and, if units were taken,
+//! moves the state on. It reads no clock, takes no lock and allocates nothing, so a store only has to promise that
+//! the step runs alone on its key. The state names its own window; that a store forgets a state after its lifetime is
+//! garbage collection, never what ends a window.
 //!
-//! Common rules: a denied cost changes nothing; cost 0 asks whether one unit would be admitted; a state from a clock that
-//! has since stepped back is brought back with it first, so nobody waits longer than if all had been used just now.
+//! Common rules: a denied cost changes nothing; cost 0 asks whether one unit would be admitted; a state from a clock
+//! that has since stepped back is brought back with it first, so nobody waits longer than if all had been used just
+//! now.
 
 mod custom;
 pub(crate) mod fixed_window;
@@ -58,8 +59,8 @@ pub struct Outcome {
     pub(crate) budget: Budget,
 }
 
-/// Whose budget an outcome speaks of. As wide as the other fields: an outcome is copied in whole words, and a narrow store
-/// just before a wide load would stall it.
+/// Whose budget an outcome speaks of. As wide as the other fields: an outcome is copied in whole words, and a narrow
+/// store just before a wide load would stall it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Budget {
@@ -176,8 +177,8 @@ impl Outcome {
     }
 }
 
-/// One step of any algorithm whose state is a [`State`]. The cost is at most the capacity, unless the amount is 0. The state
-/// changes only if units are taken.
+/// One step of any algorithm whose state is a [`State`]. The cost is at most the capacity, unless the amount is 0.
+/// The state changes only if units are taken.
 #[inline]
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     if limit.amount() == 0 {
@@ -198,7 +199,8 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     }
 }
 
-/// Brings a state from a clock that has since stepped back to the latest instant that is legal now. What was used is kept.
+/// Brings a state from a clock that has since stepped back to the latest instant that is legal now. What was used is
+/// kept.
 #[cold]
 pub(crate) fn rebase(limit: &Limit, state: &mut State, now: u64) {
     let at = match limit.algorithm() {
@@ -210,7 +212,8 @@ pub(crate) fn rebase(limit: &Limit, state: &mut State, now: u64) {
     *state = state.moved_to(Timestamp::from_micros(at));
 }
 
-/// Microseconds until the last of `costs` could be admitted if they were charged in this order, each as early as it can be.
+/// Microseconds until the last of `costs` could be admitted if they were charged in this order, each as early as it
+/// can be.
 pub(crate) fn earliest(
     limit: &Limit,
     mut state: State,

@@ -4,8 +4,9 @@ use crate::clock::Timestamp;
 
 /// What a store keeps for one key: an instant, a lifetime and a payload, packed into 16 bytes.
 ///
-/// The instant takes 53 bits, the lifetime 6 and the payload 69. The lifetime is kept as a power of two of microseconds,
-/// rounded up: a state may be forgotten late, which is harmless, but never early, which would admit too much.
+/// The instant takes 53 bits, the lifetime 6 and the payload 69. The lifetime is kept as a power of two of
+/// microseconds, rounded up: a state may be forgotten late, which is harmless, but never early, which would admit too
+/// much.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// Instant, lifetime, and the 5 high bits of the payload.

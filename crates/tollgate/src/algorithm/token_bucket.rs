@@ -32,7 +32,8 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
 }
 
-/// What is left of the debt. It was at most a full bucket's worth to begin with, also if the bucket has become smaller since.
+/// What is left of the debt. It was at most a full bucket's worth to begin with, also if the bucket has become
+/// smaller since.
 #[inline]
 fn debt_at(limit: &Limit, state: State, now: u64) -> u128 {
     let passed = now - state.at().as_micros();

@@ -19,15 +19,15 @@ pub(crate) use system::{Disciplined, disciplined};
 
 /// An instant, in whole microseconds since the Unix epoch.
 ///
-/// The microsecond is the tick of all of Tollgate, in memory as in Redis, so that both give the same answer for the same
-/// history. Instants later than [`Timestamp::MAX`] (the year 2255) are taken as that instant.
+/// The microsecond is the tick of all of Tollgate, in memory as in Redis, so that both give the same answer for the
+/// same history. Instants later than [`Timestamp::MAX`] (the year 2255) are taken as that instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
 /// A source of time for a store.
 ///
-/// It may step in either direction. After a step back nobody waits for longer than if all that is used had been used just
-/// now; a step forward admits at most one more burst per key.
+/// It may step in either direction. After a step back nobody waits for longer than if all that is used had been used
+/// just now; a step forward admits at most one more burst per key.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The instant now.
     fn now(&self) -> Timestamp;

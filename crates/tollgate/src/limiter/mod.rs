@@ -9,6 +9,7 @@ mod waiting;
 
 use std::{ops::Range, sync::Arc};
 
+use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use crate::{
@@ -214,10 +215,10 @@ impl Limiter {
 
     /// A limiter with other policies on the same state and statistics.
     ///
-    /// What has been used carries over to a policy of the same name whose algorithm and period are the same: a new amount
-    /// or burst holds from the next decision on. A limit with another algorithm or period starts afresh. Over the change,
-    /// no more is admitted than the bounds of the old and the new limit allow together. What a token bucket owes may be
-    /// forgiven once it would have been paid at the old rate.
+    /// What has been used carries over to a policy of the same name whose algorithm and period are the same: a new
+    /// amount or burst holds from the next decision on. A limit with another algorithm or period starts afresh. Over
+    /// the change, no more is admitted than the bounds of the old and the new limit allow together. What a token
+    /// bucket owes may be forgiven once it would have been paid at the old rate.
     ///
     /// Both limiters go on side by side; counting goes on in each from where it stands.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
@@ -250,14 +251,17 @@ impl Inner {
     }
 
     fn check_batch<K: Key>(&self, single: &Single, keys: &[K], decisions: &mut Vec<Decision>) {
-        let ids: SmallVec<[_; BATCH]> = keys
-            .iter()
-            .map(|key| key.with(|key| self.store.identity(&single.scope, key)))
-            .collect();
+        let mut ids = ArrayVec::<_, BATCH>::new();
+        for key in keys {
+            key.with(|key| ids.push(self.store.identity(&single.scope, key)));
+        }
         let Some(&first) = ids.first() else { return };
+        let tally = self.path.meter.tally();
         self.store.charge_each(&single.slot(first), &ids, |place, outcome, now| {
-            let decide = |key: KeyRef<'_>| self.answer_single(single, key, outcome, now);
-            decisions.push(keys[place].with(decide));
+            if let Some(weight) = tally.add(0, event(outcome), now) {
+                keys[place].with(|key| self.path.meter.look((0, event(outcome)), key, now, weight));
+            }
+            decisions.push(Decision::of(single.name, single.limit, outcome));
         });
     }
 
@@ -269,8 +273,7 @@ impl Inner {
         outcome: Outcome,
         now: u64,
     ) -> Decision {
-        let event = if outcome.is_admitted() { Event::Allowed } else { Event::Denied };
-        self.path.meter.count(0, event, key, now);
+        self.path.meter.count(0, event(outcome), key, now);
         Decision::of(single.name, single.limit, outcome)
     }
 
@@ -317,6 +320,10 @@ impl Single {
     fn slot(&self, id: Identity) -> Slot<'_> {
         Slot { scope: &self.scope, id, limit: &self.limit, cost: 1, permit: 0, enforced: true }
     }
+}
+
+fn event(outcome: Outcome) -> Event {
+    if outcome.is_admitted() { Event::Allowed } else { Event::Denied }
 }
 
 fn items(plan: &[Planned]) -> Items<'_> {

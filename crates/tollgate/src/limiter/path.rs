@@ -52,8 +52,8 @@ impl Path {
         &self.policies.targets()[item.0]
     }
 
-    /// Refuses a cost that could never be admitted. A policy in shadow mode refuses nothing, so its limits that the cost
-    /// does not fit are taken out, and returned.
+    /// Refuses a cost that could never be admitted. A policy in shadow mode refuses nothing, so its limits that the
+    /// cost does not fit are taken out, and returned.
     pub(super) fn fit<'a>(
         &self,
         items: &mut Items<'a>,

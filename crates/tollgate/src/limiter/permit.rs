@@ -10,8 +10,8 @@ use crate::{Algorithm, CostError, Decision, Denied, Key, KeyBuf, Request, store:
 
 /// Units of a concurrency limit, held until this is dropped.
 ///
-/// A permit also ends by itself when it is older than the limit's period, so that a holder that hangs cannot keep its place
-/// for ever; whoever needs longer [renews](Self::renew) it in time.
+/// A permit also ends by itself when it is older than the limit's period, so that a holder that hangs cannot keep its
+/// place for ever; whoever needs longer [renews](Self::renew) it in time.
 #[derive(Debug)]
 #[must_use = "dropping a permit returns it"]
 pub struct Permit {

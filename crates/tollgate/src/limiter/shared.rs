@@ -11,8 +11,8 @@ use crate::{
 
 /// Decides whether a request may pass now, over any [`Store`].
 ///
-/// The same policies, decisions and statistics as [`Limiter`]; only the calls wait for the store. An error means that the
-/// machinery failed or was misused, never that the request was denied.
+/// The same policies, decisions and statistics as [`Limiter`]; only the calls wait for the store. An error means that
+/// the machinery failed or was misused, never that the request was denied.
 ///
 /// ```
 /// # pollster::block_on(async {

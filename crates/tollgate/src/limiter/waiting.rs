@@ -41,10 +41,10 @@ fn wait_text(needed: &Option<Duration>) -> String {
 impl Limiter {
     /// Waits until one unit can be charged to `key`, for at most `within`.
     ///
-    /// Callers that wait for the same key are served in the order they came. If the time cannot suffice, given those ahead,
-    /// this fails at once instead of waiting in vain. A refund, a reset or a returned permit lets the first look again at
-    /// once. Dropping the future leaves the queue; nothing is charged then.
-    /// [`Limiter::check`] does not queue, and may take what somebody waits for.
+    /// Callers that wait for the same key are served in the order they came. If the time cannot suffice, given those
+    /// ahead, this fails at once instead of waiting in vain. A refund, a reset or a returned permit lets the first
+    /// look again at once. Dropping the future leaves the queue; nothing is charged then. [`Limiter::check`] does not
+    /// queue, and may take what somebody waits for.
     ///
     /// ```
     /// # pollster::block_on(async {

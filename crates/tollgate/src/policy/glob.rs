@@ -1,7 +1,7 @@
 use std::{fmt, str::FromStr};
 
-/// A pattern for values that look like paths: `*` is any run without `/`, `**` any run at all, `?` any one character but
-/// `/`, and everything else stands for itself.
+/// A pattern for values that look like paths: `*` is any run without `/`, `**` any run at all, `?` any one character
+/// but `/`, and everything else stands for itself.
 ///
 /// Matching takes one pass over the value, whatever the pattern: a hostile value cannot make it slow.
 #[derive(Clone, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! Which requests, whose budget, how much: policies, and the set of them that is in force.
 //!
-//! A [`Policy`] is plain data. [`PolicySet::new`] checks a list of them as a whole and compiles it for lookup; from then on
-//! it never changes. A new list is a new set, so a request sees one set or the other and never a mixture.
+//! A [`Policy`] is plain data. [`PolicySet::new`] checks a list of them as a whole and compiles it for lookup; from
+//! then on it never changes. A new list is a new set, so a request sees one set or the other and never a mixture.
 
 mod glob;
 mod matcher;

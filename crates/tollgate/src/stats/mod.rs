@@ -73,7 +73,7 @@ pub(crate) struct Meter {
 
 /// The counters of one thread. No other thread writes them, nor anything that shares a cache line with them.
 #[derive(Debug)]
-struct Counters {
+pub(crate) struct Counters {
     /// By policy and [`Event`].
     events: Box<[CachePadded<[[AtomicU64; 3]; POLICIES]>]>,
     sampler: Sampler,
@@ -123,11 +123,15 @@ impl Meter {
     /// Counts one request at `now` (in microseconds).
     #[inline]
     pub(crate) fn count(&self, policy: usize, event: Event, key: KeyRef<'_>, now: u64) {
-        let counters = self.threads.get_or(|| Counters::new(self.policies.len()));
-        bump(&counters.of(policy)[event as usize]);
-        if let Some(weight) = counters.sampler.weight(now) {
-            self.look(policy, event, key, (now, weight));
+        if let Some(weight) = self.tally().add(policy, event, now) {
+            self.look((policy, event), key, now, weight);
         }
+    }
+
+    /// The counters of this thread.
+    #[inline]
+    pub(crate) fn tally(&self) -> &Counters {
+        self.threads.get_or(|| Counters::new(self.policies.len()))
     }
 
     pub(crate) fn stats(&self, now: u64) -> Stats {
@@ -147,8 +151,15 @@ impl Meter {
         }
     }
 
+    /// Takes note of a key that stands for `weight` requests.
     #[cold]
-    fn look(&self, policy: usize, event: Event, key: KeyRef<'_>, (now, weight): (u64, u32)) {
+    pub(crate) fn look(
+        &self,
+        (policy, event): (usize, Event),
+        key: KeyRef<'_>,
+        now: u64,
+        weight: u32,
+    ) {
         let policy = self.policies[policy];
         self.busiest.lock().add(policy, key, weight, now);
         if event != Event::Allowed {
@@ -171,6 +182,13 @@ impl Counters {
     fn new(policies: usize) -> CachePadded<Self> {
         let events = (0..policies.div_ceil(POLICIES)).map(|_| Default::default()).collect();
         CachePadded::new(Self { events, sampler: Sampler::default() })
+    }
+
+    /// Counts one request. If its key is worth a [look](Meter::look), says for how many it stands.
+    #[inline]
+    pub(crate) fn add(&self, policy: usize, event: Event, now: u64) -> Option<u32> {
+        bump(&self.of(policy)[event as usize]);
+        self.sampler.weight(now)
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! The heaviest keys, in bounded memory: the space-saving sketch.
 //!
-//! It keeps [`PLACES`] keys. A new one takes the place of the lightest and inherits its count, so a key that truly had more
-//! than a 128th of all is always among them.
+//! It keeps [`PLACES`] keys. A new one takes the place of the lightest and inherits its count, so a key that truly
+//! had more than a 128th of all is always among them.
 
 use std::{
     collections::HashMap,

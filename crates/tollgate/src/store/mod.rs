@@ -10,12 +10,12 @@ pub use memory::{MemoryStore, MemoryUsage};
 
 /// Keeps the state of keys and changes it one charge at a time.
 ///
-/// Implement this to share budgets through a place of your own; the conformance suite in `tollgate-testkit` tells whether
-/// it answers as the others do. What it must promise:
+/// Implement this to share budgets through a place of your own; the conformance suite in `tollgate-testkit` tells
+/// whether it answers as the others do. What it must promise:
 ///
 /// - **Atomic.** The charges of one call are decided and written in one step that nothing else comes between.
-/// - **All or nothing.** If any [enforced](Charge::enforced) charge does not fit, none is taken. One that is not enforced is
-///   taken if it fits and the enforced ones do; it never stands in their way.
+/// - **All or nothing.** If any [enforced](Charge::enforced) charge does not fit, none is taken. One that is not
+///   enforced is taken if it fits and the enforced ones do; it never stands in their way.
 /// - **One clock.** Time comes from the store, not from the caller.
 /// - **Denials are free.** A denied charge and a cost of 0 change nothing.
 ///

@@ -70,8 +70,8 @@ fn batches_admit_exactly_the_amount() {
     );
 }
 
-/// Requests over overlapping pairs of keys, taken in both orders: no deadlock, no partial charge, and in the end nothing
-/// more would fit.
+/// Requests over overlapping pairs of keys, taken in both orders: no deadlock, no partial charge, and in the end
+/// nothing more would fit.
 #[test]
 fn overlapping_sets_are_all_or_nothing() {
     const KEYS: usize = 8;

@@ -2,8 +2,8 @@
 
 use tollgate::{Charge, Limit, Limiter, ManualClock, PolicyName, Source};
 
-/// Ten million strangers against room for a million: memory stays within its bound, and nobody who has used up a budget gets
-/// it back.
+/// Ten million strangers against room for a million: memory stays within its bound, and nobody who has used up a
+/// budget gets it back.
 #[test]
 fn a_flood_of_keys_neither_grows_the_store_nor_resets_anyone() {
     const ROOM: usize = 1_000_000;

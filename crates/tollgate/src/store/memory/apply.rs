@@ -129,8 +129,8 @@ impl Inner {
         self.room.take_key()
     }
 
-    /// Whether new keys of this scope are still on the shared budget: as long as it is in use, even if there is room again.
-    /// Otherwise a key could draw on both.
+    /// Whether new keys of this scope are still on the shared budget: as long as it is in use, even if there is room
+    /// again. Otherwise a key could draw on both.
     fn shares<'a>(&'a self, spare: &mut MaybeSpare<'a>, slot: &Slot<'_>, now: u64) -> bool {
         if self.spares.load(Ordering::Relaxed) == 0 {
             return false;

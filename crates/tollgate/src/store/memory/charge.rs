@@ -1,5 +1,6 @@
 //! Deciding charges: one key in one step, several under all their locks.
 
+use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use super::{
@@ -37,9 +38,9 @@ struct Locked<'a> {
 
 /// The locks of the first keys of a batch.
 struct Held<'a> {
-    tables: SmallVec<[(usize, Guard<'a, Table>); BATCH]>,
+    tables: ArrayVec<(usize, Guard<'a, Table>), BATCH>,
     /// For each key, which of the tables is its own.
-    places: SmallVec<[u8; BATCH]>,
+    places: ArrayVec<u8, BATCH>,
 }
 
 /// Keys whose locks are held together: enough for their loads to overlap, few enough to hold them for a moment only.
@@ -55,6 +56,7 @@ impl MemoryStore {
     #[inline]
     pub(crate) fn charge_cell(&self, slot: &Slot<'_>) -> (Outcome, u64) {
         let inner = &*self.inner;
+        // Read before the lock is taken: behind it the processor would have to wait for both in turn.
         let read = inner.time.now();
         let mut table = inner.cells_of(slot.id).lock();
         let now = table.pace.settle(&inner.time, read);
@@ -67,11 +69,12 @@ impl MemoryStore {
         (outcome, now)
     }
 
-    /// Decides the same charge to many keys of fixed-size state, one after the other, and says when. `each` is called with
-    /// the place of a key and its outcome.
+    /// Decides the same charge to many keys of fixed-size state, one after the other, and says when. `each` is called
+    /// with the place of a key and its outcome.
     ///
-    /// Takes as many locks as are to be had without waiting, touches the memory of all their keys, and only then decides:
-    /// the loads of a batch overlap instead of queueing. Nothing is waited for while a lock is held, so no order is needed.
+    /// Takes as many locks as are to be had without waiting, touches the memory of all their keys, and only then
+    /// decides: the loads of a batch overlap instead of queueing. Nothing is waited for while a lock is held, so no
+    /// order is needed.
     #[inline]
     pub(crate) fn charge_each(
         &self,
@@ -96,8 +99,8 @@ impl MemoryStore {
         }
     }
 
-    /// Decides groups of slots one after the other, each all or nothing, and says when. `ends` are the ends of the groups
-    /// in `slots`; `outcomes` gets one outcome per slot.
+    /// Decides groups of slots one after the other, each all or nothing, and says when. `ends` are the ends of the
+    /// groups in `slots`; `outcomes` gets one outcome per slot.
     pub(crate) fn charge_groups(
         &self,
         slots: &[Slot<'_>],
@@ -122,7 +125,7 @@ impl Inner {
     /// Decides one slot whose shard is locked.
     #[inline]
     fn charge_alone(&self, table: &mut Table, slot: &Slot<'_>, now: u64) -> Outcome {
-        match table.find(slot.id) {
+        match table.find_often(slot.id) {
             Some(place) => algorithm::step(slot.limit, table.state_mut(place), now, slot.cost),
             None => self.charge_new(table, slot, now),
         }
@@ -143,19 +146,24 @@ impl Inner {
     /// The lock of the first key, and those of the following, up to one that somebody else holds.
     #[inline]
     fn lock_some(&self, ids: &[Identity]) -> Held<'_> {
-        let mut held = Held { tables: SmallVec::new(), places: SmallVec::new() };
+        let mut held = Held { tables: ArrayVec::new(), places: ArrayVec::new() };
+        // A bit for each shard held, by its last six bits: mostly tells that one is not.
+        let mut maybe_held = 0_u64;
         for id in ids.iter().take(BATCH) {
             let shard = id.shard(self.cells.len());
+            let bit = 1 << (shard % 64);
+            if maybe_held & bit != 0
+                && let Some(place) = held.tables.iter().position(|(own, _)| *own == shard)
+            {
+                held.places.push(place as u8);
+                continue;
+            }
             let lock = &self.cells[shard].0;
             let guard = if held.tables.is_empty() { Some(lock.lock()) } else { lock.try_lock() };
-            if let Some(guard) = guard {
-                held.tables.push((shard, guard));
-                held.places.push(held.tables.len() as u8 - 1);
-            } else if let Some(place) = held.tables.iter().position(|(own, _)| *own == shard) {
-                held.places.push(place as u8);
-            } else {
-                break;
-            }
+            let Some(guard) = guard else { break };
+            maybe_held |= bit;
+            held.places.push(held.tables.len() as u8);
+            held.tables.push((shard, guard));
         }
         held
     }
@@ -200,8 +208,9 @@ impl Inner {
 
     /// Decides the slots of one request, all or nothing. `first` is the place of the first among all slots locked.
     ///
-    /// Each slot is charged in turn, so that the next one sees it: the same key may come twice, and keys without room share a
-    /// budget. If one does not fit, those before it are undone; nobody else sees that, for their locks are held.
+    /// Each slot is charged in turn, so that the next one sees it: the same key may come twice, and keys without room
+    /// share a budget. If one does not fit, those before it are undone; nobody else sees that, for their locks are
+    /// held.
     fn charge_group<'a>(
         &'a self,
         locked: &mut Locked<'a>,

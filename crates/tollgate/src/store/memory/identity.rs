@@ -1,8 +1,8 @@
 //! Keys are not kept: a cell holds a keyed 128-bit hash of policy, algorithm, period and key.
 //!
-//! The hash is two independent 64-bit values of foldhash, under secrets that each store draws at random and never shows. It
-//! is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim for the cell of
-//! somebody else nor pile keys onto one shard. By chance, two of four billion keys meet once in 2^64.
+//! The hash is two independent 64-bit values of foldhash, under secrets that each store draws at random and never
+//! shows. It is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim
+//! for the cell of somebody else nor pile keys onto one shard. By chance, two of four billion keys meet once in 2^64.
 
 #[cfg(not(tollgate_loom))]
 use std::hash::RandomState;

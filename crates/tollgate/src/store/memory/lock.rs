@@ -1,5 +1,5 @@
-//! The lock around a shard: held for tens of nanoseconds (for a long log, a few microseconds), by code that neither blocks
-//! nor allocates on its common path.
+//! The lock around a shard: held for tens of nanoseconds (for a long log, a few microseconds), by code that neither
+//! blocks nor allocates on its common path.
 
 #[cfg(not(tollgate_loom))]
 pub(super) use spinning::{Guard, Lock};
@@ -7,10 +7,10 @@ pub(super) use spinning::{Guard, Lock};
 #[cfg(tollgate_loom)]
 pub(super) use model::{Guard, Lock};
 
-/// A spin lock takes one atomic exchange to lock and a plain store to unlock, where a parking mutex takes two exchanges:
-/// 9 against 16 ns, a quarter of a whole decision. What makes spinning fit for user space is the ladder below: whoever
-/// does not get the lock at once backs off, then yields the processor, then sleeps, so a holder that the scheduler has
-/// put aside is waited for, not fought.
+/// A spin lock takes one atomic exchange to lock and a plain store to unlock, where a parking mutex takes two
+/// exchanges: 9 against 16 ns, a quarter of a whole decision. What makes spinning fit for user space is the ladder
+/// below: whoever does not get the lock at once backs off, then yields the processor, then sleeps, so a holder that
+/// the scheduler has put aside is waited for, not fought.
 #[cfg(not(tollgate_loom))]
 mod spinning {
     use std::{hint::spin_loop, thread, time::Duration};

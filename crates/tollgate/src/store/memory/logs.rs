@@ -74,7 +74,8 @@ impl Logs {
         before + 1 - kept.log.len()
     }
 
-    /// Takes back units that were just taken, and the key with them if it was made for them. Returns how many entries went.
+    /// Takes back units that were just taken, and the key with them if it was made for them. Returns how many entries
+    /// went.
     pub(super) fn take_back(&mut self, id: Identity, cost: u64, new_key: bool) -> usize {
         let Some(kept) = self.kept.get_mut(&id) else { return 0 };
         let before = kept.log.len();

@@ -1,12 +1,13 @@
 //! The store in this process's memory: sharded, bounded, and exact.
 //!
-//! A key is a [cell](table) of 32 bytes in one of many small tables, each under its own [lock]. Keys of the algorithms
-//! that remember instants live in [logs] instead. A request that touches several keys takes the locks of all their shards
-//! in one global order, decides, writes, and lets go: that is all there is to all-or-nothing, and it cannot deadlock.
+//! A key is a [cell](table) of 32 bytes in one of many small tables, each under its own [lock]. Keys of the
+//! algorithms that remember instants live in [logs] instead. A request that touches several keys takes the locks of
+//! all their shards in one global order, decides, writes, and lets go: that is all there is to all-or-nothing, and it
+//! cannot deadlock.
 //!
-//! There is no background thread. Every so many decisions, the caller [tends](Inner::tend) another shard: looks at a few
-//! cells and drops the expired. When there is no room for a new key, nobody else's state makes way: the new keys of a
-//! policy share one budget until there is room again.
+//! There is no background thread. Every so many decisions, the caller [tends](Inner::tend) another shard: looks at a
+//! few cells and drops the expired. When there is no room for a new key, nobody else's state makes way: the new keys
+//! of a policy share one budget until there is room again.
 
 mod apply;
 mod charge;
@@ -44,9 +45,9 @@ pub(crate) use charge::{BATCH, Slot};
 
 /// State in the memory of this process.
 ///
-/// Clones share the state. At most `max_keys` keys are held, in 36 to 40 bytes each where they are many and up to twice
-/// that where they are few; logs take 24 bytes more for each instant, at most eight instants per key on average. Expired
-/// keys give their memory back while others are used.
+/// Clones share the state. At most `max_keys` keys are held, in 36 to 40 bytes each where they are many and up to
+/// twice that where they are few; logs take 24 bytes more for each instant, at most eight instants per key on
+/// average. Expired keys give their memory back while others are used.
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     inner: Arc<Inner>,
@@ -177,8 +178,8 @@ impl MemoryStore {
         }
     }
 
-    /// Drops all expired keys and gives their memory back now, rather than in small steps while others are used. One shard
-    /// at a time: nobody waits for longer than some ten microseconds.
+    /// Drops all expired keys and gives their memory back now, rather than in small steps while others are used. One
+    /// shard at a time: nobody waits for longer than some ten microseconds.
     pub fn reclaim(&self) {
         let inner = &*self.inner;
         for turn in 0..2 * (inner.cells.len() + inner.logs.len()) {
