@@ -19,6 +19,12 @@ const STEPS: [&str; 4] = [
 /// With a directory of its own, so that its flags do not rebuild everything else.
 const LOOM: &str = "test --release -p tollgate --lib --target-dir target/loom loom";
 
+/// The documents against the code: their examples run, and their pictures are what the engine draws now.
+const DOCUMENTS: [&str; 2] = [
+    "test --doc --manifest-path docs/check/Cargo.toml --target-dir target/docs",
+    "run --manifest-path docs/check/Cargo.toml --target-dir target/docs -- --check",
+];
+
 /// Runs all tests, then the house rules; stops at the first failure.
 pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
     let long: &[_] = match histories {
@@ -29,6 +35,9 @@ pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
         cargo(&words(step), long)?;
     }
     cargo(&words(LOOM), &[long, &[("RUSTFLAGS", "--cfg tollgate_loom")]].concat())?;
+    for step in DOCUMENTS {
+        cargo(&words(step), &[])?;
+    }
     tidy::run()
 }
 

@@ -1,5 +1,8 @@
 //! The examples of the documents as doctests: `cargo test --doc --manifest-path docs/check/Cargo.toml`.
 
+#[doc = include_str!("../../../README.md")]
+pub mod readme {}
+
 #[doc = include_str!("../../algorithms.md")]
 pub mod algorithms {}
 

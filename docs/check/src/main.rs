@@ -1,7 +1,7 @@
 //! Draws `docs/images/` by driving the engine through a described traffic and noting what it decides.
 //!
-//! `cargo run --manifest-path docs/check/Cargo.toml` writes the pictures; with `--check` it writes nothing, and fails if
-//! a picture is not what the engine of today would draw.
+//! `cargo run --manifest-path docs/check/Cargo.toml` writes the pictures; with `--check` it writes nothing, and fails
+//! if a picture is not what the engine of today would draw.
 
 mod picture;
 mod plot;

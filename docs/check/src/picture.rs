@@ -38,7 +38,8 @@ const SHEETS: [Sheet; 4] = [
         file: "sliding-window.svg",
         name: "sliding-window",
         limit: "10/10s sliding-window",
-        says: "Nothing is admitted just after the boundary; then the window before fades, and about one a second passes.",
+        says: "Nothing is admitted just after the boundary; \
+               then the window before fades, and about one a second passes.",
         peak: "admitted within 10 s: reached slowly, and never twice the amount",
         windows: true,
     },

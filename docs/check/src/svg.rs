@@ -7,6 +7,8 @@ const FAINT: &str = "#6e7781";
 pub const ALLOWED: &str = "#0b6bb5";
 const DENIED: &str = "#b3361e";
 pub const EXCESS: &str = "#f6cfa6";
+/// What gives a text its rim.
+const RIM: &str = r##"stroke="#ffffff" stroke-width="4" paint-order="stroke""##;
 
 /// A point, in tenths of a pixel.
 pub type Point = (i64, i64);
@@ -66,7 +68,7 @@ impl Svg {
         let (x, y, text) = (px(at.0), px(at.1), escape(text));
         let Font { size, colour, anchor } = font;
         self.line_of(&format!(
-            r##"<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="{colour}" stroke="#ffffff" stroke-width="4" paint-order="stroke">{text}</text>"##
+            r##"<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="{colour}" {RIM}>{text}</text>"##
         ));
     }
 
@@ -121,9 +123,8 @@ impl Svg {
     /// A denied request: a cross.
     pub fn denied(&mut self, at: Point) {
         let [left, right, top, bottom] = [at.0 - 33, at.0 + 33, at.1 - 33, at.1 + 33].map(px);
-        self.line_of(&format!(
-            r#"<path d="M{left} {top}L{right} {bottom}M{left} {bottom}L{right} {top}" stroke="{DENIED}" stroke-width="1.8"/>"#
-        ));
+        let cross = format!("M{left} {top}L{right} {bottom}M{left} {bottom}L{right} {top}");
+        self.line_of(&format!(r#"<path d="{cross}" stroke="{DENIED}" stroke-width="1.8"/>"#));
     }
 
     pub fn finish(self) -> String {

@@ -73,7 +73,7 @@ pub enum PolicyError {
     NoCost(PolicyName),
     /// Two limits that would count in the same place.
     #[error(
-        "policy `{policy}` has two limits with the same algorithm and period, `{first}` and `{second}`: keep the smaller"
+        "policy `{policy}` has two limits of one algorithm and period, `{first}` and `{second}`"
     )]
     SameWindow {
         /// The policy.
