@@ -11,7 +11,7 @@ use crate::{Limit, clock::Timestamp};
 ///
 /// It runs alone on its key, under the lock of the store: it must be quick, and must not panic. It must obey the
 /// common rules: a denial and a cost of 0 change nothing, and the lifetime given to [`State::new`] is no shorter than
-/// the state matters.
+/// the state matters. A key that is given [`State::EMPTY`] has a payload of 0 from then on, until it is forgotten.
 ///
 /// ```
 /// use std::time::Duration;
@@ -62,6 +62,27 @@ pub trait CustomAlgorithm: fmt::Debug + Send + Sync {
         let _ = (limit, now, cost);
         state
     }
+}
+
+/// [`CustomAlgorithm::step`], with what it leaves behind made fit to be kept.
+pub(super) fn step(
+    custom: Custom,
+    limit: &Limit,
+    state: &mut State,
+    now: u64,
+    cost: u64,
+) -> Outcome {
+    let (now, known) = (Timestamp::from_micros(now), !state.is_empty());
+    let outcome = custom.step(limit, state, now, cost);
+    if known {
+        *state = kept(*state, now);
+    }
+    outcome
+}
+
+/// A cell that is in use never holds an empty state, or the store would take it for free.
+pub(super) fn kept(state: State, now: Timestamp) -> State {
+    if state.is_empty() { State::new(now, 0, 0) } else { state }
 }
 
 /// A [`CustomAlgorithm`] as a value; equal to another of the same name.

@@ -192,7 +192,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
         Algorithm::FixedWindow => fixed_window::step(limit, state, now, cost),
         Algorithm::TokenBucket => token_bucket::step(limit, state, now, cost),
         Algorithm::SlidingWindow => sliding_window::step(limit, state, now, cost),
-        Algorithm::Custom(custom) => custom.step(limit, state, Timestamp::from_micros(now), cost),
+        Algorithm::Custom(custom) => custom::step(custom, limit, state, now, cost),
         Algorithm::SlidingLog | Algorithm::Concurrency => {
             unreachable!("a log is stepped by `log::Log`")
         }
@@ -250,7 +250,10 @@ pub(crate) fn refund(limit: &Limit, mut state: State, now: u64, cost: u64) -> St
         Algorithm::FixedWindow => fixed_window::refund(limit, state, now, cost),
         Algorithm::TokenBucket => token_bucket::refund(limit, state, now, cost),
         Algorithm::SlidingWindow => sliding_window::refund(limit, state, now, cost),
-        Algorithm::Custom(custom) => custom.refund(limit, state, Timestamp::from_micros(now), cost),
+        Algorithm::Custom(custom) => {
+            let now = Timestamp::from_micros(now);
+            custom::kept(custom.refund(limit, state, now, cost), now)
+        }
         Algorithm::SlidingLog | Algorithm::Concurrency => {
             unreachable!("a log is refunded by `log::Log`")
         }

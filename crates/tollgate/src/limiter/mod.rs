@@ -187,22 +187,12 @@ impl Limiter {
 
     /// Gives back up to `cost` units, and no more than are used.
     pub fn refund(&self, key: impl Key, cost: u64) {
-        key.with(|key| {
-            self.inner.each_slot(key, cost, |slot| {
-                self.inner.store.refund(slot);
-                self.inner.turnstile.nudge(slot.id);
-            });
-        });
+        key.with(|key| self.inner.each_slot(key, cost, |slot| self.inner.store.refund(slot)));
     }
 
     /// Forgets what was charged to a key.
     pub fn reset(&self, key: impl Key) {
-        key.with(|key| {
-            self.inner.each_slot(key, 0, |slot| {
-                self.inner.store.reset(slot);
-                self.inner.turnstile.nudge(slot.id);
-            });
-        });
+        key.with(|key| self.inner.each_slot(key, 0, |slot| self.inner.store.reset(slot)));
     }
 
     /// The same limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
@@ -257,12 +247,17 @@ impl Inner {
         }
         let Some(&first) = ids.first() else { return };
         let tally = self.path.meter.tally();
+        let mut looks = ArrayVec::<_, BATCH>::new();
         self.store.charge_each(&single.slot(first), &ids, |place, outcome, now| {
             if let Some(weight) = tally.add(0, event(outcome), now) {
-                keys[place].with(|key| self.path.meter.look((0, event(outcome)), key, now, weight));
+                looks.push((place, event(outcome), now, weight));
             }
             decisions.push(Decision::of(single.name, single.limit, outcome));
         });
+        // Only now that the locks are free again: what a key does to be read is not ours to know.
+        for (place, event, now, weight) in looks {
+            keys[place].with(|key| self.path.meter.look((0, event), key, now, weight));
+        }
     }
 
     #[inline]
@@ -296,8 +291,7 @@ impl Inner {
         let unfit = self.path.fit(&mut items, cost)?;
         let slots: SmallVec<[Slot<'_>; 8]> =
             items.iter().map(|&item| self.slot(item, cost, permit)).collect();
-        let mut outcomes = Vec::with_capacity(slots.len());
-        let now = self.store.charge_groups(&slots, &[slots.len()], &mut outcomes);
+        let (outcomes, now) = self.store.charge_all(&slots);
         Ok(self.path.fold(&items, &outcomes, &unfit, (cost, now)))
     }
 
@@ -308,10 +302,19 @@ impl Inner {
         Slot { scope, id, limit: &target.limit, cost, permit, enforced: target.enforced }
     }
 
-    fn each_slot(&self, key: KeyRef<'_>, cost: u64, mut then: impl FnMut(&Slot<'_>)) {
+    /// Gives something back to each limit of a key, and lets whoever waits for it look again.
+    fn each_slot(&self, key: KeyRef<'_>, cost: u64, mut give_back: impl FnMut(&Slot<'_>)) {
         self.with_items(key, |items| {
-            items.iter().for_each(|&item| then(&self.slot(item, cost, 0)));
+            items.iter().for_each(|&item| give_back(&self.slot(item, cost, 0)));
+            if let Some(queue) = self.queue_of(&items) {
+                self.turnstile.nudge(queue);
+            }
         });
+    }
+
+    /// Which queue those wait in who wait for all of these limits: that of the first.
+    fn queue_of(&self, items: &[Item<'_>]) -> Option<Identity> {
+        items.first().map(|&item| self.slot(item, 0, 0).id)
     }
 }
 

@@ -6,7 +6,10 @@ use super::{
     Limiter,
     path::{Item, Items},
 };
-use crate::{Algorithm, CostError, Decision, Denied, Key, KeyBuf, Request, store::memory::Slot};
+use crate::{
+    Algorithm, CostError, Decision, Denied, Key, KeyBuf, Request,
+    store::memory::{Slot, identity::Identity},
+};
 
 /// Units of a concurrency limit, held until this is dropped.
 ///
@@ -18,6 +21,8 @@ pub struct Permit {
     limiter: Limiter,
     /// The concurrency limits it is a permit of, by their places in the policy set, each with the key.
     held: SmallVec<[(usize, KeyBuf); 1]>,
+    /// Where somebody may wait for it.
+    queue: Option<Identity>,
     id: u64,
 }
 
@@ -65,12 +70,13 @@ impl Limiter {
         let id = next_id();
         let decision = self.inner.charge(items.clone(), cost, id)?;
         let permit = decision.is_allowed().then(|| {
+            let queue = self.inner.queue_of(&items);
             let concurrent = |item: &Item<'_>| {
                 self.inner.path.target(*item).limit.algorithm() == Algorithm::Concurrency
             };
             let held = items.into_iter().filter(concurrent);
             let held = held.map(|(target, key)| (target, key.to_buf())).collect();
-            Permit { limiter: self.clone(), held, id }
+            Permit { limiter: self.clone(), held, queue, id }
         });
         Ok(Admission { decision, permit })
     }
@@ -106,7 +112,9 @@ impl Drop for Permit {
     fn drop(&mut self) {
         for slot in self.slots() {
             self.limiter.inner.store.release(&slot);
-            self.limiter.inner.turnstile.nudge(slot.id);
+        }
+        if let Some(queue) = self.queue {
+            self.limiter.inner.turnstile.nudge(queue);
         }
     }
 }

@@ -87,9 +87,7 @@ impl Inner {
         within: Duration,
     ) -> Result<Decision, WaitError> {
         let deadline = Timestamp::from_micros(self.store.now()).after(within);
-        let queue = self.with_items(key.as_ref(), |items| {
-            items.first().map(|&item| self.slot(item, cost, 0).id)
-        });
+        let queue = self.with_items(key.as_ref(), |items| self.queue_of(&items));
         let Some(queue) = queue else { return Ok(Decision::UNLIMITED) };
         if self.turnstile.is_free(queue) {
             let decision = self.check_key(key.as_ref(), cost)?;

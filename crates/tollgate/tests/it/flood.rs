@@ -146,5 +146,6 @@ fn a_peek_without_room_speaks_of_the_shared_budget() {
         let _ = (limiter.check("first"), limiter.check_cost("second", 3).unwrap());
         let peek = limiter.peek("third");
         assert_eq!((peek.is_allowed(), peek.source()), (false, Source::Overflow), "{text}");
+        assert_eq!(limiter.store().usage().overflowed, 1, "{text}: a peek is no charge");
     }
 }

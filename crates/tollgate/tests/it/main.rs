@@ -7,6 +7,7 @@ mod clock_steps;
 mod conformance;
 mod contention;
 mod costs;
+mod extension;
 mod flood;
 mod policies;
 mod stats;

@@ -210,10 +210,15 @@ fn what_is_given_back_goes_to_the_first_in_the_queue_at_once() {
 
 #[test]
 fn a_returned_permit_goes_to_the_first_in_the_queue_at_once() {
-    let (limiter, _) = limiter("1/hour concurrency");
-    let permit = limiter.acquire("key").into_result().unwrap();
-    let mut waiter = Waiting::new(&limiter, 1, 7_200 * SECOND);
-    assert!(waiter.poll().is_none());
-    drop(permit);
-    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+    // Also where the concurrency limit is not the only one, nor the first.
+    for limits in [vec!["1/hour concurrency"], vec!["100/day", "1/hour concurrency"]] {
+        let builder = Limiter::builder().clock(ManualClock::new());
+        let builder = limits.iter().fold(builder, |builder, limit| builder.limit(*limit));
+        let limiter = builder.build().unwrap();
+        let permit = limiter.acquire("key").into_result().unwrap();
+        let mut waiter = Waiting::new(&limiter, 1, 7_200 * SECOND);
+        assert!(waiter.poll().is_none());
+        drop(permit);
+        assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()), "{limits:?}");
+    }
 }

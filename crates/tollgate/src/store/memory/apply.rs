@@ -155,7 +155,7 @@ impl Inner {
         if !spare.has_room(slot, now) {
             return (self.refuse(slot), Undo::Nothing);
         }
-        self.overflowed.fetch_add(1, Ordering::Relaxed);
+        self.count_overflow(slot);
         let (outcome, undo) = spare.charge(slot, now);
         self.spares.store(spare.cells.live() + spare.logs.len(), Ordering::Relaxed);
         (Outcome { budget: Budget::Shared, ..outcome }, undo)
@@ -163,9 +163,14 @@ impl Inner {
 
     /// The answer where there is no room left to count even on a shared budget.
     fn refuse(&self, slot: &Slot<'_>) -> Outcome {
-        self.overflowed.fetch_add(1, Ordering::Relaxed);
+        self.count_overflow(slot);
         let period = slot.limit.period_micros();
         Outcome { budget: Budget::Shared, ..Outcome::refused(0, period, period) }
+    }
+
+    /// Peeks are not charges.
+    fn count_overflow(&self, slot: &Slot<'_>) {
+        self.overflowed.fetch_add(u64::from(slot.cost > 0), Ordering::Relaxed);
     }
 }
 

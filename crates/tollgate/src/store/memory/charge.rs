@@ -73,8 +73,8 @@ impl MemoryStore {
     /// with the place of a key and its outcome.
     ///
     /// Takes as many locks as are to be had without waiting, touches the memory of all their keys, and only then
-    /// decides: the loads of a batch overlap instead of queueing. Nothing is waited for while a lock is held, so no
-    /// order is needed.
+    /// decides: the loads of a batch overlap instead of queueing. No other shard is waited for while one is held, so no
+    /// order is needed. `each` is called under the locks.
     #[inline]
     pub(crate) fn charge_each(
         &self,
@@ -99,25 +99,15 @@ impl MemoryStore {
         }
     }
 
-    /// Decides groups of slots one after the other, each all or nothing, and says when. `ends` are the ends of the
-    /// groups in `slots`; `outcomes` gets one outcome per slot.
-    pub(crate) fn charge_groups(
-        &self,
-        slots: &[Slot<'_>],
-        ends: &[usize],
-        outcomes: &mut Vec<Outcome>,
-    ) -> u64 {
+    /// Decides the slots of one request, all or nothing, and says when.
+    pub(crate) fn charge_all(&self, slots: &[Slot<'_>]) -> (Vec<Outcome>, u64) {
         let inner = &*self.inner;
         let mut locked = inner.lock_all(slots);
         let (now, tend) = locked.settle(inner);
-        let mut start = 0;
-        for &end in ends {
-            inner.charge_group(&mut locked, start, &slots[start..end], now, outcomes);
-            start = end;
-        }
+        let outcomes = inner.charge_locked(&mut locked, slots, now);
         drop(locked);
         inner.tend_times(tend);
-        now
+        (outcomes, now)
     }
 }
 
@@ -206,43 +196,41 @@ impl Inner {
         }
     }
 
-    /// Decides the slots of one request, all or nothing. `first` is the place of the first among all slots locked.
+    /// Decides the slots of one request whose shards are locked, all or nothing.
     ///
     /// Each slot is charged in turn, so that the next one sees it: the same key may come twice, and keys without room
     /// share a budget. If one does not fit, those before it are undone; nobody else sees that, for their locks are
     /// held.
-    fn charge_group<'a>(
+    fn charge_locked<'a>(
         &'a self,
         locked: &mut Locked<'a>,
-        first: usize,
         slots: &[Slot<'_>],
         now: u64,
-        outcomes: &mut Vec<Outcome>,
-    ) {
+    ) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(slots.len());
         let mut undo = SmallVec::<[Undo; 4]>::new();
-        let before = outcomes.len();
         for (place, slot) in slots.iter().enumerate() {
-            let (shard, spare) = locked.parts(first + place);
+            let (shard, spare) = locked.parts(place);
             let (outcome, step) = self.apply(shard, spare, slot, now);
             outcomes.push(outcome);
             undo.push(step);
         }
-        let outcomes = &mut outcomes[before..];
         let fits = |(slot, outcome): (&Slot<'_>, &Outcome)| outcome.is_admitted() || !slot.enforced;
-        if slots.iter().zip(&*outcomes).all(fits) {
-            return;
+        if slots.iter().zip(&outcomes).all(fits) {
+            return outcomes;
         }
         for (place, (slot, step)) in slots.iter().zip(undo).enumerate().rev() {
-            let (shard, spare) = locked.parts(first + place);
+            let (shard, spare) = locked.parts(place);
             self.undo(shard, spare, slot, step);
         }
-        for (place, (slot, outcome)) in slots.iter().zip(outcomes).enumerate() {
+        for (place, (slot, outcome)) in slots.iter().zip(&mut outcomes).enumerate() {
             if outcome.is_admitted() {
-                let (shard, spare) = locked.parts(first + place);
+                let (shard, spare) = locked.parts(place);
                 let (untouched, _) = self.apply(shard, spare, &Slot { cost: 0, ..*slot }, now);
                 *outcome = Outcome { retry_after: 0, ..untouched };
             }
         }
+        outcomes
     }
 }
 

@@ -36,9 +36,7 @@ fn charge(store: &MemoryStore, limit: &Limit, keys: &[&str]) -> bool {
     {
         return store.charge_cell(slot).0.is_admitted();
     }
-    let mut outcomes = Vec::new();
-    store.charge_groups(&slots, &[slots.len()], &mut outcomes);
-    outcomes.iter().all(crate::algorithm::Outcome::is_admitted)
+    store.charge_all(&slots).0.iter().all(crate::algorithm::Outcome::is_admitted)
 }
 
 #[test]

@@ -301,9 +301,7 @@ impl MemoryStore {
             charges.iter().map(|charge| self.scope(charge.policy, &charge.limit)).collect();
         let slots: Vec<_> =
             charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope)).collect();
-        let mut outcomes = Vec::with_capacity(slots.len());
-        self.charge_groups(&slots, &[slots.len()], &mut outcomes);
-        outcomes
+        self.charge_all(&slots).0
     }
 }
 

@@ -1,0 +1,70 @@
+//! Algorithms, keys and stores of one's own.
+
+use std::cell::Cell;
+
+use tollgate::{
+    Algorithm, Key, KeyRef, Limit, Limiter, Timestamp,
+    algorithm::{CustomAlgorithm, Outcome, State},
+};
+
+/// So many until they are given back.
+#[derive(Debug)]
+struct Tickets;
+
+impl CustomAlgorithm for Tickets {
+    fn name(&self) -> &'static str {
+        "tickets"
+    }
+
+    fn step(&self, limit: &Limit, state: &mut State, now: Timestamp, cost: u64) -> Outcome {
+        let free = limit.amount().saturating_sub(state.payload() as u64);
+        if cost.max(1) > free {
+            return Outcome::denied(free, None, limit.period());
+        }
+        if cost > 0 {
+            *state = State::new(now, u64::MAX, state.payload() + u128::from(cost));
+        }
+        Outcome::admitted(free - cost, limit.period())
+    }
+
+    fn refund(&self, _: &Limit, _: State, _: Timestamp, _: u64) -> State {
+        State::EMPTY
+    }
+}
+
+/// Emptying the state of some keys takes nothing away from the others that share their table.
+#[test]
+fn a_custom_state_may_become_empty() {
+    let limit = Limit::per_day(1).with_algorithm(Algorithm::custom(&Tickets)).unwrap();
+    let limiter = Limiter::memory(limit);
+    for key in 0..30_000 {
+        assert!(limiter.check(key).is_allowed());
+    }
+    for key in (0..30_000).step_by(3) {
+        limiter.refund(key, 1);
+    }
+    for key in 0..30_000 {
+        assert_eq!(limiter.check(key).is_allowed(), key % 3 == 0, "key {key}");
+    }
+}
+
+/// Reading a key may do anything, even ask the limiter: no lock is held meanwhile.
+#[test]
+fn a_key_may_ask_the_limiter_while_it_is_read() {
+    struct Nosy<'a>(&'a Limiter, Cell<u32>);
+
+    impl Key for Nosy<'_> {
+        fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+            self.1.set(self.1.get() + 1);
+            let _ = self.0.check("key");
+            read(KeyRef::new(b"key"))
+        }
+    }
+
+    let limiter = Limiter::memory(Limit::per_day(1_000_000));
+    let keys: Vec<_> = (0..40).map(|_| Nosy(&limiter, Cell::new(0))).collect();
+    assert_eq!(limiter.check_many(&keys).len(), 40);
+    assert!(limiter.check(&keys[0]).is_allowed());
+    let reads: u32 = keys.iter().map(|key| key.1.get()).sum();
+    assert_eq!(limiter.stats().policies[0].allowed, 41 + u64::from(reads));
+}
