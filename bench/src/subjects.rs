@@ -1,6 +1,7 @@
 //! Who is asked. Each is set up the way its own documentation does it, with the fastest options it has.
 
 use std::{
+    cell::RefCell,
     num::NonZeroU32,
     time::{Duration, SystemTime},
 };
@@ -12,7 +13,7 @@ use governor::{
 };
 use parking_lot::Mutex;
 use throttlecrab::PeriodicStore;
-use tollgate::{Limit, Limiter};
+use tollgate::{Decision, Limit, Limiter};
 
 /// A limiter of `amount` per hour for each key.
 pub trait Subject: Sync {
@@ -97,7 +98,12 @@ impl Subject for Tollgate {
     }
 
     fn check_many(&self, keys: &[String]) -> usize {
-        self.limiter.check_many(keys).iter().filter(|decision| decision.is_allowed()).count()
+        thread_local!(static DECISIONS: RefCell<Vec<Decision>> = const { RefCell::new(Vec::new()) });
+        DECISIONS.with_borrow_mut(|decisions| {
+            decisions.clear();
+            self.limiter.check_many_into(keys, decisions);
+            decisions.iter().filter(|decision| decision.is_allowed()).count()
+        })
     }
 
     fn reclaim(&self) {

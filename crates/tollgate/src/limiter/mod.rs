@@ -134,15 +134,20 @@ impl Limiter {
     /// read once.
     pub fn check_many<K: Key>(&self, keys: &[K]) -> Vec<Decision> {
         let mut decisions = Vec::with_capacity(keys.len());
+        self.check_many_into(keys, &mut decisions);
+        decisions
+    }
+
+    /// [`Limiter::check_many`] for those who do it often: adds the decisions to a vector that can be used again.
+    pub fn check_many_into<K: Key>(&self, keys: &[K], decisions: &mut Vec<Decision>) {
         match &self.inner.single {
             Some(single) => {
                 for keys in keys.chunks(BATCH) {
-                    self.inner.check_batch(single, keys, &mut decisions);
+                    self.inner.check_batch(single, keys, decisions);
                 }
             }
             None => decisions.extend(keys.iter().map(|key| self.check(key))),
         }
-        decisions
     }
 
     /// Charges a request to every policy that covers it, all or nothing.

@@ -155,6 +155,8 @@ fn many_keys_at_once_decide_as_one_by_one() {
         let (at_once, _) = limiter(text);
         let keys: Vec<String> = (0..500).map(|n| format!("key-{}", n * n % 90)).collect();
         let expected: Vec<_> = keys.iter().map(|key| one_by_one.check(key)).collect();
-        assert_eq!(at_once.check_many(&keys), expected, "{text}");
+        let mut decisions = at_once.check_many(&keys[..100]);
+        at_once.check_many_into(&keys[100..], &mut decisions);
+        assert_eq!(decisions, expected, "{text}");
     }
 }

@@ -83,17 +83,18 @@ impl MemoryStore {
         mut each: impl FnMut(usize, Outcome, u64),
     ) {
         let inner = &*self.inner;
+        let mut held = Held { tables: ArrayVec::new(), places: ArrayVec::new() };
         let mut from = 0;
         while from < ids.len() {
-            let mut held = inner.lock_some(&ids[from..]);
-            let ids = &ids[from..from + held.keys()];
+            held.lock(inner, &ids[from..]);
+            let ids = &ids[from..from + held.places.len()];
             held.touch(ids);
             let (now, tend) = held.settle(inner);
             for (place, &id) in ids.iter().enumerate() {
                 let slot = Slot { id, ..*charge };
                 each(from + place, inner.charge_alone(held.table(place), &slot, now), now);
             }
-            drop(held);
+            held.tables.clear();
             inner.tend_times(tend);
             from += ids.len();
         }
@@ -131,31 +132,6 @@ impl Inner {
         for _ in 0..turns {
             self.tend();
         }
-    }
-
-    /// The lock of the first key, and those of the following, up to one that somebody else holds.
-    #[inline]
-    fn lock_some(&self, ids: &[Identity]) -> Held<'_> {
-        let mut held = Held { tables: ArrayVec::new(), places: ArrayVec::new() };
-        // A bit for each shard held, by its last six bits: mostly tells that one is not.
-        let mut maybe_held = 0_u64;
-        for id in ids.iter().take(BATCH) {
-            let shard = id.shard(self.cells.len());
-            let bit = 1 << (shard % 64);
-            if maybe_held & bit != 0
-                && let Some(place) = held.tables.iter().position(|(own, _)| *own == shard)
-            {
-                held.places.push(place as u8);
-                continue;
-            }
-            let lock = &self.cells[shard].0;
-            let guard = if held.tables.is_empty() { Some(lock.lock()) } else { lock.try_lock() };
-            let Some(guard) = guard else { break };
-            maybe_held |= bit;
-            held.places.push(held.tables.len() as u8);
-            held.tables.push((shard, guard));
-        }
-        held
     }
 
     fn lock_all<'a>(&'a self, slots: &[Slot<'_>]) -> Locked<'a> {
@@ -234,9 +210,29 @@ impl Inner {
     }
 }
 
-impl Held<'_> {
-    fn keys(&self) -> usize {
-        self.places.len()
+impl<'a> Held<'a> {
+    /// Takes the lock of the first key, and those of the following, up to one that somebody else holds.
+    #[inline]
+    fn lock(&mut self, inner: &'a Inner, ids: &[Identity]) {
+        self.places.clear();
+        // A bit for each shard held, by its last nine bits: tells at once of nearly every one that is not.
+        let mut maybe_held = [0_u64; 8];
+        for id in ids.iter().take(BATCH) {
+            let shard = id.shard(inner.cells.len());
+            let (word, bit) = (&mut maybe_held[shard / 64 % 8], 1 << (shard % 64));
+            if *word & bit != 0
+                && let Some(place) = self.tables.iter().position(|(own, _)| *own == shard)
+            {
+                self.places.push(place as u8);
+                continue;
+            }
+            let lock = &inner.cells[shard].0;
+            let guard = if self.tables.is_empty() { Some(lock.lock()) } else { lock.try_lock() };
+            let Some(guard) = guard else { break };
+            *word |= bit;
+            self.places.push(self.tables.len() as u8);
+            self.tables.push((shard, guard));
+        }
     }
 
     #[inline]
