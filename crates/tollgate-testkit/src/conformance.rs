@@ -18,14 +18,6 @@ pub trait Subject: Sync {
     }
 }
 
-const ALGORITHMS: [Algorithm; 5] = [
-    Algorithm::FixedWindow,
-    Algorithm::SlidingWindow,
-    Algorithm::SlidingLog,
-    Algorithm::TokenBucket,
-    Algorithm::Concurrency,
-];
-
 /// Whether a store keeps what [`Store`] promises: `histories` random histories per algorithm against the [`Model`],
 /// and the rules that concern several keys.
 ///
@@ -33,7 +25,7 @@ const ALGORITHMS: [Algorithm; 5] = [
 ///
 /// If it does not, with the seed of the history and the step at which it went wrong.
 pub fn conformance(subject: &impl Subject, histories: u64) {
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::BUILT_IN {
         for seed in 0..histories {
             follow(subject, &History::random(seed, algorithm));
         }
@@ -131,7 +123,7 @@ fn all_or_nothing(subject: &impl Subject, rounds: u64) {
         let mut now = 1_767_225_600_000_000 + random.below(1_000_000);
         let limits: Vec<Limit> = (0..random.between(2, 8))
             .map(|place| {
-                let algorithm = ALGORITHMS[place as usize % 4];
+                let algorithm = Algorithm::BUILT_IN[place as usize % 4];
                 let limit = Limit::new(random.between(1, 6), day).expect("a small limit");
                 limit.with_algorithm(algorithm).expect("a small limit")
             })
@@ -226,7 +218,7 @@ fn unenforced_charges_never_deny(subject: &impl Subject) {
 fn the_same_key_twice(subject: &impl Subject) {
     subject.set_time(Timestamp::from_secs(1_767_225_600));
     let policy = "twice".parse().expect("a name");
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::BUILT_IN {
         let limit = Limit::per_day(3).with_algorithm(algorithm).expect("a small limit");
         let key = algorithm.name().as_bytes();
         let mut charge = Charge::new(policy, tollgate::KeyRef::new(key), limit);
@@ -244,7 +236,7 @@ fn the_same_key_twice(subject: &impl Subject) {
 /// An amount of 0 denies for good; peeks and denials leave no trace; a share of a limit is a limit.
 fn nothing_is_never_something(subject: &impl Subject) {
     subject.set_time(Timestamp::from_secs(1_767_225_600));
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::BUILT_IN {
         let none = Limit::per_day(0).with_algorithm(algorithm).expect("a small limit");
         let key = format!("nothing-{algorithm}");
         let outcome = call(subject, &key, none, Call::Charge(1, 1)).expect("an outcome");

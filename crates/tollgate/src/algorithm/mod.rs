@@ -74,19 +74,30 @@ pub(crate) enum Budget {
 pub(crate) const NEVER: u64 = u64::MAX;
 
 impl Algorithm {
-    pub(crate) const NAMES: [&'static str; 5] =
-        ["fixed-window", "sliding-window", "sliding-log", "token-bucket", "concurrency"];
+    /// All but those of your own.
+    pub const BUILT_IN: [Self; 5] = [
+        Self::FixedWindow,
+        Self::SlidingWindow,
+        Self::SlidingLog,
+        Self::TokenBucket,
+        Self::Concurrency,
+    ];
 
     /// The name used in limits, policies and documents.
     pub fn name(self) -> &'static str {
         match self {
-            Self::FixedWindow => Self::NAMES[0],
-            Self::SlidingWindow => Self::NAMES[1],
-            Self::SlidingLog => Self::NAMES[2],
-            Self::TokenBucket => Self::NAMES[3],
-            Self::Concurrency => Self::NAMES[4],
+            Self::FixedWindow => "fixed-window",
+            Self::SlidingWindow => "sliding-window",
+            Self::SlidingLog => "sliding-log",
+            Self::TokenBucket => "token-bucket",
+            Self::Concurrency => "concurrency",
             Self::Custom(custom) => custom.name(),
         }
+    }
+
+    /// The names to choose from.
+    pub(crate) fn names() -> String {
+        Self::BUILT_IN.map(Self::name).join(", ")
     }
 
     /// Whether the state is a list that grows with the amount, rather than a fixed 16 bytes.
@@ -112,21 +123,15 @@ impl fmt::Display for Algorithm {
 
 /// A name that no algorithm has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no such algorithm: write {}", Algorithm::NAMES.join(", "))]
+#[error("no such algorithm: write {}", Algorithm::names())]
 pub struct UnknownAlgorithm;
 
 impl FromStr for Algorithm {
     type Err = UnknownAlgorithm;
 
     fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
-        match name {
-            "fixed-window" => Ok(Self::FixedWindow),
-            "sliding-window" => Ok(Self::SlidingWindow),
-            "sliding-log" => Ok(Self::SlidingLog),
-            "token-bucket" => Ok(Self::TokenBucket),
-            "concurrency" => Ok(Self::Concurrency),
-            _ => Err(UnknownAlgorithm),
-        }
+        let named = |algorithm: &Self| algorithm.name() == name;
+        Self::BUILT_IN.into_iter().find(named).ok_or(UnknownAlgorithm)
     }
 }
 

@@ -23,7 +23,7 @@ enum Problem {
     Period(String),
     #[error("after `burst` comes a whole number, such as `10/second burst 20`")]
     Burst,
-    #[error("`{word}` is neither `burst` nor an algorithm ({})", Algorithm::NAMES.join(", "))]
+    #[error("`{word}` is neither `burst` nor an algorithm ({})", Algorithm::names())]
     Word { word: String },
     #[error(transparent)]
     Impossible(#[from] LimitError),

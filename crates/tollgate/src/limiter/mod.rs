@@ -170,24 +170,9 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CostError> {
-        let fits = |charge: &Charge<'_>| {
-            charge.cost <= charge.limit.capacity() || charge.limit.amount() == 0
-        };
-        if let Some(charge) = charges.iter().find(|charge| charge.enforced && !fits(charge)) {
-            let (cost, max) = (charge.cost, charge.limit.capacity());
-            return Err(CostError { cost, policy: charge.policy, max });
-        }
-        let fit: Vec<_> = charges.iter().copied().filter(fits).collect();
-        let mut decision = Decision::UNLIMITED;
-        let mut shadow_denied = fit.len() < charges.len();
-        for (charge, outcome) in fit.iter().zip(self.inner.store.charge_now(&fit)) {
-            if charge.enforced {
-                decision = decision.and(Decision::of(charge.policy, charge.limit, outcome));
-            } else {
-                shadow_denied |= !outcome.is_admitted();
-            }
-        }
-        Ok(Decision { shadow_denied, ..decision })
+        let fit = path::fit_charges(charges)?;
+        let outcomes = self.inner.store.charge_now(&fit);
+        Ok(path::fold_charges(charges, &fit, &outcomes))
     }
 
     /// Gives back up to `cost` units, and no more than are used.

@@ -2,10 +2,11 @@ use std::sync::Arc;
 
 use super::{
     Limiter,
-    path::{Item, Items, Path},
+    path::{self, Item, Items, Path},
 };
 use crate::{
     Charge, CostError, Decision, Key, PolicySet, Request, Stats, Store, StoreError,
+    algorithm::Outcome,
     clock::{Clock, SystemClock},
 };
 
@@ -75,6 +76,13 @@ impl SharedLimiter {
         self.inner.charge(super::items(&plan), request.units()).await
     }
 
+    /// Charges several keys under several limits, all or nothing: for limits that no policy describes.
+    pub async fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CheckError> {
+        let fit = path::fit_charges(charges)?;
+        let outcomes = self.inner.ask(&fit).await?;
+        Ok(path::fold_charges(charges, &fit, &outcomes))
+    }
+
     /// Gives back up to `cost` units, and no more than are used.
     pub async fn refund(&self, key: impl Key, cost: u64) -> Result<(), StoreError> {
         let plan = key.with(|key| self.inner.path.plan_key(key));
@@ -115,16 +123,22 @@ impl From<Limiter> for SharedLimiter {
 impl Inner {
     async fn charge(&self, mut items: Items<'_>, cost: u64) -> Result<Decision, CheckError> {
         let unfit = self.path.fit(&mut items, cost)?;
-        if items.is_empty() {
-            return Ok(self.path.fold(&[], &[], &unfit, (cost, now())));
-        }
         let charges: Vec<_> = items.iter().map(|&item| self.charge_of(item, cost)).collect();
-        let outcomes = self.store.charge(&charges).await?;
-        if outcomes.len() != charges.len() {
-            let problem = format!("{} outcomes for {} charges", outcomes.len(), charges.len());
-            return Err(StoreError::Failed(problem).into());
-        }
+        let outcomes = self.ask(&charges).await?;
         Ok(self.path.fold(&items, &outcomes, &unfit, (cost, now())))
+    }
+
+    /// One outcome for each charge, or an error. No charges are no question.
+    async fn ask(&self, charges: &[Charge<'_>]) -> Result<Vec<Outcome>, StoreError> {
+        if charges.is_empty() {
+            return Ok(Vec::new());
+        }
+        let outcomes = self.store.charge(charges).await?;
+        if outcomes.len() == charges.len() {
+            return Ok(outcomes);
+        }
+        let problem = format!("{} outcomes for {} charges", outcomes.len(), charges.len());
+        Err(StoreError::Failed(problem))
     }
 
     fn charge_of<'a>(&self, item: Item<'a>, cost: u64) -> Charge<'a> {

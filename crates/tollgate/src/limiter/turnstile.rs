@@ -3,7 +3,6 @@
 use std::{
     collections::{HashMap, VecDeque},
     future::poll_fn,
-    hash::Hash,
     sync::Arc,
     task::{Poll, Waker},
 };
@@ -14,15 +13,15 @@ use crate::store::memory::identity::Identity;
 
 /// The queues of all keys that somebody waits for.
 #[derive(Clone, Debug)]
-pub(super) struct Turnstile<K = Identity> {
-    shared: Arc<Shared<K>>,
+pub(super) struct Turnstile {
+    shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
-struct Shared<K> {
+struct Shared {
     max_waiters: usize,
     /// Keys without waiters are not in here.
-    queues: Mutex<HashMap<K, Queue>>,
+    queues: Mutex<HashMap<Identity, Queue>>,
 }
 
 #[derive(Debug, Default)]
@@ -42,9 +41,9 @@ struct Waiter {
 
 /// A place in a queue. Dropping it leaves the queue, so a cancelled wait holds nobody up.
 #[derive(Debug)]
-pub(super) struct Turn<K: Copy + Eq + Hash = Identity> {
-    shared: Arc<Shared<K>>,
-    key: K,
+pub(super) struct Turn {
+    shared: Arc<Shared>,
+    key: Identity,
     ticket: u64,
 }
 
@@ -52,18 +51,18 @@ pub(super) struct Turn<K: Copy + Eq + Hash = Identity> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full(pub(super) usize);
 
-impl<K: Copy + Eq + Hash> Turnstile<K> {
+impl Turnstile {
     pub(super) fn new(max_waiters: usize) -> Self {
         Self { shared: Arc::new(Shared { max_waiters, queues: Mutex::default() }) }
     }
 
     /// Whether nobody waits for `key`.
-    pub(super) fn is_free(&self, key: K) -> bool {
+    pub(super) fn is_free(&self, key: Identity) -> bool {
         !self.shared.queues.lock().contains_key(&key)
     }
 
     /// Tells whoever is first in the queue for `key` to look again: something was given back.
-    pub(super) fn nudge(&self, key: K) {
+    pub(super) fn nudge(&self, key: Identity) {
         let mut queues = self.shared.queues.lock();
         let Some(queue) = queues.get_mut(&key) else { return };
         queue.nudges += 1;
@@ -75,7 +74,7 @@ impl<K: Copy + Eq + Hash> Turnstile<K> {
     }
 
     /// Joins the queue for `key`. Also returns the costs of those ahead, first come first.
-    pub(super) fn enter(&self, key: K, cost: u64) -> Result<(Turn<K>, Vec<u64>), Full> {
+    pub(super) fn enter(&self, key: Identity, cost: u64) -> Result<(Turn, Vec<u64>), Full> {
         let mut queues = self.shared.queues.lock();
         let waiting = queues.get(&key).map_or(0, |queue| queue.waiters.len());
         if waiting >= self.shared.max_waiters {
@@ -90,13 +89,13 @@ impl<K: Copy + Eq + Hash> Turnstile<K> {
     }
 }
 
-impl<K: Copy + Eq + Hash> Default for Turnstile<K> {
+impl Default for Turnstile {
     fn default() -> Self {
         Self::new(1_000)
     }
 }
 
-impl<K: Copy + Eq + Hash> Turn<K> {
+impl Turn {
     /// Completes when everyone ahead has gone.
     pub(super) async fn comes(&self) {
         let first = |queue: &Queue, ticket| {
@@ -123,7 +122,7 @@ impl<K: Copy + Eq + Hash> Turn<K> {
     }
 }
 
-impl<K: Copy + Eq + Hash> Turn<K> {
+impl Turn {
     /// How often the queue was nudged so far.
     pub(super) fn nudges(&self) -> u64 {
         self.shared.queues.lock().get(&self.key).map_or(0, |queue| queue.nudges)
@@ -135,7 +134,7 @@ impl<K: Copy + Eq + Hash> Turn<K> {
     }
 }
 
-impl<K: Copy + Eq + Hash> Drop for Turn<K> {
+impl Drop for Turn {
     fn drop(&mut self) {
         let mut queues = self.shared.queues.lock();
         let Some(queue) = queues.get_mut(&self.key) else { return };

@@ -6,14 +6,6 @@ use tollgate::{Algorithm, Clock, Limit, Limiter, ManualClock};
 
 const STEPS: [u64; 3] = [100, 10_000, 3_600_000];
 
-const ALGORITHMS: [Algorithm; 5] = [
-    Algorithm::FixedWindow,
-    Algorithm::SlidingWindow,
-    Algorithm::SlidingLog,
-    Algorithm::TokenBucket,
-    Algorithm::Concurrency,
-];
-
 fn used_up(algorithm: Algorithm) -> (Limiter, ManualClock) {
     let clock = ManualClock::new();
     clock.advance(Duration::from_millis(86_400_437));
@@ -29,7 +21,7 @@ fn take(limiter: &Limiter) -> usize {
 
 #[test]
 fn a_step_back_locks_out_for_a_period_at_most() {
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::BUILT_IN {
         for millis in STEPS {
             let (limiter, clock) = used_up(algorithm);
             clock.set(tollgate::Timestamp::from_micros(clock.now().as_micros() - millis * 1_000));
@@ -47,7 +39,7 @@ fn a_step_back_locks_out_for_a_period_at_most() {
 
 #[test]
 fn a_step_forward_admits_one_burst_more() {
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::BUILT_IN {
         for millis in STEPS {
             let (limiter, clock) = used_up(algorithm);
             let before = clock.now();

@@ -225,6 +225,9 @@ fn check_all_reports_shadow_denials_in_any_order() {
     for order in [[true, false], [false, true]] {
         let decision = limiter.check_all(&order.map(charge)).unwrap();
         assert!(decision.is_allowed() && decision.is_shadow_denied());
+        let shared = SharedLimiter::from(limiter.clone());
+        let decision = pollster::block_on(shared.check_all(&order.map(charge))).unwrap();
+        assert!(decision.is_allowed() && decision.is_shadow_denied());
     }
     let mut too_much = charge(false).cost(2);
     too_much.limit = limit("1/hour");
