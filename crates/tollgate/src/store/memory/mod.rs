@@ -124,7 +124,7 @@ enum Time {
 }
 
 /// Keys per shard when the store is full: a rebuild of this many takes some ten microseconds.
-const KEYS_PER_SHARD: usize = 2_048;
+const KEYS_PER_SHARD: usize = 4_096;
 /// Decisions in a shard between two turns at tending.
 const TEND_EVERY: u32 = 64;
 /// Cells looked at in one turn, so that on average each decision pays for one.
