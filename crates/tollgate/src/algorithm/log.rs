@@ -43,23 +43,16 @@ impl Log {
         Outcome::taken(free - cost, reset_after)
     }
 
-    /// Takes `cost` units at `now` as permit `id` (0 in a sliding log) and drops what is past.
-    pub(crate) fn take(&mut self, limit: &Limit, now: u64, cost: u64, id: u64) {
-        self.trim(limit, now);
+    /// Takes `cost` units at `now` as permit `id`, 0 in a sliding log.
+    pub(crate) fn take(&mut self, now: u64, cost: u64, id: u64) {
         match self.entries.back_mut() {
             Some(last) if last.at == now && last.id == 0 && id == 0 => last.cost += cost,
             _ => self.entries.push_back(Entry { at: now, cost, id }),
         }
     }
 
-    /// Gives back up to `cost` units, the newest first. Returns how many there were.
-    pub(crate) fn refund(&mut self, limit: &Limit, now: u64, cost: u64) -> u64 {
-        self.trim(limit, now);
-        self.take_back(cost)
-    }
-
-    /// Takes back up to `cost` of the newest units, whatever their age.
-    pub(crate) fn take_back(&mut self, cost: u64) -> u64 {
+    /// Gives back up to `cost` units, the newest first.
+    pub(crate) fn take_back(&mut self, cost: u64) {
         let mut left = cost;
         while let Some(last) = self.entries.back_mut().filter(|_| left > 0) {
             let back = left.min(last.cost);
@@ -69,7 +62,6 @@ impl Log {
                 self.entries.pop_back();
             }
         }
-        cost - left
     }
 
     /// Returns the permit `id`. Returning one that is gone changes nothing.
@@ -80,8 +72,7 @@ impl Log {
     }
 
     /// Starts the life of permit `id` anew, unless it is gone.
-    pub(crate) fn renew(&mut self, limit: &Limit, now: u64, id: u64) -> bool {
-        self.trim(limit, now);
+    pub(crate) fn renew(&mut self, now: u64, id: u64) -> bool {
         let Some(place) = self.entries.iter().position(|entry| entry.id == id) else {
             return false;
         };
@@ -101,7 +92,7 @@ impl Log {
         super::soonest(now, costs, |at, cost| {
             let outcome = self.evaluate(limit, at, cost);
             if outcome.is_admitted() {
-                self.take(limit, at, cost, 0);
+                self.take(at, cost, 0);
             }
             outcome
         })
@@ -119,24 +110,19 @@ impl Log {
         self.entries.back().is_none_or(|last| last.at + period_micros <= now)
     }
 
-    /// Brings entries from a clock that has since stepped back to now.
-    pub(crate) fn rebase(&mut self, now: u64) {
+    /// Drops entries that are past, and brings those from a clock that has since stepped back to now. Returns how many
+    /// were dropped.
+    pub(crate) fn settle(&mut self, limit: &Limit, now: u64) -> usize {
         for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
             entry.at = now;
         }
-    }
-
-    /// Drops entries that are past.
-    fn trim(&mut self, limit: &Limit, now: u64) {
-        while let Some(first) = self.entries.front() {
-            if first.at + limit.period_micros() > now {
-                break;
-            }
-            self.entries.pop_front();
-        }
+        let past = self.entries.iter().take_while(|entry| entry.at + limit.period_micros() <= now);
+        let past = past.count();
+        self.entries.drain(..past);
         if self.entries.len() < self.entries.capacity() / 4 {
             self.entries.shrink_to(self.entries.len() * 2);
         }
+        past
     }
 
     fn live(&self, limit: &Limit, now: u64) -> impl Iterator<Item = Entry> {

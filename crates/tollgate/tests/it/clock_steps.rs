@@ -68,3 +68,58 @@ fn a_clock_that_wavers_gives_nothing_away() {
     // A thousand waverings of one microsecond each: time has come forward by a millisecond and a half.
     assert_eq!(admitted, 10 + 1);
 }
+
+/// The same where every wavering follows a charge: the charged instant is not brought back with the clock.
+#[test]
+fn a_clock_that_wavers_after_a_charge_gives_nothing_away() {
+    let (limiter, clock) = crate::limiter("1000/second burst 10");
+    let mut admitted = take(&limiter);
+    for _ in 0..1_000 {
+        clock.advance(Duration::from_micros(1_000));
+        admitted += take(&limiter);
+        clock.set(tollgate::Timestamp::from_micros(clock.now().as_micros() - 999));
+        admitted += take(&limiter);
+    }
+    // The latest instant shown is 1,999 µs after the first: time for one token.
+    assert_eq!(admitted, 10 + 1);
+}
+
+/// A request over several keys is decided at one instant, and none of its shards goes back behind that.
+#[test]
+fn a_clock_that_wavers_gives_nothing_away_to_requests_of_several_keys() {
+    let (limiter, clock) = crate::limiter("1/second");
+    let policy = tollgate::PolicyName::DEFAULT;
+    let back = || clock.set(tollgate::Timestamp::from_micros(clock.now().as_micros() - 500));
+    for n in 0..64 {
+        clock.advance(Duration::from_secs(1));
+        let names = ["ahead", "other"].map(|name| format!("{name}-{n}"));
+        let charge = |place: usize, burst: u64| {
+            let limit = Limit::per_second(1_000).with_burst(burst).unwrap();
+            tollgate::Charge::new(policy, tollgate::KeyRef::new(names[place].as_bytes()), limit)
+        };
+        let (ahead, other) = (charge(0, 2), charge(1, 1));
+        let allowed =
+            |charges: &[tollgate::Charge<'_>]| limiter.check_all(charges).unwrap().is_allowed();
+        assert!(allowed(&[ahead]));
+        back();
+        assert!(allowed(&[ahead, other]));
+        assert!(!allowed(&[other]));
+        // A millisecond after the wavering clock's instant, but half of one after the charge.
+        clock.advance(Duration::from_micros(1_000));
+        assert!(!allowed(&[other]), "round {n}");
+        clock.advance(Duration::from_micros(500));
+        assert!(allowed(&[other]), "round {n}");
+    }
+}
+
+#[test]
+fn what_is_given_back_after_a_step_back_is_given_back_once() {
+    for algorithm in crate::RATE_ALGORITHMS {
+        for millis in STEPS {
+            let (limiter, clock) = used_up(algorithm);
+            clock.set(tollgate::Timestamp::from_micros(clock.now().as_micros() - millis * 1_000));
+            limiter.refund("key", 3);
+            assert_eq!(limiter.peek("key").remaining(), 3, "{algorithm}, {millis} ms back");
+        }
+    }
+}

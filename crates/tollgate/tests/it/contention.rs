@@ -117,7 +117,7 @@ fn overlapping_sets_are_all_or_nothing() {
 #[test]
 fn sweeping_never_loses_a_live_counter() {
     let clock = tollgate::ManualClock::new();
-    let limiter = Limiter::builder().limit("10/second").clock(clock.clone()).max_keys(4_096);
+    let limiter = Limiter::builder().limit("10/second").clock(clock.clone()).max_keys(16_384);
     let limiter = limiter.build().unwrap();
     rounds(
         300,

@@ -160,3 +160,26 @@ fn many_keys_at_once_decide_as_one_by_one() {
         assert_eq!(decisions, expected, "{text}");
     }
 }
+
+#[test]
+fn of_two_denials_the_longer_speaks() {
+    for texts in [["1/second", "1/hour sliding-log"], ["1/hour sliding-log", "1/second"]] {
+        let limiter = Limiter::builder().limit(texts[0]).limit(texts[1]);
+        let limiter = limiter.clock(tollgate::ManualClock::new()).build().unwrap();
+        assert!(limiter.check("key").is_allowed());
+        let denied = limiter.check("key");
+        assert_eq!(denied.limit(), Some(limit("1/hour sliding-log")), "{texts:?}");
+        assert_eq!(denied.retry_after(), Some(Duration::from_secs(3_600)), "{texts:?}");
+    }
+}
+
+#[test]
+fn retry_after_in_seconds_is_never_early() {
+    let (limiter, clock) = limiter("1/10s");
+    assert_eq!(limiter.check("key").retry_after_secs(), None);
+    for (millis, secs) in [(0, 10), (1, 10), (999, 9), (500, 9), (8_499, 1)] {
+        clock.advance(Duration::from_millis(millis));
+        assert_eq!(limiter.check("key").retry_after_secs(), Some(secs), "{millis}");
+    }
+    assert_eq!(crate::limiter("0/second").0.check("key").retry_after_secs(), None);
+}

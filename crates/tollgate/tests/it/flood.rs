@@ -119,7 +119,7 @@ fn nobody_draws_on_the_shared_budget_and_their_own() {
         let take = |key: &str| (0..50).filter(|_| limiter.check(key).is_allowed()).count();
         assert_eq!((take("first"), take("second")), (10, 10), "{text}");
         limiter.reset("first");
-        assert_eq!(take("second"), 0, "{text}: there is room, but the shared budget is in use");
+        assert_eq!(take("second"), 0, "{text}: there is room, but what was shared counts");
         clock.advance(std::time::Duration::from_secs(10_000));
         assert_eq!(limiter.check("second").source(), Source::Store, "{text}: and now it is not");
     }
@@ -147,5 +147,168 @@ fn a_peek_without_room_speaks_of_the_shared_budget() {
         let peek = limiter.peek("third");
         assert_eq!((peek.is_allowed(), peek.source()), (false, Source::Overflow), "{text}");
         assert_eq!(limiter.store().usage().overflowed, 1, "{text}: a peek is no charge");
+    }
+}
+
+/// What still counts is not dropped, to the microsecond; what is over is.
+#[test]
+fn reclaiming_drops_only_what_is_over() {
+    let second = std::time::Duration::from_secs(1);
+    for text in
+        ["1/second", "1/second sliding-window", "1/second token-bucket", "1/second sliding-log"]
+    {
+        let (limiter, clock) = crate::limiter(text);
+        assert!(limiter.check("key").is_allowed(), "{text}");
+        clock.advance(second - std::time::Duration::from_micros(1));
+        limiter.store().reclaim();
+        assert!(!limiter.check("key").is_allowed(), "{text}: still counts");
+        assert_eq!(limiter.store().usage().keys, 1, "{text}");
+        clock.advance(4 * second);
+        limiter.store().reclaim();
+        assert_eq!(limiter.store().usage().keys, 0, "{text}: over");
+    }
+}
+
+/// Room for eight instants is room for eight at a time: whatever is given back, in any way, can be used again.
+#[test]
+fn instants_that_are_given_back_make_room() {
+    let step = std::time::Duration::from_millis(500);
+    type Round = (&'static str, &'static str, fn(&Limiter, &ManualClock));
+    let rounds: [Round; 4] = [
+        ("release", "1/hour concurrency", |limiter, _| {
+            drop(limiter.acquire("key").into_result().unwrap());
+        }),
+        ("refund", "1/hour sliding-log", |limiter, _| {
+            assert!(limiter.check("key").is_allowed());
+            limiter.refund("key", 1);
+        }),
+        ("reset", "1/hour sliding-log", |limiter, _| {
+            assert!(limiter.check("key").is_allowed());
+            limiter.reset("key");
+        }),
+        ("expiry", "1/second sliding-log", |limiter, clock| {
+            assert!(limiter.check("key").is_allowed());
+            clock.advance(std::time::Duration::from_secs(4));
+            limiter.store().reclaim();
+        }),
+    ];
+    for (name, text, round) in rounds {
+        let clock = ManualClock::new();
+        let limiter = Limiter::builder().limit(text).max_keys(1).clock(clock.clone());
+        let limiter = limiter.build().unwrap();
+        for _ in 0..20 {
+            round(&limiter, &clock);
+        }
+        assert_eq!(limiter.store().usage().overflowed, 0, "{name}");
+    }
+    // A renewal drops the permits that are over, and gives their room back too.
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit("2/second concurrency").max_keys(1).clock(clock.clone());
+    let limiter = limiter.build().unwrap();
+    for _ in 0..20 {
+        let over = limiter.acquire("key").into_result().unwrap();
+        clock.advance(step);
+        let renewed = limiter.acquire("key").into_result().unwrap();
+        clock.advance(step);
+        assert!(renewed.renew());
+        drop((over, renewed));
+    }
+    assert_eq!(limiter.store().usage().overflowed, 0, "renewal");
+}
+
+/// A request that is denied leaves no key, no instant and nothing on the shared budget behind.
+#[test]
+fn a_denied_request_gives_its_room_back() {
+    for text in ["3/hour", "3/hour sliding-log"] {
+        let limiter = Limiter::builder().limit(text).max_keys(1).clock(ManualClock::new());
+        let limiter = limiter.build().unwrap();
+        let deny = |key: &'static str| {
+            let key = tollgate::KeyRef::new(key.as_bytes());
+            let never = Charge::new("never".parse().unwrap(), key, crate::limit("0/hour"));
+            let charges = [Charge::new(PolicyName::DEFAULT, key, crate::limit(text)), never];
+            assert!((0..20).all(|_| !limiter.check_all(&charges).unwrap().is_allowed()), "{text}");
+        };
+        deny("first");
+        assert_eq!(limiter.store().usage().keys, 0, "{text}");
+        let first = limiter.check("first");
+        assert_eq!((first.remaining(), first.source()), (2, Source::Store), "{text}");
+        deny("second");
+        let second = limiter.peek("second");
+        assert_eq!((second.remaining(), second.source()), (3, Source::Overflow), "{text}");
+    }
+}
+
+/// A new key that finds no room looks for expired cells in its own shard, also without anything to tend.
+#[test]
+fn a_key_without_room_takes_the_place_of_one_that_is_over() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit("1/second").max_keys(1).clock(clock.clone());
+    let limiter = limiter.build().unwrap();
+    let _ = limiter.check("first");
+    clock.advance(std::time::Duration::from_secs(10));
+    assert_eq!(limiter.store().usage().keys, 1);
+    // Peeks leave nothing behind; among so many keys one is in the first one's shard.
+    for key in 0..400 {
+        let _ = limiter.peek(key);
+    }
+    assert_eq!(limiter.store().usage().keys, 0);
+}
+
+/// So many policies overflow at the same time; one more is denied until the budget of another is over.
+#[test]
+fn shared_budgets_are_bounded_too() {
+    for text in ["1/hour", "1/hour sliding-log"] {
+        let clock = ManualClock::new();
+        let limiter = Limiter::builder().limit("1/day").max_keys(1).clock(clock.clone());
+        let limiter = limiter.build().unwrap();
+        let _ = limiter.check("first");
+        let ask = |n: usize| {
+            let policy = format!("p{n}").parse().unwrap();
+            let charge = Charge::new(policy, tollgate::KeyRef::new(b"key"), crate::limit(text));
+            limiter.check_all(&[charge]).unwrap()
+        };
+        assert!((0..4_096).all(|n| ask(n).is_allowed()), "{text}");
+        let denied = ask(4_096);
+        assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Overflow), "{text}");
+        clock.advance(std::time::Duration::from_secs(3 * 3_600));
+        assert!(ask(4_096).is_allowed(), "{text}: the others are over");
+    }
+}
+
+/// Being refused for want of room takes no room.
+#[test]
+fn a_log_that_was_refused_room_has_it_again_when_its_instants_are_past() {
+    let clock = ManualClock::new();
+    let limiter =
+        Limiter::builder().limit("10/second sliding-log").max_keys(1).clock(clock.clone());
+    let limiter = limiter.build().unwrap();
+    for round in 0..3 {
+        let admitted = (0..100).filter(|_| {
+            clock.advance(std::time::Duration::from_micros(1));
+            limiter.check("key").is_allowed()
+        });
+        assert_eq!(admitted.count(), 8, "round {round}");
+        clock.advance(std::time::Duration::from_secs(10));
+    }
+}
+
+/// New keys that come all the time do not keep a shared budget alive: as soon as there is room, each has its own.
+#[test]
+fn a_flood_that_is_over_leaves_nothing_behind() {
+    for text in ["1/second", "1/second token-bucket", "1/second sliding-log"] {
+        let clock = ManualClock::new();
+        let limiter = Limiter::builder().limit(text).max_keys(100).clock(clock.clone());
+        let limiter = limiter.build().unwrap();
+        for key in 0..150 {
+            let _ = limiter.check(("flood", key));
+        }
+        for later in 0..200 {
+            clock.advance(std::time::Duration::from_millis(500));
+            limiter.store().reclaim();
+            let decision = limiter.check(("later", later));
+            let settled = later >= 10;
+            assert!(!settled || decision.source() == Source::Store, "{text}: {later}");
+            assert!(!settled || decision.is_allowed(), "{text}: {later}");
+        }
     }
 }

@@ -252,3 +252,22 @@ fn a_request_acquires_permits_of_the_policies_that_cover_it() {
     drop(first);
     assert!(limiter.acquire_request(&job).unwrap().permit.is_some());
 }
+
+#[test]
+fn a_cost_that_a_shadow_policy_never_takes_is_counted() {
+    let limiter = limiter([policy("enforced", "3/hour"), policy("tried", "1/hour").shadow()]);
+    assert!(limiter.check_request(&Request::new().cost(2)).unwrap().is_shadow_denied());
+    let tried = limiter.stats().policies[1];
+    assert_eq!((tried.allowed, tried.denied, tried.shadow_denied), (0, 0, 1));
+}
+
+#[test]
+fn the_first_override_that_covers_a_request_holds() {
+    let limiter = limiter([policy("api", "1/hour")
+        .overriding(Match::any().and("plan", Condition::equal("pro")), [limit("3/hour")])
+        .overriding(Match::any().and("plan", Condition::Present), [limit("2/hour")])]);
+    let request = Request::new().with("plan", "pro");
+    assert_eq!(limiter.check_request(&request).unwrap().limit(), Some(limit("3/hour")));
+    let other = Request::new().with("plan", "free");
+    assert_eq!(limiter.check_request(&other).unwrap().limit(), Some(limit("2/hour")));
+}

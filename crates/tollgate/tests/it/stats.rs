@@ -32,3 +32,41 @@ fn counts_go_on_when_a_limit_changes() {
     let own = raised.stats().policies[0];
     assert_eq!((own.allowed, own.denied), (2, 1));
 }
+
+#[test]
+fn a_policy_denies_if_any_of_its_limits_does() {
+    let limiter = Limiter::builder().limit("5/second").limit("1/hour");
+    let limiter = limiter.clock(tollgate::ManualClock::new()).build().unwrap();
+    let _ = (limiter.check("key"), limiter.check("key"));
+    let own = limiter.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (1, 1));
+}
+
+#[test]
+fn batches_are_counted_as_one_by_one() {
+    let (limiter, _) = limiter("3/hour");
+    let _ = limiter.check_many(&["key"; 40]);
+    let stats = limiter.stats();
+    assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (3, 37));
+    assert_eq!((stats.busiest[0].count, stats.most_denied[0].count), (40, 37));
+}
+
+#[test]
+fn busy_keys_go_on_being_named_when_a_limit_changes() {
+    let (limiter, _) = limiter("1/hour");
+    let _ = (limiter.check("key"), limiter.check("key"));
+    let stats = limiter.with_limit(Limit::per_hour(3)).stats();
+    assert_eq!((stats.busiest[0].key.as_str(), stats.busiest[0].count), ("key", 2));
+    assert_eq!((stats.most_denied[0].key.as_str(), stats.most_denied[0].count), ("key", 1));
+}
+
+#[test]
+fn long_keys_are_cut_off() {
+    let long = "a".repeat(300);
+    let (one, _) = limiter("1/hour");
+    let _ = one.check(&long);
+    assert_eq!(one.stats().busiest[0].key, long[..256]);
+    let (pair, _) = limiter("1/hour");
+    let _ = pair.check((&long, "b"));
+    assert_eq!(pair.stats().busiest[0].key, long[..256]);
+}

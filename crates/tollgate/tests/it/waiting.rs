@@ -222,3 +222,61 @@ fn a_returned_permit_goes_to_the_first_in_the_queue_at_once() {
         assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()), "{limits:?}");
     }
 }
+
+#[test]
+fn whoever_comes_later_does_not_overtake_the_queue() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let _ = limiter.check("key");
+    let mut first = Waiting::new(&limiter, 1, 10 * SECOND);
+    assert!(first.poll().is_none());
+    // There is a unit, and the first in the queue has not come for it yet: the newcomer leaves it alone.
+    clock.advance(SECOND);
+    let mut later = Waiting::new(&limiter, 1, 10 * SECOND);
+    assert!(later.poll().is_none());
+    assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
+    clock.advance(SECOND);
+    assert!(later.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_clock_that_steps_back_makes_no_wait_longer() {
+    for text in ["1/second", "1/second sliding-log", "1/second token-bucket"] {
+        let (limiter, clock) = limiter(text);
+        let _ = limiter.check("key");
+        let mut first = Waiting::new(&limiter, 1, 60 * SECOND);
+        assert!(first.poll().is_none(), "{text}");
+        let now = tollgate::Clock::now(&clock).as_micros();
+        clock.set(tollgate::Timestamp::from_micros(now - 10_000_000));
+        // One second for the first and one for the second, as if the unit had been used just now.
+        let mut second = Waiting::new(&limiter, 1, 2 * SECOND - Duration::from_micros(1));
+        let needed = Some(2 * SECOND);
+        assert_eq!(second.poll(), Some(Err(WaitError::TooLong { needed })), "{text}");
+        let mut third = Waiting::new(&limiter, 1, 2 * SECOND);
+        assert!(third.poll().is_none(), "{text}");
+    }
+}
+
+#[test]
+fn of_several_limits_the_slowest_says_how_long_it_takes() {
+    let limiter = Limiter::builder().limit("1/second").limit("1/hour token-bucket");
+    let limiter = limiter.clock(ManualClock::new()).build().unwrap();
+    let _ = limiter.check("key");
+    let mut first = Waiting::new(&limiter, 1, 10_000 * SECOND);
+    assert!(first.poll().is_none());
+    let mut second = Waiting::new(&limiter, 1, 10 * SECOND);
+    let needed = Some(7_200 * SECOND);
+    assert_eq!(second.poll(), Some(Err(WaitError::TooLong { needed })));
+}
+
+#[test]
+fn what_is_given_back_and_does_not_suffice_is_waited_on() {
+    let (limiter, _) = limiter("2/hour token-bucket");
+    let _ = limiter.check_cost("key", 2).unwrap();
+    let mut waiter = Waiting::new(&limiter, 2, 7_200 * SECOND);
+    assert!(waiter.poll().is_none());
+    limiter.refund("key", 1);
+    assert!(waiter.poll_if_woken().is_none(), "one of two");
+    assert!(!waiter.woken.0.load(Ordering::SeqCst), "looked once, and waits again");
+    limiter.refund("key", 1);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+}

@@ -8,7 +8,7 @@ use super::{
     logs::Logs,
     table::Table,
 };
-use crate::algorithm::{self, Budget, Outcome, State};
+use crate::algorithm::{self, Budget, Outcome, State, log::Log};
 
 /// What takes a charge back.
 #[derive(Clone, Copy, Debug)]
@@ -81,12 +81,12 @@ impl Inner {
         if let Some(charged) = charge_known(table, slot.id, slot, now) {
             return (charged.0, charged.1.map_or(Undo::Nothing, |old| Undo::Own(Some(old))));
         }
-        if self.shares(spare, slot, now) || !self.room_for_cell(table, now) {
+        if !self.room_for_cell(table, now) {
             return self.apply_shared(spare, slot, now);
         }
-        let mut state = State::EMPTY;
+        let mut state = self.inherited_state(spare, slot, now);
         let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
-        if state.is_empty() {
+        if !slot.takes(&outcome) {
             self.room.give_back_keys(1);
             return (outcome, Undo::Nothing);
         }
@@ -101,46 +101,84 @@ impl Inner {
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
-        let (outcome, known) = logs.evaluate(slot.id, slot.limit, now, slot.cost);
-        if !known && (self.shares(spare, slot, now) || !self.room.take_key()) {
+        // What is past makes room first, so that a key never stands in its own way.
+        self.room.give_back_entries(logs.settle(slot.id, slot.limit, now));
+        let Some(outcome) = logs.evaluate(slot.id, slot.limit, now, slot.cost) else {
+            return self.apply_new_log(logs, spare, slot, now);
+        };
+        if !slot.takes(&outcome) {
+            return (outcome, Undo::Nothing);
+        }
+        if !self.room.take_entries(1) {
+            return (self.refuse(slot), Undo::Nothing);
+        }
+        let merged = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
+        self.room.give_back_entries(merged);
+        (outcome, Undo::OwnLog { new_key: false })
+    }
+
+    fn apply_new_log<'a>(
+        &'a self,
+        logs: &mut Logs,
+        spare: &mut MaybeSpare<'a>,
+        slot: &Slot<'_>,
+        now: u64,
+    ) -> (Outcome, Undo) {
+        if !self.room.take_keys(1) {
             return self.apply_shared(spare, slot, now);
         }
-        let takes = outcome.is_admitted() && slot.cost > 0;
-        let has_room = takes && self.room.take_entry();
-        if !has_room {
-            self.room.give_back_keys(usize::from(!known));
-            return match (takes, known) {
-                (false, _) => (outcome, Undo::Nothing),
-                (true, true) => (self.refuse(slot), Undo::Nothing),
-                (true, false) => self.apply_shared(spare, slot, now),
+        let log = self.inherited_log(spare, slot, now);
+        let outcome = log.evaluate(slot.limit, now, slot.cost);
+        let entries = log.len() + 1;
+        if !slot.takes(&outcome) || !self.room.take_entries(entries) {
+            self.room.give_back_keys(1);
+            return match slot.takes(&outcome) {
+                true => self.apply_shared(spare, slot, now),
+                false => (outcome, Undo::Nothing),
             };
         }
-        let made_way = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
-        self.room.give_back_entries(made_way);
-        (outcome, Undo::OwnLog { new_key: !known })
+        logs.keep(slot.id, slot.limit, log);
+        let merged = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
+        self.room.give_back_entries(merged);
+        (outcome, Undo::OwnLog { new_key: true })
     }
 
     /// Takes room for a key; where there is none, a few expired cells of this shard may make some.
     fn room_for_cell(&self, table: &mut Table, now: u64) -> bool {
-        if self.room.take_key() {
+        if self.room.take_keys(1) {
             return true;
         }
         self.room.give_back_keys(table.sweep(16, now));
-        self.room.take_key()
+        self.room.take_keys(1)
     }
 
-    /// Whether new keys of this scope are still on the shared budget: as long as it is in use, even if there is room
-    /// again. Otherwise a key could draw on both.
-    fn shares<'a>(&'a self, spare: &mut MaybeSpare<'a>, slot: &Slot<'_>, now: u64) -> bool {
-        if self.spares.load(Ordering::Relaxed) == 0 {
-            return false;
+    /// What a new key starts with: nothing, or while the shared budget of its scope is in use, what is used of that. So
+    /// nobody draws on both, and the shared budget comes to rest as soon as there is room again.
+    fn inherited_state<'a>(
+        &'a self,
+        spare: &mut MaybeSpare<'a>,
+        slot: &Slot<'_>,
+        now: u64,
+    ) -> State {
+        let Some(spare) = self.spare_in_use(spare) else { return State::EMPTY };
+        match spare.cells.find(slot.scope.overflow()) {
+            Some(place) if !spare.cells.state(place).is_expired(now) => spare.cells.state(place),
+            _ => State::EMPTY,
         }
-        let spare = spare.get_or_insert_with(|| self.spare.lock());
+    }
+
+    /// As [`Inner::inherited_state`].
+    fn inherited_log<'a>(&'a self, spare: &mut MaybeSpare<'a>, slot: &Slot<'_>, now: u64) -> Log {
+        let Some(spare) = self.spare_in_use(spare) else { return Log::default() };
         let id = slot.scope.overflow();
-        if slot.limit.algorithm().keeps_log() {
-            return spare.logs.is_live(id, now);
-        }
-        spare.cells.find(id).is_some_and(|place| !spare.cells.state(place).is_expired(now))
+        spare.logs.settle(id, slot.limit, now);
+        spare.logs.get(id)
+    }
+
+    /// The shared budgets, if there are any.
+    fn spare_in_use<'a, 's>(&'a self, spare: &'s mut MaybeSpare<'a>) -> Option<&'s mut Spare> {
+        let any = spare.is_some() || self.spares.load(Ordering::Relaxed) > 0;
+        any.then(|| &mut **spare.get_or_insert_with(|| self.spare.lock()))
     }
 
     /// Charges the budget that the keys of a scope without room share.
@@ -192,12 +230,15 @@ impl Spare {
     fn charge(&mut self, slot: &Slot<'_>, now: u64) -> (Outcome, Undo) {
         let id = slot.scope.overflow();
         if slot.limit.algorithm().keeps_log() {
-            let (outcome, _) = self.logs.evaluate(id, slot.limit, now, slot.cost);
-            if outcome.is_admitted() && slot.cost > 0 {
-                self.logs.take(id, slot.limit, now, (slot.cost, slot.permit));
-                return (outcome, Undo::SharedLog);
+            self.logs.settle(id, slot.limit, now);
+            let known = self.logs.evaluate(id, slot.limit, now, slot.cost);
+            let outcome =
+                known.unwrap_or_else(|| Log::default().evaluate(slot.limit, now, slot.cost));
+            if !slot.takes(&outcome) {
+                return (outcome, Undo::Nothing);
             }
-            return (outcome, Undo::Nothing);
+            self.logs.take(id, slot.limit, now, (slot.cost, slot.permit));
+            return (outcome, Undo::SharedLog);
         }
         if let Some((outcome, old)) = charge_known(&mut self.cells, id, slot, now) {
             return (outcome, old.map_or(Undo::Nothing, |old| Undo::Shared(Some(old))));
@@ -223,8 +264,7 @@ fn charge_known(
     let state = table.state_mut(place);
     let old = *state;
     let outcome = algorithm::step(slot.limit, state, now, slot.cost);
-    let took = outcome.is_admitted() && slot.cost > 0;
-    Some((outcome, took.then_some(old)))
+    Some((outcome, slot.takes(&outcome).then_some(old)))
 }
 
 fn put_back(table: &mut Table, id: Identity, old: Option<State>) {

@@ -27,6 +27,13 @@ pub(crate) struct Slot<'a> {
     pub(crate) enforced: bool,
 }
 
+impl Slot<'_> {
+    /// Whether an outcome means that units are taken.
+    pub(super) fn takes(&self, outcome: &Outcome) -> bool {
+        outcome.is_admitted() && self.cost > 0
+    }
+}
+
 /// The locks of all shards that a call touches, in their global order.
 struct Locked<'a> {
     guards: SmallVec<[Shard<'a>; 16]>,

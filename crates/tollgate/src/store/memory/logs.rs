@@ -29,21 +29,27 @@ struct Kept {
 }
 
 impl Logs {
-    /// The answer for a key, and whether it is kept already.
+    /// Brings a key's log to `now`: drops what is past, and takes back what is ahead of a clock that has stepped back.
+    /// Returns how many entries went.
+    pub(super) fn settle(&mut self, id: Identity, limit: &Limit, now: u64) -> usize {
+        self.kept.get_mut(&id).map_or(0, |kept| kept.log.settle(limit, now))
+    }
+
+    /// The answer for a key whose log is [settled](Self::settle), if it has one.
     pub(super) fn evaluate(
-        &mut self,
+        &self,
         id: Identity,
         limit: &Limit,
         now: u64,
         cost: u64,
-    ) -> (Outcome, bool) {
-        match self.kept.get_mut(&id) {
-            Some(kept) => {
-                kept.log.rebase(now);
-                (kept.log.evaluate(limit, now, cost), true)
-            }
-            None => (Log::default().evaluate(limit, now, cost), false),
-        }
+    ) -> Option<Outcome> {
+        self.kept.get(&id).map(|kept| kept.log.evaluate(limit, now, cost))
+    }
+
+    /// Keeps a log for a key that has none.
+    pub(super) fn keep(&mut self, id: Identity, limit: &Limit, log: Log) {
+        self.round.push_back(id);
+        self.kept.insert(id, Kept { log, period_micros: limit.period_micros() });
     }
 
     /// A copy of a key's log.
@@ -55,48 +61,42 @@ impl Logs {
         self.kept.contains_key(&id)
     }
 
-    /// Takes units as permit `permit`. Returns how many entries made way.
+    /// Takes units as permit `permit` from a settled log, which is made if there is none. Returns how many entries were
+    /// merged into one: 1 or 0.
     pub(super) fn take(
         &mut self,
         id: Identity,
         limit: &Limit,
         now: u64,
-        units: (u64, u64),
+        (cost, permit): (u64, u64),
     ) -> usize {
-        let (cost, permit) = units;
-        let round = &mut self.round;
-        let kept = self.kept.entry(id).or_insert_with(|| {
-            round.push_back(id);
-            Kept { log: Log::default(), period_micros: limit.period_micros() }
-        });
+        if !self.contains(id) {
+            self.keep(id, limit, Log::default());
+        }
+        let Some(kept) = self.kept.get_mut(&id) else { return 0 };
         let before = kept.log.len();
-        kept.log.take(limit, now, cost, permit);
+        kept.log.take(now, cost, permit);
         before + 1 - kept.log.len()
     }
 
     /// Takes back units that were just taken, and the key with them if it was made for them. Returns how many entries
     /// went.
     pub(super) fn take_back(&mut self, id: Identity, cost: u64, new_key: bool) -> usize {
+        if new_key {
+            return self.remove(id).unwrap_or(0);
+        }
         let Some(kept) = self.kept.get_mut(&id) else { return 0 };
         let before = kept.log.len();
         kept.log.take_back(cost);
-        let freed = before - kept.log.len();
-        if new_key {
-            self.remove(id);
-        }
-        freed
-    }
-
-    pub(super) fn is_live(&self, id: Identity, now: u64) -> bool {
-        self.kept.get(&id).is_some_and(|kept| !kept.log.is_expired(kept.period_micros, now))
+        before - kept.log.len()
     }
 
     /// Returns how many entries are gone.
     pub(super) fn refund(&mut self, id: Identity, limit: &Limit, now: u64, cost: u64) -> usize {
         let Some(kept) = self.kept.get_mut(&id) else { return 0 };
         let before = kept.log.len();
-        kept.log.rebase(now);
-        kept.log.refund(limit, now, cost);
+        kept.log.settle(limit, now);
+        kept.log.take_back(cost);
         before - kept.log.len()
     }
 
@@ -121,8 +121,8 @@ impl Logs {
     ) -> (bool, usize) {
         let Some(kept) = self.kept.get_mut(&id) else { return (false, 0) };
         let before = kept.log.len();
-        kept.log.rebase(now);
-        (kept.log.renew(limit, now, permit), before - kept.log.len())
+        kept.log.settle(limit, now);
+        (kept.log.renew(now, permit), before - kept.log.len())
     }
 
     /// Looks at the next `keys` keys and drops the expired. Returns how many keys and entries went.

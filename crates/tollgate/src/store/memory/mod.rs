@@ -182,9 +182,9 @@ impl MemoryStore {
     /// shard at a time: nobody waits for longer than some ten microseconds.
     pub fn reclaim(&self) {
         let inner = &*self.inner;
-        for turn in 0..2 * (inner.cells.len() + inner.logs.len()) {
-            inner.tend_shard(turn, usize::MAX);
-        }
+        // The second round is for tables that became too large in the first.
+        (0..2 * inner.cells.len()).for_each(|turn| inner.tend_cells(turn, usize::MAX));
+        (0..inner.logs.len()).for_each(|turn| inner.tend_logs(turn, usize::MAX));
     }
 
     pub(crate) fn scope(&self, policy: PolicyName, limit: &Limit) -> Scope {
@@ -275,7 +275,7 @@ impl MemoryStore {
         let now = inner.time.now();
         if slot.limit.algorithm().keeps_log() {
             let mut log = inner.logs_of(slot.id).lock().get(slot.id);
-            log.rebase(now);
+            log.settle(slot.limit, now);
             return log.earliest(slot.limit, now, costs);
         }
         let table = inner.cells_of(slot.id).lock();
@@ -354,24 +354,29 @@ impl Inner {
         &self.logs[id.shard(self.logs.len())].0
     }
 
-    /// Looks at some cells of the next shard and drops the expired.
+    /// Looks at some keys of the next shards and drops the expired.
     #[cold]
     fn tend(&self) {
         let turn = self.next_tended.fetch_add(1, Ordering::Relaxed);
-        self.tend_shard(turn, TEND_CELLS);
+        self.tend_cells(turn, TEND_CELLS);
+        if self.room.entries.load(Ordering::Relaxed) > 0 {
+            self.tend_logs(turn, TEND_CELLS);
+        }
     }
 
     /// A shard that is in use is left for the next round.
-    fn tend_shard(&self, turn: usize, cells: usize) {
-        let shard = turn % (self.cells.len() + self.logs.len());
-        if let Some(table) = self.cells.get(shard) {
-            let Some(mut table) = table.0.try_lock() else { return };
+    fn tend_cells(&self, turn: usize, cells: usize) {
+        if let Some(mut table) = self.cells[turn % self.cells.len()].0.try_lock() {
             let now = table.pace.settle(&self.time, self.time.now());
-            let dropped = table.sweep(cells, now);
-            self.room.give_back_keys(dropped);
-        } else if let Some(mut logs) = self.logs[shard - self.cells.len()].0.try_lock() {
+            self.room.give_back_keys(table.sweep(cells, now));
+        }
+    }
+
+    /// As [`Inner::tend_cells`].
+    fn tend_logs(&self, turn: usize, keys: usize) {
+        if let Some(mut logs) = self.logs[turn % self.logs.len()].0.try_lock() {
             let now = logs.pace.settle(&self.time, self.time.now());
-            let (keys, entries) = logs.sweep(cells, now);
+            let (keys, entries) = logs.sweep(keys, now);
             self.room.give_back_keys(keys);
             self.room.give_back_entries(entries);
         }
@@ -388,20 +393,20 @@ impl Room {
         }
     }
 
-    /// Takes room for a key, unless there is none.
-    fn take_key(&self) -> bool {
-        let fits = self.keys.fetch_add(1, Ordering::Relaxed) < self.max_keys;
+    /// Takes room for so many keys, unless there is none.
+    fn take_keys(&self, keys: usize) -> bool {
+        let fits = self.keys.fetch_add(keys, Ordering::Relaxed) + keys <= self.max_keys;
         if !fits {
-            self.give_back_keys(1);
+            self.give_back_keys(keys);
         }
         fits
     }
 
-    /// Takes room for an entry of a log, unless there is none.
-    fn take_entry(&self) -> bool {
-        let fits = self.entries.fetch_add(1, Ordering::Relaxed) < self.max_entries;
+    /// Takes room for so many entries of logs, unless there is none.
+    fn take_entries(&self, entries: usize) -> bool {
+        let fits = self.entries.fetch_add(entries, Ordering::Relaxed) + entries <= self.max_entries;
         if !fits {
-            self.give_back_entries(1);
+            self.give_back_entries(entries);
         }
         fits
     }
