@@ -16,7 +16,7 @@ fn main() -> std::io::Result<()> {
     let quick = std::env::args().any(|argument| argument == "--quick");
     let mut rows = Vec::new();
     rows.extend(speed::over_admitted());
-    rows.extend(speed::checks(if quick { 9 } else { 41 }));
+    rows.extend(speed::checks(if quick { 5 } else { 21 }));
     rows.extend(memory::bytes_per_key());
     report::print(&rows);
     report::write(&rows, std::path::Path::new("target/bench/engine.json"))

@@ -18,7 +18,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const PLENTY: u32 = 1_000_000_000;
 const BATCH: usize = 16;
 /// Slices of each subject in one round.
-const SLICES: usize = 6;
+const SLICES: usize = 20;
 
 /// Two threads ask 1,000 times each for a key that may have 100; the worst of 20 fresh keys.
 pub fn over_admitted() -> Vec<Row> {

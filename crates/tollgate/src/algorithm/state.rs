@@ -5,7 +5,7 @@ use crate::clock::Timestamp;
 /// What a store keeps for one key: an instant, a lifetime and a payload, packed into 16 bytes.
 ///
 /// The instant takes 53 bits, the lifetime 6 and the payload 69. The lifetime is kept as a power of two of
-/// microseconds, rounded up: a state may be forgotten late, which is harmless, but never early, which would admit too
+/// microseconds, rounded up to about a second at least: a state may be forgotten late, which is harmless, but never early, which would admit too
 /// much.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct State {
@@ -17,6 +17,12 @@ pub struct State {
 
 const PAYLOAD_BITS_HIGH: u32 = 5;
 const LIFETIME_BITS: u32 = 6;
+
+/// About a second: a key that is asked for now and then would otherwise be forgotten and made anew each time. Also not 0,
+/// so that no state looks empty.
+const SHORTEST: u32 = 20;
+/// Beyond every period.
+const LONGEST: u32 = 62;
 
 impl State {
     /// The state of a key that nothing has been charged to.
@@ -33,8 +39,8 @@ impl State {
     #[inline]
     pub fn new(at: Timestamp, lifetime_micros: u64, payload: u128) -> Self {
         assert!(payload <= Self::MAX_PAYLOAD, "a payload has at most 69 bits");
-        // Never 0, so that no state looks empty, and at most 2^62, beyond every period.
-        let exponent = u64::from((64 - lifetime_micros.leading_zeros()).clamp(1, 62));
+        let bits = 64 - lifetime_micros.leading_zeros();
+        let exponent = u64::from(bits.clamp(SHORTEST, LONGEST));
         let high = at.as_micros() << (LIFETIME_BITS + PAYLOAD_BITS_HIGH)
             | exponent << PAYLOAD_BITS_HIGH
             | (payload >> 64) as u64;
@@ -99,10 +105,11 @@ mod tests {
 
     #[test]
     fn is_never_forgotten_early_and_at_most_twice_as_late() {
-        for lifetime in [1, 2, 3, 1_000, 1_024, 60_000_000, 1 << 48] {
+        for lifetime in [1, 2, 3, 1_000, 1_024, 1 << 19, 60_000_000, 1 << 48] {
             let state = State::new(Timestamp::from_micros(10), lifetime, 0);
-            assert!(!state.is_expired(10 + lifetime - 1), "{lifetime}");
-            assert!(state.is_expired(10 + 2 * lifetime), "{lifetime}");
+            let kept = lifetime.max(1 << 19);
+            assert!(!state.is_expired(10 + kept - 1), "{lifetime}");
+            assert!(state.is_expired(10 + 2 * kept), "{lifetime}");
         }
     }
 

@@ -253,7 +253,7 @@ mod tests {
         }
         let mut removed = 0;
         for _ in 0..2 {
-            removed += table.sweep(table.capacity(), 1_000_000);
+            removed += table.sweep(table.capacity(), 2_000_000);
         }
         assert_eq!((removed, table.live(), table.capacity()), (5_000, 0, 0));
     }
@@ -269,11 +269,11 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            6 => (0..300_u64, 1..2_000_u64).prop_map(|(id, life)| Op::Put(id, life)),
+            6 => (0..300_u64, 1..4_000_000_u64).prop_map(|(id, life)| Op::Put(id, life)),
             6 => (0..300_u64).prop_map(Op::Often),
             2 => (0..300_u64).prop_map(Op::Remove),
             2 => (0..40_usize).prop_map(Op::Sweep),
-            1 => (0..500_u64).prop_map(Op::Pass),
+            1 => (0..1_000_000_u64).prop_map(Op::Pass),
         ]
     }
 
