@@ -22,7 +22,7 @@ fn main() -> std::io::Result<()> {
     report::write(&rows, std::path::Path::new("target/bench/engine.json"))
 }
 
-/// One figure of one subject in one case.
+/// One figure of one subject in one case, over all rounds.
 fn row(case: &str, subject: &str, metric: &'static str, mut values: Vec<f64>) -> Row {
     values.sort_by(f64::total_cmp);
     Row {

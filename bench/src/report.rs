@@ -21,31 +21,18 @@ pub fn write(rows: &[Row], path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// For each metric and case, every subject with its median, its range, and how many times Tollgate's it takes.
+/// For each metric and case, every subject with its median and its range.
 pub fn print(rows: &[Row]) {
     let metrics: BTreeSet<_> = rows.iter().map(|row| row.metric).collect();
     for metric in metrics {
         println!("\n{metric}");
-        println!(
-            "{:<22} {:<26} {:>9} {:>19} {:>10}",
-            "case", "subject", "median", "range", "x tollgate"
-        );
+        println!("{:<22} {:<26} {:>9} {:>21}", "case", "subject", "median", "range");
         let mut last = "";
         for row in rows.iter().filter(|row| row.metric == metric) {
             let case = if row.case == last { "" } else { &row.case };
             last = &row.case;
-            let ours = rows.iter().find(|other| {
-                other.metric == metric && other.case == row.case && other.subject == "tollgate"
-            });
-            let ratio = ours.filter(|ours| ours.median > 0.0).map(|ours| row.median / ours.median);
-            println!(
-                "{:<22} {:<26} {:>9.1} {:>19} {:>10}",
-                case,
-                row.subject,
-                row.median,
-                format!("{:.1} to {:.1}", row.min, row.max),
-                ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
-            );
+            let range = format!("{:.2} to {:.2}", row.min, row.max);
+            println!("{:<22} {:<26} {:>9.2} {:>21}", case, row.subject, row.median, range);
         }
     }
 }
