@@ -96,11 +96,22 @@ fn interleave(
 }
 
 /// For each subject its times, and how many times as long as Tollgate it took: compared round by round, so that what
-slows /// down a whole round slows down both sides. fn name(case: &str, subjects: &[Box<dyn Subject>], times:
-Vec<Vec<f64>>) -> Vec<Row> { let ours = times[0].clone(); subjects .iter() .zip(times) .filter(|(_, times)|
-!times.is_empty()) .flat_map(|(subject, times)| { let ratios = times.iter().zip(&ours).map(|(time, ours)| time /
-ours).collect(); [ row(case, subject.name(), "ns per check", times), row(case, subject.name(), "times as long as
-tollgate", ratios), ] }) .collect() }
+/// slows down a whole round slows down both sides.
+fn name(case: &str, subjects: &[Box<dyn Subject>], times: Vec<Vec<f64>>) -> Vec<Row> {
+    let ours = times[0].clone();
+    subjects
+        .iter()
+        .zip(times)
+        .filter(|(_, times)| !times.is_empty())
+        .flat_map(|(subject, times)| {
+            let ratios = times.iter().zip(&ours).map(|(time, ours)| time / ours).collect();
+            [
+                row(case, subject.name(), "ns per check", times),
+                row(case, subject.name(), "times as long as tollgate", ratios),
+            ]
+        })
+        .collect()
+}
 
 /// Nanoseconds per check and thread, the median of some slices. The keys of a slice are written just before it is
 /// timed, so they are in the cache, as the key of a request is that has just been read.

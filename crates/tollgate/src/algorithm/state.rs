@@ -2,10 +2,11 @@ use std::fmt;
 
 use crate::clock::Timestamp;
 
-/// What a store keeps for one key: an instant, a lifetime and a payload, packed into 16 bytes. /// /// The instant
-takes 53 bits, the lifetime 6 and the payload 69. The lifetime is kept as a power of two of /// microseconds, rounded up
-to about a second at least: a state may be forgotten late, which is harmless, but never early, which would admit too ///
-much.
+/// What a store keeps for one key: an instant, a lifetime and a payload, packed into 16 bytes.
+///
+/// The instant takes 53 bits, the lifetime 6 and the payload 69. The lifetime is kept as a power of two of
+/// microseconds, rounded up, and about a second at the least: a state may be forgotten late, which is harmless, but
+/// never early, which would admit too much.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// Instant, lifetime, and the 5 high bits of the payload.
@@ -18,7 +19,10 @@ const PAYLOAD_BITS_HIGH: u32 = 5;
 const LIFETIME_BITS: u32 = 6;
 
 /// About a second: a key that is asked for now and then would otherwise be forgotten and made anew each time. Also not
-0, /// so that no state looks empty. const SHORTEST: u32 = 20; /// Beyond every period. const LONGEST: u32 = 62;
+/// 0, so that no state looks empty.
+const SHORTEST: u32 = 20;
+/// Beyond every period.
+const LONGEST: u32 = 62;
 
 impl State {
     /// The state of a key that nothing has been charged to.
