@@ -123,8 +123,8 @@ enum Time {
     Other(Arc<dyn Clock>),
 }
 
-/// Keys per shard when the store is full: a rebuild of this many takes some ten microseconds.
-const KEYS_PER_SHARD: usize = 4_096;
+/// Keys per shard when the store is full: a rebuild of this many takes some tens of microseconds.
+const KEYS_PER_SHARD: usize = 2_048;
 /// Decisions in a shard between two turns at tending.
 const TEND_EVERY: u32 = 64;
 /// Cells looked at in one turn, so that on average each decision pays for one.
@@ -179,7 +179,7 @@ impl MemoryStore {
     }
 
     /// Drops all expired keys and gives their memory back now, rather than in small steps while others are used. One
-    /// shard at a time: nobody waits for longer than some ten microseconds.
+    /// shard at a time: nobody waits for longer than some tens of microseconds.
     pub fn reclaim(&self) {
         let inner = &*self.inner;
         // The second round is for tables that became too large in the first.
