@@ -142,6 +142,8 @@ impl Limiter {
     pub fn check_many_into<K: Key>(&self, keys: &[K], decisions: &mut Vec<Decision>) {
         match &self.inner.single {
             Some(single) => {
+                // Now, and not under the locks.
+                decisions.reserve(keys.len());
                 for keys in keys.chunks(BATCH) {
                     self.inner.check_batch(single, keys, decisions);
                 }

@@ -120,9 +120,7 @@ impl Turn {
         })
         .await;
     }
-}
 
-impl Turn {
     /// How often the queue was nudged so far.
     pub(super) fn nudges(&self) -> u64 {
         self.shared.queues.lock().get(&self.key).map_or(0, |queue| queue.nudges)

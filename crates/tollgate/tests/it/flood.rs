@@ -312,3 +312,22 @@ fn a_flood_that_is_over_leaves_nothing_behind() {
         }
     }
 }
+
+/// A permit of the shared budget that its key has inherited is returned in both places.
+#[test]
+fn an_inherited_permit_is_returned_everywhere() {
+    let limiter = Limiter::builder().limit("2/hour concurrency").max_keys(1);
+    let limiter = limiter.clock(ManualClock::new()).build().unwrap();
+    let _ = limiter.check("first");
+    let shared = limiter.acquire("second").into_result().unwrap();
+    limiter.reset("first");
+    let own = limiter.acquire("second").into_result().unwrap();
+    assert!(limiter.acquire("second").permit.is_none(), "one shared and one of its own");
+    assert!(shared.renew());
+    drop(shared);
+    assert_eq!(limiter.peek("second").remaining(), 1);
+    let others = [(); 3].map(|()| limiter.acquire("third"));
+    let admitted = others.iter().filter(|other| other.permit.is_some()).count();
+    assert_eq!(admitted, 2, "nothing is left on the shared budget");
+    drop(own);
+}

@@ -129,13 +129,13 @@ impl Inner {
         }
         let log = self.inherited_log(spare, slot, now);
         let outcome = log.evaluate(slot.limit, now, slot.cost);
-        let entries = log.len() + 1;
-        if !slot.takes(&outcome) || !self.room.take_entries(entries) {
+        if !slot.takes(&outcome) {
             self.room.give_back_keys(1);
-            return match slot.takes(&outcome) {
-                true => self.apply_shared(spare, slot, now),
-                false => (outcome, Undo::Nothing),
-            };
+            return (outcome, Undo::Nothing);
+        }
+        if !self.room.take_entries(log.len() + 1) {
+            self.room.give_back_keys(1);
+            return self.apply_shared(spare, slot, now);
         }
         logs.keep(slot.id, slot.limit, log);
         let merged = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
@@ -195,7 +195,7 @@ impl Inner {
         }
         self.count_overflow(slot);
         let (outcome, undo) = spare.charge(slot, now);
-        self.spares.store(spare.cells.live() + spare.logs.len(), Ordering::Relaxed);
+        self.spares.store(spare.len(), Ordering::Relaxed);
         (Outcome { budget: Budget::Shared, ..outcome }, undo)
     }
 

@@ -103,7 +103,11 @@ impl Logs {
     /// Forgets a key. Returns how many entries it had.
     pub(super) fn remove(&mut self, id: Identity) -> Option<usize> {
         let kept = self.kept.remove(&id)?;
-        self.round.retain(|other| *other != id);
+        // One that was made a moment ago, and is undone, is the last.
+        match self.round.back() {
+            Some(last) if *last == id => drop(self.round.pop_back()),
+            _ => self.round.retain(|other| *other != id),
+        }
         Some(kept.log.len())
     }
 

@@ -107,6 +107,12 @@ struct Room {
     entries: CachePadded<AtomicUsize>,
 }
 
+impl Spare {
+    fn len(&self) -> usize {
+        self.cells.live() + self.logs.len()
+    }
+}
+
 /// What a shard knows of time.
 #[derive(Debug, Default)]
 struct Pace {
@@ -241,17 +247,18 @@ impl MemoryStore {
         }
     }
 
-    /// Returns a permit. One that was taken on the shared budget is looked for there.
-    pub(crate) fn release(&self, slot: &Slot<'_>) -> bool {
+    /// Returns a permit. One that was taken on the shared budget is there, and may have been inherited by its key.
+    pub(crate) fn release(&self, slot: &Slot<'_>) {
         let inner = &*self.inner;
         if slot.permit == 0 {
-            return false;
+            return;
         }
         if inner.logs_of(slot.id).lock().release(slot.id, slot.permit) {
             inner.room.give_back_entries(1);
-            return true;
         }
-        inner.spare.lock().logs.release(slot.scope.overflow(), slot.permit)
+        if inner.spares.load(Ordering::Relaxed) > 0 {
+            inner.spare.lock().logs.release(slot.scope.overflow(), slot.permit);
+        }
     }
 
     pub(crate) fn renew(&self, slot: &Slot<'_>) -> bool {
@@ -261,11 +268,12 @@ impl MemoryStore {
         let (renewed, freed) = logs.renew(slot.id, slot.limit, now, slot.permit);
         inner.room.give_back_entries(freed);
         drop(logs);
-        renewed || {
-            let (renewed, _) =
-                inner.spare.lock().logs.renew(slot.scope.overflow(), slot.limit, now, slot.permit);
-            renewed
+        if inner.spares.load(Ordering::Relaxed) == 0 {
+            return renewed;
         }
+        let id = slot.scope.overflow();
+        let (shared, _) = inner.spare.lock().logs.renew(id, slot.limit, now, slot.permit);
+        renewed || shared
     }
 
     /// Microseconds until the last of `costs` could be admitted if they were charged in this order, each as early as it
@@ -362,6 +370,9 @@ impl Inner {
         if self.room.entries.load(Ordering::Relaxed) > 0 {
             self.tend_logs(turn, TEND_CELLS);
         }
+        if self.spares.load(Ordering::Relaxed) > 0 {
+            self.tend_spare();
+        }
     }
 
     /// A shard that is in use is left for the next round.
@@ -369,6 +380,16 @@ impl Inner {
         if let Some(mut table) = self.cells[turn % self.cells.len()].0.try_lock() {
             let now = table.pace.settle(&self.time, self.time.now());
             self.room.give_back_keys(table.sweep(cells, now));
+        }
+    }
+
+    /// Forgets shared budgets that are no longer in use. Once there are none, new keys need not look any more.
+    fn tend_spare(&self) {
+        if let Some(mut spare) = self.spare.try_lock() {
+            let now = self.time.now();
+            spare.cells.sweep(TEND_CELLS, now);
+            spare.logs.sweep(TEND_CELLS, now);
+            self.spares.store(spare.len(), Ordering::Relaxed);
         }
     }
 
@@ -459,5 +480,31 @@ impl Pace {
     fn tend_is_due(&mut self) -> bool {
         self.decisions = self.decisions.wrapping_add(1);
         self.decisions.is_multiple_of(TEND_EVERY)
+    }
+}
+
+#[cfg(all(test, not(tollgate_loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Limiter, ManualClock};
+
+    /// Once a flood is over, new keys do not take the lock of the shared budgets any more.
+    #[test]
+    fn shared_budgets_are_forgotten_by_use_alone() {
+        for text in ["1/second", "1/second sliding-log"] {
+            let clock = ManualClock::new();
+            let limiter = Limiter::builder().limit(text).max_keys(1).clock(clock.clone());
+            let limiter = limiter.build().unwrap();
+            let _ = (limiter.check("first"), limiter.check("second"));
+            let spares = || limiter.store().inner.spares.load(Ordering::Relaxed);
+            assert_eq!(spares(), 1, "{text}");
+            clock.advance(Duration::from_secs(10));
+            for _ in 0..2 * TEND_EVERY {
+                let _ = limiter.check("first");
+            }
+            assert_eq!(spares(), 0, "{text}");
+        }
     }
 }
