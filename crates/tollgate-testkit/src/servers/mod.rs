@@ -6,16 +6,22 @@
 //! All of it panics when something goes wrong, and says what.
 
 mod client;
+mod cluster;
 mod flavor;
 mod options;
 mod port;
+mod proxy;
+mod sentinels;
 mod server;
 mod tls;
 mod wait;
 
 pub use client::{Client, Reply};
+pub use cluster::Cluster;
 pub use flavor::Flavor;
 pub use options::ServerOptions;
+pub use proxy::Proxy;
+pub use sentinels::Sentinels;
 pub use server::Server;
 pub use tls::Certificates;
 pub use wait::eventually;

@@ -11,8 +11,8 @@ pub struct ServerOptions {
     pub(super) sentinel: bool,
     unix_socket: bool,
     password: Option<String>,
-    /// Whether somebody must be named on every connection.
-    guarded: bool,
+    /// Whether the kit's connections have to say who they are.
+    pub(super) guarded: bool,
     tls: Option<Certificates>,
     directives: Vec<(String, String)>,
 }
@@ -90,14 +90,6 @@ impl ServerOptions {
         Server::launch(self)
     }
 
-    pub(super) fn own_user(&self) -> Option<&'static str> {
-        self.guarded.then_some(OWN_USER)
-    }
-
-    pub(super) fn password_text(&self) -> Option<&str> {
-        self.password.as_deref()
-    }
-
     pub(super) fn url(&self, port: u16, socket: &Path) -> String {
         if self.unix_socket {
             return format!("redis+unix://{}", socket.display());
@@ -121,6 +113,8 @@ impl ServerOptions {
         if !self.sentinel {
             line("save", "");
             line("appendonly", "no");
+            // A replica waits five seconds for others otherwise.
+            line("repl-diskless-sync-delay", "0");
         }
         match &self.tls {
             None => line("port", &port),
@@ -141,8 +135,8 @@ impl ServerOptions {
             line("cluster-port", &bus.to_string());
             line("tls-cluster", if self.tls.is_some() { "yes" } else { "no" });
         }
-        if let Some(user) = self.own_user() {
-            line("user", &format!("{user} on nopass ~* &* +@all"));
+        if self.guarded {
+            line("user", &format!("{OWN_USER} on nopass ~* &* +@all"));
         }
         self.directives.iter().for_each(|(directive, value)| line(directive, value));
         text

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use super::{
     Client, Flavor, Reply, ServerOptions,
+    options::OWN_USER,
     port::Port,
     wait::{PATIENCE, becomes_so},
 };
@@ -85,8 +86,9 @@ impl Server {
         self.dir.path().join("socket")
     }
 
-    pub(super) fn password(&self) -> Option<&str> {
-        self.options.password_text()
+    /// Whether the kit's connections have to say who they are.
+    pub(super) fn is_guarded(&self) -> bool {
+        self.options.guarded
     }
 
     /// The number of its process.
@@ -145,8 +147,8 @@ impl Server {
     /// If nobody answers.
     pub fn connect(&self) -> io::Result<Client> {
         let mut client = Client::connect_unix(&self.socket())?;
-        if let Some(user) = self.options.own_user() {
-            client.command(&["AUTH", user, "any"])?;
+        if self.is_guarded() {
+            client.command(&["AUTH", OWN_USER, "any"])?;
         }
         Ok(client)
     }
