@@ -113,6 +113,8 @@ fn is_offered(package: &str) -> bool {
 
 /// As root, or by sudo.
 fn apt_get(words: &[&str]) -> anyhow::Result<()> {
+    let apt = Command::new("apt-get").arg("--version").output();
+    ensure!(apt.is_ok(), "there is no apt-get here");
     // RUNLEVEL keeps Debian's scripts from starting the service.
     let settings = ["RUNLEVEL=1", "DEBIAN_FRONTEND=noninteractive"];
     let mut command = Command::new(if is_root() { "env" } else { "sudo" });
