@@ -29,6 +29,14 @@ pub(crate) fn cargo(words: &[&str], env: &[(&str, &str)]) -> anyhow::Result<()> 
     Ok(())
 }
 
+/// Says which command comes next, and returns what it said.
+pub(crate) fn show(command: &Command) -> anyhow::Result<String> {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let line = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    writeln!(io::stderr(), "\n$ {line}")?;
+    Ok(line)
+}
+
 #[expect(clippy::disallowed_methods, reason = "how long a chore takes is no decision")]
 fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();

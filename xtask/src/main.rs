@@ -2,6 +2,7 @@
 
 mod bench;
 mod command;
+mod servers;
 mod test;
 mod tidy;
 
@@ -17,6 +18,7 @@ usage: cargo xtask <task>
 
   test [--long]           run all tests, then tidy; --long tries a million random histories
   bench engine [--quick]  compare the engine with its peers
+  servers                 install the Redis and Valkey that the tests run against, unless they are there
   tidy                    check the house rules";
 
 fn main() -> ExitCode {
@@ -35,6 +37,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["test", "--long"] => test::run(test::Histories::Million),
         ["bench", "engine"] => bench::engine(&[]),
         ["bench", "engine", "--quick"] => bench::engine(&["--quick"]),
+        ["servers"] => servers::run(),
         ["tidy"] => tidy::run(),
         _ => bail!("cannot do `{}`\n\n{USAGE}", args.join(" ")),
     }

@@ -1,4 +1,4 @@
-use crate::{command::cargo, tidy};
+use crate::{command::cargo, servers, tidy};
 
 /// How many random histories the tests try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +25,13 @@ const DOCUMENTS: [&str; 2] = [
     "run --manifest-path docs/check/Cargo.toml --target-dir target/docs -- --check",
 ];
 
-/// Runs all tests, then the house rules; stops at the first failure.
+/// Installs the servers that are missing, runs all tests, then the house rules; stops at the first failure.
 pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
     let long: &[_] = match histories {
         Histories::Some => &[],
         Histories::Million => &[("TOLLGATE_LONG", "1")],
     };
+    servers::run()?;
     for step in STEPS {
         cargo(&words(step), long)?;
     }

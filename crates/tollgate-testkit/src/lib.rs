@@ -5,6 +5,7 @@ mod conformance;
 mod history;
 mod model;
 mod random;
+pub mod servers;
 
 pub use conformance::{Subject, conformance};
 pub use history::{History, Op};

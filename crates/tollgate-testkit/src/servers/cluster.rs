@@ -1,0 +1,256 @@
+use super::{
+    Flavor, Reply, Server, ServerOptions, options::OWN_USER, wait::PATIENCE, wait::eventually,
+};
+
+/// The slots of every cluster.
+const SLOTS: usize = 16_384;
+
+/// A cluster whose nodes are all on this machine, until it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    nodes: Vec<Server>,
+}
+
+impl Cluster {
+    /// Starts `masters` nodes with an equal share of the slots each, and `replicas_per_master` copies of each, and
+    /// waits until every node sees all others and takes commands. That takes some three seconds.
+    ///
+    /// # Panics
+    ///
+    /// If it takes too long.
+    pub fn start(flavor: Flavor, masters: usize, replicas_per_master: usize) -> Self {
+        Self::start_with(flavor, masters, replicas_per_master, |options| options)
+    }
+
+    /// The same with other options for each node: `|options| options.arg("cluster-node-timeout", "500")`. The timeout
+    /// is two seconds otherwise.
+    ///
+    /// # Panics
+    ///
+    /// If it takes too long.
+    pub fn start_with(
+        flavor: Flavor,
+        masters: usize,
+        replicas_per_master: usize,
+        configure: impl Fn(ServerOptions) -> ServerOptions,
+    ) -> Self {
+        let start = |_| configure(Server::options(flavor).cluster()).start();
+        let nodes = (0..masters * (1 + replicas_per_master)).map(start).collect();
+        let cluster = Self { nodes };
+        cluster.share_slots(masters);
+        cluster.introduce();
+        cluster.appoint_replicas(masters);
+        eventually(2 * PATIENCE, "the cluster is ready", || cluster.is_ready(masters));
+        cluster
+    }
+
+    /// All nodes: those that began as masters, then the replicas. Replica `masters + i` began with master
+    /// `i % masters`.
+    pub fn nodes(&self) -> &[Server] {
+        &self.nodes
+    }
+
+    /// The same, to kill and restart them.
+    pub fn nodes_mut(&mut self) -> &mut [Server] {
+        &mut self.nodes
+    }
+
+    /// `redis+cluster://127.0.0.1:P1,127.0.0.1:P2,...` with all nodes.
+    pub fn url(&self) -> String {
+        let addresses: Vec<String> = self.nodes.iter().map(Server::address).collect();
+        format!("redis+cluster://{}", addresses.join(","))
+    }
+
+    /// The slot of a key: of what is between its first braces, if anything is, or of all of it.
+    pub fn slot_of(key: &[u8]) -> u16 {
+        let tag = || {
+            let open = key.iter().position(|&byte| byte == b'{')?;
+            let rest = &key[open + 1..];
+            let close = rest.iter().position(|&byte| byte == b'}')?;
+            Some(&rest[..close]).filter(|tag| !tag.is_empty())
+        };
+        crc16(tag().unwrap_or(key)) % SLOTS as u16
+    }
+
+    /// Which of the [nodes](Self::nodes) that run takes itself for the owner of a slot.
+    ///
+    /// # Panics
+    ///
+    /// If none does.
+    pub fn owner(&self, slot: u16) -> usize {
+        self.try_owner(slot).unwrap_or_else(|| panic!("nobody owns slot {slot}"))
+    }
+
+    /// Moves a slot with all its keys to another master, and waits until every node knows.
+    ///
+    /// # Panics
+    ///
+    /// If a node refuses.
+    pub fn move_slot(&self, slot: u16, to: usize) {
+        self.begin_move(slot, to);
+        while self.migrate_keys(slot, to, 100) > 0 {}
+        self.end_move(slot, to);
+    }
+
+    /// The first step of [`move_slot`](Self::move_slot). From here on the owner answers `ASK` for keys that it does
+    /// not have.
+    ///
+    /// # Panics
+    ///
+    /// If a node refuses.
+    pub fn begin_move(&self, slot: u16, to: usize) {
+        let from = &self.nodes[self.owner(slot)];
+        let (slot, to) = (slot.to_string(), &self.nodes[to]);
+        to.must(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(from)]);
+        from.must(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(to)]);
+    }
+
+    /// Moves at most `max` of the keys that the owner still has, after [`begin_move`](Self::begin_move). Returns how
+    /// many.
+    ///
+    /// # Panics
+    ///
+    /// If a node refuses.
+    pub fn migrate_keys(&self, slot: u16, to: usize, max: usize) -> usize {
+        let from = &self.nodes[self.owner(slot)];
+        let (slot, max) = (slot.to_string(), max.to_string());
+        let keys = from.must(&["CLUSTER", "GETKEYSINSLOT", &slot, &max]);
+        let keys = keys.items();
+        if keys.is_empty() {
+            return 0;
+        }
+        let port = self.nodes[to].port().to_string();
+        let mut words = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000"].map(Vec::from).to_vec();
+        if from.is_guarded() {
+            words.extend(["AUTH2", OWN_USER, "any"].map(Vec::from));
+        }
+        words.push(b"KEYS".to_vec());
+        words.extend(keys.iter().map(bytes));
+        from.must(&words);
+        keys.len()
+    }
+
+    /// The last step of [`move_slot`](Self::move_slot): tells all masters who the owner is, and waits until every node
+    /// that runs knows.
+    ///
+    /// # Panics
+    ///
+    /// If a node refuses, as the owner does while it still has keys.
+    pub fn end_move(&self, slot: u16, to: usize) {
+        let (from, number, to) = (self.owner(slot), slot.to_string(), &self.nodes[to]);
+        let words = ["CLUSTER", "SETSLOT", &number, "NODE", &id(to)];
+        // The new owner comes first: were it last, nobody would have the slot for a moment.
+        to.must(&words);
+        self.nodes[from].must(&words);
+        for other in self.running().filter(|node| is_master(node)) {
+            other.must(&words);
+        }
+        let known = || self.running().all(|node| owner_port(node, slot) == Some(to.port()));
+        eventually(PATIENCE, "every node knows the new owner", known);
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Server> {
+        self.nodes.iter().filter(|node| node.is_running())
+    }
+
+    fn try_owner(&self, slot: u16) -> Option<usize> {
+        let owns = |node: &Server| node.is_running() && owner_port(node, slot) == Some(node.port());
+        self.nodes.iter().position(owns)
+    }
+
+    fn share_slots(&self, masters: usize) {
+        for (place, node) in self.nodes.iter().enumerate() {
+            node.must(&["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]);
+            if place < masters {
+                let first = place * SLOTS / masters;
+                let last = (place + 1) * SLOTS / masters - 1;
+                let range = [first.to_string(), last.to_string()];
+                node.must(&["CLUSTER", "ADDSLOTSRANGE", &range[0], &range[1]]);
+            }
+        }
+    }
+
+    /// Every pair, since gossip alone takes longer.
+    fn introduce(&self) {
+        for (place, node) in self.nodes.iter().enumerate() {
+            for other in &self.nodes[place + 1..] {
+                let bus = other.bus_port().expect("a node of a cluster").to_string();
+                node.must(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string(), &bus]);
+            }
+        }
+        let all = self.nodes.len();
+        let met = || self.nodes.iter().all(|node| peers(node).len() == all);
+        eventually(2 * PATIENCE, "all nodes have met", met);
+    }
+
+    fn appoint_replicas(&self, masters: usize) {
+        for (place, node) in self.nodes.iter().enumerate().skip(masters) {
+            node.must(&["CLUSTER", "REPLICATE", &id(&self.nodes[place % masters])]);
+        }
+    }
+
+    fn is_ready(&self, masters: usize) -> bool {
+        self.nodes.iter().enumerate().all(|(place, node)| {
+            let state = node.must(&["CLUSTER", "INFO"]).text();
+            let replicas = peers(node).iter().filter(|line| line.contains("slave")).count();
+            let follows = || node.info("master_link_status").as_deref() == Some("up");
+            state.contains("cluster_state:ok")
+                && replicas == self.nodes.len() - masters
+                && (place < masters || follows())
+        })
+    }
+}
+
+fn id(node: &Server) -> String {
+    node.must(&["CLUSTER", "MYID"]).text()
+}
+
+fn is_master(node: &Server) -> bool {
+    node.info("role").as_deref() == Some("master")
+}
+
+/// The nodes that this one knows, itself included and strangers not.
+fn peers(node: &Server) -> Vec<String> {
+    let text = node.must(&["CLUSTER", "NODES"]).text();
+    text.lines().filter(|line| !line.contains("handshake")).map(str::to_owned).collect()
+}
+
+/// The port of the owner of a slot, as a node sees it.
+fn owner_port(node: &Server, slot: u16) -> Option<u16> {
+    let ranges = node.must(&["CLUSTER", "SLOTS"]);
+    let range = ranges
+        .items()
+        .iter()
+        .map(Reply::items)
+        .find(|range| (range[0].int()..=range[1].int()).contains(&i64::from(slot)))?;
+    u16::try_from(range[2].items()[1].int()).ok()
+}
+
+fn bytes(reply: &Reply) -> Vec<u8> {
+    let Reply::Bulk(bytes) = reply else { panic!("no bytes: {reply:?}") };
+    bytes.clone()
+}
+
+/// CRC-16/XMODEM, as the cluster specification wants it.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, &byte| {
+        (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| {
+            (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        assert_eq!(crc16(b"123456789"), 0x31C3);
+        assert_eq!(Cluster::slot_of(b"foo"), 12_182);
+        assert_eq!(Cluster::slot_of(b"{foo}.bar"), 12_182);
+        assert_eq!(Cluster::slot_of(b"a{foo}{bar}"), 12_182);
+        assert_eq!(Cluster::slot_of(b"foo{}"), crc16(b"foo{}") % 16_384);
+        assert_eq!(Cluster::slot_of(b"foo{{bar}}"), Cluster::slot_of(b"{bar"));
+    }
+}

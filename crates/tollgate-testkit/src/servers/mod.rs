@@ -1,0 +1,27 @@
+//! Real servers for tests: Redis and Valkey, alone, as a cluster or under sentinels, and a proxy that misbehaves.
+//!
+//! Everything runs as a child process on loopback, with a directory and ports of its own, and ends when its handle is
+//! dropped. A handle in a `static` is never dropped, and its process stays behind. Linux only.
+//!
+//! All of it panics when something goes wrong, and says what.
+
+mod client;
+mod cluster;
+mod flavor;
+mod options;
+mod port;
+mod proxy;
+mod sentinels;
+mod server;
+mod tls;
+mod wait;
+
+pub use client::{Client, Reply};
+pub use cluster::Cluster;
+pub use flavor::Flavor;
+pub use options::ServerOptions;
+pub use proxy::Proxy;
+pub use sentinels::Sentinels;
+pub use server::Server;
+pub use tls::Certificates;
+pub use wait::eventually;

@@ -1,0 +1,137 @@
+use super::{Flavor, Server, wait::PATIENCE, wait::eventually};
+
+/// What the sentinels call the servers they watch.
+const NAME: &str = "mymaster";
+
+/// A master, a replica of it, and three sentinels that watch both, until they are dropped.
+///
+/// A master that is away for a second is given up when two sentinels say so.
+#[derive(Debug)]
+pub struct Sentinels {
+    master: Server,
+    replica: Server,
+    sentinels: Vec<Server>,
+}
+
+impl Sentinels {
+    /// Starts all five, and waits until the sentinels know each other and the replica. That takes some three seconds.
+    ///
+    /// # Panics
+    ///
+    /// If it takes too long.
+    pub fn start(flavor: Flavor) -> Self {
+        let master = Server::start(flavor);
+        let replica = Server::options(flavor).replica_of(&master).start();
+        let linked = || replica.info("master_link_status").as_deref() == Some("up");
+        eventually(PATIENCE, "the replica follows", linked);
+        let sentinels = (0..3).map(|_| sentinel(flavor, &master)).collect();
+        let all = Self { master, replica, sentinels };
+        eventually(2 * PATIENCE, "the sentinels agree", || all.agree());
+        all
+    }
+
+    /// The server that began as the master. Which one it is now says [`master_address`](Self::master_address).
+    pub fn master(&self) -> &Server {
+        &self.master
+    }
+
+    /// The same, to kill and restart it.
+    pub fn master_mut(&mut self) -> &mut Server {
+        &mut self.master
+    }
+
+    /// The server that began as the replica.
+    pub fn replica(&self) -> &Server {
+        &self.replica
+    }
+
+    /// The same, to kill and restart it.
+    pub fn replica_mut(&mut self) -> &mut Server {
+        &mut self.replica
+    }
+
+    /// The three sentinels.
+    pub fn sentinels(&self) -> &[Server] {
+        &self.sentinels
+    }
+
+    /// The same, to kill and restart them.
+    pub fn sentinels_mut(&mut self) -> &mut [Server] {
+        &mut self.sentinels
+    }
+
+    /// `redis+sentinel://127.0.0.1:S1,127.0.0.1:S2,127.0.0.1:S3/mymaster`.
+    pub fn url(&self) -> String {
+        let addresses: Vec<String> = self.sentinels.iter().map(Server::address).collect();
+        format!("redis+sentinel://{}/{NAME}", addresses.join(","))
+    }
+
+    /// Where the master is, as the first sentinel that runs says it.
+    ///
+    /// # Panics
+    ///
+    /// If no sentinel runs.
+    pub fn master_address(&self) -> String {
+        address_by(self.running().next().expect("a sentinel that runs"))
+    }
+
+    /// Lets master and replica change places, and waits until all know: every sentinel names the new master, and the
+    /// old one follows it if it runs.
+    ///
+    /// # Panics
+    ///
+    /// If it takes too long.
+    pub fn failover(&self) {
+        let old = self.master_address();
+        let sentinel = self.running().next().expect("a sentinel that runs");
+        // Refused for as long as the replica has not been looked at for a while, or another failover goes on.
+        let begun = || !sentinel.command(&["SENTINEL", "FAILOVER", NAME]).is_error();
+        eventually(2 * PATIENCE, "a failover begins", begun);
+        eventually(2 * PATIENCE, "the failover is over", || self.is_over(&old));
+    }
+
+    fn is_over(&self, old: &str) -> bool {
+        let (before, after) = match self.master.address() == old {
+            true => (&self.master, &self.replica),
+            false => (&self.replica, &self.master),
+        };
+        let follows = || before.info("master_link_status").as_deref() == Some("up");
+        self.running().all(|sentinel| address_by(sentinel) == after.address())
+            && after.info("role").as_deref() == Some("master")
+            && (!before.is_running() || follows())
+    }
+
+    fn agree(&self) -> bool {
+        self.sentinels.iter().all(|sentinel| {
+            let fields = sentinel.must(&["SENTINEL", "MASTER", NAME]);
+            let is = |name, value| {
+                let mut pairs = fields.items().chunks(2);
+                pairs.any(|pair| pair[0].text() == name && pair[1].text() == value)
+            };
+            let sees_all = is("num-slaves", "1") && is("num-other-sentinels", "2");
+            let quorum = sentinel.command(&["SENTINEL", "CKQUORUM", NAME]);
+            sees_all && is("flags", "master") && !quorum.is_error()
+        })
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Server> {
+        self.sentinels.iter().filter(|sentinel| sentinel.is_running())
+    }
+}
+
+fn sentinel(flavor: Flavor, master: &Server) -> Server {
+    let server = Server::options(flavor)
+        .sentinel()
+        .arg("sentinel", &format!("monitor {NAME} 127.0.0.1 {} 2", master.port()))
+        .arg("sentinel", &format!("down-after-milliseconds {NAME} 1000"))
+        .arg("sentinel", &format!("failover-timeout {NAME} 3000"))
+        .start();
+    // They look at each other every two seconds and at the servers every ten otherwise.
+    server.must(&["SENTINEL", "DEBUG", "INFO-PERIOD", "500", "PUBLISH-PERIOD", "300"]);
+    server
+}
+
+fn address_by(sentinel: &Server) -> String {
+    let answer = sentinel.must(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]);
+    answer.items().iter().map(|part| part.text()).collect::<Vec<_>>().join(":")
+}

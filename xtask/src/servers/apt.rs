@@ -1,0 +1,163 @@
+//! Packages of Debian and its relatives.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, bail, ensure};
+
+use super::root;
+use crate::command::show;
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Installs a package without starting its service.
+pub(super) fn install(package: &str) -> anyhow::Result<()> {
+    let install = ["install", "-y", "--no-install-recommends", package];
+    if apt_get(&install).is_ok() {
+        return Ok(());
+    }
+    // The lists may be missing, as in a new container, or name files that are gone.
+    apt_get(&["update"])?;
+    apt_get(&install)
+}
+
+/// Installs Valkey if the distribution has it; otherwise unpacks it from Debian's backports.
+pub(super) fn valkey() -> anyhow::Result<()> {
+    if is_offered("valkey-server") {
+        return install("valkey-server");
+    }
+    let release = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
+    let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    if codename == Some("bookworm") {
+        return unpack_backports("valkey", &["valkey-server", "valkey-tools"]);
+    }
+    apt_get(&["update"])?;
+    ensure!(is_offered("valkey-server"), "this distribution has no package valkey-server");
+    install("valkey-server")
+}
+
+/// Where packages are unpacked that are not installed.
+pub(super) fn unpacked(name: &str) -> PathBuf {
+    root().join("target/servers").join(name)
+}
+
+/// The libraries they need come with redis-server.
+fn unpack_backports(name: &str, packages: &[&str]) -> anyhow::Result<()> {
+    let work = unpacked(&format!("{name}-packages"));
+    let no_folder = || format!("cannot make {}", work.display());
+    fs::create_dir_all(work.join("lists/partial")).with_context(no_folder)?;
+    let keyring = Path::new(KEYRING).exists().then(|| format!("[signed-by={KEYRING}] "));
+    let mirror = find_mirror()?;
+    let source = format!("deb {}{mirror} bookworm-backports main\n", keyring.unwrap_or_default());
+    fs::write(work.join("list"), source).with_context(no_folder)?;
+    // All its own, so that the system's configuration, lists and cache stay as they are.
+    let at = |option: &str, path: &str| format!("-oDir::{option}={}", work.join(path).display());
+    let own = [
+        at("Etc::sourcelist", "list"),
+        at("State::lists", "lists"),
+        "-oDir::Etc::sourceparts=-".to_owned(),
+        "-oDir::Cache::pkgcache=".to_owned(),
+        "-oDir::Cache::srcpkgcache=".to_owned(),
+    ];
+    run(Command::new("apt-get").args(&own).arg("update").current_dir(&work))?;
+    run(Command::new("apt-get").args(&own).arg("download").args(packages).current_dir(&work))?;
+    for file in fs::read_dir(&work).with_context(no_folder)? {
+        let file = file?.path();
+        if file.extension().is_some_and(|extension| extension == "deb") {
+            run(Command::new("dpkg").arg("-x").arg(file).arg(unpacked(name)))?;
+        }
+    }
+    Ok(())
+}
+
+/// The mirror from which this machine takes bookworm.
+fn find_mirror() -> anyhow::Result<String> {
+    let listed = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten();
+    let listed = listed.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let texts = listed.chain([PathBuf::from("/etc/apt/sources.list")]);
+    texts
+        .filter_map(|path| fs::read_to_string(path).ok())
+        .find_map(|text| mirror(&text, "bookworm"))
+        .context("no source of bookworm in /etc/apt/sources.list and /etc/apt/sources.list.d")
+}
+
+/// The address from which a suite comes, in a list of either form.
+fn mirror(text: &str, suite: &str) -> Option<String> {
+    let lines = || text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+    let one_line = lines().find_map(|line| {
+        let rest = line.strip_prefix("deb ")?.trim_start();
+        let rest = match rest.strip_prefix('[') {
+            Some(options) => options.split_once(']')?.1,
+            None => rest,
+        };
+        let mut words = rest.split_whitespace();
+        let uri = words.next()?;
+        (words.next()? == suite).then(|| uri.to_owned())
+    });
+    let lines: Vec<&str> = lines().collect();
+    let stanza = |lines: &[&str]| {
+        let field = |name: &str| lines.iter().find_map(|line| line.strip_prefix(name));
+        let is_it = field("Suites:")?.split_whitespace().any(|word| word == suite);
+        Some(field("URIs:").filter(|_| is_it)?.split_whitespace().next()?.to_owned())
+    };
+    one_line.or_else(|| lines.split(|line| line.is_empty()).find_map(stanza))
+}
+
+fn is_offered(package: &str) -> bool {
+    let shown = Command::new("apt-cache").args(["show", package]).output();
+    shown.is_ok_and(|shown| shown.status.success() && !shown.stdout.is_empty())
+}
+
+/// As root, or by sudo.
+fn apt_get(words: &[&str]) -> anyhow::Result<()> {
+    let apt = Command::new("apt-get").arg("--version").output();
+    ensure!(apt.is_ok(), "there is no apt-get here");
+    // RUNLEVEL keeps Debian's scripts from starting the service.
+    let settings = ["RUNLEVEL=1", "DEBIAN_FRONTEND=noninteractive"];
+    let mut command = Command::new(if is_root() { "env" } else { "sudo" });
+    if !is_root() {
+        command.arg("env");
+    }
+    run(command.args(settings).arg("apt-get").args(words))
+}
+
+fn is_root() -> bool {
+    let id = Command::new("id").arg("-u").output();
+    id.is_ok_and(|id| id.stdout.trim_ascii() == b"0")
+}
+
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let line = show(command)?;
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => bail!("`{line}` failed with {status}"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let program = command.get_program().display();
+            bail!("there is no `{program}` here, which `{line}` needs")
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot start `{line}`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mirror_comes_from_either_form_of_list() {
+        let one_line = "# deb http://old bookworm main\n\
+            deb-src http://source bookworm main\n\
+            deb http://security bookworm-security main\n\
+            deb [arch=amd64 signed-by=/k] http://mirror/debian bookworm main contrib\n";
+        assert_eq!(mirror(one_line, "bookworm").as_deref(), Some("http://mirror/debian"));
+        let stanzas = "Types: deb\nURIs: http://security\nSuites: bookworm-security\n\n\
+            Types: deb\n# a note\nURIs: http://mirror/debian http://other\n\
+            Suites: bookworm bookworm-updates\nComponents: main\n";
+        assert_eq!(mirror(stanzas, "bookworm").as_deref(), Some("http://mirror/debian"));
+        assert_eq!(mirror(stanzas, "trixie"), None);
+        assert_eq!(mirror("", "bookworm"), None);
+    }
+}
