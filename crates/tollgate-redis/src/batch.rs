@@ -1,0 +1,208 @@
+//! Batches: requests that travel together, and how their answers are told apart again.
+//!
+//! A batch is one script call. Requests for the same cell and cost become one run of that many, so a hot key costs the
+//! server one step however many requests there are. The server answers with the states as they were; what each request
+//! gets is replayed here, in order of arrival, by the same steps that the memory store takes.
+
+use std::collections::HashMap;
+
+use redis::Cmd;
+use smallvec::SmallVec;
+use tokio::{sync::oneshot, time::Instant};
+use tollgate::{
+    Limit, StoreError,
+    algorithm::{Outcome, State},
+};
+
+use crate::{
+    cell::{CellId, Kind, Names, Want},
+    replay::{Known, Replay},
+    wire::{self, Program},
+};
+
+/// One request on its way.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    /// What it wants: all or nothing, all in one slot.
+    pub(crate) wants: SmallVec<[Want; 1]>,
+    /// How often, as far as it fits. More than once only to draw units ahead, with a single want; 0 only asks what would
+    /// be answered.
+    pub(crate) times: u64,
+    /// Where the answer is remembered, so that the same question again changes nothing.
+    pub(crate) once: Option<CellId>,
+    /// When it was asked.
+    pub(crate) since: Instant,
+    pub(crate) answer: oneshot::Sender<Answered>,
+}
+
+/// What comes back.
+pub(crate) type Answered = Result<Answer, StoreError>;
+
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// One for each want; of the last time, if there were several.
+    pub(crate) outcomes: Vec<Outcome>,
+    /// How many of the times were admitted.
+    pub(crate) granted: u64,
+    /// The server's time.
+    pub(crate) now: u64,
+    /// What the state of its only cell is now.
+    pub(crate) state: Option<State>,
+}
+
+/// Requests that one script call decides.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    cells: Vec<Cell>,
+    places: HashMap<CellId, u32, foldhash::fast::RandomState>,
+    runs: Vec<Run>,
+    asks: Vec<Ask>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub(crate) id: CellId,
+    pub(crate) limit: Limit,
+    pub(crate) kind: Kind,
+    /// The last run that touches it.
+    last_run: usize,
+}
+
+/// Asks that want the same of the same cell; or one ask that wants something of several.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// Places in the batch's asks, in order of arrival.
+    pub(crate) asks: SmallVec<[u32; 1]>,
+    pub(crate) times: u64,
+    /// Places in the batch's cells, one for each want of the first ask.
+    pub(crate) cells: SmallVec<[u32; 1]>,
+}
+
+/// More cells than this would keep the server busy for too long at a stretch.
+const MAX_CELLS: usize = 64;
+/// The same for runs that could not be combined.
+const MAX_RUNS: usize = 256;
+
+impl Batch {
+    /// Takes a request in, or hands it back if it has to travel with the next batch.
+    pub(crate) fn add(&mut self, ask: Ask) -> Result<(), Ask> {
+        if !self.has_room_for(&ask) {
+            return Err(ask);
+        }
+        let cells: SmallVec<[u32; 1]> = ask.wants.iter().map(|want| self.place(want)).collect();
+        let place = self.asks.len() as u32;
+        match self.run_to_join(&ask, &cells) {
+            Some(run) => {
+                run.asks.push(place);
+                run.times += ask.times;
+            }
+            None => {
+                for &cell in &cells {
+                    self.cells[cell as usize].last_run = self.runs.len();
+                }
+                let asks = SmallVec::from_elem(place, 1);
+                self.runs.push(Run { asks, times: ask.times, cells });
+            }
+        }
+        self.asks.push(ask);
+        Ok(())
+    }
+
+    /// A remembered answer is that of a whole batch, so it must be the only one. A cell has one limit in a batch.
+    fn has_room_for(&self, ask: &Ask) -> bool {
+        let same_limit = |want: &Want| {
+            let place = self.places.get(&want.cell);
+            place.is_none_or(|&place| self.cells[place as usize].limit == want.limit)
+        };
+        let small = self.cells.len() < MAX_CELLS && self.runs.len() < MAX_RUNS;
+        let alone = ask.once.is_some() || self.once().is_some();
+        self.asks.is_empty() || (small && !alone && ask.wants.iter().all(same_limit))
+    }
+
+    fn place(&mut self, want: &Want) -> u32 {
+        *self.places.entry(want.cell).or_insert_with(|| {
+            let Want { cell: id, limit, kind, .. } = *want;
+            self.cells.push(Cell { id, limit, kind, last_run: usize::MAX });
+            (self.cells.len() - 1) as u32
+        })
+    }
+
+    /// The run that this request continues: the last one of its cell, if it is for the same cost. Permits are taken one
+    /// by one, since each has a name.
+    fn run_to_join(&mut self, ask: &Ask, cells: &[u32]) -> Option<&mut Run> {
+        let ([want], &[cell]) = (ask.wants.as_slice(), cells) else { return None };
+        let run = self.runs.get_mut(self.cells[cell as usize].last_run)?;
+        let first = &self.asks[run.asks[0] as usize].wants;
+        let real = ask.times > 0 && run.times > 0;
+        let same = real
+            && first.len() == 1
+            && first[0].cost == want.cost
+            && want.kind != Kind::Concurrency;
+        same.then_some(run)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.asks.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.asks.len()
+    }
+
+    pub(crate) fn cells(&self) -> &[Cell] {
+        &self.cells
+    }
+
+    pub(crate) fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    pub(crate) fn asks(&self) -> &[Ask] {
+        &self.asks
+    }
+
+    pub(crate) fn once(&self) -> Option<CellId> {
+        self.asks.first().and_then(|ask| ask.once)
+    }
+
+    /// When the first of its requests was asked.
+    pub(crate) fn since(&self) -> Option<Instant> {
+        self.asks.iter().map(|ask| ask.since).min()
+    }
+
+    pub(crate) fn command(&self, call: Cmd, names: &Names, settings: wire::Settings) -> Cmd {
+        let program = Program::of(self, settings);
+        let mut command = call;
+        command.arg(self.cells.len() + usize::from(self.once().is_some()));
+        for &place in &program.order {
+            command.arg(names.key(self.cells[place as usize].id));
+        }
+        if let Some(once) = self.once() {
+            command.arg(names.key(once));
+        }
+        command.arg(program.bytes);
+        command
+    }
+
+    /// Answers every request, and tells `learn` what is now known of the cells.
+    pub(crate) fn settle(self, reply: &[u8], mut learn: impl FnMut(CellId, Known)) {
+        match Replay::read(&self, reply) {
+            Ok(replay) => {
+                let (answers, known) = replay.run(&self);
+                known.into_iter().for_each(|(id, known)| learn(id, known));
+                for (ask, answer) in self.asks.into_iter().zip(answers) {
+                    // Whoever asked may be gone by now.
+                    drop(ask.answer.send(answer));
+                }
+            }
+            Err(problem) => self.fail(|| StoreError::Failed(problem.clone())),
+        }
+    }
+
+    /// Gives every request the same error.
+    pub(crate) fn fail(self, error: impl Fn() -> StoreError) {
+        for ask in self.asks {
+            drop(ask.answer.send(Err(error())));
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Cells: one state in the server each, and the names of their keys.
+
+use redis::RedisWrite;
+use tollgate::{Algorithm, Charge, KeyRef, Limit, StoreError};
+
+/// Which state: the digest of policy, algorithm, period and key, beside the tag that places it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CellId {
+    tag: u64,
+    digest: u128,
+}
+
+/// What a request wants of one cell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    pub(crate) cell: CellId,
+    pub(crate) limit: Limit,
+    pub(crate) kind: Kind,
+    pub(crate) cost: u64,
+    pub(crate) permit: u64,
+    pub(crate) enforced: bool,
+}
+
+/// An algorithm as the scripts number it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(crate) enum Kind {
+    FixedWindow = 0,
+    SlidingWindow = 1,
+    TokenBucket = 2,
+    SlidingLog = 3,
+    Concurrency = 4,
+}
+
+/// Names keys: `prefix{tag}digest`.
+///
+/// Both parts are digests under a secret, in an alphabet without braces, so nothing that a client sends shows in a
+/// name, chooses a slot or meets another's name.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    prefix: Box<[u8]>,
+    secret: [u8; blake3::KEY_LEN],
+}
+
+/// How many slots a cluster has.
+pub(crate) const SLOTS: u16 = 16_384;
+
+impl Kind {
+    pub(crate) fn of(limit: &Limit) -> Result<Self, StoreError> {
+        match limit.algorithm() {
+            Algorithm::FixedWindow => Ok(Self::FixedWindow),
+            Algorithm::SlidingWindow => Ok(Self::SlidingWindow),
+            Algorithm::TokenBucket => Ok(Self::TokenBucket),
+            Algorithm::SlidingLog => Ok(Self::SlidingLog),
+            Algorithm::Concurrency => Ok(Self::Concurrency),
+            other => Err(StoreError::Unsupported(format!(
+                "`{other}` runs in this process only; choose one of the built-in algorithms"
+            ))),
+        }
+    }
+
+    /// Whether the state is a string of three numbers; otherwise it is a log.
+    pub(crate) fn is_string(self) -> bool {
+        !matches!(self, Self::SlidingLog | Self::Concurrency)
+    }
+}
+
+impl Names {
+    pub(crate) fn new(prefix: &str, secret: &[u8]) -> Self {
+        let secret = blake3::derive_key("tollgate 2026 names of keys in redis", secret);
+        Self { prefix: prefix.as_bytes().into(), secret }
+    }
+
+    pub(crate) fn want(&self, charge: &Charge<'_>) -> Result<Want, StoreError> {
+        Ok(Want {
+            cell: self.cell(charge),
+            limit: charge.limit,
+            kind: Kind::of(&charge.limit)?,
+            cost: charge.cost,
+            permit: charge.permit,
+            enforced: charge.enforced,
+        })
+    }
+
+    fn cell(&self, charge: &Charge<'_>) -> CellId {
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        let (name, algorithm) = (charge.policy.as_str(), charge.limit.algorithm().name());
+        // All lengths that could be mistaken for one another come first.
+        hasher.update(&[name.len() as u8, algorithm.len() as u8]);
+        hasher.update(name.as_bytes());
+        hasher.update(algorithm.as_bytes());
+        hasher.update(&period_micros(&charge.limit).to_le_bytes());
+        charge.key.feed(|bytes| _ = hasher.update(bytes));
+        let mut digest = [0; 16];
+        hasher.finalize_xof().fill(&mut digest);
+        CellId { tag: self.tag(charge.tag), digest: u128::from_le_bytes(digest) }
+    }
+
+    fn tag(&self, tag: KeyRef<'_>) -> u64 {
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        tag.feed(|bytes| _ = hasher.update(bytes));
+        let mut digest = [0; 8];
+        hasher.finalize_xof().fill(&mut digest);
+        u64::from_le_bytes(digest)
+    }
+
+    /// The name of a cell's key.
+    pub(crate) fn key(&self, cell: CellId) -> Name<'_> {
+        Name { names: self, cell }
+    }
+
+    /// Where the answer to the request with this id is remembered: beside the cell.
+    pub(crate) fn answer(&self, id: &[u8], beside: CellId) -> CellId {
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        // No policy has a name of this length.
+        hasher.update(&[u8::MAX, u8::MAX]);
+        hasher.update(id);
+        let mut digest = [0; 16];
+        hasher.finalize_xof().fill(&mut digest);
+        CellId { tag: beside.tag, digest: u128::from_le_bytes(digest) }
+    }
+}
+
+impl CellId {
+    /// The slot of a cluster in which the cell lives.
+    pub(crate) fn slot(self) -> u16 {
+        crc16(&spell::<11>(u128::from(self.tag))) % SLOTS
+    }
+}
+
+/// A name to be written into a command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Name<'a> {
+    names: &'a Names,
+    cell: CellId,
+}
+
+impl Name<'_> {
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let (tag, digest) = (spell::<11>(u128::from(self.cell.tag)), spell::<22>(self.cell.digest));
+        [&self.names.prefix, b"{".as_slice(), &tag, b"}", &digest].concat()
+    }
+}
+
+impl redis::ToRedisArgs for Name<'_> {
+    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
+        out.write_arg(&self.to_bytes());
+    }
+}
+
+impl redis::ToSingleRedisArg for Name<'_> {}
+
+pub(crate) fn period_micros(limit: &Limit) -> u64 {
+    u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A number in digits of six bits.
+fn spell<const LENGTH: usize>(mut number: u128) -> [u8; LENGTH] {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    [(); LENGTH].map(|()| {
+        let digit = ALPHABET[(number % 64) as usize];
+        number /= 64;
+        digit
+    })
+}
+
+/// The checksum by which a cluster places hash tags (CRC-16/XMODEM).
+pub(crate) fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |mut crc: u16, &byte| {
+        crc ^= u16::from(byte) << 8;
+        for _ in 0..8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
+        }
+        crc
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::Key;
+
+    use super::*;
+
+    fn name(names: &Names, policy: &str, key: impl Key, limit: &str) -> String {
+        key.with(|key| {
+            let charge = Charge::new(policy.parse().unwrap(), key, limit.parse().unwrap());
+            String::from_utf8(names.key(names.want(&charge).unwrap().cell).to_bytes()).unwrap()
+        })
+    }
+
+    #[test]
+    fn names_are_the_same_in_every_process() {
+        let names = Names::new("tg:", b"");
+        assert_eq!(
+            name(&names, "api", "alice", "10/minute"),
+            "tg:{8XhNknTtS-C}pknHrz-WP1xHr_Pc2Qz06D"
+        );
+    }
+
+    #[test]
+    fn the_key_alone_chooses_the_tag_and_all_else_the_digest() {
+        let names = Names::new("tg:", b"");
+        let known = name(&names, "api", "alice", "10/minute");
+        assert_eq!(name(&names, "api", "alice", "99/minute"), known, "the amount may change");
+        for other in [
+            name(&names, "web", "alice", "10/minute"),
+            name(&names, "api", "alice", "10/hour"),
+            name(&names, "api", "alice", "10/minute sliding-log"),
+        ] {
+            assert_eq!(other[..16], known[..16]);
+            assert_ne!(other, known);
+        }
+        assert_ne!(name(&names, "api", "bob", "10/minute")[..16], known[..16]);
+        assert_ne!(name(&Names::new("tg:", b"secret"), "api", "alice", "10/minute"), known);
+    }
+
+    #[test]
+    fn nothing_hostile_shows() {
+        let names = Names::new("tg:", b"");
+        let shown = name(&names, "api", "}{a}\r\n\0", "10/minute");
+        assert_eq!(shown.matches(['{', '}']).count(), 2);
+        assert!(shown.bytes().all(|byte| byte.is_ascii_graphic()));
+    }
+
+    #[test]
+    fn slots_are_those_of_the_server() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+    }
+}

@@ -1,0 +1,204 @@
+//! Which server of a cluster has which slot.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use redis::Value;
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    cell::SLOTS,
+    lane::{Common, Lane},
+    link::{Access, Address, CONNECT_TIMEOUT, Link},
+    resolver::Resolver,
+};
+
+/// The servers of a cluster, with a lane to each.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    seeds: Vec<Address>,
+    access: Access,
+    common: Arc<Common>,
+    lanes: Mutex<HashMap<String, Arc<Lane>>>,
+    /// One for each slot that is known.
+    slots: ArcSwap<Vec<Option<Arc<Lane>>>>,
+    changed: Notify,
+    this: Weak<Self>,
+}
+
+/// The map is read again this often even if nothing seems to have changed.
+const REFRESH: Duration = Duration::from_secs(10);
+/// And not more often than this if something has.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Cluster {
+    pub(crate) fn new(seeds: Vec<Address>, access: Access, common: Arc<Common>) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            seeds,
+            access,
+            common,
+            lanes: Mutex::default(),
+            slots: ArcSwap::from_pointee(vec![None; usize::from(SLOTS)]),
+            changed: Notify::new(),
+            this: this.clone(),
+        })
+    }
+
+    /// Starts the task that keeps the map of slots true. It ends with the cluster.
+    pub(crate) fn start(self: &Arc<Self>) {
+        tokio::spawn(keep_true(Arc::downgrade(self)));
+    }
+
+    pub(crate) fn of_slot(&self, slot: u16) -> Option<Arc<Lane>> {
+        self.slots.load().get(usize::from(slot)).cloned().flatten()
+    }
+
+    pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
+        self.lanes.lock().values().cloned().collect()
+    }
+
+    /// The lane to a server, made if there is none yet.
+    pub(crate) fn lane(&self, address: &str) -> Arc<Lane> {
+        let mut lanes = self.lanes.lock();
+        let lane = lanes.entry(address.to_owned()).or_insert_with(|| {
+            let resolver = Resolver::Fixed(parse(address), self.access.clone());
+            let lane = Lane::new(self.common.clone(), resolver, self.this.clone());
+            lane.start();
+            lane
+        });
+        lane.clone()
+    }
+
+    /// A server said that a slot has moved. The rest of the map is probably out of date, too.
+    pub(crate) fn moved(&self, slot: Option<u16>, address: &str) -> Arc<Lane> {
+        let lane = self.lane(address);
+        if let Some(slot) = slot {
+            self.slots.rcu(|slots| {
+                let mut slots = Vec::clone(slots);
+                slots[usize::from(slot)] = Some(lane.clone());
+                slots
+            });
+        }
+        self.refresh_soon();
+        lane
+    }
+
+    pub(crate) fn refresh_soon(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Reads the map from the first server that answers.
+    pub(crate) async fn refresh(&self) -> bool {
+        let mut addresses: Vec<String> = Vec::new();
+        let (open, closed): (Vec<_>, Vec<_>) =
+            self.lanes.lock().clone().into_iter().partition(|(_, lane)| lane.is_open());
+        addresses.extend(open.into_iter().map(|(address, _)| address));
+        addresses.extend(self.seeds.iter().map(Address::to_string));
+        addresses.extend(closed.into_iter().map(|(address, _)| address));
+        for address in addresses {
+            let asked = timeout(2 * CONNECT_TIMEOUT, self.ask(&address)).await;
+            if let Ok(Some(ranges)) = asked {
+                self.apply(ranges);
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn ask(&self, address: &str) -> Option<Vec<Range>> {
+        let seed = parse(address);
+        let mut link = Link::open(&seed, &self.access, false).await.ok()?;
+        let mut command = redis::cmd("CLUSTER");
+        let reply = command.arg("SLOTS").query_async(link.connection()).await.ok()?;
+        let Value::Array(rows) = reply else { return None };
+        let ranges: Option<Vec<Range>> = rows.iter().map(|row| range(row, &seed)).collect();
+        ranges.filter(|ranges| !ranges.is_empty())
+    }
+
+    fn apply(&self, ranges: Vec<Range>) {
+        let mut slots = vec![None; usize::from(SLOTS)];
+        for range in &ranges {
+            let lane = self.lane(&range.master);
+            let (first, last) = (usize::from(range.first), usize::from(range.last));
+            if let Some(slots) = slots.get_mut(first..=last) {
+                slots.fill(Some(lane));
+            }
+        }
+        self.slots.store(Arc::new(slots));
+        // Servers that are masters of nothing any more, unless a slot is just on its way to one.
+        let is_used = |address: &String| ranges.iter().any(|range| range.master == *address);
+        self.lanes.lock().retain(|address, lane| {
+            let keep = is_used(address) || lane.is_open();
+            if !keep {
+                lane.end();
+            }
+            keep
+        });
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.lanes.lock().values().for_each(|lane| lane.end());
+        self.changed.notify_one();
+    }
+}
+
+/// Slots that one server has.
+#[derive(Debug)]
+struct Range {
+    first: u16,
+    last: u16,
+    master: String,
+}
+
+/// A row of CLUSTER SLOTS: first, last, the master's host and port, and then replicas.
+fn range(row: &Value, seed: &Address) -> Option<Range> {
+    let Value::Array(row) = row else { return None };
+    let (Value::Int(first), Value::Int(last), Value::Array(master)) =
+        (row.first()?, row.get(1)?, row.get(2)?)
+    else {
+        return None;
+    };
+    let host = match (master.first()?, seed) {
+        // The server does not know its own name: it is where it was asked.
+        (Value::Nil, Address::Tcp(host, _)) => host.clone(),
+        (Value::BulkString(name), Address::Tcp(host, _)) if name.is_empty() => host.clone(),
+        (Value::BulkString(name), _) => String::from_utf8(name.clone()).ok()?,
+        _ => return None,
+    };
+    let Value::Int(port) = master.get(1)? else { return None };
+    let master = Address::Tcp(host, u16::try_from(*port).ok()?).to_string();
+    Some(Range { first: u16::try_from(*first).ok()?, last: u16::try_from(*last).ok()?, master })
+}
+
+/// `host:port`, as servers write it.
+fn parse(address: &str) -> Address {
+    let (host, port) = address.rsplit_once(':').unwrap_or((address, "6379"));
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Address::Tcp(host.to_owned(), port.parse().unwrap_or(6379))
+}
+
+/// Reads the map again whenever it may have changed, and now and then.
+async fn keep_true(cluster: Weak<Cluster>) {
+    loop {
+        let Some(strong) = cluster.upgrade() else { return };
+        strong.refresh().await;
+        let healthy = strong.lanes().iter().all(|lane| lane.is_open());
+        sleep(PAUSE).await;
+        let rest = if healthy { REFRESH } else { 2 * PAUSE };
+        let notified = async {
+            let changed = strong.changed.notified();
+            drop(timeout(rest, changed).await);
+        };
+        notified.await;
+    }
+}

@@ -1,0 +1,178 @@
+//! Jobs: what a lane sends, one command each, and what becomes of the reply.
+
+use redis::{Cmd, ServerError, Value};
+use tokio::{sync::oneshot, time::Instant};
+use tollgate::StoreError;
+
+use crate::{
+    batch::Batch,
+    cell::{Names, Want},
+    replay::Known,
+    script::{Scripts, Source},
+    wire::{Action, Settings, amendment},
+};
+
+/// Something to be done in one command.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) work: Work,
+    /// Whether the slot is on its way here from another server.
+    pub(crate) asking: bool,
+    /// The script's text goes along, since the server did not know it.
+    text: bool,
+    /// The server has no memory left: nothing new may be made.
+    full: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum Work {
+    Batch(Batch),
+    Amend(Amend),
+}
+
+/// A change to one cell other than a charge.
+#[derive(Debug)]
+pub(crate) struct Amend {
+    pub(crate) want: Want,
+    /// `None`: forgets everything.
+    pub(crate) action: Option<Action>,
+    pub(crate) since: Instant,
+    pub(crate) answer: oneshot::Sender<Result<bool, StoreError>>,
+}
+
+/// What became of a job.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// It is answered.
+    Done,
+    /// Nothing ran: it can be sent again as it now is.
+    Again(Job),
+    /// Nothing ran: it belongs elsewhere.
+    Elsewhere(Job, Redirect),
+    /// Nothing ran: the server cannot take it, and its connection had better be made anew.
+    Refused(Job, String),
+}
+
+/// Where a cluster says a slot is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Redirect {
+    /// For good.
+    Moved(String),
+    /// For this once.
+    Ask(String),
+    /// Here, but not yet all of it.
+    TryAgain,
+}
+
+impl Job {
+    pub(crate) fn new(work: Work) -> Self {
+        Self { work, asking: false, text: false, full: false }
+    }
+
+    pub(crate) fn since(&self) -> Option<Instant> {
+        match &self.work {
+            Work::Batch(batch) => batch.since(),
+            Work::Amend(amend) => Some(amend.since),
+        }
+    }
+
+    pub(crate) fn slot(&self) -> Option<u16> {
+        match &self.work {
+            Work::Batch(batch) => batch.cells().first().map(|cell| cell.id.slot()),
+            Work::Amend(amend) => Some(amend.want.cell.slot()),
+        }
+    }
+
+    pub(crate) fn command(&self, names: &Names, scripts: &Scripts, settings: Settings) -> Cmd {
+        match &self.work {
+            Work::Batch(batch) => {
+                let script = if self.full { &scripts.charge_full } else { &scripts.charge };
+                let settings = Settings { create: settings.create && !self.full, ..settings };
+                batch.command(self.call(script), names, settings)
+            }
+            Work::Amend(Amend { want, action: Some(action), .. }) => {
+                let mut command = self.call(&scripts.amend);
+                command.arg(1).arg(names.key(want.cell)).arg(amendment(want, *action, settings));
+                command
+            }
+            Work::Amend(Amend { want, action: None, .. }) => {
+                let mut command = redis::cmd("UNLINK");
+                command.arg(names.key(want.cell));
+                command
+            }
+        }
+    }
+
+    fn call(&self, script: &Source) -> Cmd {
+        if self.text { script.load_and_call() } else { script.call() }
+    }
+
+    /// Reads the reply. `learn` is told what is now known of the cells.
+    pub(crate) fn finish(
+        self,
+        reply: Value,
+        learn: impl FnMut(crate::cell::CellId, Known),
+    ) -> Next {
+        match (self.work, reply) {
+            (work, Value::ServerError(error)) => Self { work, ..self }.refused(&error),
+            (Work::Batch(batch), Value::BulkString(bytes)) => {
+                batch.settle(&bytes, learn);
+                Next::Done
+            }
+            (Work::Amend(amend), Value::Int(changed)) => {
+                drop(amend.answer.send(Ok(changed > 0)));
+                Next::Done
+            }
+            (work, other) => {
+                let problem = format!("an unexpected reply of type {}", type_of(&other));
+                Self { work, ..self }.fail(|| StoreError::Failed(problem.clone()));
+                Next::Done
+            }
+        }
+    }
+
+    /// Replies that prove that nothing ran lead on; all others are answers.
+    fn refused(mut self, error: &ServerError) -> Next {
+        let details = error.details().unwrap_or_default();
+        let target = || details.split(' ').nth(1).unwrap_or_default().to_owned();
+        match error.code() {
+            "NOSCRIPT" if !self.text => {
+                self.text = true;
+                Next::Again(self)
+            }
+            "OOM" if !self.full => {
+                (self.full, self.text) = (true, false);
+                Next::Again(self)
+            }
+            "MOVED" => Next::Elsewhere(self, Redirect::Moved(target())),
+            "ASK" => Next::Elsewhere(self, Redirect::Ask(target())),
+            "TRYAGAIN" => Next::Elsewhere(self, Redirect::TryAgain),
+            code @ ("READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "BUSY" | "MISCONF"
+            | "NOREPLICAS" | "NOAUTH" | "NOPERM" | "OOM") => {
+                Next::Refused(self, format!("{code} {details}"))
+            }
+            code => {
+                let problem = format!("{code} {details}");
+                self.fail(|| StoreError::Failed(problem.clone()));
+                Next::Done
+            }
+        }
+    }
+
+    pub(crate) fn fail(self, error: impl Fn() -> StoreError) {
+        match self.work {
+            Work::Batch(batch) => batch.fail(error),
+            Work::Amend(amend) => drop(amend.answer.send(Err(error()))),
+        }
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Nil => "nil",
+        Value::Int(_) => "integer",
+        Value::BulkString(_) => "string",
+        Value::Array(_) => "array",
+        _ => "another kind",
+    }
+}

@@ -1,0 +1,450 @@
+//! Lanes: the way to one server.
+//!
+//! Requests line up while a trip to the server is under way and leave together when it is back: batches form by
+//! themselves under load, and an idle lane sends at once. One task drives each lane. It also is the circuit breaker:
+//! when the server is lost or late it closes the lane, and from then on requests are refused in microseconds; only the
+//! driver goes on asking, and opens the lane again when the server answers within the deadline.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use redis::Pipeline;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep, timeout_at},
+};
+use tollgate::StoreError;
+
+use crate::{
+    batch::{Ask, Batch},
+    cell::Names,
+    cluster::Cluster,
+    denials::Denials,
+    job::{Amend, Job, Next, Redirect, Work},
+    link::Link,
+    resolver::Resolver,
+    stats::Counters,
+    wire::Settings,
+};
+
+/// What all lanes of a store share.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) names: Names,
+    pub(crate) deadline: Duration,
+    pub(crate) time: crate::time::Time,
+    pub(crate) once: Duration,
+    pub(crate) denials: Denials,
+    pub(crate) counters: Counters,
+}
+
+/// The way to one server.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) common: Arc<Common>,
+    resolver: Resolver,
+    queue: Mutex<Queue>,
+    /// Something happened that the driver should look at.
+    wake: Notify,
+    open: AtomicBool,
+    /// Round trip of the last answer, in microseconds.
+    round_trip: AtomicU64,
+    /// Why it is closed.
+    trouble: Mutex<String>,
+    /// The cluster that the server is part of.
+    cluster: std::sync::Weak<Cluster>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    asks: Vec<Ask>,
+    amends: Vec<Amend>,
+    /// Jobs that were sent here by another lane.
+    jobs: Vec<Job>,
+    ended: bool,
+}
+
+/// As many requests may wait for one server.
+const MAX_WAITING: usize = 65_536;
+/// A closed lane is tried this often, and a little less often each time that fails.
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+const LAST_RETRY: Duration = Duration::from_millis(500);
+/// A server that answers late is asked this often whether it has recovered.
+const LATE_RETRY: Duration = Duration::from_millis(200);
+/// A server that does not answer for so long is connected to anew.
+const GIVE_UP: Duration = Duration::from_millis(1_000);
+
+impl Lane {
+    pub(crate) fn new(
+        common: Arc<Common>,
+        resolver: Resolver,
+        cluster: std::sync::Weak<Cluster>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            common,
+            resolver,
+            queue: Mutex::default(),
+            wake: Notify::new(),
+            open: AtomicBool::new(false),
+            round_trip: AtomicU64::new(0),
+            trouble: Mutex::new("not connected yet".to_owned()),
+            cluster,
+        })
+    }
+
+    /// Starts the task that drives the lane. It ends with [`Lane::end`].
+    pub(crate) fn start(self: &Arc<Self>) {
+        tokio::spawn(drive(self.clone()));
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn trouble(&self) -> String {
+        self.trouble.lock().clone()
+    }
+
+    pub(crate) fn resolver(&self) -> &Resolver {
+        &self.resolver
+    }
+
+    pub(crate) fn ask(&self, ask: Ask) -> Result<(), StoreError> {
+        self.push(|queue| queue.asks.push(ask))
+    }
+
+    pub(crate) fn amend(&self, amend: Amend) -> Result<(), StoreError> {
+        self.push(|queue| queue.amends.push(amend))
+    }
+
+    fn send(&self, job: Job) {
+        let mut job = Some(job);
+        if let Err(error) = self.push(|queue| queue.jobs.extend(job.take())) {
+            let problem = error.to_string();
+            if let Some(job) = job {
+                job.fail(|| StoreError::Unavailable(problem.clone()));
+            }
+        }
+    }
+
+    fn push(&self, add: impl FnOnce(&mut Queue)) -> Result<(), StoreError> {
+        let mut queue = self.queue.lock();
+        // Closing empties the queue after it has said so: whoever still sees it open is seen by it.
+        if !self.is_open() {
+            return Err(StoreError::Unavailable(self.trouble()));
+        }
+        if queue.asks.len() + queue.amends.len() >= MAX_WAITING {
+            return Err(StoreError::Unavailable(format!("{MAX_WAITING} requests wait already")));
+        }
+        let was_empty = queue.is_empty();
+        add(&mut queue);
+        drop(queue);
+        if was_empty {
+            self.wake.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Lets the driver look where the server is now.
+    pub(crate) fn look_again(&self, reason: &str) {
+        self.close(reason);
+        self.wake.notify_one();
+    }
+
+    pub(crate) fn end(&self) {
+        self.queue.lock().ended = true;
+        self.wake.notify_one();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.queue.lock().ended
+    }
+
+    /// Refuses everything from now on, and everything that waits.
+    fn close(&self, reason: &str) {
+        reason.clone_into(&mut self.trouble.lock());
+        if self.open.swap(false, Ordering::AcqRel) {
+            self.common.counters.closed.add(1);
+        }
+        let mut queue = self.queue.lock();
+        let ended = queue.ended;
+        let rest = std::mem::replace(&mut *queue, Queue { ended, ..Queue::default() });
+        drop(queue);
+        self.refuse(rest);
+        if let Some(cluster) = self.cluster.upgrade() {
+            cluster.refresh_soon();
+        }
+    }
+
+    fn refuse(&self, rest: Queue) {
+        let trouble = self.trouble();
+        let error = || StoreError::Unavailable(trouble.clone());
+        for ask in rest.asks {
+            drop(ask.answer.send(Err(error())));
+        }
+        for amend in rest.amends {
+            drop(amend.answer.send(Err(error())));
+        }
+        rest.jobs.into_iter().for_each(|job| job.fail(error));
+    }
+
+    fn open(&self) {
+        self.open.store(true, Ordering::Release);
+    }
+
+    fn settings(&self) -> Settings {
+        let once = u64::try_from(self.common.once.as_millis()).unwrap_or(u64::MAX);
+        let (now, slack) = self.common.time.given();
+        Settings { now, slack, once, create: true }
+    }
+
+    /// Everything that waits, as jobs.
+    fn take(&self) -> Vec<Job> {
+        let mut queue = self.queue.lock();
+        let ended = queue.ended;
+        let waiting = std::mem::replace(&mut *queue, Queue { ended, ..Queue::default() });
+        drop(queue);
+        let mut jobs = waiting.jobs;
+        jobs.extend(self.batches(waiting.asks).into_iter().map(|b| Job::new(Work::Batch(b))));
+        jobs.extend(waiting.amends.into_iter().map(|amend| Job::new(Work::Amend(amend))));
+        jobs
+    }
+
+    /// In a cluster, what is in one slot travels together; otherwise all.
+    fn batches(&self, asks: Vec<Ask>) -> Vec<Batch> {
+        let by_slot = self.cluster.strong_count() > 0;
+        let mut full = Vec::new();
+        let mut filling: Vec<(u16, Batch)> = Vec::new();
+        for ask in asks {
+            if ask.answer.is_closed() {
+                // Nobody waits for it any more, and nothing was sent.
+                continue;
+            }
+            let slot = if by_slot { ask.wants[0].cell.slot() } else { 0 };
+            let place = filling.iter().position(|(other, _)| *other == slot);
+            let place = place.unwrap_or_else(|| {
+                filling.push((slot, Batch::default()));
+                filling.len() - 1
+            });
+            let batch = &mut filling[place].1;
+            if let Err(ask) = batch.add(ask) {
+                full.push(std::mem::take(batch));
+                // An empty batch takes any request.
+                drop(batch.add(ask));
+            }
+        }
+        full.extend(filling.into_iter().map(|(_, batch)| batch).filter(|batch| !batch.is_empty()));
+        full
+    }
+
+    /// Sends jobs until all are answered or sent elsewhere. `Err`: the connection is of no more use.
+    async fn trip(&self, link: &mut Link, mut jobs: Vec<Job>) -> Result<(), Trouble> {
+        while !jobs.is_empty() {
+            let sent = Instant::now();
+            let since = jobs.iter().filter_map(Job::since).min().unwrap_or(sent);
+            let commands = self.commands(link, &jobs);
+            let replies = match timeout_at(since + self.common.deadline, link.run(&commands)).await
+            {
+                Ok(Ok(replies)) => replies,
+                Ok(Err(error)) => {
+                    let reason = format!("the connection broke before the answer came: {error}");
+                    jobs.into_iter()
+                        .for_each(|job| job.fail(|| StoreError::Unavailable(reason.clone())));
+                    return Err(Trouble::Lost(reason));
+                }
+                Err(_) => {
+                    self.common.counters.timed_out.add(jobs.len() as u64);
+                    jobs.into_iter().for_each(|job| job.fail(|| StoreError::TimedOut));
+                    return Err(Trouble::Late);
+                }
+            };
+            let took = sent.elapsed();
+            self.round_trip.store(took.as_micros() as u64, Ordering::Relaxed);
+            self.common.counters.trips.add(1);
+            jobs = self.finish(jobs, replies, sent)?;
+        }
+        Ok(())
+    }
+
+    fn commands(&self, link: &Link, jobs: &[Job]) -> Pipeline {
+        let settings = self.settings();
+        let mut commands = Pipeline::with_capacity(jobs.len());
+        for job in jobs {
+            if job.asking {
+                commands.add_command(redis::cmd("ASKING"));
+            }
+            commands.add_command(job.command(&self.common.names, &link.scripts, settings));
+            if let Work::Batch(batch) = &job.work {
+                self.common.counters.batched(batch.len(), batch.cells().len());
+            }
+        }
+        commands
+    }
+
+    /// Reads the replies. What did not run is returned, or sent elsewhere.
+    fn finish(
+        &self,
+        jobs: Vec<Job>,
+        replies: Vec<redis::Value>,
+        sent: Instant,
+    ) -> Result<Vec<Job>, Trouble> {
+        let received = Instant::now();
+        let mut replies = replies.into_iter();
+        let (mut again, mut refused) = (Vec::new(), None);
+        for job in jobs {
+            if job.asking {
+                replies.next();
+            }
+            let reply = replies.next().unwrap_or(redis::Value::Nil);
+            let denials = &self.common.denials;
+            let learn = |cell, known| denials.learn(cell, known, (sent, received));
+            match job.finish(reply, learn) {
+                Next::Done => {}
+                Next::Again(job) => again.push(job),
+                Next::Elsewhere(job, redirect) => self.redirect(job, redirect),
+                Next::Refused(job, reason) => {
+                    job.fail(|| StoreError::Unavailable(reason.clone()));
+                    refused = Some(reason);
+                }
+            }
+        }
+        match refused {
+            Some(reason) => {
+                again
+                    .into_iter()
+                    .for_each(|job| job.fail(|| StoreError::Unavailable(reason.clone())));
+                Err(Trouble::Lost(reason))
+            }
+            None => Ok(again),
+        }
+    }
+
+    /// Sends a job on to the server that a cluster says has its slot.
+    fn redirect(&self, mut job: Job, redirect: Redirect) {
+        self.common.counters.redirects.add(1);
+        let late = job.since().is_some_and(|since| since.elapsed() > self.common.deadline);
+        let Some(cluster) = self.cluster.upgrade().filter(|_| !late) else {
+            let reason = match self.cluster.strong_count() {
+                0 => "the server is part of a cluster: write redis+cluster:// in its address",
+                _ => "the slot is on its way to another server",
+            };
+            return job.fail(|| StoreError::Unavailable(reason.to_owned()));
+        };
+        match redirect {
+            Redirect::Moved(address) => {
+                job.asking = false;
+                cluster.moved(job.slot(), &address).send(job);
+            }
+            Redirect::Ask(address) => {
+                job.asking = true;
+                cluster.lane(&address).send(job);
+            }
+            Redirect::TryAgain => self.send(job),
+        }
+    }
+}
+
+impl Queue {
+    fn is_empty(&self) -> bool {
+        self.asks.is_empty() && self.amends.is_empty() && self.jobs.is_empty()
+    }
+}
+
+/// Why a trip came to nothing.
+#[derive(Debug)]
+enum Trouble {
+    /// The connection is gone, or the server is not what it was.
+    Lost(String),
+    /// No answer within the deadline. It may come yet.
+    Late,
+}
+
+/// Connects, and serves requests until the lane ends.
+async fn drive(lane: Arc<Lane>) {
+    let mut wait = FIRST_RETRY;
+    while !lane.has_ended() {
+        match lane.resolver.connect().await {
+            Ok(mut link) => {
+                if recovered(&lane, &mut link).await {
+                    wait = FIRST_RETRY;
+                    serve(&lane, &mut link).await;
+                }
+            }
+            Err(error) => {
+                lane.close(&format!("cannot connect to {}: {error}", lane.resolver));
+                // Not at the same moment as everybody else.
+                let jitter = crate::time::jitter(wait / 2);
+                tokio::select! {
+                    () = sleep(wait + jitter) => {}
+                    () = lane.wake.notified() => {}
+                }
+                wait = (wait * 2).min(LAST_RETRY);
+            }
+        }
+    }
+}
+
+/// Serves requests for as long as the connection is good.
+async fn serve(lane: &Lane, link: &mut Link) {
+    lane.open();
+    while !lane.has_ended() {
+        let jobs = lane.take();
+        if jobs.is_empty() {
+            tokio::select! {
+                biased;
+                () = lane.wake.notified() => {}
+                () = link.gone() => return lane.close("the server closed the connection"),
+            }
+            if !lane.is_open() {
+                return;
+            }
+            continue;
+        }
+        match lane.trip(link, jobs).await {
+            Ok(()) => {}
+            Err(Trouble::Lost(reason)) => return lane.close(&reason),
+            Err(Trouble::Late) => {
+                lane.close("the server is too slow to answer within the deadline");
+                if !recovered(lane, link).await {
+                    return;
+                }
+                lane.open();
+            }
+        }
+    }
+}
+
+/// Waits until the server answers within the deadline. `false`: the connection is of no more use.
+async fn recovered(lane: &Lane, link: &mut Link) -> bool {
+    let mut on_time = 0;
+    // A connection's first answer may come late for reasons of its own.
+    let mut first = true;
+    while !lane.has_ended() {
+        match tokio::time::timeout(GIVE_UP, link.ping()).await {
+            Ok(Ok(took)) if took <= lane.common.deadline => on_time += 1,
+            Ok(Ok(_)) if first => {}
+            Ok(Ok(took)) => {
+                on_time = 0;
+                let deadline = lane.common.deadline;
+                lane.close(&format!("the server takes {took:.0?} to answer, above {deadline:?}"));
+                sleep(LATE_RETRY).await;
+            }
+            Ok(Err(_)) | Err(_) => return false,
+        }
+        if on_time > 0 {
+            return true;
+        }
+        first = false;
+    }
+    false
+}

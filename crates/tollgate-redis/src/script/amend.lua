@@ -1,0 +1,80 @@
+-- Gives units back, or ends or renews a permit, of one key.
+--
+-- KEYS[1]  the cell's key.
+-- ARGV[1]  the program, packed: wire.rs writes it.
+-- Returns 1 if there was something to amend, 0 if not.
+
+local REFUND, RELEASE, RENEW = 0, 1, 2
+
+local key = KEYS[1]
+local given, slack, action, cost, before, permit, kind, amount, capacity, period =
+  unpack('<I8I8I8I8I8c8I8I8I8I8', ARGV[1])
+
+set_now(given)
+-- What is given back must come from the same window in which it was taken.
+if before > 0 and now >= before then return 0 end
+
+local function member(unit)
+  return permit .. pack('>I4', unit)
+end
+
+if action == RELEASE then
+  local unit = 1
+  while call('ZREM', key, member(unit)) == 1 do unit = unit + 1 end
+  return unit > 1 and 1 or 0
+end
+
+if action == RENEW then
+  local since = call('ZSCORE', key, member(1))
+  if not since or since + period <= now then return 0 end
+  local unit = 1
+  while call('ZSCORE', key, member(unit)) do
+    call('ZADD', key, now, member(unit))
+    unit = unit + 1
+  end
+  call('PEXPIRE', key, digits(math.ceil(period / 1000) + slack))
+  return 1
+end
+
+-- Gives back the newest entries of a log first, as far as they still count.
+local function refund_log()
+  local left = cost
+  while left > 0 do
+    local value = call('LINDEX', key, -1)
+    if not value then return end
+    local instant, units, ever = unpack('<I8I8I8', value)
+    if instant + period <= now then return end
+    if units > left then
+      call('LSET', key, -1, pack('<I8I8I8', instant, units - left, ever - left))
+      return
+    end
+    call('RPOP', key)
+    left = left - units
+  end
+end
+
+if kind == SLIDING_LOG then
+  refund_log()
+  return 1
+elseif kind > SLIDING_LOG then
+  call('ZPOPMAX', key, cost)
+  return 1
+end
+
+local value = call('GET', key)
+if not value then return 0 end
+if #value ~= 24 then return redis.error_reply('TOLLGATE a foreign value is in the way') end
+local cell = { kind = kind, amount = amount, capacity = capacity, period = period }
+cell.at, cell.a, cell.b = unpack('<I8I8I8', value)
+if kind == TOKEN_BUCKET then
+  drain(cell)
+  if cost > cell.a then cell.b = 0 end
+  cell.a = math.max(cell.a - cost, 0)
+else
+  roll(cell)
+  local from_this = math.min(cost, cell.a)
+  cell.a = cell.a - from_this
+  cell.b = kind == SLIDING_WINDOW and math.max(cell.b - (cost - from_this), 0) or 0
+end
+if cell.a + cell.b > 0 then write(key, cell, slack) else call('DEL', key) end
+return 1

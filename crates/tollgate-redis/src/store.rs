@@ -1,0 +1,509 @@
+use std::{sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+use tokio::{sync::oneshot, time::Instant};
+use tollgate::{Answer, Charge, Clock, Store, StoreError, algorithm::Outcome};
+
+use crate::{
+    batch::{self, Ask},
+    cell::{Kind, Names, Want},
+    cluster::Cluster,
+    denials::Denials,
+    job::Amend,
+    lane::{Common, Lane},
+    leases::{Drawn, Leases},
+    resolver::{Resolver, Sentinels},
+    stats::{Counters, RedisStats, ServerStats},
+    time::Time,
+    url::{RedisUrl, Servers, UrlError},
+    wire::Action,
+};
+
+/// Budgets in Redis or Valkey, shared by every process that uses the same servers.
+///
+/// Cheap to clone; clones share everything. It needs a Tokio runtime, on which it keeps one task for each server.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use tollgate::{Limit, PolicySet, SharedLimiter};
+/// use tollgate_redis::RedisStore;
+///
+/// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+/// let limiter = SharedLimiter::new(store, PolicySet::of_limits([Limit::per_minute(100)])?);
+/// assert!(limiter.check("alice").await?.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RedisStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    common: Arc<Common>,
+    leases: Leases,
+    servers: Topology,
+}
+
+#[derive(Debug)]
+enum Topology {
+    One(Arc<Lane>),
+    Cluster(Arc<Cluster>),
+}
+
+/// How a [`RedisStore`] is to be.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct RedisStoreBuilder {
+    url: RedisUrl,
+    prefix: String,
+    secret: Vec<u8>,
+    deadline: Duration,
+    deny_cache: usize,
+    deny_cache_for: Duration,
+    once: Duration,
+    time: Time,
+}
+
+/// Why there is no store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The address cannot be read.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+    /// No server answered. The text says which, and why.
+    #[error("no connection to {servers}: {reason}")]
+    Unreachable {
+        /// The servers as they were given, without user and password.
+        servers: String,
+        /// What went wrong last.
+        reason: String,
+    },
+}
+
+/// How long [`RedisStore::connect`] goes on trying.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl RedisStore {
+    /// Connects with the defaults. For what an address looks like see [`RedisUrl`].
+    pub async fn connect(url: &str) -> Result<Self, ConnectError> {
+        Self::builder(url)?.connect().await
+    }
+
+    /// A store that differs from the defaults.
+    pub fn builder(url: &str) -> Result<RedisStoreBuilder, UrlError> {
+        Ok(RedisStoreBuilder {
+            url: url.parse()?,
+            prefix: "tg:".to_owned(),
+            secret: Vec::new(),
+            deadline: Duration::from_millis(20),
+            deny_cache: 100_000,
+            deny_cache_for: Duration::from_secs(1),
+            once: Duration::from_secs(10),
+            time: Time::Server,
+        })
+    }
+
+    /// What it has been doing.
+    pub fn stats(&self) -> RedisStats {
+        let Inner { common, leases, .. } = &*self.inner;
+        let counters = &common.counters;
+        let server = |lane: &Arc<Lane>| ServerStats {
+            address: lane.resolver().to_string(),
+            trouble: (!lane.is_open()).then(|| lane.trouble()),
+            round_trip: lane.round_trip(),
+        };
+        RedisStats {
+            servers: self.inner.lanes().iter().map(server).collect(),
+            trips: counters.trips.get(),
+            calls: counters.calls.get(),
+            requests: counters.requests.get(),
+            keys: counters.cells.get(),
+            denied_locally: counters.denied_locally.get(),
+            deny_cache_entries: common.denials.len(),
+            leased: counters.leased.get(),
+            lease_units_outstanding: leases.outstanding(),
+            timed_out: counters.timed_out.get(),
+            redirects: counters.redirects.get(),
+            closed: counters.closed.get(),
+        }
+    }
+
+    /// Whether every server that is known answers.
+    pub fn is_connected(&self) -> bool {
+        let lanes = self.inner.lanes();
+        !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
+    }
+
+    /// Gives back what was drawn ahead and not spent. Without this, it comes back at the end of the period.
+    pub async fn return_leases(&self) -> Result<(), StoreError> {
+        let reach = u64::try_from(self.inner.common.deadline.as_micros()).unwrap_or(u64::MAX);
+        for unspent in self.inner.leases.take_all(reach) {
+            let action = Action::Refund { before: unspent.before };
+            self.inner.amend(unspent.want, Some(action)).await?;
+        }
+        Ok(())
+    }
+}
+
+impl RedisStoreBuilder {
+    /// What the names of all keys begin with; `tg:` unless said. It must not hold braces.
+    pub fn prefix(self, prefix: impl Into<String>) -> Self {
+        let prefix = prefix.into().replace(['{', '}'], "");
+        Self { prefix, ..self }
+    }
+
+    /// What the names of keys are hashed with. All who share budgets need the same. With a secret of your own, nobody
+    /// can find out from a name whom it is about, or choose names that burden one server of a cluster.
+    pub fn secret(self, secret: impl Into<Vec<u8>>) -> Self {
+        Self { secret: secret.into(), ..self }
+    }
+
+    /// How long a call may take before the policy's failure mode decides instead: 20 ms unless said.
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// How many denied keys are remembered here, so that the server need not be asked again: 100,000 unless said, 0 for
+    /// none.
+    pub fn deny_cache(self, entries: usize) -> Self {
+        Self { deny_cache: entries, ..self }
+    }
+
+    /// For how long at most: a second unless said. So long may a reset or refund made by another process go unnoticed.
+    pub fn deny_cache_for(self, longest: Duration) -> Self {
+        Self { deny_cache_for: longest, ..self }
+    }
+
+    /// For how long the answer to a request with an id is remembered: 10 s unless said.
+    pub fn remember_ids_for(self, time: Duration) -> Self {
+        Self { once: time, ..self }
+    }
+
+    /// Goes by this clock instead of the server's: for tests, since several processes never agree on the time.
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { time: Time::Given(Arc::new(clock)), ..self }
+    }
+
+    /// Connects, and fails if no server answers within some seconds.
+    pub async fn connect(self) -> Result<RedisStore, ConnectError> {
+        let store = self.connect_later();
+        let late = tokio::time::timeout(PATIENCE, store.inner.first_connection()).await.is_err();
+        if late {
+            let lanes = store.inner.lanes();
+            let reason =
+                lanes.first().map_or("no server answered".to_owned(), |lane| lane.trouble());
+            let servers = store.inner.describe();
+            return Err(ConnectError::Unreachable { servers, reason });
+        }
+        Ok(store)
+    }
+
+    /// A store that connects when it can: until then every policy's failure mode decides.
+    ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime.
+    pub fn connect_later(self) -> RedisStore {
+        let common = Arc::new(Common {
+            names: Names::new(&self.prefix, &self.secret),
+            deadline: self.deadline,
+            once: self.once,
+            denials: Denials::new(self.deny_cache, self.deny_cache_for, self.time.clone()),
+            time: self.time.clone(),
+            counters: Counters::default(),
+        });
+        let RedisUrl { servers, access } = self.url;
+        let lane = |resolver| {
+            let lane = Lane::new(common.clone(), resolver, std::sync::Weak::new());
+            lane.start();
+            Topology::One(lane)
+        };
+        let servers = match servers {
+            Servers::One(address) => lane(Resolver::Fixed(address, access)),
+            Servers::Sentinel { addresses, access: sentinel_access, master } => {
+                lane(Resolver::Sentinel(Sentinels {
+                    addresses,
+                    access: sentinel_access,
+                    master,
+                    master_access: access,
+                    current: parking_lot::Mutex::default(),
+                }))
+            }
+            Servers::Cluster(seeds) => {
+                let cluster = Cluster::new(seeds, access, common.clone());
+                cluster.start();
+                Topology::Cluster(cluster)
+            }
+        };
+        if let Topology::One(lane) = &servers {
+            tokio::spawn(follow(Arc::downgrade(lane)));
+        }
+        let leases = Leases::new(self.time);
+        RedisStore { inner: Arc::new(Inner { common, leases, servers }) }
+    }
+}
+
+/// How often the sentinels are asked where the master is.
+const FOLLOW: Duration = Duration::from_millis(250);
+
+/// Follows the master from one server to the next, for as long as the lane is there.
+async fn follow(lane: std::sync::Weak<Lane>) {
+    loop {
+        tokio::time::sleep(FOLLOW).await;
+        let Some(lane) = lane.upgrade() else { return };
+        let Resolver::Sentinel(sentinels) = lane.resolver() else { return };
+        let (found, current) = (sentinels.find().await, sentinels.current.lock().clone());
+        if let (Some(found), Some(current)) = (found, current)
+            && found != current
+        {
+            lane.look_again("the sentinels have named another master");
+        }
+    }
+}
+
+impl Store for RedisStore {
+    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
+        Box::pin(self.inner.charge(charges, None))
+    }
+
+    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(self.inner.change(charge, Some(Action::Refund { before: 0 })))
+    }
+
+    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(self.inner.change(charge, None))
+    }
+
+    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(self.inner.change(charge, Some(Action::Release)))
+    }
+
+    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
+        Box::pin(async move {
+            let want = self.inner.common.names.want(charge)?;
+            self.inner.amend(want, Some(Action::Renew)).await
+        })
+    }
+}
+
+type Wants = SmallVec<[Want; 1]>;
+
+impl Inner {
+    async fn charge(
+        self: &Arc<Self>,
+        charges: &[Charge<'_>],
+        id: Option<&[u8]>,
+    ) -> Result<Vec<Outcome>, StoreError> {
+        let names = &self.common.names;
+        let wants: Result<Wants, _> = charges.iter().map(|charge| names.want(charge)).collect();
+        let wants = wants?;
+        if id.is_none()
+            && let Some(outcomes) = self.answer_here(charges, &wants)
+        {
+            return Ok(outcomes);
+        }
+        match &self.servers {
+            Topology::Cluster(_) if !is_together(&wants) => self.charge_apart(&wants, id).await,
+            _ => {
+                self.draw(charges, &wants);
+                self.ask(wants, id).await
+            }
+        }
+    }
+
+    /// What can be said without asking a server.
+    fn answer_here(&self, charges: &[Charge<'_>], wants: &[Want]) -> Option<Vec<Outcome>> {
+        let leased = charges.iter().all(|charge| charge.lease > 0);
+        if let Some(outcomes) = leased.then(|| self.leases.spend(wants)).flatten() {
+            self.common.counters.leased.add(1);
+            return Some(outcomes);
+        }
+        let outcomes = self.common.denials.answer(wants)?;
+        self.common.counters.denied_locally.add(1);
+        Some(outcomes)
+    }
+
+    /// Sends one request to the server that has its cells.
+    async fn ask(&self, wants: Wants, id: Option<&[u8]>) -> Result<Vec<Outcome>, StoreError> {
+        let once = id.map(|id| self.common.names.answer(id, wants[0].cell));
+        self.send(wants, 1, once).await.map(|answer| answer.outcomes)
+    }
+
+    /// What a request would be answered, without charging anything.
+    async fn would(&self, wants: Wants) -> Result<Vec<Outcome>, StoreError> {
+        self.send(wants, 0, None).await.map(|answer| answer.outcomes)
+    }
+
+    async fn send(
+        &self,
+        wants: Wants,
+        times: u64,
+        once: Option<crate::cell::CellId>,
+    ) -> batch::Answered {
+        let lane = self.lane(&wants[0])?;
+        let (answer, answered) = oneshot::channel();
+        lane.ask(Ask { wants, times, once, since: Instant::now(), answer })?;
+        answered.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    fn lane(&self, want: &Want) -> Result<Arc<Lane>, StoreError> {
+        match &self.servers {
+            Topology::One(lane) => Ok(lane.clone()),
+            Topology::Cluster(cluster) => cluster.of_slot(want.cell.slot()).ok_or_else(|| {
+                StoreError::Unavailable(
+                    "no server of the cluster is known to have the slot".to_owned(),
+                )
+            }),
+        }
+    }
+
+    /// All or nothing over several servers, the weaker way: charge one after the other, and give back what was charged
+    /// if a later one denies. In between, others may be denied what is then given back.
+    async fn charge_apart(
+        &self,
+        wants: &[Want],
+        id: Option<&[u8]>,
+    ) -> Result<Vec<Outcome>, StoreError> {
+        let mut outcomes = vec![None; wants.len()];
+        let mut charged: Vec<usize> = Vec::new();
+        let groups = groups(wants);
+        let mut denied = false;
+        for group in &groups {
+            let part: Wants = group.iter().map(|&place| wants[place]).collect();
+            let asked = if denied { self.would(part).await } else { self.ask(part, id).await };
+            let answers = match asked {
+                Ok(answers) => answers,
+                Err(error) => {
+                    self.give_back(wants, &charged).await;
+                    return Err(error);
+                }
+            };
+            let fits = |(&place, outcome): (&usize, &Outcome)| {
+                outcome.is_admitted() || !wants[place].enforced
+            };
+            let fit = group.iter().zip(&answers).all(fits);
+            if fit && !denied {
+                charged.extend(group);
+            }
+            denied |= !fit;
+            for (&place, outcome) in group.iter().zip(answers) {
+                outcomes[place] = Some(outcome);
+            }
+        }
+        if denied {
+            self.give_back(wants, &charged).await;
+            for place in charged {
+                let untouched = self.would(SmallVec::from_elem(wants[place], 1)).await?;
+                outcomes[place] = untouched.first().copied();
+            }
+        }
+        let lost = || StoreError::Failed("an unanswered charge".to_owned());
+        outcomes.into_iter().map(|outcome| outcome.ok_or_else(lost)).collect()
+    }
+
+    /// As far as it can be: what cannot be given back stays charged, which admits less, never more.
+    async fn give_back(&self, wants: &[Want], charged: &[usize]) {
+        for &place in charged {
+            let want = wants[place];
+            let action = match want.kind {
+                Kind::Concurrency => Action::Release,
+                _ => Action::Refund { before: 0 },
+            };
+            drop(self.amend(want, Some(action)).await);
+        }
+    }
+
+    /// Draws units ahead for limits that allow it, along with the request that found none left.
+    fn draw(self: &Arc<Self>, charges: &[Charge<'_>], wants: &[Want]) {
+        for (charge, want) in charges.iter().zip(wants) {
+            if charge.lease > 0 && want.cost > 0 && self.leases.start_draw(want) {
+                let draw = self.clone().draw_one(Want { cost: 1, ..*want }, charge.lease);
+                tokio::spawn(draw);
+            }
+        }
+    }
+
+    async fn draw_one(self: Arc<Self>, want: Want, units: u64) {
+        let asked = Instant::now();
+        let answer = self.send(SmallVec::from_elem(want, 1), units, None).await;
+        let drawn = answer.ok().and_then(|answer| {
+            let trip = (asked, Instant::now());
+            Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })
+        });
+        self.leases.deposit(&want, drawn);
+    }
+
+    async fn change(&self, charge: &Charge<'_>, action: Option<Action>) -> Result<(), StoreError> {
+        let want = self.common.names.want(charge)?;
+        self.amend(want, action).await.map(drop)
+    }
+
+    async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {
+        if action.is_none() {
+            self.leases.forget(want.cell);
+        }
+        let lane = self.lane(&want)?;
+        let (answer, answered) = oneshot::channel();
+        lane.amend(Amend { want, action, since: Instant::now(), answer })?;
+        let amended = answered.await.unwrap_or_else(|_| Err(gone()));
+        self.common.denials.forget(want.cell);
+        amended
+    }
+
+    fn lanes(&self) -> Vec<Arc<Lane>> {
+        match &self.servers {
+            Topology::One(lane) => vec![lane.clone()],
+            Topology::Cluster(cluster) => cluster.lanes(),
+        }
+    }
+
+    fn describe(&self) -> String {
+        match &self.servers {
+            Topology::One(lane) => lane.resolver().to_string(),
+            Topology::Cluster(_) => "the cluster".to_owned(),
+        }
+    }
+
+    async fn first_connection(&self) {
+        let mut wait = Duration::from_millis(1);
+        let is_ready = || {
+            let lanes = self.lanes();
+            !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
+        };
+        while !is_ready() {
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.lanes().iter().for_each(|lane| lane.end());
+    }
+}
+
+fn gone() -> StoreError {
+    StoreError::Unavailable("the runtime of the store has ended".to_owned())
+}
+
+fn is_together(wants: &[Want]) -> bool {
+    wants.windows(2).all(|pair| pair[0].cell.slot() == pair[1].cell.slot())
+}
+
+/// The places of wants that share a slot. Those on which nothing depends come last.
+fn groups(wants: &[Want]) -> Vec<Vec<usize>> {
+    let mut groups: Vec<(u16, Vec<usize>)> = Vec::new();
+    for (place, want) in wants.iter().enumerate() {
+        let slot = want.cell.slot();
+        match groups.iter_mut().find(|(other, _)| *other == slot) {
+            Some((_, group)) => group.push(place),
+            None => groups.push((slot, vec![place])),
+        }
+    }
+    groups.sort_by_key(|(_, group)| !group.iter().any(|&place| wants[place].enforced));
+    groups.into_iter().map(|(_, group)| group).collect()
+}

@@ -1,0 +1,351 @@
+//! One line that says where the servers are and how to reach them.
+
+use std::{fmt, fs, path::PathBuf, str::FromStr};
+
+use percent_encoding::percent_decode_str;
+
+use crate::link::{Access, Address, Tls};
+
+/// Where the servers are and how to reach them.
+///
+/// | address | servers |
+/// |---|---|
+/// | `redis://user:password@host:6379/0` | one |
+/// | `redis+unix:///run/redis.sock?db=0` | one, by a socket of this machine |
+/// | `redis+cluster://a:7000,b:7000,c:7000` | a cluster; the rest of it is found |
+/// | `redis+sentinel://a:26379,b:26379/mymaster/0` | whichever the sentinels call the master |
+///
+/// `rediss` instead of `redis` speaks TLS and verifies the server; `valkey` and `valkeys` mean the same as `redis` and
+/// `rediss`. With TLS, `?ca=FILE` names who vouches for the server, and `?cert=FILE&key=FILE` what is shown to it. The
+/// sentinels themselves may want `?sentinel_user=…&sentinel_password=…`. What is not a letter, a digit or one of
+/// `-._~` in a user or password is written as `%` and two digits.
+#[derive(Clone, Debug)]
+pub struct RedisUrl {
+    pub(crate) servers: Servers,
+    pub(crate) access: Access,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Servers {
+    One(Address),
+    Cluster(Vec<Address>),
+    Sentinel { addresses: Vec<Address>, access: Access, master: String },
+}
+
+/// What is wrong with an address. Passwords are never part of the message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}; write for example {example}")]
+pub struct UrlError {
+    problem: String,
+    example: &'static str,
+}
+
+const ONE: &str = "redis://user:password@127.0.0.1:6379/0";
+const SENTINEL: &str = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster";
+const CLUSTER: &str = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379";
+const UNIX: &str = "redis+unix:///run/redis.sock?db=0";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    One,
+    Unix,
+    Cluster,
+    Sentinel,
+}
+
+/// An address taken apart.
+struct Parts<'a> {
+    shape: Shape,
+    tls: bool,
+    login: Option<&'a str>,
+    hosts: &'a str,
+    path: Vec<&'a str>,
+    query: Vec<(&'a str, String)>,
+}
+
+impl FromStr for RedisUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        let mut parts = Parts::split(text)?;
+        let (user, password) = parts.login()?;
+        let tls = parts.tls()?;
+        let sentinel_user = parts.take("sentinel_user");
+        let sentinel_password = parts.take("sentinel_password");
+        let database = parts.database()?;
+        let access = Access { user, password, database, tls: tls.clone() };
+        let servers = match parts.shape {
+            Shape::Unix => Servers::One(Address::Unix(parts.socket()?)),
+            Shape::One => Servers::One(parts.one_host()?),
+            Shape::Cluster => Servers::Cluster(parts.hosts(6379)?),
+            Shape::Sentinel => Servers::Sentinel {
+                addresses: parts.hosts(26379)?,
+                access: Access {
+                    user: sentinel_user,
+                    password: sentinel_password,
+                    database: 0,
+                    tls,
+                },
+                master: parts.master()?,
+            },
+        };
+        match parts.query.first() {
+            None => Ok(Self { servers, access }),
+            Some((name, _)) => Err(parts.error(format!("there is no option `{name}`"))),
+        }
+    }
+}
+
+impl<'a> Parts<'a> {
+    fn split(text: &'a str) -> Result<Self, UrlError> {
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| UrlError {
+            problem: "an address begins with redis://".to_owned(),
+            example: ONE,
+        })?;
+        let (shape, tls) = scheme_of(scheme)?;
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = match rest.split_once('/') {
+            Some((authority, path)) => (authority, path),
+            None => (rest, ""),
+        };
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (Some(login), hosts),
+            None => (None, authority),
+        };
+        let path = path.split('/').filter(|part| !part.is_empty()).collect();
+        let query = query.split('&').filter(|pair| !pair.is_empty());
+        let query = query.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        let query = query.map(|(name, value)| (name, decode_lossy(value))).collect();
+        Ok(Self { shape, tls, login, hosts, path, query })
+    }
+
+    fn error(&self, problem: impl Into<String>) -> UrlError {
+        let example = match self.shape {
+            Shape::One => ONE,
+            Shape::Unix => UNIX,
+            Shape::Cluster => CLUSTER,
+            Shape::Sentinel => SENTINEL,
+        };
+        UrlError { problem: problem.into(), example }
+    }
+
+    fn take(&mut self, name: &str) -> Option<String> {
+        let place = self.query.iter().position(|(other, _)| *other == name)?;
+        Some(self.query.remove(place).1)
+    }
+
+    fn login(&self) -> Result<(Option<String>, Option<String>), UrlError> {
+        let Some(login) = self.login else { return Ok((None, None)) };
+        let (user, password) = login.split_once(':').map_or((login, None), |(u, p)| (u, Some(p)));
+        let decode = |text: &str| {
+            let decoded = percent_decode_str(text).decode_utf8();
+            decoded.map(|text| text.into_owned()).map_err(|_| {
+                self.error("the user or password is not UTF-8 once its %-signs are read")
+            })
+        };
+        let user = if user.is_empty() { None } else { Some(decode(user)?) };
+        Ok((user, password.map(decode).transpose()?))
+    }
+
+    fn tls(&mut self) -> Result<Option<Tls>, UrlError> {
+        let files = ["ca", "cert", "key"].map(|name| self.take(name));
+        if !self.tls {
+            return match files.iter().flatten().next() {
+                Some(_) => Err(self.error("certificates need TLS: write rediss instead of redis")),
+                None => Ok(None),
+            };
+        }
+        let read = |file: &String| {
+            let problem = |error| self.error(format!("cannot read {file}: {error}"));
+            fs::read(file).map_err(problem)
+        };
+        let [roots, cert, key] = files;
+        let roots = roots.as_ref().map(read).transpose()?;
+        let identity = match (&cert, &key) {
+            (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
+            (None, None) => None,
+            _ => return Err(self.error("`cert` and `key` belong together")),
+        };
+        Ok(Some(Tls { roots, identity }))
+    }
+
+    /// The last part of the path, or `db=`.
+    fn database(&mut self) -> Result<i64, UrlError> {
+        let named = self.take("db");
+        let place = if self.shape == Shape::Sentinel { 1 } else { 0 };
+        let text = match (&named, self.shape) {
+            (Some(text), _) => text.as_str(),
+            (None, Shape::Unix) => "0",
+            (None, _) => self.path.get(place).copied().unwrap_or("0"),
+        };
+        let database: i64 = text.parse().ok().filter(|number| *number >= 0).ok_or_else(|| {
+            self.error(format!("`{}` is not the number of a database", text.escape_debug()))
+        })?;
+        if self.shape == Shape::Cluster && database != 0 {
+            return Err(self.error("a cluster has only database 0"));
+        }
+        Ok(database)
+    }
+
+    fn socket(&self) -> Result<PathBuf, UrlError> {
+        if self.path.is_empty() || !self.hosts.is_empty() {
+            return Err(self.error("the path of the socket follows three slashes"));
+        }
+        Ok(PathBuf::from(decode_lossy(&format!("/{}", self.path.join("/")))))
+    }
+
+    fn master(&self) -> Result<String, UrlError> {
+        let name = self.path.first().copied();
+        name.map(decode_lossy).ok_or_else(|| self.error("the name of the master is missing"))
+    }
+
+    fn one_host(&self) -> Result<Address, UrlError> {
+        let mut hosts = self.hosts(6379)?;
+        match (hosts.pop(), hosts.is_empty()) {
+            (Some(address), true) => Ok(address),
+            _ => Err(UrlError {
+                problem: "several servers are a cluster, or sentinels".to_owned(),
+                example: CLUSTER,
+            }),
+        }
+    }
+
+    fn hosts(&self, default_port: u16) -> Result<Vec<Address>, UrlError> {
+        self.hosts.split(',').map(|host| self.host(host, default_port)).collect()
+    }
+
+    fn host(&self, text: &str, default_port: u16) -> Result<Address, UrlError> {
+        let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((host, rest)) => (host, rest.strip_prefix(':')),
+            None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+        };
+        if host.is_empty() {
+            return Err(self.error("a host is missing"));
+        }
+        let port =
+            match port {
+                None => default_port,
+                Some(port) => port.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
+                    self.error(format!("`{}` is not a port", port.escape_debug()))
+                })?,
+            };
+        Ok(Address::Tcp(host.to_owned(), port))
+    }
+}
+
+fn scheme_of(scheme: &str) -> Result<(Shape, bool), UrlError> {
+    let (base, shape) = scheme.split_once('+').unwrap_or((scheme, ""));
+    let tls = match base {
+        "redis" | "valkey" => Some(false),
+        "rediss" | "valkeys" => Some(true),
+        "unix" if shape.is_empty() => return Ok((Shape::Unix, false)),
+        _ => None,
+    };
+    let shape = match shape {
+        "" => Some(Shape::One),
+        "unix" if tls == Some(false) => Some(Shape::Unix),
+        "cluster" => Some(Shape::Cluster),
+        "sentinel" => Some(Shape::Sentinel),
+        _ => None,
+    };
+    shape.zip(tls).ok_or_else(|| UrlError {
+        problem: format!("there is no `{}://`", scheme.escape_debug()),
+        example: ONE,
+    })
+}
+
+fn decode_lossy(text: &str) -> String {
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+/// Without user and password.
+impl fmt::Display for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |addresses: &[Address]| {
+            addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(",")
+        };
+        let scheme = if self.access.tls.is_some() { "rediss" } else { "redis" };
+        match &self.servers {
+            Servers::One(Address::Unix(path)) => write!(f, "{scheme}+unix://{}", path.display()),
+            Servers::One(address) => write!(f, "{scheme}://{address}"),
+            Servers::Cluster(addresses) => write!(f, "{scheme}+cluster://{}", list(addresses)),
+            Servers::Sentinel { addresses, master, .. } => {
+                write!(f, "{scheme}+sentinel://{}/{master}", list(addresses))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> RedisUrl {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn one_server() {
+        for scheme in ["redis", "valkey"] {
+            let url = parsed(&format!("{scheme}://al%40ice:p%3Aw@example.org:7000/3"));
+            assert_eq!(url.access.user.as_deref(), Some("al@ice"));
+            assert_eq!(url.access.password.as_deref(), Some("p:w"));
+            assert_eq!((url.access.database, url.access.tls.is_some()), (3, false));
+            assert!(
+                matches!(&url.servers, Servers::One(Address::Tcp(host, 7000)) if host == "example.org")
+            );
+        }
+        let url = parsed("redis://:secret@[::1]");
+        assert!(matches!(&url.servers, Servers::One(Address::Tcp(host, 6379)) if host == "::1"));
+        assert_eq!((url.access.user, url.access.password.as_deref()), (None, Some("secret")));
+        assert!(parsed("valkeys://localhost").access.tls.is_some());
+    }
+
+    #[test]
+    fn sockets_clusters_and_sentinels() {
+        let url = parsed("redis+unix:///run/redis.sock?db=2");
+        assert!(
+            matches!(&url.servers, Servers::One(Address::Unix(path)) if path == "/run/redis.sock")
+        );
+        assert_eq!(url.access.database, 2);
+        assert!(matches!(parsed("unix:///a").servers, Servers::One(Address::Unix(_))));
+        let url = parsed("rediss+cluster://a,b:7001,c");
+        assert_eq!(url.to_string(), "rediss+cluster://a:6379,b:7001,c:6379");
+        let url = parsed("valkey+sentinel://u:p@a,b/main/4?sentinel_user=s&sentinel_password=t");
+        assert_eq!(url.to_string(), "redis+sentinel://a:26379,b:26379/main");
+        assert_eq!(url.access.database, 4);
+        let Servers::Sentinel { access, .. } = url.servers else { panic!("sentinels") };
+        assert_eq!(access.password.as_deref(), Some("t"));
+    }
+
+    #[test]
+    fn says_what_is_wrong_and_what_to_write() {
+        for (text, problem) in [
+            ("localhost:6379", "an address begins with redis://"),
+            ("http://localhost", "there is no `http://`"),
+            ("redis://", "a host is missing"),
+            ("redis://a:x", "`x` is not a port"),
+            ("redis://a/x", "`x` is not the number of a database"),
+            ("redis://a,b", "several servers are a cluster, or sentinels"),
+            ("redis+cluster://a/1", "a cluster has only database 0"),
+            ("redis+sentinel://a", "the name of the master is missing"),
+            ("redis://a?timeout=3", "there is no option `timeout`"),
+            ("redis://a?ca=/x", "certificates need TLS: write rediss instead of redis"),
+            ("rediss://a?cert=/x", "`cert` and `key` belong together"),
+            ("redis+unix://run/x", "the path of the socket follows three slashes"),
+        ] {
+            let error = text.parse::<RedisUrl>().unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("{problem}; write for example redis")),
+                "{text}: {error}"
+            );
+        }
+    }
+
+    #[test]
+    fn secrets_show_nowhere() {
+        let url = parsed("redis+sentinel://u:hunter2@a/m?sentinel_password=hunter3");
+        let shown = format!("{url} {url:?}");
+        assert!(!shown.contains("hunter"), "{shown}");
+    }
+}

@@ -1,0 +1,105 @@
+//! What the scripts are told: little-endian words of 64 bits, one after the other.
+
+use crate::{
+    batch::Batch,
+    cell::{Kind, Want, period_micros},
+};
+
+/// What holds for all batches of a store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// The time to go by, in microseconds; 0 for the server's own.
+    pub(crate) now: u64,
+    /// Milliseconds that a key outlives its use.
+    pub(crate) slack: u64,
+    /// Milliseconds for which a remembered answer is kept.
+    pub(crate) once: u64,
+    /// Whether keys may be made.
+    pub(crate) create: bool,
+}
+
+/// A batch as the script reads it.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) bytes: Vec<u8>,
+    /// The places of the batch's cells in the order in which the script has them: strings first.
+    pub(crate) order: Vec<u32>,
+}
+
+/// What to do to one cell besides charging it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Gives the cost back, unless the server's time has reached this instant (0: any time is right).
+    Refund { before: u64 },
+    /// Ends a permit.
+    Release,
+    /// Starts the life of a permit anew.
+    Renew,
+}
+
+impl Program {
+    pub(crate) fn of(batch: &Batch, settings: Settings) -> Self {
+        let order = order(batch);
+        let mut place_of = vec![0; order.len()];
+        for (place, &cell) in order.iter().enumerate() {
+            // The script counts from 1.
+            place_of[cell as usize] = place as u64 + 1;
+        }
+        let strings = batch.cells().iter().filter(|cell| cell.kind.is_string()).count();
+        let once = if batch.once().is_some() { settings.once } else { 0 };
+        let mut words = Words(Vec::with_capacity(64 + 72 * batch.cells().len()));
+        words.push([settings.now, settings.slack, once, u64::from(settings.create)]);
+        words.push([order.len() as u64, strings as u64, batch.runs().len() as u64]);
+        for &cell in &order {
+            let cell = &batch.cells()[cell as usize];
+            words.limit(cell.kind, &cell.limit);
+        }
+        for run in batch.runs() {
+            words.push([run.times, run.cells.len() as u64]);
+            let wants = &batch.asks()[run.asks[0] as usize].wants;
+            for (&cell, want) in run.cells.iter().zip(wants) {
+                let Want { cost, permit, enforced, .. } = *want;
+                words.push([place_of[cell as usize], cost, permit, u64::from(enforced)]);
+            }
+        }
+        Self { bytes: words.0, order }
+    }
+}
+
+/// The program of the script that amends one cell.
+pub(crate) fn amendment(want: &Want, action: Action, settings: Settings) -> Vec<u8> {
+    let (action, before) = match action {
+        Action::Refund { before } => (0, before),
+        Action::Release => (1, 0),
+        Action::Renew => (2, 0),
+    };
+    let mut words = Words(Vec::with_capacity(80));
+    words.push([settings.now, settings.slack, action, want.cost, before, want.permit]);
+    words.limit(want.kind, &want.limit);
+    words.0
+}
+
+/// Reads words back.
+pub(crate) fn read(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let (words, _) = bytes.as_chunks::<8>();
+    words.iter().map(|&word| u64::from_le_bytes(word))
+}
+
+/// The places of the cells, strings first.
+pub(crate) fn order(batch: &Batch) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..batch.cells().len() as u32).collect();
+    order.sort_by_key(|&cell| !batch.cells()[cell as usize].kind.is_string());
+    order
+}
+
+struct Words(Vec<u8>);
+
+impl Words {
+    fn push<const COUNT: usize>(&mut self, words: [u64; COUNT]) {
+        words.iter().for_each(|word| self.0.extend_from_slice(&word.to_le_bytes()));
+    }
+
+    fn limit(&mut self, kind: Kind, limit: &tollgate::Limit) {
+        self.push([kind as u64, limit.amount(), limit.capacity(), period_micros(limit)]);
+    }
+}

@@ -1,0 +1,49 @@
+//! What the tests share.
+
+use std::{future::Future, time::Duration};
+
+use tokio::runtime::Runtime;
+use tollgate::{ManualClock, Store, Timestamp};
+use tollgate_redis::{RedisStore, RedisStoreBuilder};
+use tollgate_testkit::Subject;
+
+/// Long enough for a busy machine: what is tested with it is not time.
+pub(crate) const PATIENT: Duration = Duration::from_secs(10);
+
+/// A store whose clock is in our hands.
+pub(crate) struct Timed {
+    pub(crate) store: RedisStore,
+    pub(crate) clock: ManualClock,
+    runtime: Runtime,
+}
+
+impl Timed {
+    pub(crate) fn new(
+        url: &str,
+        change: impl FnOnce(RedisStoreBuilder) -> RedisStoreBuilder,
+    ) -> Self {
+        let clock = ManualClock::new();
+        let runtime = runtime();
+        let builder = RedisStore::builder(url).unwrap().deadline(PATIENT).clock(clock.clone());
+        let store = runtime.block_on(change(builder).connect()).unwrap();
+        Self { store, clock, runtime }
+    }
+}
+
+impl Subject for Timed {
+    fn store(&self) -> &dyn Store {
+        &self.store
+    }
+
+    fn set_time(&self, now: Timestamp) {
+        self.clock.set(now);
+    }
+
+    fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
+        self.runtime.block_on(future)
+    }
+}
+
+pub(crate) fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
