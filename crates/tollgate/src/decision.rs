@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     Limit,
-    algorithm::{Budget, NEVER, Outcome},
+    algorithm::{NEVER, Origin, Outcome},
     policy::PolicyName,
 };
 
@@ -33,6 +33,10 @@ pub enum Source {
     Store,
     /// The store, on the budget that new keys share while there is no room for them.
     Overflow,
+    /// A denial that still holds, remembered in this process.
+    DenyCache,
+    /// Units that this process had drawn from the store ahead.
+    Lease,
     /// Nothing: no policy covers the request.
     Unlimited,
 }
@@ -43,6 +47,8 @@ impl Source {
         match self {
             Self::Store => "store",
             Self::Overflow => "overflow",
+            Self::DenyCache => "deny-cache",
+            Self::Lease => "lease",
             Self::Unlimited => "unlimited",
         }
     }
@@ -151,10 +157,7 @@ impl Decision {
         Self {
             allowed: outcome.is_admitted(),
             shadow_denied: false,
-            source: match outcome.budget {
-                Budget::Own => Source::Store,
-                Budget::Shared => Source::Overflow,
-            },
+            source: outcome.origin.into(),
             binding: Some((policy, limit)),
             remaining: outcome.remaining,
             retry_after: outcome.retry_after,
@@ -170,6 +173,18 @@ impl Decision {
             (allowed, _) => allowed,
         };
         if other_speaks { other } else { self }
+    }
+}
+
+impl From<Origin> for Source {
+    #[inline]
+    fn from(origin: Origin) -> Self {
+        match origin {
+            Origin::Store => Self::Store,
+            Origin::Overflow => Self::Overflow,
+            Origin::DenyCache => Self::DenyCache,
+            Origin::Lease => Self::Lease,
+        }
     }
 }
 

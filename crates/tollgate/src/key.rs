@@ -87,6 +87,13 @@ impl<'a> KeyRef<'a> {
         KeyBuf { bytes: SmallVec::from_slice(self.bytes), tuple: self.tuple }
     }
 
+    /// Hands `sink` bytes that, one after the other, are those of no other key: for a store's own hash. What follows
+    /// them in the same hash has to be set apart by their length, or by coming before them.
+    pub fn feed(self, mut sink: impl FnMut(&[u8])) {
+        sink(&[u8::from(self.tuple)]);
+        sink(self.bytes);
+    }
+
     /// A copy of no more than `length` bytes, in whole parts where it is a tuple.
     pub(crate) fn first(self, length: usize) -> KeyBuf {
         if self.bytes.len() <= length {
@@ -296,6 +303,21 @@ mod tests {
         // A single part that spells out the encoding of a pair is still another key.
         let spelt = ("a", "b").with(|key| key.as_bytes().to_vec());
         assert!(!same(("a", "b"), spelt));
+    }
+
+    #[test]
+    fn different_keys_feed_different_bytes() {
+        fn fed(key: impl Key) -> Vec<u8> {
+            let mut all = Vec::new();
+            key.with(|key| key.feed(|bytes| all.extend_from_slice(bytes)));
+            all
+        }
+
+        let spelt = ("a", "b").with(|key| key.as_bytes().to_vec());
+        let keys = [fed(("a", "b")), fed(spelt), fed("ab"), fed(""), fed(())];
+        for (place, key) in keys.iter().enumerate() {
+            assert!(!keys[..place].contains(key), "{place}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub(crate) mod log;
 pub(crate) mod sliding_window;
 mod state;
 pub(crate) mod token_bucket;
+mod words;
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -56,18 +57,25 @@ pub struct Outcome {
     /// Microseconds; 0 if admitted and only then, [`NEVER`] if waiting does not help.
     pub(crate) retry_after: u64,
     pub(crate) reset_after: u64,
-    pub(crate) budget: Budget,
+    pub(crate) origin: Origin,
 }
 
-/// Whose budget an outcome speaks of. As wide as the other fields: an outcome is copied in whole words, and a narrow
-/// store just before a wide load would stall it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where an outcome came from.
+// As wide as the other fields: an outcome is copied in whole words, and a narrow store just before a wide load would
+// stall it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u64)]
-pub(crate) enum Budget {
-    /// The key's own.
-    Own,
-    /// The one that keys without room share.
-    Shared,
+#[non_exhaustive]
+pub enum Origin {
+    /// The state of the key.
+    #[default]
+    Store,
+    /// The budget that keys without room share.
+    Overflow,
+    /// A denial that still holds, remembered where it was asked.
+    DenyCache,
+    /// Units that were drawn ahead and are spent without asking the store.
+    Lease,
 }
 
 /// `retry_after` of a denial that no waiting ends.
@@ -100,9 +108,9 @@ impl Algorithm {
         Self::BUILT_IN.map(Self::name).join(", ")
     }
 
-    /// Whether the state is a list that grows with the amount, rather than a fixed 16 bytes.
+    /// Whether the state is a list that grows with the amount, rather than a [`State`] of 16 bytes.
     #[inline]
-    pub(crate) const fn keeps_log(self) -> bool {
+    pub const fn keeps_log(self) -> bool {
         matches!(self, Self::SlidingLog | Self::Concurrency)
     }
 
@@ -168,17 +176,56 @@ impl Outcome {
         Duration::from_micros(self.reset_after)
     }
 
+    /// Where the answer came from.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// The same answer from elsewhere: for stores that do not always ask the state itself.
+    #[must_use]
+    pub fn with_origin(self, origin: Origin) -> Self {
+        Self { origin, ..self }
+    }
+
     /// The answer to any cost at an amount of 0.
     const NOTHING: Self = Self::refused(0, NEVER, 0);
 
     #[inline]
     pub(crate) const fn taken(remaining: u64, reset_after: u64) -> Self {
-        Self { remaining, retry_after: 0, reset_after, budget: Budget::Own }
+        Self { remaining, retry_after: 0, reset_after, origin: Origin::Store }
     }
 
     #[inline]
     pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
-        Self { remaining, retry_after, reset_after, budget: Budget::Own }
+        Self { remaining, retry_after, reset_after, origin: Origin::Store }
+    }
+}
+
+/// The step and the refund, for stores that keep a [`State`] for each key. Whoever calls them has the key to itself.
+impl Limit {
+    /// Decides `cost` at `now`, and moves the state on if units are taken. Nothing else changes it, but that a state
+    /// from a clock that has since stepped back is brought back to `now`.
+    ///
+    /// A cost above the capacity is denied for good.
+    ///
+    /// # Panics
+    ///
+    /// If the algorithm [keeps a log](Algorithm::keeps_log): its state is not a [`State`].
+    pub fn step(&self, state: &mut State, now: Timestamp, cost: u64) -> Outcome {
+        if cost > self.capacity() {
+            return Outcome { retry_after: NEVER, ..step(self, state, now.as_micros(), 0) };
+        }
+        step(self, state, now.as_micros(), cost)
+    }
+
+    /// Gives back up to `cost` units, and no more than are used.
+    ///
+    /// # Panics
+    ///
+    /// If the algorithm [keeps a log](Algorithm::keeps_log).
+    #[must_use = "the state as it is from now on"]
+    pub fn refund(&self, state: State, now: Timestamp, cost: u64) -> State {
+        refund(self, state, now.as_micros(), cost)
     }
 }
 
@@ -199,7 +246,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
         Algorithm::SlidingWindow => sliding_window::step(limit, state, now, cost),
         Algorithm::Custom(custom) => custom::step(custom, limit, state, now, cost),
         Algorithm::SlidingLog | Algorithm::Concurrency => {
-            unreachable!("a log is stepped by `log::Log`")
+            unreachable!("{} keeps a log, not a state", limit.algorithm())
         }
     }
 }
@@ -260,7 +307,7 @@ pub(crate) fn refund(limit: &Limit, mut state: State, now: u64, cost: u64) -> St
             custom::kept(custom.refund(limit, state, now, cost), now)
         }
         Algorithm::SlidingLog | Algorithm::Concurrency => {
-            unreachable!("a log is refunded by `log::Log`")
+            unreachable!("{} keeps a log, not a state", limit.algorithm())
         }
     }
 }
@@ -270,12 +317,12 @@ fn micros(duration: Duration) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn limits() -> impl Strategy<Value = Limit> {
+    pub(super) fn limits() -> impl Strategy<Value = Limit> {
         let amount = prop_oneof![0..4_u64, 1..10_000_u64, Just(Limit::MAX_AMOUNT), any::<u64>()];
         let millis = prop_oneof![1..5_u64, 1..100_000_u64, Just(3_660 * 86_400_000)];
         let algorithm = prop_oneof![
@@ -289,7 +336,7 @@ mod tests {
         })
     }
 
-    fn states() -> impl Strategy<Value = State> {
+    pub(super) fn states() -> impl Strategy<Value = State> {
         let at = prop_oneof![any::<u64>(), 1_767_000_000_000_000..1_768_000_000_000_000_u64];
         let payload = prop_oneof![0..1_000_u128, 0..u128::from(Limit::MAX_AMOUNT)];
         (at, any::<u64>(), payload).prop_map(|(at, lifetime, payload)| {
@@ -317,6 +364,9 @@ mod tests {
             }
             prop_assert!(outcome.remaining <= limit.capacity());
             prop_assert!(outcome.retry_after > 0 || outcome.is_admitted());
+            let mut after = state;
+            let too_much = limit.step(&mut after, Timestamp::from_micros(now), limit.capacity() + 1);
+            prop_assert_eq!((after, too_much.retry_after), (state, NEVER));
         }
 
         /// A state from the future counts in full, and for no longer than if it were from now.

@@ -48,8 +48,7 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
 impl Windows {
     fn at(limit: &Limit, state: State, now: u64) -> Self {
         let (start, payload) = (state.at().as_micros(), state.payload());
-        let current = (payload & COUNT_MASK) as u64;
-        let previous = (payload >> COUNT_BITS) as u64;
+        let (current, previous) = unpack(payload);
         let period = limit.period_micros();
         match now - start {
             passed if passed < period => Self { start, current, previous },
@@ -61,7 +60,7 @@ impl Windows {
     }
 
     fn state(&self, limit: &Limit) -> State {
-        let payload = u128::from(self.previous) << COUNT_BITS | u128::from(self.current);
+        let payload = pack(self.current, self.previous);
         State::new(Timestamp::from_micros(self.start), 2 * limit.period_micros(), payload)
     }
 
@@ -94,6 +93,16 @@ impl Windows {
             _ => 2 * period - elapsed,
         }
     }
+}
+
+/// The counts of this window and of the one before, each at most [`MAX_AMOUNT`], as a payload.
+pub(super) fn pack(current: u64, previous: u64) -> u128 {
+    u128::from(previous) << COUNT_BITS | u128::from(current)
+}
+
+/// What [`pack`] was given.
+pub(super) fn unpack(payload: u128) -> (u64, u64) {
+    ((payload & COUNT_MASK) as u64, (payload >> COUNT_BITS) as u64)
 }
 
 /// The first elapsed time at which `count`, fading over `period`, weighs no more than `room`.

@@ -75,8 +75,13 @@ impl State {
     /// Whether the state may be forgotten.
     #[inline]
     pub(crate) fn is_expired(self, now: u64) -> bool {
-        let exponent = (self.high >> PAYLOAD_BITS_HIGH) & ((1 << LIFETIME_BITS) - 1);
-        now >= self.at().as_micros() + (1 << exponent)
+        now >= self.at().as_micros() + (1 << self.lifetime_bits())
+    }
+
+    /// The lifetime has so many bits: it is less than this power of two.
+    #[inline]
+    pub(super) fn lifetime_bits(self) -> u64 {
+        (self.high >> PAYLOAD_BITS_HIGH) & ((1 << LIFETIME_BITS) - 1)
     }
 }
 

@@ -27,9 +27,18 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
 }
 
 pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
+    // Nothing drains, and nothing could be charged: the debt is from a limit that was here before.
+    if limit.amount() == 0 {
+        return state;
+    }
     let back = u128::from(cost) * u128::from(limit.period_micros());
     let debt = debt_at(limit, state, now).saturating_sub(back);
     State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
+}
+
+/// How long a debt matters. At an amount of 0 nothing drains.
+pub(super) fn lifetime(limit: &Limit, debt: u128) -> u64 {
+    if limit.amount() == 0 { super::NEVER } else { drain_time(limit, debt) }
 }
 
 /// What is left of the debt. It was at most a full bucket's worth to begin with, also if the bucket has become

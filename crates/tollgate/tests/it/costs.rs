@@ -109,6 +109,16 @@ fn an_amount_of_0_denies_for_good() {
 }
 
 #[test]
+fn a_limit_lowered_to_0_can_be_refunded() {
+    for algorithm in Algorithm::BUILT_IN {
+        let (limiter, _) = limiter(&format!("3/hour {algorithm}"));
+        let _ = limiter.check_cost("key", 2).unwrap();
+        limiter.with_limit(limit(&format!("0/hour {algorithm}"))).refund("key", 1);
+        assert!(limiter.check("key").is_allowed(), "{algorithm}");
+    }
+}
+
+#[test]
 fn several_limits_are_charged_together_or_not_at_all() {
     let clock = tollgate::ManualClock::new();
     let limiter = Limiter::builder()

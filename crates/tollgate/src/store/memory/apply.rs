@@ -8,7 +8,7 @@ use super::{
     logs::Logs,
     table::Table,
 };
-use crate::algorithm::{self, Budget, Outcome, State, log::Log};
+use crate::algorithm::{self, Origin, Outcome, State, log::Log};
 
 /// What takes a charge back.
 #[derive(Clone, Copy, Debug)]
@@ -196,14 +196,14 @@ impl Inner {
         self.count_overflow(slot);
         let (outcome, undo) = spare.charge(slot, now);
         self.spares.store(spare.len(), Ordering::Relaxed);
-        (Outcome { budget: Budget::Shared, ..outcome }, undo)
+        (Outcome { origin: Origin::Overflow, ..outcome }, undo)
     }
 
     /// The answer where there is no room left to count even on a shared budget.
     fn refuse(&self, slot: &Slot<'_>) -> Outcome {
         self.count_overflow(slot);
         let period = slot.limit.period_micros();
-        Outcome { budget: Budget::Shared, ..Outcome::refused(0, period, period) }
+        Outcome { origin: Origin::Overflow, ..Outcome::refused(0, period, period) }
     }
 
     /// Peeks are not charges.

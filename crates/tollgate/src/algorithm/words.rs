@@ -1,0 +1,160 @@
+//! A [`State`] as three whole numbers, for stores whose numbers are doubles.
+
+use super::{Algorithm, State, sliding_window, token_bucket};
+use crate::{Limit, clock::Timestamp};
+
+/// The payload of a custom algorithm in two parts of at most 35 bits.
+const HALF_BITS: u32 = 35;
+
+impl State {
+    /// The state of a key under `limit` as whole numbers below 2^53, which a double holds exactly:
+    ///
+    /// | algorithm | words |
+    /// |---|---|
+    /// | fixed-window | start of the window, units used in it, 0 |
+    /// | sliding-window | start of the window, units used in it, units used in the one before |
+    /// | token-bucket | instant, whole tokens owed, and the rest of the debt in parts of `period` |
+    /// | custom | instant, and the payload and lifetime in two parts that mean nothing by themselves |
+    ///
+    /// Instants are microseconds since the epoch. A bucket's debt is `words[1] × period + words[2]`, with the period in
+    /// microseconds and `words[2]` less than that. An empty state is three zeros.
+    pub fn to_words(self, limit: &Limit) -> [u64; 3] {
+        let (at, payload) = (self.at().as_micros(), self.payload());
+        let (first, second) = match limit.algorithm() {
+            Algorithm::FixedWindow => (used(payload), 0),
+            Algorithm::SlidingWindow => sliding_window::unpack(payload),
+            Algorithm::TokenBucket => {
+                let period = u128::from(limit.period_micros());
+                // More is owed in no state that a step has made.
+                let debt = payload.min(u128::from(Limit::MAX_AMOUNT) * period);
+                ((debt / period) as u64, (debt % period) as u64)
+            }
+            Algorithm::Custom(_) | Algorithm::SlidingLog | Algorithm::Concurrency => {
+                let high = (payload >> HALF_BITS) as u64;
+                (self.lifetime_bits() << HALF_BITS | high, payload as u64 & low_half(u64::MAX))
+            }
+        };
+        [at, first, second]
+    }
+
+    /// The state that [`State::to_words`] made these words of, under a limit of the same algorithm and period.
+    ///
+    /// Counts that no limit could have led to are taken as the highest that could be.
+    pub fn from_words(limit: &Limit, words: [u64; 3]) -> Self {
+        if words == [0; 3] {
+            return Self::EMPTY;
+        }
+        let [at, first, second] = words;
+        let (lifetime, payload) = match limit.algorithm() {
+            Algorithm::FixedWindow => (limit.period_micros(), u128::from(first)),
+            Algorithm::SlidingWindow => {
+                let [current, previous] =
+                    [first, second].map(|count| count.min(sliding_window::MAX_AMOUNT));
+                (2 * limit.period_micros(), sliding_window::pack(current, previous))
+            }
+            Algorithm::TokenBucket => {
+                let debt = u128::from(first) * u128::from(limit.period_micros());
+                let debt = (debt + u128::from(second)).min(Self::MAX_PAYLOAD);
+                (token_bucket::lifetime(limit, debt), debt)
+            }
+            Algorithm::Custom(_) | Algorithm::SlidingLog | Algorithm::Concurrency => {
+                let payload =
+                    u128::from(low_half(first)) << HALF_BITS | u128::from(low_half(second));
+                let bits = first >> HALF_BITS;
+                (1 << bits.saturating_sub(1).min(62), payload.min(Self::MAX_PAYLOAD))
+            }
+        };
+        Self::new(Timestamp::from_micros(at), lifetime, payload)
+    }
+}
+
+fn used(payload: u128) -> u64 {
+    u64::try_from(payload).map_or(Limit::MAX_AMOUNT, |used| used.min(Limit::MAX_AMOUNT))
+}
+
+fn low_half(word: u64) -> u64 {
+    word & ((1 << HALF_BITS) - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::algorithm::tests::{limits, states};
+
+    /// What a double holds exactly.
+    const EXACT: u64 = 1 << 53;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+        /// Any state that steps and refunds lead to.
+        #[test]
+        fn words_are_small_and_come_back_as_the_state_they_were(
+            limit in limits(),
+            start in prop_oneof![0..10_000_000_u64, 0..EXACT],
+            charges in prop::collection::vec((0..=4_u64, prop_oneof![0..5_000_000_u64, 0..1_u64 << 50]), 1..6),
+            refund in prop::option::of(0..1_000_000_u64),
+        ) {
+            let (mut state, mut now) = (State::EMPTY, Timestamp::from_micros(start));
+            for (share, later) in charges {
+                let cost = u128::from(limit.capacity()) * u128::from(share) / 4;
+                limit.step(&mut state, now, cost as u64);
+                now = Timestamp::from_micros(now.as_micros() + later);
+            }
+            if let Some(cost) = refund {
+                state = limit.refund(state, now, cost);
+            }
+            let words = state.to_words(&limit);
+            prop_assert!(words.iter().all(|word| *word < EXACT), "{words:?}");
+            prop_assert!(limit.algorithm() != Algorithm::TokenBucket || words[2] < limit.period_micros());
+            let back = State::from_words(&limit, words);
+            // Nothing used at the epoch is an empty state.
+            prop_assert!(back == state || words == [0; 3], "{state:?} {words:?} {back:?}");
+        }
+
+        /// Whatever is found under a key.
+        #[test]
+        fn any_words_make_a_state_and_any_state_words(
+            limit in limits(),
+            state in states(),
+            words in any::<[u64; 3]>(),
+        ) {
+            prop_assert!(state.to_words(&limit).iter().all(|word| *word < EXACT));
+            let made = State::from_words(&limit, words);
+            prop_assert!(made.to_words(&limit).iter().all(|word| *word < EXACT));
+        }
+    }
+
+    #[test]
+    fn a_custom_state_comes_back_bit_for_bit() {
+        #[derive(Debug)]
+        struct Any;
+
+        impl super::super::CustomAlgorithm for Any {
+            fn name(&self) -> &'static str {
+                "any"
+            }
+
+            fn step(
+                &self,
+                _: &Limit,
+                _: &mut State,
+                _: Timestamp,
+                _: u64,
+            ) -> super::super::Outcome {
+                super::super::Outcome::NOTHING
+            }
+        }
+
+        let limit = Limit::per_day(1).with_algorithm(Algorithm::custom(&Any)).unwrap();
+        for lifetime in [0, 1 << 20, 1 << 40, u64::MAX] {
+            for payload in [0, 1, u128::from(u64::MAX), State::MAX_PAYLOAD] {
+                let state = State::new(Timestamp::MAX, lifetime, payload);
+                assert_eq!(State::from_words(&limit, state.to_words(&limit)), state);
+            }
+        }
+        assert_eq!(State::from_words(&limit, State::EMPTY.to_words(&limit)), State::EMPTY);
+    }
+}
