@@ -141,14 +141,15 @@ impl Inner {
         Err(StoreError::Failed(problem))
     }
 
-    fn charge_of<'a>(&self, item: Item<'a>, cost: u64) -> Charge<'a> {
+    fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64) -> Charge<'a> {
         let target = self.path.target(item);
         let charge = Charge::new(target.name, item.1, target.limit).cost(cost);
         let permit = match target.limit.algorithm() {
             crate::Algorithm::Concurrency => super::permit::next_id(),
             _ => 0,
         };
-        Charge { enforced: target.enforced, permit, ..charge }
+        let tag = self.path.policies.tag(target, item.1);
+        Charge { tag, enforced: target.enforced, permit, lease: target.lease, ..charge }
     }
 }
 

@@ -1,4 +1,4 @@
-use std::net::IpAddr;
+use std::{borrow::Cow, net::IpAddr};
 
 use ipnet::IpNet;
 
@@ -47,6 +47,14 @@ impl Match {
             .all(|(attribute, condition)| condition.holds(request.attribute(attribute)))
     }
 
+    /// Whether plainly no request meets both. `false` may also mean that it is not so plain.
+    pub(super) fn excludes(&self, other: &Self) -> bool {
+        self.conditions.iter().any(|(attribute, condition)| {
+            let same = other.conditions.iter().filter(|(name, _)| name == attribute);
+            same.into_iter().any(|(_, other)| condition.excludes(other))
+        })
+    }
+
     /// The conditions, in the order they were given.
     pub fn conditions(&self) -> impl Iterator<Item = (&str, &Condition)> {
         self.conditions.iter().map(|(attribute, condition)| (attribute.as_str(), condition))
@@ -79,6 +87,27 @@ impl Condition {
     }
 }
 
+impl Condition {
+    fn excludes(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Absent, other) | (other, Self::Absent) => *other != Self::Absent,
+            (one, other) => [(one, other), (other, one)].into_iter().any(|(one, other)| {
+                let holds = |value: &String| other.holds(Some(value.as_bytes()));
+                one.values().is_some_and(|values| !values.iter().any(holds))
+            }),
+        }
+    }
+
+    /// All values that meet the condition, if they can be listed.
+    pub(super) fn values(&self) -> Option<Cow<'_, [String]>> {
+        match self {
+            Self::OneOf(values) => Some(Cow::Borrowed(values)),
+            Self::Glob(glob) if glob.is_literal() => Some(Cow::Owned(vec![glob.to_string()])),
+            _ => None,
+        }
+    }
+}
+
 fn address(value: &[u8]) -> Option<IpAddr> {
     let address: IpAddr = std::str::from_utf8(value).ok()?.parse().ok()?;
     Some(address.to_canonical())
@@ -107,5 +136,33 @@ mod tests {
         assert!(Condition::Present.holds(Some(b"")) && !Condition::Present.holds(None));
         assert!(!Condition::equal("a").holds(None));
         assert!(Condition::OneOf(vec!["a".into(), "b".into()]).holds(Some(b"b")));
+    }
+
+    #[test]
+    fn plain_contradictions_are_seen() {
+        let one_of = |values: &[&str]| {
+            Condition::OneOf(values.iter().map(|&value| value.to_owned()).collect())
+        };
+        let glob = |text: &str| Condition::Glob(text.parse().unwrap());
+        let cidr = |text: &str| Condition::Cidr(vec![text.parse().unwrap()]);
+        for (a, b, exclude) in [
+            (one_of(&["a", "b"]), one_of(&["c"]), true),
+            (one_of(&["a", "b"]), one_of(&["b", "c"]), false),
+            (one_of(&["/login"]), glob("/api/**"), true),
+            (one_of(&["/login", "/api/x"]), glob("/api/**"), false),
+            (one_of(&["10.0.0.1"]), cidr("11.0.0.0/8"), true),
+            (Condition::Absent, Condition::Present, true),
+            (Condition::Absent, Condition::Absent, false),
+            (Condition::Present, one_of(&["a"]), false),
+            (glob("/a"), glob("/b"), true),
+            (glob("/a/x"), glob("/a/*"), false),
+            (glob("/a/**"), glob("/b/**"), false),
+        ] {
+            let [first, second] = [&a, &b].map(|one| Match::any().and("x", one.clone()));
+            assert_eq!(first.excludes(&second), exclude, "{a:?} {b:?}");
+            assert_eq!(second.excludes(&first), exclude, "{b:?} {a:?}");
+            let elsewhere = Match::any().and("y", b);
+            assert!(!first.excludes(&elsewhere));
+        }
     }
 }

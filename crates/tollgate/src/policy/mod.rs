@@ -4,18 +4,22 @@
 //! then on it never changes. A new list is a new set, so a request sees one set or the other and never a mixture.
 
 mod glob;
+mod lease;
 mod matcher;
 mod name;
 mod set;
+mod tag;
 
 use std::num::NonZeroU32;
 
 use crate::Limit;
 
 pub use glob::{Glob, GlobError};
+pub use lease::{Lease, ParseLeaseError};
 pub use matcher::{Condition, Match};
 pub use name::{PolicyName, PolicyNameError};
 pub use set::{PolicyError, PolicySet};
+pub use tag::Tag;
 
 pub(crate) use set::{Planned, Target};
 
@@ -59,6 +63,11 @@ pub struct Policy {
     pub failure: FailureMode,
     /// The most that one request may cost, where that is less than the capacity.
     pub max_cost: Option<u64>,
+    /// What its state is placed by, in a store that is spread over servers.
+    pub tag: Tag,
+    /// What a store may draw ahead for this process. Never admits too much; while several processes hold leases, up to
+    /// as much as they hold may be denied that would have been admitted. None: every decision is the store's.
+    pub lease: Option<Lease>,
 }
 
 /// Other limits for the requests of a policy that look a certain way.
@@ -124,6 +133,8 @@ impl Policy {
             mode: Mode::default(),
             failure: FailureMode::default(),
             max_cost: None,
+            tag: Tag::default(),
+            lease: None,
         }
     }
 
@@ -151,6 +162,24 @@ impl Policy {
     pub fn overriding(mut self, matching: Match, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.overrides.push(Override { matching, limits: limits.into_iter().collect() });
         self
+    }
+
+    /// Places its state by the value of `attribute`, one of those it is [`per`](Self::per).
+    #[must_use]
+    pub fn tagged_by(self, attribute: impl Into<String>) -> Self {
+        Self { tag: Tag::Attribute(attribute.into()), ..self }
+    }
+
+    /// Places all of its state by `name`, together with that of other policies of this tag.
+    #[must_use]
+    pub fn tagged(self, name: impl Into<String>) -> Self {
+        Self { tag: Tag::Name(name.into()), ..self }
+    }
+
+    /// Lets a store draw so much ahead.
+    #[must_use]
+    pub fn leased(self, lease: Lease) -> Self {
+        Self { lease: Some(lease), ..self }
     }
 
     /// Reports instead of denying.

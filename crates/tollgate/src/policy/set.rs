@@ -5,8 +5,8 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Condition, Match, Missing, Mode, Policy, PolicyName};
-use crate::{KeyBuf, Limit, Request};
+use super::{Condition, Lease, Match, Missing, Mode, Policy, PolicyName};
+use crate::{Algorithm, KeyBuf, KeyRef, Limit, Request};
 
 /// Policies that are in force together, compiled for lookup.
 ///
@@ -34,6 +34,8 @@ pub(crate) struct Target {
     pub(crate) name: PolicyName,
     pub(crate) limit: Limit,
     pub(crate) enforced: bool,
+    /// Units that may be drawn ahead.
+    pub(crate) lease: u64,
 }
 
 /// The limits of one policy that apply to a request, and the key they apply to.
@@ -86,6 +88,35 @@ pub enum PolicyError {
     /// A request draws on so many budgets at most.
     #[error("policy `{0}` has more than {MAX_LIMITS} limits")]
     TooManyLimits(PolicyName),
+    /// A lease of nothing, or of more than all.
+    #[error("policy `{policy}` has a lease of {lease}: write at least 1, or from 1% to 100%")]
+    LeaseSize {
+        /// The policy.
+        policy: PolicyName,
+        /// The lease.
+        lease: Lease,
+    },
+    /// Units that have to be counted when they are used, and not before.
+    #[error(
+        "policy `{policy}` has a lease, but nothing can be drawn ahead from `{limit}`: \
+         leave the lease out, or use fixed-window, sliding-window or token-bucket"
+    )]
+    LeaseAlgorithm {
+        /// The policy.
+        policy: PolicyName,
+        /// The limit.
+        limit: Limit,
+    },
+    /// One key would have a budget for each tag that it comes with.
+    #[error(
+        "policy `{policy}` is tagged by `{attribute}`, which is not in its key: add it to `per`"
+    )]
+    ForeignTag {
+        /// The policy.
+        policy: PolicyName,
+        /// What it is tagged by.
+        attribute: String,
+    },
 }
 
 /// The most limits of one policy.
@@ -106,9 +137,14 @@ impl PolicySet {
             if policy.max_cost == Some(0) {
                 return Err(PolicyError::NoCost(policy.name));
             }
-            check_limits(policy.name, &policy.limits)?;
-            for replaced in &policy.overrides {
-                check_limits(policy.name, &replaced.limits)?;
+            if let Some(attribute) = policy.foreign_tag() {
+                let (policy, attribute) = (policy.name, attribute.to_owned());
+                return Err(PolicyError::ForeignTag { policy, attribute });
+            }
+            let replaced = policy.overrides.iter().map(|replaced| &replaced.limits);
+            for limits in std::iter::once(&policy.limits).chain(replaced) {
+                check_limits(policy.name, limits)?;
+                check_lease(policy, limits)?;
             }
         }
         Ok(Self { inner: Arc::new(Inner::compile(policies)) })
@@ -163,6 +199,11 @@ impl PolicySet {
         policy.is_some_and(|place| self.inner.policies[place].per == [Request::KEY])
     }
 
+    /// What a store places the state of `key` by.
+    pub(crate) fn tag<'a>(&'a self, target: &Target, key: KeyRef<'a>) -> KeyRef<'a> {
+        self.inner.policies[target.policy].tag_of(key)
+    }
+
     /// The limits that apply to a request, each with its key.
     pub(crate) fn plan(&self, request: &Request<'_>) -> SmallVec<[Planned; 4]> {
         self.inner
@@ -198,12 +239,27 @@ fn check_limits(policy: PolicyName, limits: &[Limit]) -> Result<(), PolicyError>
     Ok(())
 }
 
+/// A log has to know when each unit is used, and nobody knows what a custom algorithm has to know.
+fn check_lease(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
+    let (Some(lease), policy) = (policy.lease, policy.name) else { return Ok(()) };
+    if !lease.is_sound() {
+        return Err(PolicyError::LeaseSize { policy, lease });
+    }
+    let counted_when_used = |limit: &&Limit| {
+        limit.algorithm().keeps_log() || matches!(limit.algorithm(), Algorithm::Custom(_))
+    };
+    match limits.iter().find(counted_when_used) {
+        Some(&limit) => Err(PolicyError::LeaseAlgorithm { policy, limit }),
+        None => Ok(()),
+    }
+}
+
 /// The values of a policy's `per` attributes. `None` if one is missing and the policy then does not apply.
 fn key(policy: &Policy, request: &Request<'_>) -> Option<KeyBuf> {
     if let [attribute] = &*policy.per
         && let Some(value) = request.attribute(attribute)
     {
-        return Some(crate::KeyRef::new(value).to_buf());
+        return Some(KeyRef::new(value).to_buf());
     }
     let mut key = KeyBuf::empty();
     for attribute in &policy.per {
@@ -230,6 +286,7 @@ impl Inner {
                     name: policy.name,
                     limit,
                     enforced: policy.mode == Mode::Enforce,
+                    lease: policy.lease.map_or(0, |lease| lease.of(&limit)),
                 }));
                 start..limits.len()
             };
@@ -252,11 +309,9 @@ impl Inner {
 impl Index {
     /// Files a policy under the first of its conditions that says most.
     fn file(&mut self, place: usize, matching: &Match) {
-        let value = matching.conditions().find_map(|(attribute, condition)| match condition {
-            Condition::OneOf(values) => Some((attribute, values.clone())),
-            Condition::Glob(glob) if glob.is_literal() => Some((attribute, vec![glob.to_string()])),
-            _ => None,
-        });
+        let value = matching
+            .conditions()
+            .find_map(|(attribute, condition)| Some((attribute, condition.values()?.into_owned())));
         if let Some((attribute, mut values)) = value {
             values.sort_unstable();
             values.dedup();

@@ -51,6 +51,9 @@ pub struct Charge<'a> {
     pub policy: PolicyName,
     /// Whose budget.
     pub key: KeyRef<'a>,
+    /// What the state is placed by: charges with equal tags can be decided in one step also by a store that is spread
+    /// over servers. Always the same for one policy and key. Stores in one place need not look at it.
+    pub tag: KeyRef<'a>,
     /// How much, and how it is counted.
     pub limit: Limit,
     /// Units wanted; 0 asks whether one would be admitted.
@@ -59,12 +62,14 @@ pub struct Charge<'a> {
     pub enforced: bool,
     /// The id under which a concurrency limit holds the units; 0 for all others.
     pub permit: u64,
+    /// Units that the store may draw ahead and spend without asking; 0 for none. A store may always draw fewer.
+    pub lease: u64,
 }
 
 impl<'a> Charge<'a> {
-    /// One unit of `key`'s budget under `policy`.
+    /// One unit of `key`'s budget under `policy`, placed by the key, without a lease.
     pub fn new(policy: PolicyName, key: KeyRef<'a>, limit: Limit) -> Self {
-        Self { policy, key, limit, cost: 1, enforced: true, permit: 0 }
+        Self { policy, key, tag: key, limit, cost: 1, enforced: true, permit: 0, lease: 0 }
     }
 
     /// The same charge for another cost.

@@ -10,6 +10,7 @@ mod costs;
 mod extension;
 mod flood;
 mod policies;
+mod shared;
 mod stats;
 mod waiting;
 

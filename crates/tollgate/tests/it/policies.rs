@@ -2,7 +2,7 @@
 
 use tollgate::{
     CostError, Limiter, ManualClock, Policy, PolicySet, Request, SharedLimiter,
-    policy::{Condition, Match, Missing, PolicyError},
+    policy::{Condition, Lease, Match, Missing, PolicyError},
 };
 use tollgate_testkit::Random;
 
@@ -125,6 +125,69 @@ fn contradictory_policies_are_refused() {
     );
     let other = Policy::new("a".parse().unwrap(), [limit("1/s"), limit("2/s token-bucket")]);
     assert!(PolicySet::new([other]).is_ok());
+}
+
+#[test]
+fn leases_that_cannot_be_are_refused() {
+    let refused = |text: &str, lease| {
+        PolicySet::new([policy("a", text).leased(lease)]).unwrap_err().to_string()
+    };
+    for lease in [Lease::Units(0), Lease::Percent(0), Lease::Percent(101)] {
+        assert_eq!(
+            refused("9/s", lease),
+            format!("policy `a` has a lease of {lease}: write at least 1, or from 1% to 100%")
+        );
+    }
+    for text in ["9/second sliding-log", "9/second concurrency"] {
+        assert_eq!(
+            refused(text, Lease::Units(1)),
+            format!(
+                "policy `a` has a lease, but nothing can be drawn ahead from `{text}`: \
+                 leave the lease out, or use fixed-window, sliding-window or token-bucket"
+            )
+        );
+    }
+    let pro = Match::any().and("plan", Condition::equal("pro"));
+    let replaced = policy("a", "9/s").overriding(pro, [limit("9/s sliding-log")]);
+    assert!(PolicySet::new([replaced.leased(Lease::Units(1))]).is_err());
+    assert!(PolicySet::new([policy("a", "9/s burst 20").leased(Lease::Percent(100))]).is_ok());
+}
+
+#[test]
+fn a_tag_outside_the_key_is_refused() {
+    let error = PolicySet::new([policy("a", "1/s").per(["ip"]).tagged_by("user")]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "policy `a` is tagged by `user`, which is not in its key: add it to `per`"
+    );
+    assert!(PolicySet::new([policy("a", "1/s").per(["ip", "user"]).tagged_by("user")]).is_ok());
+}
+
+#[test]
+fn policies_that_may_meet_on_different_servers_are_named() {
+    let at = |path: &str| Condition::equal(path);
+    let set = PolicySet::new([
+        policy("ip", "1/s").per(["ip"]),
+        policy("ip-long", "9/h").per(["ip"]),
+        policy("ip-path", "1/s").per(["path", "ip"]).tagged_by("ip"),
+        policy("user", "1/s").per(["user"]),
+        policy("all", "1/s").tagged("global"),
+        policy("all-long", "1/h").tagged("global"),
+        policy("login", "1/s").matching("path", at("/login")).tagged("login"),
+        policy("logout", "1/s").matching("path", at("/logout")).tagged("logout"),
+        policy("edge", "1/s").in_domain("edge"),
+    ])
+    .unwrap();
+    let split: Vec<_> =
+        set.split_tags().iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
+    let has = |a: &str, b: &str| split.contains(&(a.to_owned(), b.to_owned()));
+    for (a, b) in [("ip", "ip-long"), ("ip", "ip-path"), ("all", "all-long"), ("login", "logout")] {
+        assert!(!has(a, b), "{a} {b}");
+    }
+    for (a, b) in [("ip", "user"), ("ip-path", "user"), ("user", "all"), ("user", "login")] {
+        assert!(has(a, b), "{a} {b}");
+    }
+    assert!(!split.iter().any(|(a, b)| a == "edge" || b == "edge"));
 }
 
 /// The index finds what looking at every policy finds.

@@ -1,0 +1,110 @@
+//! The limiter over a store that a test has in its hands.
+
+use std::sync::{Arc, Mutex};
+
+use tollgate::{
+    Answer, Charge, KeyBuf, ManualClock, MemoryStore, Policy, PolicySet, Request, SharedLimiter,
+    Store, algorithm::Outcome, policy::Lease,
+};
+
+use crate::limit;
+
+/// A memory store that remembers what it was asked.
+#[derive(Clone, Debug)]
+pub(crate) struct Double {
+    store: MemoryStore,
+    asked: Arc<Mutex<Vec<Asked>>>,
+}
+
+/// One charge of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Asked {
+    pub(crate) policy: String,
+    pub(crate) key: KeyBuf,
+    pub(crate) tag: KeyBuf,
+    pub(crate) lease: u64,
+}
+
+impl Double {
+    pub(crate) fn new(clock: &ManualClock) -> Self {
+        Self { store: MemoryStore::new(1_000, clock.clone()), asked: Arc::default() }
+    }
+
+    /// What was asked since the last time.
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut self.asked.lock().unwrap())
+    }
+
+    fn note(&self, charges: &[Charge<'_>]) {
+        self.asked.lock().unwrap().extend(charges.iter().map(|charge| Asked {
+            policy: charge.policy.to_string(),
+            key: charge.key.to_buf(),
+            tag: charge.tag.to_buf(),
+            lease: charge.lease,
+        }));
+    }
+}
+
+impl Store for Double {
+    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
+        self.note(charges);
+        self.store.charge(charges)
+    }
+
+    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.note(&[*charge]);
+        Store::refund(&self.store, charge)
+    }
+
+    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.note(&[*charge]);
+        Store::reset(&self.store, charge)
+    }
+
+    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.note(&[*charge]);
+        Store::release(&self.store, charge)
+    }
+
+    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
+        self.note(&[*charge]);
+        Store::renew(&self.store, charge)
+    }
+}
+
+pub(crate) fn policy(name: &str, text: &str) -> Policy {
+    Policy::new(name.parse().unwrap(), [limit(text)])
+}
+
+#[test]
+fn charges_carry_the_tag_and_the_lease_of_their_policy() {
+    let store = Double::new(&ManualClock::new());
+    let policies = PolicySet::new([
+        policy("key", "100/hour").per(["key"]).leased(Lease::Percent(5)),
+        policy("part", "100/hour").per(["path", "key"]).tagged_by("key"),
+        policy("name", "100/hour").per(["path"]).tagged("all"),
+    ]);
+    let limiter = SharedLimiter::new(store.clone(), policies.unwrap());
+    let tags = || -> Vec<_> { store.asked().iter().map(|asked| asked.tag.clone()).collect() };
+    let one = |text: &str| tollgate::KeyRef::new(text.as_bytes()).to_buf();
+
+    let request = Request::new().with("key", "alice").with("path", "/x");
+    let _ = pollster::block_on(limiter.check_request(&request)).unwrap();
+    let asked = store.asked();
+    let tags_of_request: Vec<_> = asked.iter().map(|asked| asked.tag.clone()).collect();
+    assert_eq!(tags_of_request, [one("alice"), one("alice"), one("all")]);
+    assert_eq!(asked.iter().map(|asked| asked.lease).collect::<Vec<_>>(), [5, 0, 0]);
+
+    // Where the attribute is missing, the key is the tag.
+    let anonymous = Request::new().with("path", "/x");
+    let _ = pollster::block_on(limiter.check_request(&anonymous)).unwrap();
+    assert!(store.asked()[..2].iter().all(|asked| asked.tag == asked.key));
+
+    // What is given back has to find what was charged.
+    let _ = pollster::block_on(limiter.check("alice")).unwrap();
+    let charged = tags();
+    pollster::block_on(limiter.refund("alice", 1)).unwrap();
+    assert_eq!(tags(), charged);
+    pollster::block_on(limiter.reset("alice")).unwrap();
+    assert_eq!(tags(), charged);
+}
