@@ -1,6 +1,6 @@
 use std::{convert::Infallible, fmt, sync::Arc};
 
-use super::{Limiter, path::Path, turnstile::Turnstile};
+use super::{Limiter, core::Core, path::Path, turnstile::Turnstile};
 use crate::{
     Limit, MemoryStore, ParseLimitError, PolicySet,
     clock::{Clock, Sleep, Timestamp},
@@ -88,7 +88,7 @@ impl LimiterBuilder {
             None => MemoryStore::bounded(max_keys),
         };
         let turnstile = self.max_waiters.map_or_else(Turnstile::default, Turnstile::new);
-        Ok(Limiter::new(Path::new(policies), store, turnstile))
+        Ok(Limiter::new(Core::new(Path::new(policies), store, turnstile)))
     }
 }
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::{
     Limiter,
-    path::{self, Item, Items, Path},
+    path::{self, Answered, Item, Items, Path},
 };
 use crate::{
     Charge, CostError, Decision, Key, PolicySet, Request, Stats, Store, StoreError,
@@ -115,17 +115,19 @@ impl SharedLimiter {
 /// A limiter of this process, for code that takes any.
 impl From<Limiter> for SharedLimiter {
     fn from(limiter: Limiter) -> Self {
-        let path = limiter.inner.path.succeeded_by(limiter.policies().clone());
+        let path = limiter.inner.core.path.succeeded_by(limiter.policies().clone());
         Self { inner: Arc::new(Inner { path, store: Arc::new(limiter.store().clone()) }) }
     }
 }
 
 impl Inner {
-    async fn charge(&self, mut items: Items<'_>, cost: u64) -> Result<Decision, CheckError> {
-        let unfit = self.path.fit(&mut items, cost)?;
-        let charges: Vec<_> = items.iter().map(|&item| self.charge_of(item, cost)).collect();
+    async fn charge(&self, items: Items<'_>, cost: u64) -> Result<Decision, CheckError> {
+        let fit = self.path.fit(items, cost)?;
+        let charges: Vec<_> = fit.items.iter().map(|&item| self.charge_of(item, cost)).collect();
         let outcomes = self.ask(&charges).await?;
-        Ok(self.path.fold(&items, &outcomes, &unfit, (cost, now())))
+        let answered = Answered { decision: self.path.fold(&fit, &outcomes), outcomes, now: now() };
+        self.path.count(&fit, &answered);
+        Ok(answered.decision)
     }
 
     /// One outcome for each charge, or an error. No charges are no question.
