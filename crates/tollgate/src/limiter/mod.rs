@@ -2,6 +2,7 @@
 
 mod builder;
 mod core;
+mod failure;
 mod path;
 mod permit;
 mod shared;
@@ -23,7 +24,7 @@ use crate::{
     },
 };
 
-pub use builder::{BuildError, LimiterBuilder};
+pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
 pub use permit::{Admission, Permit};
 pub use shared::{CheckError, SharedLimiter};
 pub use waiting::WaitError;
@@ -74,9 +75,7 @@ struct Single {
 impl Limiter {
     /// A limiter that gives each key this limit, with the defaults: at most a million keys, the system's clock.
     pub fn memory(limit: Limit) -> Self {
-        let policies = PolicySet::of_limits([limit]).unwrap_or_else(|error| {
-            unreachable!("one limit cannot contradict itself: {error}");
-        });
+        let policies = PolicySet::of_limit(limit);
         Self::new(Core::new(Path::new(policies), MemoryStore::default(), Turnstile::default()))
     }
 
@@ -182,10 +181,7 @@ impl Limiter {
 
     /// The same limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
     pub fn with_limit(&self, limit: Limit) -> Self {
-        let policies = PolicySet::of_limits([limit]).unwrap_or_else(|error| {
-            unreachable!("one limit cannot contradict itself: {error}");
-        });
-        self.with_policies(policies)
+        self.with_policies(PolicySet::of_limit(limit))
     }
 
     /// A limiter with other policies on the same state and statistics.

@@ -134,6 +134,9 @@ impl Path {
             if let Some(event) = event {
                 self.meter.count(target.policy, event, key, *now);
             }
+            if decision.is_degraded() {
+                self.meter.count_degraded(target.policy);
+            }
             first = end;
         }
     }

@@ -1,4 +1,10 @@
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use smallvec::SmallVec;
 
@@ -119,8 +125,9 @@ impl Drop for Permit {
     }
 }
 
-/// Never 0, which is no permit.
+/// Never 0, which is no permit. Other processes give other ids: each begins somewhere else.
 pub(super) fn next_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    static FIRST: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    FIRST.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)).max(1)
 }

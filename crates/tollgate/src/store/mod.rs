@@ -80,7 +80,9 @@ impl<'a> Charge<'a> {
 }
 
 /// Why a store could not answer. A denial is never one of these.
-#[derive(Debug, thiserror::Error)]
+///
+/// All but `Unsupported` are the store's failure: a charge is then decided by the failure mode of each policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// No answer in time. Whether the charge was taken is unknown.
@@ -89,7 +91,7 @@ pub enum StoreError {
     /// The store cannot be reached.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// The store cannot do what was asked, now or later.
+    /// The store cannot do what was asked, now or later: the caller's mistake.
     #[error("the store cannot do this: {0}")]
     Unsupported(String),
     /// Something that should not happen, such as a foreign value under one of our keys.

@@ -4,16 +4,17 @@ use std::sync::{Arc, Mutex};
 
 use tollgate::{
     Answer, Charge, KeyBuf, ManualClock, MemoryStore, Policy, PolicySet, Request, SharedLimiter,
-    Store, algorithm::Outcome, policy::Lease,
+    Store, StoreError, algorithm::Outcome, policy::Lease,
 };
 
 use crate::limit;
 
-/// A memory store that remembers what it was asked.
+/// A memory store that remembers what it was asked, and answers only as long as the test lets it.
 #[derive(Clone, Debug)]
 pub(crate) struct Double {
     store: MemoryStore,
     asked: Arc<Mutex<Vec<Asked>>>,
+    failing: Arc<Mutex<Option<StoreError>>>,
 }
 
 /// One charge of a call.
@@ -27,7 +28,18 @@ pub(crate) struct Asked {
 
 impl Double {
     pub(crate) fn new(clock: &ManualClock) -> Self {
-        Self { store: MemoryStore::new(1_000, clock.clone()), asked: Arc::default() }
+        let store = MemoryStore::new(1_000, clock.clone());
+        Self { store, asked: Arc::default(), failing: Arc::default() }
+    }
+
+    /// From now on every call fails.
+    pub(crate) fn fail(&self, error: StoreError) {
+        *self.failing.lock().unwrap() = Some(error);
+    }
+
+    /// From now on calls are answered again.
+    pub(crate) fn recover(&self) {
+        *self.failing.lock().unwrap() = None;
     }
 
     /// What was asked since the last time.
@@ -35,40 +47,43 @@ impl Double {
         std::mem::take(&mut self.asked.lock().unwrap())
     }
 
-    fn note(&self, charges: &[Charge<'_>]) {
+    fn answer<'a, T: Send + 'a>(
+        &'a self,
+        charges: &[Charge<'_>],
+        answer: impl FnOnce() -> Answer<'a, T> + Send + 'a,
+    ) -> Answer<'a, T> {
         self.asked.lock().unwrap().extend(charges.iter().map(|charge| Asked {
             policy: charge.policy.to_string(),
             key: charge.key.to_buf(),
             tag: charge.tag.to_buf(),
             lease: charge.lease,
         }));
+        match self.failing.lock().unwrap().clone() {
+            Some(error) => Box::pin(async move { Err(error) }),
+            None => answer(),
+        }
     }
 }
 
 impl Store for Double {
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        self.note(charges);
-        self.store.charge(charges)
+        self.answer(charges, || self.store.charge(charges))
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.note(&[*charge]);
-        Store::refund(&self.store, charge)
+        self.answer(&[*charge], || Store::refund(&self.store, charge))
     }
 
     fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.note(&[*charge]);
-        Store::reset(&self.store, charge)
+        self.answer(&[*charge], || Store::reset(&self.store, charge))
     }
 
     fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.note(&[*charge]);
-        Store::release(&self.store, charge)
+        self.answer(&[*charge], || Store::release(&self.store, charge))
     }
 
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
-        self.note(&[*charge]);
-        Store::renew(&self.store, charge)
+        self.answer(&[*charge], || Store::renew(&self.store, charge))
     }
 }
 
