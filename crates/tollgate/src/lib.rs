@@ -21,6 +21,6 @@ pub use limiter::{
     SharedLimiterBuilder, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
-pub use request::Request;
+pub use request::{Request, RequestIdError};
 pub use stats::{PolicyStats, Stats, TopKey};
 pub use store::{Answer, Charge, MemoryStore, MemoryUsage, Store, StoreError};

@@ -144,7 +144,7 @@ impl Limiter {
         }
     }
 
-    /// Charges a request to every policy that covers it, all or nothing.
+    /// Charges a request to every policy that covers it, all or nothing. Its [id](Request::id), if any, is ignored.
     pub fn check_request(&self, request: &Request<'_>) -> Result<Decision, CostError> {
         let plan = self.inner.core.path.policies.plan(request);
         self.inner.charge(items(&plan), request.units(), 0)

@@ -86,7 +86,7 @@ impl SharedLimiter {
     /// Charges `cost` units.
     pub async fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CheckError> {
         let plan = key.with(|key| self.inner.core.path.plan_key(key));
-        self.inner.charge(super::items(&plan), cost).await
+        self.inner.charge(super::items(&plan), cost, None).await
     }
 
     /// Tells whether one unit would be admitted, without charging anything.
@@ -94,10 +94,11 @@ impl SharedLimiter {
         self.check_cost(key, 0).await
     }
 
-    /// Charges a request to every policy that covers it, all or nothing.
+    /// Charges a request to every policy that covers it, all or nothing. One with an [id](Request::id) is counted once,
+    /// however often it is asked, by stores that [can](Store::charge_once); for others it is an error.
     pub async fn check_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
         let plan = self.inner.core.path.policies.plan(request);
-        self.inner.charge(super::items(&plan), request.units()).await
+        self.inner.charge(super::items(&plan), request.units(), request.id_bytes()).await
     }
 
     /// Charges several keys under several limits, all or nothing: for limits that no policy describes.
@@ -105,7 +106,7 @@ impl SharedLimiter {
     /// Where there is no policy there is no failure mode: if the store fails, so does this, and the caller decides.
     pub async fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CheckError> {
         let fit = path::fit_charges(charges)?;
-        let outcomes = self.inner.charge_store(&fit).await?;
+        let outcomes = self.inner.charge_store(&fit, None).await?;
         Ok(path::fold_charges(charges, &fit, &outcomes))
     }
 
@@ -161,18 +162,29 @@ impl From<Limiter> for SharedLimiter {
 }
 
 impl Inner {
-    async fn charge(&self, items: Items<'_>, cost: u64) -> Result<Decision, CheckError> {
+    async fn charge(
+        &self,
+        items: Items<'_>,
+        cost: u64,
+        id: Option<&[u8]>,
+    ) -> Result<Decision, CheckError> {
         let fit = self.core.path.fit(items, cost)?;
-        let answered = self.ask(&fit, permit::next_id()).await?;
+        let answered = self.ask(&fit, permit::next_id(), id).await?;
         self.core.path.count(&fit, &answered);
         Ok(answered.decision)
     }
 
     /// Charges the store, or where it fails, falls back. Counts nothing yet.
-    async fn ask(&self, fit: &Fit<'_>, permit: u64) -> Result<Answered, StoreError> {
+    async fn ask(
+        &self,
+        fit: &Fit<'_>,
+        permit: u64,
+        id: Option<&[u8]>,
+    ) -> Result<Answered, StoreError> {
         let charge = |&item: &_| self.charge_of(item, fit.cost, permit);
         let charges: Vec<_> = fit.items.iter().map(charge).collect();
-        match self.charge_store(&charges).await {
+        // A peek changes nothing, so it can be asked as often as one likes.
+        match self.charge_store(&charges, id.filter(|_| fit.cost > 0)).await {
             Ok(outcomes) => {
                 let decision = self.core.path.fold(fit, &outcomes);
                 Ok(Answered { decision, outcomes, now: self.core.memory.now() })
@@ -183,11 +195,18 @@ impl Inner {
     }
 
     /// One outcome for each charge, or an error. No charges are no question.
-    async fn charge_store(&self, charges: &[Charge<'_>]) -> Result<Vec<Outcome>, StoreError> {
+    async fn charge_store(
+        &self,
+        charges: &[Charge<'_>],
+        id: Option<&[u8]>,
+    ) -> Result<Vec<Outcome>, StoreError> {
         if charges.is_empty() {
             return Ok(Vec::new());
         }
-        let outcomes = self.store.charge(charges).await;
+        let outcomes = match id {
+            Some(id) => self.store.charge_once(id, charges).await,
+            None => self.store.charge(charges).await,
+        };
         self.heard(outcomes.and_then(|outcomes| {
             if outcomes.len() == charges.len() {
                 return Ok(outcomes);

@@ -2,7 +2,11 @@
 
 pub(crate) mod memory;
 
-use std::{fmt, future::Future, pin::Pin};
+use std::{
+    fmt,
+    future::{Future, ready},
+    pin::Pin,
+};
 
 use crate::{KeyRef, Limit, algorithm::Outcome, policy::PolicyName};
 
@@ -25,6 +29,20 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// When the request as a whole is denied, a charge that would have fit says so and reports what remains untouched.
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>>;
+
+    /// As [`Store::charge`], but the same `id` within a short time gives the same answer and counts once: for a caller
+    /// that does not know whether its charges were taken. How long that is, the store says. An id has up to
+    /// [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
+    ///
+    /// By default [unsupported](StoreError::Unsupported).
+    fn charge_once<'a>(
+        &'a self,
+        id: &'a [u8],
+        charges: &'a [Charge<'a>],
+    ) -> Answer<'a, Vec<Outcome>> {
+        let _ = (id, charges);
+        Box::pin(ready(Err(StoreError::Unsupported("it takes no request ids".to_owned()))))
+    }
 
     /// Gives back up to `charge.cost` units, and no more than are used.
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
