@@ -37,6 +37,8 @@ pub enum Source {
     DenyCache,
     /// Units that this process had drawn from the store ahead.
     Lease,
+    /// The failure modes of the policies, while the store cannot answer.
+    Fallback,
     /// Nothing: no policy covers the request.
     Unlimited,
 }
@@ -49,6 +51,7 @@ impl Source {
             Self::Overflow => "overflow",
             Self::DenyCache => "deny-cache",
             Self::Lease => "lease",
+            Self::Fallback => "fallback",
             Self::Unlimited => "unlimited",
         }
     }
@@ -120,6 +123,12 @@ impl Decision {
     /// Where the answer came from.
     pub fn source(&self) -> Source {
         self.source
+    }
+
+    /// Whether it was made without the store, which could not answer, by the failure mode of each policy. The numbers
+    /// then speak of what this process knows, and the limit is the policy's, of which it may have only a share.
+    pub fn is_degraded(&self) -> bool {
+        self.source == Source::Fallback
     }
 
     /// `Err` if denied.
@@ -221,6 +230,7 @@ impl fmt::Debug for Decision {
             .field("reset_after", &self.reset_after())
             .field("source", &self.source)
             .field("shadow_denied", &self.shadow_denied)
+            .field("degraded", &self.is_degraded())
             .finish()
     }
 }

@@ -17,9 +17,10 @@ pub use decision::{CostError, Decision, Denied, Source};
 pub use key::{Key, KeyBuf, KeyRef};
 pub use limit::{Limit, LimitError, ParseLimitError};
 pub use limiter::{
-    Admission, BuildError, CheckError, Limiter, LimiterBuilder, Permit, SharedLimiter, WaitError,
+    Admission, BuildError, CheckError, Limiter, LimiterBuilder, Permit, SharedLimiter,
+    SharedLimiterBuilder, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
-pub use request::Request;
+pub use request::{Request, RequestIdError};
 pub use stats::{PolicyStats, Stats, TopKey};
 pub use store::{Answer, Charge, MemoryStore, MemoryUsage, Store, StoreError};

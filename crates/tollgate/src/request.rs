@@ -17,15 +17,24 @@ pub struct Request<'a> {
     domain: &'a str,
     attributes: SmallVec<[(&'a str, &'a [u8]); 8]>,
     cost: u64,
+    id: Option<&'a [u8]>,
 }
+
+/// An id that is empty or too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the id of a request has from 1 to {max} bytes, not {0}", max = Request::MAX_ID)]
+pub struct RequestIdError(usize);
 
 impl<'a> Request<'a> {
     /// The attribute that stands for the key of a request that has nothing else.
     pub const KEY: &'static str = "key";
 
+    /// The longest id, in bytes.
+    pub const MAX_ID: usize = 128;
+
     /// A request of the default domain, without attributes, at a cost of 1.
     pub fn new() -> Self {
-        Self { domain: "", attributes: SmallVec::new(), cost: 1 }
+        Self { domain: "", attributes: SmallVec::new(), cost: 1, id: None }
     }
 
     /// Adds an attribute. Of several with one name, the first counts.
@@ -47,6 +56,19 @@ impl<'a> Request<'a> {
         Self { cost, ..self }
     }
 
+    /// Gives the request an id, by which [`SharedLimiter::check_request`](crate::SharedLimiter::check_request) can be
+    /// asked again when the answer was lost: the same id within a short time gets the same answer and counts once.
+    ///
+    /// Ids are unique among all requests to a store. Whoever chooses them can pass twice for the price of one, so they
+    /// are for callers that you trust. A [`Limiter`](crate::Limiter) always answers, and ignores them.
+    pub fn id(self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Result<Self, RequestIdError> {
+        let id = id.as_ref();
+        match id.len() {
+            1..=Self::MAX_ID => Ok(Self { id: Some(id), ..self }),
+            length => Err(RequestIdError(length)),
+        }
+    }
+
     /// The domain.
     pub fn domain(&self) -> &'a str {
         self.domain
@@ -55,6 +77,11 @@ impl<'a> Request<'a> {
     /// The units it takes.
     pub fn units(&self) -> u64 {
         self.cost
+    }
+
+    /// The id, if it has one.
+    pub fn id_bytes(&self) -> Option<&'a [u8]> {
+        self.id
     }
 
     /// The value of an attribute, if the request has it.

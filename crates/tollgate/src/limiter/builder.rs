@@ -1,16 +1,17 @@
 use std::{convert::Infallible, fmt, sync::Arc};
 
-use super::{Limiter, path::Path, turnstile::Turnstile};
+use super::{Limiter, SharedLimiter, core::Core, path::Path, turnstile::Turnstile};
 use crate::{
-    Limit, MemoryStore, ParseLimitError, PolicySet,
+    Limit, MemoryStore, ParseLimitError, PolicySet, Store,
     clock::{Clock, Sleep, Timestamp},
     policy::PolicyError,
 };
 
-/// Builds a [`Limiter`]. What is wrong with any setting is told by [`build`](Self::build).
+/// Builds a [`Limiter`], or with a [`Store`] a [`SharedLimiter`]. What is wrong with any setting is told by `build`.
 #[derive(Debug, Default)]
 #[must_use = "call `build`"]
-pub struct LimiterBuilder {
+pub struct LimiterBuilder<S = ()> {
+    store: S,
     limits: Vec<Limit>,
     policies: Option<PolicySet>,
     max_keys: Option<usize>,
@@ -19,7 +20,10 @@ pub struct LimiterBuilder {
     error: Option<BuildError>,
 }
 
-/// Why a [`Limiter`] cannot be built.
+/// Builds a [`SharedLimiter`].
+pub type SharedLimiterBuilder = LimiterBuilder<Arc<dyn Store>>;
+
+/// Why a limiter cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -38,6 +42,35 @@ pub enum BuildError {
 }
 
 impl LimiterBuilder {
+    /// The limiter, or the first thing that is wrong.
+    pub fn build(self) -> Result<Limiter, BuildError> {
+        Ok(Limiter::new(self.finish()?.1))
+    }
+}
+
+impl SharedLimiterBuilder {
+    pub(super) fn over(store: impl Store) -> Self {
+        Self {
+            store: Arc::new(store),
+            limits: Vec::new(),
+            policies: None,
+            max_keys: None,
+            max_waiters: None,
+            clock: None,
+            error: None,
+        }
+    }
+
+    /// The limiter, or the first thing that is wrong.
+    pub fn build(self) -> Result<SharedLimiter, BuildError> {
+        let (store, core) = self.finish()?;
+        Ok(SharedLimiter::over(store, core))
+    }
+}
+
+/// The settings that both have. Where there is a store, `max_keys` is for the memory to fall back on, and the clock is
+/// for that and for waiting: the store has a time of its own.
+impl<S> LimiterBuilder<S> {
     /// Gives each key this limit, besides those given before: text such as `"100/minute"`, or a [`Limit`].
     pub fn limit<L>(mut self, limit: L) -> Self
     where
@@ -71,8 +104,7 @@ impl LimiterBuilder {
         Self { clock: Some(Arc::new(clock)), ..self }
     }
 
-    /// The limiter, or the first thing that is wrong.
-    pub fn build(self) -> Result<Limiter, BuildError> {
+    fn finish(self) -> Result<(S, Core), BuildError> {
         if let Some(error) = self.error {
             return Err(error);
         }
@@ -83,12 +115,12 @@ impl LimiterBuilder {
             (None, limits) => PolicySet::of_limits(limits)?,
         };
         let max_keys = self.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
-        let store = match self.clock {
+        let memory = match self.clock {
             Some(clock) => MemoryStore::new(max_keys, Shared(clock)),
             None => MemoryStore::bounded(max_keys),
         };
         let turnstile = self.max_waiters.map_or_else(Turnstile::default, Turnstile::new);
-        Ok(Limiter::new(Path::new(policies), store, turnstile))
+        Ok((self.store, Core::new(Path::new(policies), memory, turnstile)))
     }
 }
 

@@ -1,6 +1,8 @@
 //! The one handle: [`Limiter`] in this process, [`SharedLimiter`] over any store.
 
 mod builder;
+mod core;
+mod failure;
 mod path;
 mod permit;
 mod shared;
@@ -10,11 +12,9 @@ mod waiting;
 use std::{ops::Range, sync::Arc};
 
 use arrayvec::ArrayVec;
-use smallvec::SmallVec;
 
 use crate::{
-    Algorithm, Charge, CostError, Decision, Key, KeyRef, Limit, MemoryStore, PolicySet, Request,
-    Stats,
+    Charge, CostError, Decision, Key, KeyRef, Limit, MemoryStore, PolicySet, Request, Stats,
     algorithm::Outcome,
     policy::{Planned, PolicyName},
     stats::Event,
@@ -24,13 +24,14 @@ use crate::{
     },
 };
 
-pub use builder::{BuildError, LimiterBuilder};
+pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
 pub use permit::{Admission, Permit};
 pub use shared::{CheckError, SharedLimiter};
 pub use waiting::WaitError;
 
 use self::{
-    path::{Item, Items, Path},
+    core::Core,
+    path::{Items, Path},
     turnstile::Turnstile,
 };
 
@@ -57,15 +58,11 @@ pub struct Limiter {
 
 #[derive(Debug)]
 struct Inner {
-    path: Path,
-    store: MemoryStore,
-    /// For each of the policy set's targets, what its keys are hashed with.
-    scopes: Box<[Scope]>,
+    core: Core,
     /// The targets of a set that is one plain policy by key: nothing to match.
     direct: Option<Range<usize>>,
     /// A direct set of one limit with a fixed-size state: nothing to fold either.
     single: Option<Single>,
-    turnstile: Turnstile,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,10 +75,8 @@ struct Single {
 impl Limiter {
     /// A limiter that gives each key this limit, with the defaults: at most a million keys, the system's clock.
     pub fn memory(limit: Limit) -> Self {
-        let policies = PolicySet::of_limits([limit]).unwrap_or_else(|error| {
-            unreachable!("one limit cannot contradict itself: {error}");
-        });
-        Self::new(Path::new(policies), MemoryStore::default(), Turnstile::default())
+        let policies = PolicySet::of_limit(limit);
+        Self::new(Core::new(Path::new(policies), MemoryStore::default(), Turnstile::default()))
     }
 
     /// A limiter with several limits, policies, a clock or a bound of your choice.
@@ -89,18 +84,15 @@ impl Limiter {
         LimiterBuilder::default()
     }
 
-    fn new(path: Path, store: MemoryStore, turnstile: Turnstile) -> Self {
-        let targets = path.policies.targets();
-        let scopes: Box<[_]> =
-            targets.iter().map(|target| store.scope(target.name, &target.limit)).collect();
-        let direct = path.policies.direct();
-        let single = match (targets, &*scopes, &direct) {
+    fn new(core: Core) -> Self {
+        let direct = core.path.policies.direct();
+        let single = match (core.path.policies.targets(), &*core.scopes, &direct) {
             ([target], [scope], Some(_)) if !target.limit.algorithm().keeps_log() => {
                 Some(Single { name: target.name, limit: target.limit, scope: *scope })
             }
             _ => None,
         };
-        Self { inner: Arc::new(Inner { path, store, scopes, direct, single, turnstile }) }
+        Self { inner: Arc::new(Inner { core, direct, single }) }
     }
 
     /// Charges one unit to `key` if every limit has room, and to none of them otherwise.
@@ -152,9 +144,9 @@ impl Limiter {
         }
     }
 
-    /// Charges a request to every policy that covers it, all or nothing.
+    /// Charges a request to every policy that covers it, all or nothing. Its [id](Request::id), if any, is ignored.
     pub fn check_request(&self, request: &Request<'_>) -> Result<Decision, CostError> {
-        let plan = self.inner.path.policies.plan(request);
+        let plan = self.inner.core.path.policies.plan(request);
         self.inner.charge(items(&plan), request.units(), 0)
     }
 
@@ -173,26 +165,23 @@ impl Limiter {
     /// ```
     pub fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CostError> {
         let fit = path::fit_charges(charges)?;
-        let outcomes = self.inner.store.charge_now(&fit);
+        let outcomes = self.inner.core.memory.charge_now(&fit);
         Ok(path::fold_charges(charges, &fit, &outcomes))
     }
 
     /// Gives back up to `cost` units, and no more than are used.
     pub fn refund(&self, key: impl Key, cost: u64) {
-        key.with(|key| self.inner.each_slot(key, cost, |slot| self.inner.store.refund(slot)));
+        key.with(|key| self.inner.each_slot(key, cost, |slot| self.inner.core.memory.refund(slot)));
     }
 
     /// Forgets what was charged to a key.
     pub fn reset(&self, key: impl Key) {
-        key.with(|key| self.inner.each_slot(key, 0, |slot| self.inner.store.reset(slot)));
+        key.with(|key| self.inner.each_slot(key, 0, |slot| self.inner.core.memory.reset(slot)));
     }
 
     /// The same limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
     pub fn with_limit(&self, limit: Limit) -> Self {
-        let policies = PolicySet::of_limits([limit]).unwrap_or_else(|error| {
-            unreachable!("one limit cannot contradict itself: {error}");
-        });
-        self.with_policies(policies)
+        self.with_policies(PolicySet::of_limit(limit))
     }
 
     /// A limiter with other policies on the same state and statistics.
@@ -204,43 +193,42 @@ impl Limiter {
     ///
     /// Both limiters go on side by side; counting goes on in each from where it stands.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
-        let path = self.inner.path.succeeded_by(policies);
-        Self::new(path, self.inner.store.clone(), self.inner.turnstile.clone())
+        Self::new(self.inner.core.succeeded_by(policies))
     }
 
     /// The policies in force.
     pub fn policies(&self) -> &PolicySet {
-        &self.inner.path.policies
+        &self.inner.core.path.policies
     }
 
     /// What has been decided so far.
     pub fn stats(&self) -> Stats {
-        self.inner.path.meter.stats(self.inner.store.now())
+        self.inner.core.stats()
     }
 
     /// Where the state is.
     pub fn store(&self) -> &MemoryStore {
-        &self.inner.store
+        &self.inner.core.memory
     }
 }
 
 impl Inner {
     #[inline]
     fn check_single(&self, single: &Single, key: KeyRef<'_>) -> Decision {
-        let slot = single.slot(self.store.identity(&single.scope, key));
-        let (outcome, now) = self.store.charge_cell(&slot);
+        let slot = single.slot(self.core.memory.identity(&single.scope, key));
+        let (outcome, now) = self.core.memory.charge_cell(&slot);
         self.answer_single(single, key, outcome, now)
     }
 
     fn check_batch<K: Key>(&self, single: &Single, keys: &[K], decisions: &mut Vec<Decision>) {
         let mut ids = ArrayVec::<_, BATCH>::new();
         for key in keys {
-            key.with(|key| ids.push(self.store.identity(&single.scope, key)));
+            key.with(|key| ids.push(self.core.memory.identity(&single.scope, key)));
         }
         let Some(&first) = ids.first() else { return };
-        let tally = self.path.meter.tally();
+        let tally = self.core.path.meter.tally();
         let mut looks = ArrayVec::<_, BATCH>::new();
-        self.store.charge_each(&single.slot(first), &ids, |place, outcome, now| {
+        self.core.memory.charge_each(&single.slot(first), &ids, |place, outcome, now| {
             if let Some(weight) = tally.add(0, event(outcome), now) {
                 looks.push((place, event(outcome), now, weight));
             }
@@ -248,7 +236,7 @@ impl Inner {
         });
         // Only now that the locks are free again: what a key does to be read is not ours to know.
         for (place, event, now, weight) in looks {
-            keys[place].with(|key| self.path.meter.look((0, event), key, now, weight));
+            keys[place].with(|key| self.core.path.meter.look((0, event), key, now, weight));
         }
     }
 
@@ -260,7 +248,7 @@ impl Inner {
         outcome: Outcome,
         now: u64,
     ) -> Decision {
-        self.path.meter.count(0, event(outcome), key, now);
+        self.core.path.meter.count(0, event(outcome), key, now);
         Decision::of(single.name, single.limit, outcome)
     }
 
@@ -273,40 +261,27 @@ impl Inner {
         match &self.direct {
             Some(direct) => then(direct.clone().map(|target| (target, key)).collect()),
             None => {
-                let plan = self.path.plan_key(key);
+                let plan = self.core.path.plan_key(key);
                 then(items(&plan))
             }
         }
     }
 
-    fn charge(&self, mut items: Items<'_>, cost: u64, permit: u64) -> Result<Decision, CostError> {
-        let unfit = self.path.fit(&mut items, cost)?;
-        let slots: SmallVec<[Slot<'_>; 8]> =
-            items.iter().map(|&item| self.slot(item, cost, permit)).collect();
-        let (outcomes, now) = self.store.charge_all(&slots);
-        Ok(self.path.fold(&items, &outcomes, &unfit, (cost, now)))
-    }
-
-    fn slot<'a>(&'a self, item: Item<'_>, cost: u64, permit: u64) -> Slot<'a> {
-        let (scope, target) = (&self.scopes[item.0], self.path.target(item));
-        let id = self.store.identity(scope, item.1);
-        let permit = if target.limit.algorithm() == Algorithm::Concurrency { permit } else { 0 };
-        Slot { scope, id, limit: &target.limit, cost, permit, enforced: target.enforced }
+    fn charge(&self, items: Items<'_>, cost: u64, permit: u64) -> Result<Decision, CostError> {
+        let fit = self.core.path.fit(items, cost)?;
+        let answered = self.core.ask(&fit, permit);
+        self.core.path.count(&fit, &answered);
+        Ok(answered.decision)
     }
 
     /// Gives something back to each limit of a key, and lets whoever waits for it look again.
     fn each_slot(&self, key: KeyRef<'_>, cost: u64, mut give_back: impl FnMut(&Slot<'_>)) {
         self.with_items(key, |items| {
-            items.iter().for_each(|&item| give_back(&self.slot(item, cost, 0)));
-            if let Some(queue) = self.queue_of(&items) {
-                self.turnstile.nudge(queue);
+            items.iter().for_each(|&item| give_back(&self.core.slot(item, cost, 0)));
+            if let Some(queue) = self.core.queue_of(&items) {
+                self.core.turnstile.nudge(queue);
             }
         });
-    }
-
-    /// Which queue those wait in who wait for all of these limits: that of the first.
-    fn queue_of(&self, items: &[Item<'_>]) -> Option<Identity> {
-        items.first().map(|&item| self.slot(item, 0, 0).id)
     }
 }
 

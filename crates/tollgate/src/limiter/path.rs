@@ -23,6 +23,26 @@ pub(super) type Item<'a> = (usize, KeyRef<'a>);
 /// Up to eight without a heap.
 pub(super) type Items<'a> = SmallVec<[Item<'a>; 8]>;
 
+/// A request whose cost can be admitted.
+#[derive(Debug)]
+pub(super) struct Fit<'a> {
+    /// What is charged.
+    pub(super) items: Items<'a>,
+    /// The limits in shadow mode that the cost does not fit.
+    unfit: SmallVec<[Item<'a>; 2]>,
+    pub(super) cost: u64,
+}
+
+/// What a store has made of a request.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) decision: Decision,
+    /// One for each item.
+    pub(super) outcomes: Vec<Outcome>,
+    /// When, in microseconds.
+    pub(super) now: u64,
+}
+
 impl Path {
     pub(super) fn new(policies: PolicySet) -> Self {
         let meter = Meter::new(names(&policies));
@@ -53,12 +73,8 @@ impl Path {
     }
 
     /// Refuses a cost that could never be admitted. A policy in shadow mode refuses nothing, so its limits that the
-    /// cost does not fit are taken out, and returned.
-    pub(super) fn fit<'a>(
-        &self,
-        items: &mut Items<'a>,
-        cost: u64,
-    ) -> Result<SmallVec<[Item<'a>; 2]>, CostError> {
+    /// cost does not fit are taken out.
+    pub(super) fn fit<'a>(&self, mut items: Items<'a>, cost: u64) -> Result<Fit<'a>, CostError> {
         let mut unfit = SmallVec::new();
         for &item in items.iter() {
             let target = self.target(item);
@@ -71,20 +87,14 @@ impl Path {
         if !unfit.is_empty() {
             items.retain(|item| !unfit.contains(item));
         }
-        Ok(unfit)
+        Ok(Fit { items, unfit, cost })
     }
 
-    /// Makes one decision of the outcomes and counts it. Peeks, at a cost of 0, are not counted.
-    pub(super) fn fold(
-        &self,
-        items: &[Item<'_>],
-        outcomes: &[Outcome],
-        unfit: &[Item<'_>],
-        (cost, now): (u64, u64),
-    ) -> Decision {
+    /// Makes one decision of the outcomes.
+    pub(super) fn fold(&self, fit: &Fit<'_>, outcomes: &[Outcome]) -> Decision {
         let mut decision = Decision::UNLIMITED;
-        let mut shadow_denied = !unfit.is_empty();
-        for (&item, &outcome) in items.iter().zip(outcomes) {
+        let mut shadow_denied = !fit.unfit.is_empty();
+        for (&item, &outcome) in fit.items.iter().zip(outcomes) {
             let target = self.target(item);
             if target.enforced {
                 decision = decision.and(Decision::of(target.name, target.limit, outcome));
@@ -92,17 +102,23 @@ impl Path {
                 shadow_denied |= !outcome.is_admitted();
             }
         }
-        if cost > 0 {
-            self.count(items, outcomes, decision.allowed, now);
-            for &item in unfit {
-                self.meter.count(self.target(item).policy, Event::ShadowDenied, item.1, now);
-            }
-        }
         Decision { shadow_denied, ..decision }
     }
 
+    /// Counts a request by its answer. Peeks, at a cost of 0, are not counted.
+    pub(super) fn count(&self, fit: &Fit<'_>, answered: &Answered) {
+        if fit.cost == 0 {
+            return;
+        }
+        self.count_policies(&fit.items, answered);
+        for &item in &fit.unfit {
+            self.meter.count(self.target(item).policy, Event::ShadowDenied, item.1, answered.now);
+        }
+    }
+
     /// One event for each policy: the limits of a policy stand side by side.
-    fn count(&self, items: &[Item<'_>], outcomes: &[Outcome], allowed: bool, now: u64) {
+    fn count_policies(&self, items: &[Item<'_>], answered: &Answered) {
+        let Answered { decision, outcomes, now } = answered;
         let mut first = 0;
         while first < items.len() {
             let (target, key) = (self.target(items[first]), items[first].1);
@@ -110,13 +126,16 @@ impl Path {
             let end = first + items[first..].iter().take_while(same).count();
             let admitted = outcomes[first..end].iter().all(|outcome| outcome.is_admitted());
             let event = match (target.enforced, admitted) {
-                (_, true) if allowed => Some(Event::Allowed),
+                (_, true) if decision.allowed => Some(Event::Allowed),
                 (_, true) => None,
                 (true, false) => Some(Event::Denied),
                 (false, false) => Some(Event::ShadowDenied),
             };
             if let Some(event) = event {
-                self.meter.count(target.policy, event, key, now);
+                self.meter.count(target.policy, event, key, *now);
+            }
+            if decision.is_degraded() {
+                self.meter.count_degraded(target.policy);
             }
             first = end;
         }

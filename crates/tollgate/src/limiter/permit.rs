@@ -1,4 +1,10 @@
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use smallvec::SmallVec;
 
@@ -62,7 +68,7 @@ impl Limiter {
 
     /// [`Limiter::acquire`] for a request and the policies that cover it.
     pub fn acquire_request(&self, request: &Request<'_>) -> Result<Admission, CostError> {
-        let plan = self.inner.path.policies.plan(request);
+        let plan = self.inner.core.path.policies.plan(request);
         self.admit(super::items(&plan), request.units())
     }
 
@@ -70,9 +76,9 @@ impl Limiter {
         let id = next_id();
         let decision = self.inner.charge(items.clone(), cost, id)?;
         let permit = decision.is_allowed().then(|| {
-            let queue = self.inner.queue_of(&items);
+            let queue = self.inner.core.queue_of(&items);
             let concurrent = |item: &Item<'_>| {
-                self.inner.path.target(*item).limit.algorithm() == Algorithm::Concurrency
+                self.inner.core.path.target(*item).limit.algorithm() == Algorithm::Concurrency
             };
             let held = items.into_iter().filter(concurrent);
             let held = held.map(|(target, key)| (target, key.to_buf())).collect();
@@ -99,28 +105,29 @@ impl Permit {
     #[must_use = "a lost permit means that somebody else may run"]
     pub fn renew(&self) -> bool {
         // All of them, also after one is lost.
-        self.slots().filter(|slot| !self.limiter.inner.store.renew(slot)).count() == 0
+        self.slots().filter(|slot| !self.limiter.inner.core.memory.renew(slot)).count() == 0
     }
 
     fn slots(&self) -> impl Iterator<Item = Slot<'_>> {
-        let inner = &self.limiter.inner;
-        self.held.iter().map(|(target, key)| inner.slot((*target, key.as_ref()), 0, self.id))
+        let core = &self.limiter.inner.core;
+        self.held.iter().map(|(target, key)| core.slot((*target, key.as_ref()), 0, self.id))
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         for slot in self.slots() {
-            self.limiter.inner.store.release(&slot);
+            self.limiter.inner.core.memory.release(&slot);
         }
         if let Some(queue) = self.queue {
-            self.limiter.inner.turnstile.nudge(queue);
+            self.limiter.inner.core.turnstile.nudge(queue);
         }
     }
 }
 
-/// Never 0, which is no permit.
+/// Never 0, which is no permit. Other processes give other ids: each begins somewhere else.
 pub(super) fn next_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    static FIRST: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    FIRST.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)).max(1)
 }

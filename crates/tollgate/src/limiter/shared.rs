@@ -1,19 +1,22 @@
 use std::sync::Arc;
 
 use super::{
-    Limiter,
-    path::{self, Item, Items, Path},
+    Limiter, SharedLimiterBuilder,
+    core::Core,
+    path::{self, Answered, Fit, Item, Items, Path},
+    permit,
+    turnstile::Turnstile,
 };
 use crate::{
-    Charge, CostError, Decision, Key, PolicySet, Request, Stats, Store, StoreError,
-    algorithm::Outcome,
-    clock::{Clock, SystemClock},
+    Algorithm, Charge, CostError, Decision, Key, Limit, MemoryStore, PolicySet, Request, Stats,
+    Store, StoreError, algorithm::Outcome,
 };
 
 /// Decides whether a request may pass now, over any [`Store`].
 ///
-/// The same policies, decisions and statistics as [`Limiter`]; only the calls wait for the store. An error means that
-/// the machinery failed or was misused, never that the request was denied.
+/// The same policies, decisions and statistics as [`Limiter`]; only the calls wait for the store. A store that fails
+/// is no error either: each policy then decides by its [failure mode](crate::policy::FailureMode), and the decision
+/// says that it is [degraded](Decision::is_degraded). An error is a mistake of the caller, and never a denial.
 ///
 /// ```
 /// # pollster::block_on(async {
@@ -32,26 +35,47 @@ pub struct SharedLimiter {
 
 #[derive(Debug)]
 struct Inner {
-    path: Path,
+    /// Its memory is what there is to fall back on.
+    core: Core,
     store: Arc<dyn Store>,
 }
 
 /// Why there is no decision.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
     /// The cost could never be admitted: the caller's mistake.
     #[error(transparent)]
     Cost(#[from] CostError),
-    /// The store could not answer.
+    /// The store cannot do what was asked; or it failed, and no policy says what then.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl SharedLimiter {
-    /// A limiter over `store`.
+    /// A limiter over `store`, with the defaults.
     pub fn new(store: impl Store, policies: PolicySet) -> Self {
-        Self { inner: Arc::new(Inner { path: Path::new(policies), store: Arc::new(store) }) }
+        let core = Core::new(Path::new(policies), MemoryStore::default(), Turnstile::default());
+        Self::over(Arc::new(store), core)
+    }
+
+    /// A limiter over `store` with limits, policies, a clock or bounds of your choice.
+    ///
+    /// ```
+    /// # pollster::block_on(async {
+    /// use tollgate::{MemoryStore, SharedLimiter};
+    ///
+    /// let limiter = SharedLimiter::builder(MemoryStore::default()).limit("2/minute").build()?;
+    /// assert!(limiter.check("alice").await?.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    pub fn builder(store: impl Store) -> SharedLimiterBuilder {
+        SharedLimiterBuilder::over(store)
+    }
+
+    pub(super) fn over(store: Arc<dyn Store>, core: Core) -> Self {
+        Self { inner: Arc::new(Inner { core, store }) }
     }
 
     /// Charges one unit to `key` if every limit has room, and to none of them otherwise.
@@ -61,8 +85,8 @@ impl SharedLimiter {
 
     /// Charges `cost` units.
     pub async fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CheckError> {
-        let plan = key.with(|key| self.inner.path.plan_key(key));
-        self.inner.charge(super::items(&plan), cost).await
+        let plan = key.with(|key| self.inner.core.path.plan_key(key));
+        self.inner.charge(super::items(&plan), cost, None).await
     }
 
     /// Tells whether one unit would be admitted, without charging anything.
@@ -70,89 +94,143 @@ impl SharedLimiter {
         self.check_cost(key, 0).await
     }
 
-    /// Charges a request to every policy that covers it, all or nothing.
+    /// Charges a request to every policy that covers it, all or nothing. One with an [id](Request::id) is counted once,
+    /// however often it is asked, by stores that [can](Store::charge_once); for others it is an error.
     pub async fn check_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
-        let plan = self.inner.path.policies.plan(request);
-        self.inner.charge(super::items(&plan), request.units()).await
+        let plan = self.inner.core.path.policies.plan(request);
+        self.inner.charge(super::items(&plan), request.units(), request.id_bytes()).await
     }
 
     /// Charges several keys under several limits, all or nothing: for limits that no policy describes.
+    ///
+    /// Where there is no policy there is no failure mode: if the store fails, so does this, and the caller decides.
     pub async fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CheckError> {
         let fit = path::fit_charges(charges)?;
-        let outcomes = self.inner.ask(&fit).await?;
+        let outcomes = self.inner.charge_store(&fit, None).await?;
         Ok(path::fold_charges(charges, &fit, &outcomes))
     }
 
-    /// Gives back up to `cost` units, and no more than are used.
+    /// Gives back up to `cost` units, and no more than are used in the store.
     pub async fn refund(&self, key: impl Key, cost: u64) -> Result<(), StoreError> {
-        let plan = key.with(|key| self.inner.path.plan_key(key));
+        let plan = key.with(|key| self.inner.core.path.plan_key(key));
         for item in super::items(&plan) {
-            self.inner.store.refund(&self.inner.charge_of(item, cost)).await?;
+            let charge = self.inner.charge_of(item, cost, 0);
+            self.inner.heard(self.inner.store.refund(&charge).await)?;
         }
         Ok(())
     }
 
-    /// Forgets what was charged to a key.
+    /// Forgets what was charged to a key, here and in the store.
     pub async fn reset(&self, key: impl Key) -> Result<(), StoreError> {
-        let plan = key.with(|key| self.inner.path.plan_key(key));
+        let plan = key.with(|key| self.inner.core.path.plan_key(key));
         for item in super::items(&plan) {
-            self.inner.store.reset(&self.inner.charge_of(item, 0)).await?;
+            self.inner.core.memory.reset(&self.inner.core.slot(item, 0, 0));
+            let charge = self.inner.charge_of(item, 0, 0);
+            self.inner.heard(self.inner.store.reset(&charge).await)?;
         }
         Ok(())
+    }
+
+    /// The same limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
+    pub fn with_limit(&self, limit: Limit) -> Self {
+        self.with_policies(PolicySet::of_limit(limit))
+    }
+
+    /// A limiter with other policies on the same store and statistics. See [`Limiter::with_policies`].
+    pub fn with_policies(&self, policies: PolicySet) -> Self {
+        let core = self.inner.core.succeeded_by(policies);
+        Self::over(self.inner.store.clone(), core)
     }
 
     /// What has been decided so far, by this process.
     pub fn stats(&self) -> Stats {
-        self.inner.path.meter.stats(now())
+        self.inner.core.stats()
     }
 
     /// The policies in force.
     pub fn policies(&self) -> &PolicySet {
-        &self.inner.path.policies
+        &self.inner.core.path.policies
     }
 }
 
 /// A limiter of this process, for code that takes any.
 impl From<Limiter> for SharedLimiter {
     fn from(limiter: Limiter) -> Self {
-        let path = limiter.inner.path.succeeded_by(limiter.policies().clone());
-        Self { inner: Arc::new(Inner { path, store: Arc::new(limiter.store().clone()) }) }
+        let core = limiter.inner.core.succeeded_by(limiter.policies().clone());
+        Self::over(Arc::new(core.memory.clone()), core)
     }
 }
 
 impl Inner {
-    async fn charge(&self, mut items: Items<'_>, cost: u64) -> Result<Decision, CheckError> {
-        let unfit = self.path.fit(&mut items, cost)?;
-        let charges: Vec<_> = items.iter().map(|&item| self.charge_of(item, cost)).collect();
-        let outcomes = self.ask(&charges).await?;
-        Ok(self.path.fold(&items, &outcomes, &unfit, (cost, now())))
+    async fn charge(
+        &self,
+        items: Items<'_>,
+        cost: u64,
+        id: Option<&[u8]>,
+    ) -> Result<Decision, CheckError> {
+        let fit = self.core.path.fit(items, cost)?;
+        let answered = self.ask(&fit, permit::next_id(), id).await?;
+        self.core.path.count(&fit, &answered);
+        Ok(answered.decision)
+    }
+
+    /// Charges the store, or where it fails, falls back. Counts nothing yet.
+    async fn ask(
+        &self,
+        fit: &Fit<'_>,
+        permit: u64,
+        id: Option<&[u8]>,
+    ) -> Result<Answered, StoreError> {
+        let charge = |&item: &_| self.charge_of(item, fit.cost, permit);
+        let charges: Vec<_> = fit.items.iter().map(charge).collect();
+        // A peek changes nothing, so it can be asked as often as one likes.
+        match self.charge_store(&charges, id.filter(|_| fit.cost > 0)).await {
+            Ok(outcomes) => {
+                let decision = self.core.path.fold(fit, &outcomes);
+                Ok(Answered { decision, outcomes, now: self.core.memory.now() })
+            }
+            Err(error @ StoreError::Unsupported(_)) => Err(error),
+            Err(_) => Ok(self.core.fall_back(fit, permit)),
+        }
     }
 
     /// One outcome for each charge, or an error. No charges are no question.
-    async fn ask(&self, charges: &[Charge<'_>]) -> Result<Vec<Outcome>, StoreError> {
+    async fn charge_store(
+        &self,
+        charges: &[Charge<'_>],
+        id: Option<&[u8]>,
+    ) -> Result<Vec<Outcome>, StoreError> {
         if charges.is_empty() {
             return Ok(Vec::new());
         }
-        let outcomes = self.store.charge(charges).await?;
-        if outcomes.len() == charges.len() {
-            return Ok(outcomes);
-        }
-        let problem = format!("{} outcomes for {} charges", outcomes.len(), charges.len());
-        Err(StoreError::Failed(problem))
+        let outcomes = match id {
+            Some(id) => self.store.charge_once(id, charges).await,
+            None => self.store.charge(charges).await,
+        };
+        self.heard(outcomes.and_then(|outcomes| {
+            if outcomes.len() == charges.len() {
+                return Ok(outcomes);
+            }
+            let problem = format!("{} outcomes for {} charges", outcomes.len(), charges.len());
+            Err(StoreError::Failed(problem))
+        }))
     }
 
-    fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64) -> Charge<'a> {
-        let target = self.path.target(item);
+    /// Counts an answer that did not come.
+    fn heard<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
+        if let Err(error) = &answer
+            && !matches!(error, StoreError::Unsupported(_))
+        {
+            self.core.path.meter.count_store_failure();
+        }
+        answer
+    }
+
+    fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64, permit: u64) -> Charge<'a> {
+        let target = self.core.path.target(item);
         let charge = Charge::new(target.name, item.1, target.limit).cost(cost);
-        let permit = match target.limit.algorithm() {
-            crate::Algorithm::Concurrency => super::permit::next_id(),
-            _ => 0,
-        };
-        let tag = self.path.policies.tag(target, item.1);
+        let permit = if target.limit.algorithm() == Algorithm::Concurrency { permit } else { 0 };
+        let tag = self.core.path.policies.tag(target, item.1);
         Charge { tag, enforced: target.enforced, permit, lease: target.lease, ..charge }
     }
-}
-
-fn now() -> u64 {
-    SystemClock::new().now().as_micros()
 }

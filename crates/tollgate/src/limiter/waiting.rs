@@ -86,16 +86,17 @@ impl Inner {
         cost: u64,
         within: Duration,
     ) -> Result<Decision, WaitError> {
-        let deadline = Timestamp::from_micros(self.store.now()).after(within);
-        let queue = self.with_items(key.as_ref(), |items| self.queue_of(&items));
+        let deadline = Timestamp::from_micros(self.core.memory.now()).after(within);
+        let queue = self.with_items(key.as_ref(), |items| self.core.queue_of(&items));
         let Some(queue) = queue else { return Ok(Decision::UNLIMITED) };
-        if self.turnstile.is_free(queue) {
+        if self.core.turnstile.is_free(queue) {
             let decision = self.check_key(key.as_ref(), cost)?;
             if decision.allowed {
                 return Ok(decision);
             }
         }
         let (turn, ahead) = self
+            .core
             .turnstile
             .enter(queue, cost)
             .map_err(|Full(waiting)| WaitError::QueueFull { waiting })?;
@@ -122,7 +123,7 @@ impl Inner {
             return Err(WaitError::TooLong { needed: None });
         }
         let needed = Duration::from_micros(wait);
-        let ready = Timestamp::from_micros(self.store.now()).after(needed);
+        let ready = Timestamp::from_micros(self.core.memory.now()).after(needed);
         if ready > deadline {
             return Err(WaitError::TooLong { needed: Some(needed) });
         }
@@ -131,7 +132,7 @@ impl Inner {
 
     /// Whether `future` completes before the deadline.
     async fn before(&self, deadline: Timestamp, future: impl Future<Output = ()>) -> bool {
-        let (mut future, mut sleep) = (pin!(future), pin!(self.store.sleep_until(deadline)));
+        let (mut future, mut sleep) = (pin!(future), pin!(self.core.memory.sleep_until(deadline)));
         poll_fn(|cx| match future.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(true),
             Poll::Pending => sleep.as_mut().poll(cx).map(|()| false),
@@ -145,7 +146,7 @@ impl Inner {
             .iter()
             .map(|&item| {
                 let costs = ahead.iter().copied().chain([cost]);
-                self.store.earliest(&self.slot(item, cost, 0), costs)
+                self.core.memory.earliest(&self.core.slot(item, cost, 0), costs)
             })
             .max()
             .unwrap_or(0)

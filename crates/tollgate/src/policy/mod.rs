@@ -10,7 +10,7 @@ mod name;
 mod set;
 mod tag;
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, time::Duration};
 
 use crate::Limit;
 
@@ -91,15 +91,18 @@ pub enum Mode {
     Shadow,
 }
 
-/// What a policy does when the store cannot answer.
+/// What a policy does when the store cannot answer: the decision is then [degraded](crate::Decision::is_degraded).
+///
+/// A limit of 0 denies in every mode, and a policy in shadow mode in none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureMode {
-    /// Let requests pass.
+    /// Let requests pass, and count nothing.
     Open,
-    /// Deny them.
+    /// Deny them, to be tried again after [`FailureMode::RETRY_AFTER`].
     Closed,
-    /// Count in this process, at `numerator / denominator` of the limit.
+    /// Count in the memory of this process, at `numerator / denominator` of the limit. What is counted there is kept
+    /// when the store is back, in case it goes away again. A cost above the share is denied as by `Closed`.
     Local {
         /// This process's part.
         numerator: u32,
@@ -176,6 +179,12 @@ impl Policy {
         Self { tag: Tag::Name(name.into()), ..self }
     }
 
+    /// Does this when the store cannot answer.
+    #[must_use]
+    pub fn failing(self, failure: FailureMode) -> Self {
+        Self { failure, ..self }
+    }
+
     /// Lets a store draw so much ahead.
     #[must_use]
     pub fn leased(self, lease: Lease) -> Self {
@@ -187,6 +196,11 @@ impl Policy {
     pub fn shadow(self) -> Self {
         Self { mode: Mode::Shadow, ..self }
     }
+}
+
+impl FailureMode {
+    /// When a request should be tried again that was denied only because the store is away: it may be back then.
+    pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 }
 
 impl Default for FailureMode {

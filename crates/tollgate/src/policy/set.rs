@@ -155,6 +155,13 @@ impl PolicySet {
         Self::new([Policy::new(PolicyName::DEFAULT, limits).per([Request::KEY])])
     }
 
+    /// [`PolicySet::of_limits`] for one, which cannot fail.
+    pub(crate) fn of_limit(limit: Limit) -> Self {
+        Self::of_limits([limit]).unwrap_or_else(|error| {
+            unreachable!("one limit cannot contradict itself: {error}");
+        })
+    }
+
     /// The policies, in the order they were given.
     pub fn policies(&self) -> &[Policy] {
         &self.inner.policies

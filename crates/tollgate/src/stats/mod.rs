@@ -25,6 +25,8 @@ pub struct Stats {
     pub busiest: Vec<TopKey>,
     /// The keys with most denials of late, estimated, most first.
     pub most_denied: Vec<TopKey>,
+    /// Calls that the store failed to answer.
+    pub store_failures: u64,
 }
 
 /// What one policy has decided so far.
@@ -39,6 +41,8 @@ pub struct PolicyStats {
     pub denied: u64,
     /// Requests that it would have denied were it not in shadow mode.
     pub shadow_denied: u64,
+    /// Requests that it decided without the store, by its failure mode. They are among the others, too.
+    pub degraded: u64,
 }
 
 /// A key that stands out.
@@ -65,7 +69,9 @@ pub(crate) enum Event {
 pub(crate) struct Meter {
     policies: Vec<PolicyName>,
     /// What was counted before the policies last changed.
-    before: Vec<[u64; 3]>,
+    before: Vec<[u64; KINDS]>,
+    /// Written when a store fails, which is rare.
+    store_failures: AtomicU64,
     threads: ThreadLocal<CachePadded<Counters>>,
     busiest: CachePadded<Mutex<Sketch>>,
     most_denied: CachePadded<Mutex<Sketch>>,
@@ -74,13 +80,17 @@ pub(crate) struct Meter {
 /// The counters of one thread. No other thread writes them, nor anything that shares a cache line with them.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    /// By policy and [`Event`].
-    events: Box<[CachePadded<[[AtomicU64; 3]; POLICIES]>]>,
+    /// By policy and [`Event`], and last those that were degraded.
+    events: Box<[CachePadded<[[AtomicU64; KINDS]; POLICIES]>]>,
     sampler: Sampler,
 }
 
+/// What is counted for each policy.
+const KINDS: usize = 4;
+const DEGRADED: usize = 3;
+
 /// Policies whose counters fit a cache line, or a pair of them.
-const POLICIES: usize = 5;
+const POLICIES: usize = 4;
 
 /// Which keys are worth a look at the sketch: in each tenth of a second the first [`EXACT`] of them, and then one in
 /// [`ONE_IN`], for the others too.
@@ -97,10 +107,11 @@ const TENTH: u64 = 100_000;
 
 impl Meter {
     pub(crate) fn new(policies: Vec<PolicyName>) -> Self {
-        let before = vec![[0; 3]; policies.len()];
+        let before = vec![[0; KINDS]; policies.len()];
         Self {
             policies,
             before,
+            store_failures: AtomicU64::new(0),
             threads: ThreadLocal::new(),
             busiest: CachePadded::default(),
             most_denied: CachePadded::default(),
@@ -115,6 +126,7 @@ impl Meter {
                 *before = self.total(place);
             }
         }
+        next.store_failures = self.store_failures.load(Ordering::Relaxed).into();
         *next.busiest.lock() = self.busiest.lock().clone();
         *next.most_denied.lock() = self.most_denied.lock().clone();
         next
@@ -126,6 +138,15 @@ impl Meter {
         if let Some(weight) = self.tally().add(policy, event, now) {
             self.look((policy, event), key, now, weight);
         }
+    }
+
+    /// Counts a request that was decided without the store, besides what it was counted as.
+    pub(crate) fn count_degraded(&self, policy: usize) {
+        bump(&self.tally().of(policy)[DEGRADED]);
+    }
+
+    pub(crate) fn count_store_failure(&self) {
+        self.store_failures.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The counters of this thread.
@@ -140,14 +161,15 @@ impl Meter {
             .iter()
             .enumerate()
             .map(|(place, &policy)| {
-                let [allowed, denied, shadow_denied] = self.total(place);
-                PolicyStats { policy, allowed, denied, shadow_denied }
+                let [allowed, denied, shadow_denied, degraded] = self.total(place);
+                PolicyStats { policy, allowed, denied, shadow_denied, degraded }
             })
             .collect();
         Stats {
             policies,
             busiest: self.busiest.lock().top(now),
             most_denied: self.most_denied.lock().top(now),
+            store_failures: self.store_failures.load(Ordering::Relaxed),
         }
     }
 
@@ -167,7 +189,7 @@ impl Meter {
         }
     }
 
-    fn total(&self, policy: usize) -> [u64; 3] {
+    fn total(&self, policy: usize) -> [u64; KINDS] {
         let mut sum = self.before[policy];
         for counters in &self.threads {
             for (sum, events) in sum.iter_mut().zip(counters.of(policy)) {
@@ -192,7 +214,7 @@ impl Counters {
     }
 
     #[inline]
-    fn of(&self, policy: usize) -> &[AtomicU64; 3] {
+    fn of(&self, policy: usize) -> &[AtomicU64; KINDS] {
         &self.events[policy / POLICIES][policy % POLICIES]
     }
 }

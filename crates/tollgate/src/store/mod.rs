@@ -2,7 +2,11 @@
 
 pub(crate) mod memory;
 
-use std::{fmt, future::Future, pin::Pin};
+use std::{
+    fmt,
+    future::{Future, ready},
+    pin::Pin,
+};
 
 use crate::{KeyRef, Limit, algorithm::Outcome, policy::PolicyName};
 
@@ -25,6 +29,20 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// When the request as a whole is denied, a charge that would have fit says so and reports what remains untouched.
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>>;
+
+    /// As [`Store::charge`], but the same `id` within a short time gives the same answer and counts once: for a caller
+    /// that does not know whether its charges were taken. How long that is, the store says. An id has up to
+    /// [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
+    ///
+    /// By default [unsupported](StoreError::Unsupported).
+    fn charge_once<'a>(
+        &'a self,
+        id: &'a [u8],
+        charges: &'a [Charge<'a>],
+    ) -> Answer<'a, Vec<Outcome>> {
+        let _ = (id, charges);
+        Box::pin(ready(Err(StoreError::Unsupported("it takes no request ids".to_owned()))))
+    }
 
     /// Gives back up to `charge.cost` units, and no more than are used.
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
@@ -80,7 +98,9 @@ impl<'a> Charge<'a> {
 }
 
 /// Why a store could not answer. A denial is never one of these.
-#[derive(Debug, thiserror::Error)]
+///
+/// All but `Unsupported` are the store's failure: a charge is then decided by the failure mode of each policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// No answer in time. Whether the charge was taken is unknown.
@@ -89,7 +109,7 @@ pub enum StoreError {
     /// The store cannot be reached.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// The store cannot do what was asked, now or later.
+    /// The store cannot do what was asked, now or later: the caller's mistake.
     #[error("the store cannot do this: {0}")]
     Unsupported(String),
     /// Something that should not happen, such as a foreign value under one of our keys.

@@ -8,6 +8,7 @@ mod conformance;
 mod contention;
 mod costs;
 mod extension;
+mod failure;
 mod flood;
 mod policies;
 mod shared;
