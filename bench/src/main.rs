@@ -1,10 +1,12 @@
-//! `cargo xtask bench engine`: Tollgate and its peers in one process, in interleaved rounds.
+//! `cargo xtask bench engine`: Tollgate and its peers in one process, in interleaved rounds. `cargo xtask bench redis`:
+//! the store on Redis against the two ways that everybody else takes.
 //!
 //! Every subject is asked the same questions in the same order. A round asks each of them in turn, starting with
 //! another one each time, in slices of a few thousand questions: on a machine that is shared with others, most slices
 //! pass undisturbed, and the median over the rounds is one of those.
 
 mod memory;
+mod redis;
 mod report;
 mod speed;
 mod subjects;
@@ -13,7 +15,13 @@ mod traffic;
 use report::Row;
 
 fn main() -> std::io::Result<()> {
-    let quick = std::env::args().any(|argument| argument == "--quick");
+    let has = |word: &str| std::env::args().any(|argument| argument == word);
+    let quick = has("--quick");
+    if has("redis") {
+        let rows = redis::rows(if quick { 3 } else { 15 });
+        report::print(&rows);
+        return report::write(&rows, std::path::Path::new("target/bench/redis.json"));
+    }
     let mut rows = Vec::new();
     rows.extend(speed::over_admitted());
     rows.extend(speed::checks(if quick { 5 } else { 21 }));

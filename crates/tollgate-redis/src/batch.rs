@@ -17,7 +17,7 @@ use tollgate::{
 use crate::{
     cell::{CellId, Kind, Names, Want},
     replay::{Known, Replay},
-    wire::{self, Program},
+    wire::Program,
 };
 
 /// One request on its way.
@@ -65,7 +65,7 @@ pub(crate) struct Cell {
     pub(crate) limit: Limit,
     pub(crate) kind: Kind,
     /// The last run that touches it.
-    last_run: usize,
+    pub(crate) last_run: usize,
 }
 
 /// Asks that want the same of the same cell; or one ask that wants something of several.
@@ -170,9 +170,16 @@ impl Batch {
         self.asks.iter().map(|ask| ask.since).min()
     }
 
-    pub(crate) fn command(&self, call: Cmd, names: &Names, settings: wire::Settings) -> Cmd {
-        let program = Program::of(self, settings);
-        let mut command = call;
+    /// Whether everybody wants one thing of one string, and nobody wants it at another cost.
+    pub(crate) fn is_simple(&self) -> bool {
+        self.runs.len() == self.cells.len()
+            && self.once().is_none()
+            && self.runs.iter().all(|run| run.cells.len() == 1 && run.times > 0)
+            && self.cells.iter().all(|cell| cell.kind.is_string())
+    }
+
+    /// Puts the keys and the program behind the call of a script.
+    pub(crate) fn command(&self, mut command: Cmd, names: &Names, program: Program) -> Cmd {
         command.arg(self.cells.len() + usize::from(self.once().is_some()));
         for &place in &program.order {
             command.arg(names.key(self.cells[place as usize].id));

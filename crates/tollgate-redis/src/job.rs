@@ -9,7 +9,7 @@ use crate::{
     cell::{Names, Want},
     replay::Known,
     script::{Scripts, Source},
-    wire::{Action, Settings, amendment},
+    wire::{Action, Program, Settings, amendment},
 };
 
 /// Something to be done in one command.
@@ -86,9 +86,15 @@ impl Job {
     pub(crate) fn command(&self, names: &Names, scripts: &Scripts, settings: Settings) -> Cmd {
         match &self.work {
             Work::Batch(batch) => {
-                let script = if self.full { &scripts.charge_full } else { &scripts.charge };
-                let settings = Settings { create: settings.create && !self.full, ..settings };
-                batch.command(self.call(script), names, settings)
+                let (script, program) = match (self.full, batch.is_simple()) {
+                    (false, true) => (&scripts.each, Program::simple(batch, settings)),
+                    (false, false) => (&scripts.charge, Program::general(batch, settings)),
+                    (true, _) => {
+                        let settings = Settings { create: false, ..settings };
+                        (&scripts.charge_full, Program::general(batch, settings))
+                    }
+                };
+                batch.command(self.call(script), names, program)
             }
             Work::Amend(Amend { want, action: Some(action), .. }) => {
                 let mut command = self.call(&scripts.amend);

@@ -12,6 +12,9 @@ pub(crate) struct Source {
 /// All scripts, in the dialect of a server.
 #[derive(Debug)]
 pub(crate) struct Scripts {
+    /// For batches in which everybody wants one thing of one string.
+    pub(crate) each: Source,
+    /// For all others.
     pub(crate) charge: Source,
     /// The same for a server that has no memory left: it may write, and must not create.
     pub(crate) charge_full: Source,
@@ -37,6 +40,7 @@ impl Scripts {
 
     fn new(header: &str, header_full: &str) -> Self {
         Self {
+            each: Source::new(header, script!("each.lua")),
             charge: Source::new(header, script!("charge.lua")),
             charge_full: Source::new(header_full, script!("charge.lua")),
             amend: Source::new(header, script!("amend.lua")),

@@ -22,7 +22,7 @@ pub(crate) struct Settings {
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) bytes: Vec<u8>,
-    /// The places of the batch's cells in the order in which the script has them: strings first.
+    /// The places of the batch's cells in the order in which the script has them.
     pub(crate) order: Vec<u32>,
 }
 
@@ -38,7 +38,8 @@ pub(crate) enum Action {
 }
 
 impl Program {
-    pub(crate) fn of(batch: &Batch, settings: Settings) -> Self {
+    /// For the script that decides any batch.
+    pub(crate) fn general(batch: &Batch, settings: Settings) -> Self {
         let order = order(batch);
         let mut place_of = vec![0; order.len()];
         for (place, &cell) in order.iter().enumerate() {
@@ -47,7 +48,7 @@ impl Program {
         }
         let strings = batch.cells().iter().filter(|cell| cell.kind.is_string()).count();
         let once = if batch.once().is_some() { settings.once } else { 0 };
-        let mut words = Words(Vec::with_capacity(64 + 72 * batch.cells().len()));
+        let mut words = Words(Vec::with_capacity(64 + 80 * order.len()));
         words.push([settings.now, settings.slack, once, u64::from(settings.create)]);
         words.push([order.len() as u64, strings as u64, batch.runs().len() as u64]);
         for &cell in &order {
@@ -60,6 +61,30 @@ impl Program {
             for (&cell, want) in run.cells.iter().zip(wants) {
                 let Want { cost, permit, enforced, .. } = *want;
                 words.push([place_of[cell as usize], cost, permit, u64::from(enforced)]);
+            }
+        }
+        Self { bytes: words.0, order }
+    }
+
+    /// For the script that decides [simple](Batch::is_simple) batches: cells with the same limit side by side.
+    pub(crate) fn simple(batch: &Batch, settings: Settings) -> Self {
+        let order = order(batch);
+        let cells = batch.cells();
+        let groups = order.chunk_by(|&one, &other| {
+            cells[one as usize].limit == cells[other as usize].limit
+        });
+        let mut words = Words(Vec::with_capacity(80 + 12 * order.len()));
+        words.push([settings.now, settings.slack, u64::from(settings.create)]);
+        words.push([order.len() as u64, groups.clone().count() as u64]);
+        for group in groups {
+            let cell = &cells[group[0] as usize];
+            words.push([group.len() as u64]);
+            words.limit(cell.kind, &cell.limit);
+            for &cell in group {
+                let run = &batch.runs()[cells[cell as usize].last_run];
+                let times = u32::try_from(run.times).unwrap_or(u32::MAX);
+                words.0.extend_from_slice(&times.to_le_bytes());
+                words.push([batch.asks()[run.asks[0] as usize].wants[0].cost]);
             }
         }
         Self { bytes: words.0, order }
@@ -85,10 +110,17 @@ pub(crate) fn read(bytes: &[u8]) -> impl Iterator<Item = u64> {
     words.iter().map(|&word| u64::from_le_bytes(word))
 }
 
-/// The places of the cells, strings first.
+/// The places of the cells: strings first, and what has the same limit side by side.
 pub(crate) fn order(batch: &Batch) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..batch.cells().len() as u32).collect();
-    order.sort_by_key(|&cell| !batch.cells()[cell as usize].kind.is_string());
+    let cells = batch.cells();
+    let mut order: Vec<u32> = (0..cells.len() as u32).collect();
+    if cells.windows(2).any(|pair| pair[0].limit != pair[1].limit) {
+        let first_like = |cell: u32| {
+            let limit = cells[cell as usize].limit;
+            cells.iter().position(|other| other.limit == limit)
+        };
+        order.sort_by_cached_key(|&cell| (!cells[cell as usize].kind.is_string(), first_like(cell)));
+    }
     order
 }
 

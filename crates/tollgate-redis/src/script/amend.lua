@@ -32,7 +32,7 @@ if action == RENEW then
     call('ZADD', key, now, member(unit))
     unit = unit + 1
   end
-  call('PEXPIRE', key, digits(math.ceil(period / 1000) + slack))
+  call('PEXPIRE', key, math.ceil(period / 1000) + slack)
   return 1
 end
 
@@ -64,17 +64,19 @@ end
 local value = call('GET', key)
 if not value then return 0 end
 if #value ~= 24 then return redis.error_reply('TOLLGATE a foreign value is in the way') end
-local cell = { kind = kind, amount = amount, capacity = capacity, period = period }
-cell.at, cell.a, cell.b = unpack('<I8I8I8', value)
+local at, a, b = unpack('<I8I8I8', value)
+at, a, b = move(kind, amount, capacity, period, at, a, b)
 if kind == TOKEN_BUCKET then
-  drain(cell)
-  if cost > cell.a then cell.b = 0 end
-  cell.a = math.max(cell.a - cost, 0)
+  if cost > a then b = 0 end
+  a = math.max(a - cost, 0)
 else
-  roll(cell)
-  local from_this = math.min(cost, cell.a)
-  cell.a = cell.a - from_this
-  cell.b = kind == SLIDING_WINDOW and math.max(cell.b - (cost - from_this), 0) or 0
+  -- From this window first: what is given back was most likely charged a moment ago.
+  local from_this = math.min(cost, a)
+  a, b = a - from_this, math.max(b - (cost - from_this), 0)
 end
-if cell.a + cell.b > 0 then write(key, cell, slack) else call('DEL', key) end
+if a + b > 0 and amount > 0 then
+  write(key, slack, kind, amount, period, at, a, b)
+else
+  call('DEL', key)
+end
 return 1

@@ -4,8 +4,6 @@
 -- KEYS     one for each cell, those kept as strings first; then, if `once` is set, one that remembers the reply.
 -- ARGV[1]  the program, packed: wire.rs writes it and reads the reply.
 
-local BROKEN, NOTHING = 9007199254740992, pack('<I8I8I8', 0, 0, 0)
-
 local program = ARGV[1]
 local given, slack, once, create, size, strings, runs, place = unpack('<I8I8I8I8I8I8I8', program)
 
@@ -15,21 +13,12 @@ if once > 0 then
 end
 set_now(given)
 
--- Units free now, of a cell kept as a string.
-local function open(cell)
-  if cell.amount == 0 then return 0 end
-  if cell.kind == FIXED_WINDOW then
-    roll(cell)
-    cell.b = 0
-    return cell.amount - cell.a
-  elseif cell.kind == SLIDING_WINDOW then
-    roll(cell)
-    local whole, rest = 0, 0
-    if cell.b > 0 then whole, rest = muldiv(cell.b, cell.period - (now - cell.at), cell.period) end
-    return cell.amount - cell.a - whole - (rest > 0 and 1 or 0)
-  end
-  drain(cell)
-  return cell.capacity - cell.a - (cell.b > 0 and 1 or 0)
+-- Reads a cell that is kept as a string.
+local function open(cell, at, a, b)
+  cell.taken = 0
+  at, a, b, cell.changed = move(cell.kind, cell.amount, cell.capacity, cell.period, at, a, b)
+  cell.at, cell.a, cell.b = at, a, b
+  cell.free = free_units(cell.kind, cell.amount, cell.capacity, cell.period, at, a, b)
 end
 
 local cells = {}
@@ -38,12 +27,12 @@ for index = 1, size do
   kind, amount, capacity, period, place = unpack('<I8I8I8I8', program, place)
   cells[index] = {
     kind = kind, amount = amount, capacity = capacity, period = period,
-    free = -1, taken = BROKEN, before = NOTHING,
+    at = false, a = 0, b = 0, free = -1, taken = BROKEN, before = NOTHING,
   }
 end
 
 if strings > 0 then
-  local values = strings == 1 and { call('GET', KEYS[1]) } or call('MGET', spread(KEYS, 1, strings))
+  local values = strings == 1 and { redis.pcall('GET', KEYS[1]) } or call('MGET', spread(KEYS, 1, strings))
   local absent = {}
   for index = 1, strings do
     if not values[index] then absent[#absent + 1] = KEYS[index] end
@@ -53,11 +42,10 @@ if strings > 0 then
   for index = 1, strings do
     local cell, value = cells[index], values[index]
     if value and #value == 24 then
-      cell.at, cell.a, cell.b = unpack('<I8I8I8', value)
-      cell.before, cell.taken, cell.free = value, 0, open(cell)
+      cell.before = value
+      open(cell, unpack('<I8I8I8', value))
     elseif not value and create == 1 and not (strangers and call('EXISTS', KEYS[index]) == 1) then
-      cell.at, cell.a, cell.b = 0, 0, 0
-      cell.taken, cell.free = 0, open(cell)
+      open(cell, 0, 0, 0)
     end
   end
 end
@@ -203,8 +191,7 @@ end
 for index = 1, strings do
   local cell = cells[index]
   if cell.taken ~= BROKEN and (cell.taken > 0 or cell.changed) then
-    cell.a = cell.a + cell.taken
-    write(KEYS[index], cell, slack)
+    write(KEYS[index], slack, cell.kind, cell.amount, cell.period, cell.at, cell.a + cell.taken, cell.b)
   end
 end
 
@@ -235,7 +222,7 @@ for index = strings + 1, size do
         call('RPUSH', key, pack('<I8I8I8', now, cell.taken, ever))
       end
     end
-    call('PEXPIRE', key, digits(math.ceil(cell.period / 1000) + slack))
+    call('PEXPIRE', key, math.ceil(cell.period / 1000) + slack)
   end
 end
 

@@ -6,6 +6,7 @@ local spread, unpack, pack = unpack, struct.unpack, struct.pack
 local call, floor = redis.call, math.floor
 
 local FIXED_WINDOW, SLIDING_WINDOW, TOKEN_BUCKET, SLIDING_LOG = 0, 1, 2, 3
+local BROKEN, NOTHING = 9007199254740992, pack('<I8I8I8', 0, 0, 0)
 
 -- Set once, by each script, before anything else looks at it: the server's time, unless another was given, plus 1.
 local now
@@ -43,50 +44,56 @@ local function muldiv(x, y, z)
   return whole * y + quotient, rest
 end
 
--- Moves a pair of windows (count of this one, count of the one before) to now.
-local function roll(cell)
-  local period, passed = cell.period, now - cell.at
-  if passed < 0 then
-    -- The clock has stepped back: what was used counts as used now.
-    cell.at, cell.changed = now - now % period, true
-  elseif passed >= 2 * period then
-    cell.at, cell.a, cell.b = now - now % period, 0, 0
-  elseif passed >= period then
-    cell.at, cell.a, cell.b = cell.at + period, 0, cell.a
+-- A state is an instant `at` and two numbers: for windows the counts of this one and of the one before, for a bucket
+-- the debt in whole tokens and in parts of one, of which a token has as many as a period has microseconds.
+
+-- Moves a state to now. The fourth result tells that the clock has stepped back, so that what was used counts as used
+-- now, which has to be written down.
+local function move(kind, amount, capacity, period, at, a, b)
+  local passed = now - at
+  if kind ~= TOKEN_BUCKET then
+    if passed < 0 then return now - now % period, a, b, true end
+    if passed < period then return at, a, b end
+    if passed < 2 * period and kind == SLIDING_WINDOW then return at + period, 0, a end
+    return now - now % period, 0, 0
   end
+  if a >= capacity then a, b = capacity, 0 end
+  if passed < 0 then return now, a, b, true end
+  if passed >= (a + 1) * period then return now, 0, 0 end
+  if a == 0 and b == 0 then return now, 0, 0 end
+  local whole, rest = muldiv(passed, amount, period)
+  a, b = a - whole, b - rest
+  if b < 0 then a, b = a - 1, b + period end
+  if a < 0 then return now, 0, 0 end
+  return now, a, b
 end
 
--- Lets a debt of `a` tokens and `b / period` of one drain until now.
-local function drain(cell)
-  local period, tokens, part, passed = cell.period, cell.a, cell.b, now - cell.at
-  if passed < 0 then passed, cell.changed = 0, true end
-  cell.at = now
-  if tokens >= cell.capacity then tokens, part = cell.capacity, 0 end
-  if passed >= (tokens + 1) * period then
-    tokens, part = 0, 0
-  elseif tokens > 0 or part > 0 then
-    local whole, rest = muldiv(passed, cell.amount, period)
-    tokens, part = tokens - whole, part - rest
-    if part < 0 then tokens, part = tokens - 1, part + period end
-    if tokens < 0 then tokens, part = 0, 0 end
-  end
-  cell.a, cell.b = tokens, part
+-- Units that a state which was moved to now has free.
+local function free_units(kind, amount, capacity, period, at, a, b)
+  if amount == 0 then return 0 end
+  if kind == FIXED_WINDOW then return amount - a end
+  if kind == TOKEN_BUCKET then return capacity - a - (b > 0 and 1 or 0) end
+  if b == 0 then return amount - a end
+  local whole, rest = muldiv(b, period - (now - at), period)
+  return amount - a - whole - (rest > 0 and 1 or 0)
 end
 
--- As text, for commands that take it so.
+-- Writes a state, to live for as long as it matters and `slack` milliseconds more: it names its own window, so it does
+-- no harm for being there too long.
+local function write(key, slack, kind, amount, period, at, a, b)
+  local life
+  if kind == FIXED_WINDOW then
+    life = at + period - now
+  elseif kind == SLIDING_WINDOW then
+    life = at + 2 * period - now
+  else
+    life = (a + 1) * (period / amount)
+  end
+  call('SET', key, pack('<I8I8I8', at, a, b), 'PX', math.ceil(life / 1000) + slack)
+end
+
+-- As text, for commands that would otherwise be given too few digits.
 local function digits(number)
   return string.format('%.0f', number)
-end
-
--- How long a string has to live, in microseconds. It may live longer: it names its own window.
-local function life(cell)
-  if cell.kind == FIXED_WINDOW then return cell.at + cell.period - now end
-  if cell.kind == SLIDING_WINDOW then return cell.at + 2 * cell.period - now end
-  return (cell.a + 1) * (cell.period / cell.amount)
-end
-
-local function write(key, cell, slack)
-  local value = pack('<I8I8I8', cell.at, cell.a, cell.b)
-  call('SET', key, value, 'PX', digits(math.ceil(life(cell) / 1000) + slack))
 end
 

@@ -1,0 +1,64 @@
+//! Many tasks that ask one question after the other.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tollgate_testkit::servers::Server;
+
+use super::Subject;
+use crate::traffic::{Keys, Random, key};
+
+/// What a stretch of questions came to.
+#[derive(Clone, Copy)]
+pub struct Slice {
+    pub rate: f64,
+    pub p50: f64,
+    pub p99: f64,
+    /// Microseconds of the server's processor for each decision.
+    pub cpu: f64,
+}
+
+pub async fn slice(
+    subject: &Subject,
+    server: &Server,
+    keys: &Arc<Keys>,
+    (tasks, stretch): (usize, Duration),
+) -> Slice {
+    let before = server.cpu_micros();
+    let start = Instant::now();
+    let asking: Vec<_> = (0..tasks)
+        .map(|task| tokio::spawn(ask(subject.clone(), keys.clone(), task, start + stretch)))
+        .collect();
+    let mut times = Vec::new();
+    for task in asking {
+        times.extend(task.await.expect("no panic"));
+    }
+    let took = start.elapsed().as_secs_f64();
+    let cpu = (server.cpu_micros() - before) as f64;
+    times.sort_unstable();
+    let percentile = |share: usize| f64::from(times[(times.len() - 1) * share / 100]) / 1_000.0;
+    Slice {
+        rate: times.len() as f64 / took,
+        p50: percentile(50),
+        p99: percentile(99),
+        cpu: cpu / times.len() as f64,
+    }
+}
+
+/// Nanoseconds that each question took.
+async fn ask(subject: Subject, keys: Arc<Keys>, task: usize, until: Instant) -> Vec<u32> {
+    let mut random = Random::new(1 + task as u64 * 7_919);
+    let mut times = Vec::new();
+    loop {
+        let start = Instant::now();
+        if start >= until {
+            return times;
+        }
+        std::hint::black_box(subject.check(&key(keys.draw(&mut random))).await);
+        times.push(start.elapsed().as_nanos() as u32);
+        // What needs no trip would otherwise never let go.
+        tokio::task::consume_budget().await;
+    }
+}

@@ -1,0 +1,112 @@
+//! The store on Redis against one script for each request, and against INCR and EXPIRE for each request.
+//!
+//! All three ask over the same kind of connection, from the same tasks, on the same runtime, and are asked in slices of
+//! a fraction of a second, each round starting with another. What the server spent is read from the server itself.
+
+mod load;
+mod subjects;
+
+use std::time::Duration;
+
+use tollgate_testkit::servers::{Flavor, Server};
+
+use self::{
+    load::{Slice, slice},
+    subjects::{NAMES, Subject, make},
+};
+use crate::{report::Row, row, traffic::Keys};
+
+/// How long a subject is asked at a stretch.
+const STRETCH: Duration = Duration::from_millis(250);
+/// How many ask at the same time.
+const TASKS: usize = 512;
+const PLENTY: u32 = 1_000_000_000;
+
+struct Case {
+    name: &'static str,
+    keys: fn() -> Keys,
+    limit: u32,
+}
+
+const CASES: [Case; 3] = [
+    Case { name: "hot key", keys: || Keys::One, limit: PLENTY },
+    Case { name: "10k uniform", keys: || Keys::Uniform(10_000), limit: PLENTY },
+    Case { name: "denied flood", keys: || Keys::One, limit: 100 },
+];
+
+pub fn rows(rounds: usize) -> Vec<Row> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let mut rows = Vec::new();
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        rows.extend(runtime.block_on(over_admitted(&server)));
+        for case in &CASES {
+            rows.extend(runtime.block_on(measure(&server, case, rounds)));
+        }
+    }
+    rows
+}
+
+/// Every subject once a round, each time starting with the next one.
+async fn measure(server: &Server, case: &Case, rounds: usize) -> Vec<Row> {
+    let name = format!("{} {}", server.flavor(), case.name);
+    eprintln!("{name}, {TASKS} tasks, {rounds} rounds");
+    let keys = std::sync::Arc::new((case.keys)());
+    let mut subjects = Vec::new();
+    for which in NAMES {
+        subjects.push(make(which, server, case.limit).await);
+    }
+    let mut slices: Vec<Vec<Slice>> = vec![Vec::new(); NAMES.len()];
+    for round in 0..=rounds {
+        for turn in 0..NAMES.len() {
+            let which = (round + turn) % NAMES.len();
+            let taken = slice(&subjects[which], server, &keys, (TASKS, STRETCH)).await;
+            // The first round only makes everything warm.
+            if round > 0 {
+                slices[which].push(taken);
+            }
+        }
+    }
+    report(&name, &slices)
+}
+
+fn report(case: &str, slices: &[Vec<Slice>]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, own) in NAMES.iter().zip(slices) {
+        let column = |of: fn(&Slice) -> f64| own.iter().map(of).collect::<Vec<_>>();
+        let ratio = |of: fn(&Slice) -> f64| {
+            own.iter().zip(&slices[1]).map(|(own, a)| of(own) / of(a)).collect::<Vec<_>>()
+        };
+        rows.push(row(case, name, "decisions per second", column(|slice| slice.rate)));
+        rows.push(row(case, name, "decisions, times those of (a)", ratio(|slice| slice.rate)));
+        rows.push(row(case, name, "p50 in us", column(|slice| slice.p50)));
+        rows.push(row(case, name, "p99 in us", column(|slice| slice.p99)));
+        rows.push(row(case, name, "p99, times that of (a)", ratio(|slice| slice.p99)));
+        rows.push(row(case, name, "server CPU us per decision", column(|slice| slice.cpu)));
+        rows.push(row(case, name, "server CPU, times that of (a)", ratio(|slice| slice.cpu)));
+    }
+    rows
+}
+
+/// All tasks ask for a key that may have 100; the worst of some fresh keys.
+async fn over_admitted(server: &Server) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for which in NAMES {
+        let subject = make(which, server, 100).await;
+        let mut over = Vec::new();
+        for round in 0..20 {
+            let tasks = (0..TASKS).map(|_| {
+                let (subject, key) = (subject.clone(), format!("over:{which}:{round}"));
+                tokio::spawn(async move { u32::from(subject.check(&key).await) })
+            });
+            let mut admitted = 0;
+            for task in tasks.collect::<Vec<_>>() {
+                admitted += task.await.expect("no panic");
+            }
+            over.push((f64::from(admitted) - 100.0).max(0.0));
+        }
+        rows.push(row(&format!("{} 100 of {TASKS}", server.flavor()), which, "over-admitted", over));
+    }
+    rows
+}

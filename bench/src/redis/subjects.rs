@@ -1,0 +1,76 @@
+//! The three ways to ask.
+
+use std::{sync::Arc, time::Duration};
+
+use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, Script, aio::MultiplexedConnection};
+use tollgate::{Limit, PolicySet, SharedLimiter};
+use tollgate_redis::RedisStore;
+use tollgate_testkit::servers::Server;
+
+pub const NAMES: [&str; 3] = ["tollgate", "(a) script per request", "(b) INCR + EXPIRE"];
+
+#[derive(Clone)]
+pub enum Subject {
+    Tollgate(SharedLimiter),
+    Script(MultiplexedConnection, Arc<Script>, u32),
+    Commands(MultiplexedConnection, u32),
+}
+
+/// As little as a script can do that is exact in one aligned window by the server's clock.
+const SCRIPT: &str = "
+local time = redis.call('TIME')
+local key = KEYS[1] .. ':' .. math.floor(time[1] / 3600)
+local count = redis.call('INCR', key)
+if count == 1 then redis.call('EXPIRE', key, 3600) end
+return count
+";
+
+pub async fn make(name: &str, server: &Server, limit: u32) -> Subject {
+    if name == NAMES[0] {
+        // A late answer counts as late here, and is not given up for a fallback.
+        let builder = RedisStore::builder(&server.url()).expect("an address");
+        let store = builder.deadline(Duration::from_secs(10)).connect().await.expect("a server");
+        let policies = PolicySet::of_limits([Limit::per_hour(limit)]).expect("one limit");
+        return Subject::Tollgate(SharedLimiter::new(store, policies));
+    }
+    let connection = connect(server).await;
+    if name == NAMES[1] {
+        Subject::Script(connection, Arc::new(Script::new(SCRIPT)), limit)
+    } else {
+        Subject::Commands(connection, limit)
+    }
+}
+
+async fn connect(server: &Server) -> MultiplexedConnection {
+    let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
+    let info = server.url().into_connection_info().expect("an address").set_tcp_settings(tcp);
+    let client = Client::open(info).expect("an address");
+    let config = AsyncConnectionConfig::new().set_response_timeout(None);
+    client.get_multiplexed_async_connection_with_config(&config).await.expect("a server")
+}
+
+impl Subject {
+    /// Whether a key may pass.
+    pub async fn check(&self, key: &str) -> bool {
+        match self {
+            Self::Tollgate(limiter) => {
+                limiter.check(key).await.expect("a decision").is_allowed()
+            }
+            Self::Script(connection, script, limit) => {
+                let mut connection = connection.clone();
+                let count: u32 =
+                    script.key(key).invoke_async(&mut connection).await.expect("a count");
+                count <= *limit
+            }
+            Self::Commands(connection, limit) => {
+                let mut connection = connection.clone();
+                let mut commands = redis::pipe();
+                let key = format!("{key}:now");
+                commands.incr(&key, 1).expire(&key, 3_610).ignore();
+                let (count,): (u32,) =
+                    commands.query_async(&mut connection).await.expect("a count");
+                count <= *limit
+            }
+        }
+    }
+}
