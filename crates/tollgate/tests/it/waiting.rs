@@ -333,7 +333,7 @@ fn a_policy_in_shadow_mode_keeps_nobody_waiting() {
     let policy = |name: &str, text: &str| {
         Policy::new(name.parse().unwrap(), [crate::limit(text)]).per(["key"])
     };
-    let tried = policy("tried", "1/day sliding-window").shadow();
+    let tried = policy("tried", "2/day sliding-window").shadow();
     let policies = PolicySet::new([policy("real", "2/second burst 2"), tried]).unwrap();
     let clock = ManualClock::new();
     let limiter = Limiter::builder().policies(policies).clock(clock.clone()).build().unwrap();
