@@ -18,9 +18,9 @@ pub use key::{Key, KeyBuf, KeyRef};
 pub use limit::{Limit, LimitError, ParseLimitError};
 pub use limiter::{
     Admission, BuildError, CheckError, Limiter, LimiterBuilder, Permit, SharedLimiter,
-    SharedLimiterBuilder, WaitError,
+    SharedLimiterBuilder, SharedPermit, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};
 pub use stats::{PolicyStats, Stats, TopKey};
-pub use store::{Answer, Charge, MemoryStore, MemoryUsage, Store, StoreError};
+pub use store::{Answer, Charge, Detached, MemoryStore, MemoryUsage, Store, StoreError};

@@ -56,6 +56,13 @@ impl Core {
         Slot { scope, id, limit: &target.limit, cost, permit, enforced: target.enforced }
     }
 
+    /// Lets whoever waits for these limits look again: something was given back.
+    pub(super) fn nudge(&self, queue: Option<Identity>) {
+        if let Some(queue) = queue {
+            self.turnstile.nudge(queue);
+        }
+    }
+
     /// Which queue those wait in who wait for all of these limits: that of the first.
     pub(super) fn queue_of(&self, items: &[Item<'_>]) -> Option<Identity> {
         items.first().map(|&item| self.slot(item, 0, 0).id)

@@ -3,9 +3,11 @@
 mod builder;
 mod core;
 mod failure;
+mod join;
 mod path;
 mod permit;
 mod shared;
+mod shared_permit;
 mod turnstile;
 mod waiting;
 
@@ -27,6 +29,7 @@ use crate::{
 pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
 pub use permit::{Admission, Permit};
 pub use shared::{CheckError, SharedLimiter};
+pub use shared_permit::SharedPermit;
 pub use waiting::WaitError;
 
 use self::{
@@ -278,9 +281,7 @@ impl Inner {
     fn each_slot(&self, key: KeyRef<'_>, cost: u64, mut give_back: impl FnMut(&Slot<'_>)) {
         self.with_items(key, |items| {
             items.iter().for_each(|&item| give_back(&self.core.slot(item, cost, 0)));
-            if let Some(queue) = self.core.queue_of(&items) {
-                self.core.turnstile.nudge(queue);
-            }
+            self.core.nudge(self.core.queue_of(&items));
         });
     }
 }

@@ -116,6 +116,14 @@ impl Path {
         }
     }
 
+    /// Counts a request that nobody looked at, as denied by the first policy that could have.
+    pub(super) fn count_unserved(&self, fit: &Fit<'_>, now: u64) {
+        let first = fit.items.iter().find(|item| self.target(**item).enforced);
+        if let Some(&item) = first.filter(|_| fit.cost > 0) {
+            self.meter.count(self.target(item).policy, Event::Denied, item.1, now);
+        }
+    }
+
     /// One event for each policy: the limits of a policy stand side by side.
     fn count_policies(&self, items: &[Item<'_>], answered: &Answered) {
         let Answered { decision, outcomes, now } = answered;

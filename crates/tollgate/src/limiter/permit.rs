@@ -10,11 +10,11 @@ use smallvec::SmallVec;
 
 use super::{
     Limiter,
+    core::Core,
     path::{Item, Items},
 };
 use crate::{
-    Algorithm, CostError, Decision, Denied, Key, KeyBuf, Request,
-    store::memory::{Slot, identity::Identity},
+    Algorithm, CostError, Decision, Denied, Key, KeyBuf, Request, store::memory::identity::Identity,
 };
 
 /// Units of a concurrency limit, held until this is dropped.
@@ -25,21 +25,27 @@ use crate::{
 #[must_use = "dropping a permit returns it"]
 pub struct Permit {
     limiter: Limiter,
-    /// The concurrency limits it is a permit of, by their places in the policy set, each with the key.
-    held: SmallVec<[(usize, KeyBuf); 1]>,
-    /// Where somebody may wait for it.
-    queue: Option<Identity>,
-    id: u64,
+    held: Held,
 }
 
 /// A decision, with a permit if it was allowed.
 #[derive(Debug)]
 #[must_use = "dropping an admission returns its permit"]
-pub struct Admission {
+pub struct Admission<P = Permit> {
     /// What was decided.
     pub decision: Decision,
     /// What is now held, if allowed.
-    pub permit: Option<Permit>,
+    pub permit: Option<P>,
+}
+
+/// What a permit is a permit of.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    /// The concurrency limits, by their places in the policy set, each with the key.
+    limits: SmallVec<[(usize, KeyBuf); 1]>,
+    /// Where somebody may wait for it.
+    pub(super) queue: Option<Identity>,
+    pub(super) id: u64,
 }
 
 impl Limiter {
@@ -76,21 +82,16 @@ impl Limiter {
         let id = next_id();
         let decision = self.inner.charge(items.clone(), cost, id)?;
         let permit = decision.is_allowed().then(|| {
-            let queue = self.inner.core.queue_of(&items);
-            let concurrent = |item: &Item<'_>| {
-                self.inner.core.path.target(*item).limit.algorithm() == Algorithm::Concurrency
-            };
-            let held = items.into_iter().filter(concurrent);
-            let held = held.map(|(target, key)| (target, key.to_buf())).collect();
-            Permit { limiter: self.clone(), held, queue, id }
+            let held = self.inner.core.hold(&items, id);
+            Permit { limiter: self.clone(), held }
         });
         Ok(Admission { decision, permit })
     }
 }
 
-impl Admission {
+impl<P> Admission<P> {
     /// The permit, or the denial as an error.
-    pub fn into_result(self) -> Result<Permit, Denied> {
+    pub fn into_result(self) -> Result<P, Denied> {
         let decision = self.decision.into_result();
         match (decision, self.permit) {
             (Ok(_), Some(permit)) => Ok(permit),
@@ -104,24 +105,47 @@ impl Permit {
     /// Starts the permit's life anew. `false` if it had already ended: then somebody else may hold its place.
     #[must_use = "a lost permit means that somebody else may run"]
     pub fn renew(&self) -> bool {
-        // All of them, also after one is lost.
-        self.slots().filter(|slot| !self.limiter.inner.core.memory.renew(slot)).count() == 0
-    }
-
-    fn slots(&self) -> impl Iterator<Item = Slot<'_>> {
-        let core = &self.limiter.inner.core;
-        self.held.iter().map(|(target, key)| core.slot((*target, key.as_ref()), 0, self.id))
+        self.limiter.inner.core.renew(&self.held)
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        for slot in self.slots() {
-            self.limiter.inner.core.memory.release(&slot);
-        }
-        if let Some(queue) = self.queue {
-            self.limiter.inner.core.turnstile.nudge(queue);
-        }
+        self.limiter.inner.core.release(&self.held);
+    }
+}
+
+impl Held {
+    pub(super) fn items(&self) -> impl Iterator<Item = Item<'_>> {
+        self.limits.iter().map(|(target, key)| (*target, key.as_ref()))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.limits.is_empty()
+    }
+}
+
+impl Core {
+    /// What permit `id` of a request is a permit of.
+    pub(super) fn hold(&self, items: &[Item<'_>], id: u64) -> Held {
+        let concurrent =
+            |item: &&Item<'_>| self.path.target(**item).limit.algorithm() == Algorithm::Concurrency;
+        let limits = items.iter().filter(concurrent);
+        let limits = limits.map(|(target, key)| (*target, key.to_buf())).collect();
+        Held { limits, queue: self.queue_of(items), id }
+    }
+
+    /// Returns a permit that is held in memory.
+    pub(super) fn release(&self, held: &Held) {
+        held.items().for_each(|item| self.memory.release(&self.slot(item, 0, held.id)));
+        self.nudge(held.queue);
+    }
+
+    /// Renews a permit that is held in memory. `false` if it is gone.
+    pub(super) fn renew(&self, held: &Held) -> bool {
+        // All of them, also after one is lost.
+        let lost = |item: &Item<'_>| !self.memory.renew(&self.slot(*item, 0, held.id));
+        held.items().filter(lost).count() == 0
     }
 }
 

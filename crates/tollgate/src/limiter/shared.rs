@@ -3,6 +3,7 @@ use std::sync::Arc;
 use super::{
     Limiter, SharedLimiterBuilder,
     core::Core,
+    join::join_all,
     path::{self, Answered, Fit, Item, Items, Path},
     permit,
     turnstile::Turnstile,
@@ -30,14 +31,14 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct SharedLimiter {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+pub(super) struct Inner {
     /// Its memory is what there is to fall back on.
-    core: Core,
-    store: Arc<dyn Store>,
+    pub(super) core: Core,
+    pub(super) store: Arc<dyn Store>,
 }
 
 /// Why there is no decision.
@@ -94,6 +95,16 @@ impl SharedLimiter {
         self.check_cost(key, 0).await
     }
 
+    /// Charges one unit to each key, as [`SharedLimiter::check`] would. The store is asked for all of them at the same
+    /// time, so that it may answer several at once; which of two equal keys is decided first is not said.
+    pub async fn check_many<K: Key>(&self, keys: &[K]) -> Result<Vec<Decision>, CheckError> {
+        let checks = keys.iter().map(|key| {
+            let plan = key.with(|key| self.inner.core.path.plan_key(key));
+            async move { self.inner.charge(super::items(&plan), 1, None).await }
+        });
+        join_all(checks).await.into_iter().collect()
+    }
+
     /// Charges a request to every policy that covers it, all or nothing. One with an [id](Request::id) is counted once,
     /// however often it is asked, by stores that [can](Store::charge_once); for others it is an error.
     pub async fn check_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
@@ -113,21 +124,25 @@ impl SharedLimiter {
     /// Gives back up to `cost` units, and no more than are used in the store.
     pub async fn refund(&self, key: impl Key, cost: u64) -> Result<(), StoreError> {
         let plan = key.with(|key| self.inner.core.path.plan_key(key));
-        for item in super::items(&plan) {
+        let items = super::items(&plan);
+        for &item in &items {
             let charge = self.inner.charge_of(item, cost, 0);
             self.inner.heard(self.inner.store.refund(&charge).await)?;
         }
+        self.inner.core.nudge(self.inner.core.queue_of(&items));
         Ok(())
     }
 
     /// Forgets what was charged to a key, here and in the store.
     pub async fn reset(&self, key: impl Key) -> Result<(), StoreError> {
         let plan = key.with(|key| self.inner.core.path.plan_key(key));
-        for item in super::items(&plan) {
+        let items = super::items(&plan);
+        for &item in &items {
             self.inner.core.memory.reset(&self.inner.core.slot(item, 0, 0));
             let charge = self.inner.charge_of(item, 0, 0);
             self.inner.heard(self.inner.store.reset(&charge).await)?;
         }
+        self.inner.core.nudge(self.inner.core.queue_of(&items));
         Ok(())
     }
 
@@ -175,7 +190,7 @@ impl Inner {
     }
 
     /// Charges the store, or where it fails, falls back. Counts nothing yet.
-    async fn ask(
+    pub(super) async fn ask(
         &self,
         fit: &Fit<'_>,
         permit: u64,
@@ -217,7 +232,7 @@ impl Inner {
     }
 
     /// Counts an answer that did not come.
-    fn heard<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
+    pub(super) fn heard<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
         if let Err(error) = &answer
             && !matches!(error, StoreError::Unsupported(_))
         {
@@ -226,7 +241,7 @@ impl Inner {
         answer
     }
 
-    fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64, permit: u64) -> Charge<'a> {
+    pub(super) fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64, permit: u64) -> Charge<'a> {
         let target = self.core.path.target(item);
         let charge = Charge::new(target.name, item.1, target.limit).cost(cost);
         let permit = if target.limit.algorithm() == Algorithm::Concurrency { permit } else { 0 };

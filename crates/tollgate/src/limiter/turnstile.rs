@@ -3,13 +3,16 @@
 use std::{
     collections::{HashMap, VecDeque},
     future::poll_fn,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Poll, Waker},
 };
 
 use parking_lot::Mutex;
 
-use crate::store::memory::identity::Identity;
+use crate::{Timestamp, store::memory::identity::Identity};
 
 /// The queues of all keys that somebody waits for.
 #[derive(Clone, Debug)]
@@ -22,14 +25,20 @@ struct Shared {
     max_waiters: usize,
     /// Keys without waiters are not in here.
     queues: Mutex<HashMap<Identity, Queue>>,
+    /// How often something was given back, also to keys without a queue: whoever is about to join one has to know. By
+    /// parts of the keys, so a nudge to one key may cost another a look too many. A nudge is counted before the lock is
+    /// taken to wake the first, who looks at the count under the lock before it waits: so none is missed.
+    nudges: Box<[AtomicU64; PARTS]>,
 }
+
+const PARTS: usize = 256;
 
 #[derive(Debug, Default)]
 struct Queue {
     waiters: VecDeque<Waiter>,
     next_ticket: u64,
-    /// How often the first was told to look again.
-    nudges: u64,
+    /// When the first expects to be served, as far as is known.
+    expected: Timestamp,
 }
 
 #[derive(Debug)]
@@ -47,13 +56,24 @@ pub(super) struct Turn {
     ticket: u64,
 }
 
+/// What there is to know on joining a queue.
+#[derive(Debug)]
+pub(super) struct Entered {
+    pub(super) turn: Turn,
+    /// The costs of those ahead, first come first.
+    pub(super) ahead: Vec<u64>,
+    /// Nobody who is behind the first will be served before this instant.
+    pub(super) expected: Timestamp,
+}
+
 /// So many already wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full(pub(super) usize);
 
 impl Turnstile {
     pub(super) fn new(max_waiters: usize) -> Self {
-        Self { shared: Arc::new(Shared { max_waiters, queues: Mutex::default() }) }
+        let nudges = Box::new([const { AtomicU64::new(0) }; PARTS]);
+        Self { shared: Arc::new(Shared { max_waiters, queues: Mutex::default(), nudges }) }
     }
 
     /// Whether nobody waits for `key`.
@@ -61,11 +81,12 @@ impl Turnstile {
         !self.shared.queues.lock().contains_key(&key)
     }
 
-    /// Tells whoever is first in the queue for `key` to look again: something was given back.
+    /// Tells whoever waits for `key`, or is about to, to look again: something was given back.
     pub(super) fn nudge(&self, key: Identity) {
+        self.shared.nudges(key).fetch_add(1, Ordering::SeqCst);
         let mut queues = self.shared.queues.lock();
         let Some(queue) = queues.get_mut(&key) else { return };
-        queue.nudges += 1;
+        queue.expected = Timestamp::EPOCH;
         let first = queue.waiters.front_mut().and_then(|first| first.waker.take());
         drop(queues);
         if let Some(waker) = first {
@@ -73,8 +94,13 @@ impl Turnstile {
         }
     }
 
-    /// Joins the queue for `key`. Also returns the costs of those ahead, first come first.
-    pub(super) fn enter(&self, key: Identity, cost: u64) -> Result<(Turn, Vec<u64>), Full> {
+    /// How often `key` was nudged so far, and perhaps others.
+    pub(super) fn nudges(&self, key: Identity) -> u64 {
+        self.shared.nudges(key).load(Ordering::SeqCst)
+    }
+
+    /// Joins the queue for `key`.
+    pub(super) fn enter(&self, key: Identity, cost: u64) -> Result<Entered, Full> {
         let mut queues = self.shared.queues.lock();
         let waiting = queues.get(&key).map_or(0, |queue| queue.waiters.len());
         if waiting >= self.shared.max_waiters {
@@ -85,7 +111,14 @@ impl Turnstile {
         let ticket = queue.next_ticket;
         queue.next_ticket += 1;
         queue.waiters.push_back(Waiter { ticket, cost, waker: None });
-        Ok((Turn { shared: self.shared.clone(), key, ticket }, ahead))
+        let turn = Turn { shared: self.shared.clone(), key, ticket };
+        Ok(Entered { turn, ahead, expected: queue.expected })
+    }
+}
+
+impl Shared {
+    fn nudges(&self, key: Identity) -> &AtomicU64 {
+        &self.nudges[key.part(PARTS)]
     }
 }
 
@@ -121,14 +154,16 @@ impl Turn {
         .await;
     }
 
-    /// How often the queue was nudged so far.
-    pub(super) fn nudges(&self) -> u64 {
-        self.shared.queues.lock().get(&self.key).map_or(0, |queue| queue.nudges)
+    /// Completes when the queue has been nudged more than `seen` times.
+    pub(super) async fn nudged(&self, seen: u64) {
+        self.when(|_, _| self.shared.nudges(self.key).load(Ordering::SeqCst) > seen).await;
     }
 
-    /// Completes when the queue is nudged once more than `seen`.
-    pub(super) async fn nudged(&self, seen: u64) {
-        self.when(|queue, _| queue.nudges > seen).await;
+    /// Tells those behind the first, who is the one to call this, when it expects to be served.
+    pub(super) fn expects(&self, ready: Timestamp) {
+        if let Some(queue) = self.shared.queues.lock().get_mut(&self.key) {
+            queue.expected = ready;
+        }
     }
 }
 
@@ -136,6 +171,9 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let mut queues = self.shared.queues.lock();
         let Some(queue) = queues.get_mut(&self.key) else { return };
+        if queue.waiters.front().is_some_and(|first| first.ticket == self.ticket) {
+            queue.expected = Timestamp::EPOCH;
+        }
         queue.waiters.retain(|waiter| waiter.ticket != self.ticket);
         let next = queue.waiters.front_mut().and_then(|first| first.waker.take());
         if queue.waiters.is_empty() {

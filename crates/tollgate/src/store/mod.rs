@@ -6,6 +6,7 @@ use std::{
     fmt,
     future::{Future, ready},
     pin::Pin,
+    task::{Context, Waker},
 };
 
 use crate::{KeyRef, Limit, algorithm::Outcome, policy::PolicyName};
@@ -55,7 +56,19 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Starts the life of the permit `charge.permit` anew. `false` if it is gone.
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool>;
+
+    /// Sees to `work` while nobody waits for it: what a dropped permit still has to tell the store. It is called from
+    /// `drop`, on any thread, inside a runtime or not, so it must not block.
+    ///
+    /// The default polls `work` once, which is enough for a store whose answers are always ready. A store that has to
+    /// wait for them hands it to its runtime instead; otherwise the permit only ends with its period.
+    fn detach(&self, mut work: Detached) {
+        let _ = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
 }
+
+/// What [`Store::detach`] sees to. It calls the store, and keeps it alive.
+pub type Detached = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What a store returns: a future, since most stores are elsewhere.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;

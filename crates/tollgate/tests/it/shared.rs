@@ -2,24 +2,41 @@
 
 use std::{
     collections::HashMap,
+    fmt,
+    future::poll_fn,
     sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use tollgate::{
-    Answer, Charge, KeyBuf, ManualClock, MemoryStore, Policy, PolicySet, Request, SharedLimiter,
-    Store, StoreError, algorithm::Outcome, policy::Lease,
+    Answer, Charge, CheckError, Clock, Decision, Detached, KeyBuf, Limiter, ManualClock,
+    MemoryStore, Policy, PolicySet, Request, SharedLimiter, Store, StoreError, WaitError,
+    algorithm::Outcome,
+    policy::{FailureMode, Lease},
 };
 
-use crate::limit;
+use crate::{limit, waiting::Waiting};
 
-/// A memory store that remembers what it was asked, and answers only as long as the test lets it.
-#[derive(Clone, Debug)]
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A memory store that remembers what it was asked, and answers only as the test lets it.
+#[derive(Clone)]
 pub(crate) struct Double {
     store: MemoryStore,
-    asked: Arc<Mutex<Vec<Asked>>>,
-    failing: Arc<Mutex<Option<StoreError>>>,
+    hands: Arc<Mutex<Hands>>,
+}
+
+/// What the test has a hand on.
+#[derive(Default)]
+struct Hands {
+    asked: Vec<Asked>,
+    failing: Option<StoreError>,
+    /// What is asked is done, but the answers do not come yet. Whoever waits for one is here.
+    holding: Option<Vec<Waker>>,
     /// What was answered to the requests with these ids.
-    once: Arc<Mutex<HashMap<Vec<u8>, Vec<Outcome>>>>,
+    once: HashMap<Vec<u8>, Vec<Outcome>>,
+    detached: Vec<Detached>,
 }
 
 /// One charge of a call.
@@ -33,39 +50,72 @@ pub(crate) struct Asked {
 
 impl Double {
     pub(crate) fn new(clock: &ManualClock) -> Self {
-        let store = MemoryStore::new(1_000, clock.clone());
-        Self { store, asked: Arc::default(), failing: Arc::default(), once: Arc::default() }
+        Self { store: MemoryStore::new(1_000, clock.clone()), hands: Arc::default() }
     }
 
     /// From now on every call fails.
     pub(crate) fn fail(&self, error: StoreError) {
-        *self.failing.lock().unwrap() = Some(error);
+        self.hands.lock().unwrap().failing = Some(error);
     }
 
     /// From now on calls are answered again.
     pub(crate) fn recover(&self) {
-        *self.failing.lock().unwrap() = None;
+        self.hands.lock().unwrap().failing = None;
+    }
+
+    /// From now on answers do not come.
+    fn hold(&self) {
+        self.hands.lock().unwrap().holding = Some(Vec::new());
+    }
+
+    /// All answers come.
+    fn let_go(&self) {
+        let held = self.hands.lock().unwrap().holding.take();
+        held.into_iter().flatten().for_each(Waker::wake);
     }
 
     /// What was asked since the last time.
     pub(crate) fn asked(&self) -> Vec<Asked> {
-        std::mem::take(&mut self.asked.lock().unwrap())
+        std::mem::take(&mut self.hands.lock().unwrap().asked)
+    }
+
+    /// Sees to what was left behind. Returns how much there was.
+    fn run_detached(&self) -> usize {
+        let detached = std::mem::take(&mut self.hands.lock().unwrap().detached);
+        detached.into_iter().map(pollster::block_on).count()
     }
 
     fn answer<'a, T: Send + 'a>(
         &'a self,
         charges: &[Charge<'_>],
-        answer: impl FnOnce() -> Answer<'a, T> + Send + 'a,
+        answer: impl FnOnce() -> Answer<'a, T>,
     ) -> Answer<'a, T> {
-        self.asked.lock().unwrap().extend(charges.iter().map(|charge| Asked {
+        let mut hands = self.hands.lock().unwrap();
+        hands.asked.extend(charges.iter().map(|charge| Asked {
             policy: charge.policy.to_string(),
             key: charge.key.to_buf(),
             tag: charge.tag.to_buf(),
             lease: charge.lease,
         }));
-        match self.failing.lock().unwrap().clone() {
+        let failing = hands.failing.clone();
+        drop(hands);
+        let answer = match failing {
             Some(error) => Box::pin(async move { Err(error) }),
             None => answer(),
+        };
+        Box::pin(async move {
+            poll_fn(|cx| self.poll_held(cx)).await;
+            answer.await
+        })
+    }
+
+    fn poll_held(&self, cx: &Context<'_>) -> Poll<()> {
+        match &mut self.hands.lock().unwrap().holding {
+            Some(waiting) => {
+                waiting.push(cx.waker().clone());
+                Poll::Pending
+            }
+            None => Poll::Ready(()),
         }
     }
 }
@@ -81,13 +131,13 @@ impl Store for Double {
         charges: &'a [Charge<'a>],
     ) -> Answer<'a, Vec<Outcome>> {
         self.answer(charges, || {
+            let known = self.hands.lock().unwrap().once.get(id).cloned();
             Box::pin(async {
-                let known = self.once.lock().unwrap().get(id).cloned();
-                let Some(outcomes) = known else {
-                    let outcomes = self.store.charge(charges).await?;
-                    self.once.lock().unwrap().insert(id.to_vec(), outcomes.clone());
-                    return Ok(outcomes);
+                let outcomes = match known {
+                    Some(outcomes) => outcomes,
+                    None => self.store.charge(charges).await?,
                 };
+                self.hands.lock().unwrap().once.insert(id.to_vec(), outcomes.clone());
                 Ok(outcomes)
             })
         })
@@ -108,10 +158,32 @@ impl Store for Double {
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
         self.answer(&[*charge], || Store::renew(&self.store, charge))
     }
+
+    fn detach(&self, work: Detached) {
+        self.hands.lock().unwrap().detached.push(work);
+    }
+}
+
+impl fmt::Debug for Double {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Double")
+    }
 }
 
 pub(crate) fn policy(name: &str, text: &str) -> Policy {
     Policy::new(name.parse().unwrap(), [limit(text)])
+}
+
+/// A limiter over a double on a clock that stands still.
+fn limiter(text: &str) -> (SharedLimiter, Double, ManualClock) {
+    let clock = ManualClock::new();
+    let store = Double::new(&clock);
+    let builder = SharedLimiter::builder(store.clone()).clock(clock.clone());
+    (builder.limit(text).build().unwrap(), store, clock)
+}
+
+fn check(limiter: &SharedLimiter, key: &str) -> Decision {
+    pollster::block_on(limiter.check(key)).unwrap()
 }
 
 #[test]
@@ -165,7 +237,7 @@ fn a_request_with_an_id_counts_once() {
     let memory = MemoryStore::default();
     let limiter = SharedLimiter::builder(memory).limit("9/hour").build().unwrap();
     let error = pollster::block_on(limiter.check_request(&first)).unwrap_err();
-    assert!(matches!(error, tollgate::CheckError::Store(StoreError::Unsupported(_))), "{error}");
+    assert!(matches!(error, CheckError::Store(StoreError::Unsupported(_))), "{error}");
 }
 
 #[test]
@@ -174,4 +246,286 @@ fn an_id_is_neither_empty_nor_long() {
     assert_eq!(error, "the id of a request has from 1 to 128 bytes, not 0");
     assert!(Request::new().id(&[7; 129]).is_err());
     assert_eq!(Request::new().id(&[7; 128]).unwrap().id_bytes(), Some(&[7; 128][..]));
+}
+
+#[test]
+fn it_can_be_built_and_rebuilt_as_the_limiter_is() {
+    let (limiter, _, _) = limiter("1/hour");
+    assert!(check(&limiter, "key").is_allowed() && !check(&limiter, "key").is_allowed());
+    let raised = limiter.with_limit(limit("3/hour"));
+    assert_eq!(check(&raised, "key").remaining(), 1, "one was used before");
+    let own = raised.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (2, 1));
+    let none = SharedLimiter::builder(MemoryStore::default()).build().unwrap_err();
+    assert_eq!(none, tollgate::BuildError::NoLimit);
+}
+
+#[test]
+fn many_keys_are_asked_for_at_the_same_time() {
+    let (limiter, store, _) = limiter("2/hour");
+    store.hold();
+    let keys = ["alice", "bob", "alice", "alice"];
+    let mut many = Waiting::of(limiter.check_many(&keys));
+    assert!(many.poll().is_none());
+    assert_eq!(store.asked().len(), 4, "before any answer came");
+    store.let_go();
+    let decisions = many.poll_if_woken().unwrap().unwrap();
+    let allowed: Vec<_> = decisions.iter().map(Decision::is_allowed).collect();
+    assert_eq!(allowed, [true, true, true, false]);
+    assert_eq!(limiter.stats().policies[0].denied, 1);
+    assert_eq!(pollster::block_on(limiter.check_many::<&str>(&[])), Ok(Vec::new()));
+}
+
+#[test]
+fn waiters_of_a_process_are_served_in_the_order_they_came() {
+    let (limiter, store, clock) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    let wait = || Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    let mut waiters: Vec<_> = (0..4).map(|_| wait()).collect();
+    assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
+    store.asked();
+    let mut served = Vec::new();
+    for _ in 0..4 {
+        clock.advance(SECOND);
+        for _ in 0..2 {
+            for (number, waiter) in waiters.iter_mut().enumerate().rev() {
+                if let Some(result) = waiter.poll_if_woken() {
+                    assert!(result.unwrap().is_allowed());
+                    served.push(number);
+                }
+            }
+        }
+    }
+    assert_eq!(served, [0, 1, 2, 3]);
+    // Each was admitted at once, and the next asked once to learn how long it takes.
+    assert_eq!(store.asked().len(), 4 + 3);
+    let own = limiter.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (5, 0));
+}
+
+#[test]
+fn the_store_is_asked_when_it_said_and_no_sooner() {
+    let (limiter, store, clock) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    store.asked();
+    let mut waiter = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    for _ in 0..5 {
+        assert!(waiter.poll().is_none(), "woken for nothing");
+        clock.advance(SECOND / 8);
+    }
+    assert_eq!(store.asked().len(), 1);
+    clock.advance(SECOND / 8 * 3);
+    // Somebody else, perhaps of another process, was quicker.
+    assert!(check(&limiter, "key").is_allowed());
+    assert!(waiter.poll_if_woken().is_none());
+    assert_eq!(store.asked().len(), 1 + 1);
+    clock.advance(SECOND);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_deadline_that_cannot_be_met_fails_at_once() {
+    let (limiter, store, _) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    let wait = |within| Waiting::of(limiter.until_ready("key", within));
+    let too_long = || Some(Err(WaitError::TooLong { needed: Some(SECOND) }));
+    assert_eq!(wait(SECOND - Duration::from_micros(1)).poll(), too_long());
+    let mut first = wait(SECOND);
+    assert!(first.poll().is_none(), "to the microsecond");
+    store.asked();
+    // Whoever is behind the first cannot be served before it.
+    assert_eq!(wait(SECOND / 2).poll(), too_long());
+    assert!(store.asked().is_empty(), "that was known here");
+    let mut cost = Waiting::of(limiter.until_ready_cost("key", 2, SECOND));
+    assert!(matches!(cost.poll(), Some(Err(WaitError::Cost(_)))));
+    let never = limiter.with_limit(limit("0/second token-bucket"));
+    let mut never = Waiting::of(never.until_ready("other", SECOND));
+    assert_eq!(never.poll(), Some(Err(WaitError::TooLong { needed: None })));
+}
+
+#[test]
+fn a_wait_ends_at_its_deadline_behind_others() {
+    let (limiter, store, clock) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    let mut first = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    let mut second = Waiting::of(limiter.until_ready("key", SECOND));
+    assert!(first.poll().is_none() && second.poll().is_none());
+    store.hold();
+    clock.advance(SECOND);
+    assert!(first.poll_if_woken().is_none(), "the store has not answered yet");
+    assert_eq!(second.poll_if_woken(), Some(Err(WaitError::TimedOut)));
+    store.let_go();
+    assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
+    let own = limiter.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (2, 1));
+}
+
+#[test]
+fn what_is_given_back_while_the_store_is_asked_is_not_missed() {
+    let (limiter, store, _) = limiter("1/hour token-bucket");
+    let _ = check(&limiter, "key");
+    store.hold();
+    let mut waiter = Waiting::of(limiter.until_ready("key", 7_200 * SECOND));
+    let mut refund = Waiting::of(limiter.refund("key", 1));
+    assert!(waiter.poll().is_none() && refund.poll().is_none());
+    store.let_go();
+    // The store has denied before it took the refund, and the waiter hears of both in one turn.
+    assert_eq!(refund.poll_if_woken(), Some(Ok(())));
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_cancelled_wait_holds_nobody_up_and_waiters_are_bounded() {
+    let clock = ManualClock::new();
+    let builder = SharedLimiter::builder(Double::new(&clock)).clock(clock.clone()).max_waiters(2);
+    let limiter = builder.limit("1/second burst 1").build().unwrap();
+    let _ = check(&limiter, "key");
+    let mut waiters = [(); 3].map(|()| Waiting::of(limiter.until_ready("key", 10 * SECOND)));
+    let [first, second, third] = &mut waiters;
+    assert!(first.poll().is_none() && second.poll().is_none());
+    assert_eq!(third.poll(), Some(Err(WaitError::QueueFull { waiting: 2 })));
+    let [first, mut second, _] = waiters;
+    drop(first);
+    assert!(second.poll_if_woken().is_none(), "its turn, but not yet its time");
+    clock.advance(SECOND);
+    assert!(second.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn waiting_goes_on_while_the_store_is_away() {
+    let closed = policy("api", "1/hour").per(["key"]).failing(FailureMode::Closed);
+    let clock = ManualClock::new();
+    let store = Double::new(&clock);
+    let builder = SharedLimiter::builder(store.clone()).clock(clock.clone());
+    let limiter = builder.policies(PolicySet::new([closed]).unwrap()).build().unwrap();
+    store.fail(StoreError::TimedOut);
+    let mut waiter = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    assert!(waiter.poll().is_none());
+    assert_eq!(clock.next_wake(), Some(clock.now().after(FailureMode::RETRY_AFTER)));
+    store.recover();
+    clock.advance(FailureMode::RETRY_AFTER);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok_and(|d| !d.is_degraded())));
+    store.fail(StoreError::Unsupported("this".into()));
+    let mut waiter = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    assert_eq!(waiter.poll(), Some(Err(WaitError::Store(StoreError::Unsupported("this".into())))));
+}
+
+#[test]
+fn a_permit_is_held_in_the_store_until_it_is_released() {
+    let (limiter, store, clock) = limiter("1/minute concurrency");
+    let acquire = || pollster::block_on(limiter.acquire("key")).unwrap();
+    let permit = acquire().into_result().unwrap();
+    assert!(acquire().permit.is_none());
+    clock.advance(40 * SECOND);
+    assert_eq!(pollster::block_on(permit.renew()), Ok(true));
+    clock.advance(40 * SECOND);
+    assert!(acquire().permit.is_none(), "renewed in time");
+    assert_eq!(pollster::block_on(permit.release()), Ok(()));
+    assert_eq!(store.run_detached(), 0, "nothing is left to say");
+    let permit = acquire().into_result().unwrap();
+    clock.advance(60 * SECOND);
+    assert_eq!(pollster::block_on(permit.renew()), Ok(false), "ended by itself");
+}
+
+#[test]
+fn a_dropped_permit_is_returned_without_waiting() {
+    let (limiter, store, _) = limiter("1/hour concurrency");
+    let acquire = || pollster::block_on(limiter.acquire("key")).unwrap();
+    let permit = acquire().into_result().unwrap();
+    let mut waiter = Waiting::of(limiter.until_ready("key", 7_200 * SECOND));
+    assert!(waiter.poll().is_none());
+    drop(permit);
+    assert!(acquire().permit.is_none(), "the store has not heard of it yet");
+    assert_eq!(store.run_detached(), 1);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()), "and is told at once");
+
+    // A store whose answers are ready needs nobody to see to it.
+    let limiter = SharedLimiter::builder(MemoryStore::default()).limit("1/hour concurrency");
+    let limiter = limiter.build().unwrap();
+    for _ in 0..3 {
+        assert!(pollster::block_on(limiter.acquire("key")).unwrap().permit.is_some());
+    }
+}
+
+#[test]
+fn an_acquire_that_is_cancelled_gives_back_what_it_may_have_taken() {
+    let (limiter, store, _) = limiter("1/hour concurrency");
+    store.hold();
+    let mut cancelled = Waiting::of(limiter.acquire("key"));
+    assert!(cancelled.poll().is_none());
+    drop(cancelled);
+    store.let_go();
+    assert_eq!(store.run_detached(), 1);
+    let again = pollster::block_on(limiter.acquire("key")).unwrap();
+    assert!(again.permit.is_some());
+    // What was denied has nothing to give back.
+    assert!(pollster::block_on(limiter.acquire("key")).unwrap().permit.is_none());
+    assert_eq!(store.run_detached(), 0);
+}
+
+#[test]
+fn a_permit_taken_while_the_store_is_away_is_held_here() {
+    let (limiter, store, clock) = limiter("1/minute concurrency");
+    let acquire = || pollster::block_on(limiter.acquire("key")).unwrap();
+    store.fail(StoreError::TimedOut);
+    let permit = acquire().into_result().unwrap();
+    let denied = acquire();
+    assert!(denied.permit.is_none() && denied.decision.is_degraded());
+    assert_eq!(store.run_detached(), 1, "its answer was lost: the store may have taken it");
+    clock.advance(40 * SECOND);
+    assert_eq!(pollster::block_on(permit.renew()), Ok(true));
+    clock.advance(40 * SECOND);
+    assert!(acquire().permit.is_none());
+    assert_eq!(pollster::block_on(permit.release()), Ok(()));
+    assert!(acquire().permit.is_some());
+    store.recover();
+    let held = acquire().into_result().unwrap();
+    store.fail(StoreError::Unavailable("away".into()));
+    let away = || StoreError::Unavailable("away".into());
+    assert_eq!(pollster::block_on(held.renew()), Err(away()));
+    store.run_detached();
+    assert_eq!(pollster::block_on(held.release()), Err(away()));
+    assert_eq!(store.run_detached(), 1, "told once more");
+}
+
+#[test]
+fn a_request_acquires_permits_of_the_policies_that_cover_it() {
+    let policies = PolicySet::new([
+        policy("jobs", "1/minute concurrency").per(["user"]),
+        policy("all", "100/minute"),
+    ]);
+    let limiter = SharedLimiter::new(Double::new(&ManualClock::new()), policies.unwrap());
+    let request = Request::new().with("user", "alice").id("7").unwrap();
+    let acquire = || pollster::block_on(limiter.acquire_request(&request)).unwrap();
+    let first = acquire();
+    assert!(first.permit.is_some());
+    assert!(acquire().permit.is_none(), "the same id is another permit");
+    let counts: Vec<_> =
+        limiter.stats().policies.iter().map(|stats| (stats.allowed, stats.denied)).collect();
+    assert_eq!(counts, [(1, 1), (1, 0)]);
+}
+
+/// Whoever has a runtime with several threads can spawn all of it.
+#[test]
+fn every_future_can_be_sent() {
+    fn sent<F: Send>(future: F) {
+        drop(future);
+    }
+
+    let (limiter, _, _) = limiter("1/hour");
+    let (request, charges) = (Request::new(), []);
+    sent(limiter.check("key"));
+    sent(limiter.check_many(&["key"]));
+    sent(limiter.check_request(&request));
+    sent(limiter.check_all(&charges));
+    sent(limiter.until_ready("key", SECOND));
+    sent(limiter.acquire("key"));
+    sent(limiter.acquire_request(&request));
+    sent(limiter.refund("key", 1));
+    sent(limiter.reset("key"));
+    let permit = pollster::block_on(limiter.acquire("key")).unwrap().into_result().unwrap();
+    sent(permit.renew());
+    sent(permit.release());
+    let own = Limiter::memory(limit("1/hour"));
+    sent(own.until_ready("key", SECOND));
 }

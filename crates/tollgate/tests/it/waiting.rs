@@ -11,15 +11,15 @@ use std::{
     time::Duration,
 };
 
-use tollgate::{Decision, Limiter, ManualClock, WaitError};
+use tollgate::{Decision, Limiter, ManualClock, Policy, PolicySet, WaitError};
 
 use crate::limiter;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A future with a flag that tells whether it was woken since it was last polled.
-struct Waiting<'a> {
-    future: Pin<Box<dyn Future<Output = Result<Decision, WaitError>> + 'a>>,
+pub(crate) struct Waiting<'a, T = Result<Decision, WaitError>> {
+    future: Pin<Box<dyn Future<Output = T> + 'a>>,
     woken: Arc<Flag>,
     done: bool,
 }
@@ -35,11 +35,16 @@ impl Wake for Flag {
 
 impl<'a> Waiting<'a> {
     fn new(limiter: &'a Limiter, cost: u64, within: Duration) -> Self {
-        let future = Box::pin(limiter.until_ready_cost("key", cost, within));
-        Self { future, woken: Arc::default(), done: false }
+        Self::of(limiter.until_ready_cost("key", cost, within))
+    }
+}
+
+impl<'a, T> Waiting<'a, T> {
+    pub(crate) fn of(future: impl Future<Output = T> + 'a) -> Self {
+        Self { future: Box::pin(future), woken: Arc::default(), done: false }
     }
 
-    fn poll(&mut self) -> Option<Result<Decision, WaitError>> {
+    pub(crate) fn poll(&mut self) -> Option<T> {
         assert!(!self.done, "a finished wait was woken");
         self.woken.0.store(false, Ordering::SeqCst);
         let waker = self.woken.clone().into();
@@ -53,7 +58,7 @@ impl<'a> Waiting<'a> {
     }
 
     /// Polls only if woken, as an executor would.
-    fn poll_if_woken(&mut self) -> Option<Result<Decision, WaitError>> {
+    pub(crate) fn poll_if_woken(&mut self) -> Option<T> {
         if self.woken.0.load(Ordering::SeqCst) { self.poll() } else { None }
     }
 }
@@ -279,4 +284,65 @@ fn what_is_given_back_and_does_not_suffice_is_waited_on() {
     assert!(!waiter.woken.0.load(Ordering::SeqCst), "looked once, and waits again");
     limiter.refund("key", 1);
     assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_wait_is_counted_once_by_how_it_ends() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let counts = || {
+        let own = limiter.stats().policies[0];
+        (own.allowed, own.denied)
+    };
+    let _ = limiter.check("key");
+    let mut served = Waiting::new(&limiter, 1, 10 * SECOND);
+    let mut cancelled = Waiting::new(&limiter, 1, 10 * SECOND);
+    let mut spoilt = Waiting::new(&limiter, 1, 2 * SECOND);
+    let mut hopeless = Waiting::new(&limiter, 1, SECOND);
+    assert!(served.poll().is_none() && cancelled.poll().is_none());
+    assert!(spoilt.poll().is_some_and(|result| result.is_err()), "it would take three seconds");
+    assert_eq!(counts(), (1, 1), "told at once, and counted though nobody had to look");
+    assert!(hopeless.poll().is_some_and(|result| result.is_err()));
+    assert_eq!(counts(), (1, 2));
+    drop(cancelled);
+    for _ in 0..3 {
+        clock.advance(SECOND);
+        assert!(limiter.check("key").is_allowed());
+        assert!(served.poll_if_woken().is_none(), "looked in vain");
+    }
+    assert_eq!(counts(), (4, 2));
+    clock.advance(SECOND);
+    assert!(served.poll_if_woken().is_some_and(|result| result.is_ok()));
+    assert_eq!(counts(), (5, 2));
+    let mut late = Waiting::new(&limiter, 1, SECOND / 2);
+    assert!(late.poll().is_some_and(|result| result.is_err()));
+    assert_eq!(counts(), (5, 3), "looked and denied, once");
+}
+
+#[test]
+fn a_cost_that_never_fits_fails_in_a_queue_as_well() {
+    let (limiter, _) = limiter("4/second sliding-window");
+    let _ = limiter.check_cost("key", 4).unwrap();
+    let mut first = Waiting::new(&limiter, 1, 60 * SECOND);
+    assert!(first.poll().is_none());
+    let mut never = Waiting::new(&limiter, 5, 60 * SECOND);
+    assert!(matches!(never.poll(), Some(Err(WaitError::Cost(_)))));
+}
+
+#[test]
+fn a_policy_in_shadow_mode_keeps_nobody_waiting() {
+    let policy = |name: &str, text: &str| {
+        Policy::new(name.parse().unwrap(), [crate::limit(text)]).per(["key"])
+    };
+    let tried = policy("tried", "2/day sliding-window").shadow();
+    let policies = PolicySet::new([policy("real", "2/second burst 2"), tried]).unwrap();
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().policies(policies).clock(clock.clone()).build().unwrap();
+    let _ = limiter.check_cost("key", 2).unwrap();
+    let mut waiters = [1, 2].map(|cost| Waiting::new(&limiter, cost, 2 * SECOND));
+    assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
+    clock.advance(SECOND / 2);
+    assert!(waiters[0].poll_if_woken().is_some_and(|result| result.is_ok()));
+    assert!(waiters[1].poll_if_woken().is_none());
+    clock.advance(SECOND);
+    assert!(waiters[1].poll_if_woken().is_some_and(|result| result.is_ok()));
 }

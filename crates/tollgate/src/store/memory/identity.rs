@@ -97,7 +97,13 @@ impl Identity {
     /// One of `shards`, a power of two. Independent of [`Identity::spread`].
     #[inline]
     pub(super) fn shard(self, shards: usize) -> usize {
-        self.high as usize & (shards - 1)
+        self.part(shards)
+    }
+
+    /// One of `parts`, a power of two.
+    #[inline]
+    pub(crate) fn part(self, parts: usize) -> usize {
+        self.high as usize & (parts - 1)
     }
 
     /// A place from 0 to `places`, any number of them.
