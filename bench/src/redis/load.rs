@@ -10,6 +10,19 @@ use tollgate_testkit::servers::Server;
 use super::Subject;
 use crate::traffic::{Keys, Random, key};
 
+/// What is asked for, with the names written down beforehand.
+pub struct Asked {
+    keys: Keys,
+    names: Vec<String>,
+}
+
+impl Asked {
+    pub fn new(keys: Keys) -> Self {
+        let names = (0..keys.count()).map(key).collect();
+        Self { keys, names }
+    }
+}
+
 /// What a stretch of questions came to.
 #[derive(Clone, Copy)]
 pub struct Slice {
@@ -23,7 +36,7 @@ pub struct Slice {
 pub async fn slice(
     subject: &Subject,
     server: &Server,
-    keys: &Arc<Keys>,
+    keys: &Arc<Asked>,
     (tasks, stretch): (usize, Duration),
 ) -> Slice {
     let before = server.cpu_micros();
@@ -48,15 +61,16 @@ pub async fn slice(
 }
 
 /// Nanoseconds that each question took.
-async fn ask(subject: Subject, keys: Arc<Keys>, task: usize, until: Instant) -> Vec<u32> {
+async fn ask(subject: Subject, keys: Arc<Asked>, task: usize, until: Instant) -> Vec<u32> {
     let mut random = Random::new(1 + task as u64 * 7_919);
-    let mut times = Vec::new();
+    let mut times = Vec::with_capacity(1 << 14);
     loop {
         let start = Instant::now();
         if start >= until {
             return times;
         }
-        std::hint::black_box(subject.check(&key(keys.draw(&mut random))).await);
+        let key = &keys.names[keys.keys.draw(&mut random) as usize];
+        std::hint::black_box(subject.check(key).await);
         times.push(start.elapsed().as_nanos() as u32);
         // What needs no trip would otherwise never let go.
         tokio::task::consume_budget().await;

@@ -6,12 +6,12 @@
 mod load;
 mod subjects;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tollgate_testkit::servers::{Flavor, Server};
 
 use self::{
-    load::{Slice, slice},
+    load::{Asked, Slice, slice},
     subjects::{NAMES, Subject, make},
 };
 use crate::{report::Row, row, traffic::Keys};
@@ -52,7 +52,7 @@ pub fn rows(rounds: usize) -> Vec<Row> {
 async fn measure(server: &Server, case: &Case, rounds: usize) -> Vec<Row> {
     let name = format!("{} {}", server.flavor(), case.name);
     eprintln!("{name}, {TASKS} tasks, {rounds} rounds");
-    let keys = std::sync::Arc::new((case.keys)());
+    let keys = Arc::new(Asked::new((case.keys)()));
     let mut subjects = Vec::new();
     for which in NAMES {
         subjects.push(make(which, server, case.limit).await);

@@ -192,12 +192,12 @@ impl Batch {
     }
 
     /// Answers every request, and tells `learn` what is now known of the cells.
-    pub(crate) fn settle(self, reply: &[u8], mut learn: impl FnMut(CellId, Known)) {
+    pub(crate) fn settle(mut self, reply: &[u8], mut learn: impl FnMut(CellId, Known)) {
         match Replay::read(&self, reply) {
             Ok(replay) => {
                 let (answers, known) = replay.run(&self);
                 known.into_iter().for_each(|(id, known)| learn(id, known));
-                for (ask, answer) in self.asks.into_iter().zip(answers) {
+                for (ask, answer) in self.asks.drain(..).zip(answers) {
                     // Whoever asked may be gone by now.
                     drop(ask.answer.send(answer));
                 }

@@ -1,7 +1,11 @@
 //! Cells: one state in the server each, and the names of their keys.
 
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
 use redis::RedisWrite;
-use tollgate::{Algorithm, Charge, KeyRef, Limit, StoreError};
+use smallvec::SmallVec;
+use tollgate::{Algorithm, Charge, KeyRef, Limit, PolicyName, StoreError};
 
 /// Which state: the digest of policy, algorithm, period and key, beside the tag that places it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,11 +40,18 @@ pub(crate) enum Kind {
 ///
 /// Both parts are digests under a secret, in an alphabet without braces, so nothing that a client sends shows in a
 /// name, chooses a slot or meets another's name.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Names {
     prefix: Box<[u8]>,
     secret: [u8; blake3::KEY_LEN],
+    /// The digests of the scopes that are asked for most likely: the first so many.
+    scopes: ArcSwap<Vec<(Scope, u128)>>,
 }
+
+/// Which of the states of a key: policy, algorithm and period.
+type Scope = (PolicyName, Algorithm, Duration);
+
+const MAX_SCOPES: usize = 64;
 
 /// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16_384;
@@ -68,7 +79,7 @@ impl Kind {
 impl Names {
     pub(crate) fn new(prefix: &str, secret: &[u8]) -> Self {
         let secret = blake3::derive_key("tollgate 2026 names of keys in redis", secret);
-        Self { prefix: prefix.as_bytes().into(), secret }
+        Self { prefix: prefix.as_bytes().into(), secret, scopes: ArcSwap::default() }
     }
 
     pub(crate) fn want(&self, charge: &Charge<'_>) -> Result<Want, StoreError> {
@@ -82,26 +93,45 @@ impl Names {
         })
     }
 
+    /// The digest of the key places the cell, and together with that of the scope it names it.
     fn cell(&self, charge: &Charge<'_>) -> CellId {
-        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        let (name, algorithm) = (charge.policy.as_str(), charge.limit.algorithm().name());
-        // All lengths that could be mistaken for one another come first.
-        hasher.update(&[name.len() as u8, algorithm.len() as u8]);
-        hasher.update(name.as_bytes());
-        hasher.update(algorithm.as_bytes());
-        hasher.update(&period_micros(&charge.limit).to_le_bytes());
-        charge.key.feed(|bytes| _ = hasher.update(bytes));
-        let mut digest = [0; 16];
-        hasher.finalize_xof().fill(&mut digest);
-        CellId { tag: self.tag(charge.tag), digest: u128::from_le_bytes(digest) }
+        let scope = self.scope((charge.policy, charge.limit.algorithm(), charge.limit.period()));
+        let key = self.digest(charge.key);
+        let is_tag = charge.tag == charge.key;
+        let tag = if is_tag { key.1 } else { self.digest(charge.tag).1 };
+        CellId { tag, digest: key.0.wrapping_add(scope) }
     }
 
-    fn tag(&self, tag: KeyRef<'_>) -> u64 {
+    fn digest(&self, key: KeyRef<'_>) -> (u128, u64) {
+        let mut bytes = SmallVec::<[u8; 128]>::new();
+        key.feed(|part| bytes.extend_from_slice(part));
+        let hash = blake3::keyed_hash(&self.secret, &bytes);
+        let (words, _) = hash.as_bytes().as_chunks::<8>();
+        let word = |place: usize| u64::from_le_bytes(words[place]);
+        (u128::from(word(0)) << 64 | u128::from(word(1)), word(2))
+    }
+
+    fn scope(&self, scope: Scope) -> u128 {
+        let known = self.scopes.load();
+        if let Some((_, digest)) = known.iter().find(|(other, _)| *other == scope) {
+            return *digest;
+        }
+        let digest = self.digest_scope(&scope);
+        if known.len() < MAX_SCOPES {
+            self.scopes.rcu(|known| [known.as_slice(), &[(scope, digest)]].concat());
+        }
+        digest
+    }
+
+    fn digest_scope(&self, (policy, algorithm, period): &Scope) -> u128 {
+        let (name, algorithm) = (policy.as_str(), algorithm.name());
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        tag.feed(|bytes| _ = hasher.update(bytes));
-        let mut digest = [0; 8];
-        hasher.finalize_xof().fill(&mut digest);
-        u64::from_le_bytes(digest)
+        hasher.update(b"scope");
+        // All lengths that could be mistaken for one another come first.
+        hasher.update(&[name.len() as u8, algorithm.len() as u8]);
+        hasher.update(name.as_bytes()).update(algorithm.as_bytes());
+        hasher.update(&(period.as_micros() as u64).to_le_bytes());
+        first_half(&hasher.finalize())
     }
 
     /// The name of a cell's key.
@@ -112,13 +142,14 @@ impl Names {
     /// Where the answer to the request with this id is remembered: beside the cell.
     pub(crate) fn answer(&self, id: &[u8], beside: CellId) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        // No policy has a name of this length.
-        hasher.update(&[u8::MAX, u8::MAX]);
-        hasher.update(id);
-        let mut digest = [0; 16];
-        hasher.finalize_xof().fill(&mut digest);
-        CellId { tag: beside.tag, digest: u128::from_le_bytes(digest) }
+        hasher.update(b"answer").update(id);
+        CellId { tag: beside.tag, digest: first_half(&hasher.finalize()) }
     }
+}
+
+fn first_half(hash: &blake3::Hash) -> u128 {
+    let (halves, _) = hash.as_bytes().as_chunks::<16>();
+    u128::from_le_bytes(halves[0])
 }
 
 impl CellId {

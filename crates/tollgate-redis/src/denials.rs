@@ -65,22 +65,24 @@ impl Denials {
     /// of the limit which takes longest.
     pub(crate) fn answer(&self, wants: &[Want]) -> Option<Vec<Outcome>> {
         let entries = self.entries.as_ref()?;
+        let now = Instant::now();
         let mut denied = false;
         let mut outcomes = Vec::with_capacity(wants.len());
         for want in wants {
             let entry = entries.get(&want.cell)?;
-            let outcome = self.outcome(want, &entry)?;
+            let outcome = self.outcome(want, &entry, now)?;
             denied |= want.enforced && !outcome.is_admitted();
             outcomes.push(outcome.with_origin(Origin::DenyCache));
         }
         denied.then_some(outcomes)
     }
 
-    fn outcome(&self, want: &Want, entry: &Entry) -> Option<Outcome> {
-        if want.cost == 0 || matches!(self.time, Time::Server) && self.is_old(entry) {
+    fn outcome(&self, want: &Want, entry: &Entry, now: Instant) -> Option<Outcome> {
+        let is_old = now.duration_since(entry.trip.1) >= self.longest;
+        if want.cost == 0 || matches!(self.time, Time::Server) && is_old {
             return None;
         }
-        let (earliest, latest) = self.time.bounds(entry.known.now, entry.trip);
+        let (earliest, latest) = self.time.bounds(entry.known.now, entry.trip, now);
         match entry.known.fact {
             Fact::State(state) => {
                 let at = |now: Timestamp, cost| want.limit.step(&mut state.clone(), now, cost);
@@ -102,9 +104,5 @@ impl Denials {
             }
             Fact::Log { .. } => None,
         }
-    }
-
-    fn is_old(&self, entry: &Entry) -> bool {
-        Instant::now().duration_since(entry.trip.1) >= self.longest
     }
 }

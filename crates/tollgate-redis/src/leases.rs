@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tollgate::{
     Limit, Timestamp,
     algorithm::{Origin, Outcome, State},
@@ -131,7 +132,7 @@ impl Leases {
 impl Lease {
     /// Nothing yet, but on its way.
     fn awaited(want: &Want) -> Self {
-        let trip = (tokio::time::Instant::now(), tokio::time::Instant::now());
+        let trip = (Instant::now(), Instant::now());
         Self {
             want: *want,
             limit: want.limit,
@@ -146,7 +147,7 @@ impl Lease {
 
     /// Units that may be spent whatever the server's clock says, within what it can say now.
     fn left(&self, time: &Time) -> u64 {
-        self.left_at(time.bounds(self.now, self.trip).1)
+        self.left_at(time.bounds(self.now, self.trip, Instant::now()).1)
     }
 
     fn left_at(&self, latest: Timestamp) -> u64 {
@@ -166,14 +167,14 @@ impl Lease {
     }
 
     fn outcome(&self, time: &Time) -> Outcome {
-        let (earliest, latest) = time.bounds(self.now, self.trip);
+        let (earliest, latest) = time.bounds(self.now, self.trip, Instant::now());
         let rest = self.limit.step(&mut self.state.clone(), earliest, 0);
         let remaining = rest.remaining().saturating_add(self.left_at(latest));
         Outcome::admitted(remaining.min(self.limit.capacity()), rest.reset_after())
     }
 
     fn unspent(self, time: &Time, reach: u64) -> Option<Unspent> {
-        let latest = time.bounds(self.now, self.trip).1.as_micros();
+        let latest = time.bounds(self.now, self.trip, Instant::now()).1.as_micros();
         let reached = Timestamp::from_micros(latest.saturating_add(reach));
         let before = match self.want.kind {
             Kind::TokenBucket => reached,

@@ -1,8 +1,14 @@
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use smallvec::SmallVec;
-use tokio::{sync::oneshot, time::Instant};
-use tollgate::{Answer, Charge, Clock, Store, StoreError, algorithm::Outcome};
+use tokio::{runtime::Handle, sync::oneshot, time::Instant};
+use tollgate::{Answer, Charge, Clock, Detached, Store, StoreError, algorithm::Outcome};
 
 use crate::{
     batch::{self, Ask},
@@ -41,6 +47,7 @@ pub struct RedisStore {
 
 #[derive(Debug)]
 struct Inner {
+    runtime: Handle,
     common: Arc<Common>,
     leases: Leases,
     servers: Topology,
@@ -242,7 +249,8 @@ impl RedisStoreBuilder {
             tokio::spawn(follow(Arc::downgrade(lane)));
         }
         let leases = Leases::new(self.time);
-        RedisStore { inner: Arc::new(Inner { common, leases, servers }) }
+        let runtime = Handle::current();
+        RedisStore { inner: Arc::new(Inner { runtime, common, leases, servers }) }
     }
 }
 
@@ -266,7 +274,15 @@ async fn follow(lane: std::sync::Weak<Lane>) {
 
 impl Store for RedisStore {
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        Box::pin(self.inner.charge(charges, None))
+        Box::pin(Charging::Start { store: self, charges, id: None })
+    }
+
+    fn charge_once<'a>(
+        &'a self,
+        id: &'a [u8],
+        charges: &'a [Charge<'a>],
+    ) -> Answer<'a, Vec<Outcome>> {
+        Box::pin(Charging::Start { store: self, charges, id: Some(id) })
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
@@ -287,31 +303,80 @@ impl Store for RedisStore {
             self.inner.amend(want, Some(Action::Renew)).await
         })
     }
+
+    fn detach(&self, work: Detached) {
+        self.inner.runtime.spawn(work);
+    }
+}
+
+/// A charge on its way. By hand, because an `async` block would reserve room for the rare cases in the common one, and
+/// every request would copy it.
+enum Charging<'a> {
+    Start { store: &'a RedisStore, charges: &'a [Charge<'a>], id: Option<&'a [u8]> },
+    Asked(oneshot::Receiver<batch::Answered>),
+    Apart(Answer<'a, Vec<Outcome>>),
+    Done,
+}
+
+impl Future for Charging<'_> {
+    type Output = Result<Vec<Outcome>, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Self::Start { store, charges, id } = *self {
+            match store.inner.start(charges, id) {
+                Ok(Started::Answered(outcomes)) => {
+                    *self = Self::Done;
+                    return Poll::Ready(Ok(outcomes));
+                }
+                Ok(Started::Asked(answer)) => *self = Self::Asked(answer),
+                Ok(Started::Apart(wants)) => {
+                    *self = Self::Apart(Box::pin(store.inner.charge_apart(wants, id)));
+                }
+                Err(error) => {
+                    *self = Self::Done;
+                    return Poll::Ready(Err(error));
+                }
+            }
+        }
+        match &mut *self {
+            Self::Asked(answer) => Pin::new(answer)
+                .poll(context)
+                .map(|answer| answer.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes)),
+            Self::Apart(answer) => answer.as_mut().poll(context),
+            Self::Start { .. } | Self::Done => Poll::Ready(Err(gone())),
+        }
+    }
+}
+
+/// What became of a charge at once.
+enum Started {
+    Answered(Vec<Outcome>),
+    Asked(oneshot::Receiver<batch::Answered>),
+    /// Its cells are on several servers.
+    Apart(Wants),
 }
 
 type Wants = SmallVec<[Want; 1]>;
 
 impl Inner {
-    async fn charge(
+    fn start(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
-    ) -> Result<Vec<Outcome>, StoreError> {
+    ) -> Result<Started, StoreError> {
         let names = &self.common.names;
-        let wants: Result<Wants, _> = charges.iter().map(|charge| names.want(charge)).collect();
-        let wants = wants?;
+        let wants =
+            charges.iter().map(|charge| names.want(charge)).collect::<Result<Wants, _>>()?;
         if id.is_none()
             && let Some(outcomes) = self.answer_here(charges, &wants)
         {
-            return Ok(outcomes);
+            return Ok(Started::Answered(outcomes));
         }
-        match &self.servers {
-            Topology::Cluster(_) if !is_together(&wants) => self.charge_apart(&wants, id).await,
-            _ => {
-                self.draw(charges, &wants);
-                self.ask(wants, id).await
-            }
+        if matches!(self.servers, Topology::Cluster(_)) && !is_together(&wants) {
+            return Ok(Started::Apart(wants));
         }
+        self.draw(charges, &wants);
+        self.send(wants, 1, id).map(Started::Asked)
     }
 
     /// What can be said without asking a server.
@@ -327,26 +392,29 @@ impl Inner {
     }
 
     /// Sends one request to the server that has its cells.
-    async fn ask(&self, wants: Wants, id: Option<&[u8]>) -> Result<Vec<Outcome>, StoreError> {
-        let once = id.map(|id| self.common.names.answer(id, wants[0].cell));
-        self.send(wants, 1, once).await.map(|answer| answer.outcomes)
-    }
-
-    /// What a request would be answered, without charging anything.
-    async fn would(&self, wants: Wants) -> Result<Vec<Outcome>, StoreError> {
-        self.send(wants, 0, None).await.map(|answer| answer.outcomes)
-    }
-
-    async fn send(
+    async fn ask(
         &self,
         wants: Wants,
         times: u64,
-        once: Option<crate::cell::CellId>,
-    ) -> batch::Answered {
-        let lane = self.lane(&wants[0])?;
+        id: Option<&[u8]>,
+    ) -> Result<batch::Answer, StoreError> {
+        self.send(wants, times, id)?.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    fn send(
+        &self,
+        wants: Wants,
+        times: u64,
+        id: Option<&[u8]>,
+    ) -> Result<oneshot::Receiver<batch::Answered>, StoreError> {
+        let once = id.map(|id| self.common.names.answer(id, wants[0].cell));
         let (answer, answered) = oneshot::channel();
-        lane.ask(Ask { wants, times, once, since: Instant::now(), answer })?;
-        answered.await.unwrap_or_else(|_| Err(gone()))
+        let ask = Ask { wants, times, once, since: Instant::now(), answer };
+        match &self.servers {
+            Topology::One(lane) => lane.ask(ask)?,
+            Topology::Cluster(_) => self.lane(&ask.wants[0])?.ask(ask)?,
+        }
+        Ok(answered)
     }
 
     fn lane(&self, want: &Want) -> Result<Arc<Lane>, StoreError> {
@@ -364,20 +432,21 @@ impl Inner {
     /// if a later one denies. In between, others may be denied what is then given back.
     async fn charge_apart(
         &self,
-        wants: &[Want],
+        wants: Wants,
         id: Option<&[u8]>,
     ) -> Result<Vec<Outcome>, StoreError> {
         let mut outcomes = vec![None; wants.len()];
         let mut charged: Vec<usize> = Vec::new();
-        let groups = groups(wants);
+        let groups = groups(&wants);
         let mut denied = false;
         for group in &groups {
             let part: Wants = group.iter().map(|&place| wants[place]).collect();
-            let asked = if denied { self.would(part).await } else { self.ask(part, id).await };
-            let answers = match asked {
-                Ok(answers) => answers,
+            // Once denied, the others are only asked what they would say.
+            let (times, id) = if denied { (0, None) } else { (1, id) };
+            let answers = match self.ask(part, times, id).await {
+                Ok(answer) => answer.outcomes,
                 Err(error) => {
-                    self.give_back(wants, &charged).await;
+                    self.give_back(&wants, &charged).await;
                     return Err(error);
                 }
             };
@@ -394,10 +463,10 @@ impl Inner {
             }
         }
         if denied {
-            self.give_back(wants, &charged).await;
+            self.give_back(&wants, &charged).await;
             for place in charged {
-                let untouched = self.would(SmallVec::from_elem(wants[place], 1)).await?;
-                outcomes[place] = untouched.first().copied();
+                let untouched = self.ask(SmallVec::from_elem(wants[place], 1), 0, None).await?;
+                outcomes[place] = untouched.outcomes.first().copied();
             }
         }
         let lost = || StoreError::Failed("an unanswered charge".to_owned());
@@ -421,14 +490,14 @@ impl Inner {
         for (charge, want) in charges.iter().zip(wants) {
             if charge.lease > 0 && want.cost > 0 && self.leases.start_draw(want) {
                 let draw = self.clone().draw_one(Want { cost: 1, ..*want }, charge.lease);
-                tokio::spawn(draw);
+                self.runtime.spawn(draw);
             }
         }
     }
 
     async fn draw_one(self: Arc<Self>, want: Want, units: u64) {
         let asked = Instant::now();
-        let answer = self.send(SmallVec::from_elem(want, 1), units, None).await;
+        let answer = self.ask(SmallVec::from_elem(want, 1), units, None).await;
         let drawn = answer.ok().and_then(|answer| {
             let trip = (asked, Instant::now());
             Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })

@@ -36,10 +36,9 @@ impl Time {
     }
 
     /// Between which instants the server's clock stands now, if it stood at `seen` some time during `trip`.
-    pub(crate) fn bounds(&self, seen: u64, trip: Trip) -> (Timestamp, Timestamp) {
+    pub(crate) fn bounds(&self, seen: u64, trip: Trip, now: Instant) -> (Timestamp, Timestamp) {
         match self {
             Self::Server => {
-                let now = Instant::now();
                 let after = |then| Timestamp::from_micros(seen).after(now.duration_since(then));
                 (after(trip.1), after(trip.0))
             }

@@ -70,9 +70,8 @@ impl Program {
     pub(crate) fn simple(batch: &Batch, settings: Settings) -> Self {
         let order = order(batch);
         let cells = batch.cells();
-        let groups = order.chunk_by(|&one, &other| {
-            cells[one as usize].limit == cells[other as usize].limit
-        });
+        let groups =
+            order.chunk_by(|&one, &other| cells[one as usize].limit == cells[other as usize].limit);
         let mut words = Words(Vec::with_capacity(80 + 12 * order.len()));
         words.push([settings.now, settings.slack, u64::from(settings.create)]);
         words.push([order.len() as u64, groups.clone().count() as u64]);
@@ -119,7 +118,8 @@ pub(crate) fn order(batch: &Batch) -> Vec<u32> {
             let limit = cells[cell as usize].limit;
             cells.iter().position(|other| other.limit == limit)
         };
-        order.sort_by_cached_key(|&cell| (!cells[cell as usize].kind.is_string(), first_like(cell)));
+        order
+            .sort_by_cached_key(|&cell| (!cells[cell as usize].kind.is_string(), first_like(cell)));
     }
     order
 }

@@ -86,6 +86,12 @@ impl SharedLimiter {
 
     /// Charges `cost` units.
     pub async fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CheckError> {
+        // The common case, in which nothing has to be planned, is worth a way of its own.
+        if let Some(targets) = self.inner.core.path.policies.direct() {
+            let key = key.with(|key| key.to_buf());
+            let items = targets.map(|target| (target, key.as_ref())).collect();
+            return self.inner.charge(items, cost, None).await;
+        }
         let plan = key.with(|key| self.inner.core.path.plan_key(key));
         self.inner.charge(super::items(&plan), cost, None).await
     }
@@ -184,7 +190,10 @@ impl Inner {
         id: Option<&[u8]>,
     ) -> Result<Decision, CheckError> {
         let fit = self.core.path.fit(items, cost)?;
-        let answered = self.ask(&fit, permit::next_id(), id).await?;
+        let holds =
+            |&item: &_| self.core.path.target(item).limit.algorithm() == Algorithm::Concurrency;
+        let permit = if fit.items.iter().any(holds) { permit::next_id() } else { 0 };
+        let answered = self.ask(&fit, permit, id).await?;
         self.core.path.count(&fit, &answered);
         Ok(answered.decision)
     }
