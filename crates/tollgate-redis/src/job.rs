@@ -83,6 +83,14 @@ impl Job {
         }
     }
 
+    /// How many requests it decides, over how many cells.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        match &self.work {
+            Work::Batch(batch) => (batch.len(), batch.cells().len()),
+            Work::Amend(_) => (0, 0),
+        }
+    }
+
     pub(crate) fn command(&self, names: &Names, scripts: &Scripts, settings: Settings) -> Cmd {
         match &self.work {
             Work::Batch(batch) => {

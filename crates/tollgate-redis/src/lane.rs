@@ -284,9 +284,6 @@ impl Lane {
                 commands.add_command(redis::cmd("ASKING"));
             }
             commands.add_command(job.command(&self.common.names, &link.scripts, settings));
-            if let Work::Batch(batch) = &job.work {
-                self.common.counters.batched(batch.len(), batch.cells().len());
-            }
         }
         commands
     }
@@ -308,8 +305,9 @@ impl Lane {
             let reply = replies.next().unwrap_or(redis::Value::Nil);
             let denials = &self.common.denials;
             let learn = |cell, known| denials.learn(cell, known, (sent, received));
+            let (requests, cells) = job.size();
             match job.finish(reply, learn) {
-                Next::Done => {}
+                Next::Done => self.common.counters.batched(requests, cells),
                 Next::Again(job) => again.push(job),
                 Next::Elsewhere(job, redirect) => self.redirect(job, redirect),
                 Next::Refused(job, reason) => {

@@ -34,7 +34,7 @@ pub(crate) struct Counters {
 
 impl Counters {
     pub(crate) fn batched(&self, requests: usize, cells: usize) {
-        self.calls.add(1);
+        self.calls.add(u64::from(requests > 0));
         self.requests.add(requests as u64);
         self.cells.add(cells as u64);
     }
@@ -48,7 +48,7 @@ pub struct RedisStats {
     pub servers: Vec<ServerStats>,
     /// Round trips made.
     pub trips: u64,
-    /// Script calls sent: one for each batch.
+    /// Batches decided: a script call each.
     pub calls: u64,
     /// Requests that travelled in them.
     pub requests: u64,

@@ -367,6 +367,10 @@ impl Inner {
         let names = &self.common.names;
         let wants =
             charges.iter().map(|charge| names.want(charge)).collect::<Result<Wants, _>>()?;
+        if contradicts_itself(&wants) {
+            let problem = "one request puts two amounts on the same state: give them other periods or policies";
+            return Err(StoreError::Unsupported(problem.to_owned()));
+        }
         if id.is_none()
             && let Some(outcomes) = self.answer_here(charges, &wants)
         {
@@ -557,6 +561,12 @@ impl Drop for Inner {
 
 fn gone() -> StoreError {
     StoreError::Unavailable("the runtime of the store has ended".to_owned())
+}
+
+/// Whether the same cell comes twice, with limits that differ.
+fn contradicts_itself(wants: &[Want]) -> bool {
+    let differs = |a: &Want, b: &Want| a.cell == b.cell && a.limit != b.limit;
+    wants.iter().enumerate().any(|(place, want)| wants[..place].iter().any(|b| differs(want, b)))
 }
 
 fn is_together(wants: &[Want]) -> bool {

@@ -7,12 +7,12 @@
 local REFUND, RELEASE, RENEW = 0, 1, 2
 
 local key = KEYS[1]
-local given, slack, action, cost, before, permit, kind, amount, capacity, period =
+local given, slack, action, cost, deadline, permit, kind, amount, capacity, period =
   unpack('<I8I8I8I8I8c8I8I8I8I8', ARGV[1])
 
 set_now(given)
 -- What is given back must come from the same window in which it was taken.
-if before > 0 and now >= before then return 0 end
+if deadline > 0 and now >= deadline then return 0 end
 
 local function member(unit)
   return permit .. pack('>I4', unit)
@@ -64,8 +64,9 @@ end
 local value = call('GET', key)
 if not value then return 0 end
 if #value ~= 24 then return redis.error_reply('TOLLGATE a foreign value is in the way') end
-local at, a, b = unpack('<I8I8I8', value)
-at, a, b = move(kind, amount, capacity, period, at, a, b)
+local before, a, b = unpack('<I8I8I8', value)
+local at
+at, a, b = move(kind, amount, capacity, period, before, a, b)
 if kind == TOKEN_BUCKET then
   if cost > a then b = 0 end
   a = math.max(a - cost, 0)
@@ -75,7 +76,7 @@ else
   a, b = a - from_this, math.max(b - (cost - from_this), 0)
 end
 if a + b > 0 and amount > 0 then
-  write(key, slack, kind, amount, period, at, a, b)
+  write(key, slack, kind, amount, period, before, at, a, b)
 else
   call('DEL', key)
 end

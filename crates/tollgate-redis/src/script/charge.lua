@@ -15,7 +15,7 @@ set_now(given)
 
 -- Reads a cell that is kept as a string.
 local function open(cell, at, a, b)
-  cell.taken = 0
+  cell.taken, cell.since = 0, at
   at, a, b, cell.changed = move(cell.kind, cell.amount, cell.capacity, cell.period, at, a, b)
   cell.at, cell.a, cell.b = at, a, b
   cell.free = free_units(cell.kind, cell.amount, cell.capacity, cell.period, at, a, b)
@@ -27,7 +27,7 @@ for index = 1, size do
   kind, amount, capacity, period, place = unpack('<I8I8I8I8', program, place)
   cells[index] = {
     kind = kind, amount = amount, capacity = capacity, period = period,
-    at = false, a = 0, b = 0, free = -1, taken = BROKEN, before = NOTHING,
+    at = false, since = 0, a = 0, b = 0, free = -1, taken = BROKEN, before = NOTHING,
   }
 end
 
@@ -191,7 +191,8 @@ end
 for index = 1, strings do
   local cell = cells[index]
   if cell.taken ~= BROKEN and (cell.taken > 0 or cell.changed) then
-    write(KEYS[index], slack, cell.kind, cell.amount, cell.period, cell.at, cell.a + cell.taken, cell.b)
+    local a = cell.a + cell.taken
+    write(KEYS[index], slack, cell.kind, cell.amount, cell.period, cell.since, cell.at, a, cell.b)
   end
 end
 

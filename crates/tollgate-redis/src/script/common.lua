@@ -79,17 +79,19 @@ local function free_units(kind, amount, capacity, period, at, a, b)
 end
 
 -- Writes a state, to live for as long as it matters and `slack` milliseconds more: it names its own window, so it does
--- no harm for being there too long.
-local function write(key, slack, kind, amount, period, at, a, b)
-  local life
-  if kind == FIXED_WINDOW then
-    life = at + period - now
-  elseif kind == SLIDING_WINDOW then
-    life = at + 2 * period - now
-  else
+-- no harm for being there too long. In a window that has not changed since it was written, it lives on as it was told.
+local function write(key, slack, kind, amount, period, before, at, a, b)
+  local value, life = pack('<I8I8I8', at, a, b), nil
+  if kind == TOKEN_BUCKET then
     life = (a + 1) * (period / amount)
+  elseif at == before then
+    return call('SET', key, value, 'KEEPTTL')
+  elseif kind == FIXED_WINDOW then
+    life = at + period - now
+  else
+    life = at + 2 * period - now
   end
-  call('SET', key, pack('<I8I8I8', at, a, b), 'PX', math.ceil(life / 1000) + slack)
+  call('SET', key, value, 'PX', math.ceil(life / 1000) + slack)
 end
 
 -- As text, for commands that would otherwise be given too few digits.

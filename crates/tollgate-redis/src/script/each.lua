@@ -27,14 +27,15 @@ for _ = 1, limits do
     local key, value, taken = KEYS[index], values[index] or NOTHING, BROKEN
     local ours = value ~= NOTHING or create == 1 and not (strangers and call('EXISTS', key) == 1)
     if #value == 24 and ours then
-      local at, a, b, changed = unpack('<I8I8I8', value)
-      at, a, b, changed = move(kind, amount, capacity, period, at, a, b)
+      local before, a, b = unpack('<I8I8I8', value)
+      local at, changed
+      at, a, b, changed = move(kind, amount, capacity, period, before, a, b)
       local fit = 0
       if cost > 0 then
         fit = math.min(times, floor(free_units(kind, amount, capacity, period, at, a, b) / cost))
       end
       taken = fit > 0 and fit * cost or 0
-      if taken > 0 or changed then write(key, slack, kind, amount, period, at, a + taken, b) end
+      if taken > 0 or changed then write(key, slack, kind, amount, period, before, at, a + taken, b) end
     end
     reply[2 * index], reply[2 * index + 1] = value, pack('<I8', taken)
   end

@@ -1,4 +1,5 @@
 //! Tests of the store on real servers.
 
+mod batching;
 mod conformance;
 mod kit;
