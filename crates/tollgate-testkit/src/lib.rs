@@ -7,7 +7,7 @@ mod model;
 mod random;
 pub mod servers;
 
-pub use conformance::{Subject, conformance};
+pub use conformance::{Subject, conformance, follow_histories};
 pub use history::{History, Op};
 pub use model::{Answer, Model};
 pub use random::Random;

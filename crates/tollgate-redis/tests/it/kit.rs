@@ -47,3 +47,9 @@ impl Subject for Timed {
 pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
+
+/// Whether there is time for everything.
+#[expect(clippy::disallowed_methods, reason = "how much to test is told by the environment")]
+pub(crate) fn is_long() -> bool {
+    std::env::var("TOLLGATE_LONG").is_ok()
+}
