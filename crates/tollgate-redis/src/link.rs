@@ -10,6 +10,7 @@ use redis::{
     RedisConnectionInfo, RedisError, TlsCertificates, Value, aio::MultiplexedConnection,
     io::tcp::TcpSettings,
 };
+use rustls::crypto::CryptoProvider;
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout},
@@ -156,7 +157,10 @@ impl Access {
         let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
         match &self.tls {
             None => Client::open(info),
-            Some(tls) => Client::build_with_tls(info, tls.certificates()),
+            Some(tls) => {
+                ensure_provider()?;
+                Client::build_with_tls(info, tls.certificates())
+            }
         }
     }
 
@@ -181,6 +185,23 @@ impl Tls {
             }),
             root_cert: self.roots.clone(),
         }
+    }
+}
+
+/// What does the arithmetic of TLS is the program's choice; if it has made none, ours is taken.
+fn ensure_provider() -> Result<(), RedisError> {
+    #[cfg(feature = "aws-lc-rs")]
+    if CryptoProvider::get_default().is_none() {
+        // Somebody else may have been quicker, which is as good.
+        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    }
+    match CryptoProvider::get_default() {
+        Some(_) => Ok(()),
+        None => Err((
+            redis::ErrorKind::InvalidClientConfig,
+            "TLS needs a provider: enable the feature aws-lc-rs, or install one of rustls",
+        )
+            .into()),
     }
 }
 

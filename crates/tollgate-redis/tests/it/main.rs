@@ -2,4 +2,5 @@
 
 mod batching;
 mod conformance;
+mod connections;
 mod kit;

@@ -1,0 +1,184 @@
+//! Every way to reach a server, and what is said when there is none.
+
+use std::time::Duration;
+
+use tollgate::{Limit, PolicySet, SharedLimiter};
+use tollgate_redis::{ConnectError, RedisStore};
+use tollgate_testkit::servers::{Certificates, Flavor, Server};
+
+use crate::kit::{PATIENT, runtime};
+
+/// Two of two are allowed, the third is not: it works.
+async fn works(store: RedisStore) {
+    let policies = PolicySet::of_limits([Limit::per_day(2)]).unwrap();
+    let limiter = SharedLimiter::new(store, policies);
+    for (expected, left) in [(true, 1), (true, 0), (false, 0)] {
+        let decision = limiter.check("alice").await.unwrap();
+        assert!(!decision.is_degraded());
+        assert_eq!((decision.is_allowed(), decision.remaining()), (expected, left));
+    }
+    limiter.reset("alice").await.unwrap();
+}
+
+async fn connect(url: &str) -> Result<RedisStore, ConnectError> {
+    RedisStore::builder(url)?.deadline(PATIENT).connect().await
+}
+
+#[test]
+fn passwords_users_databases_and_sockets() {
+    for flavor in Flavor::ALL {
+        let options = Server::options(flavor).password("s3cret:@/").unix_socket();
+        let server = options.acl("alice on >w0nder ~tg:* +@all").start();
+        runtime().block_on(async {
+            let address = server.address();
+            for url in [
+                format!("redis://:s3cret%3A%40%2F@{address}"),
+                format!("valkey://alice:w0nder@{address}/3"),
+                format!("redis+unix://:s3cret%3A%40%2F@{}?db=1", server.socket().display()),
+            ] {
+                works(connect(&url).await.unwrap_or_else(|error| panic!("{url}: {error}"))).await;
+            }
+            let wrong = connect(&format!("redis://alice:wrong@{address}")).await.unwrap_err();
+            assert!(wrong.to_string().contains("authentication failed"), "{wrong}");
+            assert!(!wrong.to_string().contains("wrong@"), "{wrong}");
+        });
+    }
+}
+
+#[test]
+fn tls_is_verified() {
+    for flavor in Flavor::ALL {
+        let (certificates, others) = (Certificates::new(), Certificates::new());
+        let server = Server::options(flavor).tls(&certificates).start();
+        let url = |ca: &Certificates| {
+            format!(
+                "rediss://127.0.0.1:{}?ca={}&cert={}&key={}",
+                server.port(),
+                ca.ca().display(),
+                certificates.client_cert().display(),
+                certificates.client_key().display(),
+            )
+        };
+        runtime().block_on(async {
+            works(connect(&url(&certificates)).await.unwrap()).await;
+            let stranger = connect(&url(&others)).await.unwrap_err().to_string();
+            assert!(stranger.contains("certificate"), "{stranger}");
+        });
+    }
+}
+
+#[test]
+fn prefixes_and_secrets_keep_budgets_apart() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let builder = || RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
+        works(builder().connect().await.unwrap()).await;
+        let limiters = [
+            builder().connect().await.unwrap(),
+            builder().prefix("other:{}").connect().await.unwrap(),
+            builder().secret("pepper").connect().await.unwrap(),
+        ];
+        for store in limiters {
+            let limiter = SharedLimiter::builder(store).limit("1/day").build().unwrap();
+            assert!(limiter.check("alice").await.unwrap().is_allowed());
+        }
+        let keys = server.command(&["KEYS", "*"]);
+        let mut names: Vec<String> = keys.items().iter().map(|name| name.text()).collect();
+        names.sort();
+        assert_eq!(names.len(), 3);
+        assert!(names[0].starts_with("other:{"), "{names:?}");
+        assert!(names[1].starts_with("tg:{") && names[2].starts_with("tg:{"), "{names:?}");
+    });
+}
+
+/// A request with an id is counted once, however often it is asked, and by whomever.
+#[test]
+fn the_same_id_counts_once() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        runtime().block_on(async {
+            let limiter = |store| SharedLimiter::builder(store).limit("3/day").build().unwrap();
+            let one = limiter(connect(&server.url()).await.unwrap());
+            let other = limiter(connect(&server.url()).await.unwrap());
+            let request =
+                |id: &'static str| tollgate::Request::new().with("key", "alice").id(id).unwrap();
+            for limiter in [&one, &other, &one] {
+                let decision = limiter.check_request(&request("first")).await.unwrap();
+                assert_eq!((decision.is_allowed(), decision.remaining()), (true, 2));
+            }
+            assert_eq!(one.check_request(&request("second")).await.unwrap().remaining(), 1);
+            assert_eq!(one.check("alice").await.unwrap().remaining(), 0);
+            for limiter in [&one, &other] {
+                assert!(!limiter.check_request(&request("third")).await.unwrap().is_allowed());
+                assert!(limiter.check_request(&request("first")).await.unwrap().is_allowed());
+            }
+        });
+    }
+}
+
+/// Permits are shared by processes, and one that is dropped comes back without anybody waiting for it.
+#[test]
+fn a_dropped_permit_comes_back() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let limiter =
+            |store| SharedLimiter::builder(store).limit("2/hour concurrency").build().unwrap();
+        let one = limiter(connect(&server.url()).await.unwrap());
+        let other = limiter(connect(&server.url()).await.unwrap());
+        let first = one.acquire("alice").await.unwrap().permit.unwrap();
+        let second = other.acquire("alice").await.unwrap().permit.unwrap();
+        assert!(other.acquire("alice").await.unwrap().permit.is_none());
+        assert!(second.renew().await.unwrap());
+        first.release().await.unwrap();
+        assert!(other.acquire("alice").await.unwrap().permit.is_some(), "and is dropped at once");
+        drop(second);
+        let back = async {
+            while one.peek("alice").await.unwrap().remaining() < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENT, back).await.unwrap();
+    });
+}
+
+#[test]
+fn nobody_there_is_said_at_once_or_later() {
+    runtime().block_on(async {
+        let error = RedisStore::connect("redis://user:hunter2@127.0.0.1:1").await.unwrap_err();
+        assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+        assert!(
+            error.to_string().starts_with("no connection to 127.0.0.1:1: cannot connect"),
+            "{error}"
+        );
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+
+        let builder = RedisStore::builder("redis://127.0.0.1:1").unwrap();
+        let store = builder.connect_later();
+        assert!(!store.is_connected());
+        let limiter = SharedLimiter::builder(store).limit("1/day").build().unwrap();
+        let start = tokio::time::Instant::now();
+        let answers = [limiter.check("a").await.unwrap(), limiter.check("a").await.unwrap()];
+        assert!(start.elapsed() < Duration::from_millis(20), "nobody waits for nobody");
+        assert!(answers.iter().all(tollgate::Decision::is_degraded));
+        assert_eq!(answers.map(|answer| answer.is_allowed()), [true, false], "counted here");
+    });
+}
+
+/// Where nobody uses a store any more, nothing of it is left.
+#[test]
+fn a_dropped_store_leaves_the_server() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await.unwrap();
+        works(store.clone()).await;
+        let clients = || server.info("connected_clients").unwrap();
+        let with = clients();
+        drop(store);
+        let gone = async {
+            while clients() == with {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENT, gone).await.unwrap();
+    });
+}
