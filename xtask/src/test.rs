@@ -10,10 +10,10 @@ pub(crate) enum Histories {
 /// What `cargo` runs, quickest first.
 const STEPS: [&str; 4] = [
     "test --workspace --lib --bins --examples",
-    "test --workspace --exclude tollgate --test *",
+    "test --workspace --exclude tollgate --exclude tollgate-redis --test *",
     "test --workspace --doc",
     // Threads and random histories find more in the same time when they are fast.
-    "test --release -p tollgate --test it",
+    "test --release -p tollgate -p tollgate-redis --test it",
 ];
 
 /// With a directory of its own, so that its flags do not rebuild everything else.

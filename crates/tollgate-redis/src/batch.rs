@@ -84,6 +84,10 @@ const MAX_CELLS: usize = 64;
 const MAX_RUNS: usize = 256;
 
 impl Batch {
+    pub(crate) fn with_capacity(asks: usize) -> Self {
+        Self { asks: Vec::with_capacity(asks), ..Self::default() }
+    }
+
     /// Takes a request in, or hands it back if it has to travel with the next batch.
     pub(crate) fn add(&mut self, ask: Ask) -> Result<(), Ask> {
         if !self.has_room_for(&ask) {

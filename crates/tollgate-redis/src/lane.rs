@@ -211,8 +211,10 @@ impl Lane {
     /// Everything that waits, as jobs.
     fn take(&self) -> Vec<Job> {
         let mut queue = self.queue.lock();
-        let ended = queue.ended;
-        let waiting = std::mem::replace(&mut *queue, Queue { ended, ..Queue::default() });
+        // The next trip will probably have as many.
+        let asks = Vec::with_capacity(queue.asks.len());
+        let next = Queue { ended: queue.ended, asks, ..Queue::default() };
+        let waiting = std::mem::replace(&mut *queue, next);
         drop(queue);
         let mut jobs = waiting.jobs;
         jobs.extend(self.batches(waiting.asks).into_iter().map(|b| Job::new(Work::Batch(b))));
@@ -222,7 +224,7 @@ impl Lane {
 
     /// In a cluster, what is in one slot travels together; otherwise all.
     fn batches(&self, asks: Vec<Ask>) -> Vec<Batch> {
-        let by_slot = self.cluster.strong_count() > 0;
+        let (by_slot, count) = (self.cluster.strong_count() > 0, asks.len());
         let mut full = Vec::new();
         let mut filling: Vec<(u16, Batch)> = Vec::new();
         for ask in asks {
@@ -233,7 +235,7 @@ impl Lane {
             let slot = if by_slot { ask.wants[0].cell.slot() } else { 0 };
             let place = filling.iter().position(|(other, _)| *other == slot);
             let place = place.unwrap_or_else(|| {
-                filling.push((slot, Batch::default()));
+                filling.push((slot, Batch::with_capacity(if by_slot { 1 } else { count })));
                 filling.len() - 1
             });
             let batch = &mut filling[place].1;

@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::{
     Limiter, SharedLimiterBuilder,
     core::Core,
@@ -206,7 +208,7 @@ impl Inner {
         id: Option<&[u8]>,
     ) -> Result<Answered, StoreError> {
         let charge = |&item: &_| self.charge_of(item, fit.cost, permit);
-        let charges: Vec<_> = fit.items.iter().map(charge).collect();
+        let charges: SmallVec<[_; 1]> = fit.items.iter().map(charge).collect();
         // A peek changes nothing, so it can be asked as often as one likes.
         match self.charge_store(&charges, id.filter(|_| fit.cost > 0)).await {
             Ok(outcomes) => {
