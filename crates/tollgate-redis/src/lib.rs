@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod acl;
 mod batch;
 mod cell;
 mod cluster;
@@ -17,6 +18,7 @@ mod time;
 mod url;
 mod wire;
 
+pub use acl::{ACL_RULES, SENTINEL_ACL_RULES};
 pub use stats::{RedisStats, ServerStats};
 pub use store::{ConnectError, RedisStore, RedisStoreBuilder};
 pub use url::{RedisUrl, UrlError};

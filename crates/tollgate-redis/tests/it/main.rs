@@ -1,4 +1,5 @@
 //! Tests of the store on real servers.
 
+mod acl;
 mod conformance;
 mod kit;
