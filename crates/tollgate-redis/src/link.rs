@@ -158,7 +158,10 @@ impl Access {
         let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
         match &self.tls {
             None => Client::open(info),
-            Some(tls) => Client::build_with_tls(info, tls.certificates()),
+            Some(tls) => {
+                provide_cryptography();
+                Client::build_with_tls(info, tls.certificates())
+            }
         }
     }
 
@@ -211,6 +214,14 @@ impl std::fmt::Display for Address {
 /// A line `name:value` of INFO.
 pub(crate) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// The client panics without, and takes whatever the program has chosen for all. If that is nothing, we choose.
+fn provide_cryptography() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Another thread may have been faster, which is as good.
+        drop(rustls::crypto::ring::default_provider().install_default());
+    }
 }
 
 /// Made once: the digests of the scripts take longer than a charge.
