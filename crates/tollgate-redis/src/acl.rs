@@ -18,6 +18,11 @@ pub const ACL_RULES: &str = "-@all +ping +info +select +time +eval +evalsha +clu
 /// The same for a user of the sentinels, who are asked where the master is and nothing else.
 pub const SENTINEL_ACL_RULES: &str = "-@all +ping +info +sentinel|master";
 
+/// The whole command that makes a user with just these rights.
+pub(crate) fn acl_line(prefix: &str) -> String {
+    format!("ACL SETUSER tollgate reset on >PASSWORD ~{prefix}* {ACL_RULES}")
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -5,6 +5,7 @@ mod batch;
 mod cell;
 mod cluster;
 mod denials;
+pub mod doctor;
 mod job;
 mod lane;
 mod leases;

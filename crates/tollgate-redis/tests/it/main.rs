@@ -2,4 +2,5 @@
 
 mod acl;
 mod conformance;
+mod doctor;
 mod kit;

@@ -1,0 +1,25 @@
+//! Why there is no connection, and what to do.
+
+use redis::RedisError;
+
+use super::Finding;
+use crate::link::Address;
+
+pub(super) fn unreachable(address: &Address, error: &RedisError) -> Finding {
+    let said = error.to_string();
+    let has = |word: &str| said.contains(word);
+    let advice = if has("NOAUTH") || has("HELLO must be called") {
+        "the server wants a password: write redis://USER:PASSWORD@HOST".to_owned()
+    } else if has("WRONGPASS") || has("AuthenticationFailed") || has("invalid username") {
+        "check user and password in the address; all but letters, digits and -._~ is written as % and two digits"
+            .to_owned()
+    } else if has("certificate") || has("Certificate") {
+        "check the certificates: ?ca=FILE in the address names who vouches for the server"
+            .to_owned()
+    } else {
+        format!(
+            "check that a server runs at {address} and is let through, with TLS exactly if the address says so"
+        )
+    };
+    Finding::problem("reach", format!("no connection to {address}: {said}"), advice)
+}
