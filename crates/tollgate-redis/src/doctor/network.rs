@@ -86,7 +86,7 @@ pub(super) fn check_clock(ahead: &Seen<i64>) -> Finding {
             let text = format!(
                 "{apart:.1?} {side} this machine's; decisions go by the server's clock, and windows begin and end by it"
             );
-            let advice = "let both follow the same time; `timedatectl` or `chronyc tracking` on each shows who is wrong";
+            let advice = "let both follow the same time; `timedatectl` on each shows who is wrong";
             Finding::warning(SUBJECT, text, advice)
         }
     }

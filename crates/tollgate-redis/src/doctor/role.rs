@@ -9,8 +9,8 @@ pub(super) fn check(info: &Info, part: Part, address: &str) -> Vec<Finding> {
     }
     let mut findings = vec![role(info)];
     findings.extend(mode(info, part, address));
-    if is_master(info) {
-        findings.extend(replicas(info, part));
+    if is_usable(info, part) {
+        findings.extend(replicas(info, part, address));
     }
     findings
 }
@@ -60,22 +60,23 @@ fn mode(info: &Info, part: Part, address: &str) -> Option<Finding> {
 /// A replica's last word may be a second old even when all is well.
 const LATE_SECONDS: u64 = 3;
 
-fn replicas(info: &Info, part: Part) -> Option<Finding> {
+fn replicas(info: &Info, part: Part, address: &str) -> Option<Finding> {
     const SUBJECT: &str = "replicas";
     let count = info.number("connected_slaves")?;
     if count == 0 {
-        let advice =
-            "start one and say there: REPLICAOF of this server, or CLUSTER REPLICATE in a cluster";
+        let (host, port) = address.rsplit_once(':').unwrap_or((address, "6379"));
         return Some(match part {
             Part::Alone | Part::Sentinel => Finding::good(SUBJECT, "none, and none is expected"),
             Part::ClusterMaster => Finding::warning(
                 SUBJECT,
                 "none: while it is away its keys are, or the whole cluster",
-                advice,
+                format!("redis-cli --cluster add-node NEW:PORT {address} --cluster-slave"),
             ),
-            Part::Master => {
-                Finding::warning(SUBJECT, "none: there is nobody who could take over", advice)
-            }
+            Part::Master => Finding::warning(
+                SUBJECT,
+                "none: there is nobody who could take over",
+                format!("start another server and say there: REPLICAOF {host} {port}"),
+            ),
         });
     }
     let offset = info.number("master_repl_offset").unwrap_or(0);
@@ -125,19 +126,19 @@ mod tests {
         assert_eq!(found("3"), ("replicas", Level::Warning));
         let copying = format!("{info}0").replace("online", "send_bulk");
         assert_eq!(levels(&copying, Part::Master)[1].1, Level::Warning);
-        let text = replicas(&Info::new(format!("{info}9")), Part::Master).unwrap().text;
+        let text = replicas(&Info::new(format!("{info}9")), Part::Master, "").unwrap().text;
         assert!(text.contains("10.0.0.2:6379 (9 s, 400 bytes)"), "{text}");
     }
 
     #[test]
     fn whoever_needs_a_replica_is_told_that_there_is_none() {
-        let info = "role:master\nconnected_slaves:0";
-        for (part, level) in [
-            (Part::Alone, Level::Good),
-            (Part::Master, Level::Warning),
-            (Part::ClusterMaster, Level::Warning),
+        for (part, clustered, level) in [
+            (Part::Alone, 0, Level::Good),
+            (Part::Master, 0, Level::Warning),
+            (Part::ClusterMaster, 1, Level::Warning),
         ] {
-            assert_eq!(levels(info, part)[1], ("replicas", level));
+            let info = format!("role:master\ncluster_enabled:{clustered}\nconnected_slaves:0");
+            assert_eq!(levels(&info, part)[2], ("replicas", level));
         }
     }
 }

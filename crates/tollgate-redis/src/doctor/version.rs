@@ -93,8 +93,8 @@ impl Version {
         let newest = holes.fixed.last().filter(|newest| holes.older && self.number < **newest)?;
         let (major, minor) = self.number.series();
         let text = format!(
-            "{self}: no version of the series {major}.{minor} is known here to be without the holes that a script can \
-             use: {names}"
+            "{self} may have holes that a script can use: {names}; no version of the series {major}.{minor} is known \
+             here to be without them"
         );
         let advice = format!("install {} {newest} or newer; {PATCHED}", self.kind);
         Some(Finding::warning("version", text, advice))
