@@ -1,6 +1,21 @@
 //! Looks at servers and says what about them is bad for limits, and what to do.
 //!
-//! What each finding means is in `docs/doctor.md`.
+//! What each finding means is in `docs/doctor.md`. A service that would rather not start than count wrong:
+//!
+//! ```no_run
+//! use tollgate_redis::doctor::{self, Level, Options};
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let report = doctor::examine(&"redis://127.0.0.1:6379".parse()?, &Options::default()).await;
+//! for finding in report.findings().filter(|finding| finding.level > Level::Notice) {
+//!     eprintln!("{} {}: {}", finding.level, finding.subject, finding.text);
+//! }
+//! if report.worst() == Level::Problem {
+//!     return Err("the servers are not fit to hold limits".into());
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod ask;
 mod memory;
