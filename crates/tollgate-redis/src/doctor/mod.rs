@@ -152,7 +152,7 @@ impl Doctor<'_> {
     async fn examine_cluster(&self, seeds: &[Address]) -> Report {
         let (mut ranges, mut silent) = (None, Vec::new());
         for seed in seeds {
-            match Link::open(seed, &self.url.access, false).await {
+            match reach::open(seed, &self.url.access).await {
                 Err(error) => silent.push(unreachable(seed, &error)),
                 Ok(_) if ranges.is_some() => {}
                 Ok(mut link) => ranges = cluster::read(&mut link, seed).await.ok().flatten(),
@@ -215,7 +215,7 @@ impl Doctor<'_> {
 
     async fn look(&self, address: &Address, part: Part) -> Patient {
         let mut report = ServerReport::new(address, part);
-        let mut link = match Link::open(address, &self.url.access, false).await {
+        let mut link = match reach::open(address, &self.url.access).await {
             Ok(link) => link,
             Err(error) => {
                 report.findings.push(unreachable(address, &error));

@@ -63,14 +63,14 @@ fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
     sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied()
 }
 
-/// How many microseconds the server's clock is ahead of ours.
+/// How many microseconds the server's clock is ahead of ours, as far as the trip leaves no doubt.
 pub(super) async fn clock_ahead(link: &mut Link, user: &str) -> Seen<i64> {
     let clock = SystemClock::new();
     let sent = clock.now().as_micros();
     let (seconds, micros): (u64, u64) = TIME.ask(link, user, &[]).await?;
     let received = clock.now().as_micros();
-    let here = sent.midpoint(received);
-    Ok((seconds * 1_000_000 + micros) as i64 - here as i64)
+    let there = seconds * 1_000_000 + micros;
+    Ok(there as i64 - there.clamp(sent, received.max(sent)) as i64)
 }
 
 pub(super) fn check_clock(ahead: &Seen<i64>) -> Finding {
@@ -78,6 +78,9 @@ pub(super) fn check_clock(ahead: &Seen<i64>) -> Finding {
     match ahead {
         Err(blind) => blind.finding(SUBJECT),
         Ok(ahead) => {
+            if *ahead == 0 {
+                return Finding::good(SUBJECT, "no difference to this machine's can be seen");
+            }
             let apart = Duration::from_micros(ahead.unsigned_abs());
             let side = if *ahead < 0 { "behind" } else { "ahead of" };
             if ahead.unsigned_abs() <= FAR_APART {

@@ -1,9 +1,24 @@
-//! Why there is no connection, and what to do.
+//! The connection; why there is none, and what to do.
 
 use redis::RedisError;
 
 use super::Finding;
-use crate::link::Address;
+use crate::link::{Access, Address, Link};
+
+/// A server that is only busy deserves to be told so, and not that it is away.
+const TRIES: usize = 3;
+
+pub(super) async fn open(address: &Address, access: &Access) -> Result<Link, RedisError> {
+    let mut opened = Link::open(address, access, false).await;
+    for _ in 1..TRIES {
+        match &opened {
+            Err(error) if error.is_io_error() => {}
+            _ => break,
+        }
+        opened = Link::open(address, access, false).await;
+    }
+    opened
+}
 
 pub(super) fn unreachable(address: &Address, error: &RedisError) -> Finding {
     let said = error.to_string();

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use super::{
     Finding, Part, ServerReport,
     ask::{INFO, Info, SENTINEL_MASTER},
-    reach::unreachable,
+    reach::{open, unreachable},
     version::Version,
 };
-use crate::link::{Access, Address, Link};
+use crate::link::{Access, Address};
 
 /// A sentinel, and what it takes for the master.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ type Fields = HashMap<String, String>;
 
 pub(super) async fn look(address: &Address, access: &Access, name: &str) -> Sentinel {
     let mut report = ServerReport::new(address, Part::Sentinel);
-    let mut link = match Link::open(address, access, false).await {
+    let mut link = match open(address, access).await {
         Ok(link) => link,
         Err(error) => {
             report.findings.push(unreachable(address, &error));

@@ -8,7 +8,7 @@ use super::{Finding, Options};
 use crate::{RedisStore, cell::Names, cluster::Range, store::RedisStoreBuilder, url::RedisUrl};
 
 /// A try is about answers, not about time.
-const DEADLINE: Duration = Duration::from_secs(2);
+const DEADLINE: Duration = Duration::from_secs(5);
 /// Three ways of counting that between them use most commands. None has a window whose end could come in between.
 const LIMITS: [&str; 3] = ["1/minute burst 1", "1/minute sliding-log", "1/minute concurrency"];
 const POLICY: &str = "doctor";

@@ -11,7 +11,7 @@ fn doctor(url: &str, more: &[&str]) -> crate::program::Finished {
 }
 
 fn healthy(flavor: Flavor) -> ServerOptions {
-    Server::options(flavor).arg("maxmemory", "100mb").arg("appendonly", "yes")
+    Server::options(flavor).arg("maxmemory", "100mb")
 }
 
 #[test]
