@@ -98,3 +98,11 @@ fn refusals(server: &Server) -> Vec<String> {
     let log = server.command(&["ACL", "LOG"]);
     log.items().iter().map(|entry| format!("{entry:?}")).collect()
 }
+
+#[test]
+fn the_documents_have_these_rules() {
+    let page = include_str!("../../../../docs/redis-acl.md");
+    let line = format!("ACL SETUSER tollgate reset on >PASSWORD ~tg:* {ACL_RULES}\n");
+    assert!(page.contains(&line), "write {line}");
+    assert!(page.contains(&format!("on >PASSWORD {SENTINEL_ACL_RULES}\n")));
+}
