@@ -8,7 +8,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use redis::Value;
+use redis::{RedisError, Value};
 use tokio::{
     sync::Notify,
     time::{sleep, timeout},
@@ -116,11 +116,7 @@ impl Cluster {
     async fn ask(&self, address: &str) -> Option<Vec<Range>> {
         let seed = parse(address);
         let mut link = Link::open(&seed, &self.access, false).await.ok()?;
-        let mut command = redis::cmd("CLUSTER");
-        let reply = command.arg("SLOTS").query_async(link.connection()).await.ok()?;
-        let Value::Array(rows) = reply else { return None };
-        let ranges: Option<Vec<Range>> = rows.iter().map(|row| range(row, &seed)).collect();
-        ranges.filter(|ranges| !ranges.is_empty())
+        read(&mut link, &seed).await.ok().flatten()
     }
 
     fn apply(&self, ranges: Vec<Range>) {
@@ -154,10 +150,22 @@ impl Drop for Cluster {
 
 /// Slots that one server has.
 #[derive(Debug)]
-struct Range {
-    first: u16,
-    last: u16,
-    master: String,
+pub(crate) struct Range {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+    pub(crate) master: String,
+}
+
+/// The map as the server at `seed` has it, unless it is empty or cannot be read.
+pub(crate) async fn read(
+    link: &mut Link,
+    seed: &Address,
+) -> Result<Option<Vec<Range>>, RedisError> {
+    let mut command = redis::cmd("CLUSTER");
+    let reply = command.arg("SLOTS").query_async(link.connection()).await?;
+    let Value::Array(rows) = reply else { return Ok(None) };
+    let ranges: Option<Vec<Range>> = rows.iter().map(|row| range(row, seed)).collect();
+    Ok(ranges.filter(|ranges| !ranges.is_empty()))
 }
 
 /// A row of CLUSTER SLOTS: first, last, the master's host and port, and then replicas.
@@ -181,7 +189,7 @@ fn range(row: &Value, seed: &Address) -> Option<Range> {
 }
 
 /// `host:port`, as servers write it.
-fn parse(address: &str) -> Address {
+pub(crate) fn parse(address: &str) -> Address {
     let (host, port) = address.rsplit_once(':').unwrap_or((address, "6379"));
     let host = host.trim_start_matches('[').trim_end_matches(']');
     Address::Tcp(host.to_owned(), port.parse().unwrap_or(6379))

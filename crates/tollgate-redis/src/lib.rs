@@ -1,9 +1,11 @@
 #![doc = include_str!("../README.md")]
 
+mod acl;
 mod batch;
 mod cell;
 mod cluster;
 mod denials;
+pub mod doctor;
 mod job;
 mod lane;
 mod leases;
@@ -17,6 +19,7 @@ mod time;
 mod url;
 mod wire;
 
+pub use acl::{ACL_RULES, SENTINEL_ACL_RULES};
 pub use stats::{RedisStats, ServerStats};
 pub use store::{ConnectError, RedisStore, RedisStoreBuilder};
 pub use url::{RedisUrl, UrlError};

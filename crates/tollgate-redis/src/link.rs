@@ -146,6 +146,8 @@ impl Link {
 impl Access {
     fn client(&self, address: &Address, protocol: ProtocolVersion) -> Result<Client, RedisError> {
         let mut redis = RedisConnectionInfo::default().set_protocol(protocol).set_db(self.database);
+        // Redis 7.0 cannot even name the right to CLIENT SETINFO, and every refusal is a line in the server's ACL log.
+        redis = redis.set_skip_set_lib_name();
         if let Some(user) = &self.user {
             redis = redis.set_username(user);
         }

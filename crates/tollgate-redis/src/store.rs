@@ -101,16 +101,7 @@ impl RedisStore {
 
     /// A store that differs from the defaults.
     pub fn builder(url: &str) -> Result<RedisStoreBuilder, UrlError> {
-        Ok(RedisStoreBuilder {
-            url: url.parse()?,
-            prefix: "tg:".to_owned(),
-            secret: Vec::new(),
-            deadline: Duration::from_millis(20),
-            deny_cache: 100_000,
-            deny_cache_for: Duration::from_secs(1),
-            once: Duration::from_secs(10),
-            time: Time::Server,
-        })
+        Ok(RedisStoreBuilder::new(url.parse()?))
     }
 
     /// What it has been doing.
@@ -155,7 +146,23 @@ impl RedisStore {
     }
 }
 
+pub(crate) const DEFAULT_PREFIX: &str = "tg:";
+pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(20);
+
 impl RedisStoreBuilder {
+    pub(crate) fn new(url: RedisUrl) -> Self {
+        Self {
+            url,
+            prefix: DEFAULT_PREFIX.to_owned(),
+            secret: Vec::new(),
+            deadline: DEFAULT_DEADLINE,
+            deny_cache: 100_000,
+            deny_cache_for: Duration::from_secs(1),
+            once: Duration::from_secs(10),
+            time: Time::Server,
+        }
+    }
+
     /// What the names of all keys begin with; `tg:` unless said. It must not hold braces.
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         let prefix = prefix.into().replace(['{', '}'], "");

@@ -108,6 +108,15 @@ impl<'a> Parts<'a> {
             Some((authority, path)) => (authority, path),
             None => (rest, ""),
         };
+        let stray = |part: &str| part.contains('@');
+        let names = query.split('&').map(|pair| pair.split('=').next().unwrap_or_default());
+        if (shape != Shape::Unix && stray(path)) || names.into_iter().any(stray) {
+            // Nothing of it may be repeated: it may well be a password.
+            return Err(UrlError {
+                problem: "before the @, a / is written as %2F and a ? as %3F".to_owned(),
+                example: ONE,
+            });
+        }
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (Some(login), hosts),
             None => (None, authority),
@@ -332,6 +341,8 @@ mod tests {
             ("redis://a?timeout=3", "there is no option `timeout`"),
             ("redis://a?ca=/x", "certificates need TLS: write rediss instead of redis"),
             ("rediss://a?cert=/x", "`cert` and `key` belong together"),
+            ("redis://u:se/cret@a", "before the @, a / is written as %2F and a ? as %3F"),
+            ("redis://u:se?cret@a", "before the @, a / is written as %2F and a ? as %3F"),
             ("redis+unix://run/x", "the path of the socket follows three slashes"),
         ] {
             let error = text.parse::<RedisUrl>().unwrap_err().to_string();

@@ -1,6 +1,7 @@
 //! The command line: one file per command.
 
 mod check;
+mod doctor;
 mod lines;
 mod serve;
 mod trouble;
@@ -28,6 +29,7 @@ struct Cli {
 enum Command {
     Serve(serve::Args),
     Check(check::Args),
+    Doctor(doctor::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -38,9 +40,12 @@ Examples:
   Decide for each line of standard input:
     printf 'alice\\nbob\\n' | tollgate serve --limit 10/second
 
-More examples: tollgate check --help, tollgate serve --help";
+  See whether a Redis or Valkey is fit to hold limits:
+    tollgate doctor redis://127.0.0.1:6379
 
-/// Something went wrong: neither allowed (0) nor denied (1).
+More examples: tollgate check --help, tollgate serve --help, tollgate doctor --help";
+
+/// Something went wrong: neither a yes (0) nor a no (1).
 const TROUBLE: u8 = 2;
 
 /// Does what the command line says.
@@ -52,6 +57,7 @@ pub(crate) fn run() -> ExitCode {
     let done = match command {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
     };
     done.unwrap_or_else(|trouble| {
         say(trouble);

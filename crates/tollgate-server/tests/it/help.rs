@@ -6,6 +6,7 @@ fn help_teaches_by_examples() {
         (&["--help"][..], "tollgate check --limit 5/minute alice --times 6"),
         (&["serve", "--help"], "printf 'alice\\nbob\\t3\\n' | tollgate serve --limit"),
         (&["check", "--help"], "tollgate check --limit '1/second burst 3' alice --times 4"),
+        (&["doctor", "--help"], "tollgate doctor redis://127.0.0.1:6379"),
     ] {
         let finished = run(args, b"");
         assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{args:?}");

@@ -1,0 +1,55 @@
+//! The rights that Tollgate needs.
+
+/// What a user of the server has to be allowed, beside the keys: every command that Tollgate sends or its scripts use,
+/// and no other.
+///
+/// It is part of a rule as servers from Redis 6.2 on understand it, whether alone or in a cluster:
+///
+/// ```text
+/// ACL SETUSER tollgate reset on >PASSWORD ~tg:* <these rules>
+/// ```
+///
+/// `tg:` is the [prefix](crate::RedisStoreBuilder::prefix) of the keys. `HELLO` and `AUTH` need no right.
+pub const ACL_RULES: &str = "-@all +ping +info +select +time +eval +evalsha +cluster|slots +asking \
+    +get +mget +set +exists +del +unlink +pexpire \
+    +lindex +llen +lset +ltrim +rpush +rpop \
+    +zadd +zcard +zcount +zpopmax +zrange +zrangebyscore +zrem +zremrangebyscore +zscore";
+
+/// The same for a user of the sentinels, who are asked where the master is and nothing else.
+pub const SENTINEL_ACL_RULES: &str = "-@all +ping +info +sentinel|master";
+
+/// The whole command that makes a user with just these rights.
+pub(crate) fn acl_line(prefix: &str) -> String {
+    format!("ACL SETUSER tollgate reset on >PASSWORD ~{prefix}* {ACL_RULES}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_command_of_the_scripts_is_allowed_and_nothing_else() {
+        let scripts = [
+            include_str!("script/common.lua"),
+            include_str!("script/each.lua"),
+            include_str!("script/charge.lua"),
+            include_str!("script/amend.lua"),
+        ];
+        let mut used: BTreeSet<String> = scripts
+            .iter()
+            .flat_map(|script| script.split("call('").skip(1))
+            .filter_map(|rest| rest.split('\'').next())
+            .map(|command| format!("+{}", command.to_lowercase()))
+            .collect();
+        for sent in
+            ["ping", "info", "select", "eval", "evalsha", "cluster|slots", "asking", "unlink"]
+        {
+            used.insert(format!("+{sent}"));
+        }
+        let allowed: BTreeSet<String> =
+            ACL_RULES.split_whitespace().skip(1).map(str::to_owned).collect();
+        assert_eq!(allowed, used);
+    }
+}

@@ -1,0 +1,118 @@
+//! Questions to a server, and why one may have no answer.
+
+use std::time::Duration;
+
+use redis::{FromRedisValue, RedisError};
+use tokio::time::timeout;
+
+use super::Finding;
+use crate::link::{self, Link};
+
+/// A question that not every user may ask.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question {
+    pub(super) words: &'static [&'static str],
+    /// The rules that let a user ask it.
+    pub(super) rules: &'static str,
+}
+
+/// Why something could not be looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Blind {
+    reason: String,
+    advice: String,
+    no_right: bool,
+}
+
+/// What was seen, or why nothing was.
+pub(super) type Seen<T> = Result<T, Blind>;
+
+/// What INFO says.
+#[derive(Clone, Debug)]
+pub(super) struct Info(String);
+
+pub(super) const INFO: Question = Question { words: &["INFO"], rules: "+info" };
+pub(super) const TIME: Question = Question { words: &["TIME"], rules: "+time" };
+pub(super) const CONFIG_GET: Question =
+    Question { words: &["CONFIG", "GET"], rules: "+config|get" };
+pub(super) const ACL_WHOAMI: Question =
+    Question { words: &["ACL", "WHOAMI"], rules: "+acl|whoami +acl|dryrun" };
+pub(super) const ACL_DRYRUN: Question =
+    Question { words: &["ACL", "DRYRUN"], rules: "+acl|whoami +acl|dryrun" };
+pub(super) const SENTINEL_MASTER: Question =
+    Question { words: &["SENTINEL", "MASTER"], rules: "+sentinel|master" };
+
+/// No answer takes longer unless something is wrong.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Question {
+    /// Asks it, as `user`.
+    pub(super) async fn ask<T: FromRedisValue>(
+        self,
+        link: &mut Link,
+        user: &str,
+        args: &[&str],
+    ) -> Seen<T> {
+        let mut command = redis::Cmd::new();
+        for word in self.words.iter().chain(args) {
+            command.arg(*word);
+        }
+        match timeout(PATIENCE, command.query_async(link.connection())).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(self.refused(&error, user)),
+            Err(_) => Err(Blind {
+                reason: format!("no answer to {} within {PATIENCE:?}", self.name()),
+                advice: "see what keeps the server busy: SLOWLOG GET 10".to_owned(),
+                no_right: false,
+            }),
+        }
+    }
+
+    fn refused(self, error: &RedisError, user: &str) -> Blind {
+        let name = self.name();
+        if error.code() == Some("NOPERM") {
+            let advice = format!("allow it with ACL SETUSER {user} {}", self.rules);
+            let advice = format!("{advice}, or let the doctor come as another user");
+            return Blind { reason: format!("no right to {name}"), advice, no_right: true };
+        }
+        let advice = format!("ask the server yourself: {name}");
+        Blind { reason: format!("{name} was refused: {error}"), advice, no_right: false }
+    }
+
+    fn name(self) -> String {
+        self.words.join(" ")
+    }
+}
+
+impl Blind {
+    pub(super) fn is_for_want_of_rights(&self) -> bool {
+        self.no_right
+    }
+
+    pub(super) fn finding(&self, subject: &'static str) -> Finding {
+        Finding::notice(subject, format!("could not look: {}", self.reason), self.advice.clone())
+    }
+}
+
+impl Info {
+    pub(super) fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        link::field(&self.0, name)
+    }
+
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        self.text(name)?.parse().ok()
+    }
+
+    /// All lines `name0:…`, `name1:…` and so on.
+    pub(super) fn rows<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        (0..).map_while(move |number| self.text(&format!("{name}{number}")))
+    }
+
+    pub(super) fn is_sentinel(&self) -> bool {
+        self.text("redis_mode") == Some("sentinel") || self.text("server_mode") == Some("sentinel")
+    }
+}
