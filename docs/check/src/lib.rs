@@ -8,3 +8,6 @@ pub mod algorithms {}
 
 #[doc = include_str!("../../guide/rust.md")]
 pub mod guide_rust {}
+
+#[doc = include_str!("../../guide/redis.md")]
+pub mod guide_redis {}
