@@ -11,3 +11,6 @@ pub mod guide_rust {}
 
 #[doc = include_str!("../../guide/redis.md")]
 pub mod guide_redis {}
+
+#[doc = include_str!("../../failure-modes.md")]
+pub mod failure_modes {}
