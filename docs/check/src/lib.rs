@@ -8,3 +8,9 @@ pub mod algorithms {}
 
 #[doc = include_str!("../../guide/rust.md")]
 pub mod guide_rust {}
+
+#[doc = include_str!("../../guide/redis.md")]
+pub mod guide_redis {}
+
+#[doc = include_str!("../../failure-modes.md")]
+pub mod failure_modes {}
