@@ -90,6 +90,25 @@ impl Path {
         Ok(Fit { items, unfit, cost })
     }
 
+    /// [`Path::fit`] for a limit that is enforced.
+    pub(super) fn fit_one(&self, item: Item<'_>, cost: u64) -> Result<(), CostError> {
+        excess(&self.policies, self.target(item), cost).map_or(Ok(()), Err)
+    }
+
+    /// [`Path::count`] for a limit that is enforced and was not answered by a fallback.
+    pub(super) fn count_one(
+        &self,
+        item: Item<'_>,
+        cost: u64,
+        decision: &Decision,
+        now: impl FnOnce() -> u64,
+    ) {
+        if cost > 0 {
+            let event = if decision.allowed { Event::Allowed } else { Event::Denied };
+            self.meter.count(self.target(item).policy, event, item.1, now());
+        }
+    }
+
     /// Makes one decision of the outcomes.
     pub(super) fn fold(&self, fit: &Fit<'_>, outcomes: &[Outcome]) -> Decision {
         let mut decision = Decision::UNLIMITED;

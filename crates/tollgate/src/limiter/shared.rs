@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{slice, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -11,8 +11,8 @@ use super::{
     turnstile::Turnstile,
 };
 use crate::{
-    Algorithm, Charge, CostError, Decision, Key, Limit, MemoryStore, PolicySet, Request, Stats,
-    Store, StoreError, algorithm::Outcome,
+    Algorithm, Charge, CostError, Decision, Key, KeyBuf, Limit, MemoryStore, PolicySet, Request,
+    Stats, Store, StoreError, algorithm::Outcome,
 };
 
 /// Decides whether a request may pass now, over any [`Store`].
@@ -41,6 +41,8 @@ pub(super) struct Inner {
     /// Its memory is what there is to fall back on.
     pub(super) core: Core,
     pub(super) store: Arc<dyn Store>,
+    /// One plain policy by key, with one limit: nothing to plan and nothing to fold.
+    is_single: bool,
 }
 
 /// Why there is no decision.
@@ -78,7 +80,8 @@ impl SharedLimiter {
     }
 
     pub(super) fn over(store: Arc<dyn Store>, core: Core) -> Self {
-        Self { inner: Arc::new(Inner { core, store }) }
+        let is_single = core.path.policies.direct() == Some(0..1);
+        Self { inner: Arc::new(Inner { core, store, is_single }) }
     }
 
     /// Charges one unit to `key` if every limit has room, and to none of them otherwise.
@@ -88,11 +91,9 @@ impl SharedLimiter {
 
     /// Charges `cost` units.
     pub async fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CheckError> {
-        // The common case, in which nothing has to be planned, is worth a way of its own.
-        if let Some(targets) = self.inner.core.path.policies.direct() {
+        if self.inner.is_single {
             let key = key.with(|key| key.to_buf());
-            let items = targets.map(|target| (target, key.as_ref())).collect();
-            return self.inner.charge(items, cost, None).await;
+            return self.inner.check_single(key, cost).await;
         }
         let plan = key.with(|key| self.inner.core.path.plan_key(key));
         self.inner.charge(super::items(&plan), cost, None).await
@@ -185,6 +186,45 @@ impl From<Limiter> for SharedLimiter {
 }
 
 impl Inner {
+    /// What [`Inner::charge`] does, for the common case and nothing but it: what it need not carry it need not copy.
+    async fn check_single(&self, key: KeyBuf, cost: u64) -> Result<Decision, CheckError> {
+        let (path, item) = (&self.core.path, (0, key.as_ref()));
+        path.fit_one(item, cost)?;
+        let permit = self.permit(item);
+        let charge = self.charge_of(item, cost, permit);
+        match self.store.charge(slice::from_ref(&charge)).await.as_deref() {
+            Ok(&[outcome]) => {
+                let decision = Decision::of(charge.policy, charge.limit, outcome);
+                path.count_one(item, cost, &decision, || self.core.memory.now());
+                Ok(decision)
+            }
+            // The rest is rare, and the same for all.
+            Ok(outcomes) => self.fall_back_one(item, &charge, miscounted(outcomes.len(), 1)),
+            Err(error) => self.fall_back_one(item, &charge, error.clone()),
+        }
+    }
+
+    fn fall_back_one(
+        &self,
+        item: Item<'_>,
+        charge: &Charge<'_>,
+        error: StoreError,
+    ) -> Result<Decision, CheckError> {
+        if let Err(error @ StoreError::Unsupported(_)) = self.heard(Err::<(), _>(error)) {
+            return Err(error.into());
+        }
+        let fit = self.core.path.fit([item].into_iter().collect(), charge.cost)?;
+        let answered = self.core.fall_back(&fit, charge.permit);
+        self.core.path.count(&fit, &answered);
+        Ok(answered.decision)
+    }
+
+    /// The id under which a concurrency limit would hold the units.
+    fn permit(&self, item: Item<'_>) -> u64 {
+        let algorithm = self.core.path.target(item).limit.algorithm();
+        if algorithm == Algorithm::Concurrency { permit::next_id() } else { 0 }
+    }
+
     async fn charge(
         &self,
         items: Items<'_>,
@@ -237,8 +277,7 @@ impl Inner {
             if outcomes.len() == charges.len() {
                 return Ok(outcomes);
             }
-            let problem = format!("{} outcomes for {} charges", outcomes.len(), charges.len());
-            Err(StoreError::Failed(problem))
+            Err(miscounted(outcomes.len(), charges.len()))
         }))
     }
 
@@ -259,4 +298,8 @@ impl Inner {
         let tag = self.core.path.policies.tag(target, item.1);
         Charge { tag, enforced: target.enforced, permit, lease: target.lease, ..charge }
     }
+}
+
+fn miscounted(outcomes: usize, charges: usize) -> StoreError {
+    StoreError::Failed(format!("{outcomes} outcomes for {charges} charges"))
 }
