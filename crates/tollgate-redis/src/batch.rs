@@ -85,9 +85,9 @@ const MAX_RUNS: usize = 256;
 
 impl Batch {
     /// Takes a request in, or hands it back if it has to travel with the next batch.
-    pub(crate) fn add(&mut self, ask: Ask) -> Result<(), Ask> {
+    pub(crate) fn add(&mut self, ask: Ask) -> Option<Ask> {
         if !self.has_room_for(&ask) {
-            return Err(ask);
+            return Some(ask);
         }
         let cells: SmallVec<[u32; 1]> = ask.wants.iter().map(|want| self.place(want)).collect();
         let place = self.asks.len() as u32;
@@ -105,7 +105,7 @@ impl Batch {
             }
         }
         self.asks.push(ask);
-        Ok(())
+        None
     }
 
     /// A remembered answer is that of a whole batch, so it must be the only one. A cell has one limit in a batch.

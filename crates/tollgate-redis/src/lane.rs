@@ -237,7 +237,7 @@ impl Lane {
                 filling.len() - 1
             });
             let batch = &mut filling[place].1;
-            if let Err(ask) = batch.add(ask) {
+            if let Some(ask) = batch.add(ask) {
                 full.push(std::mem::take(batch));
                 // An empty batch takes any request.
                 drop(batch.add(ask));
