@@ -11,7 +11,7 @@ use crate::{
     denials::Denials,
     job::Amend,
     lane::{Common, Lane},
-    leases::{Drawn, Leases},
+    leases::{Drawn, Leases, Unspent},
     resolver::{Resolver, Sentinels},
     stats::{Counters, RedisStats, ServerStats},
     time::Time,
@@ -137,14 +137,18 @@ impl RedisStore {
         !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
     }
 
-    /// Gives back what was drawn ahead and not spent. Without this, it comes back at the end of the period.
+    /// Gives back what was drawn ahead and not spent. Without this, it comes back at the end of the period. So does what
+    /// could not be given back, of which the error is the last.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
-        let reach = u64::try_from(self.inner.common.deadline.as_micros()).unwrap_or(u64::MAX);
-        for unspent in self.inner.leases.take_all(reach) {
-            let action = Action::Refund { before: unspent.before };
-            self.inner.amend(unspent.want, Some(action)).await?;
+        let Inner { common, leases, .. } = &*self.inner;
+        // What is still on its way would be lost to everybody.
+        drop(tokio::time::timeout(common.deadline, leases.settled()).await);
+        let mut returned = Ok(());
+        for Unspent { want, part, drawn } in leases.take_all() {
+            let amended = self.inner.amend(want, Some(Action::Return { part, drawn })).await;
+            returned = amended.map(drop).and(returned);
         }
-        Ok(())
+        returned
     }
 }
 
@@ -270,7 +274,7 @@ impl Store for RedisStore {
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.change(charge, Some(Action::Refund { before: 0 })))
+        Box::pin(self.inner.change(charge, Some(Action::Refund)))
     }
 
     fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
@@ -410,7 +414,7 @@ impl Inner {
             let want = wants[place];
             let action = match want.kind {
                 Kind::Concurrency => Action::Release,
-                _ => Action::Refund { before: 0 },
+                _ => Action::Refund,
             };
             drop(self.amend(want, Some(action)).await);
         }
@@ -419,21 +423,24 @@ impl Inner {
     /// Draws units ahead for limits that allow it, along with the request that found none left.
     fn draw(self: &Arc<Self>, charges: &[Charge<'_>], wants: &[Want]) {
         for (charge, want) in charges.iter().zip(wants) {
-            if charge.lease > 0 && want.cost > 0 && self.leases.start_draw(want) {
-                let draw = self.clone().draw_one(Want { cost: 1, ..*want }, charge.lease);
-                tokio::spawn(draw);
+            if charge.lease > 0
+                && want.cost > 0
+                && let Some(draw) = self.leases.start_draw(want)
+            {
+                let want = Want { cost: 1, ..*want };
+                tokio::spawn(self.clone().draw_one(want, draw, charge.lease));
             }
         }
     }
 
-    async fn draw_one(self: Arc<Self>, want: Want, units: u64) {
+    async fn draw_one(self: Arc<Self>, want: Want, draw: u64, units: u64) {
         let asked = Instant::now();
         let answer = self.send(SmallVec::from_elem(want, 1), units, None).await;
         let drawn = answer.ok().and_then(|answer| {
             let trip = (asked, Instant::now());
             Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })
         });
-        self.leases.deposit(&want, drawn);
+        self.leases.deposit(&want, draw, drawn);
     }
 
     async fn change(&self, charge: &Charge<'_>, action: Option<Action>) -> Result<(), StoreError> {
@@ -442,14 +449,15 @@ impl Inner {
     }
 
     async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {
-        if action.is_none() {
-            self.leases.forget(want.cell);
-        }
         let lane = self.lane(&want)?;
         let (answer, answered) = oneshot::channel();
         lane.amend(Amend { want, action, since: Instant::now(), answer })?;
         let amended = answered.await.unwrap_or_else(|_| Err(gone()));
+        // What was learnt or drawn up to now may have been so before.
         self.common.denials.forget(want.cell);
+        if action.is_none() {
+            self.leases.forget(want.cell);
+        }
         amended
     }
 

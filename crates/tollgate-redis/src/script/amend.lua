@@ -7,12 +7,10 @@
 local REFUND, RELEASE, RENEW = 0, 1, 2
 
 local key = KEYS[1]
-local given, slack, action, cost, before, permit, kind, amount, capacity, period =
-  unpack('<I8I8I8I8I8c8I8I8I8I8', ARGV[1])
+local given, slack, action, cost, part, drawn, permit, kind, amount, capacity, period =
+  unpack('<I8I8I8I8I8I8c8I8I8I8I8', ARGV[1])
 
 set_now(given)
--- What is given back must come from the same window in which it was taken.
-if before > 0 and now >= before then return 0 end
 
 local function member(unit)
   return permit .. pack('>I4', unit)
@@ -68,8 +66,19 @@ local cell = { kind = kind, amount = amount, capacity = capacity, period = perio
 cell.at, cell.a, cell.b = unpack('<I8I8I8', value)
 if kind == TOKEN_BUCKET then
   drain(cell)
-  if cost > cell.a then cell.b = 0 end
-  cell.a = math.max(cell.a - cost, 0)
+  if drawn > 0 then
+    -- The bucket has filled up since, and that much of what was drawn is no longer charged.
+    local whole, rest = muldiv(math.max(now - drawn, 0), amount, period)
+    cost, part = cost - whole, part - rest
+    if part < 0 then cost, part = cost - 1, part + period end
+    if cost < 0 then return 0 end
+  end
+  cell.a, cell.b = cell.a - cost, cell.b - part
+  if cell.b < 0 then cell.a, cell.b = cell.a - 1, cell.b + period end
+  if cell.a < 0 then cell.a, cell.b = 0, 0 end
+elseif drawn > 0 and drawn - drawn % period ~= now - now % period then
+  -- It was drawn in a window that is over.
+  return 0
 else
   roll(cell)
   local from_this = math.min(cost, cell.a)
