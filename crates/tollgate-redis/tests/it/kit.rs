@@ -47,3 +47,9 @@ impl Subject for Timed {
 pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
+
+/// Where tasks are to run at the same time, not only in turns.
+pub(crate) fn two_threads() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().unwrap()
+}
