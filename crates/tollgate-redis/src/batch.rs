@@ -189,7 +189,10 @@ impl Batch {
         match Replay::read(&self, reply) {
             Ok(replay) => {
                 let (answers, known) = replay.run(&self);
-                known.into_iter().for_each(|(id, known)| learn(id, known));
+                // A remembered answer speaks of the time when it was given.
+                if self.once().is_none() {
+                    known.into_iter().for_each(|(id, known)| learn(id, known));
+                }
                 for (ask, answer) in self.asks.into_iter().zip(answers) {
                     // Whoever asked may be gone by now.
                     drop(ask.answer.send(answer));

@@ -191,11 +191,11 @@ impl RedisStoreBuilder {
         Self { time: Time::Given(Arc::new(clock)), ..self }
     }
 
-    /// Connects, and fails if no server answers within some seconds.
+    /// Connects, and fails if no server answers within some seconds. In a cluster it is enough that one does by then.
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
         let store = self.connect_later();
         let late = tokio::time::timeout(PATIENCE, store.inner.first_connection()).await.is_err();
-        if late {
+        if late && !store.inner.lanes().iter().any(|lane| lane.is_open()) {
             let lanes = store.inner.lanes();
             let reason =
                 lanes.first().map_or("no server answered".to_owned(), |lane| lane.trouble());
@@ -273,6 +273,14 @@ impl Store for RedisStore {
         Box::pin(self.inner.charge(charges, None))
     }
 
+    fn charge_once<'a>(
+        &'a self,
+        id: &'a [u8],
+        charges: &'a [Charge<'a>],
+    ) -> Answer<'a, Vec<Outcome>> {
+        Box::pin(self.inner.charge(charges, Some(id)))
+    }
+
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
         Box::pin(self.inner.change(charge, Some(Action::Refund)))
     }
@@ -304,17 +312,26 @@ impl Inner {
         let names = &self.common.names;
         let wants: Result<Wants, _> = charges.iter().map(|charge| names.want(charge)).collect();
         let wants = wants?;
-        if id.is_none()
-            && let Some(outcomes) = self.answer_here(charges, &wants)
-        {
-            return Ok(outcomes);
+        if contradict(&wants) {
+            let problem = "one key under two amounts in one request; charge it twice instead";
+            return Err(StoreError::Unsupported(problem.to_owned()));
         }
-        match &self.servers {
-            Topology::Cluster(_) if !is_together(&wants) => self.charge_apart(&wants, id).await,
-            _ => {
-                self.draw(charges, &wants);
-                self.ask(wants, id).await
-            }
+        let apart = matches!(self.servers, Topology::Cluster(_)) && !is_together(&wants);
+        match id {
+            // What was charged in one slot and given back because of another would look charged when asked again.
+            Some(_) if apart => Err(StoreError::Unsupported(
+                "a request with an id needs all of its keys in one slot; give its policies a tag"
+                    .to_owned(),
+            )),
+            Some(_) => self.ask(wants, id).await,
+            None => match self.answer_here(charges, &wants) {
+                Some(outcomes) => Ok(outcomes),
+                None if apart => self.charge_apart(&wants).await,
+                None => {
+                    self.draw(charges, &wants);
+                    self.ask(wants, None).await
+                }
+            },
         }
     }
 
@@ -366,18 +383,14 @@ impl Inner {
 
     /// All or nothing over several servers, the weaker way: charge one after the other, and give back what was charged
     /// if a later one denies. In between, others may be denied what is then given back.
-    async fn charge_apart(
-        &self,
-        wants: &[Want],
-        id: Option<&[u8]>,
-    ) -> Result<Vec<Outcome>, StoreError> {
+    async fn charge_apart(&self, wants: &[Want]) -> Result<Vec<Outcome>, StoreError> {
         let mut outcomes = vec![None; wants.len()];
         let mut charged: Vec<usize> = Vec::new();
         let groups = groups(wants);
         let mut denied = false;
         for group in &groups {
             let part: Wants = group.iter().map(|&place| wants[place]).collect();
-            let asked = if denied { self.would(part).await } else { self.ask(part, id).await };
+            let asked = if denied { self.would(part).await } else { self.ask(part, None).await };
             let answers = match asked {
                 Ok(answers) => answers,
                 Err(error) => {
@@ -425,10 +438,12 @@ impl Inner {
         for (charge, want) in charges.iter().zip(wants) {
             if charge.lease > 0
                 && want.cost > 0
+                && want.kind.is_string()
                 && let Some(draw) = self.leases.start_draw(want)
             {
                 let want = Want { cost: 1, ..*want };
-                tokio::spawn(self.clone().draw_one(want, draw, charge.lease));
+                let units = charge.lease.min(want.limit.capacity());
+                tokio::spawn(self.clone().draw_one(want, draw, units));
             }
         }
     }
@@ -491,6 +506,9 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.lanes().iter().for_each(|lane| lane.end());
+        if let Topology::Cluster(cluster) = &self.servers {
+            cluster.refresh_soon();
+        }
     }
 }
 
@@ -500,6 +518,12 @@ fn gone() -> StoreError {
 
 fn is_together(wants: &[Want]) -> bool {
     wants.windows(2).all(|pair| pair[0].cell.slot() == pair[1].cell.slot())
+}
+
+/// Whether a cell comes twice, with different limits: one of them would be decided by the other's.
+fn contradict(wants: &[Want]) -> bool {
+    let same = |a: &Want, b: &Want| a.cell != b.cell || a.limit == b.limit;
+    wants.iter().enumerate().any(|(place, a)| !wants[..place].iter().all(|b| same(a, b)))
 }
 
 /// The places of wants that share a slot. Those on which nothing depends come last.
