@@ -80,6 +80,7 @@ end
 
 -- How long a string has to live, in microseconds. It may live longer: it names its own window.
 local function life(cell)
+  if cell.amount == 0 then return cell.period end
   if cell.kind == FIXED_WINDOW then return cell.at + cell.period - now end
   if cell.kind == SLIDING_WINDOW then return cell.at + 2 * cell.period - now end
   return (cell.a + 1) * (cell.period / cell.amount)
