@@ -89,9 +89,9 @@ impl Batch {
     }
 
     /// Takes a request in, or hands it back if it has to travel with the next batch.
-    pub(crate) fn add(&mut self, ask: Ask) -> Result<(), Ask> {
+    pub(crate) fn add(&mut self, ask: Ask) -> Option<Ask> {
         if !self.has_room_for(&ask) {
-            return Err(ask);
+            return Some(ask);
         }
         let cells: SmallVec<[u32; 1]> = ask.wants.iter().map(|want| self.place(want)).collect();
         let place = self.asks.len() as u32;
@@ -109,7 +109,7 @@ impl Batch {
             }
         }
         self.asks.push(ask);
-        Ok(())
+        None
     }
 
     /// A remembered answer is that of a whole batch, so it must be the only one. A cell has one limit in a batch.
@@ -200,7 +200,10 @@ impl Batch {
         match Replay::read(&self, reply) {
             Ok(replay) => {
                 let (answers, known) = replay.run(&self);
-                known.into_iter().for_each(|(id, known)| learn(id, known));
+                // A remembered answer speaks of the time when it was given.
+                if self.once().is_none() {
+                    known.into_iter().for_each(|(id, known)| learn(id, known));
+                }
                 for (ask, answer) in self.asks.drain(..).zip(answers) {
                     // Whoever asked may be gone by now.
                     drop(ask.answer.send(answer));

@@ -80,7 +80,8 @@ impl Cluster {
     /// A server said that a slot has moved. The rest of the map is probably out of date, too.
     pub(crate) fn moved(&self, slot: Option<u16>, address: &str) -> Arc<Lane> {
         let lane = self.lane(address);
-        if let Some(slot) = slot {
+        let is_known = |slot| self.of_slot(slot).is_some_and(|known| Arc::ptr_eq(&known, &lane));
+        if let Some(slot) = slot.filter(|&slot| !is_known(slot)) {
             self.slots.rcu(|slots| {
                 let mut slots = Vec::clone(slots);
                 slots[usize::from(slot)] = Some(lane.clone());

@@ -154,7 +154,7 @@ impl Job {
                 self.text = true;
                 Next::Again(self)
             }
-            "OOM" if !self.full => {
+            "OOM" if !self.full && matches!(self.work, Work::Batch(_)) => {
                 (self.full, self.text) = (true, false);
                 Next::Again(self)
             }
@@ -162,7 +162,7 @@ impl Job {
             "ASK" => Next::Elsewhere(self, Redirect::Ask(target())),
             "TRYAGAIN" => Next::Elsewhere(self, Redirect::TryAgain),
             code @ ("READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "BUSY" | "MISCONF"
-            | "NOREPLICAS" | "NOAUTH" | "NOPERM" | "OOM") => {
+            | "NOREPLICAS" | "NOAUTH" | "NOPERM") => {
                 Next::Refused(self, format!("{code} {details}"))
             }
             code => {

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use redis::Pipeline;
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tollgate::StoreError;
 
@@ -52,6 +52,7 @@ pub(crate) struct Lane {
     queue: Mutex<Queue>,
     /// Something happened that the driver should look at.
     wake: Notify,
+    /// Whether requests are taken. Changed under the lock of the queue only.
     open: AtomicBool,
     /// Round trip of the last answer, in microseconds.
     round_trip: AtomicU64,
@@ -67,7 +68,10 @@ struct Queue {
     amends: Vec<Amend>,
     /// Jobs that were sent here by another lane.
     jobs: Vec<Job>,
+    /// It does not open any more.
     ended: bool,
+    /// The server may be elsewhere: it does not open before the driver has looked.
+    moved: bool,
 }
 
 /// As many requests may wait for one server.
@@ -79,6 +83,8 @@ const LAST_RETRY: Duration = Duration::from_millis(500);
 const LATE_RETRY: Duration = Duration::from_millis(200);
 /// A server that does not answer for so long is connected to anew.
 const GIVE_UP: Duration = Duration::from_millis(1_000);
+/// What cannot be sent on yet is looked at again after this.
+const SOON: Duration = Duration::from_millis(1);
 
 impl Lane {
     pub(crate) fn new(
@@ -100,7 +106,7 @@ impl Lane {
 
     /// Starts the task that drives the lane. It ends with [`Lane::end`].
     pub(crate) fn start(self: &Arc<Self>) {
-        tokio::spawn(drive(self.clone()));
+        tokio::spawn(drive(Driver(self.clone())));
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -139,7 +145,6 @@ impl Lane {
 
     fn push(&self, add: impl FnOnce(&mut Queue)) -> Result<(), StoreError> {
         let mut queue = self.queue.lock();
-        // Closing empties the queue after it has said so: whoever still sees it open is seen by it.
         if !self.is_open() {
             return Err(StoreError::Unavailable(self.trouble()));
         }
@@ -157,12 +162,15 @@ impl Lane {
 
     /// Lets the driver look where the server is now.
     pub(crate) fn look_again(&self, reason: &str) {
+        self.queue.lock().moved = true;
         self.close(reason);
         self.wake.notify_one();
     }
 
+    /// Closes it for good.
     pub(crate) fn end(&self) {
         self.queue.lock().ended = true;
+        self.close("the store, or its runtime, has ended");
         self.wake.notify_one();
     }
 
@@ -170,15 +178,28 @@ impl Lane {
         self.queue.lock().ended
     }
 
+    /// Whether the driver has to begin anew.
+    fn is_over(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.ended || queue.moved
+    }
+
+    /// Takes requests from now on, unless it is over.
+    fn open(&self) -> bool {
+        let queue = self.queue.lock();
+        let may = !queue.ended && !queue.moved;
+        self.open.store(may, Ordering::Release);
+        may
+    }
+
     /// Refuses everything from now on, and everything that waits.
     fn close(&self, reason: &str) {
         reason.clone_into(&mut self.trouble.lock());
+        let mut queue = self.queue.lock();
         if self.open.swap(false, Ordering::AcqRel) {
             self.common.counters.closed.add(1);
         }
-        let mut queue = self.queue.lock();
-        let ended = queue.ended;
-        let rest = std::mem::replace(&mut *queue, Queue { ended, ..Queue::default() });
+        let rest = queue.take();
         drop(queue);
         self.refuse(rest);
         if let Some(cluster) = self.cluster.upgrade() {
@@ -198,10 +219,6 @@ impl Lane {
         rest.jobs.into_iter().for_each(|job| job.fail(error));
     }
 
-    fn open(&self) {
-        self.open.store(true, Ordering::Release);
-    }
-
     fn settings(&self) -> Settings {
         let once = u64::try_from(self.common.once.as_millis()).unwrap_or(u64::MAX);
         let (now, slack) = self.common.time.given();
@@ -210,12 +227,7 @@ impl Lane {
 
     /// Everything that waits, as jobs.
     fn take(&self) -> Vec<Job> {
-        let mut queue = self.queue.lock();
-        // The next trip will probably have as many.
-        let asks = Vec::with_capacity(queue.asks.len());
-        let next = Queue { ended: queue.ended, asks, ..Queue::default() };
-        let waiting = std::mem::replace(&mut *queue, next);
-        drop(queue);
+        let waiting = self.queue.lock().take();
         let mut jobs = waiting.jobs;
         jobs.extend(self.batches(waiting.asks).into_iter().map(|b| Job::new(Work::Batch(b))));
         jobs.extend(waiting.amends.into_iter().map(|amend| Job::new(Work::Amend(amend))));
@@ -239,7 +251,7 @@ impl Lane {
                 filling.len() - 1
             });
             let batch = &mut filling[place].1;
-            if let Err(ask) = batch.add(ask) {
+            if let Some(ask) = batch.add(ask) {
                 full.push(std::mem::take(batch));
                 // An empty batch takes any request.
                 drop(batch.add(ask));
@@ -250,7 +262,7 @@ impl Lane {
     }
 
     /// Sends jobs until all are answered or sent elsewhere. `Err`: the connection is of no more use.
-    async fn trip(&self, link: &mut Link, mut jobs: Vec<Job>) -> Result<(), Trouble> {
+    async fn trip(self: &Arc<Self>, link: &mut Link, mut jobs: Vec<Job>) -> Result<(), Trouble> {
         while !jobs.is_empty() {
             let sent = Instant::now();
             let since = jobs.iter().filter_map(Job::since).min().unwrap_or(sent);
@@ -260,9 +272,9 @@ impl Lane {
                 Ok(Ok(replies)) => replies,
                 Ok(Err(error)) => {
                     let reason = format!("the connection broke before the answer came: {error}");
-                    jobs.into_iter()
-                        .for_each(|job| job.fail(|| StoreError::Unavailable(reason.clone())));
-                    return Err(Trouble::Lost(reason));
+                    let unavailable = || StoreError::Unavailable(reason.clone());
+                    jobs.into_iter().for_each(|job| job.fail(unavailable));
+                    return Err(Trouble::Lost(format!("the connection broke: {error}")));
                 }
                 Err(_) => {
                     self.common.counters.timed_out.add(jobs.len() as u64);
@@ -292,7 +304,7 @@ impl Lane {
 
     /// Reads the replies. What did not run is returned, or sent elsewhere.
     fn finish(
-        &self,
+        self: &Arc<Self>,
         jobs: Vec<Job>,
         replies: Vec<redis::Value>,
         sent: Instant,
@@ -330,33 +342,66 @@ impl Lane {
     }
 
     /// Sends a job on to the server that a cluster says has its slot.
-    fn redirect(&self, mut job: Job, redirect: Redirect) {
+    fn redirect(self: &Arc<Self>, mut job: Job, redirect: Redirect) {
         self.common.counters.redirects.add(1);
-        let late = job.since().is_some_and(|since| since.elapsed() > self.common.deadline);
-        let Some(cluster) = self.cluster.upgrade().filter(|_| !late) else {
-            let reason = match self.cluster.strong_count() {
-                0 => "the server is part of a cluster: write redis+cluster:// in its address",
-                _ => "the slot is on its way to another server",
-            };
+        let Some(cluster) = self.cluster.upgrade() else {
+            let reason = "the server is part of a cluster: write redis+cluster:// in its address";
             return job.fail(|| StoreError::Unavailable(reason.to_owned()));
         };
-        match redirect {
+        if self.is_late(&job) {
+            let reason = "the slot is on its way to another server";
+            return job.fail(|| StoreError::Unavailable(reason.to_owned()));
+        }
+        let lane = match redirect {
             Redirect::Moved(address) => {
                 job.asking = false;
-                cluster.moved(job.slot(), &address).send(job);
+                cluster.moved(job.slot(), &address)
             }
             Redirect::Ask(address) => {
                 job.asking = true;
-                cluster.lane(&address).send(job);
+                cluster.lane(&address)
             }
-            Redirect::TryAgain => self.send(job),
+            Redirect::TryAgain => return drop(tokio::spawn(self.clone().send_soon(job))),
+        };
+        if lane.is_open() {
+            lane.send(job);
+        } else {
+            tokio::spawn(lane.send_soon(job));
         }
+    }
+
+    /// Sends a job after a while, when the lane is open; or when it is late, whatever comes of it.
+    async fn send_soon(self: Arc<Self>, job: Job) {
+        sleep(SOON).await;
+        while !self.is_open() && !self.is_late(&job) {
+            sleep(SOON).await;
+        }
+        self.send(job);
+    }
+
+    /// Whether too little of its time is left for yet another trip. Were that to end in time-out, all other requests
+    /// would suffer for it.
+    fn is_late(&self, job: &Job) -> bool {
+        job.since().is_some_and(|since| since.elapsed() > self.common.deadline / 2)
+    }
+
+    /// Waits, or until something happens.
+    async fn pause(&self, time: Duration) {
+        drop(timeout(time, self.wake.notified()).await);
     }
 }
 
 impl Queue {
     fn is_empty(&self) -> bool {
         self.asks.is_empty() && self.amends.is_empty() && self.jobs.is_empty()
+    }
+
+    /// All that waits.
+    fn take(&mut self) -> Self {
+        let Self { ended, moved, .. } = *self;
+        // As many will probably come again.
+        let asks = Vec::with_capacity(self.asks.len());
+        std::mem::replace(self, Self { ended, moved, asks, ..Self::default() })
     }
 }
 
@@ -369,82 +414,90 @@ enum Trouble {
     Late,
 }
 
+/// Whoever drives a lane. When it ends, for whatever reason, nobody must wait for it.
+struct Driver(Arc<Lane>);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
 /// Connects, and serves requests until the lane ends.
-async fn drive(lane: Arc<Lane>) {
+async fn drive(driver: Driver) {
+    let lane = &driver.0;
     let mut wait = FIRST_RETRY;
     while !lane.has_ended() {
-        match lane.resolver.connect().await {
-            Ok(mut link) => {
-                if recovered(&lane, &mut link).await {
-                    wait = FIRST_RETRY;
-                    serve(&lane, &mut link).await;
-                }
-            }
-            Err(error) => {
-                lane.close(&format!("cannot connect to {}: {error}", lane.resolver));
+        lane.queue.lock().moved = false;
+        match connect_and_serve(lane).await {
+            Ok(()) => wait = FIRST_RETRY,
+            Err(reason) => {
+                lane.close(&reason);
                 // Not at the same moment as everybody else.
-                let jitter = crate::time::jitter(wait / 2);
-                tokio::select! {
-                    () = sleep(wait + jitter) => {}
-                    () = lane.wake.notified() => {}
-                }
+                lane.pause(wait + crate::time::jitter(wait / 2)).await;
                 wait = (wait * 2).min(LAST_RETRY);
             }
         }
     }
 }
 
-/// Serves requests for as long as the connection is good.
-async fn serve(lane: &Lane, link: &mut Link) {
+/// Serves requests over a new connection for as long as that is good. `Err`: it was good for nothing, and why.
+async fn connect_and_serve(lane: &Arc<Lane>) -> Result<(), String> {
+    let cannot = |error| format!("cannot connect to {}: {error}", lane.resolver);
+    let mut link = lane.resolver.connect().await.map_err(cannot)?;
+    let (since, mut good) = (Instant::now(), false);
+    let ended = loop {
+        if let Err(reason) = recovered(lane, &mut link).await {
+            break reason;
+        }
+        match serve(lane, &mut link, &mut good).await {
+            Trouble::Late => lane.close("the server is too slow to answer within the deadline"),
+            Trouble::Lost(reason) => break reason,
+        }
+    };
+    lane.close(&ended);
+    // Some servers hang up on clients that are idle for long.
+    if good || since.elapsed() > GIVE_UP { Ok(()) } else { Err(ended) }
+}
+
+/// Serves requests until there is trouble. `good` tells whether any was answered.
+async fn serve(lane: &Arc<Lane>, link: &mut Link, good: &mut bool) -> Trouble {
     lane.open();
-    while !lane.has_ended() {
+    while lane.is_open() {
         let jobs = lane.take();
         if jobs.is_empty() {
             tokio::select! {
                 biased;
                 () = lane.wake.notified() => {}
-                () = link.gone() => return lane.close("the server closed the connection"),
-            }
-            if !lane.is_open() {
-                return;
+                () = link.gone() => return Trouble::Lost("the server hung up".to_owned()),
             }
             continue;
         }
-        match lane.trip(link, jobs).await {
-            Ok(()) => {}
-            Err(Trouble::Lost(reason)) => return lane.close(&reason),
-            Err(Trouble::Late) => {
-                lane.close("the server is too slow to answer within the deadline");
-                if !recovered(lane, link).await {
-                    return;
-                }
-                lane.open();
-            }
+        if let Err(trouble) = lane.trip(link, jobs).await {
+            return trouble;
         }
+        *good = true;
     }
+    Trouble::Lost(lane.trouble())
 }
 
-/// Waits until the server answers within the deadline. `false`: the connection is of no more use.
-async fn recovered(lane: &Lane, link: &mut Link) -> bool {
-    let mut on_time = 0;
+/// Waits until the server answers within the deadline. `Err`: the connection is of no more use, and why.
+async fn recovered(lane: &Lane, link: &mut Link) -> Result<(), String> {
     // A connection's first answer may come late for reasons of its own.
     let mut first = true;
-    while !lane.has_ended() {
-        match tokio::time::timeout(GIVE_UP, link.ping()).await {
-            Ok(Ok(took)) if took <= lane.common.deadline => on_time += 1,
+    while !lane.is_over() {
+        match timeout(GIVE_UP, link.ping()).await {
+            Ok(Ok(took)) if took <= lane.common.deadline => return Ok(()),
             Ok(Ok(_)) if first => {}
             Ok(Ok(took)) => {
-                on_time = 0;
                 let deadline = lane.common.deadline;
                 lane.close(&format!("the server takes {took:.0?} to answer, above {deadline:?}"));
-                sleep(LATE_RETRY).await;
+                lane.pause(LATE_RETRY).await;
             }
-            Ok(Err(_)) | Err(_) => return false,
-        }
-        if on_time > 0 {
-            return true;
+            Ok(Err(error)) => return Err(error.to_string()),
+            Err(_) => return Err(format!("the server has not answered for {GIVE_UP:?}")),
         }
         first = false;
     }
-    false
+    Err(lane.trouble())
 }

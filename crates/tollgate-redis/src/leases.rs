@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 use tollgate::{
-    Limit, Timestamp,
+    Timestamp,
     algorithm::{Origin, Outcome, State},
 };
 
@@ -22,30 +22,38 @@ use crate::{
 /// All leases of a store.
 #[derive(Debug)]
 pub(crate) struct Leases {
-    held: Mutex<HashMap<CellId, Lease, foldhash::fast::RandomState>>,
+    held: Mutex<Held>,
+    /// A draw has ended.
+    drawn: Notify,
     time: Time,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    leases: HashMap<CellId, Lease, foldhash::fast::RandomState>,
+    /// The number of the last draw.
+    draws: u64,
 }
 
 #[derive(Debug)]
 struct Lease {
     want: Want,
-    limit: Limit,
-    /// Units drawn, and how many of them were spent.
-    drawn: u64,
-    spent: u64,
-    /// The state just after the draw, and when that was.
+    /// What was left at `now`, less what was spent since, in periods of a unit: so a bucket's dwindling is exact.
+    left: u128,
+    /// The state just after the last draw, and when that was.
     state: State,
     now: u64,
     trip: Trip,
-    /// Whether more is being drawn.
-    drawing: bool,
+    /// The number of the draw that is under way.
+    draw: Option<u64>,
 }
 
-/// Units to be given back, if the server's time has not reached `before`.
+/// Units to be given back, and as much of one more as `part` of its period, all of which were there at `drawn`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unspent {
     pub(crate) want: Want,
-    pub(crate) before: u64,
+    pub(crate) part: u64,
+    pub(crate) drawn: u64,
 }
 
 /// What a draw brought.
@@ -62,131 +70,159 @@ const MAX_LEASES: usize = 100_000;
 
 impl Leases {
     pub(crate) fn new(time: Time) -> Self {
-        Self { held: Mutex::default(), time }
+        Self { held: Mutex::default(), drawn: Notify::new(), time }
     }
 
     /// Pays a request from leases, if every one of its limits has one that covers it.
     pub(crate) fn spend(&self, wants: &[Want]) -> Option<Vec<Outcome>> {
-        let mut held = self.held.lock();
+        let leases = &mut self.held.lock().leases;
         let covers = |want: &Want| {
-            let lease = held.get(&want.cell).filter(|lease| lease.limit == want.limit);
-            want.cost > 0 && lease.is_some_and(|lease| lease.left(&self.time) >= want.cost)
+            let lease = leases.get(&want.cell).filter(|lease| lease.want.limit == want.limit);
+            want.cost > 0 && lease.is_some_and(|lease| lease.units(&self.time) >= want.cost)
         };
         if !wants.iter().all(covers) || repeats(wants) {
             return None;
         }
         let outcomes = wants.iter().map(|want| {
-            let lease = held.get_mut(&want.cell)?;
-            lease.spent += want.cost;
+            let lease = leases.get_mut(&want.cell)?;
+            lease.left -= in_periods(want.cost, want);
             Some(lease.outcome(&self.time).with_origin(Origin::Lease))
         });
         outcomes.collect()
     }
 
-    /// Whether to draw more for this cell now. The answer is yes to one caller until [`Leases::deposit`].
-    pub(crate) fn start_draw(&self, want: &Want) -> bool {
-        let mut held = self.held.lock();
-        if let Some(lease) = held.get_mut(&want.cell) {
-            return !std::mem::replace(&mut lease.drawing, true);
+    /// The number of a draw to be made for this cell now. There is one at a time, until [`Leases::deposit`].
+    pub(crate) fn start_draw(&self, want: &Want) -> Option<u64> {
+        let held = &mut *self.held.lock();
+        if held.leases.len() >= MAX_LEASES && !held.leases.contains_key(&want.cell) {
+            held.leases.retain(|_, lease| lease.draw.is_some() || !lease.is_spent(&self.time));
+            if held.leases.len() >= MAX_LEASES {
+                return None;
+            }
         }
-        if held.len() >= MAX_LEASES {
-            held.retain(|_, lease| lease.drawing || lease.left(&self.time) > 0);
+        let lease = held.leases.entry(want.cell).or_insert_with(|| Lease::nothing(want));
+        if lease.draw.is_some() {
+            return None;
         }
-        let room = held.len() < MAX_LEASES;
-        if room {
-            held.insert(want.cell, Lease::awaited(want));
-        }
-        room
+        held.draws += 1;
+        lease.draw = Some(held.draws);
+        lease.draw
     }
 
-    /// Ends a draw, with what it brought if anything.
-    pub(crate) fn deposit(&self, want: &Want, drawn: Option<Drawn>) {
-        let mut held = self.held.lock();
-        let Some(lease) = held.get_mut(&want.cell) else { return };
-        lease.drawing = false;
-        match drawn {
-            Some(Drawn { units, state, now, trip }) if units > 0 => {
-                // What is left of the old lease stays charged and unspent: little, since it did not cover a request.
-                *lease = Lease { drawn: units, state, now, trip, ..Lease::awaited(want) };
-                lease.drawing = false;
+    /// Ends a draw, with what it brought if anything. What it was to be added to may have been forgotten meanwhile, and
+    /// then so is this, since nobody knows whether it was drawn before or after.
+    pub(crate) fn deposit(&self, want: &Want, draw: u64, drawn: Option<Drawn>) {
+        let leases = &mut self.held.lock().leases;
+        if let Some(lease) = leases.get_mut(&want.cell).filter(|lease| lease.draw == Some(draw)) {
+            lease.draw = None;
+            match drawn.filter(|drawn| drawn.units > 0) {
+                Some(drawn) => lease.add(want, drawn),
+                None if lease.is_spent(&self.time) => drop(leases.remove(&want.cell)),
+                None => {}
             }
-            _ => drop(held.remove(&want.cell)),
         }
+        self.drawn.notify_waiters();
     }
 
     pub(crate) fn forget(&self, cell: CellId) {
-        self.held.lock().remove(&cell);
+        self.held.lock().leases.remove(&cell);
     }
 
     pub(crate) fn outstanding(&self) -> u64 {
-        self.held.lock().values().map(|lease| lease.left(&self.time)).sum()
+        self.held.lock().leases.values().map(|lease| lease.units(&self.time)).sum()
     }
 
-    /// Takes all leases away, and tells what of them can be given back within `reach` microseconds.
-    pub(crate) fn take_all(&self, reach: u64) -> Vec<Unspent> {
-        let held = std::mem::take(&mut *self.held.lock());
-        held.into_values().filter_map(|lease| lease.unspent(&self.time, reach)).collect()
+    /// Waits until nothing is being drawn.
+    pub(crate) async fn settled(&self) {
+        loop {
+            let drawn = self.drawn.notified();
+            if self.held.lock().leases.values().all(|lease| lease.draw.is_none()) {
+                return;
+            }
+            drawn.await;
+        }
+    }
+
+    /// Takes all leases away, and tells what of them can be given back.
+    pub(crate) fn take_all(&self) -> Vec<Unspent> {
+        let leases = &mut self.held.lock().leases;
+        let unspent = leases.values().filter_map(|lease| lease.unspent(&self.time)).collect();
+        leases.retain(|_, lease| {
+            lease.left = 0;
+            lease.draw.is_some()
+        });
+        unspent
     }
 }
 
 impl Lease {
-    /// Nothing yet, but on its way.
-    fn awaited(want: &Want) -> Self {
+    fn nothing(want: &Want) -> Self {
         let trip = (Instant::now(), Instant::now());
-        Self {
-            want: *want,
-            limit: want.limit,
-            drawn: 0,
-            spent: 0,
-            state: State::EMPTY,
-            now: 0,
-            trip,
-            drawing: true,
-        }
+        Self { want: *want, left: 0, state: State::EMPTY, now: 0, trip, draw: None }
+    }
+
+    /// What is left of an earlier draw stays, if it is of the same limit and window.
+    fn add(&mut self, want: &Want, drawn: Drawn) {
+        let Drawn { units, state, now, trip } = drawn;
+        let goes_on = match want.kind {
+            Kind::TokenBucket => true,
+            _ => self.state.at() == state.at(),
+        };
+        let rest = match goes_on && self.want.limit == want.limit {
+            true => self.left_at(Timestamp::from_micros(now)),
+            false => 0,
+        };
+        let left = rest + in_periods(units, want);
+        *self = Self { want: *want, left, state, now, trip, draw: None };
+    }
+
+    /// Whether not even a part of a unit is left.
+    fn is_spent(&self, time: &Time) -> bool {
+        self.left_at(time.bounds(self.now, self.trip, Instant::now()).1) == 0
     }
 
     /// Units that may be spent whatever the server's clock says, within what it can say now.
-    fn left(&self, time: &Time) -> u64 {
-        self.left_at(time.bounds(self.now, self.trip, Instant::now()).1)
+    fn units(&self, time: &Time) -> u64 {
+        self.units_at(time.bounds(self.now, self.trip, Instant::now()).1)
     }
 
-    fn left_at(&self, latest: Timestamp) -> u64 {
-        let left = self.drawn - self.spent;
+    fn units_at(&self, instant: Timestamp) -> u64 {
+        let units = self.left_at(instant) / u128::from(period_micros(&self.want.limit));
+        u64::try_from(units).unwrap_or(u64::MAX)
+    }
+
+    /// In periods of a unit.
+    fn left_at(&self, instant: Timestamp) -> u128 {
         if self.want.kind == Kind::TokenBucket {
-            let passed = latest.micros_since(Timestamp::from_micros(self.now));
-            let refilled = u128::from(passed) * u128::from(self.limit.amount());
-            let refilled = refilled.div_ceil(u128::from(period_micros(&self.limit)));
-            return left.saturating_sub(u64::try_from(refilled).unwrap_or(u64::MAX));
+            let passed = instant.micros_since(Timestamp::from_micros(self.now));
+            let refilled = u128::from(passed) * u128::from(self.want.limit.amount());
+            return self.left.saturating_sub(refilled);
         }
-        if latest < self.end() { left } else { 0 }
-    }
-
-    /// The end of the window in which the units were drawn.
-    fn end(&self) -> Timestamp {
-        self.state.at().after(self.limit.period())
+        let end = self.state.at().after(self.want.limit.period());
+        if instant < end { self.left } else { 0 }
     }
 
     fn outcome(&self, time: &Time) -> Outcome {
         let (earliest, latest) = time.bounds(self.now, self.trip, Instant::now());
-        let rest = self.limit.step(&mut self.state.clone(), earliest, 0);
-        let remaining = rest.remaining().saturating_add(self.left_at(latest));
-        Outcome::admitted(remaining.min(self.limit.capacity()), rest.reset_after())
+        let limit = &self.want.limit;
+        let rest = limit.step(&mut self.state.clone(), earliest, 0);
+        let remaining = rest.remaining().saturating_add(self.units_at(latest));
+        Outcome::admitted(remaining.min(limit.capacity()), rest.reset_after())
     }
 
-    fn unspent(self, time: &Time, reach: u64) -> Option<Unspent> {
-        let latest = time.bounds(self.now, self.trip, Instant::now()).1.as_micros();
-        let reached = Timestamp::from_micros(latest.saturating_add(reach));
-        let before = match self.want.kind {
-            Kind::TokenBucket => reached,
-            _ => self.end(),
-        };
-        let cost = match self.want.kind {
-            Kind::TokenBucket => self.left_at(reached),
-            _ => self.left_at(Timestamp::from_micros(latest)),
-        };
+    /// All that was left when it was drawn: the server knows best how much of it dwindled since.
+    fn unspent(&self, time: &Time) -> Option<Unspent> {
+        let period = u128::from(period_micros(&self.want.limit));
+        let cost = u64::try_from(self.left / period).unwrap_or(u64::MAX);
+        let part = u64::try_from(self.left % period).unwrap_or(0);
         let want = Want { cost, ..self.want };
-        (cost > 0).then_some(Unspent { want, before: before.as_micros() })
+        let earliest = time.bounds(self.now, self.trip, Instant::now()).0;
+        (self.left_at(earliest) > 0).then_some(Unspent { want, part, drawn: self.now })
     }
+}
+
+fn in_periods(units: u64, want: &Want) -> u128 {
+    u128::from(units) * u128::from(period_micros(&want.limit))
 }
 
 /// Whether a cell comes twice. One look at each lease would then not be enough.

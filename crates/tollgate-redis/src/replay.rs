@@ -132,15 +132,8 @@ impl<'a> Replay<'a> {
         let cell = run.cells[0] as usize;
         let mut wait = None;
         for &ask in &run.asks {
-            let mut granted = 0;
-            let mut outcome = Outcome::admitted(0, Duration::ZERO);
-            for _ in 0..batch.asks()[ask as usize].times {
-                outcome = self.charge(cell, want, &mut wait);
-                granted += u64::from(outcome.is_admitted());
-                if !outcome.is_admitted() {
-                    break;
-                }
-            }
+            let times = batch.asks()[ask as usize].times;
+            let (granted, outcome) = self.charge_times(cell, want, times, &mut wait);
             let answer = self.answer(run, vec![outcome]);
             answers[ask as usize] = Some(answer.map(|answer| Answer { granted, ..answer }));
         }
@@ -176,6 +169,28 @@ impl<'a> Replay<'a> {
             }
         }
         outcomes
+    }
+
+    /// As often as it fits: how often that is, and the last outcome. Many times are one step, since a draw may be for
+    /// millions of units.
+    fn charge_times(
+        &mut self,
+        cell: usize,
+        want: &Want,
+        times: u64,
+        wait: &mut Option<u64>,
+    ) -> (u64, Outcome) {
+        let free = self.replicas[cell].peek(want, self.now).remaining();
+        let granted = if times > 1 { times.min(free / want.cost.max(1)) } else { 0 };
+        if granted == times {
+            let all = Want { cost: want.cost * granted, ..*want };
+            return (granted, self.charge(cell, &all, wait));
+        }
+        if granted > 0 {
+            self.charge(cell, &Want { cost: want.cost * granted, ..*want }, wait);
+        }
+        let outcome = self.charge(cell, want, wait);
+        (granted + u64::from(outcome.is_admitted()), outcome)
     }
 
     fn charge(&mut self, cell: usize, want: &Want, wait: &mut Option<u64>) -> Outcome {

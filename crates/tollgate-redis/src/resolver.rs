@@ -1,6 +1,6 @@
 //! Which server a lane leads to.
 
-use std::{fmt, time::Duration};
+use std::{collections::HashMap, fmt, time::Duration};
 
 use parking_lot::Mutex;
 use redis::RedisError;
@@ -71,14 +71,14 @@ async fn ask(
     master: &str,
 ) -> Result<Option<(u64, Address)>, RedisError> {
     let mut link = Link::open(sentinel, access, false).await?;
-    let mut command = redis::cmd("SENTINEL");
-    command.arg("MASTER").arg(master);
-    let fields: std::collections::HashMap<String, String> =
-        command.query_async(link.connection()).await?;
-    let field = |name: &str| fields.get(name);
-    let epoch = field("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
-    let port = field("port").and_then(|port| port.parse().ok());
-    Ok(field("ip").zip(port).map(|(host, port)| (epoch, Address::Tcp(host.clone(), port))))
+    let mut commands = redis::pipe();
+    // While replicas are told of a new master, only this command names it already.
+    commands.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master);
+    commands.cmd("SENTINEL").arg("MASTER").arg(master);
+    let (address, fields): (Option<(String, u16)>, HashMap<String, String>) =
+        commands.query_async(link.connection()).await?;
+    let epoch = fields.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
+    Ok(address.map(|(host, port)| (epoch, Address::Tcp(host, port))))
 }
 
 impl fmt::Display for Resolver {

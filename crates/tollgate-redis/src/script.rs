@@ -43,7 +43,8 @@ impl Scripts {
             each: Source::new(header, script!("each.lua")),
             charge: Source::new(header, script!("charge.lua")),
             charge_full: Source::new(header_full, script!("charge.lua")),
-            amend: Source::new(header, script!("amend.lua")),
+            // It makes no keys, and what it gives back may be what is missing.
+            amend: Source::new(header_full, script!("amend.lua")),
         }
     }
 }

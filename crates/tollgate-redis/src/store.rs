@@ -17,7 +17,7 @@ use crate::{
     denials::Denials,
     job::Amend,
     lane::{Common, Lane},
-    leases::{Drawn, Leases},
+    leases::{Drawn, Leases, Unspent},
     resolver::{Resolver, Sentinels},
     stats::{Counters, RedisStats, ServerStats},
     time::Time,
@@ -135,14 +135,18 @@ impl RedisStore {
         !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
     }
 
-    /// Gives back what was drawn ahead and not spent. Without this, it comes back at the end of the period.
+    /// Gives back what was drawn ahead and not spent. Without this, it comes back at the end of the period. So does what
+    /// could not be given back, of which the error is the last.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
-        let reach = u64::try_from(self.inner.common.deadline.as_micros()).unwrap_or(u64::MAX);
-        for unspent in self.inner.leases.take_all(reach) {
-            let action = Action::Refund { before: unspent.before };
-            self.inner.amend(unspent.want, Some(action)).await?;
+        let Inner { common, leases, .. } = &*self.inner;
+        // What is still on its way would be lost to everybody.
+        drop(tokio::time::timeout(common.deadline, leases.settled()).await);
+        let mut returned = Ok(());
+        for Unspent { want, part, drawn } in leases.take_all() {
+            let amended = self.inner.amend(want, Some(Action::Return { part, drawn })).await;
+            returned = amended.map(drop).and(returned);
         }
-        Ok(())
+        returned
     }
 }
 
@@ -201,11 +205,11 @@ impl RedisStoreBuilder {
         Self { time: Time::Given(Arc::new(clock)), ..self }
     }
 
-    /// Connects, and fails if no server answers within some seconds.
+    /// Connects, and fails if no server answers within some seconds. In a cluster it is enough that one does by then.
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
         let store = self.connect_later();
         let late = tokio::time::timeout(PATIENCE, store.inner.first_connection()).await.is_err();
-        if late {
+        if late && !store.inner.lanes().iter().any(|lane| lane.is_open()) {
             let lanes = store.inner.lanes();
             let reason =
                 lanes.first().map_or("no server answered".to_owned(), |lane| lane.trouble());
@@ -293,7 +297,7 @@ impl Store for RedisStore {
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.change(charge, Some(Action::Refund { before: 0 })))
+        Box::pin(self.inner.change(charge, Some(Action::Refund)))
     }
 
     fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
@@ -337,7 +341,7 @@ impl Future for Charging<'_> {
                 }
                 Ok(Started::Asked(answer)) => *self = Self::Asked(answer),
                 Ok(Started::Apart(wants)) => {
-                    *self = Self::Apart(Box::pin(store.inner.charge_apart(wants, id)));
+                    *self = Self::Apart(Box::pin(store.inner.charge_apart(wants)));
                 }
                 Err(error) => {
                     *self = Self::Done;
@@ -374,8 +378,8 @@ impl Inner {
         let names = &self.common.names;
         let wants =
             charges.iter().map(|charge| names.want(charge)).collect::<Result<Wants, _>>()?;
-        if contradicts_itself(&wants) {
-            let problem = "one request puts two amounts on the same state: give them other periods or policies";
+        if contradict(&wants) {
+            let problem = "one key under two amounts in one request; charge it twice instead";
             return Err(StoreError::Unsupported(problem.to_owned()));
         }
         if id.is_none()
@@ -384,7 +388,14 @@ impl Inner {
             return Ok(Started::Answered(outcomes));
         }
         if matches!(self.servers, Topology::Cluster(_)) && !is_together(&wants) {
-            return Ok(Started::Apart(wants));
+            // What was charged in one slot and given back because of another would look charged when asked again.
+            return match id {
+                Some(_) => Err(StoreError::Unsupported(
+                    "a request with an id needs all of its keys in one slot; give its policies a tag"
+                        .to_owned(),
+                )),
+                None => Ok(Started::Apart(wants)),
+            };
         }
         self.draw(charges, &wants);
         self.send(wants, 1, id).map(Started::Asked)
@@ -441,11 +452,7 @@ impl Inner {
 
     /// All or nothing over several servers, the weaker way: charge one after the other, and give back what was charged
     /// if a later one denies. In between, others may be denied what is then given back.
-    async fn charge_apart(
-        &self,
-        wants: Wants,
-        id: Option<&[u8]>,
-    ) -> Result<Vec<Outcome>, StoreError> {
+    async fn charge_apart(&self, wants: Wants) -> Result<Vec<Outcome>, StoreError> {
         let mut outcomes = vec![None; wants.len()];
         let mut charged: Vec<usize> = Vec::new();
         let groups = groups(&wants);
@@ -453,8 +460,7 @@ impl Inner {
         for group in &groups {
             let part: Wants = group.iter().map(|&place| wants[place]).collect();
             // Once denied, the others are only asked what they would say.
-            let (times, id) = if denied { (0, None) } else { (1, id) };
-            let answers = match self.ask(part, times, id).await {
+            let answers = match self.ask(part, u64::from(!denied), None).await {
                 Ok(answer) => answer.outcomes,
                 Err(error) => {
                     self.give_back(&wants, &charged).await;
@@ -490,7 +496,7 @@ impl Inner {
             let want = wants[place];
             let action = match want.kind {
                 Kind::Concurrency => Action::Release,
-                _ => Action::Refund { before: 0 },
+                _ => Action::Refund,
             };
             drop(self.amend(want, Some(action)).await);
         }
@@ -499,21 +505,26 @@ impl Inner {
     /// Draws units ahead for limits that allow it, along with the request that found none left.
     fn draw(self: &Arc<Self>, charges: &[Charge<'_>], wants: &[Want]) {
         for (charge, want) in charges.iter().zip(wants) {
-            if charge.lease > 0 && want.cost > 0 && self.leases.start_draw(want) {
-                let draw = self.clone().draw_one(Want { cost: 1, ..*want }, charge.lease);
-                self.runtime.spawn(draw);
+            if charge.lease > 0
+                && want.cost > 0
+                && want.kind.is_string()
+                && let Some(draw) = self.leases.start_draw(want)
+            {
+                let want = Want { cost: 1, ..*want };
+                let units = charge.lease.min(want.limit.capacity());
+                self.runtime.spawn(self.clone().draw_one(want, draw, units));
             }
         }
     }
 
-    async fn draw_one(self: Arc<Self>, want: Want, units: u64) {
+    async fn draw_one(self: Arc<Self>, want: Want, draw: u64, units: u64) {
         let asked = Instant::now();
         let answer = self.ask(SmallVec::from_elem(want, 1), units, None).await;
         let drawn = answer.ok().and_then(|answer| {
             let trip = (asked, Instant::now());
             Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })
         });
-        self.leases.deposit(&want, drawn);
+        self.leases.deposit(&want, draw, drawn);
     }
 
     async fn change(&self, charge: &Charge<'_>, action: Option<Action>) -> Result<(), StoreError> {
@@ -522,14 +533,15 @@ impl Inner {
     }
 
     async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {
-        if action.is_none() {
-            self.leases.forget(want.cell);
-        }
         let lane = self.lane(&want)?;
         let (answer, answered) = oneshot::channel();
         lane.amend(Amend { want, action, since: Instant::now(), answer })?;
         let amended = answered.await.unwrap_or_else(|_| Err(gone()));
+        // What was learnt or drawn up to now may have been so before.
         self.common.denials.forget(want.cell);
+        if action.is_none() {
+            self.leases.forget(want.cell);
+        }
         amended
     }
 
@@ -563,6 +575,9 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.lanes().iter().for_each(|lane| lane.end());
+        if let Topology::Cluster(cluster) = &self.servers {
+            cluster.refresh_soon();
+        }
     }
 }
 
@@ -570,14 +585,14 @@ fn gone() -> StoreError {
     StoreError::Unavailable("the runtime of the store has ended".to_owned())
 }
 
-/// Whether the same cell comes twice, with limits that differ.
-fn contradicts_itself(wants: &[Want]) -> bool {
-    let differs = |a: &Want, b: &Want| a.cell == b.cell && a.limit != b.limit;
-    wants.iter().enumerate().any(|(place, want)| wants[..place].iter().any(|b| differs(want, b)))
-}
-
 fn is_together(wants: &[Want]) -> bool {
     wants.windows(2).all(|pair| pair[0].cell.slot() == pair[1].cell.slot())
+}
+
+/// Whether a cell comes twice, with different limits: one of them would be decided by the other's.
+fn contradict(wants: &[Want]) -> bool {
+    let same = |a: &Want, b: &Want| a.cell != b.cell || a.limit == b.limit;
+    wants.iter().enumerate().any(|(place, a)| !wants[..place].iter().all(|b| same(a, b)))
 }
 
 /// The places of wants that share a slot. Those on which nothing depends come last.

@@ -29,8 +29,11 @@ pub(crate) struct Program {
 /// What to do to one cell besides charging it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Gives the cost back, unless the server's time has reached this instant (0: any time is right).
-    Refund { before: u64 },
+    /// Gives the cost back.
+    Refund,
+    /// Gives back the cost and as much of one more unit as `part` of the period, as far as all this is still charged:
+    /// it was drawn ahead at this instant.
+    Return { part: u64, drawn: u64 },
     /// Ends a permit.
     Release,
     /// Starts the life of a permit anew.
@@ -92,13 +95,14 @@ impl Program {
 
 /// The program of the script that amends one cell.
 pub(crate) fn amendment(want: &Want, action: Action, settings: Settings) -> Vec<u8> {
-    let (action, before) = match action {
-        Action::Refund { before } => (0, before),
-        Action::Release => (1, 0),
-        Action::Renew => (2, 0),
+    let (action, part, drawn) = match action {
+        Action::Refund => (0, 0, 0),
+        Action::Return { part, drawn } => (0, part, drawn),
+        Action::Release => (1, 0, 0),
+        Action::Renew => (2, 0, 0),
     };
-    let mut words = Words(Vec::with_capacity(80));
-    words.push([settings.now, settings.slack, action, want.cost, before, want.permit]);
+    let mut words = Words(Vec::with_capacity(88));
+    words.push([settings.now, settings.slack, action, want.cost, part, drawn, want.permit]);
     words.limit(want.kind, &want.limit);
     words.0
 }

@@ -7,12 +7,10 @@
 local REFUND, RELEASE, RENEW = 0, 1, 2
 
 local key = KEYS[1]
-local given, slack, action, cost, deadline, permit, kind, amount, capacity, period =
-  unpack('<I8I8I8I8I8c8I8I8I8I8', ARGV[1])
+local given, slack, action, cost, part, drawn, permit, kind, amount, capacity, period =
+  unpack('<I8I8I8I8I8I8c8I8I8I8I8', ARGV[1])
 
 set_now(given)
--- What is given back must come from the same window in which it was taken.
-if deadline > 0 and now >= deadline then return 0 end
 
 local function member(unit)
   return permit .. pack('>I4', unit)
@@ -68,14 +66,25 @@ local before, a, b = unpack('<I8I8I8', value)
 local at
 at, a, b = move(kind, amount, capacity, period, before, a, b)
 if kind == TOKEN_BUCKET then
-  if cost > a then b = 0 end
-  a = math.max(a - cost, 0)
+  if drawn > 0 then
+    -- The bucket has filled up since, and that much of what was drawn is no longer charged.
+    local whole, rest = muldiv(math.max(now - drawn, 0), amount, period)
+    cost, part = cost - whole, part - rest
+    if part < 0 then cost, part = cost - 1, part + period end
+    if cost < 0 then return 0 end
+  end
+  a, b = a - cost, b - part
+  if b < 0 then a, b = a - 1, b + period end
+  if a < 0 then a, b = 0, 0 end
+elseif drawn > 0 and drawn - drawn % period ~= now - now % period then
+  -- It was drawn in a window that is over.
+  return 0
 else
   -- From this window first: what is given back was most likely charged a moment ago.
   local from_this = math.min(cost, a)
   a, b = a - from_this, math.max(b - (cost - from_this), 0)
 end
-if a + b > 0 and amount > 0 then
+if a + b > 0 then
   write(key, slack, kind, amount, period, before, at, a, b)
 else
   call('DEL', key)

@@ -32,7 +32,8 @@ for index = 1, size do
 end
 
 if strings > 0 then
-  local values = strings == 1 and { redis.pcall('GET', KEYS[1]) } or call('MGET', spread(KEYS, 1, strings))
+  -- Not GET, even for one: it would fail for a foreign value, and with it the whole batch.
+  local values = call('MGET', spread(KEYS, 1, strings))
   local absent = {}
   for index = 1, strings do
     if not values[index] then absent[#absent + 1] = KEYS[index] end
@@ -84,7 +85,7 @@ if size > strings then
 
   local function open_log(cell, key)
     local value = redis.pcall('LINDEX', key, -1)
-    if type(value) == 'table' or value and #value ~= 24 then return end
+    if type(value) == 'table' or value and #value ~= 24 or not value and create == 0 then return end
     cell.taken, cell.free, cell.reset = 0, cell.amount, 0
     if not value then return end
     if unpack('<I8', value) > now then rebase_log(key) end
@@ -101,7 +102,7 @@ if size > strings then
   -- Permits are a sorted set by the instant they were taken, a member for each unit.
   local function open_permits(cell, key)
     local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
-    if newest.err then return end
+    if newest.err or #newest == 0 and create == 0 then return end
     cell.taken, cell.free, cell.reset, cell.past, cell.held, cell.permits = 0, cell.amount, 0, 0, 0, {}
     if #newest == 0 then return end
     local instant = tonumber(newest[2])

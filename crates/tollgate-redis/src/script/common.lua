@@ -82,7 +82,9 @@ end
 -- no harm for being there too long. In a window that has not changed since it was written, it lives on as it was told.
 local function write(key, slack, kind, amount, period, before, at, a, b)
   local value, life = pack('<I8I8I8', at, a, b), nil
-  if kind == TOKEN_BUCKET then
+  if amount == 0 then
+    life = 2 * period
+  elseif kind == TOKEN_BUCKET then
     life = (a + 1) * (period / amount)
   elseif at == before then
     return call('SET', key, value, 'KEEPTTL')

@@ -53,3 +53,9 @@ pub(crate) fn runtime() -> Runtime {
 pub(crate) fn is_long() -> bool {
     std::env::var("TOLLGATE_LONG").is_ok()
 }
+
+/// Where tasks are to run at the same time, not only in turns.
+pub(crate) fn two_threads() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().unwrap()
+}
