@@ -1,3 +1,5 @@
+mod counters;
+
 use std::{
     future::Future,
     pin::Pin,
@@ -13,10 +15,11 @@ use tollgate::{Answer, Charge, Clock, Detached, Store, StoreError, algorithm::Ou
 use crate::{
     batch::{self, Ask},
     cell::{Kind, Names, Want},
-    cluster::Cluster,
+    cluster::{Cluster, NO_SERVER},
     denials::Denials,
     job::Amend,
     lane::{Common, Lane},
+    layout::{self, Layout},
     leases::{Drawn, Leases},
     resolver::{Resolver, Sentinels},
     stats::{Counters, RedisStats, ServerStats},
@@ -71,6 +74,7 @@ pub struct RedisStoreBuilder {
     deny_cache_for: Duration,
     once: Duration,
     time: Time,
+    layout: Layout,
 }
 
 /// Why there is no store.
@@ -160,6 +164,7 @@ impl RedisStoreBuilder {
             deny_cache_for: Duration::from_secs(1),
             once: Duration::from_secs(10),
             time: Time::Server,
+            layout: Layout::native(),
         }
     }
 
@@ -196,6 +201,12 @@ impl RedisStoreBuilder {
         Self { once: time, ..self }
     }
 
+    /// Where counters are and how they count: [`Layout::native`] unless said. With any other, [`prefix`](Self::prefix),
+    /// [`secret`](Self::secret) and [`remember_ids_for`](Self::remember_ids_for) mean nothing.
+    pub fn layout(self, layout: impl Into<Layout>) -> Self {
+        Self { layout: layout.into(), ..self }
+    }
+
     /// Goes by this clock instead of the server's: for tests, since several processes never agree on the time.
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { time: Time::Given(Arc::new(clock)), ..self }
@@ -221,7 +232,10 @@ impl RedisStoreBuilder {
     ///
     /// Outside a Tokio runtime.
     pub fn connect_later(self) -> RedisStore {
+        let rules = self.layout.rules().cloned();
+        let counters = rules.map(|rules| layout::Counters::new(rules, self.time.clone()));
         let common = Arc::new(Common {
+            layout: counters.map(Arc::new),
             names: Names::new(&self.prefix, &self.secret),
             deadline: self.deadline,
             once: self.once,
@@ -281,7 +295,7 @@ async fn follow(lane: std::sync::Weak<Lane>) {
 
 impl Store for RedisStore {
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        Box::pin(Charging::Start { store: self, charges, id: None })
+        self.charging(charges, None)
     }
 
     fn charge_once<'a>(
@@ -289,7 +303,7 @@ impl Store for RedisStore {
         id: &'a [u8],
         charges: &'a [Charge<'a>],
     ) -> Answer<'a, Vec<Outcome>> {
-        Box::pin(Charging::Start { store: self, charges, id: Some(id) })
+        self.charging(charges, Some(id))
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
@@ -306,6 +320,9 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
         Box::pin(async move {
+            if self.inner.common.layout.is_some() {
+                return Err(counters::no_permits());
+            }
             let want = self.inner.common.names.want(charge)?;
             self.inner.amend(want, Some(Action::Renew)).await
         })
@@ -313,6 +330,19 @@ impl Store for RedisStore {
 
     fn detach(&self, work: Detached) {
         self.inner.runtime.spawn(work);
+    }
+}
+
+impl RedisStore {
+    fn charging<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        id: Option<&'a [u8]>,
+    ) -> Answer<'a, Vec<Outcome>> {
+        match &self.inner.common.layout {
+            None => Box::pin(Charging::Start { store: self, charges, id }),
+            Some(counters) => Box::pin(self.inner.charge_counters(counters, charges, id)),
+        }
     }
 }
 
@@ -429,13 +459,15 @@ impl Inner {
     }
 
     fn lane(&self, want: &Want) -> Result<Arc<Lane>, StoreError> {
+        self.lane_of(|| want.cell.slot())
+    }
+
+    fn lane_of(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Lane>, StoreError> {
         match &self.servers {
             Topology::One(lane) => Ok(lane.clone()),
-            Topology::Cluster(cluster) => cluster.of_slot(want.cell.slot()).ok_or_else(|| {
-                StoreError::Unavailable(
-                    "no server of the cluster is known to have the slot".to_owned(),
-                )
-            }),
+            Topology::Cluster(cluster) => {
+                cluster.of_slot(slot()).ok_or_else(|| StoreError::Unavailable(NO_SERVER.to_owned()))
+            }
         }
     }
 
@@ -517,6 +549,9 @@ impl Inner {
     }
 
     async fn change(&self, charge: &Charge<'_>, action: Option<Action>) -> Result<(), StoreError> {
+        if let Some(counters) = &self.common.layout {
+            return self.change_counter(counters, charge, action).await;
+        }
         let want = self.common.names.want(charge)?;
         self.amend(want, action).await.map(drop)
     }
