@@ -89,6 +89,7 @@ impl Batch {
     }
 
     /// Takes a request in, or hands it back if it has to travel with the next batch.
+    #[expect(clippy::result_large_err, reason = "a request is handed back once in a batch")]
     pub(crate) fn add(&mut self, ask: Ask) -> Result<(), Ask> {
         if !self.has_room_for(&ask) {
             return Err(ask);

@@ -346,9 +346,17 @@ impl Lane {
         }
     }
 
+    fn is_late(&self, job: &Job) -> bool {
+        job.since().is_some_and(|since| since.elapsed() > self.common.deadline)
+    }
+
     /// Sends a job whose key has changed to the server that has the key; gives it back if that is this one.
     fn pass_on(&self, job: Job) -> Option<Job> {
         let Some(cluster) = self.cluster.upgrade() else { return Some(job) };
+        if self.is_late(&job) {
+            job.fail(|| StoreError::TimedOut);
+            return None;
+        }
         match job.slot().and_then(|slot| cluster.of_slot(slot)) {
             Some(lane) if std::ptr::eq(&*lane, self) => return Some(job),
             Some(lane) => lane.send(job),
@@ -360,7 +368,7 @@ impl Lane {
     /// Sends a job on to the server that a cluster says has its slot.
     fn redirect(&self, mut job: Job, redirect: Redirect) {
         self.common.counters.redirects.add(1);
-        let late = job.since().is_some_and(|since| since.elapsed() > self.common.deadline);
+        let late = self.is_late(&job);
         let Some(cluster) = self.cluster.upgrade().filter(|_| !late) else {
             let reason = match self.cluster.strong_count() {
                 0 => "the server is part of a cluster: write redis+cluster:// in its address",

@@ -265,3 +265,110 @@ impl Log {
         Outcome::denied(remaining, self.room, self.empty)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+    use tollgate::{Charge, Key};
+
+    use super::*;
+    use crate::{Layout, cell::Names, time::Time};
+
+    type Answers = Vec<oneshot::Receiver<Result<Outcome, StoreError>>>;
+
+    const MINUTE: u64 = 60_000_000;
+
+    fn notes(layout: Layout, limit: &str, acts: &[Act]) -> (Arc<Counters>, Vec<Note>, Answers) {
+        let rules = layout.rules().unwrap().clone();
+        let counters = Arc::new(Counters::new(rules, Time::Server));
+        counters.saw(100 * MINUTE, Instant::now());
+        let note = |&act: &Act| {
+            "a".with(|key| {
+                let charge = Charge::new("api".parse().unwrap(), key, limit.parse().unwrap());
+                let spot = counters.spot(&Names::new("", b""), &charge).unwrap();
+                counters.note(spot, act)
+            })
+        };
+        let (notes, answers) = acts.iter().map(note).unzip();
+        (counters, notes, answers)
+    }
+
+    fn outcomes(answers: Answers) -> Vec<(bool, u64)> {
+        let outcome = |mut answer: oneshot::Receiver<Result<Outcome, StoreError>>| {
+            let outcome = answer.try_recv().unwrap().unwrap();
+            (outcome.is_admitted(), outcome.remaining())
+        };
+        answers.into_iter().map(outcome).collect()
+    }
+
+    #[test]
+    fn every_request_in_a_window_gets_its_own_count() {
+        let acts = [1, 3, 0, 2, 1, 0].map(Act::Charge);
+        let (counters, notes, answers) = notes(Layout::rlaas(), "9/minute", &acts);
+        let [tally] = <[Tally; 1]>::try_from(gather(&counters, notes)).unwrap();
+        assert_eq!(tally.units(), 7);
+        let now = (100 * MINUTE + 15_000_000) as i64;
+        let mut learnt = None;
+        let told = tally.finish(&[now, 3], Instant::now(), |_, known| learnt = Some(known));
+        assert!(matches!(told, Told::Settled));
+        let expected = [(true, 5), (true, 2), (true, 2), (true, 0), (false, 0), (false, 0)];
+        assert_eq!(outcomes(answers), expected);
+        assert!(learnt.unwrap().denied);
+    }
+
+    #[test]
+    fn a_refund_keeps_its_place() {
+        let acts = [Act::Charge(1), Act::Refund(1), Act::Charge(1), Act::Charge(1), Act::Reset];
+        let (counters, notes, _answers) = notes(Layout::rlaas(), "9/minute", &acts);
+        let lengths: Vec<usize> = gather(&counters, notes).iter().map(Tally::len).collect();
+        assert_eq!(lengths, [1, 1, 2, 1]);
+    }
+
+    #[test]
+    fn only_equals_share_a_call_to_a_log() {
+        let acts = [1, 1, 2, 2, 0, 0].map(Act::Charge);
+        let (counters, notes, _answers) =
+            notes(Layout::unix_time_log(), "9/minute sliding-log", &acts);
+        let lengths: Vec<usize> = gather(&counters, notes).iter().map(Tally::len).collect();
+        assert_eq!(lengths, [2, 2, 1, 1]);
+    }
+
+    #[test]
+    fn a_log_admits_as_many_as_fit() {
+        let acts = [Act::Charge(2); 4];
+        let (counters, notes, answers) = notes(Layout::rlaas_log(), "9/minute sliding-log", &acts);
+        let [tally] = <[Tally; 1]>::try_from(gather(&counters, notes)).unwrap();
+        let now = (100 * MINUTE) as i64;
+        tally.finish(&[now, 5, 2, now + 7, now + 9], Instant::now(), |_, _| {});
+        assert_eq!(outcomes(answers), [(true, 3), (true, 1), (false, 1), (false, 1)]);
+    }
+
+    #[test]
+    fn a_wrong_window_is_corrected() {
+        let (counters, notes, _answers) = notes(Layout::rlaas(), "9/minute", &[Act::Charge(1)]);
+        let [tally] = <[Tally; 1]>::try_from(gather(&counters, notes)).unwrap();
+        assert_eq!(tally.name(), b"rlaas:rate_limit:a:100");
+        let now = (101 * MINUTE + 5) as i64;
+        let told = tally.finish(&[now], Instant::now(), |_, _| panic!("nothing is known"));
+        let Told::Missed(tally) = told else { panic!("{told:?}") };
+        assert_eq!(tally.name(), b"rlaas:rate_limit:a:101");
+        let (next, _) = counters.note(tally.notes[0].spot.clone(), Act::Charge(1));
+        assert_eq!(next.window, 101 * MINUTE, "the next one guesses better");
+    }
+
+    #[test]
+    fn servers_that_disagree_are_not_asked_for_ever() {
+        let (counters, notes, _answers) = notes(Layout::rlaas(), "9/minute", &[Act::Charge(1)]);
+        let [mut tally] = <[Tally; 1]>::try_from(gather(&counters, notes)).unwrap();
+        let settings = Settings { now: 0, slack: 0, once: 0, create: true };
+        for now in [101 * MINUTE, 101 * MINUTE - 1] {
+            let told = tally.finish(&[now as i64], Instant::now(), |_, _| {});
+            let Told::Missed(missed) = told else { panic!("{told:?}") };
+            tally = missed;
+        }
+        assert_eq!(tally.window, 101 * MINUTE, "the latest time holds");
+        let command = tally.command(redis::cmd("EVALSHA"), settings).get_packed_command();
+        let given = (101 * MINUTE + 1).to_le_bytes();
+        assert!(command.windows(8).any(|bytes| bytes == given), "and is told to the script");
+    }
+}

@@ -1,4 +1,5 @@
 //! Tests of the store on real servers.
+#![allow(clippy::unwrap_used, reason = "tests tell by panicking")]
 
 #![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails the test")]
 
