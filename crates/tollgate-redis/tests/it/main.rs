@@ -9,3 +9,5 @@ mod conformance;
 mod connections;
 mod doctor;
 mod kit;
+mod layouts;
+mod others;
