@@ -2,11 +2,14 @@
 //!
 //! Where they would read the clock of their machine they read that of the server, which is the same machine here.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use tollgate::{Algorithm, Limit};
 use tollgate_redis::Layout;
-use tollgate_testkit::servers::{Client, Reply};
+use tollgate_testkit::servers::{Client, Cluster, Reply, Server};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Other {
@@ -139,6 +142,44 @@ impl Other {
                 log(client, &name, budget, [now / 1_000_000, budget.seconds], &life)
             }
         }
+    }
+}
+
+/// Servers as the other limiter and the test see them.
+pub(crate) enum Servers<'a> {
+    One(Client),
+    /// With the place of each slot that was asked for.
+    Cluster(&'a Cluster, Vec<Client>, BTreeMap<u16, usize>),
+}
+
+impl<'a> Servers<'a> {
+    pub(crate) fn one(server: &Server) -> Self {
+        Self::One(server.connect().unwrap())
+    }
+
+    pub(crate) fn cluster(cluster: &'a Cluster) -> Self {
+        let clients = cluster.nodes().iter().map(|node| node.connect().unwrap()).collect();
+        Self::Cluster(cluster, clients, BTreeMap::new())
+    }
+
+    /// A connection to the one that has a key.
+    pub(crate) fn of(&mut self, name: &str) -> &mut Client {
+        match self {
+            Self::One(client) => client,
+            Self::Cluster(cluster, clients, places) => {
+                let slot = Cluster::slot_of(name.as_bytes());
+                &mut clients[*places.entry(slot).or_insert_with(|| cluster.owner(slot))]
+            }
+        }
+    }
+
+    pub(crate) fn micros(&mut self) -> u64 {
+        micros(self.of(""))
+    }
+
+    pub(crate) fn check(&mut self, other: Other, budget: &Budget) -> bool {
+        let name = other.name(budget, self.micros());
+        other.check(self.of(&name), budget)
     }
 }
 
