@@ -143,11 +143,8 @@ impl Names {
     /// What a counter of another limiter is known by here.
     pub(crate) fn spot(&self, key: &[u8], period: u64) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        hasher.update(&period.to_le_bytes());
-        hasher.update(key);
-        let mut digest = [0; 16];
-        hasher.finalize_xof().fill(&mut digest);
-        CellId { tag: 0, digest: u128::from_le_bytes(digest) }
+        hasher.update(b"spot").update(&period.to_le_bytes()).update(key);
+        CellId { tag: 0, digest: halves(first_half(&hasher.finalize())) }
     }
 
     /// Where the answer to the request with this id is remembered: beside the cell.

@@ -461,7 +461,7 @@ fn come_late(servers: &mut Servers<'_>, nodes: &[Server], url: &str) {
     let mut late = 0;
     for user in 0..20 {
         budget.key = format!("user-{user}");
-        let before = ours.store.stats().calls;
+        let before = ours.store.stats().trips;
         let sent_in = window(clock.now());
         nodes.iter().for_each(Server::pause);
         let outcome = std::thread::scope(|scope| {
@@ -478,8 +478,8 @@ fn come_late(servers: &mut Servers<'_>, nodes: &[Server], url: &str) {
             count => count.int(),
         };
         // It may have been sent after the end of the window, or counted just before another one.
-        let calls = ours.store.stats().calls - before;
-        if calls == 2 && now / 1_000_000 == sent_in + 1 {
+        let trips = ours.store.stats().trips - before;
+        if trips == 2 && now / 1_000_000 == sent_in + 1 {
             assert_eq!((count(&old), count(&new), outcome.remaining()), (0, 1, 8));
             late += 1;
         }
