@@ -1,16 +1,13 @@
+mod charging;
 mod counters;
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 use tollgate::{Answer, Charge, Clock, Detached, Store, StoreError, algorithm::Outcome};
+
+use charging::{Charging, Started};
 
 use crate::{
     batch::{self, Ask},
@@ -344,53 +341,6 @@ impl RedisStore {
             Some(counters) => Box::pin(self.inner.charge_counters(counters, charges, id)),
         }
     }
-}
-
-/// A charge on its way. By hand, because an `async` block would reserve room for the rare cases in the common one, and
-/// every request would copy it.
-enum Charging<'a> {
-    Start { store: &'a RedisStore, charges: &'a [Charge<'a>], id: Option<&'a [u8]> },
-    Asked(oneshot::Receiver<batch::Answered>),
-    Apart(Answer<'a, Vec<Outcome>>),
-    Done,
-}
-
-impl Future for Charging<'_> {
-    type Output = Result<Vec<Outcome>, StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Self::Start { store, charges, id } = *self {
-            match store.inner.start(charges, id) {
-                Ok(Started::Answered(outcomes)) => {
-                    *self = Self::Done;
-                    return Poll::Ready(Ok(outcomes));
-                }
-                Ok(Started::Asked(answer)) => *self = Self::Asked(answer),
-                Ok(Started::Apart(wants)) => {
-                    *self = Self::Apart(Box::pin(store.inner.charge_apart(wants, id)));
-                }
-                Err(error) => {
-                    *self = Self::Done;
-                    return Poll::Ready(Err(error));
-                }
-            }
-        }
-        match &mut *self {
-            Self::Asked(answer) => Pin::new(answer)
-                .poll(context)
-                .map(|answer| answer.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes)),
-            Self::Apart(answer) => answer.as_mut().poll(context),
-            Self::Start { .. } | Self::Done => Poll::Ready(Err(gone())),
-        }
-    }
-}
-
-/// What became of a charge at once.
-enum Started {
-    Answered(Vec<Outcome>),
-    Asked(oneshot::Receiver<batch::Answered>),
-    /// Its cells are on several servers.
-    Apart(Wants),
 }
 
 type Wants = SmallVec<[Want; 1]>;
