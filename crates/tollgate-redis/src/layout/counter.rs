@@ -23,8 +23,8 @@ use crate::{
 pub(crate) struct Counters {
     rules: Arc<Rules>,
     time: Time,
-    /// The server's time when it was last seen, and when the question was sent: what is sent later finds that much later
-    /// a time.
+    /// The server's time when it was last seen, and when the question was sent: what is sent later finds a time that
+    /// much later.
     seen: Mutex<(u64, Instant)>,
     /// Names entries of logs so that no two are the same: of which store, and of which call.
     store: u128,
@@ -203,12 +203,13 @@ mod tests {
         };
         assert_eq!(
             refused(Layout::rlaas(), "5/minute token-bucket"),
-            "the layout `rlaas:rate_limit:{key}:{window}` counts by fixed-window, and `5/minute token-bucket` does not: \
-             write fixed-window as its algorithm"
+            "the layout `rlaas:rate_limit:{key}:{window}` counts by fixed-window, and \
+             `5/minute token-bucket` does not: write fixed-window as its algorithm"
         );
         assert_eq!(
             refused(Layout::unix_time(), "5/1500ms"),
-            "the layout `rl:{key}:{window}` knows whole seconds only: write a period such as 2s instead of `5/1500ms`"
+            "the layout `rl:{key}:{window}` knows whole seconds only: \
+             write a period such as 2s instead of `5/1500ms`"
         );
         assert!(refused(Layout::unix_time_log(), "5/minute").contains("write sliding-log"));
         let seconds = Layout::template("{key}:{window_start}").unwrap().into();

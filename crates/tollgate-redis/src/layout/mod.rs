@@ -15,8 +15,8 @@ use template::{Name, Piece};
 
 /// Where counters are in the server, and how they count.
 ///
-/// [`Layout::native`] is Tollgate's own and the default. All others are those of limiters that are already running: with
-/// one of them Tollgate and that limiter charge the same counters at the same time, and see one count.
+/// [`Layout::native`] is Tollgate's own and the default. All others are those of limiters that are already running:
+/// with one of them Tollgate and that limiter charge the same counters at the same time, and see one count.
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,10 +36,10 @@ use template::{Name, Piece};
 ///   their periods. Give each policy a store with a layout of its own, or have the key tell them apart.
 /// - **Keys are not hashed.** Whoever chooses a key with a `:` in it may spell the name of another's counter, and with
 ///   braces he chooses its slot in a cluster. Let keys be checked before they come here.
-/// - Each layout fits one algorithm, `fixed-window` or `sliding-log`, and most of them only periods of whole seconds. Any
-///   other limit is [unsupported](StoreError::Unsupported); so are leases and requests with an id.
-/// - In a fixed window a denied request is counted too, as the other limiter does, unless the deny cache answers it. In a
-///   log it is not.
+/// - Each layout fits one algorithm, `fixed-window` or `sliding-log`, and most of them only periods of whole seconds.
+///   Any other limit is [unsupported](StoreError::Unsupported); so are leases and requests with an id.
+/// - In a fixed window a denied request is counted too, as the other limiter does, unless the deny cache answers it.
+///   In a log it is not.
 /// - The limits of one request are charged one after the other, in one trip where they are on one server. What one of
 ///   them denies, the others have counted: there is no all or nothing.
 /// - Time is the server's. A counter and its life are changed in one step, so none stays for ever; one that the other
@@ -119,8 +119,8 @@ impl Layout {
 
     /// The fixed window of the Unix-time reference: `rl:{key}:{window}`.
     ///
-    /// It asks for a life of one window and a small slack without saying how much: assumed is one second, from the first
-    /// request.
+    /// It asks for a life of one window and a small slack without saying how much: assumed is one second, from the
+    /// first request.
     pub fn unix_time() -> Self {
         let life = Life { slack: SECOND, ..Life::ONCE };
         Self::seconds("rl:", Piece::Window, life)
@@ -150,8 +150,8 @@ impl Layout {
     /// | `{window_start}` | the start of the window in Unix seconds; periods have to be whole seconds |
     /// | `{window_start_ms}` | the same in milliseconds |
     ///
-    /// A brace that is part of the name is written twice: `rl:{{{key}}}:{window}` keeps all windows of a key in one slot
-    /// of a cluster.
+    /// A brace that is part of the name is written twice: `rl:{{{key}}}:{window}` keeps all windows of a key in one
+    /// slot of a cluster.
     ///
     /// # Errors
     ///
