@@ -140,6 +140,13 @@ impl Names {
         Name { names: self, cell }
     }
 
+    /// What a counter of another limiter is known by here.
+    pub(crate) fn spot(&self, key: &[u8], period: u64) -> CellId {
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        hasher.update(b"spot").update(&period.to_le_bytes()).update(key);
+        CellId { tag: 0, digest: halves(first_half(&hasher.finalize())) }
+    }
+
     /// Where the answer to the request with this id is remembered: beside the cell.
     pub(crate) fn answer(&self, id: &[u8], beside: CellId) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
@@ -200,6 +207,17 @@ fn spell<const LENGTH: usize>(mut number: u128) -> [u8; LENGTH] {
         number /= 64;
         digit
     })
+}
+
+/// The slot of any name: of what is between its first braces, if anything is, or of all of it.
+pub(crate) fn slot_of(name: &[u8]) -> u16 {
+    let tag = || {
+        let open = name.iter().position(|&byte| byte == b'{')?;
+        let rest = &name[open + 1..];
+        let close = rest.iter().position(|&byte| byte == b'}')?;
+        Some(&rest[..close]).filter(|tag| !tag.is_empty())
+    };
+    crc16(tag().unwrap_or(name)) % SLOTS
 }
 
 /// The checksum by which a cluster places hash tags (CRC-16/XMODEM).
@@ -263,5 +281,10 @@ mod tests {
     #[test]
     fn slots_are_those_of_the_server() {
         assert_eq!(crc16(b"123456789"), 0x31c3);
+        for tagged in [b"foo".as_slice(), b"{foo}.bar", b"a{foo}{bar}"] {
+            assert_eq!(slot_of(tagged), 12_182);
+        }
+        assert_eq!(slot_of(b"foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
+        assert_eq!(slot_of(b"foo{{bar}}"), slot_of(b"{bar"));
     }
 }

@@ -39,6 +39,9 @@ const REFRESH: Duration = Duration::from_secs(10);
 /// And not more often than this if something has.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Said where nobody is known to have a slot.
+pub(crate) const NO_SERVER: &str = "no server of the cluster is known to have the slot";
+
 impl Cluster {
     pub(crate) fn new(seeds: Vec<Address>, access: Access, common: Arc<Common>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {

@@ -7,6 +7,7 @@ use tollgate::StoreError;
 use crate::{
     batch::Batch,
     cell::{Names, Want},
+    layout::{Tally, Told},
     replay::Known,
     script::{Scripts, Source},
     wire::{Action, Program, Settings, amendment},
@@ -28,6 +29,7 @@ pub(crate) struct Job {
 pub(crate) enum Work {
     Batch(Batch),
     Amend(Amend),
+    Tally(Tally),
 }
 
 /// A change to one cell other than a charge.
@@ -47,6 +49,8 @@ pub(crate) enum Next {
     Done,
     /// Nothing ran: it can be sent again as it now is.
     Again(Job),
+    /// Nothing ran: it has another key now, which may be elsewhere.
+    Renamed(Job),
     /// Nothing ran: it belongs elsewhere.
     Elsewhere(Job, Redirect),
     /// Nothing ran: the server cannot take it, and its connection had better be made anew.
@@ -73,6 +77,7 @@ impl Job {
         match &self.work {
             Work::Batch(batch) => batch.since(),
             Work::Amend(amend) => Some(amend.since),
+            Work::Tally(tally) => tally.since(),
         }
     }
 
@@ -80,6 +85,7 @@ impl Job {
         match &self.work {
             Work::Batch(batch) => batch.cells().first().map(|cell| cell.id.slot()),
             Work::Amend(amend) => Some(amend.want.cell.slot()),
+            Work::Tally(tally) => Some(tally.slot()),
         }
     }
 
@@ -88,6 +94,7 @@ impl Job {
         match &self.work {
             Work::Batch(batch) => (batch.len(), batch.cells().len()),
             Work::Amend(_) => (0, 0),
+            Work::Tally(tally) => (tally.len(), 1),
         }
     }
 
@@ -114,6 +121,17 @@ impl Job {
                 command.arg(names.key(want.cell));
                 command
             }
+            Work::Tally(tally) => {
+                let scripts = &scripts.layouts;
+                let script = match (tally.is_log(), self.full) {
+                    (false, false) => &scripts.window,
+                    (false, true) => &scripts.window_full,
+                    (true, false) => &scripts.log,
+                    (true, true) => &scripts.log_full,
+                };
+                let settings = Settings { create: settings.create && !self.full, ..settings };
+                tally.command(self.call(script), settings)
+            }
         }
     }
 
@@ -121,10 +139,11 @@ impl Job {
         if self.text { script.load_and_call() } else { script.call() }
     }
 
-    /// Reads the reply. `learn` is told what is now known of the cells.
+    /// Reads the reply to what was sent then. `learn` is told what is now known of the cells.
     pub(crate) fn finish(
         self,
         reply: Value,
+        sent: Instant,
         learn: impl FnMut(crate::cell::CellId, Known),
     ) -> Next {
         match (self.work, reply) {
@@ -136,6 +155,12 @@ impl Job {
             (Work::Amend(amend), Value::Int(changed)) => {
                 drop(amend.answer.send(Ok(changed > 0)));
                 Next::Done
+            }
+            (Work::Tally(tally), Value::Array(reply)) => {
+                match tally.finish(&numbers(&reply), sent, learn) {
+                    Told::Settled => Next::Done,
+                    Told::Missed(tally) => Next::Renamed(Self { work: Work::Tally(tally), ..self }),
+                }
             }
             (work, other) => {
                 let problem = format!("an unexpected reply of type {}", type_of(&other));
@@ -177,8 +202,15 @@ impl Job {
         match self.work {
             Work::Batch(batch) => batch.fail(error),
             Work::Amend(amend) => drop(amend.answer.send(Err(error()))),
+            Work::Tally(tally) => tally.fail(error),
         }
     }
+}
+
+/// The numbers of a reply that holds nothing else; otherwise none.
+fn numbers(reply: &[Value]) -> Vec<i64> {
+    let number = |value: &Value| if let Value::Int(number) = value { Some(*number) } else { None };
+    reply.iter().map(number).collect::<Option<_>>().unwrap_or_default()
 }
 
 fn type_of(value: &Value) -> &'static str {

@@ -27,6 +27,7 @@ use crate::{
     cluster::Cluster,
     denials::Denials,
     job::{Amend, Job, Next, Redirect, Work},
+    layout::{self, Note},
     link::Link,
     resolver::Resolver,
     stats::Counters,
@@ -42,6 +43,8 @@ pub(crate) struct Common {
     pub(crate) once: Duration,
     pub(crate) denials: Denials,
     pub(crate) counters: Counters,
+    /// Where keys are those of another limiter.
+    pub(crate) layout: Option<Arc<layout::Counters>>,
 }
 
 /// The way to one server.
@@ -66,6 +69,7 @@ pub(crate) struct Lane {
 struct Queue {
     asks: Vec<Ask>,
     amends: Vec<Amend>,
+    notes: Vec<Note>,
     /// Jobs that were sent here by another lane.
     jobs: Vec<Job>,
     /// It does not open any more.
@@ -133,6 +137,11 @@ impl Lane {
         self.push(|queue| queue.amends.push(amend))
     }
 
+    /// Requests for counters of another limiter, to travel in this order in one trip.
+    pub(crate) fn note(&self, notes: Vec<Note>) -> Result<(), StoreError> {
+        self.push(|queue| queue.notes.extend(notes))
+    }
+
     fn send(&self, job: Job) {
         let mut job = Some(job);
         if let Err(error) = self.push(|queue| queue.jobs.extend(job.take())) {
@@ -148,7 +157,7 @@ impl Lane {
         if !self.is_open() {
             return Err(StoreError::Unavailable(self.trouble()));
         }
-        if queue.asks.len() + queue.amends.len() >= MAX_WAITING {
+        if queue.asks.len() + queue.amends.len() + queue.notes.len() >= MAX_WAITING {
             return Err(StoreError::Unavailable(format!("{MAX_WAITING} requests wait already")));
         }
         let was_empty = queue.is_empty();
@@ -216,6 +225,9 @@ impl Lane {
         for amend in rest.amends {
             drop(amend.answer.send(Err(error())));
         }
+        for note in rest.notes {
+            drop(note.answer.send(Err(error())));
+        }
         rest.jobs.into_iter().for_each(|job| job.fail(error));
     }
 
@@ -231,6 +243,10 @@ impl Lane {
         let mut jobs = waiting.jobs;
         jobs.extend(self.batches(waiting.asks).into_iter().map(|b| Job::new(Work::Batch(b))));
         jobs.extend(waiting.amends.into_iter().map(|amend| Job::new(Work::Amend(amend))));
+        if let Some(counters) = &self.common.layout {
+            let tallies = layout::gather(counters, waiting.notes);
+            jobs.extend(tallies.into_iter().map(|tally| Job::new(Work::Tally(tally))));
+        }
         jobs
     }
 
@@ -320,9 +336,10 @@ impl Lane {
             let denials = &self.common.denials;
             let learn = |cell, known| denials.learn(cell, known, (sent, received));
             let (requests, cells) = job.size();
-            match job.finish(reply, learn) {
+            match job.finish(reply, sent, learn) {
                 Next::Done => self.common.counters.batched(requests, cells),
                 Next::Again(job) => again.push(job),
+                Next::Renamed(job) => again.extend(self.pass_on(job)),
                 Next::Elsewhere(job, redirect) => self.redirect(job, redirect),
                 Next::Refused(job, reason) => {
                     job.fail(|| StoreError::Unavailable(reason.clone()));
@@ -339,6 +356,21 @@ impl Lane {
             }
             None => Ok(again),
         }
+    }
+
+    /// Sends a job whose key has changed to the server that has the key; gives it back if that is this one.
+    fn pass_on(&self, job: Job) -> Option<Job> {
+        let Some(cluster) = self.cluster.upgrade() else { return Some(job) };
+        if self.is_late(&job) {
+            job.fail(|| StoreError::TimedOut);
+            return None;
+        }
+        match job.slot().and_then(|slot| cluster.of_slot(slot)) {
+            Some(lane) if std::ptr::eq(&*lane, self) => return Some(job),
+            Some(lane) => lane.send(job),
+            None => job.fail(|| StoreError::Unavailable(crate::cluster::NO_SERVER.to_owned())),
+        }
+        None
     }
 
     /// Sends a job on to the server that a cluster says has its slot.
@@ -393,7 +425,10 @@ impl Lane {
 
 impl Queue {
     fn is_empty(&self) -> bool {
-        self.asks.is_empty() && self.amends.is_empty() && self.jobs.is_empty()
+        self.asks.is_empty()
+            && self.amends.is_empty()
+            && self.notes.is_empty()
+            && self.jobs.is_empty()
     }
 
     /// All that waits.

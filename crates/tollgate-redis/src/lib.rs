@@ -8,6 +8,7 @@ mod denials;
 pub mod doctor;
 mod job;
 mod lane;
+mod layout;
 mod leases;
 mod link;
 mod replay;
@@ -20,6 +21,7 @@ mod url;
 mod wire;
 
 pub use acl::{ACL_RULES, SENTINEL_ACL_RULES};
+pub use layout::{Layout, LayoutError, Template};
 pub use stats::{RedisStats, ServerStats};
 pub use store::{ConnectError, RedisStore, RedisStoreBuilder};
 pub use url::{RedisUrl, UrlError};

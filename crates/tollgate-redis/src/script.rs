@@ -19,6 +19,17 @@ pub(crate) struct Scripts {
     /// The same for a server that has no memory left: it may write, and must not create.
     pub(crate) charge_full: Source,
     pub(crate) amend: Source,
+    /// What the layouts of other limiters need.
+    pub(crate) layouts: Layouts,
+}
+
+/// Scripts for counters of other limiters, each also for a server that has no memory left.
+#[derive(Debug)]
+pub(crate) struct Layouts {
+    pub(crate) window: Source,
+    pub(crate) window_full: Source,
+    pub(crate) log: Source,
+    pub(crate) log_full: Source,
 }
 
 macro_rules! script {
@@ -45,6 +56,12 @@ impl Scripts {
             charge_full: Source::new(header_full, script!("charge.lua")),
             // It makes no keys, and what it gives back may be what is missing.
             amend: Source::new(header_full, script!("amend.lua")),
+            layouts: Layouts {
+                window: Source::new(header, script!("window.lua")),
+                window_full: Source::new(header_full, script!("window.lua")),
+                log: Source::new(header, script!("log.lua")),
+                log_full: Source::new(header_full, script!("log.lua")),
+            },
         }
     }
 }

@@ -1,22 +1,22 @@
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+mod charging;
+mod counters;
+
+use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 use tollgate::{Answer, Charge, Clock, Detached, Store, StoreError, algorithm::Outcome};
 
+use charging::{Charging, Started};
+
 use crate::{
     batch::{self, Ask},
     cell::{Kind, Names, Want},
-    cluster::Cluster,
+    cluster::{Cluster, NO_SERVER},
     denials::Denials,
     job::Amend,
     lane::{Common, Lane},
+    layout::{self, Layout},
     leases::{Drawn, Leases, Unspent},
     resolver::{Resolver, Sentinels},
     stats::{Counters, RedisStats, ServerStats},
@@ -71,6 +71,7 @@ pub struct RedisStoreBuilder {
     deny_cache_for: Duration,
     once: Duration,
     time: Time,
+    layout: Layout,
 }
 
 /// Why there is no store.
@@ -164,6 +165,7 @@ impl RedisStoreBuilder {
             deny_cache_for: Duration::from_secs(1),
             once: Duration::from_secs(10),
             time: Time::Server,
+            layout: Layout::native(),
         }
     }
 
@@ -200,6 +202,12 @@ impl RedisStoreBuilder {
         Self { once: time, ..self }
     }
 
+    /// Where counters are and how they count: [`Layout::native`] unless said. With any other, [`prefix`](Self::prefix),
+    /// [`secret`](Self::secret) and [`remember_ids_for`](Self::remember_ids_for) mean nothing.
+    pub fn layout(self, layout: impl Into<Layout>) -> Self {
+        Self { layout: layout.into(), ..self }
+    }
+
     /// Goes by this clock instead of the server's: for tests, since several processes never agree on the time.
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { time: Time::Given(Arc::new(clock)), ..self }
@@ -225,7 +233,10 @@ impl RedisStoreBuilder {
     ///
     /// Outside a Tokio runtime.
     pub fn connect_later(self) -> RedisStore {
+        let rules = self.layout.rules().cloned();
+        let counters = rules.map(|rules| layout::Counters::new(rules, self.time.clone()));
         let common = Arc::new(Common {
+            layout: counters.map(Arc::new),
             names: Names::new(&self.prefix, &self.secret),
             deadline: self.deadline,
             once: self.once,
@@ -285,7 +296,7 @@ async fn follow(lane: std::sync::Weak<Lane>) {
 
 impl Store for RedisStore {
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        Box::pin(Charging::Start { store: self, charges, id: None })
+        self.charging(charges, None)
     }
 
     fn charge_once<'a>(
@@ -293,7 +304,7 @@ impl Store for RedisStore {
         id: &'a [u8],
         charges: &'a [Charge<'a>],
     ) -> Answer<'a, Vec<Outcome>> {
-        Box::pin(Charging::Start { store: self, charges, id: Some(id) })
+        self.charging(charges, Some(id))
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
@@ -310,6 +321,9 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
         Box::pin(async move {
+            if self.inner.common.layout.is_some() {
+                return Err(counters::no_permits());
+            }
             let want = self.inner.common.names.want(charge)?;
             self.inner.amend(want, Some(Action::Renew)).await
         })
@@ -320,51 +334,17 @@ impl Store for RedisStore {
     }
 }
 
-/// A charge on its way. By hand, because an `async` block would reserve room for the rare cases in the common one, and
-/// every request would copy it.
-enum Charging<'a> {
-    Start { store: &'a RedisStore, charges: &'a [Charge<'a>], id: Option<&'a [u8]> },
-    Asked(oneshot::Receiver<batch::Answered>),
-    Apart(Answer<'a, Vec<Outcome>>),
-    Done,
-}
-
-impl Future for Charging<'_> {
-    type Output = Result<Vec<Outcome>, StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Self::Start { store, charges, id } = *self {
-            match store.inner.start(charges, id) {
-                Ok(Started::Answered(outcomes)) => {
-                    *self = Self::Done;
-                    return Poll::Ready(Ok(outcomes));
-                }
-                Ok(Started::Asked(answer)) => *self = Self::Asked(answer),
-                Ok(Started::Apart(wants)) => {
-                    *self = Self::Apart(Box::pin(store.inner.charge_apart(wants)));
-                }
-                Err(error) => {
-                    *self = Self::Done;
-                    return Poll::Ready(Err(error));
-                }
-            }
-        }
-        match &mut *self {
-            Self::Asked(answer) => Pin::new(answer)
-                .poll(context)
-                .map(|answer| answer.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes)),
-            Self::Apart(answer) => answer.as_mut().poll(context),
-            Self::Start { .. } | Self::Done => Poll::Ready(Err(gone())),
+impl RedisStore {
+    fn charging<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        id: Option<&'a [u8]>,
+    ) -> Answer<'a, Vec<Outcome>> {
+        match &self.inner.common.layout {
+            None => Box::pin(Charging::Start { store: self, charges, id }),
+            Some(counters) => Box::pin(self.inner.charge_counters(counters, charges, id)),
         }
     }
-}
-
-/// What became of a charge at once.
-enum Started {
-    Answered(Vec<Outcome>),
-    Asked(oneshot::Receiver<batch::Answered>),
-    /// Its cells are on several servers.
-    Apart(Wants),
 }
 
 type Wants = SmallVec<[Want; 1]>;
@@ -440,13 +420,15 @@ impl Inner {
     }
 
     fn lane(&self, want: &Want) -> Result<Arc<Lane>, StoreError> {
+        self.lane_of(|| want.cell.slot())
+    }
+
+    fn lane_of(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Lane>, StoreError> {
         match &self.servers {
             Topology::One(lane) => Ok(lane.clone()),
-            Topology::Cluster(cluster) => cluster.of_slot(want.cell.slot()).ok_or_else(|| {
-                StoreError::Unavailable(
-                    "no server of the cluster is known to have the slot".to_owned(),
-                )
-            }),
+            Topology::Cluster(cluster) => {
+                cluster.of_slot(slot()).ok_or_else(|| StoreError::Unavailable(NO_SERVER.to_owned()))
+            }
         }
     }
 
@@ -528,6 +510,9 @@ impl Inner {
     }
 
     async fn change(&self, charge: &Charge<'_>, action: Option<Action>) -> Result<(), StoreError> {
+        if let Some(counters) = &self.common.layout {
+            return self.change_counter(counters, charge, action).await;
+        }
         let want = self.common.names.want(charge)?;
         self.amend(want, action).await.map(drop)
     }

@@ -128,10 +128,20 @@ pub(crate) fn order(batch: &Batch) -> Vec<u32> {
     order
 }
 
-struct Words(Vec<u8>);
+/// Words to be sent.
+#[derive(Debug)]
+pub(crate) struct Words(Vec<u8>);
 
 impl Words {
-    fn push<const COUNT: usize>(&mut self, words: [u64; COUNT]) {
+    pub(crate) fn with_capacity(words: usize) -> Self {
+        Self(Vec::with_capacity(8 * words))
+    }
+
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
+    pub(crate) fn push<const COUNT: usize>(&mut self, words: [u64; COUNT]) {
         words.iter().for_each(|word| self.0.extend_from_slice(&word.to_le_bytes()));
     }
 

@@ -14,3 +14,6 @@ pub mod guide_redis {}
 
 #[doc = include_str!("../../failure-modes.md")]
 pub mod failure_modes {}
+
+#[doc = include_str!("../../layouts.md")]
+pub mod layouts {}

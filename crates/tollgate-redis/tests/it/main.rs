@@ -1,6 +1,5 @@
 //! Tests of the store on real servers.
 #![allow(clippy::unwrap_used, reason = "tests tell by panicking")]
-#![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails the test")]
 
 mod acl;
 mod batching;
@@ -9,4 +8,6 @@ mod connections;
 mod contention;
 mod doctor;
 mod kit;
+mod layouts;
+mod others;
 mod workers;

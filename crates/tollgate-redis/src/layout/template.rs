@@ -1,0 +1,221 @@
+//! Names of counters: what a template says, and what becomes of it.
+
+use std::{fmt, io::Write, str::FromStr, time::Duration};
+
+use super::{Life, Rules};
+
+/// A [layout](super::Layout) of your own: see [`Layout::template`](super::Layout::template).
+///
+/// A counter lives for one window from the first request in it, unless said otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a template does nothing until a store has it"]
+pub struct Template(pub(super) Rules);
+
+/// Why a template names no counters.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// All keys would share one counter.
+    #[error(
+        "the template `{0}` has no key: write {{key}} where it goes, as in `myapp:{{key}}:{{window}}`"
+    )]
+    NoKey(String),
+    /// The counter would never begin anew.
+    #[error(
+        "the template `{0}` has no window: add {{window}}, {{window_start}} or {{window_start_ms}}, \
+         as in `myapp:{{key}}:{{window}}`"
+    )]
+    NoWindow(String),
+    /// Something in braces that stands for nothing.
+    #[error(
+        "the template has {{{0}}}, which stands for nothing: there are {{key}}, {{window}}, {{window_start}} and \
+         {{window_start_ms}}"
+    )]
+    UnknownPlaceholder(String),
+    /// A brace without its other half.
+    #[error("the template `{0}` has a lone brace: write it twice if it is part of the name")]
+    LoneBrace(String),
+}
+
+/// A name in pieces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Name(Vec<Piece>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    Text(String),
+    Key,
+    Window,
+    WindowStart,
+    WindowStartMillis,
+}
+
+impl Template {
+    /// How much longer than its window a counter lives: nothing unless said.
+    pub fn ttl_slack(mut self, slack: Duration) -> Self {
+        self.0.life.slack = slack;
+        self
+    }
+
+    /// Counts the life of a counter from the latest request instead of the first.
+    pub fn refresh_ttl(mut self) -> Self {
+        self.0.life = Life { refreshed: true, ..self.0.life };
+        self
+    }
+}
+
+impl Name {
+    /// `prefix{key}:{window}`.
+    pub(super) fn new(prefix: &str, window: Piece) -> Self {
+        Self(vec![Piece::Text(prefix.to_owned()), Piece::Key, Piece::Text(":".to_owned()), window])
+    }
+
+    /// `{window}:{key}`.
+    pub(super) fn leading(window: Piece) -> Self {
+        Self(vec![window, Piece::Text(":".to_owned()), Piece::Key])
+    }
+
+    /// `prefix{key}`.
+    pub(super) fn without_window(prefix: &str) -> Self {
+        Self(vec![Piece::Text(prefix.to_owned()), Piece::Key])
+    }
+
+    pub(super) fn has(&self, piece: &Piece) -> bool {
+        self.0.contains(piece)
+    }
+
+    pub(super) fn write(&self, key: &[u8], start: u64, period: u64) -> Vec<u8> {
+        let mut name = Vec::with_capacity(key.len() + 48);
+        for piece in &self.0 {
+            let number = match piece {
+                Piece::Text(text) => {
+                    name.extend_from_slice(text.as_bytes());
+                    continue;
+                }
+                Piece::Key => {
+                    name.extend_from_slice(key);
+                    continue;
+                }
+                Piece::Window => start / period,
+                Piece::WindowStart => start / super::SECOND_MICROS,
+                Piece::WindowStartMillis => start / super::MILLI_MICROS,
+            };
+            // Writing into a vector cannot fail.
+            let _ = write!(name, "{number}");
+        }
+        name
+    }
+}
+
+impl FromStr for Name {
+    type Err = LayoutError;
+
+    fn from_str(template: &str) -> Result<Self, LayoutError> {
+        let mut pieces = Vec::new();
+        let mut text = String::new();
+        let mut rest = template;
+        while let Some(brace) = rest.find(['{', '}']) {
+            text.push_str(&rest[..brace]);
+            rest = &rest[brace..];
+            if let Some(after) = rest.strip_prefix("{{").or_else(|| rest.strip_prefix("}}")) {
+                text.push_str(&rest[..1]);
+                rest = after;
+                continue;
+            }
+            let lone = || LayoutError::LoneBrace(template.to_owned());
+            let (word, after) =
+                rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).ok_or_else(lone)?;
+            if !text.is_empty() {
+                pieces.push(Piece::Text(std::mem::take(&mut text)));
+            }
+            pieces.push(word.parse()?);
+            rest = after;
+        }
+        text.push_str(rest);
+        if !text.is_empty() {
+            pieces.push(Piece::Text(text));
+        }
+        let is_window = |piece: &Piece| !matches!(piece, Piece::Text(_) | Piece::Key);
+        let name = Self(pieces);
+        if !name.has(&Piece::Key) {
+            return Err(LayoutError::NoKey(template.to_owned()));
+        }
+        if !name.0.iter().any(is_window) {
+            return Err(LayoutError::NoWindow(template.to_owned()));
+        }
+        Ok(name)
+    }
+}
+
+impl FromStr for Piece {
+    type Err = LayoutError;
+
+    fn from_str(word: &str) -> Result<Self, LayoutError> {
+        match word {
+            "key" => Ok(Self::Key),
+            "window" => Ok(Self::Window),
+            "window_start" => Ok(Self::WindowStart),
+            "window_start_ms" => Ok(Self::WindowStartMillis),
+            other => Err(LayoutError::UnknownPlaceholder(other.to_owned())),
+        }
+    }
+}
+
+/// The template again.
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|piece| match piece {
+            Piece::Text(text) => f.write_str(&text.replace('{', "{{").replace('}', "}}")),
+            Piece::Key => f.write_str("{key}"),
+            Piece::Window => f.write_str("{window}"),
+            Piece::WindowStart => f.write_str("{window_start}"),
+            Piece::WindowStartMillis => f.write_str("{window_start_ms}"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: u64 = 60_000_000;
+
+    fn name(template: &str) -> String {
+        let name: Name = template.parse().unwrap();
+        assert_eq!(name.to_string(), template);
+        String::from_utf8(name.write(b"alice", 28_333_335 * MINUTE, MINUTE)).unwrap()
+    }
+
+    fn problem(template: &str) -> String {
+        template.parse::<Name>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn placeholders_stand_for_what_they_say() {
+        assert_eq!(name("a:{key}:{window}"), "a:alice:28333335");
+        assert_eq!(name("{window_start}{key}"), "1700000100alice");
+        assert_eq!(name("{key}/{window_start_ms}/z"), "alice/1700000100000/z");
+        assert_eq!(name("rl:{{{key}}}:{window}"), "rl:{alice}:28333335");
+    }
+
+    #[test]
+    fn errors_say_what_to_write() {
+        assert_eq!(
+            problem("a:{window}"),
+            "the template `a:{window}` has no key: write {key} where it goes, as in `myapp:{key}:{window}`"
+        );
+        assert_eq!(
+            problem("a:{key}"),
+            "the template `a:{key}` has no window: add {window}, {window_start} or {window_start_ms}, \
+             as in `myapp:{key}:{window}`"
+        );
+        assert_eq!(
+            problem("{key}:{bucket}"),
+            "the template has {bucket}, which stands for nothing: there are {key}, {window}, {window_start} and \
+             {window_start_ms}"
+        );
+        for lone in ["{key}:{window", "key}", "{", "{key}{window}}"] {
+            assert!(problem(lone).contains("lone brace"), "{lone}");
+        }
+    }
+}
