@@ -16,7 +16,8 @@ pub const ACL_RULES: &str = "-@all +ping +info +select +time +eval +evalsha +clu
     +zadd +zcard +zcount +zpopmax +zrange +zrangebyscore +zrem +zremrangebyscore +zscore";
 
 /// The same for a user of the sentinels, who are asked where the master is and nothing else.
-pub const SENTINEL_ACL_RULES: &str = "-@all +ping +info +sentinel|master";
+pub const SENTINEL_ACL_RULES: &str =
+    "-@all +ping +info +sentinel|master +sentinel|get-master-addr-by-name";
 
 /// The whole command that makes a user with just these rights.
 pub(crate) fn acl_line(prefix: &str) -> String {

@@ -179,7 +179,7 @@ impl Job {
                 self.text = true;
                 Next::Again(self)
             }
-            "OOM" if !self.full && matches!(self.work, Work::Batch(_)) => {
+            "OOM" if !self.full && !matches!(self.work, Work::Amend(_)) => {
                 (self.full, self.text) = (true, false);
                 Next::Again(self)
             }

@@ -101,7 +101,8 @@ impl Leases {
             }
         }
         let lease = held.leases.entry(want.cell).or_insert_with(|| Lease::nothing(want));
-        if lease.draw.is_some() {
+        // It may be another limit's lease that was too small.
+        if lease.draw.is_some() || lease.units(&self.time) >= want.cost {
             return None;
         }
         held.draws += 1;

@@ -65,7 +65,7 @@ impl Link {
         let opened = async {
             match Self::open_with(address, access, ProtocolVersion::RESP3).await {
                 // Servers and proxies that do not know, or do not allow, HELLO.
-                Err(error) if error.code().is_some() => {
+                Err(error) if error.code().is_some() && !is_refused_login(&error) => {
                     Self::open_with(address, access, ProtocolVersion::RESP2).await
                 }
                 opened => opened,
@@ -227,6 +227,12 @@ impl std::fmt::Display for Address {
             Self::Unix(path) => write!(f, "{}", path.display()),
         }
     }
+}
+
+/// Asking again would only look like guessing.
+fn is_refused_login(error: &RedisError) -> bool {
+    error.kind() == redis::ErrorKind::AuthenticationFailed
+        || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"))
 }
 
 /// A line `name:value` of INFO.

@@ -1,3 +1,4 @@
+mod apart;
 mod charging;
 mod counters;
 
@@ -136,7 +137,8 @@ impl RedisStore {
         !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
     }
 
-    /// Gives back what was drawn ahead and not spent. Without this, it comes back at the end of the period. So does what
+    /// Gives back what was drawn ahead and not spent. Without this it stays charged: in a window until its end, in a
+    /// bucket until it has refilled. So does what
     /// could not be given back, of which the error is the last.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
         let Inner { common, leases, .. } = &*self.inner;
@@ -169,7 +171,8 @@ impl RedisStoreBuilder {
         }
     }
 
-    /// What the names of all keys begin with; `tg:` unless said. It must not hold braces.
+    /// What the names of all keys begin with; `tg:` unless said. Braces are left out: they would place all keys in one
+    /// slot of a cluster.
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         let prefix = prefix.into().replace(['{', '}'], "");
         Self { prefix, ..self }
@@ -432,68 +435,19 @@ impl Inner {
         }
     }
 
-    /// All or nothing over several servers, the weaker way: charge one after the other, and give back what was charged
-    /// if a later one denies. In between, others may be denied what is then given back.
-    async fn charge_apart(&self, wants: Wants) -> Result<Vec<Outcome>, StoreError> {
-        let mut outcomes = vec![None; wants.len()];
-        let mut charged: Vec<usize> = Vec::new();
-        let groups = groups(&wants);
-        let mut denied = false;
-        for group in &groups {
-            let part: Wants = group.iter().map(|&place| wants[place]).collect();
-            // Once denied, the others are only asked what they would say.
-            let answers = match self.ask(part, u64::from(!denied), None).await {
-                Ok(answer) => answer.outcomes,
-                Err(error) => {
-                    self.give_back(&wants, &charged).await;
-                    return Err(error);
-                }
-            };
-            let fits = |(&place, outcome): (&usize, &Outcome)| {
-                outcome.is_admitted() || !wants[place].enforced
-            };
-            let fit = group.iter().zip(&answers).all(fits);
-            if fit && !denied {
-                charged.extend(group);
-            }
-            denied |= !fit;
-            for (&place, outcome) in group.iter().zip(answers) {
-                outcomes[place] = Some(outcome);
-            }
-        }
-        if denied {
-            self.give_back(&wants, &charged).await;
-            for place in charged {
-                let untouched = self.ask(SmallVec::from_elem(wants[place], 1), 0, None).await?;
-                outcomes[place] = untouched.outcomes.first().copied();
-            }
-        }
-        let lost = || StoreError::Failed("an unanswered charge".to_owned());
-        outcomes.into_iter().map(|outcome| outcome.ok_or_else(lost)).collect()
-    }
-
-    /// As far as it can be: what cannot be given back stays charged, which admits less, never more.
-    async fn give_back(&self, wants: &[Want], charged: &[usize]) {
-        for &place in charged {
-            let want = wants[place];
-            let action = match want.kind {
-                Kind::Concurrency => Action::Release,
-                _ => Action::Refund,
-            };
-            drop(self.amend(want, Some(action)).await);
-        }
-    }
-
     /// Draws units ahead for limits that allow it, along with the request that found none left.
     fn draw(self: &Arc<Self>, charges: &[Charge<'_>], wants: &[Want]) {
+        // If one of its limits has no lease, a request can never be paid from those of the others.
+        if !charges.iter().all(|charge| charge.lease > 0) {
+            return;
+        }
         for (charge, want) in charges.iter().zip(wants) {
-            if charge.lease > 0
-                && want.cost > 0
+            if want.cost > 0
                 && want.kind.is_string()
                 && let Some(draw) = self.leases.start_draw(want)
             {
                 let want = Want { cost: 1, ..*want };
-                let units = charge.lease.min(want.limit.capacity());
+                let units = charge.lease.min(want.limit.capacity()).min(u64::from(u32::MAX));
                 self.runtime.spawn(self.clone().draw_one(want, draw, units));
             }
         }
@@ -578,18 +532,4 @@ fn is_together(wants: &[Want]) -> bool {
 fn contradict(wants: &[Want]) -> bool {
     let same = |a: &Want, b: &Want| a.cell != b.cell || a.limit == b.limit;
     wants.iter().enumerate().any(|(place, a)| !wants[..place].iter().all(|b| same(a, b)))
-}
-
-/// The places of wants that share a slot. Those on which nothing depends come last.
-fn groups(wants: &[Want]) -> Vec<Vec<usize>> {
-    let mut groups: Vec<(u16, Vec<usize>)> = Vec::new();
-    for (place, want) in wants.iter().enumerate() {
-        let slot = want.cell.slot();
-        match groups.iter_mut().find(|(other, _)| *other == slot) {
-            Some((_, group)) => group.push(place),
-            None => groups.push((slot, vec![place])),
-        }
-    }
-    groups.sort_by_key(|(_, group)| !group.iter().any(|&place| wants[place].enforced));
-    groups.into_iter().map(|(_, group)| group).collect()
 }

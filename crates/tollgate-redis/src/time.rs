@@ -26,6 +26,9 @@ const SLACK: u64 = 1_000;
 /// The same where a clock of ours stands still while the server's goes on.
 const LONG_SLACK: u64 = 600_000;
 
+/// No clock runs faster or slower than another by more than one part in so many.
+const DRIFT: u32 = 1_000;
+
 impl Time {
     /// The word for the scripts, where 0 is the server's time and all others are one too many; and the slack.
     pub(crate) fn given(&self) -> (u64, u64) {
@@ -39,8 +42,9 @@ impl Time {
     pub(crate) fn bounds(&self, seen: u64, trip: Trip, now: Instant) -> (Timestamp, Timestamp) {
         match self {
             Self::Server => {
-                let after = |then| Timestamp::from_micros(seen).after(now.duration_since(then));
-                (after(trip.1), after(trip.0))
+                let seen = Timestamp::from_micros(seen);
+                let (least, most) = (now.duration_since(trip.1), now.duration_since(trip.0));
+                (seen.after(least - least / DRIFT), seen.after(most + most / DRIFT))
             }
             Self::Given(clock) => (clock.now(), clock.now()),
         }

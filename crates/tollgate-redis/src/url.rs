@@ -70,8 +70,10 @@ impl FromStr for RedisUrl {
         let mut parts = Parts::split(text)?;
         let (user, password) = parts.login()?;
         let tls = parts.tls()?;
-        let sentinel_user = parts.take("sentinel_user");
-        let sentinel_password = parts.take("sentinel_password");
+        let (sentinel_user, sentinel_password) = match parts.shape {
+            Shape::Sentinel => (parts.take("sentinel_user"), parts.take("sentinel_password")),
+            Shape::One | Shape::Unix | Shape::Cluster => (None, None),
+        };
         let database = parts.database()?;
         let access = Access { user, password, database, tls: tls.clone() };
         let servers = match parts.shape {
@@ -190,6 +192,9 @@ impl<'a> Parts<'a> {
         let database: i64 = text.parse().ok().filter(|number| *number >= 0).ok_or_else(|| {
             self.error(format!("`{}` is not the number of a database", text.escape_debug()))
         })?;
+        if self.shape != Shape::Unix && self.path.len() > place + 1 {
+            return Err(self.error("there is nothing more to say after the number of the database"));
+        }
         if self.shape == Shape::Cluster && database != 0 {
             return Err(self.error("a cluster has only database 0"));
         }
@@ -336,6 +341,8 @@ mod tests {
             ("redis://a:x", "`x` is not a port"),
             ("redis://a/x", "`x` is not the number of a database"),
             ("redis://a,b", "several servers are a cluster, or sentinels"),
+            ("redis://a/1/2", "there is nothing more to say after the number of the database"),
+            ("redis://a?sentinel_user=x", "there is no option `sentinel_user`"),
             ("redis+cluster://a/1", "a cluster has only database 0"),
             ("redis+sentinel://a", "the name of the master is missing"),
             ("redis://a?timeout=3", "there is no option `timeout`"),

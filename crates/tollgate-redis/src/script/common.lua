@@ -1,6 +1,6 @@
 -- What the scripts share; put before each of them.
 --
--- All numbers are whole and below 2^53, so doubles hold them exactly.
+-- All numbers that decide are whole and below 2^53, so doubles hold them exactly.
 
 local spread, unpack, pack = unpack, struct.unpack, struct.pack
 local call, floor = redis.call, math.floor

@@ -33,7 +33,7 @@ impl Future for Charging<'_> {
                 }
                 Ok(Started::Asked(answer)) => *self = Self::Asked(answer),
                 Ok(Started::Apart(wants)) => {
-                    *self = Self::Apart(Box::pin(store.inner.charge_apart(wants)));
+                    *self = Self::Apart(Box::pin(store.inner.clone().charge_apart(wants)));
                 }
                 Err(error) => {
                     *self = Self::Done;
