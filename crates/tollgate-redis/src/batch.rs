@@ -202,6 +202,32 @@ impl Batch {
         }
     }
 
+    /// Requests for the same cells stay together, in their order.
+    pub(crate) fn split(self) -> Vec<Self> {
+        let mut parts: HashMap<SmallVec<[CellId; 1]>, Vec<Ask>> = HashMap::new();
+        for ask in self.asks {
+            let cells = ask.wants.iter().map(|want| want.cell).collect();
+            parts.entry(cells).or_default().push(ask);
+        }
+        parts.into_values().flat_map(Self::of).collect()
+    }
+
+    /// As few batches as hold all of these requests.
+    pub(crate) fn of(asks: Vec<Ask>) -> Vec<Self> {
+        let mut batches = vec![Self::default()];
+        for ask in asks {
+            let last = batches.len() - 1;
+            if let Some(ask) = batches[last].add(ask) {
+                let mut next = Self::default();
+                // An empty batch takes any request.
+                drop(next.add(ask));
+                batches.push(next);
+            }
+        }
+        batches.retain(|batch| !batch.is_empty());
+        batches
+    }
+
     /// Gives every request the same error.
     pub(crate) fn fail(self, error: impl Fn() -> StoreError) {
         for ask in self.asks {
