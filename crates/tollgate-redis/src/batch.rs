@@ -25,8 +25,8 @@ use crate::{
 pub(crate) struct Ask {
     /// What it wants: all or nothing, all in one slot.
     pub(crate) wants: SmallVec<[Want; 1]>,
-    /// How often, as far as it fits. More than once only to draw units ahead, with a single want; 0 only asks what would
-    /// be answered.
+    /// How often, as far as it fits. More than once only to draw units ahead, with a single want; 0 only asks what
+    /// would be answered.
     pub(crate) times: u64,
     /// Where the answer is remembered, so that the same question again changes nothing.
     pub(crate) once: Option<CellId>,

@@ -137,8 +137,8 @@ impl RedisStore {
         !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
     }
 
-    /// Gives back what was drawn ahead and not spent. Without this, it comes back at the end of the period. So does what
-    /// could not be given back, of which the error is the last.
+    /// Gives back what was drawn ahead and not spent. Without this, it comes back at the end of the period. So does
+    /// what could not be given back; the error is then the last there was.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
         let Inner { common, leases, .. } = &*self.inner;
         // What is still on its way would be lost to everybody.

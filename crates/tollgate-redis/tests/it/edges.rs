@@ -79,6 +79,25 @@ fn a_lease_of_more_than_all() {
     });
 }
 
+/// Units that are still on their way when leases are given back come back, too.
+#[test]
+fn leases_are_returned_as_soon_as_they_are_drawn() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await;
+        for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket]
+        {
+            let mut unit = charge(limit(100, algorithm));
+            unit.lease = 5;
+            assert!(store.charge(&[unit]).await.unwrap()[0].is_admitted());
+            store.return_leases().await.unwrap();
+            assert_eq!(store.stats().lease_units_outstanding, 0);
+            let left = store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
+            assert_eq!(left, 99, "{algorithm}");
+        }
+    });
+}
+
 #[test]
 fn what_cannot_be_decided_is_refused() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
