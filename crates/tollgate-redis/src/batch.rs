@@ -25,8 +25,8 @@ use crate::{
 pub(crate) struct Ask {
     /// What it wants: all or nothing, all in one slot.
     pub(crate) wants: SmallVec<[Want; 1]>,
-    /// How often, as far as it fits. More than once only to draw units ahead, with a single want; 0 only asks what would
-    /// be answered.
+    /// How often, as far as it fits. More than once only to draw units ahead, with a single want; 0 only asks what
+    /// would be answered.
     pub(crate) times: u64,
     /// Where the answer is remembered, so that the same question again changes nothing.
     pub(crate) once: Option<CellId>,
@@ -211,6 +211,32 @@ impl Batch {
             }
             Err(problem) => self.fail(|| StoreError::Failed(problem.clone())),
         }
+    }
+
+    /// Requests for the same cells stay together, in their order.
+    pub(crate) fn split(self) -> Vec<Self> {
+        let mut parts: HashMap<SmallVec<[CellId; 1]>, Vec<Ask>> = HashMap::new();
+        for ask in self.asks {
+            let cells = ask.wants.iter().map(|want| want.cell).collect();
+            parts.entry(cells).or_default().push(ask);
+        }
+        parts.into_values().flat_map(Self::of).collect()
+    }
+
+    /// As few batches as hold all of these requests.
+    pub(crate) fn of(asks: Vec<Ask>) -> Vec<Self> {
+        let mut batches = vec![Self::with_capacity(asks.len())];
+        for ask in asks {
+            let last = batches.len() - 1;
+            if let Some(ask) = batches[last].add(ask) {
+                let mut next = Self::default();
+                // An empty batch takes any request.
+                drop(next.add(ask));
+                batches.push(next);
+            }
+        }
+        batches.retain(|batch| !batch.is_empty());
+        batches
     }
 
     /// Gives every request the same error.

@@ -73,6 +73,17 @@ impl Job {
         Self { work, asking: false, text: false, full: false }
     }
 
+    /// The same in parts, each for other cells: a cluster that refuses keys together may take them one by one.
+    pub(crate) fn split(self) -> Vec<Self> {
+        match self.work {
+            Work::Batch(batch) => {
+                let parts = batch.split().into_iter();
+                parts.map(|part| Self { work: Work::Batch(part), ..self }).collect()
+            }
+            work @ (Work::Amend(_) | Work::Tally(_)) => vec![Self { work, ..self }],
+        }
+    }
+
     pub(crate) fn since(&self) -> Option<Instant> {
         match &self.work {
             Work::Batch(batch) => batch.since(),

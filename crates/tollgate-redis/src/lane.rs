@@ -6,6 +6,7 @@
 //! driver goes on asking, and opens the lane again when the server answers within the deadline.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -251,30 +252,17 @@ impl Lane {
     }
 
     /// In a cluster, what is in one slot travels together; otherwise all.
-    fn batches(&self, asks: Vec<Ask>) -> Vec<Batch> {
-        let (by_slot, count) = (self.cluster.strong_count() > 0, asks.len());
-        let mut full = Vec::new();
-        let mut filling: Vec<(u16, Batch)> = Vec::new();
-        for ask in asks {
-            if ask.answer.is_closed() {
-                // Nobody waits for it any more, and nothing was sent.
-                continue;
-            }
-            let slot = if by_slot { ask.wants[0].cell.slot() } else { 0 };
-            let place = filling.iter().position(|(other, _)| *other == slot);
-            let place = place.unwrap_or_else(|| {
-                filling.push((slot, Batch::with_capacity(if by_slot { 1 } else { count })));
-                filling.len() - 1
-            });
-            let batch = &mut filling[place].1;
-            if let Some(ask) = batch.add(ask) {
-                full.push(std::mem::take(batch));
-                // An empty batch takes any request.
-                drop(batch.add(ask));
-            }
+    fn batches(&self, mut asks: Vec<Ask>) -> Vec<Batch> {
+        // Nobody waits for these any more, and nothing was sent.
+        asks.retain(|ask| !ask.answer.is_closed());
+        if self.cluster.strong_count() == 0 {
+            return Batch::of(asks);
         }
-        full.extend(filling.into_iter().map(|(_, batch)| batch).filter(|batch| !batch.is_empty()));
-        full
+        let mut slots: HashMap<u16, Vec<Ask>, foldhash::fast::RandomState> = HashMap::default();
+        for ask in asks {
+            slots.entry(ask.wants[0].cell.slot()).or_default().push(ask);
+        }
+        slots.into_values().flat_map(Batch::of).collect()
     }
 
     /// Sends jobs until all are answered or sent elsewhere. `Err`: the connection is of no more use.
@@ -393,12 +381,28 @@ impl Lane {
                 job.asking = true;
                 cluster.lane(&address)
             }
-            Redirect::TryAgain => return drop(tokio::spawn(self.clone().send_soon(job))),
+            Redirect::TryAgain => return self.clone().try_again(job),
         };
         if lane.is_open() {
             lane.send(job);
         } else {
             tokio::spawn(lane.send_soon(job));
+        }
+    }
+
+    /// Some keys of a slot that moves are here and some are not. Requests for one key can be served nevertheless, if
+    /// they come by themselves; others have to wait.
+    fn try_again(self: Arc<Self>, mut job: Job) {
+        job.asking = false;
+        let cluster = self.cluster.upgrade();
+        let owner = job.slot().and_then(|slot| cluster?.of_slot(slot)).unwrap_or(self);
+        let parts = job.split();
+        let whole = parts.len() == 1;
+        for part in parts {
+            match whole {
+                true => drop(tokio::spawn(owner.clone().send_soon(part))),
+                false => owner.send(part),
+            }
         }
     }
 

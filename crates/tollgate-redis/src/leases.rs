@@ -1,9 +1,9 @@
 //! Leases: units drawn ahead, and spent here without asking.
 //!
 //! They were charged before they are spent, so whatever happens to this process, nothing is admitted twice. What is
-//! drawn in a window is only spent while the server is certainly still in that window. What is drawn from a token bucket
-//! dwindles at the bucket's rate, because the bucket refills meanwhile: bucket and leases together never hold more than
-//! the burst.
+//! drawn in a window is only spent while the server is certainly still in that window. What is drawn from a token
+//! bucket dwindles at the bucket's rate, because the bucket refills meanwhile: bucket and leases together never hold
+//! more than the burst.
 
 use std::collections::HashMap;
 

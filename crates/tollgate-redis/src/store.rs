@@ -12,7 +12,7 @@ use charging::{Charging, Started};
 
 use crate::{
     batch::{self, Ask},
-    cell::{Kind, Names, Want},
+    cell::{Names, Want},
     cluster::{Cluster, NO_SERVER},
     denials::Denials,
     job::Amend,
@@ -138,8 +138,7 @@ impl RedisStore {
     }
 
     /// Gives back what was drawn ahead and not spent. Without this it stays charged: in a window until its end, in a
-    /// bucket until it has refilled. So does what
-    /// could not be given back, of which the error is the last.
+    /// bucket until it has refilled. So does what could not be given back; the error is then the last there was.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
         let Inner { common, leases, .. } = &*self.inner;
         // What is still on its way would be lost to everybody.

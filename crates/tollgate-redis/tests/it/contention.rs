@@ -139,8 +139,8 @@ impl Contest {
     }
 }
 
-/// Takes all that is left. Each lease of a bucket dwindles as fast as the whole bucket fills, so after three of them came
-/// back the last unit may take as long again as they were held: much less than the hours for a new one.
+/// Takes all that is left. Each lease of a bucket dwindles as fast as the whole bucket fills, so after three of them
+/// came back the last unit may take as long again as they were held: much less than the hours for a new one.
 async fn rest(store: &RedisStore, key: &str, limit: Limit) -> u64 {
     let mut ticks = tokio::time::interval(Duration::from_millis(2));
     let mut rest = 0;

@@ -1,12 +1,16 @@
 //! Tests of the store on real servers.
 #![allow(clippy::unwrap_used, reason = "tests tell by panicking")]
+#![allow(clippy::print_stdout, reason = "what was measured is shown if asked for")]
 
 mod acl;
 mod batching;
 mod conformance;
 mod connections;
 mod contention;
+mod denials;
 mod doctor;
+mod edges;
+mod faults;
 mod kit;
 mod layouts;
 mod others;

@@ -126,8 +126,10 @@ fn sentinel(flavor: Flavor, master: &Server) -> Server {
         .arg("sentinel", &format!("down-after-milliseconds {NAME} 1000"))
         .arg("sentinel", &format!("failover-timeout {NAME} 3000"))
         .start();
-    // They look at each other every two seconds and at the servers every ten otherwise.
-    server.must(&["SENTINEL", "DEBUG", "INFO-PERIOD", "500", "PUBLISH-PERIOD", "300"]);
+    // They look at each other every two seconds and at the servers every ten otherwise; and after a machine has stood
+    // still for two seconds they trust nothing for thirty more.
+    let periods = ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "300", "TILT-PERIOD", "1000"];
+    server.must(&[["SENTINEL", "DEBUG"].as_slice(), &periods].concat());
     server
 }
 

@@ -1,0 +1,184 @@
+//! What happens rarely, and must not hurt.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tollgate::{Algorithm, Charge, KeyRef, Limit, Store, StoreError};
+use tollgate_redis::RedisStore;
+use tollgate_testkit::servers::{Cluster, Flavor, Proxy, Sentinels, Server, eventually};
+
+use crate::kit::{PATIENT, runtime, two_threads};
+
+const LONG: Duration = Duration::from_secs(1_000 * 3_600);
+
+fn charge(limit: Limit) -> Charge<'static> {
+    Charge::new("edges".parse().unwrap(), KeyRef::new(b"key"), limit)
+}
+
+fn limit(amount: u64, algorithm: Algorithm) -> Limit {
+    Limit::new(amount, LONG).unwrap().with_algorithm(algorithm).unwrap()
+}
+
+async fn connect(url: &str) -> RedisStore {
+    RedisStore::builder(url).unwrap().deadline(PATIENT).connect().await.unwrap()
+}
+
+#[test]
+fn a_store_whose_runtime_has_ended_says_so() {
+    let server = Server::start(Flavor::Redis);
+    let runtime = two_threads();
+    let store = runtime.block_on(connect(&server.url()));
+    drop(runtime);
+    let answer = async {
+        let charges = [charge(Limit::per_hour(1))];
+        timeout(PATIENT, store.charge(&charges)).await.unwrap()
+    };
+    let answer = self::runtime().block_on(answer);
+    assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+}
+
+#[test]
+fn a_store_that_is_dropped_leaves_no_task_behind() {
+    let server = Server::start(Flavor::Redis);
+    let cluster = Cluster::start(Flavor::Valkey, 3, 0);
+    let sentinels = Sentinels::start(Flavor::Valkey);
+    let runtime = two_threads();
+    for url in [server.url(), cluster.url(), sentinels.url(), "redis://127.0.0.1:1".to_owned()] {
+        let builder = RedisStore::builder(&url).unwrap();
+        let store = runtime.block_on(async { builder.connect_later() });
+        let charges = [charge(Limit::per_hour(1))];
+        drop(runtime.block_on(store.charge(&charges)));
+        assert!(runtime.metrics().num_alive_tasks() > 0);
+        drop(store);
+        let ended = || runtime.metrics().num_alive_tasks() == 0;
+        eventually(Duration::from_secs(3), &format!("nothing is done for {url}"), ended);
+    }
+}
+
+/// All of a quadrillion units are drawn in no time.
+#[test]
+fn a_lease_of_more_than_all() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = RedisStore::connect(&server.url()).await.unwrap();
+        for algorithm in [Algorithm::FixedWindow, Algorithm::TokenBucket] {
+            let amount =
+                if algorithm == Algorithm::FixedWindow { Limit::MAX_AMOUNT } else { 1 << 26 };
+            let mut charge = charge(limit(amount, algorithm));
+            charge.lease = u64::MAX;
+            let mut ticks = tokio::time::interval(Duration::from_millis(1));
+            let before = store.stats().lease_units_outstanding;
+            let lease = async {
+                while store.stats().lease_units_outstanding < before + amount / 2 {
+                    ticks.tick().await;
+                    drop(store.charge(&[charge]).await);
+                }
+            };
+            timeout(PATIENT, lease).await.unwrap();
+        }
+    });
+}
+
+/// Units that are still on their way when leases are given back come back, too.
+#[test]
+fn leases_are_returned_as_soon_as_they_are_drawn() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await;
+        for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket]
+        {
+            let mut unit = charge(limit(100, algorithm));
+            unit.lease = 5;
+            assert!(store.charge(&[unit]).await.unwrap()[0].is_admitted());
+            store.return_leases().await.unwrap();
+            assert_eq!(store.stats().lease_units_outstanding, 0);
+            let left = store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
+            assert_eq!(left, 99, "{algorithm}");
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_decided_is_refused() {
+    let cluster = Cluster::start(Flavor::Redis, 3, 0);
+    runtime().block_on(async {
+        let store = connect(&cluster.url()).await;
+        let two =
+            [charge(limit(2, Algorithm::FixedWindow)), charge(limit(3, Algorithm::FixedWindow))];
+        let answer = store.charge(&two).await;
+        assert!(matches!(answer, Err(StoreError::Unsupported(_))), "two amounts: {answer:?}");
+        let other = Charge::new("edges".parse().unwrap(), KeyRef::new(b"other"), two[0].limit);
+        let answer = store.charge_once(b"id", &[two[0], other]).await;
+        assert!(matches!(answer, Err(StoreError::Unsupported(_))), "two slots: {answer:?}");
+        let left = store.charge(&[two[0].cost(0)]).await.unwrap()[0].remaining();
+        assert_eq!(left, 2, "nothing was charged");
+    });
+}
+
+/// A bucket whose amount was set to 0 has no rate any more.
+#[test]
+fn a_refund_to_a_limit_of_nothing() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await;
+        let five = charge(limit(10, Algorithm::TokenBucket)).cost(5);
+        assert!(store.charge(&[five]).await.unwrap()[0].is_admitted());
+        store.refund(&charge(limit(0, Algorithm::TokenBucket)).cost(3)).await.unwrap();
+        assert!(store.charge(&[five.cost(0)]).await.unwrap()[0].remaining() >= 8);
+    });
+}
+
+/// A request with an id is counted once, however often its answer is lost.
+#[test]
+fn requests_with_ids_are_counted_once() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let proxy = Proxy::start(server.address());
+        runtime().block_on(async {
+            let store = connect(&proxy.url()).await;
+            let unit = charge(limit(1_000_000, Algorithm::FixedWindow));
+            let (mut lost, mut ticks) = (0, tokio::time::interval(Duration::from_millis(1)));
+            for id in 0..200_u64 {
+                if id % 2 == 0 {
+                    proxy.cut_replies_after(id / 4);
+                }
+                while store.charge_once(&id.to_le_bytes(), &[unit]).await.is_err() {
+                    lost += 1;
+                    ticks.tick().await;
+                }
+            }
+            let used = 1_000_000 - store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
+            assert!(lost > 20, "{lost} answers were lost");
+            assert_eq!(used, 200);
+        });
+    }
+}
+
+/// What is remembered for a request was true then, and says nothing of others now.
+#[test]
+fn a_remembered_denial_denies_nobody_else() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await;
+        let one = charge(Limit::new(1, Duration::from_millis(200)).unwrap());
+        let mut ticks = tokio::time::interval(Duration::from_millis(1));
+        let mut id = 0_u64;
+        loop {
+            id += 1;
+            let denied = store.charge_once(&id.to_le_bytes(), &[one]).await.unwrap()[0];
+            if !denied.is_admitted() {
+                break;
+            }
+        }
+        // Another store, so that this one learns nothing.
+        let other = connect(&server.url()).await;
+        while store.stats().calls > 0
+            && !other.charge(&[one.cost(0)]).await.unwrap()[0].is_admitted()
+        {
+            ticks.tick().await;
+        }
+        let again = store.charge_once(&id.to_le_bytes(), &[one]).await.unwrap()[0];
+        assert!(!again.is_admitted(), "the same answer");
+        assert!(store.charge(&[one]).await.unwrap()[0].is_admitted(), "a new window");
+    });
+}

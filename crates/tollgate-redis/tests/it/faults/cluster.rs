@@ -1,0 +1,235 @@
+//! Slots that move and masters that die.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tollgate::{Algorithm, Charge, KeyRef, Limit, Store, StoreError, algorithm::Outcome};
+use tollgate_redis::RedisStore;
+use tollgate_testkit::servers::{Cluster, Flavor, Reply, eventually};
+
+use super::{Limiters, RETURN, let_pass};
+
+const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm::FixedWindow,
+    Algorithm::SlidingWindow,
+    Algorithm::TokenBucket,
+    Algorithm::SlidingLog,
+    Algorithm::Concurrency,
+];
+/// Keys that are in use all the time, all in one slot.
+const KEYS: usize = 10;
+const AMOUNT: u64 = 300;
+
+/// The slot of what was charged to a cluster that was empty before.
+fn only_slot(cluster: &Cluster) -> u16 {
+    let names = cluster.nodes().iter().map(|node| node.command(&["KEYS", "tg:*"]));
+    let names: Vec<Reply> = names.flat_map(|names| names.items().to_vec()).collect();
+    Cluster::slot_of(names[0].text().as_bytes())
+}
+
+/// The nth of the keys in the slot that moves.
+fn charge(keys: &[String], place: usize) -> Charge<'_> {
+    static PERMITS: AtomicU64 = AtomicU64::new(1);
+    let algorithm = ALGORITHMS[place % ALGORITHMS.len()];
+    let limit = Limit::new(AMOUNT, Duration::from_secs(1_000 * 3_600)).unwrap();
+    let limit = limit.with_algorithm(algorithm).unwrap();
+    let key = KeyRef::new(keys[place].as_bytes());
+    let mut charge = Charge::new("moving".parse().unwrap(), key, limit);
+    charge.tag = KeyRef::new(b"moving");
+    if algorithm == Algorithm::Concurrency {
+        charge.permit = PERMITS.fetch_add(1, SeqCst);
+    }
+    charge
+}
+
+fn keys(name: impl std::fmt::Display) -> Vec<String> {
+    (0..KEYS).map(|place| format!("{name}/{place}")).collect()
+}
+
+/// Asks for one key and for two keys in turn, all the time, and counts what is admitted of each.
+struct Charging {
+    keys: Arc<Vec<String>>,
+    admitted: Arc<[AtomicU64; KEYS]>,
+    going: Arc<AtomicBool>,
+    tasks: tokio::task::JoinSet<()>,
+}
+
+impl Charging {
+    fn start(runtime: &tokio::runtime::Runtime, store: &RedisStore, keys: Vec<String>) -> Self {
+        let mut charging = Self {
+            keys: Arc::new(keys),
+            admitted: Arc::default(),
+            going: Arc::new(AtomicBool::new(true)),
+            tasks: tokio::task::JoinSet::new(),
+        };
+        for task in 0..KEYS {
+            let (keys, admitted) = (charging.keys.clone(), charging.admitted.clone());
+            let (store, going) = (store.clone(), charging.going.clone());
+            let ask = async move {
+                let mut ticks = tokio::time::interval(Duration::from_millis(1));
+                for turn in task.. {
+                    ticks.tick().await;
+                    let [one, other] = [turn % KEYS, (turn + turn / KEYS) % KEYS];
+                    let mut charges = vec![charge(&keys, one)];
+                    if turn % 4 == 0 && one != other {
+                        charges.push(charge(&keys, other));
+                    }
+                    let outcomes = store.charge(&charges).await.unwrap();
+                    if outcomes.iter().all(|outcome| outcome.is_admitted()) {
+                        admitted[one].fetch_add(1, SeqCst);
+                        let second = charges.get(1).map(|_| &admitted[other]);
+                        second.map(|count| count.fetch_add(1, SeqCst));
+                    }
+                    if !going.load(SeqCst) {
+                        return;
+                    }
+                }
+            };
+            charging.tasks.spawn_on(ask, runtime.handle());
+        }
+        charging
+    }
+
+    /// Ends it, and takes all that is left of each key.
+    async fn end(self, store: &RedisStore) -> Vec<u64> {
+        self.going.store(false, SeqCst);
+        self.tasks.join_all().await;
+        let mut counts = Vec::new();
+        for place in 0..KEYS {
+            let mut count = self.admitted[place].load(SeqCst);
+            while store.charge(&[charge(&self.keys, place)]).await.unwrap()[0].is_admitted() {
+                count += 1;
+            }
+            counts.push(count);
+        }
+        counts
+    }
+}
+
+/// A slot moves back and forth while its keys are charged, with a stop half-way: every decision is right.
+#[test]
+fn slots_that_move() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        let limiters = Limiters::connect_patiently(&cluster.url());
+        let Limiters { runtime, store, .. } = &limiters;
+        runtime.block_on(store.charge(&[charge(&keys("first"), 0)])).unwrap();
+        let slot = only_slot(&cluster);
+        for round in 1..=12 {
+            let to = (cluster.owner(slot) + round) % 3;
+            if to == cluster.owner(slot) {
+                continue;
+            }
+            let charging = Charging::start(runtime, store, keys(round));
+            let_pass(Duration::from_millis(30));
+            cluster.begin_move(slot, to);
+            let_pass(Duration::from_millis(20));
+            cluster.migrate_keys(slot, to, KEYS / 2);
+            let_pass(Duration::from_millis(50));
+            while cluster.migrate_keys(slot, to, 100) > 0 {}
+            cluster.end_move(slot, to);
+            let_pass(Duration::from_millis(30));
+            let counts = runtime.block_on(charging.end(store));
+            assert_eq!(counts, [AMOUNT; KEYS], "round {round}");
+        }
+        let refusals = |code| {
+            let counts = cluster.nodes().iter().filter_map(|node| node.info(code));
+            let count = |text: String| text.trim().strip_prefix("count=").unwrap().parse::<u64>();
+            counts.map(|text| count(text).unwrap()).sum::<u64>()
+        };
+        let [moved, ask, again] =
+            ["errorstat_MOVED", "errorstat_ASK", "errorstat_TRYAGAIN"].map(refusals);
+        println!("{flavor}: {moved} MOVED, {ask} ASK, {again} TRYAGAIN");
+        assert!(moved > 0 && ask > 0 && again > 0);
+    }
+}
+
+/// A slot that stays half-moved is no reason to fail: neither for single keys in it nor for other slots.
+#[test]
+fn a_slot_that_is_half_moved() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        let limiters = Limiters::connect(&cluster.url());
+        let store = &limiters.store;
+        let old = keys("old");
+        for place in 0..KEYS {
+            limiters.runtime.block_on(store.charge(&[charge(&old, place)])).unwrap();
+        }
+        let slot = only_slot(&cluster);
+        let (from, to) = (cluster.owner(slot), (cluster.owner(slot) + 1) % 3);
+        cluster.begin_move(slot, to);
+        cluster.migrate_keys(slot, to, KEYS / 2);
+        let count = |node: usize| cluster.nodes()[node].command(&["DBSIZE"]).int();
+        assert_eq!([count(from), count(to)], [5, 5]);
+        let (closed, load) = (store.stats().closed, limiters.load());
+        let (mut asked, mut failed, mut pairs) = (0, 0, 0);
+        for turn in 0..50 {
+            eventually(RETURN, "all are connected", || store.is_connected());
+            let new = keys(format!("new-{turn}"));
+            let answers = limiters.runtime.block_on(all_at_once(store, [&old, &new]));
+            (asked, failed) = (asked + answers.len(), failed + failures(&answers));
+            let pair = [charge(&old, 0), charge(&new, 1)];
+            pairs += failures(&[limiters.runtime.block_on(store.charge(&pair))]);
+        }
+        let log = load.end(&limiters);
+        log.assert_timely("half moved");
+        let degraded = log.seen.iter().filter(|seen| seen.degraded).count();
+        let closed = store.stats().closed - closed;
+        println!(
+            "{flavor}: {failed} of {asked} single keys failed, {pairs} of 50 pairs; \
+             {degraded} of {} elsewhere; closed {closed} times",
+            log.seen.len()
+        );
+        assert!(failed * 5 <= asked, "{failed} of {asked} requests for single keys failed");
+        assert!(degraded * 5 <= log.seen.len(), "{degraded} of {} degraded", log.seen.len());
+    }
+}
+
+type Answer = Result<Vec<Outcome>, StoreError>;
+
+/// Charges each key by itself, all at the same time.
+async fn all_at_once(store: &RedisStore, sets: [&Vec<String>; 2]) -> Vec<Answer> {
+    let mut asking = tokio::task::JoinSet::new();
+    for (place, keys) in (0..KEYS).flat_map(|place| sets.map(|keys| (place, keys.clone()))) {
+        let store = store.clone();
+        asking.spawn(async move { store.charge(&[charge(&keys, place)]).await });
+    }
+    asking.join_all().await
+}
+
+fn failures(answers: &[Answer]) -> usize {
+    answers.iter().filter(|answer| answer.is_err()).count()
+}
+
+/// While a replica takes over, failure modes decide; then it is the store again, exactly.
+#[test]
+fn a_master_that_is_killed() {
+    for flavor in Flavor::ALL {
+        let mut cluster = Cluster::start(flavor, 3, 1);
+        let limiters = Limiters::connect(&cluster.url());
+        assert!(!limiters.is_degraded());
+        let owner = cluster.owner(only_slot(&cluster));
+        let load = limiters.load();
+        let_pass(Duration::from_millis(200));
+        cluster.nodes_mut()[owner].kill();
+        limiters.wait_until_degraded();
+        let replica = &cluster.nodes()[owner + 3];
+        let promoted = || replica.info("role").as_deref() == Some("master");
+        eventually(10 * RETURN, "the replica is the master", promoted);
+        let back = limiters.wait_until_back();
+        println!("{flavor}: back {back:?} after a replica took over");
+        let log = load.end(&limiters);
+        log.assert_timely("a master killed");
+        log.assert_modes_hold();
+        limiters.assert_exact();
+        limiters.assert_window_exact(&cluster.nodes()[owner + 3]);
+        cluster.nodes_mut()[owner].restart();
+        let_pass(RETURN);
+        limiters.assert_exact();
+    }
+}
