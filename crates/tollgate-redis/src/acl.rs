@@ -15,6 +15,10 @@ pub const ACL_RULES: &str = "-@all +ping +info +select +time +eval +evalsha +clu
     +lindex +llen +lset +ltrim +rpush +rpop \
     +zadd +zcard +zcount +zpopmax +zrange +zrangebyscore +zrem +zremrangebyscore +zscore";
 
+/// What a store with the [layout](crate::Layout) of another limiter needs besides. The keys are then those of the
+/// layout: `~rl:*` for `rl:{key}:{window}`.
+pub const LAYOUT_ACL_RULES: &str = "+incrby +decrby +pttl";
+
 /// The same for a user of the sentinels, who are asked where the master is and nothing else.
 pub const SENTINEL_ACL_RULES: &str =
     "-@all +ping +info +sentinel|master +sentinel|get-master-addr-by-name";
@@ -30,6 +34,24 @@ mod tests {
 
     use super::*;
 
+    fn commands(scripts: &[&str]) -> BTreeSet<String> {
+        scripts
+            .iter()
+            .flat_map(|script| script.split("call('").skip(1))
+            .filter_map(|rest| rest.split('\'').next())
+            .map(|command| format!("+{}", command.to_lowercase()))
+            .collect()
+    }
+
+    #[test]
+    fn layouts_need_no_more_than_they_say() {
+        let used = commands(&[include_str!("script/window.lua"), include_str!("script/log.lua")]);
+        let has = |rules: &str, command: &str| rules.split_whitespace().any(|rule| rule == command);
+        let more: Vec<&String> = used.iter().filter(|command| !has(ACL_RULES, command)).collect();
+        assert!(more.iter().all(|command| has(LAYOUT_ACL_RULES, command)), "{more:?}");
+        assert_eq!(more.len(), LAYOUT_ACL_RULES.split_whitespace().count());
+    }
+
     #[test]
     fn every_command_of_the_scripts_is_allowed_and_nothing_else() {
         let scripts = [
@@ -38,12 +60,7 @@ mod tests {
             include_str!("script/charge.lua"),
             include_str!("script/amend.lua"),
         ];
-        let mut used: BTreeSet<String> = scripts
-            .iter()
-            .flat_map(|script| script.split("call('").skip(1))
-            .filter_map(|rest| rest.split('\'').next())
-            .map(|command| format!("+{}", command.to_lowercase()))
-            .collect();
+        let mut used = commands(&scripts);
         for sent in
             ["ping", "info", "select", "eval", "evalsha", "cluster|slots", "asking", "unlink"]
         {

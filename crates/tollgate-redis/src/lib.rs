@@ -20,7 +20,7 @@ mod time;
 mod url;
 mod wire;
 
-pub use acl::{ACL_RULES, SENTINEL_ACL_RULES};
+pub use acl::{ACL_RULES, LAYOUT_ACL_RULES, SENTINEL_ACL_RULES};
 pub use layout::{Layout, LayoutError, Template};
 pub use stats::{RedisStats, ServerStats};
 pub use store::{ConnectError, RedisStore, RedisStoreBuilder};

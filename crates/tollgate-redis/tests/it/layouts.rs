@@ -7,7 +7,7 @@ use tollgate::{
     Charge, Clock, Key, Limit, PolicySet, SharedLimiter, Store, StoreError, SystemClock, Timestamp,
     algorithm::{Origin, Outcome},
 };
-use tollgate_redis::{Layout, RedisStore};
+use tollgate_redis::{ACL_RULES, LAYOUT_ACL_RULES, Layout, RedisStore};
 use tollgate_testkit::{
     Random,
     servers::{Client, Cluster, Flavor, Reply, Server, eventually},
@@ -541,6 +541,27 @@ fn a_full_server_counts_on_and_makes_nothing_new() {
             assert!(matches!(failed, Err(StoreError::Failed(_))), "{failed:?}");
             must(&mut client, &["CONFIG", "SET", "maxmemory", "0"]);
             assert_eq!(ours.charge("new", limit, 1).remaining(), 8);
+        }
+    }
+}
+
+#[test]
+fn with_the_smallest_rights() {
+    for flavor in Flavor::ALL {
+        for other in Other::ALL {
+            let rights = format!("{} {ACL_RULES} {LAYOUT_ACL_RULES}", other.keys());
+            let user = format!("tollgate on >secret {rights}");
+            let server = Server::options(flavor).acl("default off").acl(&user).start();
+            let seconds = long_seconds(micros(&mut server.connect().unwrap()));
+            let limit = other.limit(&Budget { key: String::new(), amount: 3, seconds });
+            let url = format!("redis://tollgate:secret@{}", server.address());
+            let ours = Ours::new(&url, other.layout());
+            let admitted = [0, 1, 2, 1].map(|cost| ours.charge("alice", limit, cost).is_admitted());
+            assert_eq!(admitted, [true, true, true, false]);
+            ours.refund("alice", limit, 1);
+            ours.reset("alice", limit).unwrap();
+            let refused = server.command(&["ACL", "LOG"]);
+            assert!(refused.items().is_empty(), "{flavor} {other:?}: {refused:?}");
         }
     }
 }

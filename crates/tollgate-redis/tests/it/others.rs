@@ -90,6 +90,18 @@ impl Other {
         }
     }
 
+    /// Its keys, for a rule about rights.
+    pub(crate) fn keys(self) -> &'static str {
+        match self {
+            Self::Rlaas | Self::RlaasLog => "~rlaas:rate_limit:*",
+            Self::Spring => "~ratelimiter:*",
+            Self::ValkeyApi => "~rate_limit:*",
+            Self::UnixTime => "~rl:*",
+            Self::UnixTimeLog => "~sw:*",
+            Self::TypeScript => "~[0-9]*:*",
+        }
+    }
+
     /// How many seconds a key lives from when that is set.
     pub(crate) fn life(self, seconds: u64) -> u64 {
         match self {
