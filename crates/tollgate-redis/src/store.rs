@@ -446,7 +446,7 @@ impl Inner {
                 && let Some(draw) = self.leases.start_draw(want)
             {
                 let want = Want { cost: 1, ..*want };
-                let units = charge.lease.min(want.limit.capacity()).min(u64::from(u32::MAX));
+                let units = charge.lease.min(want.limit.capacity());
                 self.runtime.spawn(self.clone().draw_one(want, draw, units));
             }
         }

@@ -75,7 +75,7 @@ impl Program {
         let cells = batch.cells();
         let groups =
             order.chunk_by(|&one, &other| cells[one as usize].limit == cells[other as usize].limit);
-        let mut words = Words(Vec::with_capacity(80 + 12 * order.len()));
+        let mut words = Words(Vec::with_capacity(80 + 16 * order.len()));
         words.push([settings.now, settings.slack, u64::from(settings.create)]);
         words.push([order.len() as u64, groups.clone().count() as u64]);
         for group in groups {
@@ -84,9 +84,7 @@ impl Program {
             words.limit(cell.kind, &cell.limit);
             for &cell in group {
                 let run = &batch.runs()[cells[cell as usize].last_run];
-                let times = u32::try_from(run.times).unwrap_or(u32::MAX);
-                words.0.extend_from_slice(&times.to_le_bytes());
-                words.push([batch.asks()[run.asks[0] as usize].wants[0].cost]);
+                words.push([run.times, batch.asks()[run.asks[0] as usize].wants[0].cost]);
             }
         }
         Self { bytes: words.0, order }

@@ -22,7 +22,7 @@ for _ = 1, limits do
   count, kind, amount, capacity, period, place = unpack('<I8I8I8I8I8', program, place)
   for _ = 1, count do
     local times, cost
-    times, cost, place = unpack('<I4I8', program, place)
+    times, cost, place = unpack('<I8I8', program, place)
     index = index + 1
     local key, value, taken = KEYS[index], values[index] or NOTHING, BROKEN
     local ours = value ~= NOTHING or create == 1 and not (strangers and call('EXISTS', key) == 1)
@@ -37,6 +37,7 @@ for _ = 1, limits do
       taken = fit > 0 and fit * cost or 0
       if taken > 0 or changed then write(key, slack, kind, amount, period, before, at, a + taken, b) end
     end
+    if taken == BROKEN then value = NOTHING end
     reply[2 * index], reply[2 * index + 1] = value, pack('<I8', taken)
   end
 end
