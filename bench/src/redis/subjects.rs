@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo, Script, aio::MultiplexedConnection};
+use redis::{
+    AsyncConnectionConfig, Client, IntoConnectionInfo, Script, aio::MultiplexedConnection,
+};
 use tollgate::{Limit, PolicySet, SharedLimiter};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::servers::Server;
@@ -16,13 +18,15 @@ pub enum Subject {
     Commands(MultiplexedConnection, u32),
 }
 
-/// As little as a script can do that is exact in one aligned window by the server's clock.
+/// What a script that is run for each request does: an aligned window by the server's clock, and all that its caller
+/// has to tell a client: whether, how many, and for how long.
 const SCRIPT: &str = "
 local time = redis.call('TIME')
 local key = KEYS[1] .. ':' .. math.floor(time[1] / 3600)
 local count = redis.call('INCR', key)
 if count == 1 then redis.call('EXPIRE', key, 3600) end
-return count
+local left = redis.call('TTL', key)
+return { count <= tonumber(ARGV[1]) and 1 or 0, count, left }
 ";
 
 pub async fn make(name: &str, server: &Server, limit: u32) -> Subject {
@@ -53,14 +57,16 @@ impl Subject {
     /// Whether a key may pass.
     pub async fn check(&self, key: &str) -> bool {
         match self {
-            Self::Tollgate(limiter) => {
-                limiter.check(key).await.expect("a decision").is_allowed()
-            }
+            Self::Tollgate(limiter) => limiter.check(key).await.expect("a decision").is_allowed(),
             Self::Script(connection, script, limit) => {
                 let mut connection = connection.clone();
-                let count: u32 =
-                    script.key(key).invoke_async(&mut connection).await.expect("a count");
-                count <= *limit
+                let (allowed, _, _): (bool, u32, u32) = script
+                    .key(key)
+                    .arg(*limit)
+                    .invoke_async(&mut connection)
+                    .await
+                    .expect("an answer");
+                allowed
             }
             Self::Commands(connection, limit) => {
                 let mut connection = connection.clone();

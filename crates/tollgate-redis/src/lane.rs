@@ -1,6 +1,6 @@
 //! Lanes: the way to one server.
 //!
-//! Requests line up while a trip to the server is under way and leave together when it is back: batches form by
+//! Requests line up while trips to the server are under way and leave together when one is back: batches form by
 //! themselves under load, and an idle lane sends at once. One task drives each lane. It also is the circuit breaker:
 //! when the server is lost or late it closes the lane, and from then on requests are refused in microseconds; only the
 //! driver goes on asking, and opens the lane again when the server answers within the deadline.
@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use redis::Pipeline;
 use tokio::{
@@ -29,7 +30,7 @@ use crate::{
     denials::Denials,
     job::{Amend, Job, Next, Redirect, Work},
     layout::{self, Note},
-    link::Link,
+    link::{Link, Wire},
     resolver::Resolver,
     stats::Counters,
     wire::Settings,
@@ -86,6 +87,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_millis(500);
 /// A server that answers late is asked this often whether it has recovered.
 const LATE_RETRY: Duration = Duration::from_millis(200);
+const TOO_SLOW: &str = "the server is too slow to answer within the deadline";
+/// So many trips may be under way at the same time: while the server works on one, the other is made ready or taken in.
+const TRIPS: usize = 2;
 /// A server that does not answer for so long is connected to anew.
 const GIVE_UP: Duration = Duration::from_millis(1_000);
 /// What cannot be sent on yet is looked at again after this.
@@ -266,12 +270,12 @@ impl Lane {
     }
 
     /// Sends jobs until all are answered or sent elsewhere. `Err`: the connection is of no more use.
-    async fn trip(self: &Arc<Self>, link: &mut Link, mut jobs: Vec<Job>) -> Result<(), Trouble> {
+    async fn trip(self: &Arc<Self>, wire: &Wire, mut jobs: Vec<Job>) -> Result<(), Trouble> {
         while !jobs.is_empty() {
             let sent = Instant::now();
             let since = jobs.iter().filter_map(Job::since).min().unwrap_or(sent);
-            let commands = self.commands(link, &jobs);
-            let replies = match timeout_at(since + self.common.deadline, link.run(&commands)).await
+            let commands = self.commands(wire, &jobs);
+            let replies = match timeout_at(since + self.common.deadline, wire.run(&commands)).await
             {
                 Ok(Ok(replies)) => replies,
                 Ok(Err(error)) => {
@@ -294,14 +298,14 @@ impl Lane {
         Ok(())
     }
 
-    fn commands(&self, link: &Link, jobs: &[Job]) -> Pipeline {
+    fn commands(&self, wire: &Wire, jobs: &[Job]) -> Pipeline {
         let settings = self.settings();
         let mut commands = Pipeline::with_capacity(jobs.len());
         for job in jobs {
             if job.asking {
                 commands.add_command(redis::cmd("ASKING"));
             }
-            commands.add_command(job.command(&self.common.names, &link.scripts, settings));
+            commands.add_command(job.command(&self.common.names, &wire.scripts, settings));
         }
         commands
     }
@@ -490,7 +494,7 @@ async fn connect_and_serve(lane: &Arc<Lane>) -> Result<(), String> {
             break reason;
         }
         match serve(lane, &mut link, &mut good).await {
-            Trouble::Late => lane.close("the server is too slow to answer within the deadline"),
+            Trouble::Late => lane.close(TOO_SLOW),
             Trouble::Lost(reason) => break reason,
         }
     };
@@ -502,22 +506,47 @@ async fn connect_and_serve(lane: &Arc<Lane>) -> Result<(), String> {
 /// Serves requests until there is trouble. `good` tells whether any was answered.
 async fn serve(lane: &Arc<Lane>, link: &mut Link, good: &mut bool) -> Trouble {
     lane.open();
+    let wire = link.wire().clone();
+    let mut trips = FuturesUnordered::new();
     while lane.is_open() {
-        let jobs = lane.take();
-        if jobs.is_empty() {
-            tokio::select! {
-                biased;
-                () = lane.wake.notified() => {}
-                () = link.gone() => return Trouble::Lost("the server hung up".to_owned()),
+        if trips.len() < TRIPS {
+            let jobs = lane.take();
+            if !jobs.is_empty() {
+                trips.push(lane.trip(&wire, jobs));
             }
-            continue;
         }
-        if let Err(trouble) = lane.trip(link, jobs).await {
-            return trouble;
+        tokio::select! {
+            biased;
+            Some(returned) = trips.next() => {
+                if let Err(trouble) = returned {
+                    return finish_others(lane, trips, trouble).await;
+                }
+                *good = true;
+                // Those who have just been answered may be about to ask again.
+                tokio::task::yield_now().await;
+            }
+            () = lane.wake.notified(), if trips.len() < TRIPS => {}
+            () = link.gone(), if trips.is_empty() => {
+                return Trouble::Lost("the server hung up".to_owned());
+            }
         }
-        *good = true;
     }
-    Trouble::Lost(lane.trouble())
+    let trouble = Trouble::Lost(lane.trouble());
+    finish_others(lane, trips, trouble).await
+}
+
+/// Lets no more requests in, and waits for the trips that are still under way: each has its deadline.
+async fn finish_others(
+    lane: &Lane,
+    mut trips: FuturesUnordered<impl Future<Output = Result<(), Trouble>>>,
+    trouble: Trouble,
+) -> Trouble {
+    lane.close(match &trouble {
+        Trouble::Late => TOO_SLOW,
+        Trouble::Lost(reason) => reason,
+    });
+    while trips.next().await.is_some() {}
+    trouble
 }
 
 /// Waits until the server answers within the deadline. `Err`: the connection is of no more use, and why.

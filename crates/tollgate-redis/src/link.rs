@@ -46,10 +46,16 @@ pub(crate) enum Address {
 /// A connection, with what is known of the server behind it.
 #[derive(Debug)]
 pub(crate) struct Link {
-    connection: MultiplexedConnection,
-    pub(crate) scripts: Arc<Scripts>,
+    wire: Wire,
     /// Whatever comes here, the connection is gone.
     gone: mpsc::UnboundedReceiver<redis::PushInfo>,
+}
+
+/// What commands are sent by. Clones share the connection, which answers in the order of what was sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Wire {
+    connection: MultiplexedConnection,
+    pub(crate) scripts: Arc<Scripts>,
 }
 
 /// Long enough for a handshake with TLS on a busy machine; short enough to be back within two seconds.
@@ -92,14 +98,14 @@ impl Link {
         };
         let client = access.client(address, protocol)?;
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Self { connection, scripts: scripts(true), gone })
+        Ok(Self { wire: Wire { connection, scripts: scripts(true) }, gone })
     }
 
     async fn get_to_know(&mut self, writable: bool) -> Result<(), RedisError> {
         let info = self.info("server").await?;
         // Valkey tells clients that it is Redis 7.2, and has its own version beside that.
         if field(&info, "redis_version").is_some_and(|version| version.starts_with("6.")) {
-            self.scripts = scripts(false);
+            self.wire.scripts = scripts(false);
         }
         if writable && field(&self.info("replication").await?, "role") == Some("slave") {
             return Err((redis::ErrorKind::Client, "the server is a replica").into());
@@ -108,22 +114,17 @@ impl Link {
     }
 
     async fn info(&mut self, section: &str) -> Result<String, RedisError> {
-        match redis::cmd("INFO").arg(section).query_async(&mut self.connection).await {
+        match redis::cmd("INFO").arg(section).query_async(&mut self.wire.connection).await {
             // A user without the right to INFO: take it for a current server.
             Err(error) if error.code() == Some("NOPERM") => Ok(String::new()),
             answer => answer,
         }
     }
 
-    /// Sends all commands at once. A reply may be an error; `Err` means that the connection broke.
-    pub(crate) async fn run(&mut self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
-        self.connection.send_packed_commands(commands, 0, commands.len()).await
-    }
-
     /// How long the server takes to answer.
     pub(crate) async fn ping(&mut self) -> Result<Duration, RedisError> {
         let sent = Instant::now();
-        let _: Value = redis::cmd("PING").query_async(&mut self.connection).await?;
+        let _: Value = redis::cmd("PING").query_async(&mut self.wire.connection).await?;
         Ok(sent.elapsed())
     }
 
@@ -139,7 +140,18 @@ impl Link {
     }
 
     pub(crate) fn connection(&mut self) -> &mut MultiplexedConnection {
-        &mut self.connection
+        &mut self.wire.connection
+    }
+
+    pub(crate) fn wire(&self) -> &Wire {
+        &self.wire
+    }
+}
+
+impl Wire {
+    /// Sends all commands at once. A reply may be an error; `Err` means that the connection broke.
+    pub(crate) async fn run(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
+        self.connection.clone().send_packed_commands(commands, 0, commands.len()).await
     }
 }
 

@@ -95,7 +95,7 @@ async fn may_not(link: &mut Link, user: &str, key: &str, commands: &[&str]) -> V
             asked.arg(if word == "K" { key } else { word });
         }
     }
-    let answers = link.run(&asked).await.unwrap_or_default();
+    let answers = link.wire().run(&asked).await.unwrap_or_default();
     answers.iter().map(|answer| !is_ok(answer)).collect()
 }
 
