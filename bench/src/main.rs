@@ -18,7 +18,7 @@ fn main() -> std::io::Result<()> {
     let has = |word: &str| std::env::args().any(|argument| argument == word);
     let quick = has("--quick");
     if has("redis") {
-        let rows = redis::rows(if quick { 3 } else { 15 });
+        let rows = redis::rows(if quick { 3 } else { 11 });
         report::print(&rows);
         return report::write(&rows, std::path::Path::new("target/bench/redis.json"));
     }

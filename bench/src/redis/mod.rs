@@ -35,23 +35,31 @@ const CASES: [Case; 3] = [
 ];
 
 pub fn rows(rounds: usize) -> Vec<Row> {
-    // One thread asks, and leaves the other core to the server.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime");
     let mut rows = Vec::new();
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
-        rows.extend(runtime.block_on(over_admitted(&server)));
+        rows.extend(runtime(2).block_on(over_admitted(&server)));
         for case in &CASES {
-            rows.extend(runtime.block_on(measure(&server, case, rounds)));
+            for threads in [1, 2] {
+                rows.extend(runtime(threads).block_on(measure(&server, case, threads, rounds)));
+            }
         }
     }
     rows
 }
 
+/// What the tasks run on; the server has one of the same processors.
+fn runtime(threads: usize) -> tokio::runtime::Runtime {
+    let mut builder = match threads {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    builder.worker_threads(threads).enable_all().build().expect("a runtime")
+}
+
 /// Every subject once a round, each time starting with the next one.
-async fn measure(server: &Server, case: &Case, rounds: usize) -> Vec<Row> {
-    let name = format!("{} {}", server.flavor(), case.name);
+async fn measure(server: &Server, case: &Case, threads: usize, rounds: usize) -> Vec<Row> {
+    let name = format!("{} {} {threads}t", server.flavor(), case.name);
     eprintln!("{name}, {TASKS} tasks, {rounds} rounds");
     let keys = Arc::new(Asked::new((case.keys)()));
     let mut subjects = Vec::new();

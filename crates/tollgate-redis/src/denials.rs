@@ -44,9 +44,12 @@ impl Denials {
 
     /// Remembers a state that took part in a denial; and any other, if an older one is remembered.
     pub(crate) fn learn(&self, cell: CellId, known: Known, trip: Trip) {
-        if let Some(entries) = &self.entries
-            && (known.denied || entries.contains_key(&cell))
-        {
+        let Some(entries) = &self.entries else { return };
+        let news = match entries.get(&cell) {
+            Some(old) => old.known.now <= known.now,
+            None => known.denied,
+        };
+        if news {
             entries.insert(cell, Entry { known, trip });
         }
     }

@@ -87,6 +87,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_millis(500);
 /// A server that answers late is asked this often whether it has recovered.
 const LATE_RETRY: Duration = Duration::from_millis(200);
+const LATE_IN_LINE: &str = "too many requests were in line for the server";
 const TOO_SLOW: &str = "the server is too slow to answer within the deadline";
 /// So many trips may be under way at the same time: while the server works on one, the other is made ready or taken in.
 const TRIPS: usize = 2;
@@ -259,6 +260,7 @@ impl Lane {
     fn batches(&self, mut asks: Vec<Ask>) -> Vec<Batch> {
         // Nobody waits for these any more, and nothing was sent.
         asks.retain(|ask| !ask.answer.is_closed());
+        self.refuse_late(&mut asks);
         if self.cluster.strong_count() == 0 {
             return Batch::of(asks);
         }
@@ -267,6 +269,17 @@ impl Lane {
             slots.entry(ask.wants[0].cell.slot()).or_default().push(ask);
         }
         slots.into_values().flat_map(Batch::of).collect()
+    }
+
+    /// Refuses those who have waited in line for so long that they would not be answered in time. Were they sent, the
+    /// server would seem late, and the lane would be closed to all others.
+    fn refuse_late(&self, asks: &mut Vec<Ask>) {
+        let (now, round_trip) = (Instant::now(), self.round_trip());
+        let waited = |ask: &Ask| now.duration_since(ask.since);
+        for ask in asks.extract_if(.., |ask| waited(ask) + round_trip > self.common.deadline) {
+            self.common.counters.timed_out.add(1);
+            drop(ask.answer.send(Err(StoreError::Unavailable(LATE_IN_LINE.to_owned()))));
+        }
     }
 
     /// Sends jobs until all are answered or sent elsewhere. `Err`: the connection is of no more use.
