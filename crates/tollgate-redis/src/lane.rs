@@ -391,9 +391,14 @@ impl Lane {
         job.since().is_some_and(|since| since.elapsed() > self.common.deadline / 2)
     }
 
-    /// Waits, or until something happens.
+    /// Waits, unless it is over before.
     async fn pause(&self, time: Duration) {
-        drop(timeout(time, self.wake.notified()).await);
+        let over = async {
+            while !self.is_over() {
+                self.wake.notified().await;
+            }
+        };
+        drop(timeout(time, over).await);
     }
 }
 
