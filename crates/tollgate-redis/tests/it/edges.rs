@@ -83,17 +83,20 @@ fn a_lease_of_more_than_all() {
 #[test]
 fn leases_are_returned_as_soon_as_they_are_drawn() {
     let server = Server::start(Flavor::Redis);
-    runtime().block_on(async {
+    two_threads().block_on(async {
         let store = connect(&server.url()).await;
         for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket]
         {
-            let mut unit = charge(limit(100, algorithm));
-            unit.lease = 5;
-            assert!(store.charge(&[unit]).await.unwrap()[0].is_admitted());
-            store.return_leases().await.unwrap();
-            assert_eq!(store.stats().lease_units_outstanding, 0);
-            let left = store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
-            assert_eq!(left, 99, "{algorithm}");
+            for turn in 0..100_u64 {
+                let key = turn.to_le_bytes();
+                let mut unit = charge(limit(100, algorithm));
+                (unit.key, unit.tag, unit.lease) = (KeyRef::new(&key), KeyRef::new(&key), 5);
+                assert!(store.charge(&[unit]).await.unwrap()[0].is_admitted());
+                store.return_leases().await.unwrap();
+                let left = store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
+                assert_eq!(left, 99, "{algorithm}");
+                assert_eq!(store.stats().lease_units_outstanding, 0);
+            }
         }
     });
 }
