@@ -506,9 +506,6 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.lanes().iter().for_each(|lane| lane.end());
-        if let Topology::Cluster(cluster) = &self.servers {
-            cluster.refresh_soon();
-        }
     }
 }
 
