@@ -10,7 +10,7 @@ use std::{
 
 use tollgate::{Algorithm, Charge, KeyRef, Limit, Store, StoreError, algorithm::Outcome};
 use tollgate_redis::RedisStore;
-use tollgate_testkit::servers::{Cluster, Flavor, Reply, eventually};
+use tollgate_testkit::servers::{Cluster, Flavor, Proxy, Reply, eventually};
 
 use super::{Limiters, RETURN, let_pass};
 
@@ -230,6 +230,27 @@ fn a_master_that_is_killed() {
         limiters.assert_window_exact(&cluster.nodes()[owner + 3]);
         cluster.nodes_mut()[owner].restart();
         let_pass(RETURN);
+        limiters.assert_exact();
+    }
+}
+
+/// A cluster of which nobody was there at first is found as soon as somebody is.
+#[test]
+fn a_cluster_that_comes_later() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        let seed = Proxy::start(cluster.nodes()[0].address());
+        seed.refuse(true);
+        let limiters = Limiters::connect_later(&seed.url().replace("redis:", "redis+cluster:"));
+        let load = limiters.load();
+        let_pass(Duration::from_millis(500));
+        assert!(limiters.is_degraded());
+        seed.refuse(false);
+        let back = limiters.wait_until_back();
+        println!("{flavor}: there {back:?} after its seed");
+        let log = load.end(&limiters);
+        log.assert_timely("a cluster that comes later");
+        log.assert_modes_hold();
         limiters.assert_exact();
     }
 }

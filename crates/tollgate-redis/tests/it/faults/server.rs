@@ -170,7 +170,7 @@ fn a_replica_is_not_written_to() {
         let load = limiters.load();
         let begun = now();
         let_pass(Duration::from_millis(500));
-        assert!(limiters.trouble().contains("replica"), "{}", limiters.trouble());
+        assert!(limiters.trouble().contains("the server is a replica"), "{}", limiters.trouble());
         let log = load.end(&limiters);
         log.assert_timely("a replica");
         log.assert_modes_hold();
