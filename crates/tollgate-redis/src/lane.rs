@@ -86,6 +86,7 @@ const LATE_RETRY: Duration = Duration::from_millis(200);
 const GIVE_UP: Duration = Duration::from_millis(1_000);
 /// What cannot be sent on yet is looked at again after this.
 const SOON: Duration = Duration::from_millis(1);
+const ON_ITS_WAY: &str = "the slot is on its way to another server";
 
 impl Lane {
     pub(crate) fn new(
@@ -211,11 +212,11 @@ impl Lane {
     fn refuse(&self, rest: Queue) {
         let trouble = self.trouble();
         let error = || StoreError::Unavailable(trouble.clone());
-        for ask in rest.asks {
-            drop(ask.answer.send(Err(error())));
+        for mut ask in rest.asks {
+            ask.waiter.answer(Err(error()));
         }
-        for amend in rest.amends {
-            drop(amend.answer.send(Err(error())));
+        for mut amend in rest.amends {
+            amend.waiter.answer(Err(error()));
         }
         rest.jobs.into_iter().for_each(|job| job.fail(error));
     }
@@ -238,7 +239,7 @@ impl Lane {
     /// In a cluster, what is in one slot travels together; otherwise all.
     fn batches(&self, mut asks: Vec<Ask>) -> Vec<Batch> {
         // Nobody waits for these any more, and nothing was sent.
-        asks.retain(|ask| !ask.answer.is_closed());
+        asks.retain(|ask| ask.waiter.since().is_some());
         if self.cluster.strong_count() == 0 {
             return Batch::of(asks);
         }
@@ -253,22 +254,17 @@ impl Lane {
     async fn trip(self: &Arc<Self>, link: &mut Link, mut jobs: Vec<Job>) -> Result<(), Trouble> {
         while !jobs.is_empty() {
             let sent = Instant::now();
-            let since = jobs.iter().filter_map(Job::since).min().unwrap_or(sent);
             let commands = self.commands(link, &jobs);
-            let replies = match timeout_at(since + self.common.deadline, link.run(&commands)).await
-            {
-                Ok(Ok(replies)) => replies,
-                Ok(Err(error)) => {
+            let replies = self.replies(link.run(&commands), sent, &mut jobs).await;
+            let replies = match replies {
+                Some(Ok(replies)) => replies,
+                Some(Err(error)) => {
                     let reason = format!("the connection broke before the answer came: {error}");
                     let unavailable = || StoreError::Unavailable(reason.clone());
                     jobs.into_iter().for_each(|job| job.fail(unavailable));
                     return Err(Trouble::Lost(format!("the connection broke: {error}")));
                 }
-                Err(_) => {
-                    self.common.counters.timed_out.add(jobs.len() as u64);
-                    jobs.into_iter().for_each(|job| job.fail(|| StoreError::TimedOut));
-                    return Err(Trouble::Late);
-                }
+                None => return Err(Trouble::Late),
             };
             let took = sent.elapsed();
             self.round_trip.store(took.as_micros() as u64, Ordering::Relaxed);
@@ -276,6 +272,29 @@ impl Lane {
             jobs = self.finish(jobs, replies, sent)?;
         }
         Ok(())
+    }
+
+    /// What the server answers, if it does within the deadline. Those who have waited before for a trip to end may be
+    /// out of time earlier: that is no fault of the server, and the others wait on.
+    async fn replies<T>(
+        &self,
+        run: impl Future<Output = T>,
+        sent: Instant,
+        jobs: &mut [Job],
+    ) -> Option<T> {
+        let mut run = std::pin::pin!(run);
+        let deadline = self.common.deadline;
+        loop {
+            let since = jobs.iter().filter_map(Job::since).min().unwrap_or(sent);
+            if let Ok(replies) = timeout_at(since.min(sent) + deadline, &mut run).await {
+                return Some(replies);
+            }
+            let expired: usize = jobs.iter_mut().map(|job| job.expire(deadline)).sum();
+            self.common.counters.timed_out.add(expired as u64);
+            if sent.elapsed() >= deadline {
+                return None;
+            }
+        }
     }
 
     fn commands(&self, link: &Link, jobs: &[Job]) -> Pipeline {
@@ -312,7 +331,8 @@ impl Lane {
             let learn = |cell, known| denials.learn(cell, known, (sent, received));
             match job.finish(reply, learn) {
                 Next::Done => {}
-                Next::Again(job) => again.push(job),
+                // If nobody waits for it any more, it had better not run.
+                Next::Again(job) => again.extend(job.since().map(|_| job)),
                 Next::Elsewhere(job, redirect) => self.redirect(job, redirect),
                 Next::Refused(job, reason) => {
                     job.fail(|| StoreError::Unavailable(reason.clone()));
@@ -339,8 +359,7 @@ impl Lane {
             return job.fail(|| StoreError::Unavailable(reason.to_owned()));
         };
         if self.is_late(&job) {
-            let reason = "the slot is on its way to another server";
-            return job.fail(|| StoreError::Unavailable(reason.to_owned()));
+            return job.fail(|| StoreError::Unavailable(ON_ITS_WAY.to_owned()));
         }
         let lane = match redirect {
             Redirect::Moved(address) => {
@@ -376,19 +395,22 @@ impl Lane {
         }
     }
 
-    /// Sends a job after a while, when the lane is open; or when it is late, whatever comes of it.
+    /// Sends a job after a while, when the lane is open.
     async fn send_soon(self: Arc<Self>, job: Job) {
         sleep(SOON).await;
         while !self.is_open() && !self.is_late(&job) {
             sleep(SOON).await;
         }
+        if self.is_late(&job) {
+            return job.fail(|| StoreError::Unavailable(ON_ITS_WAY.to_owned()));
+        }
         self.send(job);
     }
 
-    /// Whether too little of its time is left for yet another trip. Were that to end in time-out, all other requests
-    /// would suffer for it.
+    /// Whether nobody waits for a job any more, or not for as long as it takes.
     fn is_late(&self, job: &Job) -> bool {
-        job.since().is_some_and(|since| since.elapsed() > self.common.deadline / 2)
+        let time = self.common.deadline.saturating_sub(SOON);
+        job.since().is_none_or(|since| since.elapsed() > time)
     }
 
     /// Waits, unless it is over before.

@@ -15,6 +15,7 @@ mod stats;
 mod store;
 mod time;
 mod url;
+mod waiter;
 mod wire;
 
 pub use stats::{RedisStats, ServerStats};

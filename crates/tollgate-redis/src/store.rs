@@ -1,12 +1,15 @@
 use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout, timeout_at},
+};
 use tollgate::{Answer, Charge, Clock, Store, StoreError, algorithm::Outcome};
 
 use crate::{
     batch::{self, Ask},
-    cell::{Kind, Names, Want},
+    cell::{CellId, Kind, Names, Want},
     cluster::Cluster,
     denials::Denials,
     job::Amend,
@@ -16,6 +19,7 @@ use crate::{
     stats::{Counters, RedisStats, ServerStats},
     time::Time,
     url::{RedisUrl, Servers, UrlError},
+    waiter::Waiter,
     wire::Action,
 };
 
@@ -44,6 +48,8 @@ struct Inner {
     common: Arc<Common>,
     leases: Leases,
     servers: Topology,
+    /// Where the store was made. Whoever asks may be in another runtime, or in none.
+    runtime: Handle,
 }
 
 #[derive(Debug)]
@@ -140,15 +146,8 @@ impl RedisStore {
     /// Gives back what was drawn ahead and not spent. Without this, it comes back at the end of the period. So does
     /// what could not be given back; the error is then the last there was.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
-        let Inner { common, leases, .. } = &*self.inner;
-        // What is still on its way would be lost to everybody.
-        drop(tokio::time::timeout(common.deadline, leases.settled()).await);
-        let mut returned = Ok(());
-        for Unspent { want, part, drawn } in leases.take_all() {
-            let amended = self.inner.amend(want, Some(Action::Return { part, drawn })).await;
-            returned = amended.map(drop).and(returned);
-        }
-        returned
+        let returning = self.inner.runtime.spawn(self.inner.clone().return_leases());
+        returning.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
@@ -194,7 +193,7 @@ impl RedisStoreBuilder {
     /// Connects, and fails if no server answers within some seconds. In a cluster it is enough that one does by then.
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
         let store = self.connect_later();
-        let late = tokio::time::timeout(PATIENCE, store.inner.first_connection()).await.is_err();
+        let late = timeout(PATIENCE, store.inner.first_connection()).await.is_err();
         if late && !store.inner.lanes().iter().any(|lane| lane.is_open()) {
             let lanes = store.inner.lanes();
             let reason =
@@ -246,7 +245,8 @@ impl RedisStoreBuilder {
             tokio::spawn(follow(Arc::downgrade(lane)));
         }
         let leases = Leases::new(self.time);
-        RedisStore { inner: Arc::new(Inner { common, leases, servers }) }
+        let runtime = Handle::current();
+        RedisStore { inner: Arc::new(Inner { common, leases, servers, runtime }) }
     }
 }
 
@@ -312,6 +312,9 @@ impl Inner {
         let names = &self.common.names;
         let wants: Result<Wants, _> = charges.iter().map(|charge| names.want(charge)).collect();
         let wants = wants?;
+        if wants.is_empty() {
+            return Ok(Vec::new());
+        }
         if contradict(&wants) {
             let problem = "one key under two amounts in one request; charge it twice instead";
             return Err(StoreError::Unsupported(problem.to_owned()));
@@ -326,7 +329,12 @@ impl Inner {
             Some(_) => self.ask(wants, id).await,
             None => match self.answer_here(charges, &wants) {
                 Some(outcomes) => Ok(outcomes),
-                None if apart => self.charge_apart(&wants).await,
+                // It goes on to the end, even if nobody waits for it any more: half of it would be neither all nor
+                // nothing.
+                None if apart => {
+                    let charging = self.runtime.spawn(self.clone().charge_apart(wants));
+                    charging.await.unwrap_or_else(|_| Err(gone()))
+                }
                 None => {
                     self.draw(charges, &wants);
                     self.ask(wants, None).await
@@ -350,23 +358,19 @@ impl Inner {
     /// Sends one request to the server that has its cells.
     async fn ask(&self, wants: Wants, id: Option<&[u8]>) -> Result<Vec<Outcome>, StoreError> {
         let once = id.map(|id| self.common.names.answer(id, wants[0].cell));
-        self.send(wants, 1, once).await.map(|answer| answer.outcomes)
-    }
-
-    /// What a request would be answered, without charging anything.
-    async fn would(&self, wants: Wants) -> Result<Vec<Outcome>, StoreError> {
-        self.send(wants, 0, None).await.map(|answer| answer.outcomes)
+        self.send(wants, 1, once, Instant::now()).await.map(|answer| answer.outcomes)
     }
 
     async fn send(
         &self,
         wants: Wants,
         times: u64,
-        once: Option<crate::cell::CellId>,
+        once: Option<CellId>,
+        since: Instant,
     ) -> batch::Answered {
         let lane = self.lane(&wants[0])?;
-        let (answer, answered) = oneshot::channel();
-        lane.ask(Ask { wants, times, once, since: Instant::now(), answer })?;
+        let (waiter, answered) = Waiter::new(since);
+        lane.ask(Ask { wants, times, once, waiter })?;
         answered.await.unwrap_or_else(|_| Err(gone()))
     }
 
@@ -383,47 +387,47 @@ impl Inner {
 
     /// All or nothing over several servers, the weaker way: charge one after the other, and give back what was charged
     /// if a later one denies. In between, others may be denied what is then given back.
-    async fn charge_apart(&self, wants: &[Want]) -> Result<Vec<Outcome>, StoreError> {
-        let mut outcomes = vec![None; wants.len()];
+    async fn charge_apart(self: Arc<Self>, wants: Wants) -> Result<Vec<Outcome>, StoreError> {
+        let since = Instant::now();
+        // What is not known of a request that is denied anyway: nothing is left.
+        let mut outcomes = vec![Outcome::admitted(0, Duration::ZERO); wants.len()];
         let mut charged: Vec<usize> = Vec::new();
-        let groups = groups(wants);
         let mut denied = false;
-        for group in &groups {
+        for group in groups(&wants) {
             let part: Wants = group.iter().map(|&place| wants[place]).collect();
-            let asked = if denied { self.would(part).await } else { self.ask(part, None).await };
-            let answers = match asked {
-                Ok(answers) => answers,
+            let answers = match self.send(part, u64::from(!denied), None, since).await {
+                Ok(answer) => answer.outcomes,
+                Err(_) if denied => continue,
                 Err(error) => {
-                    self.give_back(wants, &charged).await;
+                    tokio::spawn(self.give_back(wants, charged));
                     return Err(error);
                 }
             };
-            let fits = |(&place, outcome): (&usize, &Outcome)| {
-                outcome.is_admitted() || !wants[place].enforced
-            };
-            let fit = group.iter().zip(&answers).all(fits);
-            if fit && !denied {
+            for (&place, outcome) in group.iter().zip(answers) {
+                outcomes[place] = outcome;
+            }
+            let fits = |&place: &usize| outcomes[place].is_admitted() || !wants[place].enforced;
+            denied |= !group.iter().all(fits);
+            if !denied {
                 charged.extend(group);
             }
-            denied |= !fit;
-            for (&place, outcome) in group.iter().zip(answers) {
-                outcomes[place] = Some(outcome);
-            }
         }
-        if denied {
-            self.give_back(wants, &charged).await;
+        if denied && !charged.is_empty() {
+            let given_back = tokio::spawn(self.clone().give_back(wants.clone(), charged.clone()));
+            drop(timeout_at(since + self.common.deadline, given_back).await);
             for place in charged {
-                let untouched = self.would(SmallVec::from_elem(wants[place], 1)).await?;
-                outcomes[place] = untouched.first().copied();
+                let part = SmallVec::from_elem(wants[place], 1);
+                if let Ok(untouched) = self.send(part, 0, None, since).await {
+                    outcomes[place] = untouched.outcomes[0];
+                }
             }
         }
-        let lost = || StoreError::Failed("an unanswered charge".to_owned());
-        outcomes.into_iter().map(|outcome| outcome.ok_or_else(lost)).collect()
+        Ok(outcomes)
     }
 
     /// As far as it can be: what cannot be given back stays charged, which admits less, never more.
-    async fn give_back(&self, wants: &[Want], charged: &[usize]) {
-        for &place in charged {
+    async fn give_back(self: Arc<Self>, wants: Wants, charged: Vec<usize>) {
+        for place in charged {
             let want = wants[place];
             let action = match want.kind {
                 Kind::Concurrency => Action::Release,
@@ -443,19 +447,30 @@ impl Inner {
             {
                 let want = Want { cost: 1, ..*want };
                 let units = charge.lease.min(want.limit.capacity());
-                tokio::spawn(self.clone().draw_one(want, draw, units));
+                self.runtime.spawn(self.clone().draw_one(want, draw, units));
             }
         }
     }
 
     async fn draw_one(self: Arc<Self>, want: Want, draw: u64, units: u64) {
         let asked = Instant::now();
-        let answer = self.send(SmallVec::from_elem(want, 1), units, None).await;
+        let answer = self.send(SmallVec::from_elem(want, 1), units, None, asked).await;
         let drawn = answer.ok().and_then(|answer| {
             let trip = (asked, Instant::now());
             Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })
         });
         self.leases.deposit(&want, draw, drawn);
+    }
+
+    async fn return_leases(self: Arc<Self>) -> Result<(), StoreError> {
+        // What is still on its way would be lost to everybody.
+        drop(timeout(self.common.deadline, self.leases.settled()).await);
+        let mut returned = Ok(());
+        for Unspent { want, part, drawn } in self.leases.take_all() {
+            let amended = self.amend(want, Some(Action::Return { part, drawn })).await;
+            returned = amended.map(drop).and(returned);
+        }
+        returned
     }
 
     async fn change(&self, charge: &Charge<'_>, action: Option<Action>) -> Result<(), StoreError> {
@@ -465,8 +480,8 @@ impl Inner {
 
     async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {
         let lane = self.lane(&want)?;
-        let (answer, answered) = oneshot::channel();
-        lane.amend(Amend { want, action, since: Instant::now(), answer })?;
+        let (waiter, answered) = Waiter::new(Instant::now());
+        lane.amend(Amend { want, action, waiter })?;
         let amended = answered.await.unwrap_or_else(|_| Err(gone()));
         // What was learnt or drawn up to now may have been so before.
         self.common.denials.forget(want.cell);
