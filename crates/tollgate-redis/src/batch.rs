@@ -4,11 +4,11 @@
 //! server one step however many requests there are. The server answers with the states as they were; what each request
 //! gets is replayed here, in order of arrival, by the same steps that the memory store takes.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use redis::Cmd;
 use smallvec::SmallVec;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 use tollgate::{
     Limit, StoreError,
     algorithm::{Outcome, State},
@@ -17,6 +17,7 @@ use tollgate::{
 use crate::{
     cell::{CellId, Kind, Names, Want},
     replay::{Known, Replay},
+    waiter::Waiter,
     wire::Program,
 };
 
@@ -30,9 +31,7 @@ pub(crate) struct Ask {
     pub(crate) times: u64,
     /// Where the answer is remembered, so that the same question again changes nothing.
     pub(crate) once: Option<CellId>,
-    /// When it was asked.
-    pub(crate) since: Instant,
-    pub(crate) answer: oneshot::Sender<Answered>,
+    pub(crate) waiter: Waiter<Answer>,
 }
 
 /// What comes back.
@@ -169,9 +168,14 @@ impl Batch {
         self.asks.first().and_then(|ask| ask.once)
     }
 
-    /// When the first of its requests was asked.
+    /// Since when somebody waits for it, if anybody does.
     pub(crate) fn since(&self) -> Option<Instant> {
-        self.asks.iter().map(|ask| ask.since).min()
+        self.asks.iter().filter_map(|ask| ask.waiter.since()).min()
+    }
+
+    /// Answers all who have waited for too long. How many that were.
+    pub(crate) fn expire(&mut self, deadline: Duration) -> usize {
+        self.asks.iter_mut().map(|ask| usize::from(ask.waiter.expire(deadline))).sum()
     }
 
     /// Whether everybody wants one thing of one string, and nobody wants it at another cost.
@@ -204,9 +208,8 @@ impl Batch {
                 if self.once().is_none() {
                     known.into_iter().for_each(|(id, known)| learn(id, known));
                 }
-                for (ask, answer) in self.asks.drain(..).zip(answers) {
-                    // Whoever asked may be gone by now.
-                    drop(ask.answer.send(answer));
+                for (mut ask, answer) in self.asks.drain(..).zip(answers) {
+                    ask.waiter.answer(answer);
                 }
             }
             Err(problem) => self.fail(|| StoreError::Failed(problem.clone())),
@@ -241,8 +244,8 @@ impl Batch {
 
     /// Gives every request the same error.
     pub(crate) fn fail(self, error: impl Fn() -> StoreError) {
-        for ask in self.asks {
-            drop(ask.answer.send(Err(error())));
+        for mut ask in self.asks {
+            ask.waiter.answer(Err(error()));
         }
     }
 }

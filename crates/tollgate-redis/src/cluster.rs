@@ -204,7 +204,8 @@ async fn keep_true(cluster: Weak<Cluster>) {
     loop {
         let Some(strong) = cluster.upgrade() else { return };
         strong.refresh().await;
-        let healthy = strong.lanes().iter().all(|lane| lane.is_open());
+        let lanes = strong.lanes();
+        let healthy = !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open());
         sleep(PAUSE).await;
         let rest = if healthy { REFRESH } else { 2 * PAUSE };
         let notified = async {

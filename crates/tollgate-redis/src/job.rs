@@ -1,7 +1,9 @@
 //! Jobs: what a lane sends, one command each, and what becomes of the reply.
 
+use std::time::Duration;
+
 use redis::{Cmd, ServerError, Value};
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 use tollgate::StoreError;
 
 use crate::{
@@ -10,6 +12,7 @@ use crate::{
     layout::{Tally, Told},
     replay::Known,
     script::{Scripts, Source},
+    waiter::Waiter,
     wire::{Action, Program, Settings, amendment},
 };
 
@@ -38,8 +41,7 @@ pub(crate) struct Amend {
     pub(crate) want: Want,
     /// `None`: forgets everything.
     pub(crate) action: Option<Action>,
-    pub(crate) since: Instant,
-    pub(crate) answer: oneshot::Sender<Result<bool, StoreError>>,
+    pub(crate) waiter: Waiter<bool>,
 }
 
 /// What became of a job.
@@ -84,11 +86,21 @@ impl Job {
         }
     }
 
+    /// Since when somebody waits for it, if anybody does.
     pub(crate) fn since(&self) -> Option<Instant> {
         match &self.work {
             Work::Batch(batch) => batch.since(),
-            Work::Amend(amend) => Some(amend.since),
+            Work::Amend(amend) => amend.waiter.since(),
             Work::Tally(tally) => tally.since(),
+        }
+    }
+
+    /// Answers all who have waited for too long. How many that were.
+    pub(crate) fn expire(&mut self, deadline: Duration) -> usize {
+        match &mut self.work {
+            Work::Batch(batch) => batch.expire(deadline),
+            Work::Amend(amend) => usize::from(amend.waiter.expire(deadline)),
+            Work::Tally(tally) => tally.expire(deadline),
         }
     }
 
@@ -163,8 +175,8 @@ impl Job {
                 batch.settle(&bytes, learn);
                 Next::Done
             }
-            (Work::Amend(amend), Value::Int(changed)) => {
-                drop(amend.answer.send(Ok(changed > 0)));
+            (Work::Amend(mut amend), Value::Int(changed)) => {
+                amend.waiter.answer(Ok(changed > 0));
                 Next::Done
             }
             (Work::Tally(tally), Value::Array(reply)) => {
@@ -212,7 +224,7 @@ impl Job {
     pub(crate) fn fail(self, error: impl Fn() -> StoreError) {
         match self.work {
             Work::Batch(batch) => batch.fail(error),
-            Work::Amend(amend) => drop(amend.answer.send(Err(error()))),
+            Work::Amend(mut amend) => amend.waiter.answer(Err(error())),
             Work::Tally(tally) => tally.fail(error),
         }
     }

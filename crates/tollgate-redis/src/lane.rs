@@ -87,7 +87,6 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_millis(500);
 /// A server that answers late is asked this often whether it has recovered.
 const LATE_RETRY: Duration = Duration::from_millis(200);
-const LATE_IN_LINE: &str = "too many requests were in line for the server";
 const TOO_SLOW: &str = "the server is too slow to answer within the deadline";
 /// So many trips may be under way at the same time: while the server works on one, the other is made ready or taken in.
 const TRIPS: usize = 2;
@@ -95,6 +94,7 @@ const TRIPS: usize = 2;
 const GIVE_UP: Duration = Duration::from_millis(1_000);
 /// What cannot be sent on yet is looked at again after this.
 const SOON: Duration = Duration::from_millis(1);
+const ON_ITS_WAY: &str = "the slot is on its way to another server";
 
 impl Lane {
     pub(crate) fn new(
@@ -225,14 +225,14 @@ impl Lane {
     fn refuse(&self, rest: Queue) {
         let trouble = self.trouble();
         let error = || StoreError::Unavailable(trouble.clone());
-        for ask in rest.asks {
-            drop(ask.answer.send(Err(error())));
+        for mut ask in rest.asks {
+            ask.waiter.answer(Err(error()));
         }
-        for amend in rest.amends {
-            drop(amend.answer.send(Err(error())));
+        for mut amend in rest.amends {
+            amend.waiter.answer(Err(error()));
         }
-        for note in rest.notes {
-            drop(note.answer.send(Err(error())));
+        for mut note in rest.notes {
+            note.waiter.answer(Err(error()));
         }
         rest.jobs.into_iter().for_each(|job| job.fail(error));
     }
@@ -259,8 +259,7 @@ impl Lane {
     /// In a cluster, what is in one slot travels together; otherwise all.
     fn batches(&self, mut asks: Vec<Ask>) -> Vec<Batch> {
         // Nobody waits for these any more, and nothing was sent.
-        asks.retain(|ask| !ask.answer.is_closed());
-        self.refuse_late(&mut asks);
+        asks.retain(|ask| ask.waiter.since().is_some());
         if self.cluster.strong_count() == 0 {
             return Batch::of(asks);
         }
@@ -271,37 +270,21 @@ impl Lane {
         slots.into_values().flat_map(Batch::of).collect()
     }
 
-    /// Refuses those who have waited in line for so long that they would not be answered in time. Were they sent, the
-    /// server would seem late, and the lane would be closed to all others.
-    fn refuse_late(&self, asks: &mut Vec<Ask>) {
-        let (now, round_trip) = (Instant::now(), self.round_trip());
-        let waited = |ask: &Ask| now.duration_since(ask.since);
-        for ask in asks.extract_if(.., |ask| waited(ask) + round_trip > self.common.deadline) {
-            self.common.counters.timed_out.add(1);
-            drop(ask.answer.send(Err(StoreError::Unavailable(LATE_IN_LINE.to_owned()))));
-        }
-    }
-
     /// Sends jobs until all are answered or sent elsewhere. `Err`: the connection is of no more use.
     async fn trip(self: &Arc<Self>, wire: &Wire, mut jobs: Vec<Job>) -> Result<(), Trouble> {
         while !jobs.is_empty() {
             let sent = Instant::now();
-            let since = jobs.iter().filter_map(Job::since).min().unwrap_or(sent);
             let commands = self.commands(wire, &jobs);
-            let replies = match timeout_at(since + self.common.deadline, wire.run(&commands)).await
-            {
-                Ok(Ok(replies)) => replies,
-                Ok(Err(error)) => {
+            let replies = self.replies(wire.run(&commands), sent, &mut jobs).await;
+            let replies = match replies {
+                Some(Ok(replies)) => replies,
+                Some(Err(error)) => {
                     let reason = format!("the connection broke before the answer came: {error}");
                     let unavailable = || StoreError::Unavailable(reason.clone());
                     jobs.into_iter().for_each(|job| job.fail(unavailable));
                     return Err(Trouble::Lost(format!("the connection broke: {error}")));
                 }
-                Err(_) => {
-                    self.common.counters.timed_out.add(jobs.len() as u64);
-                    jobs.into_iter().for_each(|job| job.fail(|| StoreError::TimedOut));
-                    return Err(Trouble::Late);
-                }
+                None => return Err(Trouble::Late),
             };
             let took = sent.elapsed();
             self.round_trip.store(took.as_micros() as u64, Ordering::Relaxed);
@@ -309,6 +292,29 @@ impl Lane {
             jobs = self.finish(jobs, replies, sent)?;
         }
         Ok(())
+    }
+
+    /// What the server answers, if it does within the deadline. Those who have waited before for a trip to end may be
+    /// out of time earlier: that is no fault of the server, and the others wait on.
+    async fn replies<T>(
+        &self,
+        run: impl Future<Output = T>,
+        sent: Instant,
+        jobs: &mut [Job],
+    ) -> Option<T> {
+        let mut run = std::pin::pin!(run);
+        let deadline = self.common.deadline;
+        loop {
+            let since = jobs.iter().filter_map(Job::since).min().unwrap_or(sent);
+            if let Ok(replies) = timeout_at(since.min(sent) + deadline, &mut run).await {
+                return Some(replies);
+            }
+            let expired: usize = jobs.iter_mut().map(|job| job.expire(deadline)).sum();
+            self.common.counters.timed_out.add(expired as u64);
+            if sent.elapsed() >= deadline {
+                return None;
+            }
+        }
     }
 
     fn commands(&self, wire: &Wire, jobs: &[Job]) -> Pipeline {
@@ -343,7 +349,8 @@ impl Lane {
             let (requests, cells) = job.size();
             match job.finish(reply, sent, learn) {
                 Next::Done => self.common.counters.batched(requests, cells),
-                Next::Again(job) => again.push(job),
+                // If nobody waits for it any more, it had better not run.
+                Next::Again(job) => again.extend(job.since().map(|_| job)),
                 Next::Renamed(job) => again.extend(self.pass_on(job)),
                 Next::Elsewhere(job, redirect) => self.redirect(job, redirect),
                 Next::Refused(job, reason) => {
@@ -386,8 +393,7 @@ impl Lane {
             return job.fail(|| StoreError::Unavailable(reason.to_owned()));
         };
         if self.is_late(&job) {
-            let reason = "the slot is on its way to another server";
-            return job.fail(|| StoreError::Unavailable(reason.to_owned()));
+            return job.fail(|| StoreError::Unavailable(ON_ITS_WAY.to_owned()));
         }
         let lane = match redirect {
             Redirect::Moved(address) => {
@@ -423,24 +429,32 @@ impl Lane {
         }
     }
 
-    /// Sends a job after a while, when the lane is open; or when it is late, whatever comes of it.
+    /// Sends a job after a while, when the lane is open.
     async fn send_soon(self: Arc<Self>, job: Job) {
         sleep(SOON).await;
         while !self.is_open() && !self.is_late(&job) {
             sleep(SOON).await;
         }
+        if self.is_late(&job) {
+            return job.fail(|| StoreError::Unavailable(ON_ITS_WAY.to_owned()));
+        }
         self.send(job);
     }
 
-    /// Whether too little of its time is left for yet another trip. Were that to end in time-out, all other requests
-    /// would suffer for it.
+    /// Whether nobody waits for a job any more, or not for as long as it takes.
     fn is_late(&self, job: &Job) -> bool {
-        job.since().is_some_and(|since| since.elapsed() > self.common.deadline / 2)
+        let time = self.common.deadline.saturating_sub(SOON);
+        job.since().is_none_or(|since| since.elapsed() > time)
     }
 
-    /// Waits, or until something happens.
+    /// Waits, unless it is over before.
     async fn pause(&self, time: Duration) {
-        drop(timeout(time, self.wake.notified()).await);
+        let over = async {
+            while !self.is_over() {
+                self.wake.notified().await;
+            }
+        };
+        drop(timeout(time, over).await);
     }
 }
 

@@ -18,6 +18,7 @@ mod stats;
 mod store;
 mod time;
 mod url;
+mod waiter;
 mod wire;
 
 pub use acl::{ACL_RULES, LAYOUT_ACL_RULES, SENTINEL_ACL_RULES};

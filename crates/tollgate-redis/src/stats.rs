@@ -72,7 +72,7 @@ pub struct RedisStats {
     pub leased: u64,
     /// Units drawn ahead and not spent, returned or expired yet.
     pub lease_units_outstanding: u64,
-    /// Calls that got no answer within the deadline.
+    /// Requests that got no answer within the deadline.
     pub timed_out: u64,
     /// Requests that a cluster sent to another of its servers.
     pub redirects: u64,

@@ -5,7 +5,11 @@ mod counters;
 use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use tokio::{runtime::Handle, sync::oneshot, time::Instant};
+use tokio::{
+    runtime::Handle,
+    sync::oneshot,
+    time::{Instant, timeout},
+};
 use tollgate::{Answer, Charge, Clock, Detached, Store, StoreError, algorithm::Outcome};
 
 use charging::{Charging, Started};
@@ -23,6 +27,7 @@ use crate::{
     stats::{Counters, RedisStats, ServerStats},
     time::Time,
     url::{RedisUrl, Servers, UrlError},
+    waiter::Waiter,
     wire::Action,
 };
 
@@ -48,10 +53,11 @@ pub struct RedisStore {
 
 #[derive(Debug)]
 struct Inner {
-    runtime: Handle,
     common: Arc<Common>,
     leases: Leases,
     servers: Topology,
+    /// Where the store was made. Whoever asks may be in another runtime, or in none.
+    runtime: Handle,
 }
 
 #[derive(Debug)]
@@ -140,15 +146,8 @@ impl RedisStore {
     /// Gives back what was drawn ahead and not spent. Without this it stays charged: in a window until its end, in a
     /// bucket until it has refilled. So does what could not be given back; the error is then the last there was.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
-        let Inner { common, leases, .. } = &*self.inner;
-        // What is still on its way would be lost to everybody.
-        drop(tokio::time::timeout(common.deadline, leases.settled()).await);
-        let mut returned = Ok(());
-        for Unspent { want, part, drawn } in leases.take_all() {
-            let amended = self.inner.amend(want, Some(Action::Return { part, drawn })).await;
-            returned = amended.map(drop).and(returned);
-        }
-        returned
+        let returning = self.inner.runtime.spawn(self.inner.clone().return_leases());
+        returning.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
@@ -218,7 +217,7 @@ impl RedisStoreBuilder {
     /// Connects, and fails if no server answers within some seconds. In a cluster it is enough that one does by then.
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
         let store = self.connect_later();
-        let late = tokio::time::timeout(PATIENCE, store.inner.first_connection()).await.is_err();
+        let late = timeout(PATIENCE, store.inner.first_connection()).await.is_err();
         if late && !store.inner.lanes().iter().any(|lane| lane.is_open()) {
             let lanes = store.inner.lanes();
             let reason =
@@ -274,7 +273,7 @@ impl RedisStoreBuilder {
         }
         let leases = Leases::new(self.time);
         let runtime = Handle::current();
-        RedisStore { inner: Arc::new(Inner { runtime, common, leases, servers }) }
+        RedisStore { inner: Arc::new(Inner { common, leases, servers, runtime }) }
     }
 }
 
@@ -360,6 +359,9 @@ impl Inner {
         let names = &self.common.names;
         let wants =
             charges.iter().map(|charge| names.want(charge)).collect::<Result<Wants, _>>()?;
+        if wants.is_empty() {
+            return Ok(Started::Answered(Vec::new()));
+        }
         if contradict(&wants) {
             let problem = "one key under two amounts in one request; charge it twice instead";
             return Err(StoreError::Unsupported(problem.to_owned()));
@@ -412,8 +414,8 @@ impl Inner {
         id: Option<&[u8]>,
     ) -> Result<oneshot::Receiver<batch::Answered>, StoreError> {
         let once = id.map(|id| self.common.names.answer(id, wants[0].cell));
-        let (answer, answered) = oneshot::channel();
-        let ask = Ask { wants, times, once, since: Instant::now(), answer };
+        let (waiter, answered) = Waiter::new(Instant::now());
+        let ask = Ask { wants, times, once, waiter };
         match &self.servers {
             Topology::One(lane) => lane.ask(ask)?,
             Topology::Cluster(_) => self.lane(&ask.wants[0])?.ask(ask)?,
@@ -462,6 +464,17 @@ impl Inner {
         self.leases.deposit(&want, draw, drawn);
     }
 
+    async fn return_leases(self: Arc<Self>) -> Result<(), StoreError> {
+        // What is still on its way would be lost to everybody.
+        drop(timeout(self.common.deadline, self.leases.settled()).await);
+        let mut returned = Ok(());
+        for Unspent { want, part, drawn } in self.leases.take_all() {
+            let amended = self.amend(want, Some(Action::Return { part, drawn })).await;
+            returned = amended.map(drop).and(returned);
+        }
+        returned
+    }
+
     async fn change(&self, charge: &Charge<'_>, action: Option<Action>) -> Result<(), StoreError> {
         if let Some(counters) = &self.common.layout {
             return self.change_counter(counters, charge, action).await;
@@ -472,8 +485,8 @@ impl Inner {
 
     async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {
         let lane = self.lane(&want)?;
-        let (answer, answered) = oneshot::channel();
-        lane.amend(Amend { want, action, since: Instant::now(), answer })?;
+        let (waiter, answered) = Waiter::new(Instant::now());
+        lane.amend(Amend { want, action, waiter })?;
         let amended = answered.await.unwrap_or_else(|_| Err(gone()));
         // What was learnt or drawn up to now may have been so before.
         self.common.denials.forget(want.cell);
@@ -513,9 +526,6 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.lanes().iter().for_each(|lane| lane.end());
-        if let Topology::Cluster(cluster) = &self.servers {
-            cluster.refresh_soon();
-        }
     }
 }
 

@@ -16,6 +16,7 @@ use super::{Counting, Rules};
 use crate::{
     cell::{CellId, Kind, Names, Want, period_micros, slot_of},
     time::Time,
+    waiter::Waiter,
 };
 
 /// What a store that has a layout knows besides.
@@ -56,9 +57,8 @@ pub(crate) struct Note {
     pub(crate) act: Act,
     /// The start of the window in which it is expected to arrive.
     pub(crate) window: u64,
-    pub(crate) since: Instant,
-    /// Of no meaning except for a charge.
-    pub(crate) answer: oneshot::Sender<Result<Outcome, StoreError>>,
+    /// The answer is of no meaning except for a charge.
+    pub(crate) waiter: Waiter<Outcome>,
 }
 
 impl Counters {
@@ -96,9 +96,9 @@ impl Counters {
         spot: Spot,
         act: Act,
     ) -> (Note, oneshot::Receiver<Result<Outcome, StoreError>>) {
-        let (answer, answered) = oneshot::channel();
+        let (waiter, answered) = Waiter::new(Instant::now());
         let window = spot.window(self.guess());
-        (Note { spot, act, window, since: Instant::now(), answer }, answered)
+        (Note { spot, act, window, waiter }, answered)
     }
 
     /// What time it probably is at the server. A wrong guess costs a trip, and nothing else.

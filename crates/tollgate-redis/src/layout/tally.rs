@@ -49,7 +49,7 @@ pub(crate) fn gather(counters: &Arc<Counters>, notes: Vec<Note>) -> Vec<Tally> {
     let mut tallies: Vec<Tally> = Vec::new();
     let mut last: HashMap<CellId, usize, foldhash::fast::RandomState> = HashMap::default();
     // Where nobody waits for the answer any more, nothing was sent.
-    for note in notes.into_iter().filter(|note| !note.answer.is_closed()) {
+    for note in notes.into_iter().filter(|note| note.waiter.since().is_some()) {
         let id = note.spot.id;
         match last.get(&id).map(|&place| &mut tallies[place]) {
             Some(tally) if tally.takes(&note) => tally.notes.push(note),
@@ -88,7 +88,12 @@ impl Tally {
     }
 
     pub(crate) fn since(&self) -> Option<Instant> {
-        self.notes.iter().map(|note| note.since).min()
+        self.notes.iter().filter_map(|note| note.waiter.since()).min()
+    }
+
+    /// Answers all who have waited for too long. How many that were.
+    pub(crate) fn expire(&mut self, deadline: Duration) -> usize {
+        self.notes.iter_mut().map(|note| usize::from(note.waiter.expire(deadline))).sum()
     }
 
     pub(crate) fn is_log(&self) -> bool {
@@ -175,16 +180,15 @@ impl Tally {
         let end = self.window + period_micros(&spot.limit);
         let left = Duration::from_micros(end.saturating_sub(now));
         let (mut count, mut denied) = (before, false);
-        for note in self.notes {
+        for mut note in self.notes {
             let Act::Charge(cost) = note.act else {
-                drop(note.answer.send(Ok(Outcome::admitted(0, Duration::ZERO))));
+                note.waiter.answer(Ok(Outcome::admitted(0, Duration::ZERO)));
                 return;
             };
             count = count.saturating_add_unsigned(cost);
             let outcome = window_outcome(&note.spot.limit, count, cost, left);
             denied |= !outcome.is_admitted();
-            // Whoever asked may be gone by now.
-            drop(note.answer.send(Ok(outcome)));
+            note.waiter.answer(Ok(outcome));
         }
         let used = u64::try_from(count).unwrap_or(0);
         let state = State::from_words(&spot.limit, [self.window, used, 0]);
@@ -192,16 +196,16 @@ impl Tally {
     }
 
     fn settle_log(self, log: Log) {
-        for (place, note) in self.notes.into_iter().enumerate() {
+        for (place, mut note) in self.notes.into_iter().enumerate() {
             let outcome = log.outcome(&note.spot.limit, note.act.units(), place as i64);
-            drop(note.answer.send(Ok(outcome)));
+            note.waiter.answer(Ok(outcome));
         }
     }
 
     /// Gives every request the same error.
     pub(crate) fn fail(self, error: impl Fn() -> StoreError) {
-        for note in self.notes {
-            drop(note.answer.send(Err(error())));
+        for mut note in self.notes {
+            note.waiter.answer(Err(error()));
         }
     }
 }

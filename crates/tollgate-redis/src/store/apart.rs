@@ -1,7 +1,7 @@
 //! All or nothing over several servers of a cluster, the weaker way: charge one after the other, and give back what was
 //! charged if a later one denies. In between, others may be denied what is then given back.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tokio::time::timeout;
@@ -31,7 +31,8 @@ impl Inner {
     }
 
     async fn charge_each_part(self: Arc<Self>, wants: Wants) -> Result<Vec<Outcome>, StoreError> {
-        let mut outcomes = vec![None; wants.len()];
+        // What is not known of a request that is denied anyway: nothing is left.
+        let mut outcomes = vec![Outcome::admitted(0, Duration::ZERO); wants.len()];
         let mut charged: Vec<Charged> = Vec::new();
         let mut denied = false;
         for group in groups(&wants) {
@@ -39,6 +40,7 @@ impl Inner {
             // Once denied, the others are only asked what they would say.
             let answer = match self.ask(part, u64::from(!denied), None).await {
                 Ok(answer) => answer,
+                Err(_) if denied => continue,
                 Err(error) => {
                     self.give_back(&wants, &charged).await;
                     return Err(error);
@@ -54,15 +56,14 @@ impl Inner {
             }
             denied |= !fits;
             for (&place, &outcome) in group.iter().zip(&answer.outcomes) {
-                outcomes[place] = Some(outcome);
+                outcomes[place] = outcome;
             }
         }
         if denied {
             self.give_back(&wants, &charged).await;
             self.look_again(&wants, &charged, &mut outcomes).await;
         }
-        let lost = || StoreError::Failed("an unanswered charge".to_owned());
-        outcomes.into_iter().map(|outcome| outcome.ok_or_else(lost)).collect()
+        Ok(outcomes)
     }
 
     /// As far as it can be: what cannot be given back stays charged, which admits less, never more. What was charged in
@@ -80,15 +81,10 @@ impl Inner {
     }
 
     /// What was given back is reported untouched. That the request is denied stands, even if this cannot be told.
-    async fn look_again(
-        &self,
-        wants: &[Want],
-        charged: &[Charged],
-        outcomes: &mut [Option<Outcome>],
-    ) {
+    async fn look_again(&self, wants: &[Want], charged: &[Charged], outcomes: &mut [Outcome]) {
         for &(place, _) in charged {
             if let Ok(answer) = self.ask(SmallVec::from_elem(wants[place], 1), 0, None).await {
-                outcomes[place] = answer.outcomes.first().copied();
+                outcomes[place] = answer.outcomes[0];
             }
         }
     }

@@ -43,7 +43,8 @@ fn a_store_that_is_dropped_leaves_no_task_behind() {
     let cluster = Cluster::start(Flavor::Valkey, 3, 0);
     let sentinels = Sentinels::start(Flavor::Valkey);
     let runtime = two_threads();
-    for url in [server.url(), cluster.url(), sentinels.url(), "redis://127.0.0.1:1".to_owned()] {
+    let nobody = ["redis", "redis+cluster"].map(|scheme| format!("{scheme}://127.0.0.1:1"));
+    for url in [server.url(), cluster.url(), sentinels.url()].into_iter().chain(nobody) {
         let builder = RedisStore::builder(&url).unwrap();
         let store = runtime.block_on(async { builder.connect_later() });
         let charges = [charge(Limit::per_hour(1))];
@@ -83,19 +84,60 @@ fn a_lease_of_more_than_all() {
 #[test]
 fn leases_are_returned_as_soon_as_they_are_drawn() {
     let server = Server::start(Flavor::Redis);
-    runtime().block_on(async {
+    two_threads().block_on(async {
         let store = connect(&server.url()).await;
         for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket]
         {
-            let mut unit = charge(limit(100, algorithm));
-            unit.lease = 5;
-            assert!(store.charge(&[unit]).await.unwrap()[0].is_admitted());
-            store.return_leases().await.unwrap();
-            assert_eq!(store.stats().lease_units_outstanding, 0);
-            let left = store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
-            assert_eq!(left, 99, "{algorithm}");
+            for turn in 0..100_u64 {
+                let key = turn.to_le_bytes();
+                let mut unit = charge(limit(100, algorithm));
+                (unit.key, unit.tag, unit.lease) = (KeyRef::new(&key), KeyRef::new(&key), 5);
+                assert!(store.charge(&[unit]).await.unwrap()[0].is_admitted());
+                store.return_leases().await.unwrap();
+                let left = store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
+                assert_eq!(left, 99, "{algorithm}");
+                assert_eq!(store.stats().lease_units_outstanding, 0);
+            }
         }
     });
+}
+
+/// What was drawn in a window is not spent in the next one; and what was drawn from a bucket not when that is full.
+#[test]
+fn leases_end_in_time() {
+    let server = Server::start(Flavor::Redis);
+    let mut client = server.connect().unwrap();
+    let period = Duration::from_millis(100);
+    let mut window = || {
+        let time = client.command(&["TIME"]).unwrap();
+        let [seconds, micros] = [0, 1].map(|place| time.items()[place].int());
+        (seconds * 1_000_000 + micros) / period.as_micros() as i64
+    };
+    let runtime = two_threads();
+    let store = runtime.block_on(connect(&server.url()));
+    let spend = |unit: Charge<'_>| -> u64 {
+        let asked = (0..30).map(|_| runtime.block_on(store.charge(&[unit])).unwrap()[0]);
+        asked.map(|outcome| u64::from(outcome.is_admitted())).sum()
+    };
+    let mut clean = 0;
+    for turn in 0..16 {
+        let algorithm = if turn % 2 == 0 { Algorithm::FixedWindow } else { Algorithm::TokenBucket };
+        let limit = Limit::new(10, period).unwrap().with_algorithm(algorithm).unwrap();
+        let mut unit = charge(limit);
+        unit.lease = 5;
+        assert!(runtime.block_on(store.charge(&[unit])).is_ok());
+        let drawn = || store.stats().lease_units_outstanding > 0;
+        let last = window();
+        eventually(PATIENT, "something is drawn", || drawn() || window() > last);
+        eventually(PATIENT, "two windows have passed", || window() > last + 1);
+        let first = window();
+        let granted = spend(unit);
+        // A bucket has filled up a little in as many windows as it took, and so has a window that has ended.
+        let windows = (window() - first) as u64;
+        assert!(granted <= 10 * (1 + windows) + 1, "{granted} in {windows} windows by {algorithm}");
+        clean += u64::from(windows == 0);
+    }
+    assert!(clean > 3, "{clean} of 16 turns took less than a window");
 }
 
 #[test]

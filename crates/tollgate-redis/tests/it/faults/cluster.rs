@@ -8,11 +8,12 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::timeout;
 use tollgate::{Algorithm, Charge, KeyRef, Limit, Store, StoreError, algorithm::Outcome};
 use tollgate_redis::RedisStore;
-use tollgate_testkit::servers::{Cluster, Flavor, Reply, eventually};
+use tollgate_testkit::servers::{Cluster, Flavor, Proxy, Reply, eventually};
 
-use super::{Limiters, RETURN, let_pass};
+use super::{DEADLINE, Limiters, RETURN, let_pass, now};
 
 const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::FixedWindow,
@@ -231,5 +232,78 @@ fn a_master_that_is_killed() {
         cluster.nodes_mut()[owner].restart();
         let_pass(RETURN);
         limiters.assert_exact();
+    }
+}
+
+/// A cluster of which nobody was there at first is found as soon as somebody is.
+#[test]
+fn a_cluster_that_comes_later() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        let seed = Proxy::start(cluster.nodes()[0].address());
+        seed.refuse(true);
+        let limiters = Limiters::connect_later(&seed.url().replace("redis:", "redis+cluster:"));
+        let load = limiters.load();
+        let_pass(Duration::from_millis(500));
+        assert!(limiters.is_degraded());
+        seed.refuse(false);
+        let back = limiters.wait_until_back();
+        println!("{flavor}: there {back:?} after its seed");
+        let log = load.end(&limiters);
+        log.assert_timely("a cluster that comes later");
+        log.assert_modes_hold();
+        limiters.assert_exact();
+    }
+}
+
+/// Charges three keys in three slots. Whether there was an answer.
+async fn charge_apart(store: &RedisStore, limit: Limit) -> Result<Vec<Outcome>, StoreError> {
+    let charges = ["a", "b", "c"].map(|key| apart(key, limit));
+    store.charge(&charges).await
+}
+
+fn apart(key: &'static str, limit: Limit) -> Charge<'static> {
+    Charge::new("apart".parse().unwrap(), KeyRef::new(key.as_bytes()), limit)
+}
+
+/// A request over several servers takes no longer than one deadline, whichever of them stands still; and nobody who gives
+/// up waiting leaves half of it behind.
+#[test]
+fn requests_over_several_servers() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        let limiters = Limiters::connect(&cluster.url());
+        let Limiters { store, runtime, .. } = &limiters;
+        let limit = Limit::new(1_000_000, Duration::from_secs(1_000 * 3_600)).unwrap();
+        for turn in 0..300 {
+            let patience = Duration::from_micros(10 * (turn % 100));
+            let giving_up = async { drop(timeout(patience, charge_apart(store, limit)).await) };
+            runtime.block_on(giving_up);
+        }
+        let used = |key| {
+            let peeked = runtime.block_on(store.charge(&[apart(key, limit).cost(0)]));
+            peeked.map_or(0, |outcomes| 1_000_000 - outcomes[0].remaining())
+        };
+        let all = || ["a", "b", "c"].map(used);
+        eventually(RETURN, "all three are charged alike", || {
+            let [a, b, c] = all();
+            a > 0 && a == b && b == c
+        });
+        println!("{flavor}: {:?} charged by those who gave up", all());
+        for node in cluster.nodes() {
+            node.pause();
+            let took = (0..20).map(|_| {
+                let start = now();
+                drop(runtime.block_on(charge_apart(store, limit)));
+                start.elapsed()
+            });
+            let mut took: Vec<Duration> = took.collect();
+            took.sort_unstable();
+            node.resume();
+            println!("{flavor}: {:?} at most, {:?} typically", took[19], took[10]);
+            assert!(took[16] < DEADLINE + Duration::from_millis(5), "{took:?}");
+            let connected = || store.is_connected();
+            eventually(RETURN, "it is back", connected);
+        }
     }
 }

@@ -71,6 +71,27 @@ fn slow_by_five_deadlines() {
     }
 }
 
+/// A server whose answers take most of the deadline serves whoever did not have to wait for another trip before, and
+/// is not given up.
+#[test]
+fn slow_by_more_than_half_a_deadline() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let proxy = Proxy::start(server.address());
+        let limiters = Limiters::connect(&proxy.url());
+        proxy.set_delay(DEADLINE * 6 / 10);
+        let (load, closed) = (limiters.load(), limiters.store.stats().closed);
+        let_pass(Duration::from_secs(2));
+        let log = load.end(&limiters);
+        log.assert_timely("slow by more than half");
+        let closed = limiters.store.stats().closed - closed;
+        let degraded = log.seen.iter().filter(|seen| seen.degraded).count();
+        println!("{flavor}: {degraded} of {} degraded, closed {closed} times", log.seen.len());
+        assert!(degraded * 5 < log.seen.len() * 4, "{degraded} of {}", log.seen.len());
+        assert!(closed < 20, "closed {closed} times in two seconds");
+    }
+}
+
 #[test]
 fn refused() {
     for flavor in Flavor::ALL {
