@@ -82,7 +82,8 @@ struct Queue {
 
 /// As many requests may wait for one server.
 const MAX_WAITING: usize = 65_536;
-/// A closed lane is tried this often, and a little less often each time that fails.
+/// A closed lane is tried after at most this, and a little later each time that fails. It has to be in use again two
+/// seconds after its server is back, even if the first try then takes as long as a try may.
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_millis(500);
 /// A server that answers late is asked this often whether it has recovered.
@@ -504,7 +505,7 @@ async fn drive(driver: Driver) {
             Err(reason) => {
                 lane.close(&reason);
                 // Not at the same moment as everybody else.
-                lane.pause(wait + crate::time::jitter(wait / 2)).await;
+                lane.pause(wait / 2 + crate::time::jitter(wait / 2)).await;
                 wait = (wait * 2).min(LAST_RETRY);
             }
         }

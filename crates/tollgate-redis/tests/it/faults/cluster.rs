@@ -266,8 +266,8 @@ fn apart(key: &'static str, limit: Limit) -> Charge<'static> {
     Charge::new("apart".parse().unwrap(), KeyRef::new(key.as_bytes()), limit)
 }
 
-/// A request over several servers takes no longer than one deadline, whichever of them stands still; and nobody who gives
-/// up waiting leaves half of it behind.
+/// A request over several servers takes no longer than one deadline, whichever of them stands still; and nobody who
+/// gives up waiting leaves half of it behind.
 #[test]
 fn requests_over_several_servers() {
     for flavor in Flavor::ALL {
