@@ -357,8 +357,10 @@ impl Inner {
         id: Option<&[u8]>,
     ) -> Result<Started, StoreError> {
         let names = &self.common.names;
-        let wants =
-            charges.iter().map(|charge| names.want(charge)).collect::<Result<Wants, _>>()?;
+        let mut wants = Wants::with_capacity(charges.len());
+        for charge in charges {
+            wants.push(names.want(charge)?);
+        }
         if wants.is_empty() {
             return Ok(Started::Answered(Vec::new()));
         }
