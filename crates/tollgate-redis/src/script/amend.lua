@@ -59,6 +59,9 @@ elseif kind > SLIDING_LOG then
   return 1
 end
 
+-- From a bucket of nothing nothing drains, and nothing was taken: the debt is from a limit that was here before.
+if kind == TOKEN_BUCKET and amount == 0 then return 0 end
+
 local value = call('GET', key)
 if not value then return 0 end
 if #value ~= 24 then return redis.error_reply('TOLLGATE a foreign value is in the way') end

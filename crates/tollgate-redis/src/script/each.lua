@@ -28,8 +28,9 @@ for _ = 1, limits do
     local ours = value ~= NOTHING or create == 1 and not (strangers and call('EXISTS', key) == 1)
     if #value == 24 and ours then
       local before, a, b = unpack('<I8I8I8', value)
-      local at, changed
-      at, a, b, changed = move(kind, amount, capacity, period, before, a, b)
+      local at, changed = before, false
+      -- A limit of nothing denies whatever was used, and leaves that as it is for the limit that may come after it.
+      if amount > 0 then at, a, b, changed = move(kind, amount, capacity, period, before, a, b) end
       local fit = 0
       if cost > 0 then
         fit = math.min(times, floor(free_units(kind, amount, capacity, period, at, a, b) / cost))

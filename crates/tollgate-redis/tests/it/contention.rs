@@ -18,13 +18,6 @@ const AMOUNT: u64 = 100;
 /// So long that no test sees a window end or a unit come back.
 const PERIOD: Duration = Duration::from_secs(1_000 * 3_600);
 
-const ALGORITHMS: [Algorithm; 5] = [
-    Algorithm::FixedWindow,
-    Algorithm::SlidingWindow,
-    Algorithm::TokenBucket,
-    Algorithm::SlidingLog,
-    Algorithm::Concurrency,
-];
 const LEASED: [Algorithm; 3] =
     [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket];
 
@@ -43,7 +36,7 @@ fn one_key_of_valkey_is_exact() {
 /// 515 rounds, each with a fresh key.
 fn one_key_is_exact(server: &Server) {
     let mut contest = Contest::new(server);
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::BUILT_IN {
         for cache in [Cache::On, Cache::Off] {
             contest.rounds(20, algorithm, Costs::One, cache);
             contest.rounds(10, algorithm, Costs::Mixed, cache);
@@ -54,7 +47,7 @@ fn one_key_is_exact(server: &Server) {
         contest.leased_rounds(10, algorithm, Costs::Mixed);
     }
     while_flushing(server, || {
-        for algorithm in ALGORITHMS {
+        for algorithm in Algorithm::BUILT_IN {
             contest.rounds(25, algorithm, Costs::Mixed, Cache::On);
         }
     });
@@ -180,7 +173,7 @@ fn sets_of_keys(url: &str, meeting: &Server, placing: Placing) {
     let store = runtime.block_on(plain_store(url));
     meeting.command(&["FLUSHALL"]);
     let mut workers = Workers::start(url, &meeting.address());
-    for algorithm in ALGORITHMS {
+    for algorithm in Algorithm::BUILT_IN {
         let (name, limit) = (format!("{placing:?}-{algorithm}"), limit(algorithm));
         let granted = workers.charge_sets(&name, limit, placing);
         for place in 0..SET_KEYS {

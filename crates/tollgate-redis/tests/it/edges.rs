@@ -3,11 +3,17 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tollgate::{Algorithm, Charge, KeyRef, Limit, Store, StoreError};
+use tollgate::{
+    Algorithm, Charge, KeyRef, Limit, ManualClock, MemoryStore, Store, StoreError, Timestamp,
+    algorithm::Outcome,
+};
 use tollgate_redis::RedisStore;
-use tollgate_testkit::servers::{Cluster, Flavor, Proxy, Sentinels, Server, eventually};
+use tollgate_testkit::{
+    Subject,
+    servers::{Cluster, Flavor, Proxy, Sentinels, Server, eventually},
+};
 
-use crate::kit::{PATIENT, runtime, two_threads};
+use crate::kit::{PATIENT, Timed, runtime, two_threads};
 
 const LONG: Duration = Duration::from_secs(1_000 * 3_600);
 
@@ -157,17 +163,41 @@ fn what_cannot_be_decided_is_refused() {
     });
 }
 
-/// A bucket whose amount was set to 0 has no rate any more.
+/// While the amount is 0, refunds, denials and a clock that steps back do to what was used what they do in memory.
 #[test]
-fn a_refund_to_a_limit_of_nothing() {
+fn a_limit_of_nothing_forgets_nothing() {
     let server = Server::start(Flavor::Redis);
-    runtime().block_on(async {
-        let store = connect(&server.url()).await;
-        let five = charge(limit(10, Algorithm::TokenBucket)).cost(5);
-        assert!(store.charge(&[five]).await.unwrap()[0].is_admitted());
-        store.refund(&charge(limit(0, Algorithm::TokenBucket)).cost(3)).await.unwrap();
-        assert!(store.charge(&[five.cost(0)]).await.unwrap()[0].remaining() >= 8);
-    });
+    let subject = Timed::new(&server.url(), |builder| builder.deny_cache(0));
+    let (start, hour) = (Timestamp::from_secs(1_800_000_000), Duration::from_secs(3_600));
+    for algorithm in Algorithm::BUILT_IN {
+        let clock = ManualClock::at(start);
+        let memory = MemoryStore::new(100, clock.clone());
+        let set_time = |now: Timestamp| {
+            clock.set(now);
+            subject.set_time(now);
+        };
+        let (ten, nothing) = (limit(10, algorithm), limit(0, algorithm));
+        let ask = |store: &dyn Store, charges: &[Charge<'_>]| {
+            subject.block_on(store.charge(charges)).unwrap()
+        };
+        let mut answers: [Vec<Vec<Outcome>>; 2] = Default::default();
+        for (store, answers) in
+            [&memory as &dyn Store, &subject.store].into_iter().zip(&mut answers)
+        {
+            set_time(start.after(hour));
+            let mut eight = charge(ten).cost(8);
+            eight.permit = u64::from(algorithm == Algorithm::Concurrency);
+            answers.push(ask(store, &[eight]));
+            subject.block_on(store.refund(&charge(nothing).cost(1))).unwrap();
+            set_time(start);
+            // One by itself and two together take different scripts.
+            answers.push(ask(store, &[charge(nothing)]));
+            answers.push(ask(store, &[charge(nothing), charge(nothing)]));
+            set_time(start.after(hour));
+            answers.push(ask(store, &[charge(ten).cost(0)]));
+        }
+        assert_eq!(answers[1], answers[0], "{algorithm}");
+    }
 }
 
 /// A request with an id is counted once, however often its answer is lost.

@@ -15,13 +15,6 @@ use tollgate_testkit::servers::{Cluster, Flavor, Proxy, Reply, eventually};
 
 use super::{DEADLINE, Limiters, RETURN, let_pass, now};
 
-const ALGORITHMS: [Algorithm; 5] = [
-    Algorithm::FixedWindow,
-    Algorithm::SlidingWindow,
-    Algorithm::TokenBucket,
-    Algorithm::SlidingLog,
-    Algorithm::Concurrency,
-];
 /// Keys that are in use all the time, all in one slot.
 const KEYS: usize = 10;
 const AMOUNT: u64 = 300;
@@ -36,7 +29,7 @@ fn only_slot(cluster: &Cluster) -> u16 {
 /// The nth of the keys in the slot that moves.
 fn charge(keys: &[String], place: usize) -> Charge<'_> {
     static PERMITS: AtomicU64 = AtomicU64::new(1);
-    let algorithm = ALGORITHMS[place % ALGORITHMS.len()];
+    let algorithm = Algorithm::BUILT_IN[place % Algorithm::BUILT_IN.len()];
     let limit = Limit::new(AMOUNT, Duration::from_secs(1_000 * 3_600)).unwrap();
     let limit = limit.with_algorithm(algorithm).unwrap();
     let key = KeyRef::new(keys[place].as_bytes());

@@ -9,14 +9,6 @@ use tollgate_testkit::servers::{Flavor, Reply, Server, eventually};
 use super::{Limiters, RETURN, let_pass, now};
 use crate::kit::{PATIENT, runtime};
 
-const ALGORITHMS: [Algorithm; 5] = [
-    Algorithm::FixedWindow,
-    Algorithm::SlidingWindow,
-    Algorithm::TokenBucket,
-    Algorithm::SlidingLog,
-    Algorithm::Concurrency,
-];
-
 /// Ten units, for longer than a test takes.
 fn ten(algorithm: Algorithm, key: &str) -> Charge<'_> {
     let limit = Limit::new(10, Duration::from_secs(1_000 * 3_600)).unwrap();
@@ -53,7 +45,7 @@ fn foreign_values() {
         let server = Server::start(flavor);
         let runtime = runtime();
         let store = runtime.block_on(patient(&server.url()));
-        for bad in ALGORITHMS {
+        for bad in Algorithm::BUILT_IN {
             let plants: [&[&str]; 4] = [
                 &["SET", "", "somebody else's"],
                 &["RPUSH", "", "somebody else's"],
@@ -82,7 +74,7 @@ fn foreign_values() {
 /// Charges a bad key together with good ones, in one batch and in one request.
 async fn beside(store: &RedisStore, bad: Charge<'_>) {
     let calls = store.stats().calls;
-    let [a, b, c, d, e] = ALGORITHMS.map(|algorithm| one(store, ten(algorithm, "good")));
+    let [a, b, c, d, e] = Algorithm::BUILT_IN.map(|algorithm| one(store, ten(algorithm, "good")));
     let both = [ten(Algorithm::FixedWindow, "good"), bad];
     let (wrong, a, b, c, d, e, both) =
         tokio::join!(one(store, bad), a, b, c, d, e, store.charge(&both));
@@ -91,7 +83,8 @@ async fn beside(store: &RedisStore, bad: Charge<'_>) {
         assert_eq!(good.unwrap().remaining(), 9);
     }
     // Strings and logs are read in different ways: each alone, too.
-    for algorithms in [&ALGORITHMS[..1], &ALGORITHMS[3..4], &ALGORITHMS[4..]] {
+    for algorithms in [[Algorithm::FixedWindow], [Algorithm::SlidingLog], [Algorithm::Concurrency]]
+    {
         let good = one(store, ten(algorithms[0], "good"));
         let (wrong, good) = tokio::join!(one(store, bad), good);
         assert_eq!(good.unwrap().remaining(), 8);
@@ -133,13 +126,13 @@ fn out_of_memory() {
         let runtime = runtime();
         let store = runtime.block_on(patient(&server.url()));
         let charge = |algorithm, key| runtime.block_on(one(&store, ten(algorithm, key)));
-        for algorithm in ALGORITHMS {
+        for algorithm in Algorithm::BUILT_IN {
             assert_eq!(charge(algorithm, "old").unwrap().remaining(), 9);
         }
         server.command(&["CONFIG", "SET", "maxmemory", "1"]);
         assert!(server.command(&["SET", "a", "b"]).text().starts_with("OOM"));
         let closed = store.stats().closed;
-        for algorithm in ALGORITHMS {
+        for algorithm in Algorithm::BUILT_IN {
             let fails = charge(algorithm, "new");
             assert!(matches!(fails, Err(StoreError::Failed(_))), "{algorithm}: {fails:?}");
             let old = ten(algorithm, "old");
@@ -152,10 +145,10 @@ fn out_of_memory() {
             let both = [old.cost(0), ten(algorithm, "new")];
             assert!(runtime.block_on(store.charge(&both)).is_err());
         }
-        assert_eq!(names(&server).len(), ALGORITHMS.len());
+        assert_eq!(names(&server).len(), Algorithm::BUILT_IN.len());
         assert_eq!(store.stats().closed, closed, "nobody else was harmed");
         server.command(&["CONFIG", "SET", "maxmemory", "0"]);
-        for algorithm in ALGORITHMS {
+        for algorithm in Algorithm::BUILT_IN {
             assert_eq!(charge(algorithm, "new").unwrap().remaining(), 9);
         }
     }
