@@ -1,10 +1,7 @@
-//! The program `tollgate`: rate limiting from the command line.
-
-mod cli;
-mod json;
+//! The program `tollgate`.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    cli::run()
+    tollgate_server::run()
 }

@@ -1,0 +1,12 @@
+#![doc = include_str!("../README.md")]
+
+mod cli;
+pub mod config;
+mod json;
+
+use std::process::ExitCode;
+
+/// Runs the program: does what the command line says.
+pub fn run() -> ExitCode {
+    cli::run()
+}
