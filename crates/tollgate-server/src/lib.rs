@@ -2,7 +2,10 @@
 
 mod cli;
 pub mod config;
+mod engine;
+mod gate;
 mod json;
+mod service;
 
 use std::process::ExitCode;
 
