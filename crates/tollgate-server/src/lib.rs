@@ -5,6 +5,8 @@ pub mod config;
 mod engine;
 mod gate;
 mod json;
+mod resp;
+mod server;
 mod service;
 
 use std::process::ExitCode;

@@ -2,7 +2,6 @@
 
 mod check;
 mod doctor;
-mod lines;
 mod serve;
 mod trouble;
 

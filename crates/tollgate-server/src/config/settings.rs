@@ -113,6 +113,8 @@ pub struct Security {
     pub tls: Option<TlsFiles>,
     /// Whoever may ask. None at all: everybody who can connect.
     pub credentials: Vec<Credential>,
+    /// Listens also where others can reach it without certificates or credentials: the network keeps them out.
+    pub insecure: bool,
 }
 
 /// Files in PEM form, read again when they change.
@@ -222,7 +224,7 @@ impl Default for Bounds {
             attributes: 32,
             batch: 1024,
             read_timeout: Duration::from_secs(5),
-            idle_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(300),
             drain_timeout: Duration::from_secs(10),
         }
     }

@@ -6,4 +6,3 @@ mod check;
 mod doctor;
 mod help;
 mod program;
-mod serve;
