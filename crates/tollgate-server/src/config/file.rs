@@ -13,6 +13,7 @@ use super::place::{At, Entries, Form, Forms, NoMap};
 #[schemars(title = "Tollgate")]
 pub(crate) struct Config {
     /// Where state lives: `memory`, the address of a Redis or Valkey, or the parts of either.
+    #[serde(default)]
     #[schemars(with = "StoreForm", extend("default" = "memory"))]
     #[schemars(
         example = "redis://127.0.0.1:6379",
@@ -25,6 +26,8 @@ pub(crate) struct Config {
     pub(crate) policies: Vec<At<Policy>>,
 
     /// Limits that come with a request, such as those of `CL.THROTTLE`, instead of from a policy.
+    #[serde(default)]
+    #[schemars(with = "AdHoc")]
     pub(crate) ad_hoc: Option<AdHoc>,
 
     /// Every policy counts and reports, and none denies: for a first day in production.
@@ -40,10 +43,13 @@ pub(crate) struct Config {
     pub(crate) headers: Headers,
 
     /// How several descriptors of one request by Envoy are charged.
+    #[serde(default)]
     #[schemars(with = "Descriptors", extend("default" = "together"))]
     pub(crate) descriptors: Option<Descriptors>,
 
     /// The certificate of the service. Needed to listen beyond the loopback.
+    #[serde(default)]
+    #[schemars(with = "Tls")]
     pub(crate) tls: Option<Tls>,
 
     /// Who may ask. None at all: everybody who can connect, which has to be from this machine.
@@ -61,32 +67,39 @@ pub(crate) struct Config {
 pub(crate) struct Store {
     /// The address of the servers: `redis://`, `rediss://`, `redis+cluster://`, `redis+sentinel://`,
     /// `redis+unix://`. Keep passwords out of this file: `url_file` and `url_env` are for addresses that have one.
+    #[serde(default)]
     #[schemars(with = "String", example = "redis://127.0.0.1:6379")]
     pub(crate) url: Option<At<String>>,
 
     /// A file that holds the address and nothing else, such as a mounted secret.
+    #[serde(default)]
     #[schemars(with = "String", example = "/run/secrets/redis-url")]
     pub(crate) url_file: Option<At<String>>,
 
     /// The environment variable that holds the address.
+    #[serde(default)]
     #[schemars(with = "String", example = &"REDIS_URL")]
     pub(crate) url_env: Option<At<String>>,
 
     /// What the names of keys begin with. Redis and Valkey only.
+    #[serde(default)]
     #[schemars(with = "String", extend("default" = "tg:"))]
     pub(crate) prefix: Option<At<String>>,
 
     /// How long a call of the store may take, before the failure modes of the policies decide. Redis and Valkey only.
+    #[serde(default)]
     #[schemars(with = "String", extend("default" = "20ms"))]
     pub(crate) deadline: Option<At<String>>,
 
     /// Whose counters to share: `native`, `rlaas`, `rlaas-log`, `spring`, `valkey-api`, `unix-time`, `unix-time-log`,
     /// `typescript`, or the names of keys as a template. Redis and Valkey only. See docs/layouts.md.
+    #[serde(default)]
     #[schemars(with = "String", extend("default" = "native"))]
     #[schemars(example = &"rlaas", example = "myapp:{key}:{window}")]
     pub(crate) layout: Option<At<String>>,
 
     /// How many keys the memory holds; new ones beyond that share one budget. Memory only.
+    #[serde(default)]
     #[schemars(with = "u64", range(min = 1, max = 1_000_000_000), extend("default" = 1_000_000))]
     pub(crate) max_keys: Option<At<u64>>,
 }
@@ -101,21 +114,24 @@ pub(crate) struct Policy {
     pub(crate) name: At<String>,
 
     /// Only requests of this domain. Without it: only requests without a domain.
+    #[serde(default)]
     #[schemars(with = "String", extend("default" = ""))]
     pub(crate) domain: Option<String>,
 
     /// What the attributes of a request must be, all of them. Without it: every request of the domain.
-    #[serde(rename = "match")]
+    #[serde(default, rename = "match")]
     #[schemars(with = "Conditions")]
     pub(crate) matching: Option<Entries<Form<Condition>>>,
 
     /// The attribute whose values have a budget each, or a list of them for each combination of values. Without it:
     /// one budget for all.
+    #[serde(default)]
     #[schemars(with = "OneOrMany")]
     #[schemars(example = &"user", example = ["tenant", "user"])]
     pub(crate) per: Option<At<Form<NoMap>>>,
 
     /// What happens to a request that lacks an attribute of `per`.
+    #[serde(default)]
     #[schemars(with = "Missing", extend("default" = "share"))]
     pub(crate) missing: Option<Missing>,
 
@@ -126,14 +142,17 @@ pub(crate) struct Policy {
     pub(crate) limit: At<Form<NoMap>>,
 
     /// How all limits of this policy count, unless their texts say it.
+    #[serde(default)]
     #[schemars(with = "Algorithm", extend("default" = "fixed-window"))]
     pub(crate) algorithm: Option<At<Algorithm>>,
 
     /// The most at one instant, unless the text of the limit says it. Makes the limit a `token-bucket`.
+    #[serde(default)]
     #[schemars(with = "u64", range(min = 1))]
     pub(crate) burst: Option<At<u64>>,
 
     /// The most that one request may cost. Without it: as much as the limit ever admits at once.
+    #[serde(default)]
     #[schemars(with = "u64", range(min = 1))]
     pub(crate) max_cost: Option<At<u64>>,
 
@@ -142,21 +161,25 @@ pub(crate) struct Policy {
     pub(crate) overrides: Vec<Override>,
 
     /// Whether it denies, or only counts and reports.
+    #[serde(default)]
     #[schemars(with = "Mode", extend("default" = "enforce"))]
     pub(crate) mode: Option<Mode>,
 
     /// What happens when the store cannot answer.
+    #[serde(default)]
     #[schemars(with = "FailureForm", extend("default" = "local"))]
     #[schemars(example = &"closed", example = serde_json::json!({"local": "1/3"}))]
     pub(crate) failure: Option<At<Form<Failure>>>,
 
     /// What this process may draw ahead from Redis or Valkey and spend without asking: units, or a part of the limit.
     /// Never admits too much, but may deny some that other processes hold.
+    #[serde(default)]
     #[schemars(with = "Lease")]
     #[schemars(example = 50, example = "5%")]
     pub(crate) lease: Option<At<String>>,
 
     /// What its state is placed by on a cluster. Policies of one request with the same tag are charged in one step.
+    #[serde(default)]
     #[schemars(with = "Tag", extend("default" = "key"))]
     pub(crate) tag: Option<At<Tag>>,
 }
@@ -181,27 +204,33 @@ pub(crate) struct Override {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Condition {
     /// Exactly this text, even if it has a `*` or a `?`.
+    #[serde(default)]
     #[schemars(with = "String")]
     pub(crate) equal: Option<At<String>>,
 
     /// One of these texts, to the letter.
+    #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) one_of: Option<At<Vec<At<String>>>>,
 
     /// A pattern: `*` is any run without a `/`, `**` any run at all, `?` any one character but `/`.
+    #[serde(default)]
     #[schemars(with = "String", example = "/api/**")]
     pub(crate) glob: Option<At<String>>,
 
     /// An address in this network, or in one of a list of them.
+    #[serde(default)]
     #[schemars(with = "OneOrMany")]
     #[schemars(example = "10.0.0.0/8", example = ["10.0.0.0/8", "2001:db8::/32"])]
     pub(crate) cidr: Option<At<Form<NoMap>>>,
 
     /// `true`: anything, as long as the request has the attribute.
+    #[serde(default)]
     #[schemars(with = "bool")]
     pub(crate) present: Option<At<bool>>,
 
     /// `true`: the request must not have the attribute.
+    #[serde(default)]
     #[schemars(with = "bool")]
     pub(crate) absent: Option<At<bool>>,
 }
@@ -268,6 +297,7 @@ pub(crate) enum Tag {
 #[serde(deny_unknown_fields)]
 pub(crate) struct AdHoc {
     /// What happens when the store cannot answer.
+    #[serde(default)]
     #[schemars(with = "FailureForm", extend("default" = "local"))]
     pub(crate) failure: Option<At<Form<Failure>>>,
 }
@@ -277,14 +307,17 @@ pub(crate) struct AdHoc {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Listen {
     /// HTTP: checks, administration, metrics, health.
+    #[serde(default)]
     #[schemars(with = "String", extend("default" = "127.0.0.1:8080"))]
     pub(crate) http: Option<At<String>>,
 
     /// gRPC: Envoy's rate limit service.
+    #[serde(default)]
     #[schemars(with = "String", extend("default" = "127.0.0.1:8081"))]
     pub(crate) grpc: Option<At<String>>,
 
     /// The protocol of Redis.
+    #[serde(default)]
     #[schemars(with = "String", extend("default" = "127.0.0.1:6380"))]
     pub(crate) resp: Option<At<String>>,
 }
@@ -294,10 +327,12 @@ pub(crate) struct Listen {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Headers {
     /// `RateLimit` and `RateLimit-Policy`.
+    #[serde(default)]
     #[schemars(with = "Standard", extend("default" = "draft-8"))]
     pub(crate) standard: Option<Standard>,
 
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
+    #[serde(default)]
     #[schemars(with = "Legacy", extend("default" = "epoch"))]
     pub(crate) legacy: Option<Legacy>,
 }
@@ -348,6 +383,7 @@ pub(crate) struct Tls {
     pub(crate) key: At<String>,
 
     /// Who signs the certificates that clients must show. Without it they need not show any.
+    #[serde(default)]
     #[schemars(with = "String")]
     pub(crate) client_ca: Option<At<String>>,
 }
@@ -361,22 +397,27 @@ pub(crate) struct Key {
     pub(crate) name: At<String>,
 
     /// The SHA-256 of the key, as 64 hexadecimal digits: `printf %s "$KEY" | sha256sum`.
+    #[serde(default)]
     #[schemars(with = "String", regex(pattern = "^[0-9A-Fa-f]{64}$"))]
     pub(crate) sha256: Option<At<String>>,
 
     /// A file that holds the key and nothing else. Relative to the folder of this file.
+    #[serde(default)]
     #[schemars(with = "String", example = "/run/secrets/checkout-key")]
     pub(crate) file: Option<At<String>>,
 
     /// The environment variable that holds the key.
+    #[serde(default)]
     #[schemars(with = "String", example = &"CHECKOUT_KEY")]
     pub(crate) env: Option<At<String>>,
 
     /// What it may be used for.
+    #[serde(default)]
     #[schemars(with = "Scope", extend("default" = "check"))]
     pub(crate) scope: Option<Scope>,
 
     /// The domains it may be used for. Without it: all of them.
+    #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) domains: Option<At<Vec<String>>>,
 }
@@ -396,38 +437,47 @@ pub(crate) enum Scope {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Bounds {
     /// Connections to each listener, from 1 to 1,000,000.
+    #[serde(default)]
     #[schemars(with = "u64", range(min = 1, max = 1_000_000), extend("default" = 10_000))]
     pub(crate) connections: Option<At<String>>,
 
     /// One request: a body, or a command with its arguments. From 1KiB to 64MiB.
+    #[serde(default)]
     #[schemars(with = "Size", extend("default" = "64KiB"))]
     pub(crate) request_bytes: Option<At<String>>,
 
     /// All headers of a request. From 1KiB to 1MiB.
+    #[serde(default)]
     #[schemars(with = "Size", extend("default" = "16KiB"))]
     pub(crate) header_bytes: Option<At<String>>,
 
     /// A key, and the value of an attribute. From 16 bytes to 64KiB.
+    #[serde(default)]
     #[schemars(with = "Size", extend("default" = "1KiB"))]
     pub(crate) key_bytes: Option<At<String>>,
 
     /// Attributes, descriptors and entries of one request, each, from 1 to 1,024.
+    #[serde(default)]
     #[schemars(with = "u64", range(min = 1, max = 1_024), extend("default" = 32))]
     pub(crate) attributes: Option<At<String>>,
 
     /// Requests of a batch, and commands that are decided together, from 1 to 65,536.
+    #[serde(default)]
     #[schemars(with = "u64", range(min = 1, max = 65_536), extend("default" = 1_024))]
     pub(crate) batch: Option<At<String>>,
 
     /// How long a request may take to arrive once it has begun. From 10ms to 1h.
+    #[serde(default)]
     #[schemars(with = "String", extend("default" = "5s"))]
     pub(crate) read_timeout: Option<At<String>>,
 
     /// How long a connection may be silent. From 10ms to 1d.
+    #[serde(default)]
     #[schemars(with = "String", extend("default" = "60s"))]
     pub(crate) idle_timeout: Option<At<String>>,
 
     /// How long open requests are waited for at the end. From 0s to 1h.
+    #[serde(default)]
     #[schemars(with = "String", extend("default" = "10s"))]
     pub(crate) drain_timeout: Option<At<String>>,
 }

@@ -52,7 +52,7 @@ impl Reader<'_, '_> {
         self.bounds(&written.bounds, &mut settings.bounds);
     }
 
-    fn store(&mut self, written: &At<Form<file::Store>>, settings: &mut Settings) {
+    pub(super) fn store(&mut self, written: &At<Form<file::Store>>, settings: &mut Settings) {
         let text = match &written.value {
             Form::Map(parts) => return self.parted_store(&written.with(&**parts), settings),
             Form::One(scalar) => scalar_text(scalar, written.origin, self.problems),

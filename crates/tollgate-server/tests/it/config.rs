@@ -6,7 +6,7 @@ use std::{
 };
 
 use tollgate::PolicySet;
-use tollgate_server::config::{Environment, Settings, read};
+use tollgate_server::config::{DEFAULT_CONFIG, Environment, Settings, read, reference, schema};
 
 /// The files of a folder of `tests/it/config`, by name.
 fn files(folder: &str) -> Vec<PathBuf> {
@@ -74,5 +74,111 @@ fn nothing_said_is_the_default() {
         let settings = read(text, "tollgate.yaml", &environment()).unwrap();
         assert_eq!(settings.policies.policies().len(), 0, "{text}");
         assert_eq!(settings.store, Settings::new(settings.policies.clone()).store);
+    }
+}
+
+#[test]
+fn the_default_is_one_policy_by_key() {
+    let settings = read(DEFAULT_CONFIG, "tollgate.yaml", &environment()).unwrap();
+    let plain = PolicySet::of_limits(["100/minute".parse().unwrap()]).unwrap();
+    assert_eq!(told(&settings), told(&Settings::new(plain)));
+    assert_is_in_file(&from_root("deploy/tollgate.yaml"), DEFAULT_CONFIG);
+}
+
+#[test]
+fn what_the_default_only_mentions_can_be_read_too() {
+    let mut text = String::new();
+    for line in DEFAULT_CONFIG.lines().filter(|line| !line.starts_with("store:")) {
+        let mentioned = line.trim_start().strip_prefix("# ").filter(|_| !line.contains("$schema"));
+        let is_yaml = |text: &&str| {
+            text.trim_start().starts_with("- ")
+                || text.split_once(": ").is_some_and(|(name, _)| !name.trim().contains(' '))
+                || ["keys:", "  overrides:"].contains(text)
+        };
+        match mentioned.filter(is_yaml) {
+            Some(yaml) if !yaml.starts_with("store: r") => {
+                let indent = line.len() - line.trim_start().len();
+                text.extend([&line[..indent], yaml, "\n"]);
+            }
+            Some(_) => {}
+            None => text.extend([line, "\n"]),
+        }
+    }
+    let environment = environment().without_secrets();
+    let settings =
+        read(&text, "tollgate.yaml", &environment).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    assert_eq!(settings.policies.policies().len(), 3, "{text}");
+    assert_eq!(settings.security.credentials.len(), 2, "{text}");
+    assert!(settings.security.tls.is_some(), "{text}");
+}
+
+fn from_root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+#[test]
+fn the_shipped_schema_is_that_of_the_types() {
+    let text = format!("{:#}\n", schema());
+    assert_is_in_file(&from_root("crates/tollgate-server/schema/tollgate.schema.json"), &text);
+}
+
+#[test]
+fn the_reference_is_that_of_the_types() {
+    assert_is_in_file(&from_root("docs/configuration.md"), &reference());
+}
+
+/// Writes a value as the file has it, at a path such as `bounds.batch`.
+fn said(path: &[&str], value: &serde_json::Value) -> String {
+    let mut text = value.to_string();
+    for name in path.iter().rev() {
+        text = format!("{{{name}: {text}}}");
+    }
+    text
+}
+
+#[test]
+fn the_defaults_in_the_schema_are_those_in_force() {
+    let schema = schema();
+    let plain = told(&read("", "tollgate.yaml", &environment()).unwrap());
+    let mut tried = 0;
+    for (section, definition) in [
+        (&[][..], &schema),
+        (&["listen"], &schema["$defs"]["Listen"]),
+        (&["headers"], &schema["$defs"]["Headers"]),
+        (&["bounds"], &schema["$defs"]["Bounds"]),
+        (&["ad_hoc"], &schema["$defs"]["AdHoc"]),
+    ] {
+        for (name, field) in definition["properties"].as_object().unwrap() {
+            let Some(default) = field.get("default") else { continue };
+            let text = said(&[section, &[name]].concat(), default);
+            assert_eq!(
+                told(&read(&text, "tollgate.yaml", &environment()).unwrap()),
+                plain,
+                "{text}"
+            );
+            tried += 1;
+        }
+    }
+    assert_eq!(tried, 18, "every default is compared");
+}
+
+#[test]
+fn the_defaults_of_stores_and_policies_are_those_in_force() {
+    let schema = schema();
+    let (redis, memory) = ("store: {url: redis://a", "store: {");
+    let policy = "policies: [{name: a, limit: 5/minute, per: [x]";
+    for (type_name, plain, end) in
+        [("Store", redis, "}"), ("Store", memory, "}"), ("Policy", policy, "}]")]
+    {
+        let read = |text: &str| told(&read(text, "tollgate.yaml", &environment()).unwrap());
+        for (name, field) in schema["$defs"][type_name]["properties"].as_object().unwrap() {
+            let Some(default) = field.get("default") else { continue };
+            if type_name == "Store" && (name == "max_keys") != (plain == memory) {
+                continue;
+            }
+            let comma = if plain.ends_with('{') { "" } else { ", " };
+            let text = format!("{plain}{comma}{name}: {default}{end}");
+            assert_eq!(read(&text), read(&format!("{plain}{end}")), "{text}");
+        }
     }
 }
