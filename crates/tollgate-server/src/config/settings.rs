@@ -5,6 +5,7 @@ use std::{
 };
 
 use tollgate::{MemoryStore, PolicySet, policy::FailureMode};
+use tollgate_redis::Layout;
 
 /// Everything that a configuration says, checked. What is not said is as in [`Settings::default`].
 #[derive(Clone, Debug)]
@@ -12,6 +13,8 @@ use tollgate::{MemoryStore, PolicySet, policy::FailureMode};
 pub struct Settings {
     /// Where state lives.
     pub store: StoreSettings,
+    /// Whose counters are shared, if the store is on Redis or Valkey.
+    pub layout: Layout,
     /// The policies in force, those that only Envoy's descriptors lead to among them.
     pub policies: PolicySet,
     /// What happens to limits that come with a request, such as those of `CL.THROTTLE`, when the store fails.
@@ -34,8 +37,8 @@ pub struct Settings {
     pub bounds: Bounds,
 }
 
-/// Where state lives.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where state lives. Its `Debug` form shows no password.
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreSettings {
     /// In this process.
@@ -182,6 +185,7 @@ impl Settings {
     pub fn new(policies: PolicySet) -> Self {
         Self {
             store: StoreSettings::default(),
+            layout: Layout::native(),
             policies,
             ad_hoc_failure: FailureMode::default(),
             shadow: false,
@@ -226,6 +230,22 @@ impl Default for Bounds {
             read_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(300),
             drain_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl std::fmt::Debug for StoreSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory { max_keys } => {
+                f.debug_struct("Memory").field("max_keys", max_keys).finish()
+            }
+            Self::Redis { url, prefix, deadline } => f
+                .debug_struct("Redis")
+                .field("url", &super::mask::masked(url, 0).0)
+                .field("prefix", prefix)
+                .field("deadline", deadline)
+                .finish(),
         }
     }
 }
