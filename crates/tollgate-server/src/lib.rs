@@ -2,6 +2,8 @@
 
 mod cli;
 pub mod config;
+#[allow(dead_code, unused_imports, reason = "the listener that serves it comes with the service")]
+mod envoy;
 mod json;
 
 use std::process::ExitCode;
