@@ -17,8 +17,8 @@ pub use decision::{CostError, Decision, Denied, Source};
 pub use key::{Key, KeyBuf, KeyRef};
 pub use limit::{Limit, LimitError, ParseLimitError};
 pub use limiter::{
-    Admission, BuildError, CheckError, Limiter, LimiterBuilder, Permit, SharedLimiter,
-    SharedLimiterBuilder, SharedPermit, WaitError,
+    Admission, BuildError, CheckError, Limiter, LimiterBuilder, Permit, Plan, SharedLimiter,
+    SharedLimiterBuilder, SharedPermit, Verdict, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};

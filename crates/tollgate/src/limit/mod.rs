@@ -160,6 +160,12 @@ impl Limit {
         self.algorithm
     }
 
+    /// Whether what is used of one is what is used of the other: only the amount and the burst may differ.
+    #[inline]
+    pub(crate) fn counts_like(&self, other: &Self) -> bool {
+        self.period_micros == other.period_micros && self.algorithm == other.algorithm
+    }
+
     #[inline]
     pub(crate) const fn period_micros(&self) -> u64 {
         self.period_micros

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::{
     core::Core,
-    path::{Answered, Fit, Item},
+    path::{Answered, Fit},
 };
 use crate::{
     Decision, Limit, Source,
@@ -16,38 +16,47 @@ use crate::{
 impl Core {
     /// Decides a request by the failure modes of its policies, all or nothing. Counts nothing yet.
     pub(super) fn fall_back(&self, fit: &Fit<'_>, permit: u64) -> Answered {
-        let limits: SmallVec<[Option<Limit>; 8]> =
-            fit.items.iter().map(|&item| self.fallback(item, fit.cost)).collect();
-        let both = || fit.items.iter().zip(&limits);
-        let slots: SmallVec<[Slot<'_>; 8]> = both()
-            .filter_map(|(&item, limit)| {
-                Some(Slot { limit: limit.as_ref()?, ..self.slot(item, fit.cost, permit) })
-            })
-            .collect();
-        let (charged, now) = self.memory.charge_all(&slots);
-        let mut charged = charged.into_iter();
-        let outcomes: Vec<_> = both()
-            .map(|(&item, limit)| {
-                let charged = limit.and_then(|_| charged.next());
-                outcome(&self.path.target(item).limit, charged)
-            })
-            .collect();
+        let slots: SmallVec<[Slot<'_>; 8]> =
+            fit.items.iter().map(|&item| self.slot(item, fit.cost, permit)).collect();
+        let policies = self.path.policies.policies();
+        let failure = |place: usize| policies[self.path.target(fit.items[place]).policy].failure;
+        let (outcomes, now) = self.charge_shares(&slots, failure);
         let decision = self.path.fold(fit, &outcomes);
         Answered { decision: Decision { source: Source::Fallback, ..decision }, outcomes, now }
     }
 
-    /// What is charged in memory in place of a limit; `None` if it admits without counting.
-    fn fallback(&self, item: Item<'_>, cost: u64) -> Option<Limit> {
-        let target = self.path.target(item);
-        let nothing = target.limit.share(0, std::num::NonZeroU32::MIN);
-        match self.path.policies.policies()[target.policy].failure {
-            // What denies for good needs no store to do so.
-            FailureMode::Open => (target.limit.amount() == 0).then_some(nothing),
-            FailureMode::Closed => Some(nothing),
-            FailureMode::Local { numerator, denominator } => {
-                let share = target.limit.share(numerator, denominator);
-                Some(if cost > share.capacity() { nothing } else { share })
-            }
+    /// Charges memory in place of the store, all or nothing: of each slot what its failure mode leaves of its limit.
+    pub(super) fn charge_shares(
+        &self,
+        slots: &[Slot<'_>],
+        failure: impl Fn(usize) -> FailureMode,
+    ) -> (Vec<Outcome>, u64) {
+        let shares = slots.iter().enumerate().map(|(place, slot)| share(slot, failure(place)));
+        let shares: SmallVec<[Option<Limit>; 8]> = shares.collect();
+        let counted: SmallVec<[Slot<'_>; 8]> = slots
+            .iter()
+            .zip(&shares)
+            .filter_map(|(slot, share)| Some(Slot { limit: share.as_ref()?, ..*slot }))
+            .collect();
+        let (charged, now) = self.memory.charge_all(&counted);
+        let mut charged = charged.into_iter();
+        let both = slots.iter().zip(&shares);
+        let outcomes =
+            both.map(|(slot, share)| outcome(slot.limit, share.and_then(|_| charged.next())));
+        (outcomes.collect(), now)
+    }
+}
+
+/// What is charged in memory in place of a limit; `None` if it admits without counting.
+fn share(slot: &Slot<'_>, failure: FailureMode) -> Option<Limit> {
+    let nothing = slot.limit.share(0, std::num::NonZeroU32::MIN);
+    match failure {
+        // What denies for good needs no store to do so.
+        FailureMode::Open => (slot.limit.amount() == 0).then_some(nothing),
+        FailureMode::Closed => Some(nothing),
+        FailureMode::Local { numerator, denominator } => {
+            let share = slot.limit.share(numerator, denominator);
+            Some(if slot.cost > share.capacity() { nothing } else { share })
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The one handle: [`Limiter`] in this process, [`SharedLimiter`] over any store.
 
 mod builder;
+mod charges;
 mod core;
 mod failure;
 mod join;
@@ -27,6 +28,7 @@ use crate::{
 };
 
 pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
+pub use charges::{Plan, Verdict};
 pub use permit::{Admission, Permit};
 pub use shared::{CheckError, SharedLimiter};
 pub use shared_permit::SharedPermit;
@@ -153,7 +155,7 @@ impl Limiter {
         self.inner.charge(items(&plan), request.units(), 0)
     }
 
-    /// Charges several keys under several limits, all or nothing: for limits that no policy describes.
+    /// Charges several keys under several limits, all or nothing. [`Limiter::verdict`] tells more.
     ///
     /// ```
     /// use tollgate::{Charge, Key, Limit, Limiter};
@@ -167,9 +169,7 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CostError> {
-        let fit = path::fit_charges(charges)?;
-        let outcomes = self.inner.core.memory.charge_now(&fit);
-        Ok(path::fold_charges(charges, &fit, &outcomes))
+        Ok(self.verdict(charges)?.decision)
     }
 
     /// Gives back up to `cost` units, and no more than are used.
@@ -228,10 +228,10 @@ impl Inner {
         for key in keys {
             key.with(|key| ids.push(self.core.memory.identity(&single.scope, key)));
         }
-        let Some(&first) = ids.first() else { return };
         let tally = self.core.path.meter.tally();
         let mut looks = ArrayVec::<_, BATCH>::new();
-        self.core.memory.charge_each(&single.slot(first), &ids, |place, outcome, now| {
+        let slot = |_, id| single.slot(id);
+        self.core.memory.charge_each(&ids, slot, |place, outcome, now| {
             if let Some(weight) = tally.add(0, event(outcome), now) {
                 looks.push((place, event(outcome), now, weight));
             }

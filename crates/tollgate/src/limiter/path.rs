@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::{
-    Charge, CostError, Decision, KeyRef, Request,
+    CostError, Decision, KeyRef, Request,
     algorithm::Outcome,
     policy::{Planned, PolicySet, Target},
     stats::{Event, Meter},
@@ -169,42 +169,12 @@ impl Path {
     }
 }
 
-/// The charges that could ever be admitted. One that could not is refused if it is enforced, and left out if not.
-pub(super) fn fit_charges<'a>(charges: &[Charge<'a>]) -> Result<Vec<Charge<'a>>, CostError> {
-    let fits =
-        |charge: &Charge<'_>| charge.cost <= charge.limit.capacity() || charge.limit.amount() == 0;
-    match charges.iter().find(|charge| charge.enforced && !fits(charge)) {
-        Some(Charge { cost, policy, limit, .. }) => {
-            Err(CostError { cost: *cost, policy: *policy, max: limit.capacity() })
-        }
-        None => Ok(charges.iter().copied().filter(fits).collect()),
-    }
-}
-
-/// Makes one decision of the outcomes of those charges that fit.
-pub(super) fn fold_charges(
-    charges: &[Charge<'_>],
-    fit: &[Charge<'_>],
-    outcomes: &[Outcome],
-) -> Decision {
-    let mut decision = Decision::UNLIMITED;
-    let mut shadow_denied = fit.len() < charges.len();
-    for (charge, &outcome) in fit.iter().zip(outcomes) {
-        if charge.enforced {
-            decision = decision.and(Decision::of(charge.policy, charge.limit, outcome));
-        } else {
-            shadow_denied |= !outcome.is_admitted();
-        }
-    }
-    Decision { shadow_denied, ..decision }
-}
-
 fn names(policies: &PolicySet) -> Vec<crate::PolicyName> {
     policies.policies().iter().map(|policy| policy.name).collect()
 }
 
 /// An amount of 0 denies every cost; it is not too high for anything.
-fn excess(policies: &PolicySet, target: &Target, cost: u64) -> Option<CostError> {
+pub(super) fn excess(policies: &PolicySet, target: &Target, cost: u64) -> Option<CostError> {
     let capacity = if target.limit.amount() == 0 { u64::MAX } else { target.limit.capacity() };
     let most = policies.policies()[target.policy].max_cost.unwrap_or(u64::MAX).min(capacity);
     (cost > most).then_some(CostError { cost, policy: target.name, max: most })

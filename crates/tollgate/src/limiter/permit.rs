@@ -102,6 +102,12 @@ impl<P> Admission<P> {
 }
 
 impl Permit {
+    /// An id for a [charge](crate::Charge::permit) to a concurrency limit, unlike that of any other permit. For those
+    /// who keep permits themselves, as a service does for its clients.
+    pub fn new_id() -> u64 {
+        next_id()
+    }
+
     /// Starts the permit's life anew. `false` if it had already ended: then somebody else may hold its place.
     #[must_use = "a lost permit means that somebody else may run"]
     pub fn renew(&self) -> bool {

@@ -3,10 +3,10 @@ use std::{slice, sync::Arc};
 use smallvec::SmallVec;
 
 use super::{
-    Limiter, SharedLimiterBuilder,
+    Limiter, SharedLimiterBuilder, charges,
     core::Core,
     join::join_all,
-    path::{self, Answered, Fit, Item, Items, Path},
+    path::{Answered, Fit, Item, Items, Path},
     permit,
     turnstile::Turnstile,
 };
@@ -52,7 +52,7 @@ pub enum CheckError {
     /// The cost could never be admitted: the caller's mistake.
     #[error(transparent)]
     Cost(#[from] CostError),
-    /// The store cannot do what was asked; or it failed, and no policy says what then.
+    /// The store cannot do what was asked.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -121,13 +121,9 @@ impl SharedLimiter {
         self.inner.charge(super::items(&plan), request.units(), request.id_bytes()).await
     }
 
-    /// Charges several keys under several limits, all or nothing: for limits that no policy describes.
-    ///
-    /// Where there is no policy there is no failure mode: if the store fails, so does this, and the caller decides.
+    /// Charges several keys under several limits, all or nothing. [`SharedLimiter::verdict`] tells more.
     pub async fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CheckError> {
-        let fit = path::fit_charges(charges)?;
-        let outcomes = self.inner.charge_store(&fit, None).await?;
-        Ok(path::fold_charges(charges, &fit, &outcomes))
+        Ok(self.verdict(charges).await?.decision)
     }
 
     /// Gives back up to `cost` units, and no more than are used in the store.
@@ -261,7 +257,7 @@ impl Inner {
     }
 
     /// One outcome for each charge, or an error. No charges are no question.
-    async fn charge_store(
+    pub(super) async fn charge_store(
         &self,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
@@ -293,10 +289,8 @@ impl Inner {
 
     pub(super) fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64, permit: u64) -> Charge<'a> {
         let target = self.core.path.target(item);
-        let charge = Charge::new(target.name, item.1, target.limit).cost(cost);
         let permit = if target.limit.algorithm() == Algorithm::Concurrency { permit } else { 0 };
-        let tag = self.core.path.policies.tag(target, item.1);
-        Charge { tag, enforced: target.enforced, permit, lease: target.lease, ..charge }
+        Charge { permit, ..charges::charge(&self.core.path.policies, target, item.1, cost) }
     }
 }
 

@@ -33,6 +33,11 @@ impl Match {
         Self::default()
     }
 
+    /// No request: for a policy that only charges which name it draw on.
+    pub fn never() -> Self {
+        Self::any().and("", Condition::OneOf(Vec::new()))
+    }
+
     /// This, and `attribute` must meet `condition`.
     #[must_use]
     pub fn and(mut self, attribute: impl Into<String>, condition: Condition) -> Self {

@@ -18,6 +18,9 @@ impl PolicyName {
     /// The policy of a limiter that was given a limit and nothing else.
     pub const DEFAULT: Self = Self("default");
 
+    /// For limits that come with a request and belong to no policy. No policy of a set may have this name.
+    pub const AD_HOC: Self = Self("ad-hoc");
+
     /// The name as text.
     #[inline]
     pub const fn as_str(self) -> &'static str {

@@ -5,7 +5,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{Condition, Lease, Match, Missing, Mode, Policy, PolicyName};
+use super::{Condition, FailureMode, Lease, Match, Missing, Mode, Policy, PolicyName};
 use crate::{Algorithm, KeyBuf, KeyRef, Limit, Request};
 
 /// Policies that are in force together, compiled for lookup.
@@ -15,6 +15,7 @@ use crate::{Algorithm, KeyBuf, KeyRef, Limit, Request};
 #[derive(Clone, Debug)]
 pub struct PolicySet {
     inner: Arc<Inner>,
+    ad_hoc_failure: FailureMode,
 }
 
 #[derive(Debug)]
@@ -25,6 +26,8 @@ struct Inner {
     /// For each policy, and then for each of its overrides, where in `limits` its own are.
     ranges: Vec<SmallVec<[std::ops::Range<usize>; 1]>>,
     domains: HashMap<String, Index>,
+    /// The place of each policy.
+    names: HashMap<PolicyName, usize>,
 }
 
 /// One limit of one policy.
@@ -67,6 +70,9 @@ pub enum PolicyError {
     /// State is kept by name, so two policies of one name would share it.
     #[error("two policies are named `{0}`: give each a name of its own")]
     DuplicateName(PolicyName),
+    /// The name of limits that belong to no policy.
+    #[error("no policy can be named `{0}`: limits that come with a request count under that name")]
+    ReservedName(PolicyName),
     /// A policy without a limit says nothing.
     #[error("policy `{0}` has no limit: write one, such as `100/minute`")]
     NoLimit(PolicyName),
@@ -131,6 +137,9 @@ impl PolicySet {
             if !names.insert(policy.name) {
                 return Err(PolicyError::DuplicateName(policy.name));
             }
+            if policy.name == PolicyName::AD_HOC {
+                return Err(PolicyError::ReservedName(policy.name));
+            }
             if policy.limits.is_empty() {
                 return Err(PolicyError::NoLimit(policy.name));
             }
@@ -147,7 +156,22 @@ impl PolicySet {
                 check_lease(policy, limits)?;
             }
         }
-        Ok(Self { inner: Arc::new(Inner::compile(policies)) })
+        let inner = Arc::new(Inner::compile(policies));
+        Ok(Self { inner, ad_hoc_failure: FailureMode::default() })
+    }
+
+    /// The same policies, with this failure mode for [charges](crate::Charge) that name none of them.
+    #[must_use]
+    pub fn failing_ad_hoc(self, failure: FailureMode) -> Self {
+        Self { ad_hoc_failure: failure, ..self }
+    }
+
+    /// The same policies, all of them in this mode.
+    #[must_use]
+    pub fn in_mode(&self, mode: Mode) -> Self {
+        let policies = self.policies().iter().map(|policy| Policy { mode, ..policy.clone() });
+        let inner = Arc::new(Inner::compile(policies.collect()));
+        Self { inner, ad_hoc_failure: self.ad_hoc_failure }
     }
 
     /// One policy with these limits on each key, named [`PolicyName::DEFAULT`].
@@ -182,6 +206,30 @@ impl PolicySet {
             })
             .collect();
         limits.into_iter()
+    }
+
+    /// The policy of this name.
+    pub fn get(&self, name: PolicyName) -> Option<&Policy> {
+        Some(&self.inner.policies[self.place(name)?])
+    }
+
+    /// Where in [`PolicySet::policies`] the policy of this name is.
+    #[inline]
+    pub(crate) fn place(&self, name: PolicyName) -> Option<usize> {
+        self.inner.names.get(&name).copied()
+    }
+
+    /// What a charge to a policy of this name, or of none, does when the store fails.
+    pub(crate) fn failure_of(&self, name: PolicyName) -> FailureMode {
+        self.get(name).map_or(self.ad_hoc_failure, |policy| policy.failure)
+    }
+
+    /// A limit of a policy that counts where `limit` does.
+    #[inline]
+    pub(crate) fn target_like(&self, place: usize, limit: &Limit) -> Option<usize> {
+        let ranges = &self.inner.ranges[place];
+        let alike = |&target: &usize| self.inner.limits[target].limit.counts_like(limit);
+        ranges.iter().cloned().flatten().find(alike)
     }
 
     pub(crate) fn targets(&self) -> &[Target] {
@@ -236,9 +284,7 @@ fn check_limits(policy: PolicyName, limits: &[Limit]) -> Result<(), PolicyError>
         return Err(PolicyError::TooManyLimits(policy));
     }
     for (place, first) in limits.iter().enumerate() {
-        let same = |second: &&Limit| {
-            second.algorithm() == first.algorithm() && second.period() == first.period()
-        };
+        let same = |second: &&Limit| second.counts_like(first);
         if let Some(&second) = limits[place + 1..].iter().find(same) {
             return Err(PolicyError::SameWindow { policy, first: *first, second });
         }
@@ -300,7 +346,9 @@ impl Inner {
             ranges.push(own.chain(replaced).map(&mut range).collect());
             domains.entry(policy.domain.clone()).or_default().file(place, &policy.matching);
         }
-        Self { policies, limits, ranges, domains }
+        let names = policies.iter().enumerate().map(|(place, policy)| (policy.name, place));
+        let names = names.collect();
+        Self { policies, limits, ranges, domains, names }
     }
 
     /// The policies that cover a request, in their order.

@@ -6,7 +6,10 @@
 
 mod top;
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
 
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
@@ -16,11 +19,13 @@ use self::top::Sketch;
 use crate::{KeyRef, policy::PolicyName};
 
 /// What a limiter has decided so far.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
     /// One for each policy, in their order.
     pub policies: Vec<PolicyStats>,
+    /// What was decided by limits that belong to no policy.
+    pub ad_hoc: PolicyStats,
     /// The keys with most requests of late, estimated, most first.
     pub busiest: Vec<TopKey>,
     /// The keys with most denials of late, estimated, most first.
@@ -67,6 +72,7 @@ pub(crate) enum Event {
 
 #[derive(Debug)]
 pub(crate) struct Meter {
+    /// In the order of their set, and last [`PolicyName::AD_HOC`].
     policies: Vec<PolicyName>,
     /// What was counted before the policies last changed.
     before: Vec<[u64; KINDS]>,
@@ -106,7 +112,9 @@ const ONE_IN: u32 = 1024;
 const TENTH: u64 = 100_000;
 
 impl Meter {
-    pub(crate) fn new(policies: Vec<PolicyName>) -> Self {
+    /// A meter for these policies and for what belongs to none.
+    pub(crate) fn new(mut policies: Vec<PolicyName>) -> Self {
+        policies.push(PolicyName::AD_HOC);
         let before = vec![[0; KINDS]; policies.len()];
         Self {
             policies,
@@ -121,8 +129,9 @@ impl Meter {
     /// A meter for other policies that goes on counting where this one stands.
     pub(crate) fn succeeded_by(&self, policies: Vec<PolicyName>) -> Self {
         let mut next = Self::new(policies);
+        let places: HashMap<_, _> = self.policies.iter().zip(0..).collect();
         for (policy, before) in next.policies.iter().zip(&mut next.before) {
-            if let Some(place) = self.policies.iter().position(|other| other == policy) {
+            if let Some(&place) = places.get(policy) {
                 *before = self.total(place);
             }
         }
@@ -155,18 +164,21 @@ impl Meter {
         self.threads.get_or(|| Counters::new(self.policies.len()))
     }
 
+    /// Where charges are counted that belong to no policy.
+    #[inline]
+    pub(crate) fn ad_hoc(&self) -> usize {
+        self.policies.len() - 1
+    }
+
     pub(crate) fn stats(&self, now: u64) -> Stats {
-        let policies = self
-            .policies
-            .iter()
-            .enumerate()
-            .map(|(place, &policy)| {
-                let [allowed, denied, shadow_denied, degraded] = self.total(place);
-                PolicyStats { policy, allowed, denied, shadow_denied, degraded }
-            })
-            .collect();
+        let stats = |place: usize| {
+            let [allowed, denied, shadow_denied, degraded] = self.total(place);
+            let policy = self.policies[place];
+            PolicyStats { policy, allowed, denied, shadow_denied, degraded }
+        };
         Stats {
-            policies,
+            policies: (0..self.ad_hoc()).map(stats).collect(),
+            ad_hoc: stats(self.ad_hoc()),
             busiest: self.busiest.lock().top(now),
             most_denied: self.most_denied.lock().top(now),
             store_failures: self.store_failures.load(Ordering::Relaxed),

@@ -108,6 +108,19 @@ impl<'a> Charge<'a> {
     pub fn cost(self, cost: u64) -> Self {
         Self { cost, ..self }
     }
+
+    /// The same charge, held under this [permit](crate::Permit::new_id) if its limit is one of concurrency.
+    #[must_use]
+    pub fn holding(self, permit: u64) -> Self {
+        let holds = self.limit.algorithm() == crate::Algorithm::Concurrency;
+        Self { permit: if holds { permit } else { 0 }, ..self }
+    }
+
+    /// The same charge, on which nothing depends unless `enforced`.
+    #[must_use]
+    pub fn enforced(self, enforced: bool) -> Self {
+        Self { enforced, ..self }
+    }
 }
 
 /// Why a store could not answer. A denial is never one of these.

@@ -182,13 +182,28 @@ fn a_request_that_nothing_covers_asks_nobody() {
 }
 
 #[test]
-fn charges_without_a_policy_have_no_failure_mode() {
-    let (limiter, _, _) = degraded([policy("unused", "1/hour")]);
-    let charge = Charge::new("own".parse().unwrap(), KeyRef::new(b"key"), limit("1/hour"));
-    let error = pollster::block_on(limiter.check_all(&[charge])).unwrap_err();
-    assert_eq!(error, CheckError::Store(StoreError::TimedOut));
+fn charges_have_the_failure_mode_of_their_policy_or_that_of_none() {
+    let (limiter, _, _) = degraded([policy("known", "2/hour").failing(Closed)]);
+    let charge =
+        |policy: &str| Charge::new(policy.parse().unwrap(), KeyRef::new(b"key"), limit("2/hour"));
+    let ask = |limiter: &SharedLimiter, charges: &[Charge<'_>]| {
+        let verdict = pollster::block_on(limiter.verdict(charges)).unwrap();
+        assert!(verdict.decision.is_degraded());
+        verdict.each.iter().map(Decision::is_allowed).collect::<Vec<_>>()
+    };
+    let both = [charge("own"), charge("known")];
+    assert_eq!(ask(&limiter, &both), [true, false]);
+    assert_eq!(ask(&limiter, &both[..1]), [true], "all or nothing: it was not charged before");
+    assert_eq!(ask(&limiter, &both[..1]), [true]);
+    assert_eq!(ask(&limiter, &both[..1]), [false]);
+    let stats = limiter.stats();
+    assert_eq!((stats.ad_hoc.allowed, stats.ad_hoc.denied, stats.ad_hoc.degraded), (2, 1, 3));
+    assert_eq!((stats.policies[0].denied, stats.policies[0].degraded), (1, 1));
+
+    let policies = limiter.policies().clone().failing_ad_hoc(Open);
+    assert_eq!(ask(&limiter.with_policies(policies), &both[..1]), [true]);
     assert_eq!(pollster::block_on(limiter.refund("key", 1)), Err(StoreError::TimedOut));
-    assert_eq!(limiter.stats().store_failures, 2);
+    assert_eq!(limiter.stats().store_failures, 5);
 }
 
 #[test]

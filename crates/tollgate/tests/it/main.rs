@@ -3,6 +3,7 @@
 
 mod algorithms;
 mod bounds;
+mod charges;
 mod clock_steps;
 mod conformance;
 mod contention;

@@ -76,17 +76,17 @@ impl MemoryStore {
         (outcome, now)
     }
 
-    /// Decides the same charge to many keys of fixed-size state, one after the other, and says when. `each` is called
-    /// with the place of a key and its outcome.
+    /// Decides charges to fixed-size states, one after the other and each by itself, and says when. `slot` gives the
+    /// charge to a key; `each` is called with the place of a key and its outcome.
     ///
     /// Takes as many locks as are to be had without waiting, touches the memory of all their keys, and only then
     /// decides: the loads of a batch overlap instead of queueing. No other shard is waited for while one is held, so no
-    /// order is needed. `each` is called under the locks.
+    /// order is needed. `slot` and `each` are called under the locks.
     #[inline]
-    pub(crate) fn charge_each(
+    pub(crate) fn charge_each<'a>(
         &self,
-        charge: &Slot<'_>,
         ids: &[Identity],
+        slot: impl Fn(usize, Identity) -> Slot<'a>,
         mut each: impl FnMut(usize, Outcome, u64),
     ) {
         let inner = &*self.inner;
@@ -98,7 +98,7 @@ impl MemoryStore {
             held.touch(ids);
             let (now, tend) = held.settle(inner);
             for (place, &id) in ids.iter().enumerate() {
-                let slot = Slot { id, ..*charge };
+                let slot = slot(from + place, id);
                 each(from + place, inner.charge_alone(held.table(place), &slot, now), now);
             }
             held.tables.clear();

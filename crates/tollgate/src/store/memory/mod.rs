@@ -292,7 +292,8 @@ impl MemoryStore {
         algorithm::earliest(slot.limit, state, now, costs)
     }
 
-    fn slot<'a>(&self, charge: &'a Charge<'a>, scope: &'a Scope) -> Slot<'a> {
+    #[inline]
+    pub(crate) fn slot<'a>(&self, charge: &'a Charge<'a>, scope: &'a Scope) -> Slot<'a> {
         Slot {
             scope,
             id: self.identity(scope, charge.key),

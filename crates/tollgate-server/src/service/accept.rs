@@ -1,0 +1,142 @@
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use socket2::{Domain, Protocol as Transport, Socket, Type};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+use super::{Drain, Tls, Workers};
+
+/// Speaks one protocol on connections.
+pub(crate) trait Protocol: Send + Sync + 'static {
+    /// Serves a connection to its end. Once the drain has begun it answers what it has read, and ends.
+    fn serve<I>(&self, io: I, peer: SocketAddr, drain: Drain) -> impl Future<Output = ()> + Send
+    where
+        I: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+}
+
+/// A bound socket and the connections it has.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    name: &'static str,
+    socket: std::net::TcpListener,
+    address: SocketAddr,
+    most: usize,
+    room: Arc<Semaphore>,
+    refused: AtomicU64,
+}
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// How long a client may take over its part of a TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// After an accept that failed for want of files or memory.
+const PAUSE: Duration = Duration::from_millis(50);
+
+impl Listener {
+    /// Binds `address` for at most so many connections.
+    pub(crate) fn bind(name: &'static str, address: SocketAddr, most: usize) -> io::Result<Self> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Transport::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        let socket: std::net::TcpListener = socket.into();
+        let address = socket.local_addr()?;
+        let most = most.min(Semaphore::MAX_PERMITS);
+        let room = Arc::new(Semaphore::new(most));
+        Ok(Self { name, socket, address, most, room, refused: AtomicU64::new(0) })
+    }
+
+    /// What it is called in logs and metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Where it is bound, with the port that was found if any would do.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Connections that are open.
+    pub(crate) fn open(&self) -> usize {
+        self.most - self.room.available_permits()
+    }
+
+    /// Connections that were closed at once because there were too many.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Accepts connections until the drain begins.
+    pub(crate) async fn run<P: Protocol>(
+        &self,
+        protocol: Arc<P>,
+        tls: Option<Arc<Tls>>,
+        workers: &Workers,
+        mut drain: Drain,
+    ) -> io::Result<()> {
+        let socket = TcpListener::from_std(self.socket.try_clone()?)?;
+        loop {
+            let accepted = tokio::select! {
+                () = drain.begun() => return Ok(()),
+                accepted = socket.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, peer)) => {
+                    let Ok(permit) = self.room.clone().try_acquire_owned() else {
+                        self.refused.fetch_add(1, Ordering::Relaxed);
+                        continue;
+                    };
+                    let Ok(stream) = stream.into_std() else { continue };
+                    let (protocol, tls) = (protocol.clone(), tls.clone());
+                    workers.spawn(connection(protocol, tls, stream, peer, drain.clone(), permit));
+                }
+                Err(error) => {
+                    tracing::warn!(listener = self.name, %error, "cannot accept a connection");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Waits until no connection is open any more. `false` if some still are when the time is over.
+    pub(crate) async fn emptied(&self, within: Duration) -> bool {
+        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
+        timeout(within, self.room.acquire_many(all)).await.is_ok()
+    }
+}
+
+async fn connection<P: Protocol>(
+    protocol: Arc<P>,
+    tls: Option<Arc<Tls>>,
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
+    drain: Drain,
+    permit: OwnedSemaphorePermit,
+) {
+    let Ok(stream) = TcpStream::from_std(stream) else { return };
+    // What cannot be set is slower, and nothing else.
+    let _ = stream.set_nodelay(true);
+    match tls {
+        None => protocol.serve(stream, peer, drain).await,
+        Some(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
+            Ok(Ok(stream)) => protocol.serve(stream, peer, drain).await,
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection"),
+            Err(_) => tracing::debug!(%peer, "no TLS connection in time"),
+        },
+    }
+    drop(permit);
+}

@@ -1,0 +1,91 @@
+use sha2::{Digest, Sha256};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
+
+use crate::config::{Credential, Scope};
+
+/// The API keys that are known, by their hashes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keys<'a>(pub(crate) &'a [Credential]);
+
+/// What somebody may do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access<'a> {
+    /// `None` where there are no credentials, and everybody may do everything.
+    credential: Option<&'a Credential>,
+}
+
+impl<'a> Keys<'a> {
+    /// Whether whoever shows no key may do anything.
+    pub(crate) fn are_needed(self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// What the owner of `key` may do; `None` if it is no key of anybody. Takes as long for a wrong key as for a right
+    /// one.
+    pub(crate) fn access(self, key: Option<&[u8]>) -> Option<Access<'a>> {
+        if !self.are_needed() {
+            return Some(Access { credential: None });
+        }
+        let digest: [u8; 32] = Sha256::digest(key?).into();
+        let mut found = u64::MAX;
+        for (place, credential) in (0..).zip(self.0) {
+            found.conditional_assign(&place, credential.sha256.ct_eq(&digest));
+        }
+        let credential = self.0.get(usize::try_from(found).ok()?)?;
+        Some(Access { credential: Some(credential) })
+    }
+}
+
+impl Access<'_> {
+    /// Whether this may be done in `domain`.
+    pub(crate) fn allows(&self, scope: Scope, domain: &str) -> bool {
+        self.credential.is_none_or(|credential| {
+            let covers = |domains: &Vec<String>| domains.iter().any(|own| own == domain);
+            credential.scope >= scope && credential.domains.as_ref().is_none_or(covers)
+        })
+    }
+
+    /// Whether this may be done everywhere.
+    pub(crate) fn allows_everywhere(&self, scope: Scope) -> bool {
+        self.credential
+            .is_none_or(|credential| credential.scope >= scope && credential.domains.is_none())
+    }
+
+    /// Whom to name in logs.
+    pub(crate) fn name(&self) -> &str {
+        self.credential.map_or("anybody", |credential| &credential.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn credential(name: &str, key: &str, scope: Scope, domains: Option<Vec<String>>) -> Credential {
+        Credential { name: name.into(), sha256: Sha256::digest(key).into(), scope, domains }
+    }
+
+    #[test]
+    fn a_key_opens_what_it_is_for() {
+        let list = [
+            credential("edge", "one", Scope::Check, Some(vec!["edge".into()])),
+            credential("boss", "two", Scope::Admin, None),
+        ];
+        let keys = Keys(&list);
+        assert!(keys.access(None).is_none() && keys.access(Some(b"")).is_none());
+        assert!(keys.access(Some(b"three")).is_none());
+        let edge = keys.access(Some(b"one")).unwrap();
+        assert_eq!(edge.name(), "edge");
+        assert!(edge.allows(Scope::Check, "edge") && !edge.allows(Scope::Admin, "edge"));
+        assert!(!edge.allows(Scope::Check, "") && !edge.allows_everywhere(Scope::Check));
+        let boss = keys.access(Some(b"two")).unwrap();
+        assert!(boss.allows(Scope::Admin, "any") && boss.allows_everywhere(Scope::Admin));
+    }
+
+    #[test]
+    fn without_credentials_everybody_may() {
+        let anybody = Keys(&[]).access(None).unwrap();
+        assert!(anybody.allows_everywhere(Scope::Admin));
+        assert_eq!(anybody.name(), "anybody");
+    }
+}

@@ -1,0 +1,34 @@
+use tokio::sync::watch;
+
+/// Tells connections that the service is going away.
+#[derive(Debug)]
+pub(crate) struct DrainSwitch(watch::Sender<bool>);
+
+/// Hears of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Drain(watch::Receiver<bool>);
+
+impl DrainSwitch {
+    pub(crate) fn new() -> (Self, Drain) {
+        let (sender, receiver) = watch::channel(false);
+        (Self(sender), Drain(receiver))
+    }
+
+    /// From now on, connections end once what they have begun is answered.
+    pub(crate) fn turn(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+impl Drain {
+    /// Whether it has begun.
+    pub(crate) fn has_begun(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Waits until it begins.
+    pub(crate) async fn begun(&mut self) {
+        // A switch that is gone was never going to be turned: then the program itself is ending.
+        let _ = self.0.wait_for(|begun| *begun).await;
+    }
+}

@@ -1,0 +1,13 @@
+//! What all listeners have in common: sockets, threads, bounds, certificates, credentials, and an orderly end.
+
+mod accept;
+mod access;
+mod drain;
+mod tls;
+mod workers;
+
+pub(crate) use accept::{Listener, Protocol};
+pub(crate) use access::{Access, Keys};
+pub(crate) use drain::{Drain, DrainSwitch};
+pub(crate) use tls::{Tls, TlsError};
+pub(crate) use workers::Workers;

@@ -1,0 +1,93 @@
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use arc_swap::ArcSwap;
+use rustls::{
+    RootCertStore, ServerConfig,
+    pki_types::{
+        CertificateDer, PrivateKeyDer,
+        pem::{self, PemObject},
+    },
+    server::{VerifierBuilderError, WebPkiClientVerifier},
+};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+use crate::config::TlsFiles;
+
+/// The certificate that connections are met with.
+#[derive(Debug)]
+pub(crate) struct Tls {
+    files: TlsFiles,
+    protocols: &'static [&'static [u8]],
+    config: ArcSwap<ServerConfig>,
+}
+
+/// Why certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    #[error("cannot read {}: {error}", file.display())]
+    Read { file: PathBuf, error: pem::Error },
+    #[error("{} holds no certificate", .0.display())]
+    Empty(PathBuf),
+    #[error("certificate and key do not go together: {0}")]
+    Pair(rustls::Error),
+    #[error("cannot use the clients' authority: {0}")]
+    Authority(VerifierBuilderError),
+}
+
+impl Tls {
+    /// Reads the files. `protocols` are offered to clients that ask, as HTTP/2 does.
+    pub(crate) fn load(
+        files: TlsFiles,
+        protocols: &'static [&'static [u8]],
+    ) -> Result<Self, TlsError> {
+        let config = read(&files, protocols)?;
+        Ok(Self { files, protocols, config: ArcSwap::from_pointee(config) })
+    }
+
+    /// Reads the files again: for connections from now on.
+    pub(crate) fn reload(&self) -> Result<(), TlsError> {
+        self.config.store(Arc::new(read(&self.files, self.protocols)?));
+        Ok(())
+    }
+
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        TlsAcceptor::from(self.config.load_full()).accept(stream).await
+    }
+}
+
+fn read(files: &TlsFiles, protocols: &[&[u8]]) -> Result<ServerConfig, TlsError> {
+    let builder = ServerConfig::builder();
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(file) => {
+            let mut roots = RootCertStore::empty();
+            let (added, _) = roots.add_parsable_certificates(certificates(file)?);
+            if added == 0 {
+                return Err(TlsError::Empty(file.clone()));
+            }
+            let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build();
+            builder.with_client_cert_verifier(verifier.map_err(TlsError::Authority)?)
+        }
+    };
+    let key = PrivateKeyDer::from_pem_file(&files.key)
+        .map_err(|error| TlsError::Read { file: files.key.clone(), error })?;
+    let mut config =
+        builder.with_single_cert(certificates(&files.certificate)?, key).map_err(TlsError::Pair)?;
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    Ok(config)
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let unreadable = |error| TlsError::Read { file: file.to_owned(), error };
+    let text = fs::read(file).map_err(|error| unreadable(pem::Error::Io(error)))?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match found.map_err(unreadable)? {
+        none if none.is_empty() => Err(TlsError::Empty(file.to_owned())),
+        found => Ok(found),
+    }
+}

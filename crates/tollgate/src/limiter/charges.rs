@@ -1,0 +1,430 @@
+//! Charges that the caller has put together: from a request's plan, from limits that came with it, or both.
+
+use std::slice;
+
+use arrayvec::ArrayVec;
+use smallvec::SmallVec;
+
+use super::{Limiter, SharedLimiter, core::Core, join::join_all, path, permit, shared::Inner};
+use crate::{
+    Algorithm, Charge, CheckError, CostError, Decision, KeyRef, PolicySet, Request, Source,
+    StoreError,
+    algorithm::{NEVER, Outcome},
+    policy::{Planned, Target},
+    stats::Event,
+    store::memory::{
+        BATCH, Slot,
+        identity::{Identity, Scope},
+    },
+};
+
+/// The limits that apply to a request, each with its key.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    policies: &'a PolicySet,
+    planned: SmallVec<[Planned; 4]>,
+}
+
+/// The answer for several charges together, and for each of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a verdict that nobody looks at limits nothing"]
+#[non_exhaustive]
+pub struct Verdict {
+    /// For the request as a whole: the tightest charge speaks.
+    pub decision: Decision,
+    /// One for each charge, in their order. One that would have been admitted says so, also if another denied.
+    pub each: Vec<Decision>,
+}
+
+impl Plan<'_> {
+    /// What the request is charged at this cost. An error is a cost that could never be admitted.
+    pub fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
+        let mut charges = Vec::new();
+        for Planned { targets, key } in &self.planned {
+            for target in &self.policies.targets()[targets.clone()] {
+                if let Some(error) = path::excess(self.policies, target, cost)
+                    && target.enforced
+                {
+                    return Err(error);
+                }
+                charges.push(charge(self.policies, target, key.as_ref(), cost));
+            }
+        }
+        Ok(charges)
+    }
+
+    /// Whether no policy covers the request.
+    pub fn is_empty(&self) -> bool {
+        self.planned.is_empty()
+    }
+}
+
+impl Limiter {
+    /// Which limits apply to a request, for those who want to charge it together with something else.
+    pub fn plan(&self, request: &Request<'_>) -> Plan<'_> {
+        self.inner.core.plan(request)
+    }
+
+    /// Decides charges, all or nothing, and tells what each of them amounts to.
+    ///
+    /// They need not belong to a policy. Those that do are counted under it, all others as
+    /// [ad hoc](crate::Stats::ad_hoc).
+    pub fn verdict(&self, charges: &[Charge<'_>]) -> Result<Verdict, CostError> {
+        fit(charges)?;
+        let core = &self.inner.core;
+        let (outcomes, now) = core.with_slots(charges, |slots| core.memory.charge_all(slots));
+        Ok(core.conclude(charges, outcomes, now, false))
+    }
+
+    /// Decides charges one after the other, each by itself, and adds the decisions to a vector that can be used again.
+    ///
+    /// Much faster than one call for each: they are looked up together, so their cache misses overlap.
+    pub fn check_each(
+        &self,
+        charges: &[Charge<'_>],
+        decisions: &mut Vec<Result<Decision, CheckError>>,
+    ) {
+        decisions.reserve(charges.len());
+        let mut rest = charges;
+        while let Some(first) = rest.first() {
+            let plain = rest.iter().take(BATCH).take_while(|charge| is_plain(charge)).count();
+            if plain == 0 {
+                let verdict = self.verdict(slice::from_ref(first));
+                decisions.push(verdict.map(|verdict| verdict.decision).map_err(CheckError::from));
+            } else {
+                self.inner.core.check_plain(&rest[..plain], decisions);
+            }
+            rest = &rest[plain.max(1)..];
+        }
+    }
+
+    /// Gives back what charges took: up to their cost, and no more than is used.
+    pub fn refund_all(&self, charges: &[Charge<'_>]) {
+        self.each_charge(charges, |slot| self.inner.core.memory.refund(slot));
+    }
+
+    /// Forgets what was charged to the keys of charges.
+    pub fn reset_all(&self, charges: &[Charge<'_>]) {
+        self.each_charge(charges, |slot| self.inner.core.memory.reset(slot));
+    }
+
+    /// Returns the permits of charges. Returning one that is gone changes nothing.
+    pub fn release_all(&self, charges: &[Charge<'_>]) {
+        self.each_charge(charges, |slot| self.inner.core.memory.release(slot));
+    }
+
+    /// Starts the life of the permits of charges anew. `false` if any was gone.
+    pub fn renew_all(&self, charges: &[Charge<'_>]) -> bool {
+        let mut kept = true;
+        let held = |charge: &&Charge<'_>| charge.permit != 0;
+        for charge in charges.iter().filter(held) {
+            let scope = self.inner.core.scope_of(charge);
+            let memory = &self.inner.core.memory;
+            kept &= memory.renew(&memory.slot(charge, &scope));
+        }
+        kept
+    }
+
+    /// Gives something back to each key, and lets whoever waits for it look again.
+    fn each_charge(&self, charges: &[Charge<'_>], give_back: impl Fn(&Slot<'_>)) {
+        for charge in charges {
+            let scope = self.inner.core.scope_of(charge);
+            let slot = self.inner.core.memory.slot(charge, &scope);
+            give_back(&slot);
+            self.inner.core.nudge(Some(slot.id));
+        }
+    }
+}
+
+impl SharedLimiter {
+    /// Which limits apply to a request, for those who want to charge it together with something else.
+    pub fn plan(&self, request: &Request<'_>) -> Plan<'_> {
+        self.inner.core.plan(request)
+    }
+
+    /// Decides charges, all or nothing, and tells what each of them amounts to. See [`Limiter::verdict`].
+    ///
+    /// If the store fails, each is decided by the failure mode of its policy, or by that for
+    /// [no policy](PolicySet::failing_ad_hoc).
+    pub async fn verdict(&self, charges: &[Charge<'_>]) -> Result<Verdict, CheckError> {
+        self.inner.decide(charges, None).await
+    }
+
+    /// As [`SharedLimiter::verdict`], but the same `id` gives the same answer and counts once, by stores that can.
+    /// See [`Request::id`].
+    pub async fn verdict_once(
+        &self,
+        id: &[u8],
+        charges: &[Charge<'_>],
+    ) -> Result<Verdict, CheckError> {
+        self.inner.decide(charges, Some(id)).await
+    }
+
+    /// Decides charges, each by itself. The store is asked for all of them at the same time, in their order.
+    pub async fn check_each(
+        &self,
+        charges: &[Charge<'_>],
+        decisions: &mut Vec<Result<Decision, CheckError>>,
+    ) {
+        let checks = charges.iter().map(|charge| async move {
+            let verdict = self.inner.decide(slice::from_ref(charge), None).await?;
+            Ok(verdict.decision)
+        });
+        decisions.extend(join_all(checks).await);
+    }
+
+    /// Gives back what charges took: up to their cost, and no more than is used in the store.
+    pub async fn refund_all(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        for charge in charges {
+            self.inner.heard(self.inner.store.refund(charge).await)?;
+            self.inner.nudge(charge);
+        }
+        Ok(())
+    }
+
+    /// Forgets what was charged to the keys of charges, here and in the store.
+    pub async fn reset_all(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        for charge in charges {
+            let scope = self.inner.core.scope_of(charge);
+            let memory = &self.inner.core.memory;
+            memory.reset(&memory.slot(charge, &scope));
+            self.inner.heard(self.inner.store.reset(charge).await)?;
+            self.inner.nudge(charge);
+        }
+        Ok(())
+    }
+
+    /// Returns the permits of charges. Returning one that is gone changes nothing.
+    pub async fn release_all(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        // All of them, also after one has failed.
+        for charge in charges.iter().filter(|charge| charge.permit != 0) {
+            let scope = self.inner.core.scope_of(charge);
+            let memory = &self.inner.core.memory;
+            memory.release(&memory.slot(charge, &scope));
+            result = result.and(self.inner.heard(self.inner.store.release(charge).await));
+            self.inner.nudge(charge);
+        }
+        result
+    }
+
+    /// Starts the life of the permits of charges anew. `false` if any was gone.
+    pub async fn renew_all(&self, charges: &[Charge<'_>]) -> Result<bool, StoreError> {
+        let mut kept = true;
+        for charge in charges.iter().filter(|charge| charge.permit != 0) {
+            let scope = self.inner.core.scope_of(charge);
+            let memory = &self.inner.core.memory;
+            // One that was taken while the store was away is held here.
+            let held_here = memory.renew(&memory.slot(charge, &scope));
+            kept &= held_here || self.inner.heard(self.inner.store.renew(charge).await)?;
+        }
+        Ok(kept)
+    }
+}
+
+impl Inner {
+    async fn decide(
+        &self,
+        charges: &[Charge<'_>],
+        id: Option<&[u8]>,
+    ) -> Result<Verdict, CheckError> {
+        fit(charges)?;
+        let held = charges.iter().filter(|charge| fits(charge)).map(|&charge| {
+            let needs = charge.limit.algorithm() == Algorithm::Concurrency && charge.permit == 0;
+            Charge { permit: if needs { permit::next_id() } else { charge.permit }, ..charge }
+        });
+        let held: SmallVec<[_; 2]> = held.collect();
+        // A peek changes nothing, so it can be asked as often as one likes.
+        let id = id.filter(|_| held.iter().any(|charge| charge.cost > 0));
+        match self.charge_store(&held, id).await {
+            Ok(outcomes) => {
+                Ok(self.core.conclude(charges, outcomes, self.core.memory.now(), false))
+            }
+            Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
+            Err(_) => {
+                let (outcomes, now) = self.core.with_slots(&held, |slots| {
+                    let failure =
+                        |place: usize| self.core.path.policies.failure_of(held[place].policy);
+                    self.core.charge_shares(slots, failure)
+                });
+                Ok(self.core.conclude(charges, outcomes, now, true))
+            }
+        }
+    }
+
+    fn nudge(&self, charge: &Charge<'_>) {
+        let scope = self.core.scope_of(charge);
+        self.core.nudge(Some(self.core.memory.identity(&scope, charge.key)));
+    }
+}
+
+impl Core {
+    fn plan(&self, request: &Request<'_>) -> Plan<'_> {
+        let policies = &self.path.policies;
+        Plan { policies, planned: policies.plan(request) }
+    }
+
+    /// What the key of a charge is hashed with.
+    fn scope_of(&self, charge: &Charge<'_>) -> Scope {
+        let policies = &self.path.policies;
+        let place = policies.place(charge.policy);
+        match place.and_then(|place| policies.target_like(place, &charge.limit)) {
+            Some(target) => self.scopes[target],
+            None => self.memory.scope(charge.policy, &charge.limit),
+        }
+    }
+
+    /// Calls `then` with a slot for each charge that could be admitted.
+    fn with_slots<R>(&self, charges: &[Charge<'_>], then: impl FnOnce(&[Slot<'_>]) -> R) -> R {
+        let fit: SmallVec<[&Charge<'_>; 8]> =
+            charges.iter().filter(|charge| fits(charge)).collect();
+        let scopes: SmallVec<[Scope; 8]> = fit.iter().map(|charge| self.scope_of(charge)).collect();
+        let slots: SmallVec<[Slot<'_>; 8]> = fit
+            .iter()
+            .zip(&scopes)
+            .map(|(charge, scope)| self.memory.slot(charge, scope))
+            .collect();
+        then(&slots)
+    }
+
+    /// Makes a verdict of the outcomes of those charges that fit, and counts it.
+    fn conclude(
+        &self,
+        charges: &[Charge<'_>],
+        outcomes: Vec<Outcome>,
+        now: u64,
+        degraded: bool,
+    ) -> Verdict {
+        let mut outcomes = outcomes.into_iter();
+        let mut decision = Decision::UNLIMITED;
+        let mut shadow_denied = false;
+        let each: Vec<_> = charges
+            .iter()
+            .map(|charge| {
+                let outcome = if fits(charge) { outcomes.next() } else { None };
+                let outcome = outcome.unwrap_or(Outcome::refused(0, NEVER, 0));
+                let mut own = Decision::of(charge.policy, charge.limit, outcome);
+                if degraded {
+                    own.source = Source::Fallback;
+                }
+                match charge.enforced {
+                    true => decision = decision.and(own),
+                    false => shadow_denied |= !own.allowed,
+                }
+                own
+            })
+            .collect();
+        if degraded && decision.binding.is_none() && !charges.is_empty() {
+            decision.source = Source::Fallback;
+        }
+        let decision = Decision { shadow_denied, ..decision };
+        let verdict = Verdict { decision, each };
+        self.count(charges, &verdict, now);
+        verdict
+    }
+
+    /// One event for each policy and key: the limits of a policy stand side by side.
+    fn count(&self, charges: &[Charge<'_>], verdict: &Verdict, now: u64) {
+        let mut rest = charges.iter().zip(&verdict.each).peekable();
+        while let Some((first, own)) = rest.next() {
+            let mut admitted = own.allowed;
+            let same = |other: &Charge<'_>| (other.policy, other.key) == (first.policy, first.key);
+            while let Some((_, own)) = rest.next_if(|(other, _)| same(other)) {
+                admitted &= own.allowed;
+            }
+            let event = match (first.enforced, admitted) {
+                (_, true) if verdict.decision.allowed => Some(Event::Allowed),
+                (_, true) => None,
+                (true, false) => Some(Event::Denied),
+                (false, false) => Some(Event::ShadowDenied),
+            };
+            let place = self.meter_place(first);
+            if let Some(event) = event.filter(|_| first.cost > 0) {
+                self.path.meter.count(place, event, first.key, now);
+                if own.is_degraded() {
+                    self.path.meter.count_degraded(place);
+                }
+            }
+        }
+    }
+
+    fn meter_place(&self, charge: &Charge<'_>) -> usize {
+        self.path.policies.place(charge.policy).unwrap_or(self.path.meter.ad_hoc())
+    }
+
+    /// Decides up to [`BATCH`] charges of which [`is_plain`] holds.
+    fn check_plain(
+        &self,
+        charges: &[Charge<'_>],
+        decisions: &mut Vec<Result<Decision, CheckError>>,
+    ) {
+        let mut scopes = ArrayVec::<Scope, BATCH>::new();
+        let mut places = ArrayVec::<usize, BATCH>::new();
+        let mut ids = ArrayVec::<Identity, BATCH>::new();
+        for (n, charge) in charges.iter().enumerate() {
+            let last = n.checked_sub(1).filter(|&last| counts_like(&charges[last], charge));
+            scopes.push(last.map_or_else(|| self.scope_of(charge), |last| scopes[last]));
+            places.push(last.map_or_else(|| self.meter_place(charge), |last| places[last]));
+            ids.push(self.memory.identity(&scopes[n], charge.key));
+        }
+        let slot = |place: usize, id| {
+            let Charge { limit, cost, permit, enforced, .. } = &charges[place];
+            let (cost, permit, enforced) = (*cost, *permit, *enforced);
+            Slot { scope: &scopes[place], id, limit, cost, permit, enforced }
+        };
+        let tally = self.path.meter.tally();
+        let mut looks = ArrayVec::<_, BATCH>::new();
+        self.memory.charge_each(&ids, slot, |place, outcome, now| {
+            let charge = &charges[place];
+            let event = super::event(outcome);
+            if charge.cost > 0
+                && let Some(weight) = tally.add(places[place], event, now)
+            {
+                looks.push((place, event, now, weight));
+            }
+            decisions.push(Ok(Decision::of(charge.policy, charge.limit, outcome)));
+        });
+        for (place, event, now, weight) in looks {
+            self.path.meter.look((places[place], event), charges[place].key, now, weight);
+        }
+    }
+}
+
+/// What is charged for one limit of a policy.
+pub(super) fn charge<'a>(
+    policies: &'a PolicySet,
+    target: &Target,
+    key: KeyRef<'a>,
+    cost: u64,
+) -> Charge<'a> {
+    let tag = policies.tag(target, key);
+    let charge = Charge::new(target.name, key, target.limit).cost(cost);
+    Charge { tag, enforced: target.enforced, lease: target.lease, ..charge }
+}
+
+/// Refuses a cost that could never be admitted, unless nothing depends on it.
+fn fit(charges: &[Charge<'_>]) -> Result<(), CostError> {
+    match charges.iter().find(|charge| charge.enforced && !fits(charge)) {
+        Some(Charge { cost, policy, limit, .. }) => {
+            Err(CostError { cost: *cost, policy: *policy, max: limit.capacity() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// An amount of 0 denies every cost; it is not too high for anything.
+#[inline]
+fn fits(charge: &Charge<'_>) -> bool {
+    charge.cost <= charge.limit.capacity() || charge.limit.amount() == 0
+}
+
+/// Whether a charge can be decided in a batch: its state is a cell, and nothing else is to be said of it.
+#[inline]
+fn is_plain(charge: &Charge<'_>) -> bool {
+    charge.enforced && fits(charge) && !charge.limit.algorithm().keeps_log()
+}
+
+#[inline]
+fn counts_like(one: &Charge<'_>, other: &Charge<'_>) -> bool {
+    one.policy == other.policy && one.limit.counts_like(&other.limit)
+}

@@ -1,0 +1,173 @@
+//! Charges that the caller has put together.
+
+use proptest::prelude::*;
+use tollgate::{
+    Charge, CheckError, CostError, Decision, KeyRef, Limiter, ManualClock, Permit, Policy,
+    PolicyName, PolicySet, Request, SharedLimiter,
+    policy::{Match, PolicyError},
+};
+
+use crate::{limit, shared::policy};
+
+fn limiter(policies: impl IntoIterator<Item = Policy>) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new();
+    let policies = PolicySet::new(policies).unwrap();
+    let limiter = Limiter::builder().policies(policies).clock(clock.clone()).build().unwrap();
+    (limiter, clock)
+}
+
+fn charge(policy: &str, key: &'static [u8], text: &str) -> Charge<'static> {
+    Charge::new(policy.parse().unwrap(), KeyRef::new(key), limit(text))
+}
+
+#[test]
+fn a_verdict_tells_of_each_charge() {
+    let (limiter, _) = limiter([policy("unused", "1/hour")]);
+    let both = [charge("a", b"k", "3/hour"), charge("b", b"k", "1/hour")];
+    let verdict = limiter.verdict(&both).unwrap();
+    assert!(verdict.decision.is_allowed());
+    assert_eq!(verdict.each.iter().map(Decision::remaining).collect::<Vec<_>>(), [2, 0]);
+    let verdict = limiter.verdict(&both).unwrap();
+    assert_eq!(verdict.decision.policy().unwrap().as_str(), "b");
+    let each: Vec<_> = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining())).collect();
+    assert_eq!(each, [(true, 2), (false, 0)], "what would have fit says so, and is untouched");
+}
+
+#[test]
+fn charges_are_counted_under_their_policy_or_ad_hoc() {
+    let (limiter, _) = limiter([policy("known", "2/hour").per(["user"])]);
+    let known = charge("known", b"alice", "2/hour");
+    for _ in 0..3 {
+        let _ = limiter.check_all(&[known]).unwrap();
+    }
+    let mut decisions = Vec::new();
+    let own = charge("ad-hoc", b"alice", "2/hour");
+    limiter.check_each(&[own, known, own, own, own.cost(0)], &mut decisions);
+    let stats = limiter.stats();
+    assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (2, 2));
+    assert_eq!((stats.ad_hoc.allowed, stats.ad_hoc.denied), (2, 1), "a peek is not counted");
+    assert_eq!(stats.ad_hoc.policy.as_str(), "ad-hoc");
+    let request = Request::new().with("user", "alice");
+    assert!(!limiter.check_request(&request).unwrap().is_allowed(), "one budget by any way");
+}
+
+#[test]
+fn a_plan_is_what_a_request_is_charged() {
+    let by_user = policy("by-user", "5/hour").per(["user"]);
+    let seen = policy("seen", "1/hour").shadow();
+    let mut all = policy("all", "9/hour");
+    all.max_cost = Some(3);
+    let (limiter, _) = limiter([by_user, seen, all]);
+    let request = Request::new().with("user", "alice");
+    let plan = limiter.plan(&request);
+    let charges = plan.charges(2).unwrap();
+    let shown: Vec<_> = charges.iter().map(|c| (c.policy.as_str(), c.cost, c.enforced)).collect();
+    assert_eq!(shown, [("by-user", 2, true), ("seen", 2, false), ("all", 2, true)]);
+    let verdict = limiter.verdict(&charges).unwrap();
+    assert!(verdict.decision.is_allowed() && verdict.decision.is_shadow_denied());
+    assert!(!verdict.each[1].is_allowed());
+    assert_eq!(limiter.check_request(&request).unwrap().remaining(), 2);
+    let CostError { cost: 4, max: 3, .. } = plan.charges(4).unwrap_err() else {
+        panic!("max_cost")
+    };
+    assert!(limiter.plan(&Request::new().in_domain("else")).is_empty());
+}
+
+#[test]
+fn a_policy_that_never_matches_is_charged_by_name_only() {
+    let mut never = policy("named", "1/hour");
+    never.matching = Match::never();
+    let (limiter, _) = limiter([never]);
+    assert!(limiter.plan(&Request::new()).is_empty());
+    assert!(limiter.plan(&Request::new().with("", "")).is_empty());
+    assert!(limiter.policies().get("named".parse().unwrap()).is_some());
+    let own = charge("named", b"k", "1/hour");
+    assert!(limiter.check_all(&[own]).unwrap().is_allowed());
+    assert!(!limiter.check_all(&[own]).unwrap().is_allowed());
+    assert_eq!(limiter.stats().policies[0].denied, 1);
+}
+
+#[test]
+fn no_policy_takes_the_name_of_those_without_one() {
+    let error = PolicySet::new([policy("ad-hoc", "1/hour")]).unwrap_err();
+    assert_eq!(error, PolicyError::ReservedName(PolicyName::AD_HOC));
+}
+
+#[test]
+fn what_charges_took_is_given_back() {
+    let (limiter, _) = limiter([policy("unused", "1/hour")]);
+    let shared = SharedLimiter::from(limiter.clone());
+    let own = [charge("a", b"k", "2/hour").cost(2)];
+    for round in 0..2 {
+        assert!(limiter.check_all(&own).unwrap().is_allowed());
+        assert!(!limiter.check_all(&own).unwrap().is_allowed());
+        match round {
+            0 => limiter.refund_all(&own),
+            _ => limiter.reset_all(&own),
+        }
+    }
+    for round in 0..2 {
+        assert!(limiter.check_all(&own).unwrap().is_allowed());
+        match round {
+            0 => pollster::block_on(shared.refund_all(&own)).unwrap(),
+            _ => pollster::block_on(shared.reset_all(&own)).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn permits_are_held_by_their_ids() {
+    let (limiter, _) = limiter([policy("unused", "1/hour")]);
+    let shared = SharedLimiter::from(limiter.clone());
+    let permits = [Permit::new_id(), Permit::new_id()];
+    assert_ne!(permits[0], permits[1]);
+    let [first, second] =
+        permits.map(|permit| [charge("jobs", b"k", "1/30s concurrency").holding(permit)]);
+    assert!(limiter.check_all(&first).unwrap().is_allowed());
+    assert!(!limiter.check_all(&second).unwrap().is_allowed());
+    assert!(limiter.renew_all(&first) && !limiter.renew_all(&second));
+    limiter.release_all(&second);
+    assert!(!limiter.check_all(&second).unwrap().is_allowed(), "it was not held");
+    limiter.release_all(&first);
+    assert!(pollster::block_on(shared.check_all(&second)).unwrap().is_allowed());
+    assert_eq!(pollster::block_on(shared.renew_all(&second)), Ok(true));
+    pollster::block_on(shared.release_all(&second)).unwrap();
+    assert_eq!(pollster::block_on(shared.renew_all(&second)), Ok(false));
+}
+
+const LIMITS: [&str; 6] = [
+    "3/minute",
+    "5/minute",
+    "2/minute sliding-window",
+    "4/minute burst 6 token-bucket",
+    "3/minute sliding-log",
+    "0/minute",
+];
+
+proptest! {
+    /// A batch is answered as if its charges had come one by one.
+    #[test]
+    fn each_charge_of_a_batch_is_decided_in_turn(
+        history in prop::collection::vec((0..6_usize, 0..3_usize, 0..4_u64, any::<bool>()), 1..80),
+    ) {
+        let (batch, batch_clock) = limiter([policy("unused", "1/hour")]);
+        let (single, _) = limiter([policy("unused", "1/hour")]);
+        batch_clock.advance(std::time::Duration::ZERO);
+        let keys: [&'static [u8]; 3] = [b"a", b"b", b"c"];
+        let charges: Vec<_> = history
+            .iter()
+            .map(|&(which, key, cost, enforced)| {
+                charge("p", keys[key], LIMITS[which]).cost(cost).enforced(enforced)
+            })
+            .collect();
+        let mut together = Vec::new();
+        batch.check_each(&charges, &mut together);
+        let shared = SharedLimiter::from(limiter([policy("unused", "1/hour")]).0);
+        let mut over_store = Vec::new();
+        pollster::block_on(shared.check_each(&charges, &mut over_store));
+        for ((charge, decision), shared) in charges.iter().zip(together).zip(over_store) {
+            prop_assert_eq!(&decision, &single.check_all(&[*charge]).map_err(CheckError::from));
+            prop_assert_eq!(decision.ok(), shared.ok());
+        }
+    }
+}
