@@ -4,10 +4,7 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use serde_saphyr::Spanned;
-use tollgate::{
-    PolicySet,
-    policy::{FailureMode, PolicyError},
-};
+use tollgate::{PolicySet, policy::FailureMode};
 
 use super::{
     file::{Descriptor, FileError, RateLimit, Root, Source, shorten},
@@ -28,9 +25,7 @@ struct Compiler<'a> {
 
 pub(super) fn rules(sources: &[Source], options: Options) -> Result<Rules, FileError> {
     let merge = options.merge_domains;
-    let nowhere = Source { file: "rules".into(), text: String::new() };
-    let source = sources.first().unwrap_or(&nowhere);
-    let mut rules = Rules::with(options).map_err(|error| source.error(None, error))?;
+    let mut rules = Rules { options, ..Rules::default() };
     let mut seen: HashMap<String, String> = HashMap::new();
     for source in sources {
         for root in source.parse()? {
@@ -44,14 +39,11 @@ pub(super) fn rules(sources: &[Source], options: Options) -> Result<Rules, FileE
             domain(&mut rules, source, &root)?;
         }
     }
-    check_together(&rules, source)?;
-    Ok(rules)
-}
-
-/// Names are hashes where they are not plain, so they could be equal; nothing else is left to go wrong.
-fn check_together(rules: &Rules, source: &Source) -> Result<(), FileError> {
-    let checked: Result<_, PolicyError> = PolicySet::new(rules.policies.iter().cloned());
-    checked.map(drop).map_err(|error| source.error(None, error))
+    // Names are hashes where they are not plain, so they could be equal; nothing else is left to go wrong.
+    match (PolicySet::new(rules.policies.iter().cloned()), sources.first()) {
+        (Err(error), Some(source)) => Err(source.error(None, error)),
+        _ => Ok(rules),
+    }
 }
 
 fn domain(rules: &mut Rules, source: &Source, root: &Root) -> Result<(), FileError> {
@@ -155,7 +147,7 @@ impl Compiler<'_> {
             varying: self.varying.clone(),
             replaces: self.replaces(&limits)?,
             shadow: said.shadow_mode.unwrap_or_default(),
-            quota: said.quota_mode.unwrap_or_default() || self.rules.options().quota_mode,
+            quota: said.quota_mode.unwrap_or_default() || self.rules.options.quota_mode,
             metadata: said.metadata.as_ref().map(metadata::from_json),
         };
         if !rule.is_unlimited() {

@@ -1,7 +1,13 @@
 //! Envoy's rate limit service: its protocol, and the files and environment of envoyproxy/ratelimit.
 
+mod answer;
+mod ask;
+#[cfg(test)]
+mod cases_tests;
 mod compile;
+mod decide;
 mod file;
+mod json;
 mod limits;
 mod metadata;
 mod name;

@@ -33,9 +33,6 @@ pub(super) fn of(domain: &str, way: &Way) -> String {
     }
 }
 
-/// What limits that come with a request are counted under. No rule has this name: it has two dots and no digest.
-pub(super) const OVERRIDE: &str = "envoy..override";
-
 pub(super) fn parse(name: &str) -> Result<PolicyName, tollgate::policy::PolicyNameError> {
     name.parse()
 }
@@ -114,7 +111,6 @@ mod tests {
             name("a", &[("b/c", None)]),
             name(&long, &[("b", None)]),
             name(&long, &[("c", None)]),
-            OVERRIDE.to_owned(),
         ];
         assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len());
     }

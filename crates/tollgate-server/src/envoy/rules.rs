@@ -7,15 +7,14 @@ use std::{
 
 use bytes::Bytes;
 use tollgate::{
-    KeyBuf, KeyRef, Policy, PolicyName,
-    policy::{Condition, FailureMode, Match, PolicyNameError},
+    KeyBuf, KeyRef, Policy, PolicyName, PolicySet,
+    policy::{FailureMode, Match, PolicyError},
 };
 
 use super::{
     compile,
     file::{FileError, Source},
     limits::Bound,
-    name,
     pattern::Pattern,
     proto::{Entry, Struct},
 };
@@ -24,13 +23,12 @@ use super::{
 ///
 /// How long it takes to find a rule does not grow with the number of descriptors at one level, but for those with a `*`
 /// in the value of the same key.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Rules {
     pub(super) domains: HashMap<Box<[u8]>, Level>,
     /// Those of the rules with a limit, in the order of the files.
     pub(super) policies: Vec<Policy>,
-    options: Options,
-    overrides: PolicyName,
+    pub(super) options: Options,
 }
 
 /// What their environment says about all rules.
@@ -106,16 +104,6 @@ pub(super) enum Subject<'a> {
 }
 
 impl Rules {
-    /// No domain at all.
-    pub(crate) fn empty() -> Result<Self, PolicyNameError> {
-        Self::with(Options::default())
-    }
-
-    pub(super) fn with(options: Options) -> Result<Self, PolicyNameError> {
-        let overrides = name::parse(name::OVERRIDE)?;
-        Ok(Self { domains: HashMap::new(), policies: Vec::new(), options, overrides })
-    }
-
     /// Reads a file, or every YAML file of a directory.
     pub(crate) fn load(path: &Path, options: Options) -> Result<Self, FileError> {
         Self::parse(&Source::read(path)?, options)
@@ -131,18 +119,14 @@ impl Rules {
         &self.policies
     }
 
-    pub(super) fn options(&self) -> &Options {
-        &self.options
+    /// These policies together with those of the rules.
+    pub(crate) fn beside(&self, native: &PolicySet) -> Result<PolicySet, PolicyError> {
+        PolicySet::new(native.policies().iter().chain(&self.policies).cloned())
     }
 
     /// The descriptors of a domain; `None` if no file has it.
     pub(super) fn domain(&self, name: &[u8]) -> Option<&Level> {
         self.domains.get(name)
-    }
-
-    /// What limits that come with a request are counted under.
-    pub(super) fn overrides(&self) -> PolicyName {
-        self.overrides
     }
 }
 
@@ -203,7 +187,7 @@ impl Rule {
     pub(super) fn to_policy(&self, domain: &str, failure: FailureMode) -> Policy {
         let limits = self.bounds.iter().map(|bound| bound.limit);
         let mut policy = Policy::new(self.policy, limits).in_domain(domain).failing(failure);
-        policy.matching = never();
+        policy.matching = Match::never();
         if self.shadow { policy.shadow() } else { policy }
     }
 
@@ -227,9 +211,11 @@ impl Rule {
 }
 
 impl Subject<'_> {
-    /// Everything that a descriptor says, for a limit that no rule stands for.
+    /// Everything that a descriptor says, for a limit that no rule stands for. The first part sets these keys apart from
+    /// those that others count under [`PolicyName::AD_HOC`].
     pub(super) fn whole(domain: &[u8], entries: &[Entry]) -> Self {
         let mut key = KeyBuf::empty();
+        key.push(Some(b"envoy"));
         key.push(Some(domain));
         for entry in entries {
             key.push(Some(&entry.key));
@@ -244,11 +230,6 @@ impl Subject<'_> {
             Self::Many(key) => key.as_ref(),
         }
     }
-}
-
-/// What no request looks like.
-fn never() -> Match {
-    Match::any().and("", Condition::OneOf(Vec::new()))
 }
 
 /// Where rules are looked for by deployments of envoyproxy/ratelimit.
