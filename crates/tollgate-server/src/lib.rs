@@ -3,6 +3,8 @@
 mod cli;
 pub mod config;
 mod engine;
+#[allow(dead_code, unused_imports, reason = "the listener that serves it comes with the service")]
+mod envoy;
 mod gate;
 mod json;
 mod resp;

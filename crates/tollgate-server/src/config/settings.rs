@@ -1,11 +1,14 @@
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
 use tollgate::{MemoryStore, PolicySet, policy::FailureMode};
 use tollgate_redis::Layout;
+
+use crate::envoy::Rules;
 
 /// Everything that a configuration says, checked. What is not said is as in [`Settings::default`].
 #[derive(Clone, Debug)]
@@ -17,6 +20,8 @@ pub struct Settings {
     pub layout: Layout,
     /// The policies in force, those that only Envoy's descriptors lead to among them.
     pub policies: PolicySet,
+    /// What Envoy's descriptors lead to.
+    pub(crate) rules: Arc<Rules>,
     /// What happens to limits that come with a request, such as those of `CL.THROTTLE`, when the store fails.
     pub ad_hoc_failure: FailureMode,
     /// Every policy reports and none denies.
@@ -187,6 +192,7 @@ impl Settings {
             store: StoreSettings::default(),
             layout: Layout::native(),
             policies,
+            rules: Arc::default(),
             ad_hoc_failure: FailureMode::default(),
             shadow: false,
             http: Bind::loopback(8080),

@@ -1,0 +1,226 @@
+//! From a request to its answer.
+
+use smallvec::SmallVec;
+use tollgate::{Charge, CheckError, Decision, StoreError};
+
+use super::{
+    answer,
+    ask::{self, Asked, Bill, Limits, Part},
+    proto::{RateLimitRequest, RateLimitResponse},
+};
+use crate::{config::Descriptors, engine::Engine, gate::Revision};
+
+/// Why there is no answer. A denial is none of these.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum AskError {
+    #[error("the domain is empty: name one")]
+    EmptyDomain,
+    #[error("there is no descriptor: send at least one")]
+    NoDescriptors,
+    #[error("too many descriptors or entries, or one of them is too long")]
+    TooLarge,
+    #[error("the limit of a descriptor has no known unit")]
+    Unit,
+    #[error("a domain or key is not UTF-8")]
+    NotText,
+    #[error(transparent)]
+    Check(#[from] CheckError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What became of one descriptor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finding {
+    /// The tightest of its limits: its place among them, and what was decided.
+    pub(super) spoken: Option<(usize, Decision)>,
+    /// More was asked for than is left.
+    pub(super) is_over: bool,
+}
+
+/// Decides a request by one revision.
+pub(crate) async fn decide(
+    revision: &Revision,
+    request: &RateLimitRequest,
+) -> Result<RateLimitResponse, AskError> {
+    let settings = &*revision.settings;
+    ask::check_size(request, &settings.bounds)?;
+    let asked = ask::find(revision, request)?;
+    let mut bill = Bill::new(&asked);
+    give_back(&revision.engine, &asked, &mut bill).await?;
+    let is_apart = settings.descriptors == Descriptors::Apart;
+    let findings = if is_apart {
+        apart(&revision.engine, &asked, &bill).await?
+    } else {
+        together(&revision.engine, &asked, &mut bill, settings.shadow).await?
+    };
+    let is_over = is_over(&asked, &findings);
+    if is_over && !settings.shadow && !is_apart {
+        undo(&revision.engine, &asked, &bill, &findings).await?;
+    }
+    let options = &settings.rules.options;
+    Ok(answer::response(options, &asked, &findings, is_over && !settings.shadow))
+}
+
+/// Gives back what is to be given back. From then on those charges only ask what is left.
+async fn give_back(
+    engine: &Engine,
+    asked: &[Asked<'_>],
+    bill: &mut Bill<'_>,
+) -> Result<(), StoreError> {
+    for (asked, part) in asked.iter().zip(&bill.parts) {
+        let charges = &mut bill.charges[part.range.clone()];
+        if !asked.refund || charges.is_empty() {
+            continue;
+        }
+        if asked.cost > 0 {
+            engine.refund(charges).await?;
+        }
+        charges.iter_mut().for_each(|charge| (charge.cost, charge.enforced) = (0, false));
+    }
+    Ok(())
+}
+
+/// Charges all descriptors or none.
+async fn together(
+    engine: &Engine,
+    asked: &[Asked<'_>],
+    bill: &mut Bill<'_>,
+    shadow: bool,
+) -> Result<SmallVec<[Finding; 4]>, CheckError> {
+    let several_quotas = asked.iter().filter(|asked| asked.is_quota()).count() > 1;
+    let denies =
+        |asked: &Asked<'_>| !(shadow || asked.is_shadow() || (asked.is_quota() && several_quotas));
+    let mut is_blocked = false;
+    for (asked, part) in asked.iter().zip(&bill.parts) {
+        is_blocked |= part.never && denies(asked);
+        // Policies of our own say themselves whether they deny.
+        if !matches!(asked.limits, Limits::Native(_)) {
+            let enforced = denies(asked) && !part.never;
+            bill.charges[part.range.clone()].iter_mut().for_each(|it| it.enforced = enforced);
+        }
+    }
+    if is_blocked {
+        bill.charges.iter_mut().for_each(|charge| charge.cost = 0);
+    }
+    if bill.charges.is_empty() {
+        return Ok(findings(asked, bill, &[]));
+    }
+    let verdict = engine.verdict(&bill.charges, None).await?;
+    Ok(findings(asked, bill, &verdict.each))
+}
+
+/// Charges each descriptor by itself, as envoyproxy/ratelimit does.
+async fn apart(
+    engine: &Engine,
+    asked: &[Asked<'_>],
+    bill: &Bill<'_>,
+) -> Result<SmallVec<[Finding; 4]>, CheckError> {
+    let mut decisions = Vec::with_capacity(bill.charges.len());
+    // One by itself is told only what it depends on.
+    let is_plain = bill.charges.iter().all(|charge| charge.enforced)
+        && bill.parts.iter().all(|part| part.range.len() <= 1);
+    if is_plain {
+        let mut answers = Vec::new();
+        engine.check_each(&bill.charges, &mut answers).await;
+        for answer in answers {
+            decisions.push(answer?);
+        }
+    } else {
+        for part in &bill.parts {
+            let charges = &bill.charges[part.range.clone()];
+            if !charges.is_empty() {
+                decisions.extend(engine.verdict(charges, None).await?.each);
+            }
+        }
+    }
+    let findings = findings(asked, bill, &decisions);
+    use_up(engine, asked, bill, &findings).await;
+    Ok(findings)
+}
+
+/// Theirs counts what it denies: hits that are more than what is left use that up.
+async fn use_up(engine: &Engine, asked: &[Asked<'_>], bill: &Bill<'_>, findings: &[Finding]) {
+    let mut rest: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
+    for ((asked, part), finding) in asked.iter().zip(&bill.parts).zip(findings) {
+        let theirs =
+            asked.rule().is_none_or(|rule| rule.bounds.iter().all(|bound| !bound.is_extension));
+        if let (Some((_, decision)), [charge]) = (finding.spoken, &bill.charges[part.range.clone()])
+            && finding.is_over
+            && asked.cost > 0
+            && decision.remaining() > 0
+            && theirs
+        {
+            rest.push(charge.cost(decision.remaining()));
+        }
+    }
+    if !rest.is_empty() {
+        // Somebody else may have been faster; then there is nothing left to use up.
+        engine.check_each(&rest, &mut Vec::new()).await;
+    }
+}
+
+/// Several quotas deny only together, which the store cannot know: what it took is given back.
+async fn undo(
+    engine: &Engine,
+    asked: &[Asked<'_>],
+    bill: &Bill<'_>,
+    findings: &[Finding],
+) -> Result<(), StoreError> {
+    let others = asked.iter().zip(findings).filter(|(asked, _)| !asked.is_quota());
+    let denied_otherwise =
+        others.into_iter().any(|(asked, finding)| finding.is_over && !asked.is_shadow());
+    if denied_otherwise || asked.iter().filter(|asked| asked.is_quota()).count() < 2 {
+        return Ok(());
+    }
+    for ((asked, part), finding) in asked.iter().zip(&bill.parts).zip(findings) {
+        if !finding.is_over && !asked.refund && !part.never {
+            engine.refund(&bill.charges[part.range.clone()]).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Any descriptor that denies by itself, or all that deny only together.
+fn is_over(asked: &[Asked<'_>], findings: &[Finding]) -> bool {
+    let both = || asked.iter().zip(findings);
+    let alone =
+        both().any(|(asked, finding)| finding.is_over && !asked.is_quota() && !asked.is_shadow());
+    let mut quotas = both().filter(|(asked, _)| asked.is_quota()).peekable();
+    alone || (quotas.peek().is_some() && quotas.all(|(_, finding)| finding.is_over))
+}
+
+fn findings(
+    asked: &[Asked<'_>],
+    bill: &Bill<'_>,
+    decisions: &[Decision],
+) -> SmallVec<[Finding; 4]> {
+    let finding = |(asked, part): (&Asked<'_>, &Part)| {
+        let charges = bill.charges[part.range.clone()].iter();
+        let own = decisions.get(part.range.clone()).unwrap_or_default();
+        let mut finding = Finding { spoken: None, is_over: part.never };
+        for (place, (charge, decision)) in charges.zip(own).enumerate() {
+            let cost = if asked.refund { 0 } else { asked.cost };
+            let is_over =
+                !decision.is_allowed() || (charge.cost < cost && decision.remaining() < cost);
+            // A policy of our own in shadow mode is charged, but never denies.
+            let counts = charge.enforced || !matches!(asked.limits, Limits::Native(_));
+            finding.is_over |= is_over && counts;
+            if finding.spoken.is_none_or(|(_, other)| is_tighter(decision, &other)) {
+                finding.spoken = Some((place, *decision));
+            }
+        }
+        finding
+    };
+    asked.iter().zip(&bill.parts).map(finding).collect()
+}
+
+/// Of those that deny, the one that takes longest; else the one with the least remaining.
+fn is_tighter(one: &Decision, other: &Decision) -> bool {
+    let wait = |decision: &Decision| decision.retry_after().map_or(u128::MAX, |it| it.as_micros());
+    match (one.is_allowed(), other.is_allowed()) {
+        (true, true) => one.remaining() < other.remaining(),
+        (false, false) => wait(one) > wait(other),
+        (allowed, _) => !allowed,
+    }
+}

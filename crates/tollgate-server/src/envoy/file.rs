@@ -1,0 +1,185 @@
+//! The files of envoyproxy/ratelimit, as they are written, and where in them something is wrong.
+//!
+//! Everything their files may say is read. What only ours may say: several documents in a file; in a `rate_limit` an
+//! `algorithm`, a `burst`, and a `period` or any length as the `unit` (`30s`, `5m`); beside it `rate_limits`, a list of
+//! limits that all apply, and `failure`, what happens when the store cannot answer.
+
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use serde_saphyr::{DefaultMessageFormatter, Location, MessageFormatter, Spanned};
+
+/// The text of a file, with its name for errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) file: PathBuf,
+    pub(crate) text: String,
+}
+
+/// What is wrong in a file, where, and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileError {
+    pub(crate) message: String,
+    pub(crate) file: PathBuf,
+    /// From 1; 0 if it is about the file as a whole.
+    pub(crate) line: u64,
+    /// From 1; 0 if it is about the file as a whole.
+    pub(crate) column: u64,
+    /// That line, shortened; empty if there is none.
+    pub(crate) snippet: String,
+}
+
+/// One document: a domain.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Root {
+    pub(super) domain: Spanned<String>,
+    pub(super) descriptors: Option<Vec<Spanned<Descriptor>>>,
+}
+
+/// A key, and perhaps a value, at one level.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Descriptor {
+    pub(super) key: Option<Spanned<String>>,
+    pub(super) value: Option<Spanned<String>>,
+    pub(super) rate_limit: Option<Spanned<RateLimit>>,
+    pub(super) rate_limits: Option<Spanned<Vec<Spanned<RateLimit>>>>,
+    pub(super) descriptors: Option<Vec<Spanned<Self>>>,
+    pub(super) shadow_mode: Option<bool>,
+    pub(super) quota_mode: Option<bool>,
+    pub(super) share_threshold: Option<Spanned<bool>>,
+    pub(super) metadata: Option<serde_json::Map<String, serde_json::Value>>,
+    pub(super) failure: Option<Spanned<String>>,
+    /// Says how their metrics are named. Ours have the names of policies.
+    #[serde(rename = "detailed_metric")]
+    _detailed_metric: Option<bool>,
+    #[serde(rename = "value_to_metric")]
+    _value_to_metric: Option<bool>,
+}
+
+/// How much, and how it is counted.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RateLimit {
+    pub(super) name: Option<Spanned<String>>,
+    pub(super) unit: Option<Spanned<String>>,
+    pub(super) period: Option<Spanned<String>>,
+    pub(super) requests_per_unit: Option<Spanned<u64>>,
+    pub(super) unlimited: Option<Spanned<bool>>,
+    pub(super) replaces: Option<Vec<Spanned<Replaces>>>,
+    pub(super) algorithm: Option<Spanned<String>>,
+    pub(super) burst: Option<Spanned<u64>>,
+}
+
+/// A rule that is left out where this one applies.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Replaces {
+    pub(super) name: Option<String>,
+}
+
+/// How many bytes a file may have: far more than ten thousand rules.
+const MAX_BYTES: u64 = 16 * 1024 * 1024;
+
+impl Source {
+    /// A file, or all files of a directory that end in `.yaml` or `.yml`, in the order of their names.
+    pub(crate) fn read(path: &Path) -> Result<Vec<Self>, FileError> {
+        let failed = |path: &Path, error: &io::Error| {
+            FileError::whole(path, format!("it cannot be read: {error}"))
+        };
+        let about = fs::metadata(path).map_err(|error| failed(path, &error))?;
+        if !about.is_dir() {
+            return Ok(vec![Self::open(path)?]);
+        }
+        let listing = fs::read_dir(path).map_err(|error| failed(path, &error))?;
+        let mut files = Vec::new();
+        for entry in listing {
+            let file = entry.map_err(|error| failed(path, &error))?.path();
+            // Follows the links of Kubernetes, whose `..data` is a directory.
+            if is_yaml(&file) && file.is_file() {
+                files.push(file);
+            }
+        }
+        files.sort_unstable();
+        files.iter().map(|file| Self::open(file)).collect()
+    }
+
+    fn open(path: &Path) -> Result<Self, FileError> {
+        let failed =
+            |error: io::Error| FileError::whole(path, format!("it cannot be read: {error}"));
+        let length = fs::metadata(path).map_err(failed)?.len();
+        if length > MAX_BYTES {
+            let message = format!("it has {length} bytes, and {MAX_BYTES} are read: split it");
+            return Err(FileError::whole(path, message));
+        }
+        let text = fs::read_to_string(path).map_err(failed)?;
+        Ok(Self { file: path.to_owned(), text })
+    }
+
+    /// The documents of the file.
+    pub(super) fn parse(&self) -> Result<Vec<Root>, FileError> {
+        let options = serde_saphyr::options! { with_snippet: false };
+        serde_saphyr::from_multiple_with_options(&self.text, options).map_err(|error| {
+            let message = DefaultMessageFormatter.format_message(error.without_snippet());
+            self.error(error.location(), message.escape_debug())
+        })
+    }
+
+    /// An error at a place of this file.
+    pub(super) fn error(
+        &self,
+        at: impl Into<Option<Location>>,
+        message: impl fmt::Display,
+    ) -> FileError {
+        let (line, column) = at.into().map_or((0, 0), |at| (at.line(), at.column()));
+        let place = usize::try_from(line).unwrap_or(usize::MAX).checked_sub(1);
+        let snippet = place.and_then(|place| self.text.lines().nth(place)).unwrap_or_default();
+        FileError {
+            message: message.to_string(),
+            file: self.file.clone(),
+            line,
+            column,
+            snippet: shorten(snippet, 120),
+        }
+    }
+}
+
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "yaml" || end == "yml")
+}
+
+/// At most `length` characters of what somebody wrote, safe to print.
+pub(super) fn shorten(text: &str, length: usize) -> String {
+    let mut short: String = text.chars().take(length).flat_map(char::escape_debug).collect();
+    if text.chars().nth(length).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+impl FileError {
+    fn whole(path: &Path, message: String) -> Self {
+        let file = path.to_owned();
+        Self { message, file, line: 0, column: 0, snippet: String::new() }
+    }
+}
+
+impl std::error::Error for FileError {}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        if self.line > 0 {
+            write!(f, ":{}:{}", self.line, self.column)?;
+        }
+        write!(f, ": {}", self.message)?;
+        if !self.snippet.is_empty() {
+            write!(f, "\n  | {}", self.snippet)?;
+        }
+        Ok(())
+    }
+}

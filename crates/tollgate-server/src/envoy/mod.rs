@@ -1,0 +1,21 @@
+//! Envoy's rate limit service: its protocol, and the files and environment of envoyproxy/ratelimit.
+
+mod answer;
+mod ask;
+#[cfg(test)]
+mod cases_tests;
+mod compile;
+mod decide;
+mod file;
+mod json;
+mod limits;
+mod metadata;
+mod name;
+mod pattern;
+mod proto;
+mod rules;
+#[cfg(test)]
+mod rules_tests;
+
+pub(crate) use file::FileError;
+pub(crate) use rules::{HeaderNames, Options, Rules};

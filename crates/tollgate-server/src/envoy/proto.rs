@@ -1,0 +1,375 @@
+//! The messages on the wire: `envoy.service.ratelimit.v3` and what it uses, and `grpc.health.v1`.
+//!
+//! Written by hand after the field numbers of Envoy's API, version 3. Fields that this service neither reads nor writes
+//! are left out; what a client sends in them is skipped. Text that only passes through is kept as bytes of the
+//! message it came in, so that reading a request copies none of it.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use prost::{Enumeration, Message, Oneof};
+
+/// What Envoy asks.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RateLimitRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(crate) domain: Bytes,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) descriptors: Vec<RateLimitDescriptor>,
+    /// 0 means 1.
+    #[prost(uint32, tag = "3")]
+    pub(crate) hits_addend: u32,
+}
+
+/// One thing to be limited.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RateLimitDescriptor {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) entries: Vec<Entry>,
+    /// Used in place of what is configured.
+    #[prost(message, optional, tag = "2")]
+    pub(crate) limit: Option<RateLimitOverride>,
+    /// Used in place of the request's. 0 asks without taking.
+    #[prost(message, optional, tag = "3")]
+    pub(crate) hits_addend: Option<u64>,
+    /// The hits are given back.
+    #[prost(bool, tag = "4")]
+    pub(crate) is_negative_hits: bool,
+}
+
+/// One key and its value.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Entry {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(crate) key: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(crate) value: Bytes,
+}
+
+/// A limit that comes with the request.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(crate) struct RateLimitOverride {
+    #[prost(uint32, tag = "1")]
+    pub(crate) requests_per_unit: u32,
+    #[prost(enumeration = "Unit", tag = "2")]
+    pub(crate) unit: i32,
+}
+
+/// What Envoy is told.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RateLimitResponse {
+    #[prost(enumeration = "Code", tag = "1")]
+    pub(crate) overall_code: i32,
+    /// One for each descriptor, in their order.
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) statuses: Vec<DescriptorStatus>,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) response_headers_to_add: Vec<HeaderValue>,
+    #[prost(message, optional, tag = "6")]
+    pub(crate) dynamic_metadata: Option<Struct>,
+}
+
+/// What became of one descriptor.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct DescriptorStatus {
+    #[prost(enumeration = "Code", tag = "1")]
+    pub(crate) code: i32,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) current_limit: Option<RateLimit>,
+    #[prost(uint32, tag = "3")]
+    pub(crate) limit_remaining: u32,
+    #[prost(message, optional, tag = "4")]
+    pub(crate) duration_until_reset: Option<Duration>,
+}
+
+/// The limit that applies.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RateLimit {
+    #[prost(uint32, tag = "1")]
+    pub(crate) requests_per_unit: u32,
+    #[prost(enumeration = "Unit", tag = "2")]
+    pub(crate) unit: i32,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub(crate) name: Bytes,
+}
+
+/// Whether a descriptor, or the whole request, is within its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(crate) enum Code {
+    Unknown = 0,
+    Ok = 1,
+    OverLimit = 2,
+}
+
+/// What a limit is per. The same numbers in requests and answers; the week came last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Enumeration)]
+#[repr(i32)]
+pub(crate) enum Unit {
+    Unknown = 0,
+    Second = 1,
+    Minute = 2,
+    Hour = 3,
+    Day = 4,
+    Month = 5,
+    Year = 6,
+    Week = 7,
+}
+
+/// `envoy.config.core.v3.HeaderValue`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct HeaderValue {
+    #[prost(string, tag = "1")]
+    pub(crate) key: String,
+    #[prost(string, tag = "2")]
+    pub(crate) value: String,
+}
+
+/// `google.protobuf.Duration`.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(crate) struct Duration {
+    #[prost(int64, tag = "1")]
+    pub(crate) seconds: i64,
+    #[prost(int32, tag = "2")]
+    pub(crate) nanos: i32,
+}
+
+/// `google.protobuf.Struct`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Struct {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub(crate) fields: BTreeMap<String, Value>,
+}
+
+/// `google.protobuf.Value`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Value {
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6")]
+    pub(crate) kind: Option<Kind>,
+}
+
+/// What a [`Value`] is.
+#[derive(Clone, PartialEq, Oneof)]
+pub(crate) enum Kind {
+    #[prost(int32, tag = "1")]
+    Null(i32),
+    #[prost(double, tag = "2")]
+    Number(f64),
+    #[prost(string, tag = "3")]
+    Text(String),
+    #[prost(bool, tag = "4")]
+    Bool(bool),
+    #[prost(message, tag = "5")]
+    Struct(Struct),
+    #[prost(message, tag = "6")]
+    List(List),
+}
+
+/// `google.protobuf.ListValue`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct List {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) values: Vec<Value>,
+}
+
+/// `grpc.health.v1.HealthCheckRequest`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct HealthCheckRequest {
+    #[prost(string, tag = "1")]
+    pub(crate) service: String,
+}
+
+/// `grpc.health.v1.HealthCheckResponse`.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(crate) struct HealthCheckResponse {
+    #[prost(enumeration = "Health", tag = "1")]
+    pub(crate) status: i32,
+}
+
+/// Whether a service takes requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(crate) enum Health {
+    Unknown = 0,
+    Serving = 1,
+    NotServing = 2,
+    ServiceUnknown = 3,
+}
+
+impl Unit {
+    /// From the shortest to the longest, with the seconds of each. A month has 30 days and a year 365.
+    pub(crate) const BY_LENGTH: [(Self, u64); 7] = [
+        (Self::Second, 1),
+        (Self::Minute, 60),
+        (Self::Hour, 3_600),
+        (Self::Day, 86_400),
+        (Self::Week, 604_800),
+        (Self::Month, 2_592_000),
+        (Self::Year, 31_536_000),
+    ];
+
+    /// The word for it in their files, in lower case.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Second => "second",
+            Self::Minute => "minute",
+            Self::Hour => "hour",
+            Self::Day => "day",
+            Self::Month => "month",
+            Self::Year => "year",
+            Self::Week => "week",
+        }
+    }
+
+    /// How long it is; `None` for the unknown one.
+    pub(crate) fn period(self) -> Option<std::time::Duration> {
+        let (_, seconds) = Self::BY_LENGTH.into_iter().find(|(unit, _)| *unit == self)?;
+        Some(std::time::Duration::from_secs(seconds))
+    }
+
+    /// The unit nearest to a period by ratio: 30 s are nearer to a minute than to a second.
+    pub(crate) fn nearest(period: std::time::Duration) -> Self {
+        let millis = period.as_millis();
+        let mut nearest = Self::Second;
+        for pair in Self::BY_LENGTH.windows(2) {
+            let between = u128::from(pair[0].1) * u128::from(pair[1].1) * 1_000_000;
+            if millis * millis >= between {
+                nearest = pair[1].0;
+            }
+        }
+        nearest
+    }
+}
+
+impl From<Kind> for Value {
+    fn from(kind: Kind) -> Self {
+        Self { kind: Some(kind) }
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Self {
+        Kind::Text(text.to_owned()).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &'static str, value: &'static str) -> Entry {
+        Entry {
+            key: Bytes::from_static(key.as_bytes()),
+            value: Bytes::from_static(value.as_bytes()),
+        }
+    }
+
+    #[test]
+    fn a_request_is_read_from_its_bytes() {
+        let bytes: &[u8] = &[
+            0x0a, 0x01, b'd', // domain
+            0x12, 0x14, // a descriptor
+            0x0a, 0x08, 0x0a, 0x01, b'k', 0x12, 0x03, b'v', b'a', b'l', // an entry
+            0x12, 0x04, 0x08, 0x05, 0x10, 0x07, // an override: 5 per week
+            0x1a, 0x00, // hits of 0, said so
+            0x20, 0x01, // to be given back
+            0x78, 0x05, // unknown field 15
+            0x18, 0x96, 0x01, // 150 hits
+        ];
+        let request = RateLimitRequest::decode(bytes).unwrap();
+        let descriptor = RateLimitDescriptor {
+            entries: vec![entry("k", "val")],
+            limit: Some(RateLimitOverride { requests_per_unit: 5, unit: Unit::Week.into() }),
+            hits_addend: Some(0),
+            is_negative_hits: true,
+        };
+        let domain = Bytes::from_static(b"d");
+        assert_eq!(
+            request,
+            RateLimitRequest { domain, descriptors: vec![descriptor], hits_addend: 150 }
+        );
+    }
+
+    #[test]
+    fn hits_that_are_not_given_are_not_zero() {
+        let request = RateLimitDescriptor::decode(Bytes::new()).unwrap();
+        assert_eq!(request.hits_addend, None);
+        let three: &[u8] = &[0x1a, 0x02, 0x08, 0x03];
+        assert_eq!(RateLimitDescriptor::decode(three).unwrap().hits_addend, Some(3));
+    }
+
+    #[test]
+    fn an_answer_is_written_to_the_byte() {
+        let status = DescriptorStatus {
+            code: Code::OverLimit.into(),
+            current_limit: Some(RateLimit {
+                requests_per_unit: 300,
+                unit: Unit::Minute.into(),
+                name: Bytes::from_static(b"n"),
+            }),
+            limit_remaining: 7,
+            duration_until_reset: Some(Duration { seconds: 59, nanos: 0 }),
+        };
+        let header = HeaderValue { key: "a".into(), value: "b".into() };
+        let fields = BTreeMap::from([("x".to_owned(), Value::from("y"))]);
+        let response = RateLimitResponse {
+            overall_code: Code::OverLimit.into(),
+            statuses: vec![
+                status,
+                DescriptorStatus { code: Code::Ok.into(), ..Default::default() },
+            ],
+            response_headers_to_add: vec![header],
+            dynamic_metadata: Some(Struct { fields }),
+        };
+        let expected: &[u8] = &[
+            0x08, 0x02, // overall code
+            0x12, 0x12, 0x08, 0x02, // the first status
+            0x12, 0x08, 0x08, 0xac, 0x02, 0x10, 0x02, 0x1a, 0x01, b'n', // its limit
+            0x18, 0x07, // remaining
+            0x22, 0x02, 0x08, 0x3b, // reset
+            0x12, 0x02, 0x08, 0x01, // the second status
+            0x1a, 0x06, 0x0a, 0x01, b'a', 0x12, 0x01, b'b', // a header
+            0x32, 0x0a, 0x0a, 0x08, 0x0a, 0x01, b'x', // metadata
+            0x12, 0x03, 0x1a, 0x01, b'y',
+        ];
+        assert_eq!(response.encode_to_vec(), expected);
+    }
+
+    #[test]
+    fn health_is_one_byte_each() {
+        let request: &[u8] = &[0x0a, 0x02, b'r', b'l'];
+        assert_eq!(HealthCheckRequest::decode(request).unwrap().service, "rl");
+        let response = HealthCheckResponse { status: Health::NotServing.into() };
+        assert_eq!(response.encode_to_vec(), [0x08, 0x02]);
+    }
+
+    #[test]
+    fn units_are_numbered_as_theirs() {
+        let numbers = Unit::BY_LENGTH.map(|(unit, _)| i32::from(unit));
+        assert_eq!(numbers, [1, 2, 3, 4, 7, 5, 6]);
+        assert_eq!(Unit::Unknown.period(), None);
+        assert_eq!(Unit::Month.period(), Some(std::time::Duration::from_secs(30 * 86_400)));
+    }
+
+    #[test]
+    fn other_periods_take_the_nearest_unit() {
+        for (millis, unit) in [
+            (250, Unit::Second),
+            (7_745, Unit::Second),
+            (7_746, Unit::Minute),
+            (30_000, Unit::Minute),
+            (300_000, Unit::Minute),
+            (900_000, Unit::Hour),
+            (7_200_000, Unit::Hour),
+            (6 * 86_400_000, Unit::Week),
+            (90 * 86_400_000, Unit::Month),
+            (3_660 * 86_400_000, Unit::Year),
+        ] {
+            assert_eq!(Unit::nearest(std::time::Duration::from_millis(millis)), unit, "{millis}");
+        }
+        for (unit, seconds) in Unit::BY_LENGTH {
+            assert_eq!(Unit::nearest(std::time::Duration::from_secs(seconds)), unit);
+        }
+    }
+}
