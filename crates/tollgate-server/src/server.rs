@@ -7,6 +7,7 @@ use tokio::task::JoinSet;
 use crate::{
     config::{Bind, Settings, TlsFiles},
     gate::{Gate, OpenError},
+    reload::Reloader,
     resp::RespService,
     service::{Drain, DrainSwitch, Listener, Protocol, Tls, TlsError, Workers},
 };
@@ -52,6 +53,11 @@ impl Server {
         &self.gate
     }
 
+    /// What is to be read again when it changes.
+    pub(crate) fn certificates(&self) -> Vec<Arc<Tls>> {
+        self.tls.iter().cloned().collect()
+    }
+
     pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
         let listeners = [&self.resp].into_iter().flatten();
         let endpoint = |listener: &Arc<Listener>| Endpoint {
@@ -63,7 +69,11 @@ impl Server {
     }
 
     /// Serves until `end`, then answers what was begun and returns. `false` if some connections had to be cut.
-    pub(crate) async fn run(self, end: impl Future<Output = ()>) -> io::Result<bool> {
+    pub(crate) async fn run(
+        self,
+        _reloader: Arc<Reloader>,
+        end: impl Future<Output = ()>,
+    ) -> io::Result<bool> {
         let bounds = self.gate.revision().settings.bounds;
         let workers = Arc::new(Workers::start(available_parallelism().map_or(1, usize::from))?);
         let (switch, drain) = DrainSwitch::new();

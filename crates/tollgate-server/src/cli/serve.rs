@@ -1,18 +1,29 @@
-use std::{io, net::SocketAddr, process::ExitCode, str::FromStr};
+use std::{path::PathBuf, process::ExitCode, str::FromStr, sync::Arc};
 
 use tokio::signal::unix::{SignalKind, signal};
-use tollgate::{Limit, Policy, PolicyName, PolicySet};
 
-use super::{Trouble, say};
+use super::{Trouble, log, print_line};
 use crate::{
-    config::{Bind, Settings, StoreSettings},
-    server::Server,
+    config::Bind,
+    reload::Reloader,
+    server::{Server, StartError},
+    source::{Overrides, Source},
 };
 
 /// Decide for everybody who asks: over HTTP, as Envoy's rate limit service, and as a Redis
+///
+/// Without any options: state in memory, a policy of 100 requests a minute for each key, and all
+/// listeners on the loopback. What is given here goes before what files say.
+///
+/// Files are read again when they change and on SIGHUP; one that cannot be used changes nothing. On
+/// SIGTERM and SIGINT, what was begun is answered first.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
+    /// What to decide by: a file of Tollgate's; files or folders of envoyproxy/ratelimit's; one of RLaaS
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
+    config: Vec<PathBuf>,
+
     /// Where state lives: memory, redis://, rediss://, redis+cluster://, redis+sentinel://, redis+unix://
     #[arg(long, value_name = "URL", env = "TOLLGATE_STORE", hide_env_values = true)]
     store: Option<String>,
@@ -32,73 +43,116 @@ pub(super) struct Args {
     /// Listen without certificates and API keys also where others can reach it
     #[arg(long, env = "TOLLGATE_INSECURE")]
     insecure: bool,
+
+    #[command(flatten)]
+    log: log::Args,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  In memory, on the loopback:
+  In memory, on the loopback, and a request:
     tollgate serve
-";
+    curl -d '{\"attributes\": {\"key\": \"alice\"}}' http://127.0.0.1:8080/v1/check
+
+  Policies of your own, with state that several processes share:
+    tollgate serve --config tollgate.yaml --store redis://127.0.0.1:6379
+
+  Nothing but a Redis that knows CL.THROTTLE, on any free port:
+    tollgate serve --http off --grpc off --resp 127.0.0.1:0
+
+  In place of envoyproxy/ratelimit, with its files:
+    tollgate serve --config /data/ratelimit/config";
 
 /// `off`, or an address.
 #[derive(Clone, Copy, Debug)]
 struct BindText(Bind);
 
 impl FromStr for BindText {
-    type Err = String;
+    type Err = crate::config::BindError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "off" {
-            return Ok(Self(Bind::Off));
-        }
-        let address: Result<SocketAddr, _> = text.parse();
-        let at =
-            address.map_err(|_| "write an address and a port, such as 127.0.0.1:8080, or off")?;
-        Ok(Self(Bind::At(at)))
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.parse()?))
     }
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
-    let limit: Limit =
-        "100/minute".parse().map_err(|error| Trouble::new(anyhow::anyhow!("{error}"), "", ""))?;
-    let policies = PolicySet::new([Policy::new(PolicyName::DEFAULT, [limit]).per(["key"])])
-        .map_err(|error| Trouble::new(error, "", ""))?;
-    let mut settings = Settings::new(policies);
-    for (bind, given) in [
-        (&mut settings.http, args.http),
-        (&mut settings.grpc, args.grpc),
-        (&mut settings.resp, args.resp),
-    ] {
-        if let Some(BindText(given)) = given {
-            *bind = given;
-        }
-    }
-    if let Some(url) = &args.store {
-        settings.store = StoreSettings::Redis {
-            url: url.clone(),
-            prefix: "tg:".into(),
-            deadline: std::time::Duration::from_millis(20),
-        };
-    }
-    settings.security.insecure |= args.insecure;
-    serve(settings)
-}
-
-fn serve(settings: Settings) -> Result<ExitCode, Trouble> {
+    log::start(&args.log)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| {
-        Trouble::new(error, "cannot begin", "see whether the system is out of threads")
+        Trouble::new(error, "cannot begin", "see whether the system is out of threads or files")
     })?;
-    runtime.block_on(async {
-        let server = Server::bind(settings)
-            .map_err(|error| Trouble::new(error, "cannot serve", "choose another address"))?;
-        for endpoint in server.endpoints() {
-            say(endpoint.to_string());
+    runtime.block_on(serve(args))
+}
+
+async fn serve(args: &Args) -> Result<ExitCode, Trouble> {
+    let bind = |given: Option<BindText>| given.map(|BindText(bind)| bind);
+    let overrides = Overrides {
+        store: args.store.clone(),
+        http: bind(args.http),
+        grpc: bind(args.grpc),
+        resp: bind(args.resp),
+        insecure: args.insecure,
+    };
+    let source = Source::new(args.config.clone(), overrides);
+    let settings = source.load().map_err(|error| {
+        let hint = "tollgate validate FILE checks a file; docs/configuration.md has all there is";
+        Trouble::new(anyhow::Error::msg(error), "cannot use the configuration", hint)
+    })?;
+    let server = Server::bind(settings).map_err(|error| {
+        let hint = hint(&error);
+        Trouble::new(error, "cannot serve", hint)
+    })?;
+    let paths = source.paths();
+    let load = Box::new(move || source.load());
+    let reloader = Reloader::new(server.gate().clone(), paths, server.certificates(), load);
+    let reloader = Arc::new(reloader);
+    greet(&server);
+    tokio::spawn(reloader.clone().watch());
+    tokio::spawn(reload_on_signal(reloader.clone()));
+    let clean = server.run(reloader, ended()).await.map_err(|error| {
+        Trouble::new(error, "cannot serve", "see whether the system is out of threads or files")
+    })?;
+    if !clean {
+        tracing::warn!("connections were cut that did not end in time");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn hint(error: &StartError) -> &'static str {
+    match error {
+        StartError::Public { .. } => {
+            "configure both, listen on 127.0.0.1, or if the network keeps others out: --insecure"
         }
-        let clean =
-            server.run(ended()).await.map_err(|error| Trouble::new(error, "cannot serve", ""))?;
-        Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(1) })
-    })
+        StartError::Bind { .. } => "choose another address, port 0 for any that is free, or off",
+        StartError::Open(_) => "tollgate doctor URL looks at a store",
+        StartError::Tls(_) => "name files in PEM form that this user may read",
+    }
+}
+
+/// Says where everything is, and what to try.
+fn greet(server: &Server) {
+    let endpoints = server.endpoints();
+    for endpoint in &endpoints {
+        print_line(endpoint);
+    }
+    if let Some(http) = endpoints.iter().find(|endpoint| endpoint.name == "http") {
+        let scheme = if http.is_tls { "https" } else { "http" };
+        let body = r#"{"attributes": {"key": "alice"}}"#;
+        print_line(format_args!("try: curl -d '{body}' {scheme}://{}/v1/check", http.address));
+    }
+    let revision = server.gate().revision();
+    let state = &revision.settings.store;
+    let policies = revision.settings.policies.policies().len();
+    print_line(format_args!("ready: {policies} policies, state in {state}"));
+}
+
+async fn reload_on_signal(reloader: Arc<Reloader>) {
+    let Ok(mut hangups) = signal(SignalKind::hangup()) else { return };
+    while hangups.recv().await.is_some() {
+        let reloader = reloader.clone();
+        // What is wrong is logged where it is found.
+        let _ = tokio::task::spawn_blocking(move || reloader.reload()).await;
+    }
 }
 
 /// Waits until somebody wants the program to end.
@@ -111,9 +165,4 @@ async fn ended() {
         _ = term.recv() => {}
         _ = interrupt.recv() => {}
     }
-}
-
-#[expect(dead_code, reason = "in use shortly")]
-fn unused() -> io::Result<()> {
-    Ok(())
 }

@@ -48,6 +48,7 @@ impl Reader<'_, '_> {
         settings.security = Security {
             tls: written.tls.as_ref().map(|tls| self.tls(tls)),
             credentials: self.credentials(&written.keys),
+            insecure: settings.security.insecure,
         };
         self.bounds(&written.bounds, &mut settings.bounds);
     }

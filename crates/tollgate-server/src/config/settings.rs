@@ -212,6 +212,19 @@ impl Default for StoreSettings {
     }
 }
 
+/// Without what is secret of an address.
+impl std::fmt::Display for StoreSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory { max_keys } => write!(f, "memory for up to {max_keys} keys"),
+            Self::Redis { url, .. } => match url.parse::<tollgate_redis::RedisUrl>() {
+                Ok(url) => url.fmt(f),
+                Err(_) => f.write_str("Redis"),
+            },
+        }
+    }
+}
+
 impl Bind {
     const fn loopback(port: u16) -> Self {
         Self::At(SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port))

@@ -17,5 +17,5 @@ mod rules;
 #[cfg(test)]
 mod rules_tests;
 
-pub(crate) use file::FileError;
+pub(crate) use file::{FileError, Source as RuleFile};
 pub(crate) use rules::{HeaderNames, Options, Rules};

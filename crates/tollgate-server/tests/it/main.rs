@@ -7,3 +7,5 @@ mod config;
 mod doctor;
 mod help;
 mod program;
+mod resp;
+mod service;
