@@ -4,7 +4,9 @@
 
 mod check;
 mod config;
+mod config_hostile;
 mod doctor;
 mod help;
 mod program;
 mod serve;
+mod validate;
