@@ -3,8 +3,10 @@
 mod check;
 mod doctor;
 mod log;
+mod schema;
 mod serve;
 mod trouble;
+mod validate;
 
 use std::{
     fmt::Display,
@@ -30,6 +32,8 @@ enum Command {
     Serve(serve::Args),
     Check(check::Args),
     Doctor(doctor::Args),
+    Validate(validate::Args),
+    Schema(schema::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -37,11 +41,14 @@ Examples:
   See how a limit behaves when a key asks six times:
     tollgate check --limit 5/minute alice --times 6
 
-  Decide for each line of standard input:
-    printf 'alice\\nbob\\n' | tollgate serve --limit 10/second
+  Serve everybody who asks, over HTTP, gRPC and the protocol of Redis:
+    tollgate serve
 
   See whether a Redis or Valkey is fit to hold limits:
     tollgate doctor redis://127.0.0.1:6379
+
+  Check a configuration before it is deployed:
+    tollgate validate tollgate.yaml
 
 More examples: tollgate check --help, tollgate serve --help, tollgate doctor --help";
 
@@ -58,6 +65,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Validate(args) => validate::run(&args),
+        Command::Schema(args) => schema::run(&args),
     };
     done.unwrap_or_else(|trouble| {
         say(trouble);

@@ -515,16 +515,20 @@ enum OneOrMany {
     Many(Vec<String>),
 }
 
-/// What an attribute must be. A text is the value itself, or a pattern if it has a `*` or a `?`; a list is one of
-/// several values.
+/// What an attribute must be.
 #[derive(JsonSchema)]
 #[schemars(untagged, rename = "ConditionForm")]
 #[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
 enum ConditionForm {
+    /// The value, or a pattern if it has a `*` or a `?`.
     Text(String),
+    /// The value, as it is written here.
     Number(serde_json::Number),
+    /// The value, as it is written here.
     Truth(bool),
+    /// One of these values, to the letter.
     List(Vec<String>),
+    /// Whatever else can be said.
     Parts(Box<Condition>),
 }
 

@@ -7,6 +7,7 @@ mod environment;
 mod file;
 mod hint;
 mod kind;
+mod load;
 mod mask;
 mod matching;
 mod place;
@@ -18,11 +19,13 @@ mod schema;
 mod service;
 mod settings;
 mod text;
+mod warnings;
 mod written;
 mod yaml;
 
 pub use environment::Environment;
 pub use kind::{Kind, kind_of};
+pub use load::{LoadError, load};
 pub use problem::{ConfigError, Position, Problem};
 pub use reference::reference;
 pub use schema::schema;
@@ -31,6 +34,7 @@ pub use settings::{
     Settings, StoreSettings, TlsFiles,
 };
 pub use text::BindError;
+pub use warnings::warnings;
 
 use tollgate::PolicySet;
 

@@ -1,7 +1,5 @@
 //! The reference of the configuration for people, made of its JSON Schema.
 
-use std::fmt::Write;
-
 use serde_json::{Map, Value};
 
 /// Every field of the configuration with its type, default and meaning, as a page in Markdown.
@@ -23,7 +21,7 @@ pub fn reference() -> String {
 const INTRODUCTION: &str = "\
 # Configuration
 
-<!-- Made from the types that read the file. Change those, then: TOLLGATE_BLESS=1 cargo test -p tollgate-server config -->
+<!-- Made from the types that read the file. Change those: TOLLGATE_BLESS=1 cargo test -p tollgate-server config -->
 
 `tollgate serve --config tollgate.yaml` reads one file in YAML. Without it, it does what
 [deploy/tollgate.yaml](../deploy/tollgate.yaml) says, which is a good file to start from. `tollgate validate FILE` says
@@ -150,8 +148,7 @@ fn prose(schema: &Value) -> String {
     let mut prose = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
     let examples: Vec<_> = schema["examples"].as_array().into_iter().flatten().map(code).collect();
     if !examples.is_empty() {
-        // Writing to a text cannot fail.
-        drop(write!(prose, " For example {}.", examples.join(", ")));
+        prose = format!("{prose} For example {}.", examples.join(", "));
     }
     prose
 }

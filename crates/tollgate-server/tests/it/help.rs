@@ -7,6 +7,8 @@ fn help_teaches_by_examples() {
         (&["serve", "--help"], "printf 'alice\\nbob\\t3\\n' | tollgate serve --limit"),
         (&["check", "--help"], "tollgate check --limit '1/second burst 3' alice --times 4"),
         (&["doctor", "--help"], "tollgate doctor redis://127.0.0.1:6379"),
+        (&["validate", "--help"], "tollgate validate tollgate.yaml"),
+        (&["schema", "--help"], "tollgate schema > tollgate.schema.json"),
     ] {
         let finished = run(args, b"");
         assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{args:?}");

@@ -4,8 +4,10 @@
 
 mod check;
 mod config;
+mod config_hostile;
 mod doctor;
 mod help;
 mod program;
 mod resp;
 mod service;
+mod validate;

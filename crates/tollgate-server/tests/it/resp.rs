@@ -129,7 +129,8 @@ fn requests_are_decided_by_policies() {
     let refund: &[&[u8]] = &[b"TOLLGATE.REFUND", b"COST", b"60", b"ATTR", b"key", b"alice"];
     let reset: &[&[u8]] = &[b"TOLLGATE.RESET", b"ATTR", b"key", b"alice"];
     let answers = talk(&service, &[check, peek, check, refund, check, reset, check]);
-    let allowed: Vec<_> = answers.split("$7\r\nallowed\r\n:").skip(1).map(|rest| &rest[..1]).collect();
+    let allowed: Vec<_> =
+        answers.split("$7\r\nallowed\r\n:").skip(1).map(|rest| &rest[..1]).collect();
     assert_eq!(allowed, ["1", "1", "0", "1", "1"]);
     let remaining: Vec<_> = answers
         .split("$9\r\nremaining\r\n:")
@@ -159,7 +160,10 @@ fn what_is_wrong_is_said() {
         (&[b"TOLLGATE.CHECK", b"KEY", b"k", b"LIMIT", b"often"], "-ERR "),
         (&[b"TOLLGATE.CHECK", b"COST", b"-1", b"ATTR", b"a", b"b"], "-ERR the cost is not"),
         (&[b"TOLLGATE.CHECK", b"ID", b"x", b"ATTR", b"a", b"b"], "-ERR the store cannot do this"),
-        (&[b"TOLLGATE.CHECK", b"ATTR", b"\xff", b"b"], "-ERR the name of an attribute is not UTF-8"),
+        (
+            &[b"TOLLGATE.CHECK", b"ATTR", b"\xff", b"b"],
+            "-ERR the name of an attribute is not UTF-8",
+        ),
         (&[b"SET", b"a", b"b"], "-ERR unknown command 'SET'"),
         (&[b"a\r\nb"], "-ERR unknown command 'a\\r\\nb'"),
         (&[b"HELLO", b"4"], "-NOPROTO"),
@@ -197,10 +201,15 @@ fn bytes_that_are_no_command_end_the_connection_and_no_other() {
 #[test]
 fn hostile_keys_are_only_keys() {
     let service = resp_only(&[]);
-    for key in [&b"a\r\n+OK\r\n"[..], b"{x}", b"\0", b"<script>alert(1)</script>", b"", &[0xff; 1024]] {
+    for key in
+        [&b"a\r\n+OK\r\n"[..], b"{x}", b"\0", b"<script>alert(1)</script>", b"", &[0xff; 1024]]
+    {
         let once: &[&[u8]] = &[b"THROTTLE", key, b"1", b"1", b"3600"];
         let answers = talk(&service, &[once, once]);
-        assert_eq!(answers, "*5\r\n:1\r\n:1\r\n:0\r\n:3600\r\n:0\r\n*5\r\n:0\r\n:1\r\n:0\r\n:3600\r\n:3600\r\n");
+        assert_eq!(
+            answers,
+            "*5\r\n:1\r\n:1\r\n:0\r\n:3600\r\n:0\r\n*5\r\n:0\r\n:1\r\n:0\r\n:3600\r\n:3600\r\n"
+        );
     }
     let long = [b'x'; 1025];
     let answers = talk(&service, &[&[b"THROTTLE", &long, b"1", b"1", b"60"]]);

@@ -416,3 +416,32 @@ fn insert(index: &mut Vec<(String, Places)>, attribute: &str, value: Vec<u8>, pl
     });
     index[known].1.entry(value).or_default().push(place);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many policies are looked at for one request, if there are so many for other values and other paths.
+    fn looked_at(count: usize) -> [usize; 3] {
+        let limit = Limit::per_second(1);
+        let policies = (0..count).map(|n| {
+            let policy = Policy::new(format!("p{n}").parse().unwrap(), [limit]);
+            match n % 2 {
+                0 => policy.matching("path", Condition::equal(format!("/api/{n}"))),
+                _ => policy
+                    .matching("path", Condition::Glob(format!("/files/{n}/**").parse().unwrap())),
+            }
+        });
+        let set = PolicySet::new(policies).unwrap();
+        ["/api/8", "/files/9/a/b", "/elsewhere"].map(|path| {
+            let request = Request::new().with("path", path);
+            set.inner.domains[""].candidates(&request).len()
+        })
+    }
+
+    #[test]
+    fn as_few_policies_are_looked_at_among_ten_thousand_as_among_ten() {
+        assert_eq!(looked_at(10), [1, 1, 0]);
+        assert_eq!(looked_at(10_000), [1, 1, 0]);
+    }
+}

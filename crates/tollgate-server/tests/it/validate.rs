@@ -1,0 +1,196 @@
+//! `tollgate validate` and `tollgate schema`.
+
+use std::fs;
+
+use tollgate_server::config::{reference, schema};
+
+use crate::program::{Finished, run};
+
+/// Runs `tollgate validate` on a file of this text, in whose name the folder is left out of what is said.
+fn validate(args: &[&str], text: &str) -> Finished {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tollgate.yaml");
+    fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap();
+    let mut finished = run(&[&["validate"], args, &[path]].concat(), b"");
+    finished.stdout = finished.stdout.replace(path, "tollgate.yaml");
+    finished
+}
+
+fn finished(code: i32, stdout: &str) -> Finished {
+    Finished { code: Some(code), stdout: stdout.to_owned(), stderr: String::new() }
+}
+
+const POLICIES: &str = "\
+policies:
+  - name: login-per-ip
+    match: { method: [POST, PUT], ip: { cidr: 10.0.0.0/8 } }
+    per: ip
+    limit: 5/minute sliding-window
+  - name: api-per-user
+    domain: shop
+    match: { path: /api/**, user: { present: true }, bot: { absent: true } }
+    per: [tenant, user]
+    limit: [10/second burst 20, 1000/hour]
+    overrides:
+      - { match: { plan: pro }, limit: unlimited }
+    mode: shadow
+";
+
+#[test]
+fn a_good_file_is_shown() {
+    let shown = "\
+tollgate.yaml: good, 2 policies
+
+  policy                 domain  match                                     per           limit
+  login-per-ip           -       method = POST or PUT, ip in 10.0.0.0/8    ip            5/minute sliding-window
+  api-per-user (shadow)  shop    path ~ /api/**, user present, bot absent  tenant, user  10/second burst 20, 1000/hour
+                                   plan = pro                                            unlimited
+";
+    assert_eq!(validate(&[], POLICIES), finished(0, shown));
+    assert_eq!(validate(&[], "shadow: true\n"), finished(0, "tollgate.yaml: good, 0 policies\n"));
+}
+
+#[test]
+fn a_bad_file_is_told_why() {
+    let why = "\
+unknown field `limits`: did you mean `limit`?
+ --> tollgate.yaml:1:23
+  |
+1 | policies: [{ name: a, limits: 5/minute }]
+  |                       ^^^^^^
+";
+    assert_eq!(validate(&[], "policies: [{ name: a, limits: 5/minute }]\n"), finished(1, why));
+    let why = "line 2 is not UTF-8: save the file as UTF-8\n --> tollgate.yaml\n";
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tollgate.yaml");
+    fs::write(&path, b"shadow: true\n# \xff\n").unwrap();
+    let bad = run(&["validate", path.to_str().unwrap()], b"");
+    assert_eq!(
+        (bad.code, bad.stdout.replace(path.to_str().unwrap(), "tollgate.yaml")),
+        (Some(1), why.to_owned())
+    );
+}
+
+#[test]
+fn json_is_one_line_for_each_file() {
+    let good = concat!(
+        r#"{"file":"tollgate.yaml","good":true,"policies":[{"domain":"","limit":["5/minute"],"#,
+        r#""match":{"a":"= b"},"name":"a","overrides":[],"per":["x"],"shadow":false}],"warnings":[]}"#,
+        "\n"
+    );
+    let text = "policies: [{ name: a, limit: 5/minute, match: { a: b }, per: x }]";
+    assert_eq!(validate(&["--json"], text), finished(0, good));
+    let bad = concat!(
+        r#"{"file":"tollgate.yaml","good":false,"left_out":0,"problems":[{"column":1,"line":1,"#,
+        r#""message":"unknown field `sahdow`: did you mean `shadow`?"}]}"#,
+        "\n"
+    );
+    assert_eq!(validate(&["--json"], "sahdow: true"), finished(1, bad));
+}
+
+#[test]
+fn what_cannot_be_read_is_trouble() {
+    let missing = run(&["validate", "/no/such/file.yaml"], b"");
+    assert_eq!((missing.code, &*missing.stdout), (Some(2), ""));
+    let said = "error: cannot check: cannot read /no/such/file.yaml: ";
+    assert!(missing.stderr.starts_with(said), "{}", missing.stderr);
+    assert_eq!(run(&["validate"], b"").code, Some(2));
+}
+
+#[test]
+fn secrets_need_not_be_there_to_be_checked() {
+    let text = "store: { url_env: TOLLGATE_TEST_NOT_SET }\nkeys: [{ name: a, file: not/there }, { name: b, env: X }]\n";
+    assert_eq!(validate(&[], text).code, Some(1));
+    assert_eq!(validate(&["--without-secrets"], text).code, Some(0));
+}
+
+/// The warnings about a file, which has to be good.
+fn warnings(text: &str) -> Vec<String> {
+    let finished = validate(&[], text);
+    assert_eq!(finished.code, Some(0), "{}", finished.stdout);
+    finished
+        .stdout
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("warning: ")?.to_owned()))
+        .collect()
+}
+
+#[test]
+fn overrides_that_are_never_used_are_told() {
+    let text = "
+policies:
+  - name: a
+    match: { plan: [free, pro], user: { present: true } }
+    limit: 5/minute
+    overrides:
+      - { match: { plan: pro }, limit: 6/minute }
+      - { match: { plan: gold }, limit: 7/minute }
+      - { match: { user: { absent: true } }, limit: 7/minute }
+      - { match: { plan: pro }, limit: 8/minute }
+      - { match: {}, limit: 9/minute }
+      - { match: { plan: free }, limit: 10/minute }
+";
+    assert_eq!(
+        warnings(text),
+        [
+            "policy `a`: override 2 is never used, for the policy covers no such request",
+            "policy `a`: override 3 is never used, for the policy covers no such request",
+            "policy `a`: override 4 is never used, for override 1 matches first",
+            "policy `a`: override 6 is never used, for override 5 matches first",
+        ]
+    );
+}
+
+#[test]
+fn numbers_without_effect_are_told() {
+    let text = "
+policies:
+  - { name: idle, limit: [10/second, 600/minute] }
+  - { name: tight, limit: [10/second, 599/minute] }
+  - { name: odd, limit: [10/7s, 600/minute] }
+  - { name: cost, limit: 5/minute, max_cost: 6 }
+  - name: cost-of-pro
+    limit: 5/minute
+    max_cost: 6
+    overrides: [{ match: { plan: pro }, limit: 6/minute }]
+";
+    assert_eq!(
+        warnings(text),
+        [
+            "policy `idle`: the limit `600/minute` never denies, for `10/second` admits 600 in that time",
+            "policy `cost`: a `max_cost` of 6 has no effect, for its limits admit at most 5 at once",
+        ]
+    );
+}
+
+#[test]
+fn weaker_promises_of_a_cluster_are_told() {
+    let policies = "
+policies:
+  - { name: a, limit: 5/minute, per: user }
+  - { name: b, limit: 5/minute, per: ip }
+  - { name: c, limit: 5/minute, per: [user, x], tag: { attribute: user } }
+";
+    assert_eq!(warnings(&format!("store: redis://127.0.0.1\n{policies}")), [""; 0]);
+    let told = warnings(&format!("store: redis+cluster://127.0.0.1\n{policies}"));
+    assert_eq!(told.len(), 2);
+    for (told, pair) in told.iter().zip(["policies `a` and `b`: ", "policies `b` and `c`: "]) {
+        assert!(told.starts_with(pair), "{told}");
+    }
+    let shared = format!("store: {{ url: redis://a, layout: rlaas }}\n{policies}");
+    assert_eq!(warnings(&shared).len(), 1);
+}
+
+#[test]
+fn listening_beyond_this_machine_is_told() {
+    let told = warnings("listen: { http: 0.0.0.0:80, resp: \"[::1]:80\" }\n");
+    let said = "`listen.http` is open to other machines: the service does not start without `tls` and `keys`";
+    assert_eq!(told, [said]);
+}
+
+#[test]
+fn the_schema_is_printed() {
+    assert_eq!(run(&["schema"], b""), finished(0, &format!("{:#}\n", schema())));
+    assert_eq!(run(&["schema", "--docs"], b""), finished(0, &reference()));
+}
