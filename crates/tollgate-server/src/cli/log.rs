@@ -8,7 +8,7 @@ use tracing_subscriber::{EnvFilter, fmt};
 use super::Trouble;
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct LogArgs {
     /// What to tell: error, warn, info, debug, or by module, such as info,tollgate_server=debug
     #[arg(long = "log", value_name = "LEVEL", default_value = "info", env = "TOLLGATE_LOG")]
     level: String,
@@ -28,7 +28,7 @@ enum Format {
 }
 
 /// From now on, events are told.
-pub(super) fn start(args: &Args) -> Result<(), Trouble> {
+pub(super) fn start(args: &LogArgs) -> Result<(), Trouble> {
     let filter = EnvFilter::try_new(&args.level).map_err(|error| {
         let hint = "write error, warn, info or debug, or a list such as info,tollgate_server=debug";
         Trouble::new(error, "cannot use --log", hint)

@@ -45,7 +45,7 @@ pub(super) struct Args {
     insecure: bool,
 
     #[command(flatten)]
-    log: log::Args,
+    log: log::LogArgs,
 }
 
 const EXAMPLES: &str = "\

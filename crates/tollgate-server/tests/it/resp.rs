@@ -148,7 +148,7 @@ fn what_is_wrong_is_said() {
     let usage = "-ERR write: [COST n]";
     for (words, answer) in [
         (&[&b"CL.THROTTLE"[..], b"k"][..], "-ERR CL.THROTTLE takes: key max_burst"),
-        (&[b"THROTTLE", b"k", b"0", b"1", b"1"], "-ERR a burst of 0"),
+        (&[b"THROTTLE", b"k", b"0", b"1", b"1"], "-ERR a burst must be at least 1"),
         (&[b"THROTTLE", b"k", b"1", b"0", b"1"], "-ERR count is at least 1"),
         (&[b"THROTTLE", b"k", b"1", b"1", b"0"], "-ERR "),
         (&[b"THROTTLE", b"k", b"1", b"-1", b"1"], "-ERR count is not a whole number"),
