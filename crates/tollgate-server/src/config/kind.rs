@@ -15,17 +15,16 @@ pub enum Kind {
 /// Which system a file was written for, by the names at its top. Looks at nothing else, so a file of the right kind may
 /// still be a bad one.
 pub fn kind_of(text: &str) -> Kind {
-    let names: Vec<_> = top_level(text).collect();
-    let has = |name: &str| names.contains(&name);
-    if has("policies") {
-        Kind::Tollgate
-    } else if has("rate-limiter") {
-        Kind::Rlaas
-    } else if has("domain") {
-        Kind::Envoy
-    } else {
-        Kind::Tollgate
+    let mut kind = Kind::Tollgate;
+    for name in top_level(text) {
+        match name {
+            "policies" => return Kind::Tollgate,
+            "rate-limiter" => kind = Kind::Rlaas,
+            "domain" if kind == Kind::Tollgate => kind = Kind::Envoy,
+            _ => {}
+        }
     }
+    kind
 }
 
 /// The names before a colon that are not indented, and those of a document in one pair of braces.

@@ -55,6 +55,7 @@ pub fn read(
     file: &str,
     environment: &Environment<'_>,
 ) -> Result<Settings, ConfigError> {
+    yaml::check_length(text, file)?;
     match kind_of(text) {
         Kind::Tollgate => read_tollgate(text, file, environment),
         Kind::Rlaas => rlaas::read(text, file, environment),

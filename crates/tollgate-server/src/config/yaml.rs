@@ -12,15 +12,19 @@ use super::{
 /// The longest file.
 pub(crate) const MAX_BYTES: usize = 16 * 1024 * 1024;
 
+/// Refuses a file that is too long to be looked at.
+pub(crate) fn check_length(text: &str, file: &str) -> Result<(), ConfigError> {
+    let length = text.len();
+    if length <= MAX_BYTES {
+        return Ok(());
+    }
+    let message = format!("the file has {length} bytes: write at most {MAX_BYTES}");
+    Err(ConfigError::whole(file, message))
+}
+
 /// Reads one document, or says what is wrong with its form.
 pub(crate) fn parse<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, ConfigError> {
-    if text.len() > MAX_BYTES {
-        let message = format!(
-            "the file has {} bytes: write at most {MAX_BYTES}, or fewer policies with a longer `per`",
-            text.len()
-        );
-        return Err(ConfigError::whole(file, message));
-    }
+    check_length(text, file)?;
     serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
         let error = error.without_snippet();
         let mut problems = Problems::new(file, text);

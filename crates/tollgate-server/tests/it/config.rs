@@ -6,7 +6,9 @@ use std::{
 };
 
 use tollgate::PolicySet;
-use tollgate_server::config::{DEFAULT_CONFIG, Environment, Settings, read, reference, schema};
+use tollgate_server::config::{
+    DEFAULT_CONFIG, Environment, Settings, StoreSettings, read, reference, schema,
+};
 
 /// The files of a folder of `tests/it/config`, by name.
 fn files(folder: &str) -> Vec<PathBuf> {
@@ -181,4 +183,30 @@ fn the_defaults_of_stores_and_policies_are_those_in_force() {
             assert_eq!(read(&text), read(&format!("{plain}{end}")), "{text}");
         }
     }
+}
+
+#[test]
+fn secrets_come_from_hashes_files_and_variables() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("key"), "test\r\n").unwrap();
+    fs::write(folder.path().join("url"), "redis://:pass@127.0.0.1:7001\n").unwrap();
+    let text = "
+store: { url_file: url }
+keys:
+  - { name: file, file: key }
+  - { name: env, env: KEY }
+  - { name: hash, sha256: 60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752 }
+";
+    let file = folder.path().join("tollgate.yaml");
+    let environment = Environment::of(|name| (name == "KEY").then(|| "test1".to_owned()));
+    let settings = read(text, file.to_str().unwrap(), &environment).unwrap();
+    let hashes =
+        settings.security.credentials.iter().map(|key| {
+            key.sha256[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+        });
+    // Of `test`, `test1` and `test2`.
+    assert_eq!(hashes.collect::<Vec<_>>(), ["9f86d081", "1b4f0e98", "60303ae2"]);
+    let StoreSettings::Redis { url, .. } = &settings.store else { panic!("{settings:?}") };
+    assert_eq!(url, "redis://:pass@127.0.0.1:7001");
+    assert!(!format!("{settings:?}").contains("pass@"));
 }
