@@ -1,7 +1,11 @@
-use crate::command::cargo;
+use crate::{command::cargo, servers};
 
-/// Compares the engine with its peers, or the store on Redis with the usual ways.
+/// Compares the engine with its peers, the store on Redis with the usual ways, or the service with other servers.
 pub(crate) fn run(options: &[&str]) -> anyhow::Result<()> {
+    if options.contains(&"service") {
+        servers::for_bench()?;
+        cargo(&["build", "--release", "--package", "tollgate-server"], &[])?;
+    }
     let words = "run --release --manifest-path bench/Cargo.toml --target-dir target/bench-build --";
     let words: Vec<&str> = words.split(' ').chain(options.iter().copied()).collect();
     cargo(&words, &[])

@@ -19,7 +19,8 @@ usage: cargo xtask <task>
   test [--long]           run all tests, then tidy; --long tries a million random histories
   bench engine [--quick]  compare the engine with its peers
   bench redis [--quick]   compare the store on Redis and Valkey with the usual ways
-  servers                 install the Redis and Valkey that the tests run against, unless they are there
+  bench service [--quick] compare the service with other servers
+  servers                 install the programs that the tests run against, unless they are there
   tidy                    check the house rules";
 
 fn main() -> ExitCode {
@@ -36,8 +37,10 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
     match *args {
         ["test"] => test::run(test::Histories::Some),
         ["test", "--long"] => test::run(test::Histories::Million),
-        ["bench", what @ ("engine" | "redis")] => bench::run(&[what]),
-        ["bench", what @ ("engine" | "redis"), "--quick"] => bench::run(&[what, "--quick"]),
+        ["bench", what @ ("engine" | "redis" | "service")] => bench::run(&[what]),
+        ["bench", what @ ("engine" | "redis" | "service"), "--quick"] => {
+            bench::run(&[what, "--quick"])
+        }
         ["servers"] => servers::run(),
         ["tidy"] => tidy::run(),
         _ => bail!("cannot do `{}`\n\n{USAGE}", args.join(" ")),

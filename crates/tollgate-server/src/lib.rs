@@ -7,7 +7,11 @@ mod engine;
 mod envoy;
 mod gate;
 mod json;
+mod reload;
+mod resp;
+mod server;
 mod service;
+mod source;
 
 use std::process::ExitCode;
 

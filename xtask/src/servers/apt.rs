@@ -1,15 +1,14 @@
 //! Packages of Debian and its relatives.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
-use super::root;
-use crate::command::show;
+use super::{folder, run_command};
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -39,15 +38,25 @@ pub(super) fn valkey() -> anyhow::Result<()> {
     install("valkey-server")
 }
 
-/// Where packages are unpacked that are not installed.
-pub(super) fn unpacked(name: &str) -> PathBuf {
-    root().join("target/servers").join(name)
+/// Unpacks nginx, or installs it where that gives no program that runs.
+pub(super) fn nginx() -> anyhow::Result<()> {
+    if unpack("nginx", &["nginx"], &[]).is_err() {
+        apt_get(&["update"])?;
+        unpack("nginx", &["nginx"], &[])?;
+    }
+    let root = folder()?.join("nginx");
+    let runs = Command::new(root.join("usr/sbin/nginx")).arg("-v").output();
+    if runs.is_ok_and(|ran| ran.status.success()) {
+        return Ok(());
+    }
+    fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
+    install("nginx-light")
 }
 
 /// The libraries they need come with redis-server.
 fn unpack_backports(name: &str, packages: &[&str]) -> anyhow::Result<()> {
-    let work = unpacked(&format!("{name}-packages"));
-    let no_folder = || format!("cannot make {}", work.display());
+    let work = work(name)?;
+    let no_folder = || format!("cannot write to {}", work.display());
     fs::create_dir_all(work.join("lists/partial")).with_context(no_folder)?;
     let keyring = Path::new(KEYRING).exists().then(|| format!("[signed-by={KEYRING}] "));
     let mirror = find_mirror()?;
@@ -62,15 +71,30 @@ fn unpack_backports(name: &str, packages: &[&str]) -> anyhow::Result<()> {
         "-oDir::Cache::pkgcache=".to_owned(),
         "-oDir::Cache::srcpkgcache=".to_owned(),
     ];
-    run(Command::new("apt-get").args(&own).arg("update").current_dir(&work))?;
-    run(Command::new("apt-get").args(&own).arg("download").args(packages).current_dir(&work))?;
-    for file in fs::read_dir(&work).with_context(no_folder)? {
+    run_command(Command::new("apt-get").args(&own).arg("update").current_dir(&work))?;
+    unpack(name, packages, &own)
+}
+
+/// Unpacks packages under `target/servers`: nothing is installed, and nothing of the system is changed.
+fn unpack(name: &str, packages: &[&str], options: &[String]) -> anyhow::Result<()> {
+    let work = work(name)?;
+    let mut download = Command::new("apt-get");
+    run_command(download.args(options).arg("download").args(packages).current_dir(&work))?;
+    let root = folder()?.join(name);
+    for file in fs::read_dir(&work).with_context(|| format!("cannot read {}", work.display()))? {
         let file = file?.path();
         if file.extension().is_some_and(|extension| extension == "deb") {
-            run(Command::new("dpkg").arg("-x").arg(file).arg(unpacked(name)))?;
+            run_command(Command::new("dpkg").arg("-x").arg(file).arg(&root))?;
         }
     }
     Ok(())
+}
+
+/// Where packages are that are unpacked.
+fn work(name: &str) -> anyhow::Result<PathBuf> {
+    let work = folder()?.join(format!("{name}-packages"));
+    fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
+    Ok(work)
 }
 
 /// The mirror from which this machine takes bookworm.
@@ -121,25 +145,12 @@ fn apt_get(words: &[&str]) -> anyhow::Result<()> {
     if !is_root() {
         command.arg("env");
     }
-    run(command.args(settings).arg("apt-get").args(words))
+    run_command(command.args(settings).arg("apt-get").args(words))
 }
 
 fn is_root() -> bool {
     let id = Command::new("id").arg("-u").output();
     id.is_ok_and(|id| id.stdout.trim_ascii() == b"0")
-}
-
-fn run(command: &mut Command) -> anyhow::Result<()> {
-    let line = show(command)?;
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => bail!("`{line}` failed with {status}"),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let program = command.get_program().display();
-            bail!("there is no `{program}` here, which `{line}` needs")
-        }
-        Err(error) => Err(error).with_context(|| format!("cannot start `{line}`")),
-    }
 }
 
 #[cfg(test)]

@@ -1,68 +1,116 @@
-//! The Redis and Valkey servers that the tests run against.
+//! The programs that the tests and the benchmark of the service run against.
 
 mod apt;
+mod program;
+mod python;
+mod throttlecrab;
 
 use std::{
-    env,
-    ffi::OsString,
+    fs::{self, File},
     io::{self, Write},
     path::PathBuf,
     process::Command,
 };
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail};
 
-use crate::command::root;
+use self::program::Program;
+use crate::command::{root, show};
 
-/// A server, and the environment variable that names one of one's own.
-#[derive(Clone, Copy, Debug)]
-struct Flavor {
-    name: &'static str,
-    variable: &'static str,
-}
+const REDIS: Program = Program {
+    name: "redis",
+    file: "redis-server",
+    folder: "redis/usr/bin",
+    variable: Some("TOLLGATE_REDIS_SERVER"),
+    version: "--version",
+};
+const VALKEY: Program = Program {
+    name: "valkey",
+    file: "valkey-server",
+    folder: "valkey/usr/bin",
+    variable: Some("TOLLGATE_VALKEY_SERVER"),
+    version: "--version",
+};
+const NGINX: Program = Program {
+    name: "nginx",
+    file: "nginx",
+    folder: "nginx/usr/sbin",
+    variable: Some("TOLLGATE_NGINX"),
+    version: "-v",
+};
+const CURL: Program =
+    Program { name: "curl", file: "curl", folder: "curl", variable: None, version: "--version" };
+const WRK: Program =
+    Program { name: "wrk", file: "wrk", folder: "wrk", variable: None, version: "-v" };
+const H2LOAD: Program = Program {
+    name: "h2load",
+    file: "h2load",
+    folder: "h2load",
+    variable: None,
+    version: "--version",
+};
 
-const REDIS: Flavor = Flavor { name: "redis", variable: "TOLLGATE_REDIS_SERVER" };
-const VALKEY: Flavor = Flavor { name: "valkey", variable: "TOLLGATE_VALKEY_SERVER" };
-
-/// Installs what is missing.
+/// Installs what the tests need and is missing.
 pub(crate) fn run() -> anyhow::Result<()> {
+    let _only = lock()?;
     provide(REDIS, || apt::install("redis-server"))?;
-    provide(VALKEY, apt::valkey)
+    provide(VALKEY, apt::valkey)?;
+    provide(NGINX, apt::nginx)?;
+    provide(CURL, || apt::install("curl"))?;
+    python::provide()
 }
 
-fn provide(flavor: Flavor, install: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let Flavor { name, variable } = flavor;
-    if flavor.find().is_none() {
+/// Installs what the benchmark of the service needs and is missing.
+pub(crate) fn for_bench() -> anyhow::Result<()> {
+    let _only = lock()?;
+    provide(REDIS, || apt::install("redis-server"))?;
+    provide(WRK, || apt::install("wrk"))?;
+    provide(H2LOAD, || apt::install("nghttp2-client"))?;
+    throttlecrab::provide()
+}
+
+/// Finds a program, installs it if it is not there, and says which one it is.
+fn provide(program: Program, install: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    if program.find().is_none() {
         install().map_err(|error| {
-            let hint = format!("install it, or let {variable} name {name}-server");
-            anyhow!("cannot install {name}: {error:#}\nhint: {hint}")
+            let name = program.name;
+            anyhow!("cannot install {name}: {error:#}\nhint: {}", program.hint())
         })?;
     }
-    let binary = flavor.find().with_context(|| {
-        format!("{name}-server was installed and is not found\nhint: let {variable} name it")
-    })?;
-    let version = Command::new(&binary).arg("--version").output();
-    let version = version.with_context(|| format!("cannot run {}", binary.display()))?;
-    let said = String::from_utf8_lossy(&version.stdout);
-    let error = String::from_utf8_lossy(&version.stderr);
-    ensure!(version.status.success(), "{} does not run: {}", binary.display(), error.trim());
-    let number = said.split(' ').find_map(|word| word.strip_prefix("v=")).unwrap_or("unknown");
-    writeln!(io::stderr(), "{name} {number}: {}", binary.display())?;
-    Ok(())
+    program.tell()
 }
 
-impl Flavor {
-    /// The same search as in `tollgate_testkit::servers`.
-    fn find(self) -> Option<PathBuf> {
-        let named = |name| env::var_os(name).filter(|value| !value.is_empty());
-        if let Some(binary) = named(self.variable) {
-            return Some(binary.into());
+/// Where everything is that is not installed in the system. Not by way of a link: an environment of Python names
+/// itself by its path.
+fn folder() -> anyhow::Result<PathBuf> {
+    let folder = root().join("target/servers");
+    let no_folder = || format!("cannot make {}", folder.display());
+    fs::create_dir_all(&folder).with_context(no_folder)?;
+    folder.canonicalize().with_context(no_folder)
+}
+
+/// Held by whoever installs: several checkouts may share one folder.
+fn lock() -> anyhow::Result<File> {
+    let path = folder()?.join("lock");
+    let cannot = || format!("cannot lock {}", path.display());
+    let file = File::create(&path).with_context(cannot)?;
+    file.lock().with_context(cannot)?;
+    Ok(file)
+}
+
+fn say(line: &str) -> io::Result<()> {
+    writeln!(io::stderr(), "{line}")
+}
+
+fn run_command(command: &mut Command) -> anyhow::Result<()> {
+    let line = show(command)?;
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => bail!("`{line}` failed with {status}"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let program = command.get_program().display();
+            bail!("there is no `{program}` here, which `{line}` needs")
         }
-        let unpacked = apt::unpacked(self.name).join("usr/bin");
-        let path: OsString = named("PATH").unwrap_or_default();
-        std::iter::once(unpacked)
-            .chain(env::split_paths(&path))
-            .map(|folder| folder.join(format!("{}-server", self.name)))
-            .find(|file| file.is_file())
+        Err(error) => Err(error).with_context(|| format!("cannot start `{line}`")),
     }
 }

@@ -2,7 +2,7 @@
 
 mod check;
 mod doctor;
-mod lines;
+mod log;
 mod serve;
 mod trouble;
 
@@ -75,6 +75,12 @@ fn explain(error: &clap::Error) -> ExitCode {
 /// Talks to whoever watches. That nobody does is no reason to stop.
 fn say(message: impl Display) {
     drop(writeln!(io::stderr(), "{message}"));
+}
+
+/// Prints a line on standard output. That nobody reads it is no reason to stop.
+fn print_line(line: impl Display) {
+    let mut output = io::stdout().lock();
+    drop(writeln!(output, "{line}").and_then(|()| output.flush()));
 }
 
 /// A limiter with its state in this process.

@@ -1,113 +1,168 @@
-use std::{
-    io::{self, BufWriter, ErrorKind, Read, Write},
-    process::ExitCode,
+use std::{path::PathBuf, process::ExitCode, str::FromStr, sync::Arc};
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Trouble, log, print_line};
+use crate::{
+    config::Bind,
+    reload::Reloader,
+    server::{Server, StartError},
+    source::{Overrides, Source},
 };
 
-use anyhow::{Context, bail, ensure};
-use clap::builder::RangedU64ValueParser;
-use tollgate::{Decision, Limiter, MemoryStore};
-
-use super::{
-    Trouble, limiter,
-    lines::{Line, Lines},
-    say,
-};
-use crate::json::{JsonDecision, JsonError};
-
-/// Decide for each line of standard input
+/// Decide for everybody who asks: over HTTP, as Envoy's rate limit service, and as a Redis
 ///
-/// Each line is a key, or a key, a tab and a cost. A cost of 0 asks without charging anything. Each is
-/// answered, in order, by one line of JSON on standard output: a decision, or an error, after which
-/// the next line is read. Times are in seconds.
+/// Without any options: state in memory, a policy of 100 requests a minute for each key, and all
+/// listeners on the loopback. What is given here goes before what files say.
 ///
-/// The state is in memory and ends with the program. At the end of the input, what was decided is
-/// summed up on standard error.
+/// Files are read again when they change and on SIGHUP; one that cannot be used changes nothing. On
+/// SIGTERM and SIGINT, what was begun is answered first.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// What each key may do, such as 10/second; several must all have room
-    #[arg(long = "limit", value_name = "LIMIT", default_value = "10/second")]
-    limits: Vec<String>,
+    /// What to decide by: a file of Tollgate's; files or folders of envoyproxy/ratelimit's; one of RLaaS
+    #[arg(long, value_name = "FILE", env = "TOLLGATE_CONFIG")]
+    config: Vec<PathBuf>,
 
-    /// How many keys to remember; new ones beyond that share one budget
-    #[arg(long, value_name = "N", default_value_t = MemoryStore::DEFAULT_MAX_KEYS)]
-    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
-    max_keys: usize,
+    /// Where state lives: memory, redis://, rediss://, redis+cluster://, redis+sentinel://, redis+unix://
+    #[arg(long, value_name = "URL", env = "TOLLGATE_STORE", hide_env_values = true)]
+    store: Option<String>,
+
+    /// Where to speak HTTP: an address and a port, 0 for any that is free, or off
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_HTTP")]
+    http: Option<BindText>,
+
+    /// Where to speak gRPC, to Envoy
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_GRPC")]
+    grpc: Option<BindText>,
+
+    /// Where to speak the protocol of Redis
+    #[arg(long, value_name = "ADDR", env = "TOLLGATE_RESP")]
+    resp: Option<BindText>,
+
+    /// Listen without certificates and API keys also where others can reach it
+    #[arg(long, env = "TOLLGATE_INSECURE")]
+    insecure: bool,
+
+    #[command(flatten)]
+    log: log::Args,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  Type keys and see the decisions:
-    tollgate serve --limit 2/minute
+  In memory, on the loopback, and a request:
+    tollgate serve
+    curl -d '{\"attributes\": {\"key\": \"alice\"}}' http://127.0.0.1:8080/v1/check
 
-  Charge bob three units at once:
-    printf 'alice\\nbob\\t3\\n' | tollgate serve --limit '10/second burst 20'
+  Policies of your own, with state that several processes share:
+    tollgate serve --config tollgate.yaml --store redis://127.0.0.1:6379
 
-  Hold every address of an access log to two limits:
-    cut -d' ' -f1 access.log | tollgate serve --limit 10/second --limit 100/minute";
+  Nothing but a Redis that knows CL.THROTTLE, on any free port:
+    tollgate serve --http off --grpc off --resp 127.0.0.1:0
+
+  In place of envoyproxy/ratelimit, with its files:
+    tollgate serve --config /data/ratelimit/config";
+
+/// `off`, or an address.
+#[derive(Clone, Copy, Debug)]
+struct BindText(Bind);
+
+impl FromStr for BindText {
+    type Err = crate::config::BindError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.parse()?))
+    }
+}
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
-    let limiter = limiter(&args.limits, Some(args.max_keys))?;
-    greet(args);
-    match session(&limiter, io::stdin().lock(), BufWriter::new(io::stdout().lock())) {
-        // Whoever read the answers has read enough, as `head` does.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-        done => done.map_err(|error| {
-            let hint = "check where standard input and output lead";
-            Trouble::new(error, "cannot go on deciding", hint)
-        })?,
+    log::start(&args.log)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        Trouble::new(error, "cannot begin", "see whether the system is out of threads or files")
+    })?;
+    runtime.block_on(serve(args))
+}
+
+async fn serve(args: &Args) -> Result<ExitCode, Trouble> {
+    let bind = |given: Option<BindText>| given.map(|BindText(bind)| bind);
+    let overrides = Overrides {
+        store: args.store.clone(),
+        http: bind(args.http),
+        grpc: bind(args.grpc),
+        resp: bind(args.resp),
+        insecure: args.insecure,
+    };
+    let source = Source::new(args.config.clone(), overrides);
+    let settings = source.load().map_err(|error| {
+        let hint = "tollgate validate FILE checks a file; docs/configuration.md has all there is";
+        Trouble::new(anyhow::Error::msg(error), "cannot use the configuration", hint)
+    })?;
+    let server = Server::bind(settings).map_err(|error| {
+        let hint = hint(&error);
+        Trouble::new(error, "cannot serve", hint)
+    })?;
+    let paths = source.paths();
+    let load = Box::new(move || source.load());
+    let reloader = Reloader::new(server.gate().clone(), paths, server.certificates(), load);
+    let reloader = Arc::new(reloader);
+    greet(&server);
+    tokio::spawn(reloader.clone().watch());
+    tokio::spawn(reload_on_signal(reloader.clone()));
+    let clean = server.run(reloader, ended()).await.map_err(|error| {
+        Trouble::new(error, "cannot serve", "see whether the system is out of threads or files")
+    })?;
+    if !clean {
+        tracing::warn!("connections were cut that did not end in time");
     }
-    sum_up(&limiter);
     Ok(ExitCode::SUCCESS)
 }
 
-fn greet(args: &Args) {
-    let limits = args.limits.join(" and ");
-    say(format_args!("limiting each key to {limits}, in memory, for up to {} keys", args.max_keys));
-    say("each line is a key, or a key, a tab and a cost; try one: alice");
-}
-
-fn session(limiter: &Limiter, input: impl Read, mut output: impl Write) -> io::Result<()> {
-    let mut lines = Lines::new(input);
-    while let Some(line) = lines.next()? {
-        match decide(limiter, line) {
-            Ok(decision) => writeln!(output, "{}", JsonDecision(decision))?,
-            Err(error) => writeln!(output, "{}", JsonError(error))?,
+fn hint(error: &StartError) -> &'static str {
+    match error {
+        StartError::Public { .. } => {
+            "configure both, listen on 127.0.0.1, or if the network keeps others out: --insecure"
         }
-        if !lines.has_next() {
-            output.flush()?;
-        }
-    }
-    Ok(())
-}
-
-fn sum_up(limiter: &Limiter) {
-    for policy in limiter.stats().policies {
-        let (allowed, denied) = (policy.allowed, policy.denied);
-        say(format_args!("policy {}: {allowed} allowed, {denied} denied", policy.policy));
+        StartError::Bind { .. } => "choose another address, port 0 for any that is free, or off",
+        StartError::Open(_) => "tollgate doctor URL looks at a store",
+        StartError::Tls(_) => "name files in PEM form that this user may read",
     }
 }
 
-fn decide(limiter: &Limiter, line: Line<'_>) -> anyhow::Result<Decision> {
-    let Line::Whole(line) = line else {
-        bail!("the line is longer than {} bytes", Lines::<&[u8]>::MAX_LENGTH);
+/// Says where everything is, and what to try.
+fn greet(server: &Server) {
+    let endpoints = server.endpoints();
+    for endpoint in &endpoints {
+        print_line(endpoint);
+    }
+    if let Some(http) = endpoints.iter().find(|endpoint| endpoint.name == "http") {
+        let scheme = if http.is_tls { "https" } else { "http" };
+        let body = r#"{"attributes": {"key": "alice"}}"#;
+        print_line(format_args!("try: curl -d '{body}' {scheme}://{}/v1/check", http.address));
+    }
+    let revision = server.gate().revision();
+    let state = &revision.settings.store;
+    let policies = revision.settings.policies.policies().len();
+    print_line(format_args!("ready: {policies} policies, state in {state}"));
+}
+
+async fn reload_on_signal(reloader: Arc<Reloader>) {
+    let Ok(mut hangups) = signal(SignalKind::hangup()) else { return };
+    while hangups.recv().await.is_some() {
+        let reloader = reloader.clone();
+        // What is wrong is logged where it is found.
+        let _ = tokio::task::spawn_blocking(move || reloader.reload()).await;
+    }
+}
+
+/// Waits until somebody wants the program to end.
+async fn ended() {
+    let (term, interrupt) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    let (Ok(mut term), Ok(mut interrupt)) = (term, interrupt) else {
+        return std::future::pending().await;
     };
-    let (key, cost) = parse(line)?;
-    ensure!(!key.is_empty(), "the line has no key: write a key, or a key, a tab and a cost");
-    Ok(limiter.check_cost(key, cost)?)
-}
-
-/// The first tab ends the key, so that no key can be taken for another key and a cost.
-fn parse(line: &[u8]) -> anyhow::Result<(&[u8], u64)> {
-    let mut parts = line.splitn(2, |&byte| byte == b'\t');
-    let key = parts.next().unwrap_or_default();
-    Ok((key, parts.next().map_or(Ok(1), parse_cost)?))
-}
-
-fn parse_cost(cost: &[u8]) -> anyhow::Result<u64> {
-    let text = String::from_utf8_lossy(cost);
-    text.parse().with_context(|| {
-        let start: String = text.chars().take(40).collect();
-        format!("the cost `{start}` is not a whole number up to {}", u64::MAX)
-    })
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = interrupt.recv() => {}
+    }
 }

@@ -1,8 +1,76 @@
 //! What the service is told: policies, where they count, who may ask, and where it listens.
+//!
+//! [`read`] makes [`Settings`] of a file, or says everything that is wrong with it. The form of the file is in
+//! `file.rs`, from which its JSON Schema is made, too.
 
+mod environment;
+mod file;
+mod hint;
+mod kind;
+mod mask;
+mod matching;
+mod place;
+mod policies;
+mod problem;
+mod reference;
+mod rlaas;
+mod schema;
+mod service;
 mod settings;
+mod text;
+mod written;
+mod yaml;
 
+pub use environment::Environment;
+pub use kind::{Kind, kind_of};
+pub use problem::{ConfigError, Position, Problem};
+pub use reference::reference;
+pub use schema::schema;
 pub use settings::{
     Bind, Bounds, Credential, Descriptors, HeaderStyle, Headers, ResetStyle, Scope, Security,
     Settings, StoreSettings, TlsFiles,
 };
+pub use text::BindError;
+
+use tollgate::PolicySet;
+
+use problem::Problems;
+use service::Reader;
+
+/// What the service does when it is given no file, with comments that say what else there is.
+pub const DEFAULT_CONFIG: &str = include_str!("default.yaml");
+
+/// Reads a configuration, whichever [`Kind`] it is of. `file` is where it came from: problems name it, and paths in it
+/// are relative to its folder.
+///
+/// # Errors
+///
+/// Everything that is wrong with what it says; if it is not even of the right form, the first place that is not.
+pub fn read(
+    text: &str,
+    file: &str,
+    environment: &Environment<'_>,
+) -> Result<Settings, ConfigError> {
+    match kind_of(text) {
+        Kind::Tollgate => read_tollgate(text, file, environment),
+        Kind::Rlaas => rlaas::read(text, file, environment),
+        Kind::Envoy => {
+            let message = "a configuration of envoyproxy/ratelimit cannot be read here";
+            Err(ConfigError::whole(file, message))
+        }
+    }
+}
+
+fn read_tollgate(
+    text: &str,
+    file: &str,
+    environment: &Environment<'_>,
+) -> Result<Settings, ConfigError> {
+    let written: file::Config = yaml::parse(text, file)?;
+    let mut problems = Problems::new(file, text);
+    let policies = policies::policies(&written.policies, &mut problems);
+    let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };
+    let mut settings = Settings::new(policies.unwrap_or(none));
+    Reader { file, environment, problems: &mut problems }.service(&written, &mut settings);
+    problems.finish(Some(settings))
+}

@@ -6,6 +6,7 @@ use std::{
 };
 
 use tollgate::{MemoryStore, PolicySet, policy::FailureMode};
+use tollgate_redis::Layout;
 
 use crate::envoy::Rules;
 
@@ -15,6 +16,8 @@ use crate::envoy::Rules;
 pub struct Settings {
     /// Where state lives.
     pub store: StoreSettings,
+    /// Whose counters are shared, if the store is on Redis or Valkey.
+    pub layout: Layout,
     /// The policies in force, those that only Envoy's descriptors lead to among them.
     pub policies: PolicySet,
     /// What Envoy's descriptors lead to.
@@ -39,8 +42,8 @@ pub struct Settings {
     pub bounds: Bounds,
 }
 
-/// Where state lives.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where state lives. Its `Debug` form shows no password.
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreSettings {
     /// In this process.
@@ -118,6 +121,8 @@ pub struct Security {
     pub tls: Option<TlsFiles>,
     /// Whoever may ask. None at all: everybody who can connect.
     pub credentials: Vec<Credential>,
+    /// Listens also where others can reach it without certificates or credentials: the network keeps them out.
+    pub insecure: bool,
 }
 
 /// Files in PEM form, read again when they change.
@@ -185,6 +190,7 @@ impl Settings {
     pub fn new(policies: PolicySet) -> Self {
         Self {
             store: StoreSettings::default(),
+            layout: Layout::native(),
             policies,
             rules: Arc::default(),
             ad_hoc_failure: FailureMode::default(),
@@ -203,6 +209,19 @@ impl Settings {
 impl Default for StoreSettings {
     fn default() -> Self {
         Self::Memory { max_keys: MemoryStore::DEFAULT_MAX_KEYS }
+    }
+}
+
+/// Without what is secret of an address.
+impl std::fmt::Display for StoreSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory { max_keys } => write!(f, "memory for up to {max_keys} keys"),
+            Self::Redis { url, .. } => match url.parse::<tollgate_redis::RedisUrl>() {
+                Ok(url) => url.fmt(f),
+                Err(_) => f.write_str("Redis"),
+            },
+        }
     }
 }
 
@@ -228,8 +247,24 @@ impl Default for Bounds {
             attributes: 32,
             batch: 1024,
             read_timeout: Duration::from_secs(5),
-            idle_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(300),
             drain_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl std::fmt::Debug for StoreSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory { max_keys } => {
+                f.debug_struct("Memory").field("max_keys", max_keys).finish()
+            }
+            Self::Redis { url, prefix, deadline } => f
+                .debug_struct("Redis")
+                .field("url", &super::mask::masked(url, 0).0)
+                .field("prefix", prefix)
+                .field("deadline", deadline)
+                .finish(),
         }
     }
 }

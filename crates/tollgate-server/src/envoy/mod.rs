@@ -21,6 +21,6 @@ mod rules;
 #[cfg(test)]
 mod rules_tests;
 
-pub(crate) use file::FileError;
+pub(crate) use file::{FileError, Source as RuleFile};
 pub(crate) use grpc::Grpc;
 pub(crate) use rules::{HeaderNames, Options, Rules};

@@ -20,16 +20,25 @@ impl<'a> Keys<'a> {
         !self.0.is_empty()
     }
 
-    /// What the owner of `key` may do; `None` if it is no key of anybody. Takes as long for a wrong key as for a right
-    /// one.
+    /// What the owner of `key` may do; `None` if it is no key of anybody.
     pub(crate) fn access(self, key: Option<&[u8]>) -> Option<Access<'a>> {
+        self.access_by_digest(key.map(Self::digest).as_ref())
+    }
+
+    /// What is kept of a key.
+    pub(crate) fn digest(key: &[u8]) -> [u8; 32] {
+        Sha256::digest(key).into()
+    }
+
+    /// [`Keys::access`] for the digest of a key. Takes as long for a wrong one as for a right one.
+    pub(crate) fn access_by_digest(self, digest: Option<&[u8; 32]>) -> Option<Access<'a>> {
         if !self.are_needed() {
             return Some(Access { credential: None });
         }
-        let digest: [u8; 32] = Sha256::digest(key?).into();
+        let digest = digest?;
         let mut found = u64::MAX;
         for (place, credential) in (0..).zip(self.0) {
-            found.conditional_assign(&place, credential.sha256.ct_eq(&digest));
+            found.conditional_assign(&place, credential.sha256.ct_eq(digest));
         }
         let credential = self.0.get(usize::try_from(found).ok()?)?;
         Some(Access { credential: Some(credential) })

@@ -55,6 +55,15 @@ impl Tls {
         Ok(())
     }
 
+    /// What is read.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
+        let TlsFiles { certificate, key, client_ca } = &self.files;
+        [Some(certificate), Some(key), client_ca.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
+    }
+
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         TlsAcceptor::from(self.config.load_full()).accept(stream).await
     }

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails the test")]
 
 mod check;
+mod config;
 mod doctor;
 mod help;
 mod program;
-mod serve;
+mod resp;
+mod service;

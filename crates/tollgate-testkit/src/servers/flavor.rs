@@ -1,7 +1,6 @@
-use std::{
-    env, fmt,
-    path::{Path, PathBuf},
-};
+use std::{fmt, path::PathBuf};
+
+use super::program;
 
 /// Which server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,22 +22,11 @@ impl Flavor {
     ///
     /// If there is none.
     pub fn binary(self) -> PathBuf {
-        let program = format!("{self}-server");
         let variable = match self {
             Self::Redis => "TOLLGATE_REDIS_SERVER",
             Self::Valkey => "TOLLGATE_VALKEY_SERVER",
         };
-        if let Some(named) = environment(variable) {
-            return named.into();
-        }
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let unpacked = workspace.join(format!("target/servers/{self}/usr/bin"));
-        let path = environment("PATH").unwrap_or_default();
-        std::iter::once(unpacked)
-            .chain(env::split_paths(&path))
-            .map(|folder| folder.join(&program))
-            .find(|file| file.is_file())
-            .unwrap_or_else(|| panic!("no {program} found: run cargo xtask servers"))
+        program::find(&format!("{self}-server"), &format!("{self}/usr/bin"), variable)
     }
 }
 
@@ -49,8 +37,4 @@ impl fmt::Display for Flavor {
             Self::Valkey => "valkey",
         })
     }
-}
-
-fn environment(name: &str) -> Option<std::ffi::OsString> {
-    env::var_os(name).filter(|value| !value.is_empty())
 }

@@ -1,31 +1,30 @@
 use std::{
-    fs::{self, File},
-    io,
+    fs, io,
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::Command,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::{
     Client, Flavor, Reply, ServerOptions,
     options::OWN_USER,
     port::Port,
-    wait::{PATIENCE, becomes_so},
+    process::{Process, tail},
 };
 
 /// A server of its own, until it is dropped.
 #[derive(Debug)]
 pub struct Server {
     options: ServerOptions,
+    /// `None` once it is killed. Ends before its directory does.
+    process: Option<Process>,
     dir: TempDir,
     port: Port,
     /// Where the nodes of a cluster speak to each other.
     bus: Option<Port>,
-    /// `None` once it is killed.
-    child: Option<Child>,
     /// Told by whoever pauses it; only there so that nobody waits for its answer.
     paused: AtomicBool,
 }
@@ -51,7 +50,7 @@ impl Server {
         let config = options.config(dir.path(), port.number(), bus.as_ref().map(Port::number));
         fs::write(dir.path().join("conf"), config).expect("a directory of ours");
         let mut server =
-            Self { options, dir, port, bus, child: None, paused: AtomicBool::new(false) };
+            Self { options, process: None, dir, port, bus, paused: AtomicBool::new(false) };
         server.spawn();
         server
     }
@@ -97,7 +96,7 @@ impl Server {
     ///
     /// If it was killed.
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().expect("a server that runs").id()
+        self.running().id()
     }
 
     /// What it has written so far.
@@ -119,9 +118,7 @@ impl Server {
 
     /// Ends it at once, as a power cut would. Its port then refuses connections.
     pub fn kill(&mut self) {
-        let Some(mut child) = self.child.take() else { return };
-        child.kill().expect("a child that was not waited for");
-        child.wait().expect("a child that was not waited for");
+        drop(self.process.take());
         self.paused.store(false, Relaxed);
     }
 
@@ -137,7 +134,7 @@ impl Server {
 
     /// Whether it was neither killed nor paused.
     pub fn is_running(&self) -> bool {
-        self.child.is_some() && !self.paused.load(Relaxed)
+        self.process.is_some() && !self.paused.load(Relaxed)
     }
 
     /// A connection that is let in whatever the options say, by the socket in the file system.
@@ -189,29 +186,14 @@ impl Server {
     }
 
     fn spawn(&mut self) {
-        let log = self.dir.path().join("log");
-        let log = File::options().create(true).append(true).open(log).expect("a directory of ours");
-        let binary = self.options.flavor.binary();
-        let mut command = Command::new(&binary);
+        let mut command = Command::new(self.options.flavor.binary());
         command.arg(self.dir.path().join("conf"));
         if self.options.sentinel {
             command.arg("--sentinel");
         }
-        command.stdin(Stdio::null()).stderr(log.try_clone().expect("a file")).stdout(log);
-        let child = command.spawn();
-        let child =
-            child.unwrap_or_else(|error| panic!("cannot run {}: {error}", binary.display()));
-        self.child = Some(child);
-        self.wait_until_ready();
-    }
-
-    fn wait_until_ready(&mut self) {
-        let ended = |child: &mut Option<Child>| {
-            child.as_mut().is_some_and(|child| !matches!(child.try_wait(), Ok(None)))
-        };
-        let ready = becomes_so(PATIENCE, || ended(&mut self.child) || self.answers());
-        let good = ready && !ended(&mut self.child);
-        assert!(good, "{} does not start:\n{}", self.flavor(), self.log_tail());
+        let mut process = Process::start(&mut command, &self.dir.path().join("log"));
+        process.wait_until(&self.flavor().to_string(), || self.answers());
+        self.process = Some(process);
     }
 
     fn answers(&self) -> bool {
@@ -220,20 +202,15 @@ impl Server {
     }
 
     fn log_tail(&self) -> String {
-        let log = self.log();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
+        tail(&self.dir.path().join("log"))
     }
 
     fn signal(&self, signal: Signal) {
-        let child = self.child.as_ref().expect("a server that runs");
-        kill_process(Pid::from_child(child), signal).expect("a child that was not waited for");
+        self.running().signal(signal);
     }
-}
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
+    fn running(&self) -> &Process {
+        self.process.as_ref().expect("a server that runs")
     }
 }
 

@@ -1,0 +1,106 @@
+//! What somebody may have meant.
+
+/// At most 40 characters of what somebody wrote, safe to print.
+pub(crate) fn shorten(text: &str) -> String {
+    let mut short: String = text.chars().take(40).flat_map(char::escape_debug).collect();
+    if text.chars().nth(40).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+/// What to write instead of `word`: the one that was likely meant, or all there are.
+pub(crate) fn among(word: &str, choices: &[&str]) -> String {
+    if let Some(meant) = likely(word, choices) {
+        return format!("did you mean `{meant}`?");
+    }
+    let quoted: Vec<_> = choices.iter().map(|choice| format!("`{choice}`")).collect();
+    match &*quoted {
+        [] => "leave it out".to_owned(),
+        [only] => format!("write {only}"),
+        [first @ .., last] => format!("write {} or {last}", first.join(", ")),
+    }
+}
+
+/// Words of other systems for what is called otherwise here.
+const MEANINGS: [(&str, &str); 13] = [
+    ("algo", "algorithm"),
+    ("by", "per"),
+    ("cost", "max_cost"),
+    ("group_by", "per"),
+    ("id", "name"),
+    ("if", "match"),
+    ("key", "per"),
+    ("max_requests", "limit"),
+    ("quota", "limit"),
+    ("rate", "limit"),
+    ("rate_limit", "limit"),
+    ("rules", "policies"),
+    ("when", "match"),
+];
+
+fn likely<'a>(word: &str, choices: &[&'a str]) -> Option<&'a str> {
+    let word = word.to_ascii_lowercase().replace('-', "_");
+    let choice =
+        |text: &str| choices.iter().copied().find(|choice| choice.replace('-', "_") == text);
+    if let Some(same) = choice(&word) {
+        return Some(same);
+    }
+    let other = MEANINGS.iter().find(|(other, _)| *other == word);
+    if let Some(meant) = other.and_then(|(_, meant)| choice(meant)) {
+        return Some(meant);
+    }
+    let near = choices.iter().map(|choice| (distance(&word, choice), *choice)).min()?;
+    let most = if word.len() > 4 { 2 } else { 1 };
+    (near.0 <= most).then_some(near.1)
+}
+
+/// How many letters have to be added, taken out or changed. Long words are far from everything.
+fn distance(a: &str, b: &str) -> usize {
+    const LONGEST: usize = 32;
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    if a.len() > LONGEST || b.len() > LONGEST {
+        return LONGEST;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_likely_word_is_told_otherwise_all() {
+        let fields = ["name", "limit", "per", "max_cost", "algorithm"];
+        for (word, said) in [
+            ("limits", "did you mean `limit`?"),
+            ("Limit", "did you mean `limit`?"),
+            ("max-cost", "did you mean `max_cost`?"),
+            ("quota", "did you mean `limit`?"),
+            ("pre", "write `name`, `limit`, `per`, `max_cost` or `algorithm`"),
+            ("algoritm", "did you mean `algorithm`?"),
+            ("x", "write `name`, `limit`, `per`, `max_cost` or `algorithm`"),
+        ] {
+            assert_eq!(among(word, &fields), said, "{word}");
+        }
+        assert_eq!(among("x", &["only"]), "write `only`");
+        assert_eq!(among("x", &[]), "leave it out");
+        assert_eq!(among(&"limit".repeat(1_000), &fields[..1]), "write `name`");
+    }
+
+    #[test]
+    fn what_is_printed_is_short_and_harmless() {
+        assert_eq!(shorten("a\u{1b}\n"), "a\\u{1b}\\n");
+        assert_eq!(shorten(&"x".repeat(41)), format!("{}…", "x".repeat(40)));
+    }
+}

@@ -1,0 +1,112 @@
+//! What must not be printed of a line of the configuration.
+
+/// The line with what may be secret in it replaced, and where the character at `column` is now.
+pub(super) fn masked(line: &str, column: usize) -> (String, usize) {
+    let mut chars: Vec<(usize, char)> = line.chars().enumerate().collect();
+    for range in secrets(line) {
+        let mask = range.start;
+        let before = chars.iter().position(|(place, _)| *place >= range.start);
+        let after = chars.iter().position(|(place, _)| *place >= range.end);
+        let (Some(before), after) = (before, after.unwrap_or(chars.len())) else { continue };
+        chars.splice(before..after, [(mask, '*'), (mask, '*'), (mask, '*')]);
+    }
+    let moved = chars.iter().position(|(place, _)| *place >= column).unwrap_or(chars.len());
+    let moved = match chars.get(moved) {
+        // The place is inside of what is masked now: its beginning is what can be shown.
+        Some((place, _)) if *place > column => {
+            chars.iter().rposition(|(place, char)| *place <= column && *char == '*')
+        }
+        _ => Some(moved),
+    };
+    let moved = moved.unwrap_or_default();
+    (chars.into_iter().map(|(_, char)| char).collect(), moved)
+}
+
+/// Fields whose values are secret, or might be by mistake.
+const FIELDS: [&str; 7] = ["sha256", "secret", "password", "token", "api_key", "key", "value"];
+
+/// Which characters of a line are secret, from left to right and apart from each other.
+fn secrets(line: &str) -> Vec<std::ops::Range<usize>> {
+    let chars: Vec<char> = line.chars().collect();
+    let mut found: Vec<std::ops::Range<usize>> = Vec::new();
+    let mut place = 0;
+    while place < chars.len() {
+        let secret = login(&chars, place).or_else(|| field(&chars, place));
+        match secret {
+            Some(range) if !range.is_empty() => {
+                place = range.end;
+                found.push(range);
+            }
+            _ => place += 1,
+        }
+    }
+    found
+}
+
+/// From `://` to the last `@` of the same word: the user and the password of an address.
+fn login(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
+    let rest = chars[place..].strip_prefix(&[':', '/', '/'])?;
+    let at = rest.iter().rposition(|char| *char == '@')?;
+    Some(place + 3..place + 3 + at)
+}
+
+/// What follows `password: ` or `password=`, up to where a value may end.
+fn field(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
+    let begins_word =
+        place == 0 || !(chars[place - 1].is_alphanumeric() || "-.".contains(chars[place - 1]));
+    if !begins_word {
+        return None;
+    }
+    let length = FIELDS.iter().find_map(|field| {
+        let named = field.chars().zip(&chars[place..]).filter(|(a, b)| a == *b).count();
+        (named == field.chars().count()).then_some(named)
+    })?;
+    let mut start = place + length;
+    start += usize::from(matches!(chars.get(start), Some('"' | '\'')));
+    let ends = match chars.get(start)? {
+        ':' => ",}",
+        '=' => "& ",
+        _ => return None,
+    };
+    start += 1;
+    start += chars[start..].iter().take_while(|char| char.is_whitespace()).count();
+    let end = chars[start..].iter().position(|char| ends.contains(*char));
+    Some(start..end.map_or(chars.len(), |end| start + end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::masked;
+
+    #[test]
+    fn secrets_are_not_shown() {
+        for (line, shown) in [
+            ("store: redis://u:p@ss@host:6379/0", "store: redis://***@host:6379/0"),
+            (
+                "url: redis://host?sentinel_password=pass&db=1",
+                "url: redis://host?sentinel_password=***&db=1",
+            ),
+            ("  - {name: a, key: hunter2, scope: admin}", "  - {name: a, key: ***, scope: admin}"),
+            ("    secret: hunter 2", "    secret: ***"),
+            ("    \"token\": hunter2", "    \"token\": ***"),
+            ("    sha256: hunter2", "    sha256: ***"),
+            ("  - name: monkey: x", "  - name: monkey: x"),
+            ("limit: 5/minute", "limit: 5/minute"),
+            ("key:", "key:"),
+        ] {
+            assert_eq!(masked(line, 0).0, shown);
+        }
+    }
+
+    #[test]
+    fn places_move_with_what_stands_before_them() {
+        let line = "a: redis://user:password@host # x";
+        for (column, under) in
+            [(0, 'a'), (3, 'r'), (11, '*'), (20, '*'), (25, 'h'), (30, '#'), (32, 'x')]
+        {
+            let (shown, moved) = masked(line, column);
+            assert_eq!(shown.chars().nth(moved), Some(under), "{column}");
+        }
+        assert_eq!(masked("ab", 2), ("ab".to_owned(), 2));
+    }
+}

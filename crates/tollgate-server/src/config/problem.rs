@@ -1,0 +1,186 @@
+//! What is wrong with a configuration, where, and what to write instead.
+
+use std::fmt::{self, Display};
+
+use serde_saphyr::Location;
+
+use super::mask::masked;
+
+/// Why a configuration cannot be used: everything that is wrong with it, up to [`ConfigError::MOST`] problems.
+///
+/// Prints as one paragraph for each problem, with its line and a caret. Secrets in that line are masked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    file: String,
+    problems: Vec<Problem>,
+    left_out: usize,
+}
+
+/// One thing that is wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Problem {
+    /// What is wrong, and what to write instead.
+    pub message: String,
+    /// Where; `None` if it is the file as a whole.
+    pub position: Option<Position>,
+    /// The line as it is shown, and where in it to look.
+    shown: Option<Shown>,
+}
+
+/// A place in a file. Both count characters from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Position {
+    /// The line.
+    pub line: u64,
+    /// The character in it.
+    pub column: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shown {
+    text: String,
+    before: usize,
+    width: usize,
+}
+
+/// What has been found wrong with a file so far.
+#[derive(Debug)]
+pub(crate) struct Problems<'a> {
+    file: &'a str,
+    text: &'a str,
+    found: Vec<Problem>,
+    left_out: usize,
+}
+
+impl ConfigError {
+    /// The most problems that are told at once.
+    pub const MOST: usize = 20;
+
+    /// The file, as it was named.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// The problems, from the beginning of the file to its end.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// How many more there are.
+    pub fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// One problem with a file as a whole.
+    pub(crate) fn whole(file: &str, message: impl Display) -> Self {
+        let problem = Problem { message: message.to_string(), position: None, shown: None };
+        Self { file: file.to_owned(), problems: vec![problem], left_out: 0 }
+    }
+}
+
+impl<'a> Problems<'a> {
+    pub(crate) fn new(file: &'a str, text: &'a str) -> Self {
+        Self { file, text, found: Vec::new(), left_out: 0 }
+    }
+
+    pub(crate) fn add(&mut self, place: Location, message: impl Display) {
+        if self.found.len() == ConfigError::MOST {
+            self.left_out += 1;
+            return;
+        }
+        let position = Position { line: place.line(), column: place.column() };
+        let known = position.line > 0;
+        let shown = known.then(|| Shown::new(self.text, place)).flatten();
+        let message = message.to_string();
+        self.found.push(Problem { message, position: known.then_some(position), shown });
+    }
+
+    /// The value, or nothing and one more problem.
+    pub(crate) fn take<T, E: Display>(
+        &mut self,
+        place: Location,
+        result: Result<T, E>,
+    ) -> Option<T> {
+        result.map_err(|error| self.add(place, error)).ok()
+    }
+
+    /// The text at a place.
+    pub(crate) fn written(&self, place: Location) -> Option<&'a str> {
+        let span = place.span();
+        let start = usize::try_from(span.byte_offset()?).ok()?;
+        let length = usize::try_from(span.byte_len()?).ok()?;
+        self.text.get(start..start.checked_add(length)?)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+
+    /// How many there are, those left out included.
+    pub(crate) fn count(&self) -> usize {
+        self.found.len() + self.left_out
+    }
+
+    /// The value, if nothing was wrong.
+    pub(crate) fn finish<T>(self, value: Option<T>) -> Result<T, ConfigError> {
+        let Self { file, mut found, left_out, .. } = self;
+        found.sort_by_key(|problem| problem.position.map(|place| (place.line, place.column)));
+        match value {
+            Some(value) if found.is_empty() => Ok(value),
+            _ => Err(ConfigError { file: file.to_owned(), problems: found, left_out }),
+        }
+    }
+}
+
+/// Characters of a line that are shown, and how many of them before the place that is meant.
+const SHOWN: usize = 100;
+const BEFORE: usize = 60;
+
+impl Shown {
+    fn new(text: &str, place: Location) -> Option<Self> {
+        let line = usize::try_from(place.line()).ok()?.checked_sub(1)?;
+        let column = usize::try_from(place.column()).ok()?.checked_sub(1)?;
+        let line = text.lines().nth(line)?;
+        let width = usize::try_from(place.span().len()).ok()?;
+        let (masked, column) = masked(line, column);
+        let skipped = if column > SHOWN - 20 { column - BEFORE } else { 0 };
+        let printable = |char: char| if char.is_control() { ' ' } else { char };
+        let text: String = masked.chars().skip(skipped).take(SHOWN).map(printable).collect();
+        let before = column - skipped;
+        let room = text.chars().count().saturating_sub(before).max(1);
+        Some(Self { before, width: width.clamp(1, room), text: text.trim_end().to_owned() })
+    }
+}
+
+impl Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, problem) in self.problems.iter().enumerate() {
+            if place > 0 {
+                f.write_str("\n\n")?;
+            }
+            problem.write(f, &self.file)?;
+        }
+        match self.left_out {
+            0 => Ok(()),
+            more => write!(f, "\n\nand {more} more"),
+        }
+    }
+}
+
+impl Problem {
+    fn write(&self, f: &mut fmt::Formatter<'_>, file: &str) -> fmt::Result {
+        let Some(Position { line, column }) = self.position else {
+            return write!(f, "{}\n --> {file}", self.message);
+        };
+        write!(f, "{}\n --> {file}:{line}:{column}", self.message)?;
+        let Some(Shown { text, before, width }) = &self.shown else { return Ok(()) };
+        let number = line.to_string();
+        let margin = number.len();
+        write!(f, "\n{:margin$} |\n{number} | {text}\n{:margin$} | ", "", "")?;
+        write!(f, "{:before$}{:^<width$}", "", "")
+    }
+}
+
+impl std::error::Error for ConfigError {}

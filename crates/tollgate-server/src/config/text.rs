@@ -1,0 +1,209 @@
+//! Values that are written as text: times, sizes, shares, addresses.
+
+use std::{net::SocketAddr, num::NonZeroU32, ops::RangeInclusive, str::FromStr, time::Duration};
+
+use super::{Bind, hint::shorten};
+
+/// Why a text does not say where to listen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is not where to listen: write an address and a port, such as `127.0.0.1:8080` for this \
+     machine alone or `0.0.0.0:8080` for all, or `off`"
+)]
+pub struct BindError(String);
+
+const MILLI: u64 = 1_000_000;
+const TIMES: [(&str, u64); 6] = [
+    ("us", 1_000),
+    ("ms", MILLI),
+    ("s", 1_000 * MILLI),
+    ("m", 60_000 * MILLI),
+    ("h", 3_600_000 * MILLI),
+    ("d", 86_400_000 * MILLI),
+];
+
+const SIZES: [(&str, u64); 4] = [("", 1), ("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20)];
+
+/// A whole number and a unit, as in `250ms`.
+pub(super) fn duration(text: &str, range: RangeInclusive<Duration>) -> Result<Duration, String> {
+    let duration = number_and_unit(text, &TIMES).map(Duration::from_nanos);
+    duration.filter(|duration| range.contains(duration)).ok_or_else(|| {
+        let (least, most) = (shown(*range.start()), shown(*range.end()));
+        format!(
+            "`{}` is not a time from {least} to {most}: write for example `250ms`, `5s` or `1m`",
+            shorten(text)
+        )
+    })
+}
+
+/// A whole number of bytes, which may have a unit, as in `64KiB`.
+pub(super) fn size(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
+    let bytes = number_and_unit(text, &SIZES).and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| {
+        let (least, most) = (range.start(), range.end());
+        format!(
+            "`{}` is not a size from {least} to {most} bytes: write for example `4096` or `64KiB`",
+            shorten(text)
+        )
+    })
+}
+
+/// A whole number, which may have underscores: `10_000`.
+pub(super) fn count(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
+    let number = digits(text).and_then(|number| usize::try_from(number).ok());
+    number.filter(|number| range.contains(number)).ok_or_else(|| {
+        let (least, most) = (range.start(), range.end());
+        format!("`{}` is not a whole number from {least} to {most}", shorten(text))
+    })
+}
+
+/// A part of a whole, as in `1/3`.
+pub(super) fn share(text: &str) -> Result<(u32, NonZeroU32), String> {
+    let parts = text.split_once('/').and_then(|(part, whole)| {
+        let part = u32::try_from(digits(part.trim())?).ok()?;
+        let whole = NonZeroU32::new(u32::try_from(digits(whole.trim())?).ok()?)?;
+        (1..=whole.get()).contains(&part).then_some((part, whole))
+    });
+    parts.ok_or_else(|| {
+        format!("`{}` is not a share: write for example `1/3`, or at most `1/1`", shorten(text))
+    })
+}
+
+/// 32 bytes as hexadecimal digits. What was written is not repeated: it may be a secret.
+pub(super) fn sha256(text: &str) -> Result<[u8; 32], &'static str> {
+    let wrong = "this is not a SHA-256: write the 64 hexadecimal digits of `printf %s \"$KEY\" | sha256sum`";
+    let digits: Option<Vec<u32>> = text.chars().map(|char| char.to_digit(16)).collect();
+    let digits = digits.filter(|digits| digits.len() == 64).ok_or(wrong)?;
+    let mut hash = [0; 32];
+    for (byte, pair) in hash.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = u8::try_from(pair[0] * 16 + pair[1]).map_err(|_| wrong)?;
+    }
+    Ok(hash)
+}
+
+impl FromStr for Bind {
+    type Err = BindError;
+
+    /// `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or `off`. Names other than `localhost` are not looked up, and
+    /// an address is never left out: who listens for everybody has to say so.
+    fn from_str(text: &str) -> Result<Self, BindError> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        let address = match text.strip_prefix("localhost:") {
+            Some(port) => format!("127.0.0.1:{port}").parse::<SocketAddr>(),
+            None => text.parse(),
+        };
+        address.map(Self::At).map_err(|_| BindError(shorten(text)))
+    }
+}
+
+/// A time in the largest unit that divides it.
+pub(super) fn shown(time: Duration) -> String {
+    let nanos = time.as_nanos();
+    let fits = |unit: &&(&str, u64)| nanos > 0 && nanos.is_multiple_of(u128::from(unit.1));
+    match TIMES.iter().rev().find(fits) {
+        Some((name, unit)) => format!("{}{name}", nanos / u128::from(*unit)),
+        None => format!("{}s", time.as_secs()),
+    }
+}
+
+fn number_and_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let end = text.find(|char: char| !char.is_ascii_digit() && char != '_').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let (_, factor) = units.iter().find(|(name, _)| *name == unit.trim_start())?;
+    digits(number)?.checked_mul(*factor)
+}
+
+fn digits(text: &str) -> Option<u64> {
+    let grouped = text.starts_with(|char: char| char.is_ascii_digit())
+        && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_');
+    grouped.then(|| text.replace('_', "").parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        let range = Duration::from_millis(1)..=Duration::from_secs(3_600);
+        for (text, millis) in [
+            ("250ms", Some(250)),
+            ("5s", Some(5_000)),
+            ("1 m", Some(60_000)),
+            ("1h", Some(3_600_000)),
+            ("1000us", Some(1)),
+            ("61m", None),
+            ("0s", None),
+            ("5", None),
+            ("1.5s", None),
+            ("-1s", None),
+            ("", None),
+            ("s", None),
+            ("99999999999999999999d", None),
+            ("999999999999999d", None),
+        ] {
+            assert_eq!(
+                duration(text, range.clone()).ok(),
+                millis.map(Duration::from_millis),
+                "{text}"
+            );
+        }
+        assert_eq!(
+            duration("soon", range).unwrap_err(),
+            "`soon` is not a time from 1ms to 1h: write for example `250ms`, `5s` or `1m`"
+        );
+    }
+
+    #[test]
+    fn sizes_may_have_units() {
+        for (text, bytes) in [
+            ("4096", Some(4_096)),
+            ("4_096", Some(4_096)),
+            ("64KiB", Some(65_536)),
+            ("1 MiB", Some(1 << 20)),
+            ("16B", Some(16)),
+            ("15", None),
+            ("2MiB", None),
+            ("64KB", None),
+            ("_1", None),
+        ] {
+            assert_eq!(size(text, 16..=1 << 20).ok(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn shares_are_at_most_all() {
+        assert_eq!(share("1/3"), Ok((1, NonZeroU32::new(3).unwrap())));
+        assert_eq!(share("3 / 3"), Ok((3, NonZeroU32::new(3).unwrap())));
+        for bad in ["0/3", "4/3", "1/0", "1", "a/b", "", "1/4294967296", "-1/3"] {
+            assert!(share(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn listening_for_everybody_has_to_be_said() {
+        for (text, address) in [
+            ("127.0.0.1:8080", "127.0.0.1:8080"),
+            ("localhost:0", "127.0.0.1:0"),
+            ("[::1]:6380", "[::1]:6380"),
+            ("0.0.0.0:80", "0.0.0.0:80"),
+        ] {
+            assert_eq!(text.parse(), Ok(Bind::At(address.parse().unwrap())));
+        }
+        assert_eq!("off".parse(), Ok(Bind::Off));
+        for bad in ["", ":8080", "8080", "*:8080", "example.org:80", "127.0.0.1", "localhost:x"] {
+            assert!(bad.parse::<Bind>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn hashes_are_64_digits() {
+        let text = "000102030405060708090a0b0c0d0e0f101112131415161718191A1B1C1D1E1F";
+        assert_eq!(sha256(text).unwrap()[31], 0x1f);
+        for bad in ["", &text[1..], &format!("{text}0"), &text.replace('0', "g")] {
+            assert!(!sha256(bad).unwrap_err().contains("0b0c"));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The one place that knows the YAML parser.
+
+use serde::de::DeserializeOwned;
+use serde_saphyr::{Error, MergeKeyPolicy, Options, UserMessageFormatter};
+
+use super::{
+    ConfigError,
+    hint::{among, shorten},
+    problem::Problems,
+};
+
+/// The longest file.
+pub(crate) const MAX_BYTES: usize = 16 * 1024 * 1024;
+
+/// Reads one document, or says what is wrong with its form.
+pub(crate) fn parse<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, ConfigError> {
+    if text.len() > MAX_BYTES {
+        let message = format!(
+            "the file has {} bytes: write at most {MAX_BYTES}, or fewer policies with a longer `per`",
+            text.len()
+        );
+        return Err(ConfigError::whole(file, message));
+    }
+    serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
+        let error = error.without_snippet();
+        let mut problems = Problems::new(file, text);
+        match error.location() {
+            Some(location) => problems.add(location, message(error)),
+            None => return ConfigError::whole(file, message(error)),
+        }
+        match problems.finish(None::<()>) {
+            Err(error) => error,
+            Ok(()) => ConfigError::whole(file, "the file cannot be read"),
+        }
+    })
+}
+
+/// Room for 100,000 policies, and little for anything that grows when it is read.
+fn options() -> Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_events: 8_000_000,
+            max_nodes: 4_000_000,
+            max_depth: 16,
+            max_documents: 2,
+            max_aliases: 64,
+            max_anchors: 64,
+            max_recorded_anchor_events: 10_000,
+            max_recorded_anchor_bytes: 1024 * 1024,
+            max_merge_keys: 64,
+            max_total_scalar_bytes: MAX_BYTES,
+        },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: 100_000,
+            max_replay_stack_depth: 4,
+        },
+        merge_keys: MergeKeyPolicy::Merge,
+        strict_booleans: true,
+        reject_unsupported_tags: true,
+        with_snippet: false,
+    }
+}
+
+/// What is wrong, in the words of the project.
+fn message(error: &Error) -> String {
+    match error {
+        Error::SerdeUnknownField { field, expected, .. } => {
+            format!("unknown field `{}`: {}", shorten(field), among(field, expected))
+        }
+        Error::SerdeUnknownVariant { variant, expected, .. } => {
+            format!("`{}` is not a choice here: {}", shorten(variant), among(variant, expected))
+        }
+        Error::SerdeMissingField { field, .. } => {
+            format!("the field `{field}` is missing: add it")
+        }
+        Error::DuplicateMappingKey { key: Some(key), .. } => {
+            format!("`{}` is given twice: leave one of them out", shorten(key))
+        }
+        Error::Unexpected { expected, .. } => format!("expected {}", plain(expected)),
+        Error::ExternallyTaggedEnumExpectedScalarOrMapping { .. } => {
+            "expected one word, or one with a value, as in `{name: a}`".to_owned()
+        }
+        Error::NullIntoString { .. } => {
+            "there is no value here: write one, or leave the field out".to_owned()
+        }
+        Error::InvalidBooleanStrict { .. } => "expected `true` or `false`".to_owned(),
+        Error::InvalidScalar { ty, .. } if ty.starts_with('u') => {
+            "expected a whole number from 0".to_owned()
+        }
+        Error::SerdeInvalidType { unexpected, expected, .. } => {
+            format!("expected {expected}, found {}", shorten(unexpected))
+        }
+        Error::MultipleDocuments { .. } => {
+            "a second document begins here: write one file for each".to_owned()
+        }
+        Error::Budget { .. } => {
+            "the file is too large, too deeply nested, or has too many aliases: write less, or spell \
+             the aliases out"
+                .to_owned()
+        }
+        Error::Message { msg, .. } => msg.clone(),
+        Error::UnsupportedTag { .. } => "tags have no meaning here: leave it out".to_owned(),
+        other => as_the_parser_says(other),
+    }
+}
+
+fn plain(expected: &str) -> &str {
+    match expected {
+        "string scalar" | "scalar" => "one text, neither a list nor a map",
+        "sequence start" => "a list, such as `[a, b]`",
+        "mapping start" => "fields with values, such as `name: value`",
+        other => other,
+    }
+}
+
+fn as_the_parser_says(error: &Error) -> String {
+    let said = error.render_with_formatter(&UserMessageFormatter);
+    let end = said.find(" at line ").unwrap_or(said.len());
+    let said: String =
+        said[..end].chars().map(|char| if char.is_control() { ' ' } else { char }).collect();
+    format!("this is not YAML as it should be: {}", said.trim())
+}

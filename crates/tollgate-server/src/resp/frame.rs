@@ -1,0 +1,204 @@
+//! Commands as they come over the wire: arrays of bulk strings, or a line of words.
+
+use smallvec::SmallVec;
+
+/// The words of one command, the first of them its name.
+pub(crate) type Words<'a> = SmallVec<[&'a [u8]; 8]>;
+
+/// How large a command may be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrameBounds {
+    /// Words.
+    pub(crate) words: usize,
+    /// Bytes, everything included.
+    pub(crate) bytes: usize,
+}
+
+/// Why bytes are not a command. There is no telling where the next one would begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FrameError {
+    #[error("a command is an array of bulk strings, or a line of words")]
+    NotACommand,
+    #[error("a length is a number of up to 10 digits")]
+    BadLength,
+    #[error("a line ends with CR LF")]
+    BadEnd,
+    #[error("the command has too many words")]
+    TooManyWords,
+    #[error("the command has too many bytes")]
+    TooLong,
+}
+
+/// The longest number in a header, with its sign and end.
+const LONGEST_LENGTH: usize = 13;
+
+/// Reads the first command of `input`: its words, and the bytes it takes up. `None` if it has not all arrived.
+///
+/// A command may have no words at all: an empty line, or an empty array.
+pub(crate) fn read<'a>(
+    input: &'a [u8],
+    bounds: FrameBounds,
+) -> Result<Option<(Words<'a>, usize)>, FrameError> {
+    let done = match input.first() {
+        None => None,
+        Some(b'*') => read_array(input, bounds)?,
+        Some(_) => read_line(input, bounds)?,
+    };
+    match done {
+        Some((_, length)) if length > bounds.bytes => Err(FrameError::TooLong),
+        None if input.len() >= bounds.bytes => Err(FrameError::TooLong),
+        done => Ok(done),
+    }
+}
+
+fn read_array<'a>(
+    input: &'a [u8],
+    bounds: FrameBounds,
+) -> Result<Option<(Words<'a>, usize)>, FrameError> {
+    let Some((count, mut at)) = read_length(input, 1)? else { return Ok(None) };
+    if count > bounds.words {
+        return Err(FrameError::TooManyWords);
+    }
+    let mut words = Words::new();
+    for _ in 0..count {
+        match input.get(at) {
+            None => return Ok(None),
+            Some(b'$') => {}
+            Some(_) => return Err(FrameError::NotACommand),
+        }
+        let Some((length, start)) = read_length(input, at + 1)? else { return Ok(None) };
+        if length > bounds.bytes {
+            return Err(FrameError::TooLong);
+        }
+        let end = start + length;
+        match input.get(end..end + 2) {
+            None => return Ok(None),
+            Some(b"\r\n") => {}
+            Some(_) => return Err(FrameError::BadEnd),
+        }
+        words.push(&input[start..end]);
+        at = end + 2;
+    }
+    Ok(Some((words, at)))
+}
+
+/// The number at `from`, and where the line after it begins.
+#[inline]
+fn read_length(input: &[u8], from: usize) -> Result<Option<(usize, usize)>, FrameError> {
+    let mut value = 0;
+    for (place, &byte) in input[from..].iter().take(LONGEST_LENGTH).enumerate() {
+        match byte {
+            b'0'..=b'9' if place < 10 => value = value * 10 + usize::from(byte - b'0'),
+            b'\r' if place > 0 => {
+                let end = from + place + 1;
+                return match input.get(end) {
+                    None => Ok(None),
+                    Some(b'\n') => Ok(Some((value, end + 1))),
+                    Some(_) => Err(FrameError::BadEnd),
+                };
+            }
+            _ => return Err(FrameError::BadLength),
+        }
+    }
+    Ok(None)
+}
+
+/// Words between blanks, as somebody types them.
+fn read_line<'a>(
+    input: &'a [u8],
+    bounds: FrameBounds,
+) -> Result<Option<(Words<'a>, usize)>, FrameError> {
+    let Some(end) = input.iter().take(bounds.bytes).position(|&byte| byte == b'\n') else {
+        // What is no text was never meant to be a line.
+        let text = input.iter().all(|byte| byte.is_ascii_graphic() || b" \t\r".contains(byte));
+        return if text { Ok(None) } else { Err(FrameError::NotACommand) };
+    };
+    let line = &input[..end];
+    let is_text = |byte: &u8| *byte >= b' ' && *byte != 0x7f || b"\t\r".contains(byte);
+    if !line.iter().all(is_text) {
+        return Err(FrameError::NotACommand);
+    }
+    let words: Words<'a> =
+        line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).collect();
+    if words.len() > bounds.words {
+        return Err(FrameError::TooManyWords);
+    }
+    Ok(Some((words, end + 1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BOUNDS: FrameBounds = FrameBounds { words: 4, bytes: 64 };
+
+    fn words(input: &[u8]) -> Result<Option<(Vec<&[u8]>, usize)>, FrameError> {
+        Ok(read(input, BOUNDS)?.map(|(words, length)| (words.to_vec(), length)))
+    }
+
+    #[test]
+    fn reads_arrays_and_lines() {
+        for (input, expected, length) in [
+            (&b"*1\r\n$4\r\nPING\r\n"[..], &[&b"PING"[..]][..], 14),
+            (b"*2\r\n$1\r\na\r\n$0\r\n\r\n*1", &[b"a", b""], 17),
+            (b"*1\r\n$4\r\na\r\nb\r\n", &[b"a\r\nb"], 14),
+            (b"*0\r\nrest", &[], 4),
+            (b"ping  hello\t\r\nmore", &[b"ping", b"hello"], 14),
+            (b"\r\n", &[], 2),
+            (b"a\n", &[b"a"], 2),
+        ] {
+            assert_eq!(words(input), Ok(Some((expected.to_vec(), length))), "{input:?}");
+        }
+    }
+
+    #[test]
+    fn waits_for_what_is_missing() {
+        let whole = b"*2\r\n$4\r\nPING\r\n$2\r\nhi\r\n";
+        for length in 0..whole.len() {
+            assert_eq!(words(&whole[..length]), Ok(None), "{length}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_no_command() {
+        for (input, error) in [
+            (&b"*1\r\n:1\r\n"[..], FrameError::NotACommand),
+            (b"*x\r\n", FrameError::BadLength),
+            (b"*-1\r\n", FrameError::BadLength),
+            (b"*\r\n", FrameError::BadLength),
+            (b"*00000000001\r\n", FrameError::BadLength),
+            (b"*1\rx", FrameError::BadEnd),
+            (b"*1\r\n$1\r\nabc", FrameError::BadEnd),
+            (b"*5\r\n", FrameError::TooManyWords),
+            (b"a b c d e\n", FrameError::TooManyWords),
+            (b"*1\r\n$65\r\n", FrameError::TooLong),
+            (b"\x16\x03\x01", FrameError::NotACommand),
+            (b"a\0b\n", FrameError::NotACommand),
+            (&[b'x'; 64], FrameError::TooLong),
+        ] {
+            assert_eq!(words(input), Err(error), "{input:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            list in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..5),
+            rest in prop::collection::vec(any::<u8>(), 0..9),
+        ) {
+            let mut bytes = format!("*{}\r\n", list.len()).into_bytes();
+            for word in &list {
+                bytes.extend(format!("${}\r\n", word.len()).into_bytes());
+                bytes.extend([word, &b"\r\n"[..]].concat());
+            }
+            let length = bytes.len();
+            bytes.extend(rest);
+            let bounds = FrameBounds { words: 5, bytes: 1000 };
+            let (words, read) = read(&bytes, bounds).unwrap().unwrap();
+            prop_assert_eq!(words.to_vec(), list);
+            prop_assert_eq!(read, length);
+        }
+    }
+}

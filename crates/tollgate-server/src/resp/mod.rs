@@ -1,0 +1,152 @@
+//! The protocol of Redis: any Redis client is a client of Tollgate.
+
+mod frame;
+mod query;
+mod reply;
+mod session;
+mod throttle;
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::{Buf, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::{Instant, Sleep, sleep, timeout},
+};
+
+use self::session::Session;
+use crate::{
+    config::Bounds,
+    gate::Gate,
+    service::{Drain, Protocol},
+};
+
+/// Serves connections that speak RESP, in its second and third version.
+#[derive(Debug)]
+pub(crate) struct RespService {
+    gate: Arc<Gate>,
+    connections: AtomicU64,
+}
+
+/// One connection.
+struct Connection<I> {
+    io: I,
+    input: BytesMut,
+    session: Session,
+}
+
+/// Room that a read has at least, and that a buffer keeps when it is empty.
+const ROOM: usize = 16 * 1024;
+/// How long a client may take to hear that nothing more will be read.
+const LINGER: Duration = Duration::from_millis(500);
+
+impl RespService {
+    pub(crate) fn new(gate: Arc<Gate>) -> Self {
+        Self { gate, connections: AtomicU64::new(0) }
+    }
+}
+
+impl Protocol for RespService {
+    async fn serve<I>(&self, io: I, peer: SocketAddr, drain: Drain)
+    where
+        I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
+        let session = Session::new(self.gate.clone(), id);
+        let bounds = self.gate.revision().settings.bounds;
+        let connection = Connection { io, input: BytesMut::with_capacity(ROOM), session };
+        if let Err(error) = connection.run(bounds, drain).await {
+            tracing::debug!(%peer, %error, "a connection ended");
+        }
+    }
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin> Connection<I> {
+    async fn run(mut self, bounds: Bounds, mut drain: Drain) -> io::Result<()> {
+        let mut begun = pin!(drain.begun());
+        let mut alarm = pin!(sleep(bounds.idle_timeout));
+        let mut deadline = Instant::now() + bounds.idle_timeout;
+        let mut ends = false;
+        while !ends && !self.session.is_over {
+            self.make_room(bounds.request_bytes);
+            let read = tokio::select! {
+                biased;
+                read = self.io.read_buf(&mut self.input) => read?,
+                () = ring(alarm.as_mut(), &mut deadline) => break,
+                () = &mut begun => {
+                    ends = true;
+                    // What has arrived by now is still answered.
+                    timeout(Duration::ZERO, self.io.read_buf(&mut self.input)).await.unwrap_or(Ok(0))?
+                }
+            };
+            if read == 0 && !ends {
+                return Ok(());
+            }
+            let partial = !self.input.is_empty() && self.answer().await?;
+            let patience = if partial { bounds.read_timeout } else { bounds.idle_timeout };
+            deadline = Instant::now() + patience;
+            if partial && alarm.deadline() > deadline {
+                alarm.as_mut().reset(deadline);
+            }
+        }
+        self.part().await
+    }
+
+    /// Answers whole commands in one write for as long as there are any, and tells whether part of another is left.
+    async fn answer(&mut self) -> io::Result<bool> {
+        loop {
+            let used = self.session.answer(&self.input).await;
+            self.input.advance(used);
+            if !self.session.replies.bytes.is_empty() {
+                let patience = Duration::from_secs(30);
+                let write = self.io.write_all(&self.session.replies.bytes);
+                timeout(patience, write).await.map_err(|_| io::ErrorKind::TimedOut)??;
+                self.session.replies.bytes.clear();
+            }
+            if used == 0 || self.input.is_empty() || self.session.is_over {
+                return Ok(!self.input.is_empty());
+            }
+        }
+    }
+
+    fn make_room(&mut self, most: usize) {
+        let free = self.input.capacity() - self.input.len();
+        if free < ROOM / 4 {
+            self.input.reserve(ROOM.min(most));
+        }
+    }
+
+    /// Ends the connection so that what was written last arrives: whoever still sends is not met with a reset.
+    async fn part(mut self) -> io::Result<()> {
+        self.io.shutdown().await?;
+        self.input.clear();
+        let listen = async {
+            while self.io.read_buf(&mut self.input).await.is_ok_and(|read| read > 0) {
+                self.input.clear();
+            }
+        };
+        // Whoever does not hang up by then is hung up on.
+        let _ = timeout(LINGER, listen).await;
+        Ok(())
+    }
+}
+
+/// Waits for the deadline, which may have moved since the alarm was set.
+async fn ring(mut alarm: std::pin::Pin<&mut Sleep>, deadline: &mut Instant) {
+    loop {
+        alarm.as_mut().await;
+        if alarm.deadline() >= *deadline {
+            return;
+        }
+        alarm.as_mut().reset(*deadline);
+    }
+}

@@ -1,0 +1,114 @@
+//! Where settings come from: files, the environment, and what the command line puts before them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use tollgate::PolicySet;
+
+use crate::{
+    config::{self, Bind, Environment, Kind, Settings},
+    envoy::{Options, RuleFile, Rules},
+};
+
+/// What goes before anything that files say.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Overrides {
+    /// `memory`, or an address of Redis.
+    pub(crate) store: Option<String>,
+    pub(crate) http: Option<Bind>,
+    pub(crate) grpc: Option<Bind>,
+    pub(crate) resp: Option<Bind>,
+    pub(crate) insecure: bool,
+}
+
+/// Files to read and what to change of them, as often as they change.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    paths: Vec<PathBuf>,
+    overrides: Overrides,
+}
+
+impl Source {
+    /// At most one of the files may be Tollgate's own; folders are of envoyproxy/ratelimit's. Without any, the defaults.
+    pub(crate) fn new(paths: Vec<PathBuf>, overrides: Overrides) -> Self {
+        Self { paths, overrides }
+    }
+
+    /// What is read.
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+        self.paths.clone()
+    }
+
+    /// Reads everything.
+    pub(crate) fn load(&self) -> Result<Settings, String> {
+        let environment = Environment::process();
+        let (mut own, mut foreign) = (None, Vec::new());
+        for path in &self.paths {
+            if is_foreign(path)? {
+                foreign.push(path.as_path());
+            } else if own.replace(path).is_some() {
+                return Err("only one file of Tollgate's own can be used at a time".to_owned());
+            }
+        }
+        let mut settings = match own {
+            Some(path) => config::load(path, &environment).map_err(|error| error.to_string())?,
+            None if foreign.is_empty() => {
+                let text = config::DEFAULT_CONFIG;
+                config::read(text, "default.yaml", &environment)
+                    .map_err(|error| error.to_string())?
+            }
+            None => Settings::new(none()?),
+        };
+        if !foreign.is_empty() {
+            add_rules(&foreign, &mut settings)?;
+        }
+        self.overrides.apply(&mut settings)?;
+        Ok(settings)
+    }
+}
+
+impl Overrides {
+    fn apply(&self, settings: &mut Settings) -> Result<(), String> {
+        if let Some(store) = &self.store {
+            settings.store = store.parse()?;
+        }
+        for (bind, given) in [
+            (&mut settings.http, self.http),
+            (&mut settings.grpc, self.grpc),
+            (&mut settings.resp, self.resp),
+        ] {
+            *bind = given.unwrap_or(*bind);
+        }
+        settings.security.insecure |= self.insecure;
+        Ok(())
+    }
+}
+
+/// Adds the rules of envoyproxy/ratelimit's files to the policies there are.
+fn add_rules(paths: &[&Path], settings: &mut Settings) -> Result<(), String> {
+    let mut files = Vec::new();
+    for path in paths {
+        files.extend(RuleFile::read(path).map_err(|error| error.to_string())?);
+    }
+    let rules = Rules::parse(&files, Options::default()).map_err(|error| error.to_string())?;
+    settings.policies = rules.beside(&settings.policies).map_err(|error| error.to_string())?;
+    settings.rules = Arc::new(rules);
+    Ok(())
+}
+
+/// Whether a path is for envoyproxy/ratelimit: a folder, or a file with a domain at its top.
+fn is_foreign(path: &Path) -> Result<bool, String> {
+    if path.is_dir() {
+        return Ok(true);
+    }
+    let text =
+        fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    Ok(config::kind_of(&String::from_utf8_lossy(&text)) == Kind::Envoy)
+}
+
+fn none() -> Result<PolicySet, String> {
+    PolicySet::new([]).map_err(|error| error.to_string())
+}

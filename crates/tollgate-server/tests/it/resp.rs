@@ -1,0 +1,257 @@
+//! The protocol of Redis, with stock clients and with bytes that no client would send.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    process::Command,
+    time::Duration,
+};
+
+use tollgate_testkit::servers::python;
+
+use crate::service::Service;
+
+fn resp_only(args: &[&str]) -> Service {
+    Service::start(&[&["--http", "off", "--grpc", "off"], args].concat())
+}
+
+fn connect(service: &Service) -> TcpStream {
+    let stream = TcpStream::connect(service.address("resp")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+}
+
+/// Sends bytes and reads until the server hangs up.
+fn until_the_end(service: &Service, bytes: &[u8]) -> String {
+    let mut stream = connect(service);
+    stream.write_all(bytes).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn command(words: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend(format!("${}\r\n", word.len()).bytes());
+        bytes.extend([*word, b"\r\n"].concat());
+    }
+    bytes
+}
+
+/// Sends commands in one piece, then `QUIT`, and returns the answers as they came.
+fn talk(service: &Service, commands: &[&[&[u8]]]) -> String {
+    let mut bytes: Vec<u8> = commands.iter().flat_map(|words| command(words)).collect();
+    bytes.extend(command(&[b"QUIT"]));
+    let answer = until_the_end(service, &bytes);
+    answer.strip_suffix("+OK\r\n").unwrap_or_else(|| panic!("no farewell: {answer:?}")).to_owned()
+}
+
+fn redis_cli(service: &Service, args: &[&str]) -> String {
+    let address = service.address("resp");
+    let output = Command::new("redis-cli")
+        .args(["-h", &address.ip().to_string(), "-p", &address.port().to_string()])
+        .args(args)
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn redis_cli_throttles_as_with_redis_cell() {
+    let service = resp_only(&[]);
+    let throttle = |version: &str, key: &str| {
+        redis_cli(&service, &[version, "CL.THROTTLE", key, "2", "30", "60", "1"])
+            .lines()
+            .map(|line| line.parse().unwrap())
+            .collect::<Vec<i64>>()
+    };
+    for (version, key) in [("-2", "two"), ("-3", "three")] {
+        assert_eq!(throttle(version, key), [0, 3, 2, -1, 2], "the burst and one more");
+        assert_eq!(throttle(version, key), [0, 3, 1, -1, 4]);
+        assert_eq!(throttle(version, key), [0, 3, 0, -1, 6]);
+        assert_eq!(throttle(version, key), [1, 3, 0, 2, 6], "denied, to be retried in 2 s");
+    }
+    assert_eq!(redis_cli(&service, &["PING"]), "PONG\n");
+}
+
+#[test]
+fn each_dialect_answers_in_its_own_way() {
+    let service = resp_only(&[]);
+    let crab = |quantity: &'static [u8]| -> [&'static [u8]; 6] {
+        [b"THROTTLE", b"k", b"3", b"30", b"60", quantity]
+    };
+    let cell = |quantity: &'static [u8]| -> [&'static [u8]; 6] {
+        [b"CL.THROTTLE", b"k", b"2", b"30", b"60", quantity]
+    };
+    let answers = talk(&service, &[&crab(b"2"), &cell(b"1"), &cell(b"1"), &crab(b"1")]);
+    let one_budget = "*5\r\n:1\r\n:3\r\n:1\r\n:4\r\n:0\r\n\
+                      *5\r\n:0\r\n:3\r\n:0\r\n:-1\r\n:6\r\n\
+                      *5\r\n:1\r\n:3\r\n:0\r\n:2\r\n:6\r\n\
+                      *5\r\n:0\r\n:3\r\n:0\r\n:6\r\n:2\r\n";
+    assert_eq!(answers, one_budget);
+    let peeks = talk(&service, &[&cell(b"0"), &crab(b"0"), &cell(b"4"), &crab(b"4")]);
+    let nothing_taken = "*5\r\n:0\r\n:3\r\n:0\r\n:-1\r\n:6\r\n\
+                         *5\r\n:1\r\n:3\r\n:0\r\n:6\r\n:0\r\n\
+                         *5\r\n:1\r\n:3\r\n:0\r\n:-1\r\n:6\r\n\
+                         -ERR a quantity of 4 never fits a max_burst of 3\r\n";
+    assert_eq!(peeks, nothing_taken);
+}
+
+#[test]
+fn a_pipeline_is_answered_in_order_whatever_is_in_it() {
+    let service = resp_only(&[]);
+    let throttle: &[&[u8]] = &[b"cl.throttle", b"p", b"99", b"1", b"3600"];
+    let check: &[&[u8]] = &[b"TOLLGATE.CHECK", b"KEY", b"q", b"LIMIT", b"9/hour token-bucket"];
+    let ping: &[&[u8]] = &[b"PING", b"here"];
+    let bad: &[&[u8]] = &[b"CL.THROTTLE", b"p", b"x", b"1", b"1"];
+    let commands: Vec<_> = [throttle, check, throttle, ping, bad, check, throttle].repeat(400);
+    let answers = talk(&service, &commands);
+    let remaining: Vec<&str> = answers.split("*5\r\n:").skip(1).collect();
+    assert_eq!(remaining.len(), 1200);
+    for (place, answer) in remaining.iter().enumerate() {
+        let left = 99_usize.checked_sub(place);
+        let limited = usize::from(left.is_none());
+        let expected = format!("{limited}\r\n:100\r\n:{}\r\n", left.unwrap_or(0));
+        assert!(answer.starts_with(&expected), "{place}: {answer:?}");
+    }
+    assert_eq!(answers.matches("$4\r\nhere\r\n").count(), 400);
+    assert_eq!(answers.matches("-ERR max_burst is not a whole number").count(), 400);
+    assert_eq!(answers.matches("$7\r\nallowed\r\n:1\r\n").count(), 9);
+    assert_eq!(answers.matches("$7\r\nallowed\r\n:0\r\n").count(), 791);
+}
+
+#[test]
+fn requests_are_decided_by_policies() {
+    let service = resp_only(&[]);
+    let check: &[&[u8]] = &[b"TOLLGATE.CHECK", b"COST", b"60", b"ATTR", b"key", b"alice"];
+    let peek: &[&[u8]] = &[b"TOLLGATE.PEEK", b"ATTR", b"key", b"alice"];
+    let refund: &[&[u8]] = &[b"TOLLGATE.REFUND", b"COST", b"60", b"ATTR", b"key", b"alice"];
+    let reset: &[&[u8]] = &[b"TOLLGATE.RESET", b"ATTR", b"key", b"alice"];
+    let answers = talk(&service, &[check, peek, check, refund, check, reset, check]);
+    let allowed: Vec<_> = answers.split("$7\r\nallowed\r\n:").skip(1).map(|rest| &rest[..1]).collect();
+    assert_eq!(allowed, ["1", "1", "0", "1", "1"]);
+    let remaining: Vec<_> = answers
+        .split("$9\r\nremaining\r\n:")
+        .skip(1)
+        .map(|rest| rest.split('\r').next().unwrap())
+        .collect();
+    assert_eq!(remaining, ["40", "40", "40", "40", "40"]);
+    assert_eq!(answers.matches("+OK\r\n").count(), 2);
+    assert_eq!(answers.matches("$7\r\ndefault\r\n$5\r\nlimit\r\n$10\r\n100/minute\r\n").count(), 5);
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let service = resp_only(&[]);
+    let usage = "-ERR write: [COST n]";
+    for (words, answer) in [
+        (&[&b"CL.THROTTLE"[..], b"k"][..], "-ERR CL.THROTTLE takes: key max_burst"),
+        (&[b"THROTTLE", b"k", b"0", b"1", b"1"], "-ERR a burst of 0"),
+        (&[b"THROTTLE", b"k", b"1", b"0", b"1"], "-ERR count is at least 1"),
+        (&[b"THROTTLE", b"k", b"1", b"1", b"0"], "-ERR "),
+        (&[b"THROTTLE", b"k", b"1", b"-1", b"1"], "-ERR count is not a whole number"),
+        (&[b"THROTTLE", b"k", b"1", b"1", b"1", b"1.5"], "-ERR quantity is not a whole number"),
+        (&[b"CL.THROTTLE", b"k", b"999999999999999999", b"1", b"99999999"], "-ERR "),
+        (&[b"TOLLGATE.CHECK"], usage),
+        (&[b"TOLLGATE.CHECK", b"ATTR", b"a"], "-ERR ATTR takes names and values in pairs"),
+        (&[b"TOLLGATE.CHECK", b"KEY", b"k"], usage),
+        (&[b"TOLLGATE.CHECK", b"KEY", b"k", b"LIMIT", b"often"], "-ERR "),
+        (&[b"TOLLGATE.CHECK", b"COST", b"-1", b"ATTR", b"a", b"b"], "-ERR the cost is not"),
+        (&[b"TOLLGATE.CHECK", b"ID", b"x", b"ATTR", b"a", b"b"], "-ERR the store cannot do this"),
+        (&[b"TOLLGATE.CHECK", b"ATTR", b"\xff", b"b"], "-ERR the name of an attribute is not UTF-8"),
+        (&[b"SET", b"a", b"b"], "-ERR unknown command 'SET'"),
+        (&[b"a\r\nb"], "-ERR unknown command 'a\\r\\nb'"),
+        (&[b"HELLO", b"4"], "-NOPROTO"),
+        (&[b"SELECT", b"1"], "-ERR unknown command"),
+    ] {
+        let answers = talk(&service, &[words, &[b"PING"]]);
+        assert!(answers.starts_with(answer), "{words:?}: {answers:?}");
+        assert!(answers.ends_with("\r\n+PONG\r\n"), "the connection goes on: {answers:?}");
+        assert_eq!(answers.matches("\r\n").count(), 2, "one line each: {answers:?}");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_command_end_the_connection_and_no_other() {
+    let service = resp_only(&[]);
+    let mut healthy = connect(&service);
+    let long = [b"*2\r\n$70000\r\n".to_vec(), vec![b'x'; 100]].concat();
+    for bytes in [
+        &b"*1\r\n:1\r\n"[..],
+        b"*-1\r\n",
+        b"*100000\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/1.1\0\r\n",
+        &long,
+    ] {
+        let answer = until_the_end(&service, bytes);
+        assert!(answer.starts_with("-ERR Protocol error: "), "{bytes:?}: {answer:?}");
+    }
+    healthy.write_all(b"PING\r\n").unwrap();
+    let mut answer = [0; 7];
+    healthy.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"+PONG\r\n");
+}
+
+#[test]
+fn hostile_keys_are_only_keys() {
+    let service = resp_only(&[]);
+    for key in [&b"a\r\n+OK\r\n"[..], b"{x}", b"\0", b"<script>alert(1)</script>", b"", &[0xff; 1024]] {
+        let once: &[&[u8]] = &[b"THROTTLE", key, b"1", b"1", b"3600"];
+        let answers = talk(&service, &[once, once]);
+        assert_eq!(answers, "*5\r\n:1\r\n:1\r\n:0\r\n:3600\r\n:0\r\n*5\r\n:0\r\n:1\r\n:0\r\n:3600\r\n:3600\r\n");
+    }
+    let long = [b'x'; 1025];
+    let answers = talk(&service, &[&[b"THROTTLE", &long, b"1", b"1", b"60"]]);
+    assert_eq!(answers, "-ERR the key has more than 1024 bytes\r\n");
+}
+
+#[test]
+fn a_command_may_come_byte_by_byte() {
+    let service = resp_only(&[]);
+    let mut stream = connect(&service);
+    for byte in command(&[b"PING", b"slow"]) {
+        stream.write_all(&[byte]).unwrap();
+    }
+    let mut answer = [0; 10];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"$4\r\nslow\r\n");
+}
+
+#[test]
+fn redis_py_connects_without_tricks() {
+    let service = resp_only(&[]);
+    let script = r#"
+import sys, redis
+port = int(sys.argv[1])
+for protocol in (2, 3):
+    client = redis.Redis(port=port, protocol=protocol, client_name="test")
+    assert client.ping() is True
+    key = f"py{protocol}"
+    throttle = ("CL.THROTTLE", key, 2, 30, 60)
+    assert client.execute_command(*throttle) == [0, 3, 2, -1, 2]
+    with client.pipeline(transaction=False) as pipe:
+        for _ in range(3):
+            pipe.execute_command(*throttle)
+        answers = pipe.execute()
+    assert [a[0] for a in answers] == [0, 0, 1], answers
+    reply = client.execute_command("TOLLGATE.CHECK", "KEY", key, "LIMIT", "1/hour")
+    if protocol == 2:
+        reply = dict(zip(reply[::2], reply[1::2]))
+    assert reply[b"allowed"] in (1, True) and reply[b"remaining"] == 0, reply
+    assert reply[b"limit"] == b"1/hour" and reply[b"retry_after_ms"] is None
+    try:
+        client.set("a", "b")
+        raise SystemExit("SET was taken")
+    except redis.ResponseError as error:
+        assert "unknown command" in str(error)
+    assert client.client_getname() in ("test", b"test")
+    assert client.info()["tollgate_version"]
+print("done")
+"#;
+    let port = service.address("resp").port().to_string();
+    let output = Command::new(python()).args(["-c", script, &port]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{errors}");
+}

@@ -1,0 +1,61 @@
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::wait::{PATIENCE, becomes_so};
+
+/// A child process that writes to a log, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// What the program writes is added to `log`.
+    pub(super) fn start(command: &mut Command, log: &Path) -> Self {
+        let file = File::options().create(true).append(true).open(log);
+        let file = file.expect("a directory of ours");
+        command.stdin(Stdio::null()).stderr(file.try_clone().expect("a file")).stdout(file);
+        let child = command.spawn().unwrap_or_else(|error| {
+            panic!("cannot run {}: {error}", command.get_program().display())
+        });
+        Self { child, log: log.to_owned() }
+    }
+
+    /// Waits until it is ready; panics with the end of its log if that does not come, or if it ends.
+    pub(super) fn wait_until(&mut self, name: &str, mut ready: impl FnMut() -> bool) {
+        let ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
+        let done = becomes_so(PATIENCE, || ended(&mut self.child) || ready());
+        let good = done && !ended(&mut self.child);
+        assert!(good, "{name} does not start:\n{}", tail(&self.log));
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        let child = Pid::from_child(&self.child);
+        kill_process(child, signal).expect("a child that was not waited for");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// The last lines of a log.
+pub(super) fn tail(log: &Path) -> String {
+    let log = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}
