@@ -35,7 +35,7 @@ pub(super) enum Limits<'a> {
     /// The limit that came with it.
     Override(Bound, Subject<'a>),
     /// Policies of our own, in a domain that no rule is about.
-    Native(Plan<'a>),
+    Native(Box<Plan<'a>>),
 }
 
 /// What all descriptors are charged.
@@ -129,7 +129,7 @@ fn by_policies<'a>(
         request = request.with(text(&entry.key)?, &entry.value);
     }
     let plan = revision.engine.plan(&request);
-    Ok(if plan.is_empty() { Limits::None } else { Limits::Native(plan) })
+    Ok(if plan.is_empty() { Limits::None } else { Limits::Native(Box::new(plan)) })
 }
 
 /// A rule that was found takes others out by their names, also if it is itself taken out.

@@ -7,15 +7,20 @@ mod cases_tests;
 mod compile;
 mod decide;
 mod file;
+mod grpc;
+#[cfg(test)]
+mod grpc_tests;
 mod json;
 mod limits;
 mod metadata;
 mod name;
 mod pattern;
+mod preface;
 mod proto;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
 
 pub(crate) use file::{FileError, Source as RuleFile};
+pub(crate) use grpc::Grpc;
 pub(crate) use rules::{HeaderNames, Options, Rules};

@@ -211,8 +211,8 @@ impl Rule {
 }
 
 impl Subject<'_> {
-    /// Everything that a descriptor says, for a limit that no rule stands for. The first part sets these keys apart from
-    /// those that others count under [`PolicyName::AD_HOC`].
+    /// Everything that a descriptor says, for a limit that no rule stands for. The first part sets these keys apart
+    /// from those that others count under [`PolicyName::AD_HOC`].
     pub(super) fn whole(domain: &[u8], entries: &[Entry]) -> Self {
         let mut key = KeyBuf::empty();
         key.push(Some(b"envoy"));

@@ -1,0 +1,386 @@
+//! gRPC by hand: one message in, one message out, over HTTP/2.
+
+use std::{
+    borrow::Cow,
+    future::Future,
+    net::SocketAddr,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use hyper::{
+    body::{Body, Frame, Incoming},
+    server::conn::http2,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use prost::Message;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::timeout,
+};
+
+use super::{
+    decide::{AskError, decide},
+    preface,
+    proto::{Health, HealthCheckRequest, HealthCheckResponse, RateLimitRequest},
+};
+use crate::{
+    config::{Bounds, Scope},
+    gate::Gate,
+    service::{Drain, Keys, Protocol},
+};
+
+/// The listener that Envoy asks.
+#[derive(Debug)]
+pub(crate) struct Grpc {
+    gate: Arc<Gate>,
+}
+
+/// How a call ended, if not well.
+#[derive(Debug, PartialEq, Eq)]
+struct Failure {
+    code: GrpcCode,
+    message: Cow<'static, str>,
+}
+
+/// The codes of gRPC that are used here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GrpcCode {
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    Unauthenticated = 16,
+}
+
+/// One message and what comes after it, or nothing.
+#[derive(Debug)]
+struct Reply {
+    message: Option<Bytes>,
+    trailers: Option<HeaderMap>,
+}
+
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
+/// Those whose health can be asked for: all, theirs by its name, and theirs by that of its service.
+const SERVICES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+/// A byte that says whether the message is compressed, and four for its length.
+const PREFIX: usize = 5;
+/// Requests that one connection may have open.
+const STREAMS: u32 = 100;
+
+impl Grpc {
+    /// Answers by what is in force.
+    pub(crate) fn new(gate: Arc<Gate>) -> Self {
+        Self { gate }
+    }
+}
+
+impl Protocol for Grpc {
+    async fn serve<I>(&self, io: I, peer: SocketAddr, mut drain: Drain)
+    where
+        I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let bounds = self.gate.revision().settings.bounds;
+        let Some(io) = preface::read(io, bounds.read_timeout).await else {
+            tracing::debug!(%peer, "no HTTP/2 connection");
+            return;
+        };
+        let gate = self.gate.clone();
+        let service = service_fn(move |request| {
+            let gate = gate.clone();
+            async move { Ok::<_, std::convert::Infallible>(respond(&gate, request).await) }
+        });
+        let builder = builder(&bounds);
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = drain.begun() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%peer, %error, "a connection ended badly");
+        }
+    }
+}
+
+/// A silent client is asked whether it is still there, and has to say so in time.
+fn builder(bounds: &Bounds) -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .auto_date_header(false)
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(u32::try_from(bounds.header_bytes).unwrap_or(u32::MAX))
+        .max_send_buf_size(64 * 1024)
+        .keep_alive_interval(bounds.idle_timeout)
+        .keep_alive_timeout(bounds.read_timeout);
+    builder
+}
+
+async fn respond(gate: &Gate, request: Request<Incoming>) -> Response<Reply> {
+    let is_grpc = request
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(GRPC.as_bytes()));
+    if request.method() != Method::POST || !is_grpc {
+        let mut response = Response::new(Reply::EMPTY);
+        *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        return response;
+    }
+    let answered = match request.uri().path() {
+        SHOULD_RATE_LIMIT => should_rate_limit(gate, request).await,
+        HEALTH_CHECK => health_check(gate, request).await,
+        _ => Err(Failure::new(GrpcCode::Unimplemented, "there is no such method")),
+    };
+    let mut response = match answered {
+        Ok(message) => Response::new(Reply::message(message)),
+        Err(failure) => failed(&failure),
+    };
+    response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
+    response
+}
+
+async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<Bytes, Failure> {
+    let (head, body) = request.into_parts();
+    let bounds = gate.revision().settings.bounds;
+    let message = receive(body, &bounds).await?;
+    let request = RateLimitRequest::decode(message)
+        .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "not a RateLimitRequest"))?;
+    let revision = gate.revision();
+    let keys = Keys(&revision.settings.security.credentials);
+    if keys.are_needed() {
+        permit(keys, &head.headers, &request)?;
+    }
+    Ok(framed(&decide(&revision, &request).await?))
+}
+
+/// Giving back is for those who may do everything.
+fn permit(keys: Keys<'_>, headers: &HeaderMap, request: &RateLimitRequest) -> Result<(), Failure> {
+    let access = keys.access(bearer(headers)).ok_or(Failure::new(
+        GrpcCode::Unauthenticated,
+        "send a known API key as `authorization: Bearer KEY`",
+    ))?;
+    let gives_back = request.descriptors.iter().any(|descriptor| descriptor.is_negative_hits);
+    let scope = if gives_back { Scope::Admin } else { Scope::Check };
+    let domain = std::str::from_utf8(&request.domain).map_err(|_| AskError::NotText)?;
+    if access.allows(scope, domain) {
+        return Ok(());
+    }
+    Err(Failure::new(GrpcCode::PermissionDenied, "this API key may not do that in this domain"))
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
+    let (scheme, key) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
+}
+
+async fn health_check(gate: &Gate, request: Request<Incoming>) -> Result<Bytes, Failure> {
+    let bounds = gate.revision().settings.bounds;
+    let message = receive(request.into_body(), &bounds).await?;
+    let question = HealthCheckRequest::decode(message)
+        .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "not a HealthCheckRequest"))?;
+    if !SERVICES.contains(&&*question.service) {
+        return Err(Failure::new(GrpcCode::NotFound, "there is no such service"));
+    }
+    let health = if gate.is_draining() { Health::NotServing } else { Health::Serving };
+    Ok(framed(&HealthCheckResponse { status: health.into() }))
+}
+
+/// The one message of a call. What is there already is read without a clock.
+async fn receive(body: Incoming, bounds: &Bounds) -> Result<Bytes, Failure> {
+    let mut reading = pin!(gather(body, bounds.request_bytes));
+    let once = std::future::poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
+    let gathered = match once {
+        Poll::Ready(gathered) => gathered,
+        Poll::Pending => within(bounds.read_timeout, reading).await?,
+    };
+    unframed(gathered?)
+}
+
+async fn within<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, Failure> {
+    let late = |_| Failure::new(GrpcCode::DeadlineExceeded, "the request took too long to arrive");
+    timeout(time, work).await.map_err(late)
+}
+
+/// Everything a client sends. One frame, as most send it, is not copied.
+async fn gather(mut body: Incoming, most: usize) -> Result<Bytes, Failure> {
+    let mut first = Bytes::new();
+    let mut more: Option<BytesMut> = None;
+    while let Some(frame) = body.frame().await {
+        let frame =
+            frame.map_err(|_| Failure::new(GrpcCode::Internal, "the request did not arrive"))?;
+        let Ok(data) = frame.into_data() else { continue };
+        let so_far = more.as_ref().map_or(first.len(), BytesMut::len);
+        if so_far + data.len() > most.saturating_add(PREFIX) {
+            return Err(Failure::new(GrpcCode::ResourceExhausted, "the request is too large"));
+        }
+        if so_far == 0 {
+            first = data;
+        } else {
+            more.get_or_insert_with(|| BytesMut::from(&*first)).extend_from_slice(&data);
+        }
+        if body.is_end_stream() {
+            break;
+        }
+    }
+    Ok(more.map_or(first, BytesMut::freeze))
+}
+
+fn unframed(mut data: Bytes) -> Result<Bytes, Failure> {
+    if data.len() < PREFIX {
+        return Err(Failure::new(GrpcCode::Internal, "the request holds no message"));
+    }
+    if data.get_u8() != 0 {
+        return Err(Failure::new(GrpcCode::Unimplemented, "send messages uncompressed"));
+    }
+    let length = data.get_u32();
+    if usize::try_from(length) != Ok(data.len()) {
+        return Err(Failure::new(GrpcCode::Internal, "the request is not one whole message"));
+    }
+    Ok(data)
+}
+
+fn framed(message: &impl Message) -> Bytes {
+    let length = message.encoded_len();
+    let mut data = BytesMut::with_capacity(PREFIX + length);
+    data.put_u8(0);
+    data.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    // A buffer that grows takes any message.
+    let _ = message.encode(&mut data);
+    data.freeze()
+}
+
+/// The status alone, in the headers.
+fn failed(failure: &Failure) -> Response<Reply> {
+    let mut response = Response::new(Reply::EMPTY);
+    let headers = response.headers_mut();
+    headers.insert(STATUS, HeaderValue::from(failure.code as u16));
+    if let Ok(message) = HeaderValue::from_str(&escape(&failure.message)) {
+        headers.insert(MESSAGE, message);
+    }
+    response
+}
+
+/// As gRPC wants it: printable ASCII, all else as `%` and two digits.
+fn escape(message: &str) -> String {
+    let mut escaped = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b'%' | ..b' ' | 0x7f.. => escaped.push_str(&format!("%{byte:02X}")),
+            _ => escaped.push(char::from(byte)),
+        }
+    }
+    escaped
+}
+
+impl Failure {
+    const fn new(code: GrpcCode, message: &'static str) -> Self {
+        Self { code, message: Cow::Borrowed(message) }
+    }
+}
+
+impl From<AskError> for Failure {
+    fn from(error: AskError) -> Self {
+        let code = match &error {
+            AskError::Check(_) | AskError::Store(_) => GrpcCode::Unavailable,
+            AskError::EmptyDomain
+            | AskError::NoDescriptors
+            | AskError::TooLarge
+            | AskError::Unit
+            | AskError::NotText => GrpcCode::InvalidArgument,
+        };
+        Self { code, message: Cow::Owned(error.to_string()) }
+    }
+}
+
+impl Reply {
+    const EMPTY: Self = Self { message: None, trailers: None };
+
+    fn message(message: Bytes) -> Self {
+        let mut trailers = HeaderMap::with_capacity(1);
+        trailers.insert(STATUS, HeaderValue::from_static("0"));
+        Self { message: Some(message), trailers: Some(trailers) }
+    }
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let message = self.message.take().map(Frame::data);
+        let frame = message.or_else(|| self.trailers.take().map(Frame::trailers));
+        Poll::Ready(frame.map(Ok))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.message.is_none() && self.trailers.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_their_length_before_them() {
+        let message = HealthCheckResponse { status: Health::Serving.into() };
+        assert_eq!(&*framed(&message), [0, 0, 0, 0, 2, 8, 1]);
+        assert_eq!(unframed(framed(&message)).unwrap(), &[8, 1][..]);
+    }
+
+    #[test]
+    fn other_frames_are_refused() {
+        for (data, code) in [
+            (&[][..], GrpcCode::Internal),
+            (&[0, 0, 0, 0], GrpcCode::Internal),
+            (&[1, 0, 0, 0, 0], GrpcCode::Unimplemented),
+            (&[0, 0, 0, 0, 1], GrpcCode::Internal),
+            (&[0, 0, 0, 0, 0, 7], GrpcCode::Internal),
+            (&[0, 255, 255, 255, 255, 7], GrpcCode::Internal),
+        ] {
+            assert_eq!(unframed(Bytes::from_static(data)).unwrap_err().code, code, "{data:?}");
+        }
+    }
+
+    #[test]
+    fn messages_of_failures_are_ascii() {
+        assert_eq!(escape("100% of ä\r\n"), "100%25 of %C3%A4%0D%0A");
+    }
+
+    #[test]
+    fn a_key_comes_after_its_scheme() {
+        for (value, key) in [
+            ("Bearer abc", Some(&b"abc"[..])),
+            ("bearer abc", Some(b"abc")),
+            ("Basic abcd", None),
+            ("Bear", None),
+        ] {
+            let value = HeaderValue::from_static(value);
+            let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);
+            assert_eq!(bearer(&headers), key);
+        }
+        assert_eq!(bearer(&HeaderMap::new()), None);
+    }
+}
