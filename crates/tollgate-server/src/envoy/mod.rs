@@ -6,6 +6,7 @@ mod ask;
 mod cases_tests;
 mod compile;
 mod decide;
+mod environment;
 mod file;
 mod grpc;
 #[cfg(test)]
@@ -21,6 +22,8 @@ mod rules;
 #[cfg(test)]
 mod rules_tests;
 
+pub(crate) use environment::{Deployment, EnvironmentError};
 pub(crate) use file::{FileError, Source as RuleFile};
 pub(crate) use grpc::Grpc;
+pub(crate) use json::{answer as answer_json, domain as domain_of_json};
 pub(crate) use rules::{HeaderNames, Options, Rules};
