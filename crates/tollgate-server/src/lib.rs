@@ -4,7 +4,9 @@ mod cli;
 pub mod config;
 mod engine;
 mod gate;
+mod http;
 mod json;
+mod metrics;
 mod service;
 
 use std::process::ExitCode;

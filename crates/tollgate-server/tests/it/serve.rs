@@ -100,5 +100,6 @@ fn denied(limit: &str, remaining: u64) -> String {
 fn decision(limit: &str, remaining: u64, [allowed, retry_after]: [&str; 2]) -> String {
     format!(
         r#"{{"allowed":{allowed},"policy":"default","limit":"{limit}","remaining":{remaining},"#
-    ) + &format!(r#""retry_after":{retry_after},"reset_after":T,"source":"store"}}"#)
+    ) + &format!(r#""retry_after":{retry_after},"reset_after":T,"source":"store","#)
+        + r#""shadow_denied":false,"degraded":false}"#
 }
