@@ -22,5 +22,5 @@ mod rules;
 mod rules_tests;
 
 pub(crate) use file::{FileError, Source as RuleFile};
-pub(crate) use grpc::Grpc;
+pub(crate) use grpc::{CODES, Grpc};
 pub(crate) use rules::{HeaderNames, Options, Rules};
