@@ -3,10 +3,11 @@
 mod cli;
 pub mod config;
 mod engine;
-#[allow(dead_code, unused_imports, reason = "the listener that serves it comes with the service")]
 mod envoy;
 mod gate;
+mod http;
 mod json;
+mod metrics;
 mod reload;
 mod resp;
 mod server;

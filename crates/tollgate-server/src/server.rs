@@ -2,13 +2,16 @@
 
 use std::{fmt, future::Future, io, net::SocketAddr, sync::Arc, thread::available_parallelism};
 
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
-    config::{Bind, Settings, TlsFiles},
+    config::{Bind, Settings},
+    envoy::{self, Grpc},
     gate::{Gate, OpenError},
+    http::{self, HttpService},
+    metrics::{ListenerMetrics, Metrics},
     reload::Reloader,
-    resp::RespService,
+    resp::{self, RespService},
     service::{Drain, DrainSwitch, Listener, Protocol, Tls, TlsError, Workers},
 };
 
@@ -16,7 +19,15 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Server {
     gate: Arc<Gate>,
-    resp: Option<Arc<Listener>>,
+    http: Option<Entrance>,
+    grpc: Option<Entrance>,
+    resp: Option<Entrance>,
+}
+
+/// A listener, and the certificates that it shows.
+#[derive(Debug)]
+struct Entrance {
+    listener: Arc<Listener>,
     tls: Option<Arc<Tls>>,
 }
 
@@ -43,10 +54,11 @@ pub(crate) struct Endpoint {
 impl Server {
     /// Opens the store, reads certificates and binds every listener.
     pub(crate) fn bind(settings: Settings) -> Result<Self, StartError> {
-        let resp = bind("resp", settings.resp, &settings)?;
-        let tls = settings.security.tls.as_ref().map(|files| load(files, &[])).transpose()?;
+        let http = bind("http", settings.http, &settings, &[b"h2", b"http/1.1"])?;
+        let grpc = bind("grpc", settings.grpc, &settings, &[b"h2"])?;
+        let resp = bind("resp", settings.resp, &settings, &[])?;
         let gate = Arc::new(Gate::open(settings)?);
-        Ok(Self { gate, resp, tls })
+        Ok(Self { gate, http, grpc, resp })
     }
 
     pub(crate) fn gate(&self) -> &Arc<Gate> {
@@ -55,59 +67,88 @@ impl Server {
 
     /// What is to be read again when it changes.
     pub(crate) fn certificates(&self) -> Vec<Arc<Tls>> {
-        self.tls.iter().cloned().collect()
+        self.entrances().filter_map(|entrance| entrance.tls.clone()).collect()
     }
 
     pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
-        let listeners = [&self.resp].into_iter().flatten();
-        let endpoint = |listener: &Arc<Listener>| Endpoint {
-            name: listener.name(),
-            address: listener.address(),
-            is_tls: self.tls.is_some(),
+        let endpoint = |entrance: &Entrance| Endpoint {
+            name: entrance.listener.name(),
+            address: entrance.listener.address(),
+            is_tls: entrance.tls.is_some(),
         };
-        listeners.map(endpoint).collect()
+        self.entrances().map(endpoint).collect()
+    }
+
+    fn entrances(&self) -> impl Iterator<Item = &Entrance> {
+        [&self.http, &self.grpc, &self.resp].into_iter().flatten()
     }
 
     /// Serves until `end`, then answers what was begun and returns. `false` if some connections had to be cut.
     pub(crate) async fn run(
         self,
-        _reloader: Arc<Reloader>,
+        reloader: Arc<Reloader>,
         end: impl Future<Output = ()>,
     ) -> io::Result<bool> {
         let bounds = self.gate.revision().settings.bounds;
-        let workers = Arc::new(Workers::start(available_parallelism().map_or(1, usize::from))?);
         let (switch, drain) = DrainSwitch::new();
-        let mut accepting = JoinSet::new();
-        if let Some(listener) = &self.resp {
-            let service = Arc::new(RespService::new(self.gate.clone()));
-            accept(&mut accepting, listener, service, self.tls.clone(), &workers, &drain);
-        }
+        let mut accepting = Accepting {
+            tasks: JoinSet::new(),
+            workers: Arc::new(Workers::start(available_parallelism().map_or(1, usize::from))?),
+            drain,
+        };
+        self.accept(&mut accepting, reloader);
         end.await;
+        tracing::info!("going away: what was begun is answered first");
         self.gate.drain();
         switch.turn();
-        while accepting.join_next().await.is_some() {}
+        while accepting.tasks.join_next().await.is_some() {}
+        let deadline = Instant::now() + bounds.drain_timeout;
         let mut all = true;
-        for listener in [&self.resp].into_iter().flatten() {
-            all &= listener.emptied(bounds.drain_timeout).await;
+        for entrance in self.entrances() {
+            all &= entrance.listener.emptied(deadline.duration_since(Instant::now())).await;
         }
         Ok(all)
     }
+
+    fn accept(&self, accepting: &mut Accepting, reloader: Arc<Reloader>) {
+        let counted = |entrance: &Option<Entrance>, codes| {
+            let listener = &entrance.as_ref()?.listener;
+            let metrics = ListenerMetrics::new(listener.name(), codes);
+            Some(Arc::new(metrics.on(listener.clone())))
+        };
+        let http = counted(&self.http, &http::CODES);
+        let grpc = counted(&self.grpc, &envoy::CODES);
+        let resp = counted(&self.resp, &resp::CODES);
+        let all = [&http, &grpc, &resp].into_iter().flatten().cloned().collect();
+        let metrics = Arc::new(Metrics::new(self.gate.clone(), all));
+        let gate = || self.gate.clone();
+        if let (Some(entrance), Some(counted)) = (&self.http, http) {
+            let reload = Arc::new(move || reloader.reload());
+            accepting.spawn(entrance, HttpService::new(gate(), metrics, counted, reload));
+        }
+        if let (Some(entrance), Some(counted)) = (&self.grpc, grpc) {
+            accepting.spawn(entrance, Grpc::new(gate(), counted));
+        }
+        if let (Some(entrance), Some(counted)) = (&self.resp, resp) {
+            accepting.spawn(entrance, RespService::new(gate(), counted));
+        }
+    }
 }
 
-fn accept<P: Protocol>(
-    accepting: &mut JoinSet<io::Result<()>>,
-    listener: &Arc<Listener>,
-    service: Arc<P>,
-    tls: Option<Arc<Tls>>,
-    workers: &Arc<Workers>,
-    drain: &Drain,
-) {
-    let (listener, workers, drain) = (listener.clone(), workers.clone(), drain.clone());
-    accepting.spawn(async move { listener.run(service, tls, &workers, drain).await });
+/// What accepts connections, and what serves them.
+struct Accepting {
+    tasks: JoinSet<io::Result<()>>,
+    workers: Arc<Workers>,
+    drain: Drain,
 }
 
-fn load(files: &TlsFiles, protocols: &'static [&'static [u8]]) -> Result<Arc<Tls>, TlsError> {
-    Ok(Arc::new(Tls::load(files.clone(), protocols)?))
+impl Accepting {
+    fn spawn<P: Protocol>(&mut self, entrance: &Entrance, service: P) {
+        let Entrance { listener, tls } = entrance;
+        let (listener, tls, service) = (listener.clone(), tls.clone(), Arc::new(service));
+        let (workers, drain) = (self.workers.clone(), self.drain.clone());
+        self.tasks.spawn(async move { listener.run(service, tls, &workers, drain).await });
+    }
 }
 
 /// Binds a listener, unless it is off. One that others can reach needs certificates and credentials.
@@ -115,7 +156,8 @@ fn bind(
     name: &'static str,
     bind: Bind,
     settings: &Settings,
-) -> Result<Option<Arc<Listener>>, StartError> {
+    protocols: &'static [&'static [u8]],
+) -> Result<Option<Entrance>, StartError> {
     let Bind::At(address) = bind else { return Ok(None) };
     let security = &settings.security;
     if !address.ip().to_canonical().is_loopback() && !security.insecure {
@@ -132,7 +174,8 @@ fn bind(
     }
     let listener = Listener::bind(name, address, settings.bounds.connections);
     let listener = listener.map_err(|error| StartError::Bind { name, address, error })?;
-    Ok(Some(Arc::new(listener)))
+    let tls = security.tls.clone().map(|files| Tls::load(files, protocols)).transpose()?;
+    Ok(Some(Entrance { listener: Arc::new(listener), tls: tls.map(Arc::new) }))
 }
 
 impl fmt::Display for Endpoint {

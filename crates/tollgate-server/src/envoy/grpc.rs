@@ -22,7 +22,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use super::{
@@ -33,6 +33,7 @@ use super::{
 use crate::{
     config::{Bounds, Scope},
     gate::Gate,
+    metrics::ListenerMetrics,
     service::{Drain, Keys, Protocol},
 };
 
@@ -40,7 +41,11 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Grpc {
     gate: Arc<Gate>,
+    metrics: Arc<ListenerMetrics>,
 }
+
+/// How calls end, for [`ListenerMetrics`].
+pub(crate) const CODES: [&str; 2] = ["ok", "error"];
 
 /// How a call ended, if not well.
 #[derive(Debug, PartialEq, Eq)]
@@ -85,8 +90,8 @@ const STREAMS: u32 = 100;
 
 impl Grpc {
     /// Answers by what is in force.
-    pub(crate) fn new(gate: Arc<Gate>) -> Self {
-        Self { gate }
+    pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
+        Self { gate, metrics }
     }
 }
 
@@ -100,10 +105,15 @@ impl Protocol for Grpc {
             tracing::debug!(%peer, "no HTTP/2 connection");
             return;
         };
-        let gate = self.gate.clone();
+        let (gate, metrics) = (self.gate.clone(), self.metrics.clone());
         let service = service_fn(move |request| {
-            let gate = gate.clone();
-            async move { Ok::<_, std::convert::Infallible>(respond(&gate, request).await) }
+            let (gate, metrics) = (gate.clone(), metrics.clone());
+            async move {
+                let begun = Instant::now();
+                let response = respond(&gate, request).await;
+                metrics.count(usize::from(response.body().is_failure()), begun.elapsed());
+                Ok::<_, std::convert::Infallible>(response)
+            }
         });
         let builder = builder(&bounds);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
@@ -318,6 +328,10 @@ impl Reply {
         let mut trailers = HeaderMap::with_capacity(1);
         trailers.insert(STATUS, HeaderValue::from_static("0"));
         Self { message: Some(message), trailers: Some(trailers) }
+    }
+
+    fn is_failure(&self) -> bool {
+        self.message.is_none()
     }
 }
 

@@ -22,6 +22,7 @@ use tokio::{
 use tollgate::{Limiter, PolicySet};
 
 use super::{
+    CODES,
     file::Source,
     grpc::Grpc,
     proto::{Code, Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse},
@@ -31,6 +32,7 @@ use crate::{
     config::{Credential, Scope, Settings},
     engine::Engine,
     gate::{Gate, State},
+    metrics::ListenerMetrics,
     service::{DrainSwitch, Protocol},
 };
 
@@ -60,7 +62,7 @@ fn server(settings: Settings) -> (Server, DuplexStream) {
     let gate = Arc::new(Gate::new(Engine::Memory(limiter), state, settings));
     let (ours, theirs) = duplex(64 * 1024);
     let (drain, begun) = DrainSwitch::new();
-    let grpc = Grpc::new(gate.clone());
+    let grpc = Grpc::new(gate.clone(), Arc::new(ListenerMetrics::new("grpc", &CODES)));
     let peer = ([127, 0, 0, 1], 1).into();
     let connection = tokio::spawn(async move { grpc.serve(ours, peer, begun).await });
     (Server { gate, drain, connection }, theirs)

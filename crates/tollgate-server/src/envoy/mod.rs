@@ -24,6 +24,6 @@ mod rules_tests;
 
 pub(crate) use environment::{Deployment, EnvironmentError};
 pub(crate) use file::{FileError, Source as RuleFile};
-pub(crate) use grpc::Grpc;
+pub(crate) use grpc::{CODES, Grpc};
 pub(crate) use json::{answer as answer_json, domain as domain_of_json};
 pub(crate) use rules::{HeaderNames, Options, Rules};

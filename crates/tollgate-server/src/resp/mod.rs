@@ -27,6 +27,7 @@ use self::session::Session;
 use crate::{
     config::Bounds,
     gate::Gate,
+    metrics::ListenerMetrics,
     service::{Drain, Protocol},
 };
 
@@ -34,14 +35,19 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct RespService {
     gate: Arc<Gate>,
+    metrics: Arc<ListenerMetrics>,
     connections: AtomicU64,
 }
 
+/// How commands are answered, for [`ListenerMetrics`].
+pub(crate) const CODES: [&str; 2] = ["ok", "error"];
+
 /// One connection.
-struct Connection<I> {
+struct Connection<'a, I> {
     io: I,
     input: BytesMut,
     session: Session,
+    metrics: &'a ListenerMetrics,
 }
 
 /// Room that a read has at least, and that a buffer keeps when it is empty.
@@ -50,8 +56,9 @@ const ROOM: usize = 16 * 1024;
 const LINGER: Duration = Duration::from_millis(500);
 
 impl RespService {
-    pub(crate) fn new(gate: Arc<Gate>) -> Self {
-        Self { gate, connections: AtomicU64::new(0) }
+    /// Counts its commands in `metrics`.
+    pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
+        Self { gate, metrics, connections: AtomicU64::new(0) }
     }
 }
 
@@ -63,14 +70,15 @@ impl Protocol for RespService {
         let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
         let session = Session::new(self.gate.clone(), id);
         let bounds = self.gate.revision().settings.bounds;
-        let connection = Connection { io, input: BytesMut::with_capacity(ROOM), session };
+        let (input, metrics) = (BytesMut::with_capacity(ROOM), &*self.metrics);
+        let connection = Connection { io, input, session, metrics };
         if let Err(error) = connection.run(bounds, drain).await {
             tracing::debug!(%peer, %error, "a connection ended");
         }
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin> Connection<I> {
+impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
     async fn run(mut self, bounds: Bounds, mut drain: Drain) -> io::Result<()> {
         let mut begun = pin!(drain.begun());
         let mut alarm = pin!(sleep(bounds.idle_timeout));
@@ -104,8 +112,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<I> {
     /// Answers whole commands in one write for as long as there are any, and tells whether part of another is left.
     async fn answer(&mut self) -> io::Result<bool> {
         loop {
+            let begun = Instant::now();
             let used = self.session.answer(&self.input).await;
             self.input.advance(used);
+            let (all, failed) = std::mem::take(&mut self.session.answered);
+            let took = begun.elapsed();
+            self.metrics.count_many(0, all - failed.min(all), took);
+            self.metrics.count_many(1, failed, took);
             if !self.session.replies.bytes.is_empty() {
                 let patience = Duration::from_secs(30);
                 let write = self.io.write_all(&self.session.replies.bytes);

@@ -31,7 +31,8 @@ fn decisions_are_told_as_json() {
     let args = ["check", "--limit", LIMIT, "alice", "--cost", "2", "--json"];
     let expected = concat!(
         r#"{"allowed":true,"policy":"default","limit":"2/hour sliding-log","remaining":0,"#,
-        r#""retry_after":null,"reset_after":3600.000000,"source":"store"}"#,
+        r#""retry_after":null,"reset_after":3600.000000,"source":"store","#,
+        r#""shadow_denied":false,"degraded":false}"#,
         "\n",
     );
     let finished = Finished { code: Some(0), stdout: expected.to_owned(), stderr: String::new() };

@@ -1,0 +1,243 @@
+//! HTTP: decisions for every language, and what the people who run the service want to know.
+
+mod answer;
+mod ask;
+mod check;
+mod connection;
+mod problem;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    net::SocketAddr,
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Either, Full};
+use hyper::body::{Body, Incoming};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, timeout},
+};
+use tollgate::{Clock, SystemClock, Timestamp};
+
+use self::{connection::Watch, problem::Problem};
+use crate::{
+    config::{Bounds, Scope},
+    gate::{Gate, Revision},
+    metrics::{ListenerMetrics, Metrics},
+    service::{Access, Drain, Keys, Protocol},
+};
+
+/// Speaks HTTP/1.1 and HTTP/2 about what a gate decides.
+#[derive(Debug)]
+pub(crate) struct HttpService {
+    shared: Arc<Shared>,
+}
+
+/// Reads the configuration again, and tells its number or why it cannot be used. It may block.
+pub(crate) type Reload = Arc<dyn Fn() -> Result<u64, String> + Send + Sync>;
+
+/// The codes that answers have, for [`ListenerMetrics`].
+pub(crate) const CODES: [&str; 16] = [
+    "200", "429", "204", "400", "401", "403", "404", "405", "408", "409", "413", "415", "422",
+    "431", "503", "other",
+];
+
+/// What all connections have in common.
+struct Shared {
+    gate: Arc<Gate>,
+    metrics: Arc<Metrics>,
+    listener: Arc<ListenerMetrics>,
+    clock: Arc<dyn Clock>,
+    reload: Reload,
+}
+
+/// A response whose body is there in full.
+type Answer = Response<Full<Bytes>>;
+
+/// An [`Answer`], or what the router made.
+type Answered = Response<Either<Full<Bytes>, axum::body::Body>>;
+
+impl HttpService {
+    /// Counts its requests in `listener`, which `metrics` may tell of.
+    pub(crate) fn new(
+        gate: Arc<Gate>,
+        metrics: Arc<Metrics>,
+        listener: Arc<ListenerMetrics>,
+        reload: Reload,
+    ) -> Self {
+        let clock = Arc::new(SystemClock::new());
+        Self { shared: Arc::new(Shared { gate, metrics, listener, clock, reload }) }
+    }
+
+    /// With another idea of the hour, for tests.
+    #[cfg(test)]
+    fn with_clock(self, clock: impl Clock) -> Self {
+        let Shared { gate, metrics, listener, reload, .. } = &*self.shared;
+        let (gate, metrics) = (gate.clone(), metrics.clone());
+        let (listener, reload, clock) = (listener.clone(), reload.clone(), Arc::new(clock));
+        Self { shared: Arc::new(Shared { gate, metrics, listener, clock, reload }) }
+    }
+}
+
+impl Protocol for HttpService {
+    fn serve<I>(&self, io: I, _: SocketAddr, drain: Drain) -> impl Future<Output = ()> + Send
+    where
+        I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        connection::serve(self.shared.clone(), io, drain)
+    }
+}
+
+/// Answers one request, and counts it.
+async fn answer(
+    shared: Arc<Shared>,
+    watch: Arc<Watch>,
+    bounds: Bounds,
+    request: Request<Incoming>,
+) -> Answered {
+    let _open = watch.begin(request.version());
+    let begun = Instant::now();
+    let mut answer = dispatch(&shared, &bounds, request).await;
+    if watch.is_closing() {
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    shared.listener.count(code(answer.status()), begun.elapsed());
+    answer
+}
+
+/// What is asked for most often does not go through the router.
+async fn dispatch(shared: &Arc<Shared>, bounds: &Bounds, request: Request<Incoming>) -> Answered {
+    match (request.method(), request.uri().path()) {
+        (&Method::POST, "/v1/check") => {
+            let answer = check::check(shared, bounds, request).await;
+            answer.unwrap_or_else(Problem::into_answer).map(Either::Left)
+        }
+        _ => Problem::not_found().into_answer().map(Either::Left),
+    }
+}
+
+fn code(status: StatusCode) -> usize {
+    let status = status.as_str();
+    CODES.iter().position(|code| *code == status).unwrap_or(CODES.len() - 1)
+}
+
+/// Reads a body of JSON to its end.
+async fn read_json<B>(headers: &HeaderMap, body: B, bounds: &Bounds) -> Result<Bytes, Problem>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    if !headers.get(header::CONTENT_TYPE).is_some_and(is_json) {
+        return Err(Problem::content_type());
+    }
+    let mut reading = pin!(collect(body, bounds.request_bytes));
+    // What has come together with the head needs no timer.
+    match poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await {
+        Poll::Ready(done) => done,
+        Poll::Pending => {
+            timeout(bounds.read_timeout, reading).await.unwrap_or_else(|_| Err(Problem::slow()))
+        }
+    }
+}
+
+fn is_json(content_type: &HeaderValue) -> bool {
+    const JSON: &[u8] = b"application/json";
+    let bytes = content_type.as_bytes();
+    let Some((start, rest)) = bytes.split_at_checked(JSON.len()) else { return false };
+    start.eq_ignore_ascii_case(JSON) && matches!(rest.first(), None | Some(b';' | b' '))
+}
+
+/// A body of at most so many bytes. One that comes in one piece is not copied.
+async fn collect<B>(mut body: B, most: usize) -> Result<Bytes, Problem>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let said = body.size_hint().lower();
+    if usize::try_from(said).map_or(true, |said| said > most) {
+        return Err(Problem::too_large(most));
+    }
+    let mut first = Bytes::new();
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Problem::body("the body ended early"))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if first.len().max(all.len()) + data.len() > most {
+            return Err(Problem::too_large(most));
+        }
+        if first.is_empty() && all.is_empty() {
+            first = data;
+            continue;
+        }
+        if all.is_empty() {
+            all.extend_from_slice(&first);
+        }
+        all.extend_from_slice(&data);
+    }
+    Ok(if all.is_empty() { first } else { all.freeze() })
+}
+
+impl Shared {
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+}
+
+impl Revision {
+    /// What whoever sent these headers may do.
+    fn access(&self, headers: &HeaderMap) -> Result<Access<'_>, Problem> {
+        let keys = Keys(&self.settings.security.credentials);
+        if !keys.are_needed() {
+            return keys.access(None).ok_or_else(Problem::unauthorized);
+        }
+        let key = headers.get(header::AUTHORIZATION).and_then(bearer);
+        keys.access(key).ok_or_else(Problem::unauthorized)
+    }
+
+    /// What they may do in a domain, which must be this at least.
+    fn access_to(
+        &self,
+        headers: &HeaderMap,
+        scope: Scope,
+        domain: &str,
+    ) -> Result<Access<'_>, Problem> {
+        let access = self.access(headers)?;
+        if !access.allows(scope, domain) {
+            return Err(Problem::forbidden(match scope {
+                Scope::Check => "it is not for this domain",
+                Scope::Admin => "it takes one with the scope `admin` for this domain",
+            }));
+        }
+        Ok(access)
+    }
+
+    /// What they may do everywhere, which must be this at least.
+    fn access_everywhere(&self, headers: &HeaderMap, scope: Scope) -> Result<Access<'_>, Problem> {
+        let access = self.access(headers)?;
+        if !access.allows_everywhere(scope) {
+            return Err(Problem::forbidden(match scope {
+                Scope::Check => "it takes one for all domains",
+                Scope::Admin => "it takes one with the scope `admin` for all domains",
+            }));
+        }
+        Ok(access)
+    }
+}
+
+/// The key in `Bearer KEY`.
+fn bearer(value: &HeaderValue) -> Option<&[u8]> {
+    let (scheme, key) = value.as_bytes().split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("gate", &self.gate).finish_non_exhaustive()
+    }
+}
