@@ -10,7 +10,7 @@ use tollgate::PolicySet;
 
 use crate::{
     config::{self, Bind, Environment, Kind, Settings},
-    envoy::{Options, RuleFile, Rules},
+    envoy::{Deployment, Options, RuleFile, Rules},
 };
 
 /// What goes before anything that files say.
@@ -32,19 +32,34 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// At most one of the files may be Tollgate's own; folders are of envoyproxy/ratelimit's. Without any, the defaults.
+    /// At most one of the files may be Tollgate's own; folders are of envoyproxy/ratelimit's. Without any, what the
+    /// environment says of a deployment of that, or else the defaults.
     pub(crate) fn new(paths: Vec<PathBuf>, overrides: Overrides) -> Self {
         Self { paths, overrides }
     }
 
     /// What is read.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
-        self.paths.clone()
+        match self.deployment(&Environment::process()) {
+            Ok(Some(deployment)) => vec![deployment.files],
+            _ => self.paths.clone(),
+        }
+    }
+
+    /// What the environment says of envoyproxy/ratelimit's, if nothing else is to be read.
+    fn deployment(&self, environment: &Environment<'_>) -> Result<Option<Deployment>, String> {
+        if !self.paths.is_empty() {
+            return Ok(None);
+        }
+        Deployment::read(|name| environment.get(name)).map_err(|error| error.to_string())
     }
 
     /// Reads everything.
     pub(crate) fn load(&self) -> Result<Settings, String> {
         let environment = Environment::process();
+        if let Some(deployment) = self.deployment(&environment)? {
+            return self.load_deployment(&deployment);
+        }
         let (mut own, mut foreign) = (None, Vec::new());
         for path in &self.paths {
             if is_foreign(path)? {
@@ -63,7 +78,18 @@ impl Source {
             None => Settings::new(none()?),
         };
         if !foreign.is_empty() {
-            add_rules(&foreign, &mut settings)?;
+            add_rules(&foreign, Options::default(), &mut settings)?;
+        }
+        self.overrides.apply(&mut settings)?;
+        Ok(settings)
+    }
+
+    fn load_deployment(&self, deployment: &Deployment) -> Result<Settings, String> {
+        let mut settings = Settings::new(none()?);
+        deployment.apply(&mut settings);
+        add_rules(&[&deployment.files], deployment.options.clone(), &mut settings)?;
+        for warning in &deployment.warnings {
+            tracing::warn!("{warning}");
         }
         self.overrides.apply(&mut settings)?;
         Ok(settings)
@@ -88,12 +114,12 @@ impl Overrides {
 }
 
 /// Adds the rules of envoyproxy/ratelimit's files to the policies there are.
-fn add_rules(paths: &[&Path], settings: &mut Settings) -> Result<(), String> {
+fn add_rules(paths: &[&Path], options: Options, settings: &mut Settings) -> Result<(), String> {
     let mut files = Vec::new();
     for path in paths {
         files.extend(RuleFile::read(path).map_err(|error| error.to_string())?);
     }
-    let rules = Rules::parse(&files, Options::default()).map_err(|error| error.to_string())?;
+    let rules = Rules::parse(&files, options).map_err(|error| error.to_string())?;
     settings.policies = rules.beside(&settings.policies).map_err(|error| error.to_string())?;
     settings.rules = Arc::new(rules);
     Ok(())

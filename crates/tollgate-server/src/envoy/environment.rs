@@ -19,7 +19,9 @@ pub(crate) struct Deployment {
     /// What holds for all of its rules.
     pub(crate) options: Options,
     /// In their words, such as `WARN`; `None` if it does not say.
+    #[allow(dead_code, reason = "for the command line, before it logs")]
     pub(crate) log_level: Option<String>,
+    #[allow(dead_code, reason = "for the command line, before it logs")]
     pub(crate) log_json: bool,
     /// What it asks for and does not get, and why.
     pub(crate) warnings: Vec<String>,

@@ -11,8 +11,10 @@ mod file;
 mod grpc;
 #[cfg(test)]
 mod grpc_tests;
+#[allow(dead_code, reason = "for the HTTP listener, at POST /json")]
 mod json;
 mod limits;
+#[allow(dead_code, reason = "its way back is for JSON")]
 mod metadata;
 mod name;
 mod pattern;
@@ -22,8 +24,9 @@ mod rules;
 #[cfg(test)]
 mod rules_tests;
 
-pub(crate) use environment::{Deployment, EnvironmentError};
-pub(crate) use file::{FileError, Source as RuleFile};
+pub(crate) use environment::Deployment;
+pub(crate) use file::Source as RuleFile;
 pub(crate) use grpc::{CODES, Grpc};
+#[allow(unused_imports, reason = "for the HTTP listener, at POST /json")]
 pub(crate) use json::{answer as answer_json, domain as domain_of_json};
-pub(crate) use rules::{HeaderNames, Options, Rules};
+pub(crate) use rules::{Options, Rules};

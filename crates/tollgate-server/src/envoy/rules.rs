@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, hash_map},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use bytes::Bytes;
@@ -105,7 +105,8 @@ pub(super) enum Subject<'a> {
 
 impl Rules {
     /// Reads a file, or every YAML file of a directory.
-    pub(crate) fn load(path: &Path, options: Options) -> Result<Self, FileError> {
+    #[cfg(test)]
+    pub(crate) fn load(path: &std::path::Path, options: Options) -> Result<Self, FileError> {
         Self::parse(&Source::read(path)?, options)
     }
 

@@ -6,6 +6,7 @@ mod check;
 mod config;
 mod config_hostile;
 mod doctor;
+mod envoy;
 mod help;
 mod program;
 mod resp;
