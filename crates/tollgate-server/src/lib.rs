@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod cli;
+mod client;
 pub mod config;
 mod engine;
 mod envoy;

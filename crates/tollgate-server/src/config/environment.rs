@@ -43,6 +43,11 @@ impl<'a> Environment<'a> {
         Self { secrets: false, ..self }
     }
 
+    /// What a variable holds, if it is set.
+    pub(crate) fn get(&self, name: &str) -> Option<String> {
+        (self.variable)(name)
+    }
+
     pub(super) fn has_secrets(&self) -> bool {
         self.secrets
     }
