@@ -2,6 +2,8 @@
 
 mod cli;
 pub mod config;
+#[doc(hidden)]
+pub mod fuzzing;
 mod json;
 
 use std::process::ExitCode;
