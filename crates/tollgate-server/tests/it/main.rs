@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails the test")]
 
 mod check;
+mod deploy;
 mod doctor;
 mod help;
 mod program;
