@@ -5,6 +5,8 @@ mod client;
 pub mod config;
 mod engine;
 mod envoy;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod http;
 mod json;

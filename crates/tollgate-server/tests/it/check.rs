@@ -85,7 +85,9 @@ fn what_cannot_be_decided_is_trouble() {
     );
     let finished = run(&["check", "-a", "user=alice"], b"");
     assert_eq!(finished.code, Some(2));
-    assert!(finished.stderr.ends_with("hint: name a file with --config, or a service with --server\n"));
+    assert!(
+        finished.stderr.ends_with("hint: name a file with --config, or a service with --server\n")
+    );
     let closed = run(&["check", "k", "--limit", "1/hour", "--server", "http://127.0.0.1:1"], b"");
     assert!(closed.stderr.starts_with("error: cannot decide: cannot reach http://127.0.0.1:1/: "));
     assert_eq!(closed.code, Some(2));
