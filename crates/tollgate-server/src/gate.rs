@@ -65,7 +65,7 @@ impl Gate {
             }
             StoreSettings::Redis { url, prefix, deadline } => {
                 let builder = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(*deadline);
-                let store = builder.connect_later();
+                let store = builder.layout(settings.layout.clone()).connect_later();
                 let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
                 (Engine::Shared(limiter), State::Redis(store))
             }

@@ -1,9 +1,12 @@
 #![doc = include_str!("../README.md")]
 
 mod cli;
+mod client;
 pub mod config;
 mod engine;
 mod envoy;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod http;
 mod json;

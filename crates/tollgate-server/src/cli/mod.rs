@@ -1,5 +1,6 @@
 //! The command line: one file per command.
 
+mod asking;
 mod check;
 mod doctor;
 mod log;
@@ -15,7 +16,6 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use tollgate::Limiter;
 
 use self::trouble::Trouble;
 
@@ -90,18 +90,4 @@ fn say(message: impl Display) {
 fn print_line(line: impl Display) {
     let mut output = io::stdout().lock();
     drop(writeln!(output, "{line}").and_then(|()| output.flush()));
-}
-
-/// A limiter with its state in this process.
-fn limiter(limits: &[String], max_keys: Option<usize>) -> Result<Limiter, Trouble> {
-    let mut builder = Limiter::builder();
-    for limit in limits {
-        builder = builder.limit(&**limit);
-    }
-    if let Some(max_keys) = max_keys {
-        builder = builder.max_keys(max_keys);
-    }
-    let hint =
-        "a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
-    builder.build().map_err(|error| Trouble::new(error, "cannot use --limit", hint))
 }

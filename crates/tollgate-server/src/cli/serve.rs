@@ -52,7 +52,7 @@ const EXAMPLES: &str = "\
 Examples:
   In memory, on the loopback, and a request:
     tollgate serve
-    curl -d '{\"attributes\": {\"key\": \"alice\"}}' http://127.0.0.1:8080/v1/check
+    curl --json '{\"attributes\": {\"key\": \"alice\"}}' http://127.0.0.1:8080/v1/check
 
   Policies of your own, with state that several processes share:
     tollgate serve --config tollgate.yaml --store redis://127.0.0.1:6379
@@ -138,12 +138,13 @@ fn greet(server: &Server) {
     if let Some(http) = endpoints.iter().find(|endpoint| endpoint.name == "http") {
         let scheme = if http.is_tls { "https" } else { "http" };
         let body = r#"{"attributes": {"key": "alice"}}"#;
-        print_line(format_args!("try: curl -d '{body}' {scheme}://{}/v1/check", http.address));
+        print_line(format_args!("try: curl --json '{body}' {scheme}://{}/v1/check", http.address));
     }
     let revision = server.gate().revision();
     let state = &revision.settings.store;
     let policies = revision.settings.policies.policies().len();
-    print_line(format_args!("ready: {policies} policies, state in {state}"));
+    let plural = if policies == 1 { "policy" } else { "policies" };
+    print_line(format_args!("ready: {policies} {plural}, state in {state}"));
 }
 
 async fn reload_on_signal(reloader: Arc<Reloader>) {

@@ -5,6 +5,7 @@
 mod check;
 mod config;
 mod config_hostile;
+mod deploy;
 mod doctor;
 mod envoy;
 mod help;
