@@ -3,6 +3,7 @@
 mod cli;
 pub mod config;
 mod engine;
+mod explain;
 mod gate;
 mod http;
 mod json;
