@@ -7,6 +7,7 @@ mod engine;
 mod envoy;
 #[doc(hidden)]
 pub mod fuzzing;
+mod explain;
 mod gate;
 mod http;
 mod json;
