@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use tollgate::{
     Charge, CheckError, Decision, Policy, Request,
-    policy::{Condition, Missing, Mode},
+    policy::{Condition, Match, Missing, Mode},
 };
 
 use crate::engine::Engine;
@@ -98,7 +98,10 @@ pub(crate) async fn explain(
     let verdict = engine.verdict(&charges, None).await?;
     let (mut policies, mut unmet, mut omitted) = (Vec::new(), 0, 0);
     let all = engine.policies().policies().iter();
-    for policy in all.filter(|policy| policy.domain == request.domain()) {
+    // Those that only Envoy's descriptors lead to have nothing to say.
+    let of_domain =
+        |policy: &&Policy| policy.domain == request.domain() && policy.matching != Match::never();
+    for policy in all.filter(of_domain) {
         let explained = Explained::new(policy, request, charges.iter().zip(&verdict.each));
         unmet += usize::from(!explained.covers);
         match !explained.covers && unmet > MOST_UNMET {

@@ -5,9 +5,9 @@ mod client;
 pub mod config;
 mod engine;
 mod envoy;
+mod explain;
 #[doc(hidden)]
 pub mod fuzzing;
-mod explain;
 mod gate;
 mod http;
 mod json;

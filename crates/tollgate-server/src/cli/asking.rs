@@ -204,20 +204,26 @@ async fn decide_here(
 }
 
 /// What a service is asked.
-pub(super) fn body(asking: &Asking, own: Option<Own<'_>>, cost: u64) -> Bytes {
+fn body(asking: &Asking, own: Option<Own<'_>>, cost: u64) -> Bytes {
     let body = match own {
         Some(Own { key, limits }) => {
             let limits: Vec<_> = limits.iter().map(Limit::to_string).collect();
             json!({ "key": key, "limit": limits, "cost": cost })
         }
         None => {
-            let pairs = asking.attributes.iter();
-            let attributes: serde_json::Map<_, _> =
-                pairs.map(|one| (one.name.clone(), one.value.clone().into())).collect();
-            json!({ "domain": asking.domain, "attributes": attributes, "cost": cost })
+            json!({ "domain": asking.domain, "attributes": attributes(asking), "cost": cost })
         }
     };
     body.to_string().into()
+}
+
+/// What a service is asked to explain.
+pub(super) fn body_of_attributes(asking: &Asking) -> Bytes {
+    json!({ "domain": asking.domain, "attributes": attributes(asking) }).to_string().into()
+}
+
+fn attributes(asking: &Asking) -> serde_json::Map<String, Value> {
+    asking.attributes.iter().map(|one| (one.name.clone(), one.value.clone().into())).collect()
 }
 
 /// The answer of a service, if it is one of those that were expected.

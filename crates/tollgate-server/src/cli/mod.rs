@@ -3,6 +3,7 @@
 mod asking;
 mod check;
 mod doctor;
+mod explain;
 mod log;
 mod schema;
 mod serve;
@@ -31,6 +32,7 @@ struct Cli {
 enum Command {
     Serve(serve::Args),
     Check(check::Args),
+    Explain(explain::Args),
     Doctor(doctor::Args),
     Validate(validate::Args),
     Schema(schema::Args),
@@ -64,6 +66,7 @@ pub(crate) fn run() -> ExitCode {
     let done = match command {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Schema(args) => schema::run(&args),

@@ -24,8 +24,10 @@ mod rules;
 #[cfg(test)]
 mod rules_tests;
 
+pub(crate) use decide::decide_bytes;
 pub(crate) use environment::Deployment;
 pub(crate) use file::Source as RuleFile;
+pub(crate) use file::read_bytes;
 pub(crate) use grpc::{CODES, Grpc};
 #[allow(unused_imports, reason = "for the HTTP listener, at POST /json")]
 pub(crate) use json::{answer as answer_json, domain as domain_of_json};

@@ -19,7 +19,7 @@ use super::{
     ask::{self, Budgets, Form, Subject},
     read_json,
 };
-use crate::{config::Scope, engine::Engine};
+use crate::{config::Scope, engine::Engine, gate::Gate};
 
 /// Decides one request.
 pub(super) async fn check<B>(shared: &Shared, head: &Parts, body: B) -> Result<Answer, Problem>
@@ -143,4 +143,17 @@ async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output>
     })
     .await;
     outputs.into_iter().flatten().collect()
+}
+
+/// Decides by bodies that may be anything: one request, and many.
+pub(crate) async fn check_bytes(gate: &Gate, body: &[u8]) {
+    let revision = gate.revision();
+    let bounds = &revision.settings.bounds;
+    let many = ask::parse_batch(body, bounds.batch).unwrap_or_default();
+    for asked in many.iter().chain(&ask::parse(body, Form::Check)) {
+        if let Ok(subject) = asked.subject(bounds) {
+            // Whatever comes of it, it came to an end.
+            let _ = decide(&revision.engine, &subject).await;
+        }
+    }
 }

@@ -36,6 +36,7 @@ use tokio::{
 use tollgate::{Clock, SystemClock, Timestamp};
 use tower::ServiceExt;
 
+pub(crate) use self::check::check_bytes;
 use self::{connection::Watch, problem::Problem};
 use crate::{
     config::{Bounds, Scope},

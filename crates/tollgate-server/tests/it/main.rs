@@ -8,6 +8,7 @@ mod config_hostile;
 mod deploy;
 mod doctor;
 mod envoy;
+mod explain;
 mod help;
 mod program;
 mod resp;
