@@ -26,7 +26,8 @@ use super::{
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     pub(super) domains: HashMap<Box<[u8]>, Level>,
-    /// Those of the rules with a limit, in the order of the files.
+    /// One for each rule with a limit, in the order of the files. They cover no request by themselves: only
+    /// descriptors lead to them.
     pub(super) policies: Vec<Policy>,
     pub(super) options: Options,
 }
@@ -113,11 +114,6 @@ impl Rules {
     /// Reads what several files say together.
     pub(crate) fn parse(sources: &[Source], options: Options) -> Result<Self, FileError> {
         compile::rules(sources, options)
-    }
-
-    /// A policy for each rule with a limit. They cover no request by themselves: only descriptors lead to them.
-    pub(crate) fn policies(&self) -> &[Policy] {
-        &self.policies
     }
 
     /// These policies together with those of the rules.

@@ -51,7 +51,7 @@ async fn the_environment_of_a_deployment_is_all_it_needs() {
             ("USE_STATSD", "false"),
         ],
     );
-    assert!(service.greeting.iter().any(|line| line.starts_with("ready: 1 policies")));
+    assert!(service.greeting.iter().any(|line| line.starts_with("ready: 1 polic")));
     let address = service.address("grpc");
     for code in [1, 1, 2] {
         let answer = ask(address).await;
