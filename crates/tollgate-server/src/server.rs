@@ -53,11 +53,11 @@ pub(crate) struct Endpoint {
 
 impl Server {
     /// Opens the store, reads certificates and binds every listener.
-    pub(crate) fn bind(settings: Settings) -> Result<Self, StartError> {
+    pub(crate) async fn bind(settings: Settings) -> Result<Self, StartError> {
         let http = bind("http", settings.http, &settings, &[b"h2", b"http/1.1"])?;
         let grpc = bind("grpc", settings.grpc, &settings, &[b"h2"])?;
         let resp = bind("resp", settings.resp, &settings, &[])?;
-        let gate = Arc::new(Gate::open(settings)?);
+        let gate = Arc::new(Gate::open(settings).await?);
         Ok(Self { gate, http, grpc, resp })
     }
 

@@ -98,7 +98,7 @@ async fn serve(args: &Args) -> Result<ExitCode, Trouble> {
         let hint = "tollgate validate FILE checks a file; docs/configuration.md has all there is";
         Trouble::new(anyhow::Error::msg(error), "cannot use the configuration", hint)
     })?;
-    let server = Server::bind(settings).map_err(|error| {
+    let server = Server::bind(settings).await.map_err(|error| {
         let hint = hint(&error);
         Trouble::new(error, "cannot serve", hint)
     })?;
