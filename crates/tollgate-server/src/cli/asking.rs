@@ -1,6 +1,6 @@
 //! What is asked and of whom, for the commands that decide one request.
 
-use std::{fs, path::PathBuf, str::FromStr};
+use std::{fs, path::PathBuf, str::FromStr, time::Duration};
 
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
@@ -81,6 +81,9 @@ pub(super) struct Own<'a> {
     pub(super) limits: &'a [Limit],
 }
 
+/// Whoever asks once would rather wait than be told what this process alone knows.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 impl FromStr for Attribute {
     type Err = String;
 
@@ -143,7 +146,8 @@ impl Asking {
                 Ok(Engine::Memory(Limiter::builder().policies(policies).build()?))
             }
             StoreSettings::Redis { url, prefix, deadline } => {
-                let store = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(*deadline);
+                let deadline = (*deadline).max(PATIENCE);
+                let store = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(deadline);
                 let store = store.layout(settings.layout.clone()).connect().await?;
                 Ok(Engine::Shared(SharedLimiter::builder(store).policies(policies).build()?))
             }

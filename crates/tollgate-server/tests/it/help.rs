@@ -4,7 +4,10 @@ use crate::program::run;
 fn help_teaches_by_examples() {
     for (args, example) in [
         (&["--help"][..], "tollgate check --limit 5/minute alice --times 6"),
-        (&["serve", "--help"], "tollgate serve --config tollgate.yaml --store redis://127.0.0.1:6379"),
+        (
+            &["serve", "--help"],
+            "tollgate serve --config tollgate.yaml --store redis://127.0.0.1:6379",
+        ),
         (&["check", "--help"], "tollgate check --limit '1/second burst 3' alice --times 4"),
         (&["explain", "--help"], "tollgate explain --config tollgate.yaml -a user=alice"),
         (&["doctor", "--help"], "tollgate doctor redis://127.0.0.1:6379"),
