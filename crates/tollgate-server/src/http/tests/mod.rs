@@ -11,7 +11,7 @@ mod report;
 use std::{sync::Arc, time::Duration};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-use tollgate::{Limiter, ManualClock, Policy, PolicySet, policy::Condition};
+use tollgate::{Clock, Limiter, ManualClock, Policy, PolicySet, policy::Condition};
 
 use super::{CODES, HttpService};
 use crate::{
@@ -71,8 +71,13 @@ impl Server {
 
     pub(super) fn with(settings: Settings) -> Self {
         let clock = ManualClock::new();
+        Self::at(clock.clone(), clock, settings)
+    }
+
+    /// With another clock, of which the manual one is a part.
+    pub(super) fn at(clock: ManualClock, shown: impl Clock + Clone, settings: Settings) -> Self {
         let limiter =
-            Limiter::builder().policies(settings.policies.clone()).clock(clock.clone()).build();
+            Limiter::builder().policies(settings.policies.clone()).clock(shown.clone()).build();
         let limiter = limiter.unwrap();
         let state = State::Memory(limiter.store().clone());
         let gate = Arc::new(Gate::new(Engine::Memory(limiter), state, settings));
@@ -87,7 +92,7 @@ impl Server {
             }
         });
         let service = HttpService::new(gate.clone(), metrics, listener, reload);
-        let service = Arc::new(service.with_clock(clock.clone()));
+        let service = Arc::new(service.with_clock(shown));
         let (switch, drain) = DrainSwitch::new();
         Self { service, gate, clock, switch, drain }
     }

@@ -127,7 +127,8 @@ async fn a_refused_reload_says_why() {
     assert_eq!(server.gate.revision().number, 1);
 }
 
-/// Statuses without a key, with a wrong one, for another domain, for this domain, for all, and as an admin of this domain and of all.
+/// Statuses without a key, with a wrong one, with one for another domain, for the shop, for all domains, and with an
+/// admin's for the shop and for all.
 const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("POST /v1/check", SHOP, [401, 401, 403, 200, 200, 200, 200]),
     ("POST /v1/check", AD_HOC, [401, 401, 403, 403, 200, 403, 200]),
