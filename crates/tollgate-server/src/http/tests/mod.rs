@@ -15,7 +15,7 @@ use tollgate::{Clock, Limiter, ManualClock, Policy, PolicySet, policy::Condition
 
 use super::{CODES, HttpService};
 use crate::{
-    config::{Credential, HeaderStyle, ResetStyle, Scope, Settings},
+    config::{Credential, HeaderStyle, ResetStyle, Scope, Settings, StoreSettings},
     engine::Engine,
     gate::{Gate, State},
     metrics::{ListenerMetrics, Metrics},
@@ -80,7 +80,11 @@ impl Server {
             Limiter::builder().policies(settings.policies.clone()).clock(shown.clone()).build();
         let limiter = limiter.unwrap();
         let state = State::Memory(limiter.store().clone());
-        let gate = Arc::new(Gate::new(Engine::Memory(limiter), state, settings));
+        Self::over(clock, shown, Gate::new(Engine::Memory(limiter), state, settings))
+    }
+
+    pub(super) fn over(clock: ManualClock, shown: impl Clock, gate: Gate) -> Self {
+        let gate = Arc::new(gate);
         let listener = Arc::new(ListenerMetrics::new("http", &CODES));
         let metrics = Arc::new(Metrics::new(gate.clone(), vec![listener.clone()]));
         let replaced = gate.clone();
