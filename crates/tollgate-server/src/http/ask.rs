@@ -37,6 +37,7 @@ pub(super) enum Subject<'a> {
 }
 
 /// What is charged for a [`Subject`].
+#[expect(clippy::large_enum_variant, reason = "it lives on the stack, for as long as one request")]
 pub(super) enum Budgets<'e, 's> {
     Policies(Plan<'e>),
     AdHoc(&'s str, &'s [Limit]),

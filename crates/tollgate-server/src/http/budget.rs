@@ -83,10 +83,11 @@ pub(super) async fn acquire(
     let budgets = subject.budgets(&revision.engine);
     let permit = Permit::new_id();
     let charges = held(budgets.charges(subject.cost())?, permit);
+    let now = shared.now();
     let decision = revision.engine.verdict(&charges, None).await?.decision;
     let holds =
         decision.is_allowed() && charges.iter().any(|charge| charge.permit != 0 && charge.cost > 0);
-    let decided = Decided { decision, headers: revision.settings.headers, now: shared.now() };
+    let decided = Decided { decision, headers: revision.settings.headers, now };
     Ok(decided.answer_with(|body| {
         write_decision_and(body, decision, revision.number, |body| match holds {
             true => body.extend_from_slice(format!(",\"permit\":\"{permit:016x}\"").as_bytes()),
@@ -148,7 +149,7 @@ fn held(charges: Vec<Charge<'_>>, permit: u64) -> Vec<Charge<'_>> {
 
 fn parse_permit(text: &str) -> Option<u64> {
     let is_hex = (1..=16).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
-    u64::from_str_radix(text, 16).ok().filter(|permit| is_hex && *permit != 0)
+    u64::from_str_radix(text, 16).ok().filter(|_| is_hex)
 }
 
 /// What query parameters ask about. They charge nothing, so they name no cost.

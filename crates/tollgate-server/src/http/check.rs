@@ -32,8 +32,9 @@ where
     let subject = asked.subject(&bounds)?;
     let revision = shared.gate.revision();
     revision.access_to(&head.headers, Scope::Check, subject.domain())?;
+    let now = shared.now();
     let decision = decide(&revision.engine, &subject).await?;
-    let decided = Decided { decision, headers: revision.settings.headers, now: shared.now() };
+    let decided = Decided { decision, headers: revision.settings.headers, now };
     Ok(decided.answer(revision.number))
 }
 

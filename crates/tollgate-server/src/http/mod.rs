@@ -55,6 +55,9 @@ pub(crate) struct HttpService {
 /// Reads the configuration again, and tells its number or why it cannot be used. It may block.
 pub(crate) type Reload = Arc<dyn Fn() -> Result<u64, String> + Send + Sync>;
 
+/// The protocols to offer to clients that ask for one by TLS.
+pub(crate) const ALPN: &[&[u8]] = &[b"h2", b"http/1.1"];
+
 /// The codes that answers have, for [`ListenerMetrics`].
 pub(crate) const CODES: [&str; 16] = [
     "200", "429", "204", "400", "401", "403", "404", "405", "408", "409", "413", "415", "422",
@@ -268,6 +271,7 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("gate", &self.gate).finish_non_exhaustive()
+        // The gate's settings may hold a password.
+        f.debug_struct("Shared").finish_non_exhaustive()
     }
 }

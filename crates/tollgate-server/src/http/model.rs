@@ -15,48 +15,89 @@ use crate::{
     gate::State,
 };
 
-/// One request to decide: either `attributes` (and `domain`) for the policies in force, or a `key` and a `limit` of
-/// its own.
+/// One request to decide: by the policies in force, or for a key with a limit of its own.
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "a schema; what is sent is read by `ask`, without copies")]
+pub(super) enum CheckRequest {
+    Policies(PolicyRequest),
+    Key(KeyRequest),
+}
+
+/// Attributes that policies look at.
 #[derive(Debug, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 #[expect(dead_code, reason = "a schema; what is sent is read by `ask`, without copies")]
-pub(super) struct CheckRequest {
+pub(super) struct PolicyRequest {
     /// The domain whose policies apply; without it, those of the default domain.
     domain: Option<String>,
     /// Names and values that policies look at.
     attributes: Option<BTreeMap<String, String>>,
-    /// Whose budget, with a `limit` of its own. Policies are not asked then.
-    key: Option<String>,
-    /// One limit such as `100/minute`, or several which must all have room.
-    limit: Option<OneOrMore>,
     /// Units taken, 1 unless said; 0 asks without taking.
     cost: Option<u64>,
-    /// Asked again with the same id, it counts once. Only with a Redis store.
+    /// Asked again with the same id, a check counts once. Only for a check, and only with a Redis store.
+    #[schemars(length(min = 1, max = 128))]
+    id: Option<String>,
+}
+
+/// A key and a limit of its own. Policies are not asked.
+#[derive(Debug, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "a schema; what is sent is read by `ask`, without copies")]
+pub(super) struct KeyRequest {
+    /// Whose budget.
+    key: String,
+    /// One limit such as `100/minute`, or several which must all have room.
+    limit: OneOrMore,
+    /// Units taken, 1 unless said; 0 asks without taking.
+    cost: Option<u64>,
+    /// Asked again with the same id, a check counts once. Only for a check, and only with a Redis store.
     #[schemars(length(min = 1, max = 128))]
     id: Option<String>,
 }
 
 /// A request whose permit is to be given back or renewed: as it was acquired, with the permit.
 #[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "a schema; what is sent is read by `ask`, without copies")]
+pub(super) enum HeldRequest {
+    Policies(HeldPolicyRequest),
+    Key(HeldKeyRequest),
+}
+
+/// What was acquired by the policies in force.
+#[derive(Debug, JsonSchema)]
 #[schemars(deny_unknown_fields)]
 #[expect(dead_code, reason = "a schema; what is sent is read by `ask`, without copies")]
-pub(super) struct HeldRequest {
+pub(super) struct HeldPolicyRequest {
     /// As it was acquired.
     domain: Option<String>,
     /// As it was acquired.
     attributes: Option<BTreeMap<String, String>>,
-    /// As it was acquired.
-    key: Option<String>,
-    /// As it was acquired.
-    limit: Option<OneOrMore>,
     /// Not looked at.
     cost: Option<u64>,
-    /// Not taken here.
-    id: Option<String>,
-    /// The permit, as `POST /v1/acquire` gave it.
-    #[schemars(regex(pattern = r"^[0-9a-f]{1,16}$"))]
-    permit: String,
+    permit: Held,
 }
+
+/// What was acquired for a key with a limit of its own.
+#[derive(Debug, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "a schema; what is sent is read by `ask`, without copies")]
+pub(super) struct HeldKeyRequest {
+    /// As it was acquired.
+    key: String,
+    /// As it was acquired.
+    limit: OneOrMore,
+    /// Not looked at.
+    cost: Option<u64>,
+    permit: Held,
+}
+
+/// The permit, as `POST /v1/acquire` gave it.
+#[derive(Debug, JsonSchema)]
+#[schemars(transparent, inline)]
+#[expect(dead_code, reason = "a schema; what is sent is read by `ask`, without copies")]
+pub(super) struct Held(#[schemars(regex(pattern = r"^[0-9a-f]{1,16}$"))] String);
 
 /// Requests to decide, each by itself, in their order.
 #[derive(Debug, JsonSchema)]
@@ -71,9 +112,18 @@ pub(super) struct BatchRequest {
 #[schemars(untagged)]
 #[expect(dead_code, reason = "a schema; what is sent is read by `ask`, without copies")]
 pub(super) enum OneOrMore {
-    One(String),
-    More(#[schemars(length(min = 1, max = 16))] Vec<String>),
+    One(LimitText),
+    More(#[schemars(length(min = 1, max = 16))] Vec<LimitText>),
 }
+
+/// A limit, such as `100/minute`, `10/second burst 20` or `5/30s sliding-log`.
+#[derive(Debug, JsonSchema)]
+#[schemars(transparent, inline)]
+#[expect(dead_code, reason = "a schema; what is sent is read by `ask`, without copies")]
+pub(super) struct LimitText(#[schemars(length(max = 64), regex(pattern = LIMIT))] String);
+
+/// About what a limit looks like.
+const LIMIT: &str = "^[0-9]+/([0-9]*(ms|s|m|h|d)|second|minute|hour|day)( .*)?$";
 
 /// Whether a request may pass now. Of several limits, the tightest speaks.
 #[derive(Clone, Debug, Serialize, JsonSchema)]

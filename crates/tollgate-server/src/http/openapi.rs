@@ -163,8 +163,8 @@ impl Paths {
 
     fn add_proxies(&mut self) {
         let auth = |id, paths: &mut Self| {
-            let denied = "Denied, where `deny` is 403; or the API key is not for this";
-            let denied = limited(paths.problem(denied));
+            let denied = "Denied, where `deny` is 403; or a problem: the API key is not for this";
+            let denied = limited(json!({ "description": denied }));
             let operation = Operation::new(id, "Decides about the request that a proxy describes")
                 .with(auth_parameters())
                 .answering("200", limited(json!({ "description": "It may pass" })))

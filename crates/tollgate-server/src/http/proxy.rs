@@ -25,8 +25,9 @@ pub(super) async fn auth(shared: &Shared, head: &Parts) -> Result<Answer, Proble
     for (name, value) in &attributes {
         request = request.with(name, &**value);
     }
+    let now = shared.now();
     let decision = revision.engine.check(&request).await?;
-    let decided = Decided { decision, headers: revision.settings.headers, now: shared.now() };
+    let decided = Decided { decision, headers: revision.settings.headers, now };
     let status = match decision.is_allowed() {
         true => StatusCode::OK,
         false => options.dialect.denied(),
@@ -49,6 +50,7 @@ pub(super) async fn seed(
         return Err(Problem::bounds(format!("`userId` has from 1 to {most} bytes")));
     }
     let request = Request::new().with("userId", user);
+    let now = shared.now();
     let decision = revision.engine.check(&request).await?;
     let used = decision.limit().map(|limit| limit.capacity().saturating_sub(decision.remaining()));
     let answer = SeedAnswer {
@@ -58,7 +60,7 @@ pub(super) async fn seed(
     };
     let body = serde_json::to_vec(&answer);
     let body = body.map_err(|error| Problem::unavailable(error.to_string()))?;
-    let decided = Decided { decision, headers: revision.settings.headers, now: shared.now() };
+    let decided = Decided { decision, headers: revision.settings.headers, now };
     Ok(uncached(decided.answer_with(|out| out.extend_from_slice(&body))))
 }
 

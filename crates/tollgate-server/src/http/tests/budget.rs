@@ -105,7 +105,9 @@ async fn permits_are_held_renewed_and_given_back() {
     }
     assert_eq!(server.post("/v1/acquire", job).await.json()["remaining"], 1);
 
-    for permit in ["", "0", "xyz", "+1", "11112222333344445"] {
+    assert_eq!(server.post("/v1/release", &with("0")).await.body, r#"{"limits":0}"#);
+    assert_eq!(server.post("/v1/renew", &with("0")).await.problem(), "permit-lost");
+    for permit in ["", "xyz", "+1", "11112222333344445"] {
         let reply = server.post("/v1/release", &with(permit)).await;
         assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{permit}");
     }

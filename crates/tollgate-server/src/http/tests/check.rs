@@ -61,6 +61,26 @@ async fn a_denial_says_when_to_come_back() {
     assert_eq!(server.check(ALICE).await.status, 200);
 }
 
+/// Moves on by a microsecond whenever somebody looks.
+#[derive(Clone, Debug)]
+struct Restless(ManualClock);
+
+impl Clock for Restless {
+    fn now(&self) -> tollgate::Timestamp {
+        self.0.advance(Duration::from_micros(1));
+        self.0.now()
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_window_is_not_rounded_up_to_the_next_second() {
+    let clock = ManualClock::new();
+    let server = Server::at(clock.clone(), Restless(clock), Settings::new(policies()));
+    assert_eq!(server.check(ALICE).await.header("x-ratelimit-reset"), Some("1767225660"));
+    let seed = server.get("/check?userId=alice").await;
+    assert_eq!(seed.header("x-ratelimit-reset"), Some("1767225660"));
+}
+
 #[tokio::test]
 async fn all_limits_are_charged_or_none() {
     let server = Server::new();

@@ -60,9 +60,13 @@ async fn the_schemas_have_the_members_that_are_read_and_written() {
         schemas[name]["properties"].as_object().unwrap().keys().cloned().collect()
     };
     let fields = |fields: &[&str]| fields.iter().map(|&field| field.to_owned()).collect();
-    assert_eq!(members("CheckRequest"), fields(&FIELDS[..6]));
-    assert_eq!(members("HeldRequest"), fields(&FIELDS));
-    assert_eq!(schemas["CheckRequest"]["additionalProperties"], json!(false));
+    assert_eq!(members("PolicyRequest"), fields(&["domain", "attributes", "cost", "id"]));
+    assert_eq!(members("KeyRequest"), fields(&["key", "limit", "cost", "id"]));
+    assert_eq!(members("HeldKeyRequest"), fields(&["key", "limit", "cost", "permit"]));
+    assert_eq!(schemas["KeyRequest"]["additionalProperties"], json!(false));
+    let asked = ["PolicyRequest", "HeldPolicyRequest", "KeyRequest", "HeldKeyRequest"];
+    let asked: BTreeSet<_> = asked.into_iter().flat_map(members).collect();
+    assert_eq!(asked, fields(&FIELDS));
     let server = Server::new();
     let check = r#"{"attributes":{"user":"alice"}}"#;
     let written =

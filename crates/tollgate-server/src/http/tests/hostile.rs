@@ -196,3 +196,23 @@ async fn what_is_no_http_ends_the_connection() {
     let reply = String::from_utf8(server.exchange(smuggled.as_bytes()).await).unwrap();
     assert!(reply.starts_with("HTTP/1.1 400 "), "{reply}");
 }
+
+#[tokio::test]
+async fn every_form_of_a_target_has_an_answer() {
+    let server = Server::new();
+    for (line, status) in [
+        ("GET http://t/healthz", 200),
+        ("GET http://t/v1/check", 405),
+        ("GET http://t", 404),
+        ("OPTIONS *", 404),
+        ("CONNECT t:80", 404),
+        ("GET /healthz?%ff=%00&&==", 200),
+        ("GET /v1/state?%ff=%00", 400),
+        ("GET /v1/state?attribute=user:%ff%00%0d%0a", 200),
+        ("GET /check?userId=%ff%0d%0aX:%20y", 200),
+        ("BREW /v1/check", 405),
+    ] {
+        let reply = server.send(line, "", "").await;
+        assert_eq!(reply.status, status, "{line} {reply:?}");
+    }
+}

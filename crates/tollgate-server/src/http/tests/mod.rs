@@ -11,11 +11,11 @@ mod report;
 use std::{sync::Arc, time::Duration};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-use tollgate::{Limiter, ManualClock, Policy, PolicySet, policy::Condition};
+use tollgate::{Clock, Limiter, ManualClock, Policy, PolicySet, policy::Condition};
 
 use super::{CODES, HttpService};
 use crate::{
-    config::{Credential, HeaderStyle, ResetStyle, Scope, Settings},
+    config::{Credential, HeaderStyle, ResetStyle, Scope, Settings, StoreSettings},
     engine::Engine,
     gate::{Gate, State},
     metrics::{ListenerMetrics, Metrics},
@@ -71,11 +71,20 @@ impl Server {
 
     pub(super) fn with(settings: Settings) -> Self {
         let clock = ManualClock::new();
+        Self::at(clock.clone(), clock, settings)
+    }
+
+    /// With another clock, of which the manual one is a part.
+    pub(super) fn at(clock: ManualClock, shown: impl Clock + Clone, settings: Settings) -> Self {
         let limiter =
-            Limiter::builder().policies(settings.policies.clone()).clock(clock.clone()).build();
+            Limiter::builder().policies(settings.policies.clone()).clock(shown.clone()).build();
         let limiter = limiter.unwrap();
         let state = State::Memory(limiter.store().clone());
-        let gate = Arc::new(Gate::new(Engine::Memory(limiter), state, settings));
+        Self::over(clock, shown, Gate::new(Engine::Memory(limiter), state, settings))
+    }
+
+    pub(super) fn over(clock: ManualClock, shown: impl Clock, gate: Gate) -> Self {
+        let gate = Arc::new(gate);
         let listener = Arc::new(ListenerMetrics::new("http", &CODES));
         let metrics = Arc::new(Metrics::new(gate.clone(), vec![listener.clone()]));
         let replaced = gate.clone();
@@ -87,7 +96,7 @@ impl Server {
             }
         });
         let service = HttpService::new(gate.clone(), metrics, listener, reload);
-        let service = Arc::new(service.with_clock(clock.clone()));
+        let service = Arc::new(service.with_clock(shown));
         let (switch, drain) = DrainSwitch::new();
         Self { service, gate, clock, switch, drain }
     }

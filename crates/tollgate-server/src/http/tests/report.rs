@@ -127,7 +127,95 @@ async fn a_refused_reload_says_why() {
     assert_eq!(server.gate.revision().number, 1);
 }
 
-/// Statuses without a key, with a wrong one, for another domain, for this domain, for all, and as an admin of this domain and of all.
+#[tokio::test]
+async fn without_its_store_the_service_decides_and_says_so() {
+    let mut settings = Settings::new(policies());
+    let (url, prefix) = ("redis://127.0.0.1:1".to_owned(), "t:".to_owned());
+    settings.store = StoreSettings::Redis { url, prefix, deadline: Duration::from_millis(50) };
+    let clock = ManualClock::new();
+    let server = Server::over(clock.clone(), clock, Gate::open(settings).unwrap());
+    let ready = server.get("/readyz").await;
+    assert_eq!((ready.status, &*ready.body), (200, r#"{"status":"ready","degraded":true}"#));
+    let alice = r#"{"attributes":{"user":"alice"}}"#;
+    for (status, remaining) in [(200, 2), (200, 1), (200, 0), (429, 0)] {
+        let reply = server.check(alice).await;
+        let json = reply.json();
+        assert_eq!((reply.status, &json["remaining"]), (status, &remaining.into()), "{reply:?}");
+        assert_eq!((&json["source"], &json["degraded"]), (&"fallback".into(), &true.into()));
+    }
+    for (line, body) in [
+        ("POST /v1/refund", alice),
+        ("DELETE /v1/state?attribute=user:alice", ""),
+        ("POST /v1/release", r#"{"domain":"jobs","attributes":{"queue":"q"},"permit":"1"}"#),
+    ] {
+        let reply = server.send(line, "Content-Type: application/json\r\n", body).await;
+        assert_eq!((reply.status, reply.problem()), (503, "unavailable".to_owned()), "{line}");
+        assert_eq!(reply.header("retry-after"), Some("1"));
+        assert!(!reply.body.contains("127.0.0.1"), "{reply:?}");
+    }
+    let stats = server.get("/v1/stats").await.json();
+    assert_eq!(stats["policies"][0]["degraded"], 4);
+    assert_eq!(stats["store"]["kind"], "redis");
+    let metrics = server.get("/metrics").await.body;
+    for line in [
+        "tollgate_degraded_total{policy=\"api\"} 4",
+        "tollgate_redis_servers{state=\"in_trouble\"} 1",
+        "tollgate_redis_calls_total 0",
+    ] {
+        assert!(metrics.lines().any(|other| other == line), "{line}\n{metrics}");
+    }
+}
+
+/// What was logged, for as long as the guard lives.
+#[derive(Clone, Default)]
+struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn what_admins_do_is_logged_without_anybodys_key() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().json().with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let mut settings = Settings::new(policies());
+    settings.security.credentials = vec![credential("boss", "s3cret", Scope::Admin, &[])];
+    let server = Server::with(settings);
+    let headers = "Content-Type: application/json\r\nAuthorization: Bearer s3cret\r\n";
+    for (line, body) in [
+        ("DELETE /v1/state?attribute=user:alice", ""),
+        ("POST /v1/refund", r#"{"attributes":{"user":"alice"}}"#),
+        ("POST /v1/reload", ""),
+        ("POST /v1/check", r#"{"attributes":{"user":"alice"}}"#),
+    ] {
+        assert_eq!(server.send(line, headers, body).await.status, 200);
+    }
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(!text.contains("alice") && !text.contains("s3cret"), "{text}");
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let audits: Vec<_> = lines.iter().filter(|line| line["target"] == "audit").collect();
+    let fields = |name: &str| -> Vec<Value> {
+        audits.iter().map(|line| line["fields"][name].clone()).collect()
+    };
+    assert_eq!(fields("action"), ["reset", "refund", "reload"]);
+    assert_eq!(fields("credential"), ["boss"; 3]);
+    let marks = fields("key");
+    assert_eq!(marks[0], marks[1]);
+    assert_eq!(marks[0].as_str().unwrap().len(), 8);
+    assert_eq!(audits[0]["fields"]["policies"], "api");
+}
+
+/// Statuses without a key, with a wrong one, with one for another domain, for the shop, for all domains, and with an
+/// admin's for the shop and for all.
 const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("POST /v1/check", SHOP, [401, 401, 403, 200, 200, 200, 200]),
     ("POST /v1/check", AD_HOC, [401, 401, 403, 403, 200, 403, 200]),
