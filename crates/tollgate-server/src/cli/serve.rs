@@ -125,6 +125,7 @@ async fn serve(args: &Args) -> Result<ExitCode, Trouble> {
     let signals = Signals::listen().map_err(|error| {
         Trouble::new(error, "cannot listen for signals", "see whether the system is out of files")
     })?;
+    server.wait_for_store().await;
     greet(&server);
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(reload_on_signal(signals.hangup, reloader.clone()));

@@ -7,6 +7,7 @@ mod clients;
 mod config;
 mod config_hostile;
 mod doctor;
+mod drain;
 mod help;
 mod keys;
 mod program;
