@@ -1,11 +1,8 @@
 //! What is in force now, for all listeners.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use arc_swap::{ArcSwap, Guard};
@@ -56,9 +53,9 @@ pub(crate) enum OpenError {
 }
 
 impl Gate {
-    /// Opens the store and puts `settings` in force. A server that is not there yet is waited for, a moment here and
-    /// then in passing: until it answers, failure modes decide. Called within the runtime that the store's connections are to live on.
-    pub(crate) async fn open(settings: Settings) -> Result<Self, OpenError> {
+    /// Opens the store and puts `settings` in force. A server that is not there yet is waited for in passing: until it
+    /// answers, failure modes decide. Called within the runtime that the store's connections are to live on.
+    pub(crate) fn open(settings: Settings) -> Result<Self, OpenError> {
         let policies = settings.effective_policies();
         let (engine, state) = match &settings.store {
             StoreSettings::Memory { max_keys } => {
@@ -69,7 +66,6 @@ impl Gate {
             StoreSettings::Redis { url, prefix, deadline } => {
                 let builder = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(*deadline);
                 let store = builder.layout(settings.layout.clone()).connect_later();
-                wait_for(&store).await;
                 let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
                 (Engine::Shared(limiter), State::Redis(store))
             }
@@ -133,23 +129,6 @@ impl Gate {
         self.draining.load(Ordering::Relaxed)
     }
 }
-
-/// Gives a server that is there time to answer, so that the first requests are its own.
-async fn wait_for(store: &RedisStore) {
-    let connected = async {
-        let mut looks = tokio::time::interval(LOOK_EVERY);
-        while !store.is_connected() {
-            looks.tick().await;
-        }
-    };
-    if tokio::time::timeout(PATIENCE, connected).await.is_err() {
-        tracing::warn!("the store does not answer: until it does, failure modes decide");
-    }
-}
-
-/// How long the beginning waits for the store.
-const PATIENCE: Duration = Duration::from_secs(1);
-const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 impl State {
     /// Whether decisions are the store's, and not those of failure modes.

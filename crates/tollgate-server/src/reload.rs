@@ -8,52 +8,52 @@ use std::{
     time::Duration,
 };
 
-use notify::{RecursiveMode, Watcher};
+use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::{
     sync::mpsc,
-    time::{MissedTickBehavior, interval, timeout},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
 
-use crate::{config::Settings, gate::Gate, service::Tls};
+use crate::{config::Settings, gate::Gate, service::Tls, source::Source};
 
 /// Reads the settings again, and puts them in force if they are sound.
 pub(crate) struct Reloader {
     gate: Arc<Gate>,
-    load: Box<Load>,
-    /// Files, and folders of files, that settings come from.
-    sources: Vec<PathBuf>,
+    source: Source,
     tls: Vec<Arc<Tls>>,
     /// What the sources held when they were last read. Also lets one reload go on at a time.
     seen: Mutex<[u8; 32]>,
 }
 
-/// Makes settings of what the sources hold now, or says why it cannot.
-pub(crate) type Load = dyn Fn() -> Result<Settings, String> + Send + Sync;
+/// Tells of changes in folders for as long as it is kept.
+struct Watching {
+    watcher: Option<RecommendedWatcher>,
+    folders: BTreeSet<PathBuf>,
+}
 
-/// Editors and orchestrators write in several steps: changes are looked at once they have ceased for so long.
+/// Editors and orchestrators write in several steps: changes are looked at once they have ceased for so long,
 const QUIET: Duration = Duration::from_millis(50);
+/// or after so long, if they do not cease: something else may be written all the time in the same folder.
+const LONGEST: Duration = Duration::from_secs(1);
 /// Where no changes are told of, as on some network drives, files are looked at every so often.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 impl Reloader {
-    pub(crate) fn new(
-        gate: Arc<Gate>,
-        sources: Vec<PathBuf>,
-        tls: Vec<Arc<Tls>>,
-        load: Box<Load>,
-    ) -> Self {
-        let reloader = Self { gate, load, sources, tls, seen: Mutex::default() };
+    /// For a source that has been read, and certificates that are in use.
+    pub(crate) fn new(gate: Arc<Gate>, source: Source, tls: Vec<Arc<Tls>>) -> Self {
+        let reloader = Self { gate, source, tls, seen: Mutex::default() };
         *reloader.seen.lock() = reloader.fingerprint();
         reloader
     }
 
-    /// Reads everything again, and tells the number of the revision that is in force now, or why it stays as it was.
+    /// Reads everything again, and tells the number of the revision that is in force now, or what stays as it was and
+    /// why. Settings and certificates are taken each by themselves: a mistake in the one does not let the other expire.
     pub(crate) fn reload(&self) -> Result<u64, String> {
         let mut seen = self.seen.lock();
-        *seen = self.fingerprint();
-        self.reload_locked()
+        let now = self.fingerprint();
+        self.reload_locked(&mut seen, now)
     }
 
     /// [`Reloader::reload`] if anything has changed.
@@ -61,31 +61,46 @@ impl Reloader {
         let mut seen = self.seen.lock();
         let now = self.fingerprint();
         if *seen != now {
-            *seen = now;
             // What is wrong was said where it was found.
-            let _ = self.reload_locked();
+            let _ = self.reload_locked(&mut seen, now);
         }
     }
 
-    fn reload_locked(&self) -> Result<u64, String> {
-        let loaded = (self.load)().and_then(|settings| {
-            self.tls.iter().try_for_each(|tls| tls.reload()).map_err(|error| error.to_string())?;
-            Ok(settings)
+    /// `now` is from before anything is read, so that what changes meanwhile is noticed the next time.
+    fn reload_locked(&self, seen: &mut [u8; 32], now: [u8; 32]) -> Result<u64, String> {
+        let before = self.paths();
+        let taken = self.take();
+        *seen = if self.paths() == before { now } else { self.fingerprint() };
+        taken
+    }
+
+    fn take(&self) -> Result<u64, String> {
+        let certificates = self.reload_certificates();
+        let settings = self.source.load().map(|settings| {
+            self.warn_of_what_stays(&settings);
+            let policies = settings.policies.policies().len();
+            let revision = self.gate.replace(settings);
+            tracing::info!(revision, policies, "other settings are in force");
+            revision
         });
-        match loaded {
-            Ok(settings) => {
-                self.warn_of_what_stays(&settings);
-                let policies = settings.policies.policies().len();
-                let revision = self.gate.replace(settings);
-                tracing::info!(revision, policies, "other settings are in force");
-                Ok(revision)
-            }
-            Err(error) => {
-                tracing::error!(%error, "the settings cannot be used: those in force stay");
-                self.gate.refuse(error.clone());
-                Err(error)
-            }
+        let refused = |error: &String| self.gate.refuse(error.clone());
+        if let Err(error) = &settings {
+            tracing::error!(%error, "the settings cannot be used: those in force stay");
+            refused(error);
         }
+        if let Err(error) = &certificates {
+            tracing::error!(%error, "the certificates cannot be used: those in force stay");
+            refused(error);
+        }
+        settings.and_then(|revision| certificates.map(|()| revision))
+    }
+
+    /// All of them or none.
+    fn reload_certificates(&self) -> Result<(), String> {
+        let read: Result<Vec<_>, _> = self.tls.iter().map(|tls| tls.read_again()).collect();
+        let read = read.map_err(|error| error.to_string())?;
+        self.tls.iter().zip(read).for_each(|(tls, config)| tls.put(config));
+        Ok(())
     }
 
     fn warn_of_what_stays(&self, new: &Settings) {
@@ -102,14 +117,18 @@ impl Reloader {
     /// Looks at the sources whenever they may have changed, for ever.
     pub(crate) async fn watch(self: Arc<Self>) {
         let (changed, mut changes) = mpsc::channel(1);
-        let _watcher = watcher(&self.folders(), changed);
+        let mut watching = Watching::new(changed);
         let mut looks = interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            watching.cover(self.folders());
             tokio::select! {
                 _ = looks.tick() => {}
                 Some(()) = changes.recv() => {
-                    while timeout(QUIET, changes.recv()).await.is_ok_and(|more| more.is_some()) {}
+                    let last = Instant::now() + LONGEST;
+                    while timeout(QUIET, changes.recv()).await.is_ok_and(|more| more.is_some())
+                        && Instant::now() < last
+                    {}
                 }
             }
             let reloader = self.clone();
@@ -118,26 +137,38 @@ impl Reloader {
         }
     }
 
+    /// What is read.
+    fn paths(&self) -> Vec<PathBuf> {
+        let tls = self.tls.iter().flat_map(|tls| tls.files()).map(Path::to_owned);
+        self.source.paths().into_iter().chain(tls).collect()
+    }
+
     /// Where changes show. A file may be replaced, or be behind a link that is, as Kubernetes does.
     fn folders(&self) -> BTreeSet<PathBuf> {
-        let tls = self.tls.iter().flat_map(|tls| tls.files());
         let parent = |path: &Path| match path.parent() {
             Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
             Some(parent) => parent.to_owned(),
             None => path.to_owned(),
         };
-        let sources = self.sources.iter().map(PathBuf::as_path);
-        let folders = self.sources.iter().filter(|path| path.is_dir()).cloned();
-        sources.chain(tls).map(parent).chain(folders).collect()
+        let mut folders = BTreeSet::new();
+        for path in self.paths() {
+            folders.insert(parent(&path));
+            if let Ok(behind_links) = path.canonicalize() {
+                folders.insert(parent(&behind_links));
+            }
+            if path.is_dir() {
+                folders.insert(path);
+            }
+        }
+        folders
     }
 
     /// Stands for everything that is read.
     fn fingerprint(&self) -> [u8; 32] {
         let mut hasher = Sha256::new();
-        let tls = self.tls.iter().flat_map(|tls| tls.files());
-        for path in self.sources.iter().map(PathBuf::as_path).chain(tls) {
-            let mut files = vec![path.to_owned()];
-            if let Ok(entries) = fs::read_dir(path) {
+        for path in self.paths() {
+            let mut files = vec![path.clone()];
+            if let Ok(entries) = fs::read_dir(&path) {
                 files = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
                 files.sort();
             }
@@ -152,26 +183,39 @@ impl Reloader {
     }
 }
 
-/// Tells of changes for as long as it is kept. Without one, files are still looked at now and then.
-fn watcher(folders: &BTreeSet<PathBuf>, changed: mpsc::Sender<()>) -> Option<impl Watcher + use<>> {
-    let tell = move |event: notify::Result<notify::Event>| {
-        if event.is_ok_and(|event| !event.kind.is_access()) {
-            // If there is one already, that is as good.
-            let _ = changed.try_send(());
-        }
-    };
-    let mut watcher = notify::recommended_watcher(tell).ok()?;
-    for folder in folders {
-        if let Err(error) = watcher.watch(folder, RecursiveMode::NonRecursive) {
-            let folder = folder.display();
-            tracing::warn!(%folder, %error, "changes are seen within some seconds only");
-        }
+impl Watching {
+    fn new(changed: mpsc::Sender<()>) -> Self {
+        let tell = move |event: notify::Result<notify::Event>| {
+            if event.is_ok_and(|event| !event.kind.is_access()) {
+                // If there is one already, that is as good.
+                let _ = changed.try_send(());
+            }
+        };
+        let watcher = notify::recommended_watcher(tell).inspect_err(|error| {
+            tracing::warn!(%error, "changes are seen within some seconds only");
+        });
+        Self { watcher: watcher.ok(), folders: BTreeSet::new() }
     }
-    Some(watcher)
+
+    /// Watches these folders. One that is there again after it was gone is another one.
+    fn cover(&mut self, folders: BTreeSet<PathBuf>) {
+        let Some(watcher) = &mut self.watcher else { return };
+        for gone in self.folders.difference(&folders) {
+            // It may not be there any more.
+            let _ = watcher.unwatch(gone);
+        }
+        for folder in folders.difference(&self.folders) {
+            if let Err(error) = watcher.watch(folder, RecursiveMode::NonRecursive) {
+                let folder = folder.display();
+                tracing::warn!(%folder, %error, "changes are seen within some seconds only");
+            }
+        }
+        self.folders = folders;
+    }
 }
 
 impl std::fmt::Debug for Reloader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reloader").field("sources", &self.sources).finish_non_exhaustive()
+        f.debug_struct("Reloader").field("source", &self.source).finish_non_exhaustive()
     }
 }

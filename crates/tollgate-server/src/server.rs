@@ -1,18 +1,24 @@
 //! The service: listeners over one gate, from the first bind to the last answer.
 
-use std::{fmt, future::Future, io, net::SocketAddr, sync::Arc, thread::available_parallelism};
+use std::{
+    fmt, future::Future, io, net::SocketAddr, sync::Arc, thread::available_parallelism,
+    time::Duration,
+};
 
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{
     config::{Bind, Settings},
     envoy::{self, Grpc},
-    gate::{Gate, OpenError},
+    gate::{Gate, OpenError, State},
     http::{self, HttpService},
     metrics::{ListenerMetrics, Metrics},
     reload::Reloader,
     resp::{self, RespService},
-    service::{Drain, DrainSwitch, Listener, Protocol, Tls, TlsError, Workers},
+    service::{Drain, DrainSwitch, Listener, Protocol, Tls, TlsError, Workers, connections_each},
 };
 
 /// A service that is bound and not yet running.
@@ -51,13 +57,20 @@ pub(crate) struct Endpoint {
     pub(crate) is_tls: bool,
 }
 
+/// How long the store is waited for at the start, and for what is given back to it at the end.
+const STORE_PATIENCE: Duration = Duration::from_secs(1);
+
 impl Server {
     /// Opens the store, reads certificates and binds every listener.
-    pub(crate) async fn bind(settings: Settings) -> Result<Self, StartError> {
+    pub(crate) fn bind(mut settings: Settings) -> Result<Self, StartError> {
+        let listeners = [settings.http, settings.grpc, settings.resp];
+        let listeners = listeners.iter().filter(|bind| matches!(bind, Bind::At(_))).count();
+        let bounds = &mut settings.bounds;
+        bounds.connections = connections_each(bounds.connections, listeners);
         let http = bind("http", settings.http, &settings, &[b"h2", b"http/1.1"])?;
         let grpc = bind("grpc", settings.grpc, &settings, &[b"h2"])?;
         let resp = bind("resp", settings.resp, &settings, &[])?;
-        let gate = Arc::new(Gate::open(settings).await?);
+        let gate = Arc::new(Gate::open(settings)?);
         Ok(Self { gate, http, grpc, resp })
     }
 
@@ -81,6 +94,19 @@ impl Server {
 
     fn entrances(&self) -> impl Iterator<Item = &Entrance> {
         [&self.http, &self.grpc, &self.resp].into_iter().flatten()
+    }
+
+    /// Waits until the store answers, but not for long: a service whose store is away starts all the same, and failure
+    /// modes decide.
+    pub(crate) async fn wait_for_store(&self) {
+        let last = Instant::now() + STORE_PATIENCE;
+        while !self.gate.state().is_reachable() {
+            if Instant::now() >= last {
+                tracing::warn!("the store does not answer: failure modes decide until it does");
+                return;
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
     }
 
     /// Serves until `end`, then answers what was begun and returns. `false` if some connections had to be cut.
@@ -107,7 +133,19 @@ impl Server {
         for entrance in self.entrances() {
             all &= entrance.listener.emptied(deadline.duration_since(Instant::now())).await;
         }
+        self.return_leases().await;
         Ok(all)
+    }
+
+    /// What was drawn ahead and not spent is for others to spend.
+    async fn return_leases(&self) {
+        if let State::Redis(store) = self.gate.state() {
+            match timeout(STORE_PATIENCE, store.return_leases()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "leases could not be given back"),
+                Err(_) => tracing::warn!("leases could not be given back in time"),
+            }
+        }
     }
 
     fn accept(&self, accepting: &mut Accepting, reloader: Arc<Reloader>) {

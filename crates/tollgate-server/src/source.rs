@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use parking_lot::Mutex;
 use tollgate::PolicySet;
 
 use crate::{
@@ -25,25 +26,28 @@ pub(crate) struct Overrides {
 }
 
 /// Files to read and what to change of them, as often as they change.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Source {
     paths: Vec<PathBuf>,
     overrides: Overrides,
+    /// Where the secrets are that the files refer to.
+    secrets: Mutex<Vec<PathBuf>>,
 }
 
 impl Source {
     /// At most one of the files may be Tollgate's own; folders are of envoyproxy/ratelimit's. Without any, what the
     /// environment says of a deployment of that, or else the defaults.
     pub(crate) fn new(paths: Vec<PathBuf>, overrides: Overrides) -> Self {
-        Self { paths, overrides }
+        Self { paths, overrides, secrets: Mutex::default() }
     }
 
-    /// What is read.
+    /// What was read last: files and folders, and the files of secrets that they refer to.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
-        match self.deployment(&Environment::process()) {
+        let own = match self.deployment(&Environment::process()) {
             Ok(Some(deployment)) => vec![deployment.files],
             _ => self.paths.clone(),
-        }
+        };
+        [own, self.secrets.lock().clone()].concat()
     }
 
     /// What the environment says of envoyproxy/ratelimit's, if nothing else is to be read.
@@ -57,7 +61,13 @@ impl Source {
     /// Reads everything.
     pub(crate) fn load(&self) -> Result<Settings, String> {
         let environment = Environment::process();
-        if let Some(deployment) = self.deployment(&environment)? {
+        let loaded = self.load_with(&environment);
+        *self.secrets.lock() = environment.files();
+        loaded
+    }
+
+    fn load_with(&self, environment: &Environment<'_>) -> Result<Settings, String> {
+        if let Some(deployment) = self.deployment(environment)? {
             return self.load_deployment(&deployment);
         }
         let (mut own, mut foreign) = (None, Vec::new());
@@ -69,10 +79,10 @@ impl Source {
             }
         }
         let mut settings = match own {
-            Some(path) => config::load(path, &environment).map_err(|error| error.to_string())?,
+            Some(path) => config::load(path, environment).map_err(|error| error.to_string())?,
             None if foreign.is_empty() => {
                 let text = config::DEFAULT_CONFIG;
-                config::read(text, "default.yaml", &environment)
+                config::read(text, "default.yaml", environment)
                     .map_err(|error| error.to_string())?
             }
             None => Settings::new(none()?),

@@ -1,6 +1,6 @@
-use std::{path::PathBuf, process::ExitCode, str::FromStr, sync::Arc};
+use std::{io, path::PathBuf, process::ExitCode, str::FromStr, sync::Arc};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Trouble, log, print_line};
 use crate::{
@@ -67,11 +67,28 @@ Examples:
 #[derive(Clone, Copy, Debug)]
 struct BindText(Bind);
 
+/// What the program is told from outside.
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
 impl FromStr for BindText {
     type Err = crate::config::BindError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(Self(text.parse()?))
+    }
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 }
 
@@ -98,18 +115,22 @@ async fn serve(args: &Args) -> Result<ExitCode, Trouble> {
         let hint = "tollgate validate FILE checks a file; docs/configuration.md has all there is";
         Trouble::new(anyhow::Error::msg(error), "cannot use the configuration", hint)
     })?;
-    let server = Server::bind(settings).await.map_err(|error| {
+    let server = Server::bind(settings).map_err(|error| {
         let hint = hint(&error);
         Trouble::new(error, "cannot serve", hint)
     })?;
-    let paths = source.paths();
-    let load = Box::new(move || source.load());
-    let reloader = Reloader::new(server.gate().clone(), paths, server.certificates(), load);
+    let reloader = Reloader::new(server.gate().clone(), source, server.certificates());
     let reloader = Arc::new(reloader);
+    // Whoever reads that it is ready may send signals.
+    let signals = Signals::listen().map_err(|error| {
+        Trouble::new(error, "cannot listen for signals", "see whether the system is out of files")
+    })?;
+    server.wait_for_store().await;
     greet(&server);
     tokio::spawn(reloader.clone().watch());
-    tokio::spawn(reload_on_signal(reloader.clone()));
-    let clean = server.run(reloader, ended()).await.map_err(|error| {
+    tokio::spawn(reload_on_signal(signals.hangup, reloader.clone()));
+    let end = ended(signals.terminate, signals.interrupt);
+    let clean = server.run(reloader, end).await.map_err(|error| {
         Trouble::new(error, "cannot serve", "see whether the system is out of threads or files")
     })?;
     if !clean {
@@ -147,8 +168,7 @@ fn greet(server: &Server) {
     print_line(format_args!("ready: {policies} {plural}, state in {state}"));
 }
 
-async fn reload_on_signal(reloader: Arc<Reloader>) {
-    let Ok(mut hangups) = signal(SignalKind::hangup()) else { return };
+async fn reload_on_signal(mut hangups: Signal, reloader: Arc<Reloader>) {
     while hangups.recv().await.is_some() {
         let reloader = reloader.clone();
         // What is wrong is logged where it is found.
@@ -157,13 +177,9 @@ async fn reload_on_signal(reloader: Arc<Reloader>) {
 }
 
 /// Waits until somebody wants the program to end.
-async fn ended() {
-    let (term, interrupt) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-    let (Ok(mut term), Ok(mut interrupt)) = (term, interrupt) else {
-        return std::future::pending().await;
-    };
+async fn ended(mut terminate: Signal, mut interrupt: Signal) {
     tokio::select! {
-        _ = term.recv() => {}
+        _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
 }

@@ -1,6 +1,7 @@
 //! What a configuration may refer to, outside of its file.
 
 use std::{
+    cell::RefCell,
     fmt, fs,
     io::Read,
     path::{Path, PathBuf},
@@ -13,6 +14,8 @@ pub struct Environment<'a> {
     variable: Lookup<'a>,
     /// Whether secrets are looked up at all.
     secrets: bool,
+    /// Files that secrets were looked for in.
+    files: RefCell<Vec<PathBuf>>,
 }
 
 type Lookup<'a> = Box<dyn Fn(&str) -> Option<String> + 'a>;
@@ -33,7 +36,7 @@ impl<'a> Environment<'a> {
 
     /// These variables.
     pub fn of(variable: impl Fn(&str) -> Option<String> + 'a) -> Self {
-        Self { variable: Box::new(variable), secrets: true }
+        Self { variable: Box::new(variable), secrets: true, files: RefCell::default() }
     }
 
     /// Neither variables nor files are looked up: for checking a file where its secrets are not, as in CI. What they
@@ -46,6 +49,11 @@ impl<'a> Environment<'a> {
     /// What a variable holds, if it is set.
     pub(crate) fn get(&self, name: &str) -> Option<String> {
         (self.variable)(name)
+    }
+
+    /// Files that secrets were looked for in so far, found or not.
+    pub(crate) fn files(self) -> Vec<PathBuf> {
+        self.files.into_inner()
     }
 
     pub(super) fn has_secrets(&self) -> bool {
@@ -69,6 +77,7 @@ impl<'a> Environment<'a> {
         if !self.secrets {
             return Ok(None);
         }
+        self.files.borrow_mut().push(path.to_owned());
         let shown = shorten(&path.to_string_lossy());
         let mut held = Vec::new();
         let read =

@@ -101,7 +101,11 @@ impl Protocol for Grpc {
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let bounds = self.gate.revision().settings.bounds;
-        let Some(io) = preface::read(io, bounds.read_timeout).await else {
+        let begun = tokio::select! {
+            begun = preface::read(io, bounds.read_timeout) => begun,
+            () = drain.clone().grace_over() => return,
+        };
+        let Some(io) = begun else {
             tracing::debug!(%peer, "no HTTP/2 connection");
             return;
         };

@@ -28,7 +28,7 @@ use crate::{
     config::Bounds,
     gate::Gate,
     metrics::ListenerMetrics,
-    service::{Drain, Protocol},
+    service::{Drain, GRACE, Protocol},
 };
 
 /// Serves connections that speak RESP, in its second and third version.
@@ -54,6 +54,8 @@ struct Connection<'a, I> {
 const ROOM: usize = 16 * 1024;
 /// How long a client may take to hear that nothing more will be read.
 const LINGER: Duration = Duration::from_millis(500);
+/// At the end, whoever has sent nothing for so long has nothing under way.
+const QUIET: Duration = Duration::from_millis(20);
 
 impl RespService {
     /// Counts its commands in `metrics`.
@@ -79,42 +81,68 @@ impl Protocol for RespService {
 }
 
 impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
-    async fn run(mut self, bounds: Bounds, mut drain: Drain) -> io::Result<()> {
-        let mut begun = pin!(drain.begun());
+    async fn run(mut self, bounds: Bounds, drain: Drain) -> io::Result<()> {
+        let mut waiting = drain.clone();
+        let mut begun = pin!(waiting.begun());
         let mut alarm = pin!(sleep(bounds.idle_timeout));
         let mut deadline = Instant::now() + bounds.idle_timeout;
-        let mut ends = false;
-        while !ends && !self.session.is_over {
+        while !self.session.is_over {
             self.make_room(bounds.request_bytes);
             let read = tokio::select! {
                 biased;
                 read = self.io.read_buf(&mut self.input) => read?,
                 () = ring(alarm.as_mut(), &mut deadline) => break,
                 () = &mut begun => {
-                    ends = true;
-                    // What has arrived by now is still answered.
-                    timeout(Duration::ZERO, self.io.read_buf(&mut self.input)).await.unwrap_or(Ok(0))?
+                    self.answer_the_last(bounds, drain).await?;
+                    break;
                 }
             };
-            if read == 0 && !ends {
+            if read == 0 {
                 return Ok(());
             }
-            let partial = !self.input.is_empty() && self.answer().await?;
-            let patience = if partial { bounds.read_timeout } else { bounds.idle_timeout };
-            deadline = Instant::now() + patience;
-            if partial && alarm.deadline() > deadline {
+            let was_partial = self.input.len() > read;
+            let (has_answered, is_partial) = self.answer().await?;
+            // A command that has begun has to be there in time, however often a piece of it comes.
+            if has_answered || !was_partial || !is_partial {
+                let patience = if is_partial { bounds.read_timeout } else { bounds.idle_timeout };
+                deadline = Instant::now() + patience;
+            }
+            if is_partial && alarm.deadline() > deadline {
                 alarm.as_mut().reset(deadline);
             }
         }
         self.part().await
     }
 
-    /// Answers whole commands in one write for as long as there are any, and tells whether part of another is left.
-    async fn answer(&mut self) -> io::Result<bool> {
+    /// Answers what clients have sent before they could know that this is the end.
+    async fn answer_the_last(&mut self, bounds: Bounds, drain: Drain) -> io::Result<()> {
+        let mut over = pin!(drain.grace_over());
+        while !self.session.is_over {
+            self.make_room(bounds.request_bytes);
+            let patience = if self.input.is_empty() { QUIET } else { GRACE };
+            let read = tokio::select! {
+                biased;
+                read = self.io.read_buf(&mut self.input) => read?,
+                () = &mut over => break,
+                () = sleep(patience) => break,
+            };
+            if read == 0 {
+                break;
+            }
+            self.answer().await?;
+        }
+        Ok(())
+    }
+
+    /// Answers whole commands in one write for as long as there are any. Tells whether there were any, and whether part
+    /// of another is left.
+    async fn answer(&mut self) -> io::Result<(bool, bool)> {
+        let mut has_answered = false;
         loop {
             let begun = Instant::now();
             let used = self.session.answer(&self.input).await;
             self.input.advance(used);
+            has_answered |= used > 0;
             let (all, failed) = std::mem::take(&mut self.session.answered);
             let took = begun.elapsed();
             self.metrics.count_many(0, all - failed.min(all), took);
@@ -126,7 +154,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 self.session.replies.bytes.clear();
             }
             if used == 0 || self.input.is_empty() || self.session.is_over {
-                return Ok(!self.input.is_empty());
+                return Ok((has_answered, !self.input.is_empty()));
             }
         }
     }

@@ -9,12 +9,13 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use socket2::{Domain, Protocol as Transport, Socket, Type};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use super::{Drain, Tls, Workers};
@@ -31,7 +32,8 @@ pub(crate) trait Protocol: Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) struct Listener {
     name: &'static str,
-    socket: std::net::TcpListener,
+    /// Taken by whoever accepts connections, and closed when the drain begins.
+    socket: Mutex<Option<std::net::TcpListener>>,
     address: SocketAddr,
     most: usize,
     room: Arc<Semaphore>,
@@ -44,6 +46,8 @@ const BACKLOG: i32 = 1024;
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// After an accept that failed for want of files or memory.
 const PAUSE: Duration = Duration::from_millis(50);
+/// That there are too many connections is logged once in so long.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 
 impl Listener {
     /// Binds `address` for at most so many connections.
@@ -55,6 +59,7 @@ impl Listener {
         socket.listen(BACKLOG)?;
         let socket: std::net::TcpListener = socket.into();
         let address = socket.local_addr()?;
+        let socket = Mutex::new(Some(socket));
         let most = most.min(Semaphore::MAX_PERMITS);
         let room = Arc::new(Semaphore::new(most));
         Ok(Self { name, socket, address, most, room, refused: AtomicU64::new(0) })
@@ -80,7 +85,7 @@ impl Listener {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Accepts connections until the drain begins.
+    /// Accepts connections until the drain begins. Those who have connected by then are served, and nobody else can.
     pub(crate) async fn run<P: Protocol>(
         &self,
         protocol: Arc<P>,
@@ -88,28 +93,48 @@ impl Listener {
         workers: &Workers,
         mut drain: Drain,
     ) -> io::Result<()> {
-        let socket = TcpListener::from_std(self.socket.try_clone()?)?;
+        let Some(socket) = self.socket.lock().take() else { return Ok(()) };
+        let socket = TcpListener::from_std(socket)?;
+        let mut told = None;
+        let connections = drain.clone();
+        let mut serve = |stream: std::net::TcpStream, peer| {
+            let Some(permit) = self.admit(&mut told) else { return };
+            let (protocol, tls) = (protocol.clone(), tls.clone());
+            workers.spawn(connection(protocol, tls, stream, peer, connections.clone(), permit));
+        };
         loop {
             let accepted = tokio::select! {
-                () = drain.begun() => return Ok(()),
+                () = drain.begun() => break,
                 accepted = socket.accept() => accepted,
             };
-            match accepted {
-                Ok((stream, peer)) => {
-                    let Ok(permit) = self.room.clone().try_acquire_owned() else {
-                        self.refused.fetch_add(1, Ordering::Relaxed);
-                        continue;
-                    };
-                    let Ok(stream) = stream.into_std() else { continue };
-                    let (protocol, tls) = (protocol.clone(), tls.clone());
-                    workers.spawn(connection(protocol, tls, stream, peer, drain.clone(), permit));
-                }
+            match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
+                Ok((stream, peer)) => serve(stream, peer),
                 Err(error) => {
                     tracing::warn!(listener = self.name, %error, "cannot accept a connection");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
         }
+        let socket = socket.into_std()?;
+        while let Ok((stream, peer)) = socket.accept() {
+            stream.set_nonblocking(true)?;
+            serve(stream, peer);
+        }
+        Ok(())
+    }
+
+    /// Room for a connection, unless there are too many.
+    fn admit(&self, told: &mut Option<Instant>) -> Option<OwnedSemaphorePermit> {
+        let permit = self.room.clone().try_acquire_owned().ok();
+        if permit.is_none() {
+            let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
+            if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+                *told = Some(Instant::now());
+                let (listener, most) = (self.name, self.most);
+                tracing::warn!(listener, most, refused, "too many connections: more are closed");
+            }
+        }
+        permit
     }
 
     /// Waits until no connection is open any more. `false` if some still are when the time is over.
@@ -132,11 +157,17 @@ async fn connection<P: Protocol>(
     let _ = stream.set_nodelay(true);
     match tls {
         None => protocol.serve(stream, peer, drain).await,
-        Some(tls) => match timeout(HANDSHAKE, tls.accept(stream)).await {
-            Ok(Ok(stream)) => protocol.serve(stream, peer, drain).await,
-            Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection"),
-            Err(_) => tracing::debug!(%peer, "no TLS connection in time"),
-        },
+        Some(tls) => {
+            let shaken = tokio::select! {
+                shaken = timeout(HANDSHAKE, tls.accept(stream)) => shaken,
+                () = drain.clone().grace_over() => return,
+            };
+            match shaken {
+                Ok(Ok(stream)) => protocol.serve(stream, peer, drain).await,
+                Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection"),
+                Err(_) => tracing::debug!(%peer, "no TLS connection in time"),
+            }
+        }
     }
     drop(permit);
 }

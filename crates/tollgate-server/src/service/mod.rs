@@ -3,11 +3,13 @@
 mod accept;
 mod access;
 mod drain;
+mod files;
 mod tls;
 mod workers;
 
 pub(crate) use accept::{Listener, Protocol};
 pub(crate) use access::{Access, Keys};
-pub(crate) use drain::{Drain, DrainSwitch};
+pub(crate) use drain::{Drain, DrainSwitch, GRACE};
+pub(crate) use files::connections_each;
 pub(crate) use tls::{Tls, TlsError};
 pub(crate) use workers::Workers;

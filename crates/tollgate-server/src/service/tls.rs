@@ -49,10 +49,14 @@ impl Tls {
         Ok(Self { files, protocols, config: ArcSwap::from_pointee(config) })
     }
 
-    /// Reads the files again: for connections from now on.
-    pub(crate) fn reload(&self) -> Result<(), TlsError> {
-        self.config.store(Arc::new(read(&self.files, self.protocols)?));
-        Ok(())
+    /// Reads the files again. They are in force once they are [put](Self::put).
+    pub(crate) fn read_again(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        read(&self.files, self.protocols).map(Arc::new)
+    }
+
+    /// Meets connections with this from now on.
+    pub(crate) fn put(&self, config: Arc<ServerConfig>) {
+        self.config.store(config);
     }
 
     /// What is read.

@@ -1,9 +1,10 @@
 //! A running service.
 
 use std::{
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader},
     net::SocketAddr,
     process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex},
     thread::JoinHandle,
 };
 
@@ -12,7 +13,9 @@ pub(crate) struct Service {
     child: Child,
     /// What it said, line by line.
     pub(crate) greeting: Vec<String>,
-    errors: Option<JoinHandle<String>>,
+    /// What it has logged so far.
+    log: Arc<Mutex<String>>,
+    errors: Option<JoinHandle<()>>,
 }
 
 impl Service {
@@ -38,21 +41,26 @@ impl Service {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut stderr = child.stderr.take().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let log = Arc::new(Mutex::new(String::new()));
+        let lines = log.clone();
         let errors = std::thread::spawn(move || {
-            let mut text = String::new();
-            drop(stderr.read_to_string(&mut text));
-            text
+            let mut line = String::new();
+            while stderr.read_line(&mut line).is_ok_and(|read| read > 0) {
+                lines.lock().unwrap().push_str(&std::mem::take(&mut line));
+            }
         });
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut greeting = Vec::new();
         for line in lines {
             greeting.push(line.unwrap());
             if greeting.last().is_some_and(|line| line.starts_with("ready")) {
-                return Self { child, greeting, errors: Some(errors) };
+                return Self { child, greeting, log, errors: Some(errors) };
             }
         }
-        panic!("it did not start: {:?} {}", child.wait(), errors.join().unwrap());
+        let status = child.wait();
+        errors.join().unwrap();
+        panic!("it did not start: {status:?} {}", log.lock().unwrap());
     }
 
     /// Where a listener is: `http`, `grpc` or `resp`.
@@ -76,7 +84,13 @@ impl Service {
     /// Waits for its end; what it has logged.
     pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
-        (status, self.errors.take().unwrap().join().unwrap())
+        self.errors.take().unwrap().join().unwrap();
+        (status, self.log())
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
     }
 }
 
