@@ -17,4 +17,5 @@ mod program;
 mod reload;
 mod resp;
 mod service;
+mod traces;
 mod validate;
