@@ -14,4 +14,5 @@ mod program;
 mod reload;
 mod resp;
 mod service;
+mod together;
 mod validate;
