@@ -9,6 +9,7 @@ mod config;
 mod config_hostile;
 mod doctor;
 mod drain;
+mod exposure;
 mod help;
 mod keys;
 mod program;
