@@ -14,6 +14,7 @@ mod help;
 mod keys;
 mod program;
 mod reload;
+mod reload_load;
 mod resp;
 mod service;
 mod together;
