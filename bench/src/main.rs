@@ -1,5 +1,6 @@
 //! `cargo xtask bench engine`: Tollgate and its peers in one process, in interleaved rounds. `cargo xtask bench redis`:
-//! the store on Redis against the two ways that everybody else takes.
+//! the store on Redis against the two ways that everybody else takes. `cargo xtask bench service`: the service beside
+//! other servers.
 //!
 //! Every subject is asked the same questions in the same order. A round asks each of them in turn, starting with
 //! another one each time, in slices of a few thousand questions: on a machine that is shared with others, most slices
@@ -8,9 +9,12 @@
 mod memory;
 mod redis;
 mod report;
+mod service;
 mod speed;
 mod subjects;
 mod traffic;
+
+use std::borrow::Cow;
 
 use report::Row;
 
@@ -22,6 +26,12 @@ fn main() -> std::io::Result<()> {
         report::print(&rows);
         return report::write(&rows, std::path::Path::new("target/bench/redis.json"));
     }
+    if has("service") {
+        // `--peers` tries the harness without our own server.
+        let rows = service::rows(quick, !has("--peers"))?;
+        report::print(&rows);
+        return report::write(&rows, std::path::Path::new("target/bench/service.json"));
+    }
     let mut rows = Vec::new();
     rows.extend(speed::over_admitted());
     rows.extend(speed::checks(if quick { 5 } else { 21 }));
@@ -31,15 +41,21 @@ fn main() -> std::io::Result<()> {
 }
 
 /// One figure of one subject in one case, over all rounds.
-fn row(case: &str, subject: &str, metric: &'static str, mut values: Vec<f64>) -> Row {
+fn row(
+    case: &str,
+    subject: &str,
+    metric: impl Into<Cow<'static, str>>,
+    mut values: Vec<f64>,
+) -> Row {
     values.sort_by(f64::total_cmp);
     Row {
         case: case.to_owned(),
         subject: subject.to_owned(),
-        metric,
+        metric: metric.into(),
         median: values[values.len() / 2],
         min: values[0],
         max: values[values.len() - 1],
         rounds: values.len(),
+        bar: None,
     }
 }

@@ -1,17 +1,20 @@
 //! The table for people and the file for machines.
 
-use std::{collections::BTreeSet, fs, io, path::Path};
+use std::{borrow::Cow, collections::BTreeSet, fs, io, path::Path};
 
 /// The form that all benchmarks of the project share.
 #[derive(serde::Serialize)]
 pub struct Row {
     pub case: String,
     pub subject: String,
-    pub metric: &'static str,
+    pub metric: Cow<'static, str>,
     pub median: f64,
     pub min: f64,
     pub max: f64,
     pub rounds: usize,
+    /// The most that the median may be, where there is such a thing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bar: Option<f64>,
 }
 
 pub fn write(rows: &[Row], path: &Path) -> io::Result<()> {
@@ -23,7 +26,7 @@ pub fn write(rows: &[Row], path: &Path) -> io::Result<()> {
 
 /// For each metric and case, every subject with its median and its range.
 pub fn print(rows: &[Row]) {
-    let metrics: BTreeSet<_> = rows.iter().map(|row| row.metric).collect();
+    let metrics: BTreeSet<_> = rows.iter().map(|row| &*row.metric).collect();
     for metric in metrics {
         println!("\n{metric}");
         println!("{:<22} {:<26} {:>9} {:>21}", "case", "subject", "median", "range");
@@ -32,7 +35,12 @@ pub fn print(rows: &[Row]) {
             let case = if row.case == last { "" } else { &row.case };
             last = &row.case;
             let range = format!("{:.2} to {:.2}", row.min, row.max);
-            println!("{:<22} {:<26} {:>9.2} {:>21}", case, row.subject, row.median, range);
+            let bar = row.bar.map(|bar| {
+                let kept = if row.median <= bar { "kept" } else { "MISSED" };
+                format!("  at most {bar:.3}: {kept}")
+            });
+            let bar = bar.unwrap_or_default();
+            println!("{:<22} {:<26} {:>9.2} {:>21}{bar}", case, row.subject, row.median, range);
         }
     }
 }

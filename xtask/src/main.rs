@@ -2,6 +2,7 @@
 
 mod bench;
 mod command;
+mod fuzz;
 mod servers;
 mod test;
 mod tidy;
@@ -11,7 +12,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
 const USAGE: &str = "\
 usage: cargo xtask <task>
@@ -20,6 +21,7 @@ usage: cargo xtask <task>
   bench engine [--quick]  compare the engine with its peers
   bench redis [--quick]   compare the store on Redis and Valkey with the usual ways
   bench service [--quick] compare the service with other servers
+  fuzz [--seconds N]      feed the service with hostile input, each target for a minute or N seconds
   servers                 install the programs that the tests run against, unless they are there
   tidy                    check the house rules";
 
@@ -40,6 +42,11 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["bench", what @ ("engine" | "redis" | "service")] => bench::run(&[what]),
         ["bench", what @ ("engine" | "redis" | "service"), "--quick"] => {
             bench::run(&[what, "--quick"])
+        }
+        ["fuzz"] => fuzz::run(60),
+        ["fuzz", "--seconds", seconds] => {
+            let wrong = || format!("`{seconds}` is not a number of seconds");
+            fuzz::run(seconds.parse().with_context(wrong)?)
         }
         ["servers"] => servers::run(),
         ["tidy"] => tidy::run(),

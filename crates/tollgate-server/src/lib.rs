@@ -1,9 +1,13 @@
 #![doc = include_str!("../README.md")]
 
 mod cli;
+mod client;
 pub mod config;
 mod engine;
 mod envoy;
+mod explain;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gate;
 mod http;
 mod json;

@@ -11,7 +11,7 @@ use tollgate::PolicySet;
 
 use crate::{
     config::{self, Bind, Environment, Kind, Settings},
-    envoy::{Options, RuleFile, Rules},
+    envoy::{Deployment, Options, RuleFile, Rules},
 };
 
 /// What goes before anything that files say.
@@ -35,14 +35,27 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// At most one of the files may be Tollgate's own; folders are of envoyproxy/ratelimit's. Without any, the defaults.
+    /// At most one of the files may be Tollgate's own; folders are of envoyproxy/ratelimit's. Without any, what the
+    /// environment says of a deployment of that, or else the defaults.
     pub(crate) fn new(paths: Vec<PathBuf>, overrides: Overrides) -> Self {
         Self { paths, overrides, secrets: Mutex::default() }
     }
 
     /// What was read last: files and folders, and the files of secrets that they refer to.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
-        [&*self.paths, &**self.secrets.lock()].concat()
+        let own = match self.deployment(&Environment::process()) {
+            Ok(Some(deployment)) => vec![deployment.files],
+            _ => self.paths.clone(),
+        };
+        [own, self.secrets.lock().clone()].concat()
+    }
+
+    /// What the environment says of envoyproxy/ratelimit's, if nothing else is to be read.
+    fn deployment(&self, environment: &Environment<'_>) -> Result<Option<Deployment>, String> {
+        if !self.paths.is_empty() {
+            return Ok(None);
+        }
+        Deployment::read(|name| environment.get(name)).map_err(|error| error.to_string())
     }
 
     /// Reads everything.
@@ -54,6 +67,9 @@ impl Source {
     }
 
     fn load_with(&self, environment: &Environment<'_>) -> Result<Settings, String> {
+        if let Some(deployment) = self.deployment(environment)? {
+            return self.load_deployment(&deployment);
+        }
         let (mut own, mut foreign) = (None, Vec::new());
         for path in &self.paths {
             if is_foreign(path)? {
@@ -72,7 +88,18 @@ impl Source {
             None => Settings::new(none()?),
         };
         if !foreign.is_empty() {
-            add_rules(&foreign, &mut settings)?;
+            add_rules(&foreign, Options::default(), &mut settings)?;
+        }
+        self.overrides.apply(&mut settings)?;
+        Ok(settings)
+    }
+
+    fn load_deployment(&self, deployment: &Deployment) -> Result<Settings, String> {
+        let mut settings = Settings::new(none()?);
+        deployment.apply(&mut settings);
+        add_rules(&[&deployment.files], deployment.options.clone(), &mut settings)?;
+        for warning in &deployment.warnings {
+            tracing::warn!("{warning}");
         }
         self.overrides.apply(&mut settings)?;
         Ok(settings)
@@ -97,12 +124,12 @@ impl Overrides {
 }
 
 /// Adds the rules of envoyproxy/ratelimit's files to the policies there are.
-fn add_rules(paths: &[&Path], settings: &mut Settings) -> Result<(), String> {
+fn add_rules(paths: &[&Path], options: Options, settings: &mut Settings) -> Result<(), String> {
     let mut files = Vec::new();
     for path in paths {
         files.extend(RuleFile::read(path).map_err(|error| error.to_string())?);
     }
-    let rules = Rules::parse(&files, Options::default()).map_err(|error| error.to_string())?;
+    let rules = Rules::parse(&files, options).map_err(|error| error.to_string())?;
     settings.policies = rules.beside(&settings.policies).map_err(|error| error.to_string())?;
     settings.rules = Arc::new(rules);
     Ok(())

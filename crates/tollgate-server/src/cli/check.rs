@@ -1,18 +1,23 @@
 use std::{
-    fmt,
     io::{self, BufWriter, Write},
     process::ExitCode,
+    time::Duration,
 };
 
-use tollgate::{CostError, Decision, Limit, Limiter};
+use anyhow::anyhow;
+use serde_json::Value;
+use tollgate::Limit;
 
-use super::{Trouble, limiter};
-use crate::json::JsonDecision;
+use super::{
+    Trouble,
+    asking::{Asking, Own},
+};
 
-/// Show how a limit behaves
+/// Decide about one request: here, in Redis, or by asking a service
 ///
-/// Decides about a key whose budget is still untouched, once or several times in a row. The state lives
-/// only for this run: nothing that any other program has charged counts, and nothing stays charged.
+/// The request is a key with limits that are given here, or attributes that policies decide about.
+/// Without --store or --server the state lives only for this run: nothing that any other program has
+/// charged counts, and nothing stays charged. With --times one sees how a limit behaves.
 ///
 /// Exits with 0 if the last request was allowed, 1 if it was denied, 2 if nothing could be decided, for
 /// example because the limit is not one.
@@ -20,11 +25,15 @@ use crate::json::JsonDecision;
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
     /// Whose budget to charge: a user, an address, any text
-    key: String,
+    #[arg(required_unless_present = "attributes", conflicts_with = "attributes")]
+    key: Option<String>,
 
     /// What the key may do, such as 5/minute; several must all have room
-    #[arg(long = "limit", value_name = "LIMIT", required = true)]
+    #[arg(long = "limit", value_name = "LIMIT", requires = "key")]
     limits: Vec<String>,
+
+    #[command(flatten)]
+    asking: Asking,
 
     /// Units to charge each time; 0 asks without charging
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -49,21 +58,41 @@ Examples:
     tollgate check --limit '1/second burst 3' alice --times 4
 
   Two limits, of which the tighter one speaks:
-    tollgate check --limit 10/second --limit 3/minute alice --times 4 --json";
+    tollgate check --limit 10/second --limit 3/minute alice --times 4 --json
 
-/// A decision in words.
-struct Words(Decision);
+  Run a job at most once an hour, however many machines try:
+    tollgate check --store redis://10.0.0.1:6379 --limit 1/hour nightly-report && run-the-report
+
+  Ask a service about a request:
+    tollgate check --server http://127.0.0.1:8080 -a user=alice -a path=/api/export";
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
-    let limiter = limiter(&args.limits, None)?;
+    let limits = limits(args)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        Trouble::new(error, "cannot begin", "see whether the system is out of threads or files")
+    })?;
+    runtime.block_on(decide(args, &limits))
+}
+
+async fn decide(args: &Args, limits: &[Limit]) -> Result<ExitCode, Trouble> {
+    let judge = args.asking.judge().await?;
+    let own = args.key.as_deref().map(|key| Own { key, limits });
     let mut output = BufWriter::new(io::stdout().lock());
     let mut code = ExitCode::SUCCESS;
     for time in 1..=args.times {
-        let decision = decide(&limiter, args)?;
-        code = if decision.is_allowed() { ExitCode::SUCCESS } else { ExitCode::from(1) };
+        let answer = judge.decide(&args.asking, own, args.cost).await.map_err(|error| {
+            let hint = if error.is::<tollgate::CheckError>() {
+                "ask for less at once, or give the limit a burst, as in '5/minute burst 20'"
+            } else {
+                "see whether the service runs, and whether its log says more"
+            };
+            Trouble::new(error, "cannot decide", hint)
+        })?;
+        code = ExitCode::from(u8::from(answer.value["allowed"] != true));
         match args.json {
-            true => writeln!(output, "{}", JsonDecision(decision)),
-            false => writeln!(output, "{time}: {}", Words(decision)),
+            true => writeln!(output, "{}", answer.text),
+            false => writeln!(output, "{time}: {}", words(&answer.value)),
         }
         .map_err(unwritable)?;
     }
@@ -71,41 +100,46 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     Ok(code)
 }
 
-fn decide(limiter: &Limiter, args: &Args) -> Result<Decision, Trouble> {
-    limiter.check_cost(&args.key, args.cost).map_err(|error: CostError| {
-        let hint = "ask for less at once, or give the limit a burst, as in '5/minute burst 20'";
-        Trouble::new(error, "cannot use --cost", hint)
-    })
+fn limits(args: &Args) -> Result<Vec<Limit>, Trouble> {
+    let hint =
+        "a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
+    if args.key.is_some() && args.limits.is_empty() {
+        let error = anyhow!("a key alone says nothing of its limit");
+        return Err(Trouble::new(error, "cannot use KEY without --limit", hint));
+    }
+    if args.key.is_none() && !args.asking.has_policies() {
+        let error = anyhow!("attributes need policies that decide about them");
+        let hint = "name a file with --config, or a service with --server";
+        return Err(Trouble::new(error, "cannot use --attribute", hint));
+    }
+    let parsed = args.limits.iter().map(|text| text.parse());
+    let parsed: Result<Vec<Limit>, _> = parsed.collect();
+    parsed.map_err(|error| Trouble::new(error, "cannot use --limit", hint))
 }
 
 fn unwritable(error: io::Error) -> Trouble {
     Trouble::new(error, "cannot print the decision", "check where standard output leads")
 }
 
-impl fmt::Display for Words {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(decision) = self;
-        let Some(limit) = decision.limit() else {
-            return f.write_str("allowed, without a limit");
-        };
-        match decision.is_allowed() {
-            true => self.write_allowed(f, limit),
-            false => self.write_denied(f, limit),
+/// A decision in words.
+fn words(answer: &Value) -> String {
+    let Some(limit) = answer["limit"].as_str() else {
+        return "allowed, without a limit".to_owned();
+    };
+    let by = match answer["policy"].as_str() {
+        Some("ad-hoc") | None => limit.to_owned(),
+        Some(policy) => format!("{limit} of policy {policy}"),
+    };
+    let remaining = &answer["remaining"];
+    let degraded = if answer["degraded"] == true { ", without the store" } else { "" };
+    let time = |name: &str| answer[name].as_f64().map(Duration::from_secs_f64);
+    let rest = match (answer["allowed"] == true, time("retry_after")) {
+        (true, _) => {
+            format!("all of it again in {:?}", time("reset_after").unwrap_or_default())
         }
-    }
-}
-
-impl Words {
-    fn write_allowed(&self, f: &mut fmt::Formatter<'_>, limit: Limit) -> fmt::Result {
-        let (remaining, reset) = (self.0.remaining(), self.0.reset_after());
-        write!(f, "allowed by {limit}, {remaining} remaining, all of it again in {reset:?}")
-    }
-
-    fn write_denied(&self, f: &mut fmt::Formatter<'_>, limit: Limit) -> fmt::Result {
-        write!(f, "denied by {limit}, {} remaining, ", self.0.remaining())?;
-        match self.0.retry_after() {
-            Some(wait) => write!(f, "retry in {wait:?}"),
-            None => f.write_str("for good"),
-        }
-    }
+        (false, None) => "for good".to_owned(),
+        (false, Some(wait)) => format!("retry in {wait:?}"),
+    };
+    let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
+    format!("{verb} by {by}, {remaining} remaining, {rest}{degraded}")
 }

@@ -1,7 +1,9 @@
 //! The command line: one file per command.
 
+mod asking;
 mod check;
 mod doctor;
+mod explain;
 mod log;
 mod schema;
 mod serve;
@@ -15,7 +17,6 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use tollgate::Limiter;
 
 use self::trouble::Trouble;
 
@@ -31,6 +32,7 @@ struct Cli {
 enum Command {
     Serve(serve::Args),
     Check(check::Args),
+    Explain(explain::Args),
     Doctor(doctor::Args),
     Validate(validate::Args),
     Schema(schema::Args),
@@ -64,6 +66,7 @@ pub(crate) fn run() -> ExitCode {
     let done = match command {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Schema(args) => schema::run(&args),
@@ -90,18 +93,4 @@ fn say(message: impl Display) {
 fn print_line(line: impl Display) {
     let mut output = io::stdout().lock();
     drop(writeln!(output, "{line}").and_then(|()| output.flush()));
-}
-
-/// A limiter with its state in this process.
-fn limiter(limits: &[String], max_keys: Option<usize>) -> Result<Limiter, Trouble> {
-    let mut builder = Limiter::builder();
-    for limit in limits {
-        builder = builder.limit(&**limit);
-    }
-    if let Some(max_keys) = max_keys {
-        builder = builder.max_keys(max_keys);
-    }
-    let hint =
-        "a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
-    builder.build().map_err(|error| Trouble::new(error, "cannot use --limit", hint))
 }

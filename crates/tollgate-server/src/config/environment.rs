@@ -46,6 +46,11 @@ impl<'a> Environment<'a> {
         Self { secrets: false, ..self }
     }
 
+    /// What a variable holds, if it is set.
+    pub(crate) fn get(&self, name: &str) -> Option<String> {
+        (self.variable)(name)
+    }
+
     /// Files that secrets were looked for in so far, found or not.
     pub(crate) fn files(self) -> Vec<PathBuf> {
         self.files.into_inner()

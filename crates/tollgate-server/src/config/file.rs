@@ -473,7 +473,7 @@ pub(crate) struct Bounds {
 
     /// How long a connection may be silent. From 10ms to 1d.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "60s"))]
+    #[schemars(with = "String", extend("default" = "300s"))]
     pub(crate) idle_timeout: Option<At<String>>,
 
     /// How long open requests are waited for at the end. From 0s to 1h.

@@ -1,5 +1,6 @@
 //! From a request to its answer.
 
+use prost::Message;
 use smallvec::SmallVec;
 use tollgate::{Charge, CheckError, Decision, StoreError};
 
@@ -8,7 +9,11 @@ use super::{
     ask::{self, Asked, Bill, Limits, Part},
     proto::{RateLimitRequest, RateLimitResponse},
 };
-use crate::{config::Descriptors, engine::Engine, gate::Revision};
+use crate::{
+    config::Descriptors,
+    engine::Engine,
+    gate::{Gate, Revision},
+};
 
 /// Why there is no answer. A denial is none of these.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -223,4 +228,14 @@ fn is_tighter(one: &Decision, other: &Decision) -> bool {
         (false, false) => wait(one) > wait(other),
         (allowed, _) => !allowed,
     }
+}
+
+/// Decides by bytes that may be a message, or JSON.
+pub(crate) async fn decide_bytes(gate: &Gate, bytes: &[u8]) {
+    let revision = gate.revision();
+    if let Ok(request) = RateLimitRequest::decode(bytes) {
+        // Whatever comes of it, it came to an end.
+        let _ = decide(&revision, &request).await;
+    }
+    let _ = super::json::answer(&revision, bytes).await;
 }

@@ -183,3 +183,9 @@ impl fmt::Display for FileError {
         Ok(())
     }
 }
+
+/// Reads a text that may be anything as a file.
+pub(crate) fn read_bytes(text: &str) {
+    let source = Source { file: "fuzz.yaml".into(), text: text.to_owned() };
+    drop(super::Rules::parse(&[source], super::Options::default()));
+}

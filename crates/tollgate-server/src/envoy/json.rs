@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    decide::{AskError, decide},
+    decide::decide,
     metadata,
     proto::{
         Code, DescriptorStatus, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,

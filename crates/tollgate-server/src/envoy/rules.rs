@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, hash_map},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use bytes::Bytes;
@@ -26,7 +26,8 @@ use super::{
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     pub(super) domains: HashMap<Box<[u8]>, Level>,
-    /// Those of the rules with a limit, in the order of the files.
+    /// One for each rule with a limit, in the order of the files. They cover no request by themselves: only
+    /// descriptors lead to them.
     pub(super) policies: Vec<Policy>,
     pub(super) options: Options,
 }
@@ -105,18 +106,14 @@ pub(super) enum Subject<'a> {
 
 impl Rules {
     /// Reads a file, or every YAML file of a directory.
-    pub(crate) fn load(path: &Path, options: Options) -> Result<Self, FileError> {
+    #[cfg(test)]
+    pub(crate) fn load(path: &std::path::Path, options: Options) -> Result<Self, FileError> {
         Self::parse(&Source::read(path)?, options)
     }
 
     /// Reads what several files say together.
     pub(crate) fn parse(sources: &[Source], options: Options) -> Result<Self, FileError> {
         compile::rules(sources, options)
-    }
-
-    /// A policy for each rule with a limit. They cover no request by themselves: only descriptors lead to them.
-    pub(crate) fn policies(&self) -> &[Policy] {
-        &self.policies
     }
 
     /// These policies together with those of the rules.

@@ -182,7 +182,7 @@ domain: e
     assert!(find(&rules, &[("nothing", "x")]).is_none());
     assert!(rules.domain(b"e").is_some());
 
-    let [shadow, several] = rules.policies() else { panic!("{:?}", rules.policies()) };
+    let [shadow, several] = &*rules.policies else { panic!("{:?}", rules.policies) };
     assert_eq!((shadow.name.as_str(), shadow.mode), ("d.k-v", Mode::Shadow));
     assert_eq!((shadow.failure, shadow.limits.len()), (FailureMode::Closed, 1));
     assert_eq!((several.mode, several.limits.len()), (Mode::Enforce, 3));
@@ -191,7 +191,7 @@ domain: e
 #[test]
 fn only_descriptors_lead_to_their_policies() {
     let rules = rules(LEVELS);
-    let set = PolicySet::new(rules.policies().iter().cloned()).unwrap();
+    let set = PolicySet::new(rules.policies.iter().cloned()).unwrap();
     assert_eq!(set.policies().len(), 7);
     let request = Request::new().in_domain("d").with("", "").with("k", "very");
     assert_eq!(set.covering(&request).count(), 0);

@@ -19,7 +19,7 @@ use crate::{
 pub(super) struct Decided {
     pub(super) decision: Decision,
     pub(super) headers: Headers,
-    /// When the response is made, for those who want to know the hour.
+    /// Before it was decided: what ends with a second is then not rounded up to the next.
     pub(super) now: Timestamp,
 }
 

@@ -37,6 +37,7 @@ pub(super) enum Subject<'a> {
 }
 
 /// What is charged for a [`Subject`].
+#[expect(clippy::large_enum_variant, reason = "it lives on the stack, for as long as one request")]
 pub(super) enum Budgets<'e, 's> {
     Policies(Plan<'e>),
     AdHoc(&'s str, &'s [Limit]),
@@ -74,38 +75,34 @@ pub(super) fn parse_batch(body: &[u8], most: usize) -> Result<Vec<Asked<'_>>, Pr
 fn parse_seed<'a, S: DeserializeSeed<'a>>(body: &'a [u8], seed: S) -> Result<S::Value, Problem> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let parsed = seed.deserialize(&mut json).and_then(|value| json.end().map(|()| value));
-    parsed.map_err(|error| Problem::body(error.to_string()))
+    parsed.map_err(|error| Problem::request(error.to_string()))
 }
 
 impl Asked<'_> {
-    /// Reads query parameters: `domain`, `attribute=NAME:VALUE` any number of times, or `key` and `limit`; and `cost`.
+    /// Reads query parameters: `domain`, `attribute=NAME:VALUE` any number of times, or `key` and `limit`.
     pub(super) fn from_query(pairs: Vec<(String, String)>) -> Result<Self, Problem> {
         let mut asked = Self::default();
         for (name, value) in pairs {
             let twice = match &*name {
                 "domain" => asked.domain.replace(value.into()).is_some(),
                 "key" => asked.key.replace(value.into()).is_some(),
-                "cost" => {
-                    let cost = value.parse().map_err(|_| Problem::query(NO_COST))?;
-                    asked.cost.replace(cost).is_some()
-                }
                 "limit" => {
                     asked.limits.push(value.into());
                     false
                 }
                 "attribute" => {
                     let (name, value) =
-                        value.split_once(':').ok_or_else(|| Problem::query(NO_PAIR))?;
+                        value.split_once(':').ok_or_else(|| Problem::request(NO_PAIR))?;
                     let pair = (name.to_owned().into(), value.to_owned().into());
                     asked.attributes.get_or_insert_default().push(pair);
                     false
                 }
                 other => {
-                    return Err(Problem::query(format!("unknown parameter `{other}`, {HINT}")));
+                    return Err(Problem::request(format!("unknown parameter `{other}`, {HINT}")));
                 }
             };
             if twice {
-                return Err(Problem::query(format!("`{name}` is there twice")));
+                return Err(Problem::request(format!("`{name}` is there twice")));
             }
         }
         Ok(asked)
@@ -124,23 +121,23 @@ impl Asked<'_> {
                     None => Ok(Subject::Policies(request)),
                     Some(id) => {
                         let request = request.id(id);
-                        Ok(Subject::Policies(request.map_err(|e| Problem::body(e.to_string()))?))
+                        Ok(Subject::Policies(request.map_err(|e| Problem::request(e.to_string()))?))
                     }
                 }
             }
-            (Some(_), true) => Err(Problem::body(
+            (Some(_), true) => Err(Problem::request(
                 "a `key` needs a `limit`, such as \"100/minute\"; for policies, write `attributes`",
             )),
-            (None, false) => Err(Problem::body("a `limit` needs a `key`: whose budget it is")),
+            (None, false) => Err(Problem::request("a `limit` needs a `key`: whose budget it is")),
             (Some(key), false) => {
                 if self.domain.is_some() || self.attributes.is_some() {
                     let detail = "write either `key` and `limit`, or `attributes` and `domain`";
-                    return Err(Problem::body(detail));
+                    return Err(Problem::request(detail));
                 }
                 is_short("the key", key, bounds)?;
                 if id.is_some_and(|id| !(1..=Request::MAX_ID).contains(&id.len())) {
                     let most = Request::MAX_ID;
-                    return Err(Problem::body(format!("an id has from 1 to {most} bytes")));
+                    return Err(Problem::request(format!("an id has from 1 to {most} bytes")));
                 }
                 Ok(Subject::AdHoc { key, limits: self.parsed_limits()?, cost, id })
             }
@@ -162,7 +159,7 @@ impl Asked<'_> {
             is_short("the name of an attribute", name, bounds)?;
             is_short("the value of an attribute", value, bounds)?;
             if attributes[..place].iter().any(|(other, _)| other == name) {
-                return Err(Problem::body(format!("the attribute `{name}` is there twice")));
+                return Err(Problem::request(format!("the attribute `{name}` is there twice")));
             }
             request = request.with(name, &**value);
         }
@@ -190,10 +187,9 @@ impl Asked<'_> {
     }
 }
 
-const NO_COST: &str = "`cost` is a whole number, such as 1";
 const NO_PAIR: &str = "an `attribute` is a name, a colon and a value, such as user:alice";
 const HINT: &str =
-    "expected `domain`, `attribute` (any number of times), or `key` and `limit`; and `cost`";
+    "expected `domain` and `attribute` (any number of times), or `key` and `limit` (the same)";
 
 fn is_short(what: &str, text: &str, bounds: &Bounds) -> Result<(), Problem> {
     if text.len() > bounds.key_bytes {

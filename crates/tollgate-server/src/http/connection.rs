@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use axum::Router;
 use http::Version;
 use hyper::service::service_fn;
 use hyper_util::{
@@ -69,7 +70,10 @@ enum DrainState {
     Lingering {
         until: Instant,
     },
-    Closing,
+    /// It was told. What it still has to say about that is not waited for much longer.
+    Closing {
+        until: Instant,
+    },
 }
 
 /// What the timer says.
@@ -92,7 +96,7 @@ const STREAMS: u32 = 100;
 const LEAST_HEADER_BYTES: usize = 8_192;
 
 /// Serves a connection to its end.
-pub(super) async fn serve<I>(shared: Arc<Shared>, io: I, mut drain: Drain)
+pub(super) async fn serve<I>(shared: Arc<Shared>, router: Router, io: I, mut drain: Drain)
 where
     I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -100,7 +104,7 @@ where
     let watch = Arc::new(Watch::default());
     let io = TokioIo::new(Watched { io, watch: watch.clone() });
     let service = service_fn(|request| {
-        let answer = super::answer(shared.clone(), watch.clone(), bounds, request);
+        let answer = super::answer(shared.clone(), router.clone(), watch.clone(), request);
         async move { Ok::<_, Infallible>(answer.await) }
     });
     let builder = builder(&bounds);
@@ -110,14 +114,14 @@ where
     let mut begun = pin!(drain.begun());
     poll_fn(|cx| {
         loop {
+            if patience.drain == DrainState::NotBegun && begun.as_mut().poll(cx).is_ready() {
+                patience.linger();
+            }
             if let Poll::Ready(done) = connection.as_mut().poll(cx) {
                 if let Err(error) = done {
                     tracing::debug!(%error, "an HTTP connection ended early");
                 }
                 return Poll::Ready(());
-            }
-            if patience.drain == DrainState::NotBegun && begun.as_mut().poll(cx).is_ready() {
-                patience.linger();
             }
             match patience.poll(cx) {
                 Poll::Pending => return Poll::Pending,
@@ -190,16 +194,13 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// The service goes away: what comes now is the last.
+    /// The service goes away: what comes now is the last. HTTP/2 can be told at once.
     fn linger(&mut self) {
-        let until = Instant::now() + LINGER;
+        let is_http2 = self.watch.is_http2.load(Ordering::Relaxed);
+        let until = Instant::now() + if is_http2 { Duration::ZERO } else { LINGER };
         self.watch.is_closing.store(true, Ordering::Relaxed);
         self.drain = DrainState::Lingering { until };
-        let is_http2 = self.watch.is_http2.load(Ordering::Relaxed);
-        self.timer.as_mut().reset(if is_http2 { Instant::now() } else { until });
-        if is_http2 {
-            self.drain = DrainState::Lingering { until: Instant::now() };
-        }
+        self.timer.as_mut().reset(until);
     }
 
     /// Ready when there is something to do, or the timer has to be asked again.
@@ -236,11 +237,14 @@ impl<'a> Patience<'a> {
         let mut due = if idle_until <= now { Due::GiveUp } else { Due::Nothing };
         match self.drain {
             DrainState::Lingering { until } if until <= now => {
-                self.drain = DrainState::Closing;
-                due = Due::Close;
+                let until = now + self.bounds.read_timeout;
+                self.drain = DrainState::Closing { until };
+                (due, next) = (Due::Close, next.min(until));
             }
             DrainState::Lingering { until } => next = next.min(until),
-            DrainState::NotBegun | DrainState::Closing => {}
+            DrainState::Closing { until } if until <= now && !is_open => due = Due::GiveUp,
+            DrainState::Closing { until } => next = next.min(until.max(now + LINGER)),
+            DrainState::NotBegun => {}
         }
         self.timer.as_mut().reset(next);
         due

@@ -2,21 +2,29 @@
 
 mod answer;
 mod ask;
+mod budget;
 mod check;
 mod connection;
+mod model;
+mod openapi;
 mod problem;
+mod proxy;
+mod report;
+mod routes;
 #[cfg(test)]
 mod tests;
 
 use std::{
     fmt,
     future::{Future, poll_fn},
+    hash::RandomState,
     net::SocketAddr,
     pin::pin,
     sync::Arc,
     task::Poll,
 };
 
+use axum::Router;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Either, Full};
@@ -26,7 +34,9 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tollgate::{Clock, SystemClock, Timestamp};
+use tower::ServiceExt;
 
+pub(crate) use self::check::check_bytes;
 use self::{connection::Watch, problem::Problem};
 use crate::{
     config::{Bounds, Scope},
@@ -39,10 +49,14 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct HttpService {
     shared: Arc<Shared>,
+    router: Router,
 }
 
 /// Reads the configuration again, and tells its number or why it cannot be used. It may block.
 pub(crate) type Reload = Arc<dyn Fn() -> Result<u64, String> + Send + Sync>;
+
+/// The protocols to offer to clients that ask for one by TLS.
+pub(crate) const ALPN: &[&[u8]] = &[b"h2", b"http/1.1"];
 
 /// The codes that answers have, for [`ListenerMetrics`].
 pub(crate) const CODES: [&str; 16] = [
@@ -52,6 +66,8 @@ pub(crate) const CODES: [&str; 16] = [
 
 /// What all connections have in common.
 struct Shared {
+    /// What the log calls a key.
+    marks: RandomState,
     gate: Arc<Gate>,
     metrics: Arc<Metrics>,
     listener: Arc<ListenerMetrics>,
@@ -74,16 +90,23 @@ impl HttpService {
         reload: Reload,
     ) -> Self {
         let clock = Arc::new(SystemClock::new());
-        Self { shared: Arc::new(Shared { gate, metrics, listener, clock, reload }) }
+        let marks = RandomState::new();
+        Self::over(Shared { marks, gate, metrics, listener, clock, reload })
+    }
+
+    fn over(shared: Shared) -> Self {
+        let shared = Arc::new(shared);
+        let router = routes::router(shared.clone());
+        Self { shared, router }
     }
 
     /// With another idea of the hour, for tests.
     #[cfg(test)]
     fn with_clock(self, clock: impl Clock) -> Self {
-        let Shared { gate, metrics, listener, reload, .. } = &*self.shared;
-        let (gate, metrics) = (gate.clone(), metrics.clone());
+        let Shared { gate, metrics, listener, reload, marks, .. } = &*self.shared;
+        let (gate, metrics, marks) = (gate.clone(), metrics.clone(), marks.clone());
         let (listener, reload, clock) = (listener.clone(), reload.clone(), Arc::new(clock));
-        Self { shared: Arc::new(Shared { gate, metrics, listener, clock, reload }) }
+        Self::over(Shared { marks, gate, metrics, listener, clock, reload })
     }
 }
 
@@ -92,20 +115,20 @@ impl Protocol for HttpService {
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        connection::serve(self.shared.clone(), io, drain)
+        connection::serve(self.shared.clone(), self.router.clone(), io, drain)
     }
 }
 
 /// Answers one request, and counts it.
 async fn answer(
     shared: Arc<Shared>,
+    router: Router,
     watch: Arc<Watch>,
-    bounds: Bounds,
     request: Request<Incoming>,
 ) -> Answered {
     let _open = watch.begin(request.version());
     let begun = Instant::now();
-    let mut answer = dispatch(&shared, &bounds, request).await;
+    let mut answer = dispatch(&shared, router, request).await;
     if watch.is_closing() {
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -114,14 +137,20 @@ async fn answer(
 }
 
 /// What is asked for most often does not go through the router.
-async fn dispatch(shared: &Arc<Shared>, bounds: &Bounds, request: Request<Incoming>) -> Answered {
-    match (request.method(), request.uri().path()) {
+async fn dispatch(shared: &Shared, router: Router, request: Request<Incoming>) -> Answered {
+    let answer = match (request.method(), request.uri().path()) {
         (&Method::POST, "/v1/check") => {
-            let answer = check::check(shared, bounds, request).await;
-            answer.unwrap_or_else(Problem::into_answer).map(Either::Left)
+            let (head, body) = request.into_parts();
+            check::check(shared, &head, body).await
         }
-        _ => Problem::not_found().into_answer().map(Either::Left),
-    }
+        (_, "/v1/auth") => proxy::auth(shared, &request.into_parts().0).await,
+        // On the heap, so that the way past it stays small.
+        _ => {
+            let asked = Box::pin(router.oneshot(request.map(axum::body::Body::new)));
+            return asked.await.unwrap_or_else(|never| match never {}).map(Either::Right);
+        }
+    };
+    answer.unwrap_or_else(Problem::into_answer).map(Either::Left)
 }
 
 fn code(status: StatusCode) -> usize {
@@ -166,7 +195,7 @@ where
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Problem::body("the body ended early"))?;
+        let frame = frame.map_err(|_| Problem::request("the body ended early"))?;
         let Ok(data) = frame.into_data() else { continue };
         if first.len().max(all.len()) + data.len() > most {
             return Err(Problem::too_large(most));
@@ -186,6 +215,10 @@ where
 impl Shared {
     fn now(&self) -> Timestamp {
         self.clock.now()
+    }
+
+    fn bounds(&self) -> Bounds {
+        self.gate.revision().settings.bounds
     }
 }
 
@@ -238,6 +271,7 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("gate", &self.gate).finish_non_exhaustive()
+        // The gate's settings may hold a password.
+        f.debug_struct("Shared").finish_non_exhaustive()
     }
 }

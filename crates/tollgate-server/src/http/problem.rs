@@ -30,14 +30,10 @@ impl Problem {
         Self { status, kind, title, detail }
     }
 
-    /// A body that is no JSON, or not the JSON that is wanted.
-    pub(super) fn body(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "body", "The body cannot be used", detail.into())
-    }
-
-    /// Query parameters that cannot be used.
-    pub(super) fn query(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "query", "The query cannot be used", detail.into())
+    /// A body or a query that is not what is wanted.
+    pub(super) fn request(detail: impl Into<String>) -> Self {
+        let title = "The request cannot be used";
+        Self::new(StatusCode::BAD_REQUEST, "request", title, detail.into())
     }
 
     /// A text that is no limit.

@@ -191,3 +191,17 @@ async fn ring(mut alarm: std::pin::Pin<&mut Sleep>, deadline: &mut Instant) {
         alarm.as_mut().reset(*deadline);
     }
 }
+
+/// Answers all whole commands among these bytes, as a connection that has got nothing else would.
+pub(crate) async fn answer_all(gate: Arc<Gate>, bytes: &[u8]) -> Vec<u8> {
+    let mut session = Session::new(gate, 1);
+    let mut rest = bytes;
+    while !session.is_over {
+        let used = session.answer(rest).await;
+        rest = &rest[used..];
+        if used == 0 {
+            break;
+        }
+    }
+    session.replies.bytes
+}

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     config::Scope,
     engine::Engine,
+    explain,
     gate::{Gate, Revision},
     service::{Access, Keys},
 };
@@ -211,6 +212,13 @@ impl Session {
                         .await
                         .map(|decision| query::write(&decision, &mut self.replies))
                         .map_err(|error| error.to_string())
+                }
+                Err(error) => Err(error),
+            }
+        } else if is("TOLLGATE.EXPLAIN") {
+            match self.query(&words[1..], revision, Scope::Check) {
+                Ok(query) => {
+                    explanation(revision, &query).await.map(|text| self.replies.bulk(text))
                 }
                 Err(error) => Err(error),
             }
@@ -464,4 +472,13 @@ async fn give_back(engine: &Engine, query: &Query<'_>, reset: bool) -> Result<()
     let charges: Vec<_> = planned.into_iter().map(|charge| charge.cost(query.cost)).collect();
     let done = if reset { engine.reset(&charges).await } else { engine.refund(&charges).await };
     done.map_err(|error| error.to_string())
+}
+
+/// Which policies decide about a request and why, as JSON.
+async fn explanation(revision: &Revision, query: &Query<'_>) -> Result<String, String> {
+    let request =
+        query.request().ok_or("TOLLGATE.EXPLAIN takes: [DOMAIN name] ATTR name value ...")?;
+    let told = explain::explain(&revision.engine, revision.number, &request).await;
+    let told = told.map_err(|error| error.to_string())?;
+    serde_json::to_string(&told).map_err(|error| error.to_string())
 }

@@ -1,4 +1,9 @@
-use crate::program::{Finished, run, without_times};
+use tollgate_testkit::servers::{Flavor, Server};
+
+use crate::{
+    program::{Finished, run, without_times},
+    service::Service,
+};
 
 const LIMIT: &str = "2/hour sliding-log";
 
@@ -30,7 +35,7 @@ fn decisions_are_told_in_words() {
 fn decisions_are_told_as_json() {
     let args = ["check", "--limit", LIMIT, "alice", "--cost", "2", "--json"];
     let expected = concat!(
-        r#"{"allowed":true,"policy":"default","limit":"2/hour sliding-log","remaining":0,"#,
+        r#"{"allowed":true,"policy":"ad-hoc","limit":"2/hour sliding-log","remaining":0,"#,
         r#""retry_after":null,"reset_after":3600.000000,"source":"store","#,
         r#""shadow_denied":false,"degraded":false}"#,
         "\n",
@@ -56,7 +61,7 @@ fn trouble_is_told_in_one_sentence_with_a_hint() {
     );
     refuses(
         &["--limit", LIMIT, "--cost", "3"],
-        "error: cannot use --cost: a cost of 3 can never be admitted: policy `default` takes at \
+        "error: cannot decide: a cost of 3 can never be admitted: policy `ad-hoc` takes at \
          most 2 at once\n\
          hint: ask for less at once, or give the limit a burst, as in '5/minute burst 20'\n",
     );
@@ -64,11 +69,65 @@ fn trouble_is_told_in_one_sentence_with_a_hint() {
 
 #[test]
 fn a_command_line_that_makes_no_sense_is_trouble() {
-    for args in [&["check"][..], &["check", "alice"], &["chekc"], &[]] {
+    for args in [&["check"][..], &["check", "alice", "-a", "b=c"], &["chekc"], &[]] {
         let finished = run(args, b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{args:?}");
         assert!(finished.stderr.contains("Usage: tollgate"), "{}", finished.stderr);
     }
+}
+
+#[test]
+fn what_cannot_be_decided_is_trouble() {
+    refuses(
+        &[],
+        "error: cannot use KEY without --limit: a key alone says nothing of its limit\n\
+         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+    );
+    let finished = run(&["check", "-a", "user=alice"], b"");
+    assert_eq!(finished.code, Some(2));
+    assert!(
+        finished.stderr.ends_with("hint: name a file with --config, or a service with --server\n")
+    );
+    let closed = run(&["check", "k", "--limit", "1/hour", "--server", "http://127.0.0.1:1"], b"");
+    assert!(closed.stderr.starts_with("error: cannot decide: cannot reach http://127.0.0.1:1/: "));
+    assert_eq!(closed.code, Some(2));
+}
+
+#[test]
+fn a_file_decides_about_attributes() {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    let text = "policies: [{ name: api, match: { path: /api/** }, per: [user], limit: 1/hour }]";
+    std::fs::write(file.path(), text).unwrap();
+    let config = file.path().to_str().unwrap();
+    let ask = |path: &str| {
+        let args = ["check", "--config", config, "-a", path, "-a", "user=a", "--times", "2"];
+        run(&args, b"")
+    };
+    let covered = ask("path=/api/x");
+    let (first, second) = covered.stdout.split_once('\n').unwrap();
+    assert!(first.starts_with("1: allowed by 1/hour of policy api, 0 remaining, "), "{first}");
+    assert!(second.starts_with("2: denied by 1/hour of policy api, 0 remaining, "), "{second}");
+    assert_eq!(covered.code, Some(1));
+    assert_eq!(ask("path=/x").stdout, "1: allowed, without a limit\n2: allowed, without a limit\n");
+}
+
+#[test]
+fn redis_and_a_service_share_what_is_charged() {
+    let redis = Server::start(Flavor::Redis);
+    let url = redis.url();
+    let limit = "2/hour";
+    let own = ["check", "job", "--limit", limit, "--store", &url, "--json"];
+    assert_eq!(run(&own, b"").code, Some(0));
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    // A busy machine is not what this is about.
+    std::fs::write(file.path(), format!("store: {{ url: \"{url}\", deadline: 5s }}")).unwrap();
+    let service = Service::start(&["--config", file.path().to_str().unwrap()]);
+    let server = format!("http://{}", service.address("http"));
+    let asked = ["check", "job", "--limit", limit, "--server", &server];
+    let second = run(&asked, b"");
+    assert!(second.stdout.starts_with("1: allowed by 2/hour, 0 remaining"), "{second:?}");
+    assert_eq!(run(&asked, b"").code, Some(1));
+    assert_eq!(run(&own, b"").code, Some(1));
 }
 
 fn refuses(args: &[&str], stderr: &str) {

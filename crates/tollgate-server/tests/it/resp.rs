@@ -264,3 +264,13 @@ print("done")
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{errors}");
 }
+
+#[test]
+fn an_explanation_is_json() {
+    let service = resp_only(&[]);
+    let explain = ["TOLLGATE.EXPLAIN", "ATTR", "key", "alice"];
+    let told: serde_json::Value = serde_json::from_str(&redis_cli(&service, &explain)).unwrap();
+    assert_eq!(told["policies"][0]["policy"], "default");
+    assert_eq!(told["policies"][0]["key"], serde_json::json!(["alice"]));
+    assert_eq!(told["policies"][0]["limits"][0]["remaining"], 100, "nothing was charged");
+}

@@ -11,7 +11,8 @@ use crate::{Algorithm, KeyBuf, KeyRef, Limit, Request};
 /// Policies that are in force together, compiled for lookup.
 ///
 /// Clones are free. How long it takes to find the policies of a request depends on how many could cover it, not on how
-/// many there are: each policy is filed under one value, or one path prefix, that its requests must have.
+/// many there are: each policy is filed under one value, or one path prefix, that its requests must have; if there are
+/// several, under the one that it shares with the fewest others.
 #[derive(Clone, Debug)]
 pub struct PolicySet {
     inner: Arc<Inner>,
@@ -59,6 +60,16 @@ struct Index {
     /// No such thing: looked at for every request.
     rest: Vec<usize>,
 }
+
+/// What the policies of a domain can be found by: the values of an attribute, or how such a value begins.
+struct Handle<'a> {
+    is_prefix: bool,
+    attribute: &'a str,
+    texts: Vec<Vec<u8>>,
+}
+
+/// How many policies of a domain could be found by the same text of an attribute.
+struct Crowds<'a>(HashMap<(&'a str, bool, &'a str), HashMap<Vec<u8>, usize>>);
 
 /// The policies that a value, or the beginning of one, stands for.
 type Places = HashMap<Vec<u8>, Vec<usize>>;
@@ -344,7 +355,11 @@ impl Inner {
                 start..limits.len()
             };
             ranges.push(own.chain(replaced).map(&mut range).collect());
-            domains.entry(policy.domain.clone()).or_default().file(place, &policy.matching);
+        }
+        let crowds = Crowds::of(&policies);
+        for (place, policy) in policies.iter().enumerate() {
+            let index = domains.entry(policy.domain.clone()).or_default();
+            index.file(place, crowds.rarest(policy));
         }
         let names = policies.iter().enumerate().map(|(place, policy)| (policy.name, place));
         let names = names.collect();
@@ -361,29 +376,62 @@ impl Inner {
     }
 }
 
-impl Index {
-    /// Files a policy under the first of its conditions that says most.
-    fn file(&mut self, place: usize, matching: &Match) {
-        let value = matching
-            .conditions()
-            .find_map(|(attribute, condition)| Some((attribute, condition.values()?.into_owned())));
-        if let Some((attribute, mut values)) = value {
+impl<'a> Handle<'a> {
+    /// All there are for a policy, those by value first.
+    fn all(matching: &'a Match) -> impl Iterator<Item = Self> {
+        let by_value = matching.conditions().filter_map(|(attribute, condition)| {
+            let mut values = condition.values()?.into_owned();
             values.sort_unstable();
             values.dedup();
-            for value in values {
-                insert(&mut self.values, attribute, value.into_bytes(), place);
-            }
-            return;
-        }
-        let prefix = matching.conditions().find_map(|(attribute, condition)| match condition {
-            Condition::Glob(glob) if !glob.literal_prefix().is_empty() => {
-                Some((attribute, glob.literal_prefix().to_vec()))
-            }
-            _ => None,
+            let texts = values.into_iter().map(String::into_bytes).collect();
+            Some(Self { is_prefix: false, attribute, texts })
         });
-        match prefix {
-            Some((attribute, prefix)) => insert(&mut self.prefixes, attribute, prefix, place),
-            None => self.rest.push(place),
+        let by_prefix =
+            matching.conditions().filter_map(|(attribute, condition)| match condition {
+                Condition::Glob(glob) if !glob.literal_prefix().is_empty() => {
+                    let texts = vec![glob.literal_prefix().to_vec()];
+                    Some(Self { is_prefix: true, attribute, texts })
+                }
+                _ => None,
+            });
+        by_value.chain(by_prefix)
+    }
+}
+
+impl<'a> Crowds<'a> {
+    fn of(policies: &'a [Policy]) -> Self {
+        let mut crowds: HashMap<_, HashMap<Vec<u8>, usize>> = HashMap::new();
+        for policy in policies {
+            for Handle { is_prefix, attribute, texts } in Handle::all(&policy.matching) {
+                let by_text = crowds.entry((&*policy.domain, is_prefix, attribute)).or_default();
+                for text in texts {
+                    *by_text.entry(text).or_default() += 1;
+                }
+            }
+        }
+        Self(crowds)
+    }
+
+    /// By which of its handles a policy is in the least company.
+    fn rarest<'p>(&self, policy: &'p Policy) -> Option<Handle<'p>> {
+        Handle::all(&policy.matching).min_by_key(|handle| {
+            let by_text = self.0.get(&(&*policy.domain, handle.is_prefix, handle.attribute));
+            let crowd = |text: &Vec<u8>| by_text.and_then(|by_text| by_text.get(text));
+            handle.texts.iter().filter_map(crowd).max().copied()
+        })
+    }
+}
+
+impl Index {
+    /// Files a policy under what it can be found by, if there is anything.
+    fn file(&mut self, place: usize, handle: Option<Handle<'_>>) {
+        let Some(Handle { is_prefix, attribute, texts }) = handle else {
+            self.rest.push(place);
+            return;
+        };
+        let index = if is_prefix { &mut self.prefixes } else { &mut self.values };
+        for text in texts {
+            insert(index, attribute, text, place);
         }
     }
 
@@ -421,11 +469,13 @@ fn insert(index: &mut Vec<(String, Places)>, attribute: &str, value: Vec<u8>, pl
 mod tests {
     use super::*;
 
-    /// How many policies are looked at for one request, if there are so many for other values and other paths.
+    /// How many policies are looked at for one request, if there are so many for other values and other paths. All of
+    /// them say a method, too, which tells none of them from the others.
     fn looked_at(count: usize) -> [usize; 3] {
         let limit = Limit::per_second(1);
         let policies = (0..count).map(|n| {
-            let policy = Policy::new(format!("p{n}").parse().unwrap(), [limit]);
+            let policy = Policy::new(format!("p{n}").parse().unwrap(), [limit])
+                .matching("method", Condition::equal("GET"));
             match n % 2 {
                 0 => policy.matching("path", Condition::equal(format!("/api/{n}"))),
                 _ => policy
@@ -434,7 +484,7 @@ mod tests {
         });
         let set = PolicySet::new(policies).unwrap();
         ["/api/8", "/files/9/a/b", "/elsewhere"].map(|path| {
-            let request = Request::new().with("path", path);
+            let request = Request::new().with("path", path).with("method", "GET");
             set.inner.domains[""].candidates(&request).len()
         })
     }

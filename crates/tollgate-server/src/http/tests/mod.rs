@@ -1,15 +1,21 @@
 //! The listener as its clients meet it: bytes in, bytes out.
 
+mod budget;
 mod check;
+mod connection;
+mod documents;
+mod hostile;
+mod proxy;
+mod report;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-use tollgate::{Limiter, ManualClock, Policy, PolicySet, policy::Condition};
+use tollgate::{Clock, Limiter, ManualClock, Policy, PolicySet, policy::Condition};
 
 use super::{CODES, HttpService};
 use crate::{
-    config::{Credential, Scope, Settings},
+    config::{Credential, HeaderStyle, ResetStyle, Scope, Settings, StoreSettings},
     engine::Engine,
     gate::{Gate, State},
     metrics::{ListenerMetrics, Metrics},
@@ -65,11 +71,20 @@ impl Server {
 
     pub(super) fn with(settings: Settings) -> Self {
         let clock = ManualClock::new();
+        Self::at(clock.clone(), clock, settings)
+    }
+
+    /// With another clock, of which the manual one is a part.
+    pub(super) fn at(clock: ManualClock, shown: impl Clock + Clone, settings: Settings) -> Self {
         let limiter =
-            Limiter::builder().policies(settings.policies.clone()).clock(clock.clone()).build();
+            Limiter::builder().policies(settings.policies.clone()).clock(shown.clone()).build();
         let limiter = limiter.unwrap();
         let state = State::Memory(limiter.store().clone());
-        let gate = Arc::new(Gate::new(Engine::Memory(limiter), state, settings));
+        Self::over(clock, shown, Gate::new(Engine::Memory(limiter), state, settings))
+    }
+
+    pub(super) fn over(clock: ManualClock, shown: impl Clock, gate: Gate) -> Self {
+        let gate = Arc::new(gate);
         let listener = Arc::new(ListenerMetrics::new("http", &CODES));
         let metrics = Arc::new(Metrics::new(gate.clone(), vec![listener.clone()]));
         let replaced = gate.clone();
@@ -81,7 +96,7 @@ impl Server {
             }
         });
         let service = HttpService::new(gate.clone(), metrics, listener, reload);
-        let service = Arc::new(service.with_clock(clock.clone()));
+        let service = Arc::new(service.with_clock(shown));
         let (switch, drain) = DrainSwitch::new();
         Self { service, gate, clock, switch, drain }
     }
@@ -138,7 +153,7 @@ impl Reply {
         });
         let headers: Vec<_> = headers.filter(|(name, _)| name != "date").collect();
         let reply = Self { status, headers, body: body.to_owned() };
-        if let Some(length) = reply.header("content-length") {
+        if let Some(length) = reply.header("content-length").filter(|_| !reply.body.is_empty()) {
             assert_eq!(length, reply.body.len().to_string(), "{reply:?}");
         }
         reply
@@ -147,6 +162,13 @@ impl Reply {
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(other, _)| other == name);
         found.map(|(_, value)| value.as_str())
+    }
+
+    pub(super) fn sorted_headers(&self) -> Vec<(&str, &str)> {
+        let mut headers: Vec<(&str, &str)> =
+            self.headers.iter().map(|(name, value)| (&**name, &**value)).collect();
+        headers.sort_unstable();
+        headers
     }
 
     pub(super) fn json(&self) -> serde_json::Value {

@@ -1,0 +1,170 @@
+//! The service beside other servers, driven by the load generators that everybody uses: redis-benchmark, wrk, h2load.
+//!
+//! What counts is the processor time of the server's process for each decision, since generator and server share the
+//! processors. All servers run all the time; a round gives each of them a stretch of load in turn, starting with
+//! another one each time, and ratios are taken round by round.
+//!
+//! Over RESP and HTTP the keys are drawn from 100,000. h2load sends one body, so over gRPC it is one key in a stretch
+//! and another in the next: the same for both, and the difference is a cache miss of the ten microseconds that a call
+//! takes.
+
+mod exact;
+mod load;
+mod processes;
+
+use std::io;
+
+use self::{
+    load::{Grpc, Http, Load, Resp, Slice, Stretch},
+    processes::{Servers, Tollgate},
+};
+use crate::{report::Row, row};
+
+const KEYS: u32 = 100_000;
+
+/// One subject of a case: its name, and how it is asked.
+type Subject = (&'static str, Box<dyn Load>);
+
+/// At most how many times that of whom, by the numbers of issue 4.
+struct Bar {
+    case: &'static str,
+    than: &'static str,
+    metric: &'static str,
+    at_most: f64,
+}
+
+const INCR: &str = "redis INCR";
+const SEED: &str = "redis seed's script";
+const THROTTLECRAB: &str = "throttlecrab";
+const CPU: &str = "server CPU, times that of";
+const P99: &str = "p99, times that of";
+
+const BARS: [Bar; 9] = [
+    Bar { case: "RESP P1", than: INCR, metric: CPU, at_most: 1.0 },
+    Bar { case: "RESP P1", than: THROTTLECRAB, metric: CPU, at_most: 0.65 },
+    Bar { case: "RESP P16", than: INCR, metric: CPU, at_most: 0.6 },
+    Bar { case: "RESP P64", than: INCR, metric: CPU, at_most: 0.5 },
+    Bar { case: "RESP P64", than: THROTTLECRAB, metric: CPU, at_most: 1.0 / 8.0 },
+    Bar { case: "RESP P64", than: SEED, metric: CPU, at_most: 1.0 / 15.0 },
+    Bar { case: "RESP P64", than: INCR, metric: P99, at_most: 1.0 },
+    Bar { case: "HTTP", than: THROTTLECRAB, metric: CPU, at_most: 1.0 },
+    Bar { case: "gRPC", than: THROTTLECRAB, metric: CPU, at_most: 1.0 },
+];
+
+/// `ours` is false to try the harness with the others alone.
+pub fn rows(quick: bool, ours: bool) -> io::Result<Vec<Row>> {
+    let (rounds, seconds) = if quick { (3, 0.7) } else { (11, 1.5) };
+    let servers = Servers::start(ours)?;
+    let mut rows = exact::over_admitted(&servers)?;
+    for pipeline in [1, 16, 64] {
+        let case = format!("RESP P{pipeline}");
+        rows.extend(measure(&case, &resp(&servers, pipeline), rounds, seconds)?);
+    }
+    rows.extend(measure("HTTP", &http(&servers), rounds, seconds)?);
+    rows.extend(measure("gRPC", &grpc(&servers), rounds, seconds)?);
+    Ok(rows)
+}
+
+fn resp(servers: &Servers, pipeline: usize) -> Vec<Subject> {
+    let ask = |process: &processes::Process, words: &str| -> Box<dyn Load> {
+        Box::new(Resp::new(process, pipeline, words))
+    };
+    // For each key 100 at once, and 1,000 a minute.
+    let throttle = "THROTTLE key:__rand_int__ 100 1000 60 1";
+    let script = format!("EVALSHA {} 1 key:__rand_int__ 60 1000", servers.script);
+    let mut subjects = Vec::new();
+    if let Some(Tollgate { resp, .. }) = &servers.tollgate {
+        subjects.push(("tollgate THROTTLE", ask(resp, throttle)));
+        subjects.push(("tollgate CL.THROTTLE", ask(resp, &format!("CL.{throttle}"))));
+    }
+    subjects.push((INCR, ask(&servers.redis, "INCR key:__rand_int__")));
+    subjects.push((SEED, ask(&servers.redis, &script)));
+    subjects.push((THROTTLECRAB, ask(&servers.throttlecrab.resp, throttle)));
+    subjects
+}
+
+fn http(servers: &Servers) -> Vec<Subject> {
+    let mut subjects: Vec<Subject> = Vec::new();
+    if let Some(Tollgate { http, .. }) = &servers.tollgate {
+        let body = r#"{"attributes":{"user":"user@"}}"#;
+        subjects.push(("tollgate", Box::new(Http::new(http, "/v1/check", body))));
+    }
+    let body = r#"{"key":"user@","max_burst":100,"count_per_period":60000,"period":60}"#;
+    let http = Http::new(&servers.throttlecrab.http, "/throttle", body);
+    subjects.push((THROTTLECRAB, Box::new(http)));
+    subjects
+}
+
+fn grpc(servers: &Servers) -> Vec<Subject> {
+    let mut subjects: Vec<Subject> = Vec::new();
+    if let Some(Tollgate { grpc, .. }) = &servers.tollgate {
+        subjects.push(("tollgate", Box::new(Grpc::tollgate(grpc, "edge"))));
+    }
+    let grpc = Grpc::throttlecrab(&servers.throttlecrab.grpc);
+    subjects.push((THROTTLECRAB, Box::new(grpc)));
+    subjects
+}
+
+/// Every subject once a round, each time starting with the next one. The first round makes everything warm, and tells
+/// how much load fills the time.
+fn measure(case: &str, subjects: &[Subject], rounds: usize, seconds: f64) -> io::Result<Vec<Row>> {
+    eprintln!("{case}, {rounds} rounds");
+    let mut stretches = Vec::new();
+    for (_, load) in subjects {
+        let tried = load.run(Stretch { decisions: 20_000, seconds: 1.0 }, 0)?;
+        stretches.push(Stretch { decisions: (tried.rate * seconds) as u64, seconds });
+    }
+    let mut slices: Vec<Vec<Slice>> = vec![Vec::new(); subjects.len()];
+    for round in 0..rounds {
+        for turn in 0..subjects.len() {
+            let which = (round + turn) % subjects.len();
+            slices[which].push(subjects[which].1.run(stretches[which], round + 1)?);
+        }
+    }
+    Ok(report(case, subjects, &slices))
+}
+
+fn report(case: &str, subjects: &[Subject], slices: &[Vec<Slice>]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for ((name, _), own) in subjects.iter().zip(slices) {
+        let column = |of: fn(&Slice) -> f64| own.iter().map(of).collect::<Vec<_>>();
+        rows.push(row(case, name, "server CPU us per decision", column(|slice| slice.cpu)));
+        rows.push(row(case, name, "decisions per second", column(|slice| slice.rate)));
+        let p99: Vec<f64> = own.iter().filter_map(|slice| slice.p99).collect();
+        if !p99.is_empty() {
+            rows.push(row(case, name, "p99 in us", p99));
+        }
+        if name.starts_with("tollgate") {
+            rows.extend(ratios(case, name, own, subjects, slices));
+        }
+    }
+    rows
+}
+
+fn ratios(
+    case: &str,
+    name: &str,
+    own: &[Slice],
+    subjects: &[Subject],
+    slices: &[Vec<Slice>],
+) -> Vec<Row> {
+    let others = subjects.iter().zip(slices).filter(|((other, _), _)| !other.starts_with("toll"));
+    let mut rows = Vec::new();
+    for ((other, _), theirs) in others {
+        let ratio = |of: fn(&Slice) -> f64| {
+            own.iter().zip(theirs).map(|(own, theirs)| of(own) / of(theirs)).collect::<Vec<_>>()
+        };
+        let bar = |metric| {
+            let is_it = |bar: &&Bar| (bar.case, bar.than, bar.metric) == (case, *other, metric);
+            BARS.iter().find(is_it).map(|bar| bar.at_most)
+        };
+        let of = |metric: &str| format!("{metric} {other}");
+        let cpu = row(case, name, of(CPU), ratio(|slice| slice.cpu));
+        rows.push(Row { bar: bar(CPU), ..cpu });
+        if *other == INCR {
+            let p99 = row(case, name, of(P99), ratio(|slice| slice.p99.unwrap_or_default()));
+            rows.push(Row { bar: bar(P99), ..p99 });
+        }
+    }
+    rows
+}

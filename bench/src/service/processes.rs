@@ -1,0 +1,233 @@
+//! The servers, each a process of its own.
+
+use std::{
+    fs::{self, File},
+    io::{self, Error},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use tollgate_testkit::servers::{Client, Flavor, Server, eventually};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub struct Servers {
+    pub tollgate: Option<Tollgate>,
+    pub throttlecrab: Throttlecrab,
+    pub redis: Process,
+    /// The digest of the seed's script, which Redis has loaded.
+    pub script: String,
+    _children: Vec<Running>,
+    _redis: Server,
+}
+
+/// One address of a server.
+#[derive(Clone)]
+pub struct Process {
+    pub address: String,
+    pid: u32,
+}
+
+pub struct Tollgate {
+    pub http: Process,
+    pub grpc: Process,
+    pub resp: Process,
+}
+
+pub struct Throttlecrab {
+    pub http: Process,
+    pub grpc: Process,
+    pub resp: Process,
+}
+
+/// A child that ends with its handle, with a folder of its own.
+struct Running {
+    child: Child,
+    folder: PathBuf,
+}
+
+/// A fixed window as seed 000 has it, for which its users run a script with each request: it is told the seconds of a
+/// window and the limit, and tells whether, how many, and for how long.
+const SCRIPT: &str = "
+local size, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+local seconds = tonumber(redis.call('TIME')[1])
+local key = KEYS[1] .. ':' .. math.floor(seconds / size)
+local count = redis.call('INCR', key)
+if count == 1 then redis.call('EXPIRE', key, size) end
+local left = redis.call('TTL', key)
+return { count > limit and 0 or 1, count, left }
+";
+
+/// The same limits for everybody over HTTP and over gRPC, which deny nothing, and one to be held to exactly.
+const POLICIES: &str = "
+policies:
+  - name: per-user
+    per: [user]
+    limit: 1000000/minute
+  - name: edge
+    domain: edge
+    per: [user]
+    limit: 1000000/minute
+  - name: exact
+    domain: exact
+    per: [user]
+    limit: 100/hour
+    algorithm: token-bucket
+";
+
+impl Servers {
+    pub fn start(ours: bool) -> io::Result<Self> {
+        let redis = Server::start(Flavor::Redis);
+        let script = redis.command(&["SCRIPT", "LOAD", SCRIPT]).text();
+        let (crab, throttlecrab) = throttlecrab()?;
+        let mut children = vec![crab];
+        let mut tollgate = None;
+        if ours {
+            let (child, listeners) = start_tollgate()?;
+            children.push(child);
+            tollgate = Some(listeners);
+        }
+        let process = Process { address: redis.address(), pid: redis.pid() };
+        Ok(Self {
+            tollgate,
+            throttlecrab,
+            redis: process,
+            script,
+            _children: children,
+            _redis: redis,
+        })
+    }
+}
+
+fn throttlecrab() -> io::Result<(Running, Throttlecrab)> {
+    let own = Path::new("target/servers/throttlecrab/bin/throttlecrab-server");
+    let binary = if own.exists() { own } else { Path::new("throttlecrab-server") };
+    let ports = [free_port()?, free_port()?, free_port()?];
+    let mut command = Command::new(binary);
+    for (listener, port) in ["http", "grpc", "redis"].iter().zip(ports) {
+        command.arg(format!("--{listener}"));
+        command.args([format!("--{listener}-host"), "127.0.0.1".to_owned()]);
+        command.args([format!("--{listener}-port"), port.to_string()]);
+    }
+    command.args(["--log-level", "error"]);
+    let child = Running::start(&mut command, "throttlecrab")?;
+    for port in ports {
+        let accepts = || TcpStream::connect(("127.0.0.1", port)).is_ok();
+        eventually(PATIENCE, "throttlecrab accepts", accepts);
+    }
+    let [http, grpc, resp] = ports.map(|port| child.listener(&format!("127.0.0.1:{port}")));
+    Ok((child, Throttlecrab { http, grpc, resp }))
+}
+
+/// Started as a user would, with any ports; it says where it listens.
+fn start_tollgate() -> io::Result<(Running, Tollgate)> {
+    let folder = folder("tollgate")?;
+    let config = folder.join("tollgate.yaml");
+    fs::write(&config, POLICIES)?;
+    let mut command = Command::new("target/bench-build/release/tollgate");
+    command.arg("serve").arg("--config").arg(config);
+    for listener in ["--http", "--grpc", "--resp"] {
+        command.args([listener, "127.0.0.1:0"]);
+    }
+    let mut child = Running::start(&mut command, "tollgate")?;
+    let log = child.folder.join("log");
+    let mut found = [None, None, None];
+    eventually(PATIENCE, "tollgate says where it listens, or ends", || {
+        found = listeners(&fs::read_to_string(&log).unwrap_or_default());
+        found.iter().all(Option::is_some) || !matches!(child.child.try_wait(), Ok(None))
+    });
+    let [Some(http), Some(grpc), Some(resp)] = found else {
+        let said = fs::read_to_string(&log)?;
+        return Err(Error::other(format!("tollgate does not serve: {said}")));
+    };
+    let [http, grpc, resp] = [http, grpc, resp].map(|address| child.listener(&address));
+    Ok((child, Tollgate { http, grpc, resp }))
+}
+
+/// The addresses of HTTP, gRPC and RESP in what the service has said so far. An address belongs to the first of these
+/// names that is said in its line since the address before.
+fn listeners(said: &str) -> [Option<String>; 3] {
+    let mut found = [None, None, None];
+    for line in said.lines() {
+        let parts: Vec<&str> = line.split("127.0.0.1:").collect();
+        for (before, after) in parts.iter().zip(parts.iter().skip(1)) {
+            let named = ["http", "grpc", "resp"].iter().enumerate();
+            let named = named.filter_map(|(index, name)| Some((before.find(name)?, index)));
+            let port: String = after.chars().take_while(char::is_ascii_digit).collect();
+            if let Some((_, index)) = named.min() {
+                found[index].get_or_insert(format!("127.0.0.1:{port}"));
+            }
+        }
+    }
+    found
+}
+
+impl Process {
+    /// The processor time that all threads of the process have taken, in microseconds. The kernel rounds it to ticks of
+    /// ten milliseconds, so what is measured has to take much longer.
+    pub fn cpu_micros(&self) -> io::Result<u64> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid))?;
+        // The name in brackets may hold anything; the state follows it, and times are the 12th and 13th after that.
+        let after = stat.rsplit_once(") ").map_or("", |(_, after)| after);
+        let ticks = after.split(' ').skip(11).take(2).filter_map(|word| word.parse::<u64>().ok());
+        Ok(ticks.sum::<u64>() * 10_000)
+    }
+
+    pub fn connect(&self) -> io::Result<Client> {
+        Client::connect(&self.address)
+    }
+}
+
+impl Running {
+    fn start(command: &mut Command, name: &str) -> io::Result<Self> {
+        let folder = folder(name)?;
+        let log = File::create(folder.join("log"))?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn().map_err(|error| {
+            Error::new(error.kind(), format!("cannot run {:?}: {error}", command.get_program()))
+        })?;
+        Ok(Self { child, folder })
+    }
+
+    fn listener(&self, address: &str) -> Process {
+        Process { address: address.to_owned(), pid: self.child.id() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// Where a server may write.
+pub fn folder(name: &str) -> io::Result<PathBuf> {
+    let folder = Path::new("target/bench/service").join(name);
+    fs::create_dir_all(&folder)?;
+    folder.canonicalize()
+}
+
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_are_found_however_they_are_told() {
+        let all = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"].map(|it| Some(it.to_owned()));
+        for said in [
+            "http listens on http://127.0.0.1:1\ngrpc listens on 127.0.0.1:2\nresp  127.0.0.1:3\n",
+            "listening: http=127.0.0.1:1 grpc=127.0.0.1:2 resp=127.0.0.1:3\ntry: curl http://127.0.0.1:1/v1/check",
+            "grpc listens on http://127.0.0.1:2\nresp listens on 127.0.0.1:3\nhttp listens on 127.0.0.1:1",
+        ] {
+            assert_eq!(listeners(said), all, "{said}");
+        }
+        assert_eq!(listeners("error: unknown option --http"), [None, None, None]);
+    }
+}

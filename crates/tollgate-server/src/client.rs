@@ -1,0 +1,174 @@
+//! A small client of HTTP, for commands that ask a running service.
+
+use std::{fs, path::Path, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, Uri, header, uri::Scheme};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, InvalidDnsNameError, ServerName, pem::PemObject},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+
+/// Asks one server.
+#[derive(Clone)]
+pub(crate) struct Client {
+    server: Uri,
+    tls: Option<TlsConnector>,
+    /// Sent as a bearer token.
+    key: Option<String>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClientError {
+    #[error("`{0}` is not the address of a server: write for example http://127.0.0.1:8080")]
+    Address(String),
+    #[error("cannot read {file}: {error}")]
+    Authority { file: String, error: String },
+    #[error("cannot reach {server}: {error}")]
+    Unreachable { server: String, error: std::io::Error },
+    #[error("{0} did not answer in time")]
+    Late(String),
+    #[error("cannot speak HTTP with {server}: {error}")]
+    Http { server: String, error: String },
+    #[error(transparent)]
+    Name(#[from] InvalidDnsNameError),
+}
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest answer.
+const MOST: usize = 64 * 1024 * 1024;
+
+impl Client {
+    /// For the server at this address. Certificates are checked against `authority`, a file in PEM form, or else
+    /// against those that the system trusts.
+    pub(crate) fn new(
+        server: &str,
+        authority: Option<&Path>,
+        key: Option<String>,
+    ) -> Result<Self, ClientError> {
+        let address = || ClientError::Address(server.chars().take(200).collect());
+        let server: Uri = server.parse().map_err(|_| address())?;
+        let is_tls = match server.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTP => false,
+            Some(scheme) if *scheme == Scheme::HTTPS => true,
+            _ => return Err(address()),
+        };
+        let authority_is_plain =
+            server.authority().is_some_and(|authority| !authority.as_str().contains('@'));
+        if !authority_is_plain {
+            return Err(address());
+        }
+        let tls = if is_tls { Some(connector(authority)?) } else { None };
+        Ok(Self { server, tls, key })
+    }
+
+    /// Sends a request for a path, and waits for the whole of the answer. With a body it is a POST of JSON.
+    pub(crate) async fn ask(
+        &self,
+        path: &str,
+        body: Option<Bytes>,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let request = self.request(path, body)?;
+        let late = |_| ClientError::Late(self.server.to_string());
+        let response = timeout(PATIENCE, self.send(request)).await.map_err(late)??;
+        Ok((response.status(), response.into_body()))
+    }
+
+    fn request(
+        &self,
+        path: &str,
+        body: Option<Bytes>,
+    ) -> Result<Request<Full<Bytes>>, ClientError> {
+        let host = self.server.authority().map_or("", |authority| authority.as_str());
+        let mut request = Request::builder().uri(path).header(header::HOST, host);
+        if body.is_some() {
+            request = request.method("POST").header(header::CONTENT_TYPE, "application/json");
+        }
+        if let Some(key) = &self.key {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
+        }
+        let request = request.body(Full::new(body.unwrap_or_default()));
+        request.map_err(|error| self.failed(&error))
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Bytes>, ClientError> {
+        let (host, port) = self.place();
+        let unreachable =
+            |error| ClientError::Unreachable { server: self.server.to_string(), error };
+        let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let stream = TcpStream::connect((&*bare, port)).await.map_err(unreachable)?;
+        match &self.tls {
+            None => self.exchange(stream, request).await,
+            Some(tls) => {
+                let name = ServerName::try_from(bare)?;
+                let stream = tls.connect(name, stream).await.map_err(unreachable)?;
+                self.exchange(stream, request).await
+            }
+        }
+    }
+
+    async fn exchange(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Bytes>, ClientError> {
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.failed(&error))?;
+        // What goes wrong with the connection is told to whoever waits for the answer.
+        let running = tokio::spawn(connection);
+        let response = sender.send_request(request).await.map_err(|error| self.failed(&error))?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, MOST).collect().await;
+        let body = body.map_err(|error| self.failed(&*error))?.to_bytes();
+        running.abort();
+        Ok(Response::from_parts(head, body))
+    }
+
+    fn place(&self) -> (&str, u16) {
+        let port = if self.tls.is_some() { 443 } else { 80 };
+        (self.server.host().unwrap_or_default(), self.server.port_u16().unwrap_or(port))
+    }
+
+    fn failed(&self, error: &dyn std::error::Error) -> ClientError {
+        ClientError::Http { server: self.server.to_string(), error: error.to_string() }
+    }
+}
+
+fn connector(authority: Option<&Path>) -> Result<TlsConnector, ClientError> {
+    let mut roots = RootCertStore::empty();
+    match authority {
+        None => {
+            let found = rustls_native_certs::load_native_certs().certs;
+            roots.add_parsable_certificates(found);
+        }
+        Some(file) => {
+            let unreadable =
+                |error: String| ClientError::Authority { file: file.display().to_string(), error };
+            let text = fs::read(file).map_err(|error| unreadable(error.to_string()))?;
+            let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+            let found = found.map_err(|error| unreadable(error.to_string()))?;
+            if roots.add_parsable_certificates(found).0 == 0 {
+                return Err(unreadable("it holds no certificate".to_owned()));
+            }
+        }
+    }
+    let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("server", &self.server).finish_non_exhaustive()
+    }
+}

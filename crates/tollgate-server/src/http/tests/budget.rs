@@ -1,0 +1,118 @@
+use super::*;
+
+const ALICE: &str = r#"{"attributes":{"user":"alice"}}"#;
+const STATE: &str = "/v1/state?attribute=user:alice";
+
+#[tokio::test]
+async fn a_peek_charges_nothing() {
+    let server = Server::new();
+    server.check(ALICE).await;
+    for _ in 0..3 {
+        let state = server.get(STATE).await;
+        assert_eq!(state.status, 200);
+        assert_eq!(
+            state.json(),
+            serde_json::json!({
+                "allowed": true, "policy": "api", "limit": "3/minute", "remaining": 2,
+                "retry_after": null, "reset_after": 60.0, "source": "store",
+                "shadow_denied": false, "degraded": false, "revision": 1,
+                "limits": [{
+                    "allowed": true, "policy": "api", "limit": "3/minute", "remaining": 2,
+                    "retry_after": null, "reset_after": 60.0, "source": "store",
+                    "shadow_denied": false, "degraded": false,
+                }],
+            })
+        );
+        assert_eq!(state.header("cache-control"), Some("no-store"));
+    }
+    // A denial is told, but nothing was asked for: 200.
+    server.check(r#"{"key":"k+ä","limit":"1/hour"}"#).await;
+    let denied = server.get("/v1/state?key=k%2B%C3%A4&limit=1/hour&limit=2/minute").await;
+    let json = denied.json();
+    assert_eq!((denied.status, &json["allowed"]), (200, &false.into()));
+    let remaining: Vec<_> =
+        json["limits"].as_array().unwrap().iter().map(|l| &l["remaining"]).collect();
+    assert_eq!(remaining, [0, 2]);
+}
+
+#[tokio::test]
+async fn queries_that_cannot_be_used_are_problems() {
+    let server = Server::new();
+    for (query, part) in [
+        ("atribute=user:a", "unknown parameter `atribute`"),
+        ("attribute=user", "a name, a colon and a value"),
+        ("attribute=user:a&attribute=user:b", "there twice"),
+        ("key=k", "a `key` needs a `limit`"),
+        ("key=k&key=l&limit=1/hour", "`key` is there twice"),
+        ("key=k&limit=often", "`often` is not a limit"),
+        ("domain=d&key=k&limit=1/hour", "write either"),
+        ("cost=1&attribute=user:a", "unknown parameter `cost`"),
+    ] {
+        for path in ["/v1/state", "/v1/explain"] {
+            let reply = server.get(&format!("{path}?{query}")).await;
+            assert_eq!(reply.status, 400, "{query}");
+            reply.problem();
+            assert!(reply.body.contains(part), "{query}: {}", reply.body);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_reset_forgets_and_a_refund_gives_back() {
+    let server = Server::new();
+    for _ in 0..3 {
+        server.check(ALICE).await;
+    }
+    let refund = server.post("/v1/refund", r#"{"attributes":{"user":"alice"},"cost":2}"#).await;
+    assert_eq!((refund.status, &*refund.body), (200, r#"{"limits":1}"#));
+    assert_eq!(server.check(ALICE).await.json()["remaining"], 1);
+    let reset = server.send(&format!("DELETE {STATE}"), "", "").await;
+    assert_eq!((reset.status, &*reset.body), (200, r#"{"limits":1}"#));
+    assert_eq!(server.check(ALICE).await.json()["remaining"], 2);
+    let nothing = server.send("DELETE /v1/state?attribute=x:y", "", "").await;
+    assert_eq!((nothing.status, &*nothing.body), (200, r#"{"limits":0}"#));
+    let id = server.post("/v1/refund", r#"{"attributes":{"user":"alice"},"id":"a"}"#).await;
+    assert_eq!(id.problem(), "request");
+    let cost = server.post("/v1/refund", r#"{"attributes":{"user":"alice"},"cost":4}"#).await;
+    assert_eq!(cost.problem(), "cost");
+}
+
+#[tokio::test]
+async fn permits_are_held_renewed_and_given_back() {
+    let server = Server::new();
+    let job = r#"{"domain":"jobs","attributes":{"queue":"q"}}"#;
+    let with = |permit: &str| job.replace("}}", &format!("}},\"permit\":\"{permit}\"}}"));
+    let mut permits = Vec::new();
+    for remaining in [1, 0] {
+        let reply = server.post("/v1/acquire", job).await;
+        let json = reply.json();
+        assert_eq!((reply.status, &json["remaining"]), (200, &remaining.into()));
+        permits.push(json["permit"].as_str().unwrap().to_owned());
+        assert!(reply.header("ratelimit").is_some());
+    }
+    assert_ne!(permits[0], permits[1]);
+    assert_eq!(permits[0].len(), 16);
+    let full = server.post("/v1/acquire", job).await;
+    assert_eq!((full.status, &full.json()["permit"]), (429, &serde_json::Value::Null));
+
+    server.clock.advance(Duration::from_secs(50));
+    assert_eq!(server.post("/v1/renew", &with(&permits[0])).await.body, r#"{"limits":1}"#);
+    server.clock.advance(Duration::from_secs(20));
+    let lost = server.post("/v1/renew", &with(&permits[1])).await;
+    assert_eq!((lost.status, lost.problem()), (409, "permit-lost".to_owned()));
+    for _ in 0..2 {
+        assert_eq!(server.post("/v1/release", &with(&permits[0])).await.status, 200);
+    }
+    assert_eq!(server.post("/v1/acquire", job).await.json()["remaining"], 1);
+
+    assert_eq!(server.post("/v1/release", &with("0")).await.body, r#"{"limits":0}"#);
+    assert_eq!(server.post("/v1/renew", &with("0")).await.problem(), "permit-lost");
+    for permit in ["", "xyz", "+1", "11112222333344445"] {
+        let reply = server.post("/v1/release", &with(permit)).await;
+        assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{permit}");
+    }
+    assert_eq!(server.post("/v1/release", job).await.problem(), "request");
+    // Where nothing is held there is no permit, and the decision is one like any other.
+    let plain = server.post("/v1/acquire", ALICE).await.json();
+    assert_eq!((&plain["permit"], &plain["remaining"]), (&serde_json::Value::Null, &2.into()));
+}

@@ -1,0 +1,102 @@
+use super::*;
+
+const PING: &str = "GET /healthz HTTP/1.1\r\nHost: t\r\n\r\n";
+
+/// Bounds that a test can wait for.
+fn impatient() -> Server {
+    let mut settings = Settings::new(policies());
+    settings.bounds.read_timeout = Duration::from_millis(60);
+    settings.bounds.idle_timeout = Duration::from_millis(120);
+    Server::with(settings)
+}
+
+/// Reads one response with a length from a connection that stays open.
+async fn read_reply(client: &mut DuplexStream) -> Reply {
+    let mut bytes = Vec::new();
+    loop {
+        bytes.push(client.read_u8().await.unwrap());
+        let text = String::from_utf8_lossy(&bytes);
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length = head.split("content-length: ").nth(1).unwrap().split("\r\n").next().unwrap();
+        if body.len() == length.parse::<usize>().unwrap() {
+            return Reply::parse(&bytes);
+        }
+    }
+}
+
+#[tokio::test]
+async fn connections_are_kept_and_requests_pipelined() {
+    let server = Server::new();
+    let mut client = server.connect();
+    for _ in 0..3 {
+        client.write_all(PING.as_bytes()).await.unwrap();
+        assert_eq!(read_reply(&mut client).await.status, 200);
+    }
+    client.write_all(PING.repeat(5).as_bytes()).await.unwrap();
+    for _ in 0..5 {
+        assert_eq!(read_reply(&mut client).await.body, r#"{"status":"alive"}"#);
+    }
+}
+
+#[tokio::test]
+async fn whoever_takes_too_long_is_not_waited_for() {
+    let server = impatient();
+    // A head that never ends.
+    assert_eq!(server.exchange(b"GET /healthz HTTP/1.1\r\nHost:").await, b"");
+    // A body that never comes.
+    let head = "POST /v1/check HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n\
+                Content-Length: 10\r\n\r\n{";
+    let reply = Reply::parse(&server.exchange(head.as_bytes()).await);
+    assert_eq!((reply.status, reply.problem()), (408, "slow".to_owned()));
+    // A connection that does nothing, before and after a request.
+    assert_eq!(server.exchange(b"").await, b"");
+    let replies = server.exchange(PING.as_bytes()).await;
+    assert_eq!(Reply::parse(&replies).status, 200);
+}
+
+#[tokio::test]
+async fn a_drain_answers_what_was_sent_and_closes() {
+    let server = Server::new();
+    let mut busy = server.connect();
+    busy.write_all(PING.as_bytes()).await.unwrap();
+    assert_eq!(read_reply(&mut busy).await.header("connection"), None);
+    let mut idle = server.connect();
+    // Half of a request was sent before the drain, half comes after it.
+    busy.write_all(&PING.as_bytes()[..10]).await.unwrap();
+    server.gate.drain();
+    server.switch.turn();
+    busy.write_all(&PING.as_bytes()[10..]).await.unwrap();
+    let mut last = Vec::new();
+    busy.read_to_end(&mut last).await.unwrap();
+    let last = Reply::parse(&last);
+    assert_eq!((last.status, last.header("connection")), (200, Some("close")));
+    let mut nothing = Vec::new();
+    idle.read_to_end(&mut nothing).await.unwrap();
+    assert_eq!(nothing, b"");
+}
+
+#[tokio::test]
+async fn http2_is_spoken_on_the_same_port() {
+    let server = impatient();
+    let mut client = server.connect();
+    // The preface, empty settings, and a request for /healthz: :method GET, :scheme http, :path, :authority.
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let headers = b"\x82\x86\x04\x08/healthz\x01\x01t";
+    bytes.extend_from_slice(&[0, 0, headers.len() as u8, 1, 5, 0, 0, 0, 1]);
+    bytes.extend_from_slice(headers);
+    client.write_all(&bytes).await.unwrap();
+    let mut data = None;
+    while data.is_none() {
+        let mut head = [0; 9];
+        client.read_exact(&mut head).await.unwrap();
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        client.read_exact(&mut payload).await.unwrap();
+        data = (head[3] == 0).then_some(payload);
+    }
+    assert_eq!(data.unwrap(), br#"{"status":"alive"}"#);
+    // It says good-bye when the service goes away.
+    server.switch.turn();
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).await.unwrap();
+    assert!(rest.windows(5).any(|bytes| bytes[3] == 7), "no GOAWAY in {rest:?}");
+}

@@ -1,0 +1,81 @@
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::{
+    super::{ask::FIELDS, routes::routes},
+    *,
+};
+
+async fn document() -> Value {
+    let reply = Server::new().get("/openapi.json").await;
+    assert_eq!((reply.status, reply.header("content-type")), (200, Some("application/json")));
+    reply.json()
+}
+
+#[tokio::test]
+async fn the_document_has_every_path_and_method() {
+    let server = Server::new();
+    let document = document().await;
+    assert_eq!(document["openapi"], "3.1.0");
+    let described: BTreeSet<_> = document["paths"].as_object().unwrap().keys().cloned().collect();
+    let routed: BTreeSet<_> = routes().into_iter().map(|(path, _)| path.to_owned()).collect();
+    assert_eq!(described, routed);
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for method in ["get", "post", "put", "delete", "patch"] {
+            let reply = server.send(&format!("{} {path}", method.to_uppercase()), "", "").await;
+            let is_there = reply.status != 405;
+            let is_described = operations.get(method).is_some();
+            let is_any = path == "/v1/auth";
+            assert!(is_there == is_described || is_any, "{method} {path}: {reply:?}");
+            if is_described {
+                let status = reply.status.to_string();
+                let responses = &operations[method]["responses"];
+                assert!(responses.get(&status).is_some(), "{method} {path}: {status}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_reference_leads_somewhere_and_operations_have_names() {
+    let document = document().await;
+    let text = document.to_string();
+    for reference in text.split("\"$ref\":\"#").skip(1) {
+        let pointer = reference.split('"').next().unwrap();
+        assert!(document.pointer(pointer).is_some(), "{pointer}");
+    }
+    let operations = document["paths"].as_object().unwrap().values();
+    let ids: Vec<_> = operations
+        .flat_map(|path| path.as_object().unwrap().values())
+        .map(|operation| operation["operationId"].as_str().unwrap())
+        .collect();
+    assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len());
+}
+
+#[tokio::test]
+async fn the_schemas_have_the_members_that_are_read_and_written() {
+    let schemas = document().await["components"]["schemas"].clone();
+    let members = |name: &str| -> BTreeSet<String> {
+        schemas[name]["properties"].as_object().unwrap().keys().cloned().collect()
+    };
+    let fields = |fields: &[&str]| fields.iter().map(|&field| field.to_owned()).collect();
+    assert_eq!(members("PolicyRequest"), fields(&["domain", "attributes", "cost", "id"]));
+    assert_eq!(members("KeyRequest"), fields(&["key", "limit", "cost", "id"]));
+    assert_eq!(members("HeldKeyRequest"), fields(&["key", "limit", "cost", "permit"]));
+    assert_eq!(schemas["KeyRequest"]["additionalProperties"], json!(false));
+    let asked = ["PolicyRequest", "HeldPolicyRequest", "KeyRequest", "HeldKeyRequest"];
+    let asked: BTreeSet<_> = asked.into_iter().flat_map(members).collect();
+    assert_eq!(asked, fields(&FIELDS));
+    let server = Server::new();
+    let check = r#"{"attributes":{"user":"alice"}}"#;
+    let written =
+        |value: Value| -> BTreeSet<String> { value.as_object().unwrap().keys().cloned().collect() };
+    assert_eq!(members("Decision"), written(server.check(check).await.json()));
+    assert_eq!(members("Acquired"), written(server.post("/v1/acquire", check).await.json()));
+    assert_eq!(members("State"), written(server.get("/v1/state").await.json()));
+    assert_eq!(members("Explanation"), written(server.get("/v1/explain").await.json()));
+    assert_eq!(members("Stats"), written(server.get("/v1/stats").await.json()));
+    assert_eq!(members("Problem"), written(server.check("").await.json()));
+    assert_eq!(members("SeedAnswer"), written(server.get("/check?userId=a").await.json()));
+}

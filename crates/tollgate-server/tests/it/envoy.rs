@@ -1,0 +1,67 @@
+//! Envoy's rate limit service, started as a deployment of envoyproxy/ratelimit is.
+
+use std::{fs, net::SocketAddr};
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http2::handshake;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+
+use crate::service::Service;
+
+const RULES: &str = "
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: { unit: year, requests_per_unit: 2 }
+";
+
+/// Asks for `user=a` in the domain `edge`: the bytes of the answer without those before the message.
+async fn ask(address: SocketAddr) -> Bytes {
+    let io = TokioIo::new(tokio::net::TcpStream::connect(address).await.unwrap());
+    let (mut client, connection) = handshake(TokioExecutor::new(), io).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let question = b"\0\0\0\0\x13\x0a\x04edge\x12\x0b\x0a\x09\x0a\x04user\x12\x01a";
+    let path = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    let request = Request::post(format!("http://tollgate/{path}"))
+        .header("content-type", "application/grpc")
+        .body(Full::new(Bytes::from_static(question)))
+        .unwrap();
+    let body = client.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(body.trailers().unwrap()["grpc-status"], "0");
+    // A connection that is still open would be waited for at the end.
+    drop(client);
+    connection.await.unwrap().unwrap();
+    body.to_bytes().slice(5..)
+}
+
+#[tokio::test]
+async fn the_environment_of_a_deployment_is_all_it_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("ratelimit/config");
+    fs::create_dir_all(&rules).unwrap();
+    fs::write(rules.join("edge.yaml"), RULES).unwrap();
+    let service = Service::start_with(
+        &[],
+        &[
+            ("RUNTIME_ROOT", folder.path().to_str().unwrap()),
+            ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+            ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
+            ("USE_STATSD", "false"),
+        ],
+    );
+    assert!(service.greeting.iter().any(|line| line.starts_with("ready: 1 polic")));
+    let address = service.address("grpc");
+    for code in [1, 1, 2] {
+        let answer = ask(address).await;
+        // The code comes first, and the headers that were asked for are there.
+        assert_eq!(answer[..2], [0x08, code]);
+        let text = String::from_utf8_lossy(&answer);
+        assert!(text.contains("RateLimit-Limit") && text.contains("RateLimit-Reset"));
+    }
+    service.signal("TERM");
+    let (status, logged) = service.wait();
+    assert!(status.success(), "{logged}");
+    assert!(logged.contains("USE_STATSD has no effect"), "{logged}");
+}

@@ -1,0 +1,55 @@
+use crate::{program::run, service::Service};
+
+const POLICIES: &str = "
+policies:
+  - { name: login, match: { path: /login, method: POST }, per: [ip], limit: 5/minute }
+  - name: api
+    match: { path: /api/** }
+    per: [user]
+    limit: [10/second, 1000/hour]
+    overrides: [{ match: { plan: pro }, limit: 100/second }]
+  - { name: seen, limit: 0/second, mode: shadow }
+  - { name: office, match: { ip: { cidr: 10.0.0.0/8 } }, limit: 0/day }
+";
+
+#[test]
+fn every_policy_says_why() {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    std::fs::write(file.path(), POLICIES).unwrap();
+    let config = file.path().to_str().unwrap();
+    let explain = |attributes: &[&str]| {
+        let mut args = vec!["explain", "--config", config];
+        attributes.iter().for_each(|one| args.extend(["-a", one]));
+        run(&args, b"")
+    };
+    let paying = explain(&["path=/api/x", "user=al\x1bice", "plan=pro"]);
+    assert_eq!(
+        paying.stdout,
+        "- login does not cover it: path is /api/x, and must be /login\n\
+         + api covers it, by its override 1; budget of al\\u{1b}ice\n    100/second: 100 remaining\n\
+         + seen covers it, but only reports; budget of everybody\n    0/second: denies for good\n\
+         - office does not cover it: ip is missing, and must be in 10.0.0.0/8\n\
+         allowed; api leaves least\n"
+    );
+    assert_eq!(paying.code, Some(0));
+    let inside = explain(&["ip=10.1.2.3"]);
+    assert!(inside.stdout.ends_with("denied by office\n"), "{}", inside.stdout);
+    assert_eq!(inside.code, Some(1));
+}
+
+#[test]
+fn a_service_explains_what_it_has_in_force() {
+    let service = Service::start(&[]);
+    let server = format!("http://{}", service.address("http"));
+    let told = run(&["explain", "--server", &server, "-a", "key=bob"], b"");
+    let expected = "+ default covers it; budget of bob\n    100/minute: 100 remaining\n\
+                    allowed; default leaves least\n";
+    assert_eq!((&*told.stdout, told.code), (expected, Some(0)), "{}", told.stderr);
+}
+
+#[test]
+fn without_policies_there_is_nothing_to_explain() {
+    let told = run(&["explain", "-a", "key=bob"], b"");
+    assert_eq!(told.code, Some(2));
+    assert!(told.stderr.ends_with("name a file with --config, or a service with --server\n"));
+}

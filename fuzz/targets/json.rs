@@ -1,0 +1,5 @@
+//! Bodies of requests over HTTP.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tollgate_server::fuzzing::json(data));

@@ -1,0 +1,5 @@
+//! What a client of Redis might send.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| tollgate_server::fuzzing::resp(data));
