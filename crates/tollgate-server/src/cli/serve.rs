@@ -148,7 +148,7 @@ async fn serve(args: &Args) -> Result<ExitCode, Trouble> {
 
 fn hint(error: &StartError) -> &'static str {
     match error {
-        StartError::Public { .. } => {
+        StartError::Exposed(_) => {
             "configure both, listen on 127.0.0.1, or if the network keeps others out: --insecure"
         }
         StartError::Bind { .. } => "choose another address, port 0 for any that is free, or off",
