@@ -19,6 +19,7 @@ mod nginx_front;
 mod program;
 mod reload;
 mod resp;
+mod schemathesis;
 mod service;
 mod upstream;
 mod validate;
