@@ -24,4 +24,5 @@ mod resp;
 mod secrets;
 mod service;
 mod together;
+mod traces;
 mod validate;
