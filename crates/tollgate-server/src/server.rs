@@ -73,7 +73,7 @@ impl Server {
         let listeners = listeners.iter().filter(|bind| matches!(bind, Bind::At(_))).count();
         let bounds = &mut settings.bounds;
         bounds.connections = connections_each(bounds.connections, listeners);
-        let http = bind("http", settings.http, &settings, &[b"h2", b"http/1.1"])?;
+        let http = bind("http", settings.http, &settings, http::ALPN)?;
         let grpc = bind("grpc", settings.grpc, &settings, &[b"h2"])?;
         let resp = bind("resp", settings.resp, &settings, &[])?;
         let gate = Arc::new(Gate::open(settings)?);

@@ -135,7 +135,7 @@ fn a_service_starts_and_ends_without_its_store() {
     assert_eq!(clients.by_http("closed"), (false, 0, true));
     assert!(service.log().contains("the store does not answer"), "{}", service.log());
     server.restart();
-    eventually(WITHIN, "the store is used", || clients.by_resp("open").2 == false);
+    eventually(WITHIN, "the store is used", || !clients.by_resp("open").2);
     server.kill();
     let begun = Instant::now();
     service.signal("TERM");
