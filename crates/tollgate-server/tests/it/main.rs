@@ -11,6 +11,7 @@ mod doctor;
 mod drain;
 mod envoy;
 mod explain;
+mod guides;
 mod help;
 mod keys;
 mod program;
