@@ -17,6 +17,7 @@ mod examples;
 mod explain;
 mod exposure;
 mod guide;
+mod guides;
 mod help;
 mod hostile;
 mod keys;
