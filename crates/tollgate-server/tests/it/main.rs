@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails the test")]
 
+mod certificates;
 mod check;
 mod clients;
 mod config;
@@ -14,14 +15,22 @@ mod envoy;
 mod envoy_front;
 mod examples;
 mod explain;
+mod exposure;
 mod guide;
+mod guides;
 mod help;
+mod hostile;
 mod keys;
 mod nginx_front;
+mod outage;
 mod program;
 mod reload;
+mod reload_load;
 mod resp;
 mod schemathesis;
+mod secrets;
 mod service;
+mod together;
+mod traces;
 mod upstream;
 mod validate;
