@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     clients::Folder,
@@ -83,7 +83,7 @@ fn what_the_service_says_to_try_works() {
 fn what_the_guide_to_http_shows_works() {
     for version in BOTH {
         let shell = Shell::start(version);
-        let [check, batch, peek, reset, acquire, renew, release, explain] =
+        let [check, batch, peek, reset, acquire, renew, release, explain, descriptors] =
             commands("http.md").try_into().unwrap();
         for (remaining, code) in [(2, Some(0)), (1, Some(0)), (0, Some(0)), (0, REFUSED)] {
             let done = shell.run(&check);
@@ -109,6 +109,10 @@ fn what_the_guide_to_http_shows_works() {
         assert_eq!(shell.run(&own(&renew)).code, REFUSED);
         let policies = shell.json(&explain);
         assert_eq!(policies["policies"][0]["policy"], "login", "{policies}");
+        let answer = shell.json(&descriptors);
+        assert_eq!(answer["overallCode"], "OK");
+        let limit = json!({"name": "shop", "requestsPerUnit": 10, "unit": "SECOND"});
+        assert_eq!(answer["statuses"][0]["currentLimit"], limit);
     }
 }
 
