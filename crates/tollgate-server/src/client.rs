@@ -3,7 +3,7 @@
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, Uri, header, uri::Scheme};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, header, uri::Scheme};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -83,6 +83,21 @@ impl Client {
         let late = |_| ClientError::Late(self.server.to_string());
         let response = timeout(PATIENCE, self.send(request)).await.map_err(late)??;
         Ok((response.status(), response.into_body()))
+    }
+
+    /// Sends a request to this server as it is, but for its `Host`.
+    pub(crate) async fn send_as_it_is(
+        &self,
+        request: Request<Bytes>,
+    ) -> Result<Response<Bytes>, ClientError> {
+        let (mut head, body) = request.into_parts();
+        let host = self.server.authority().map_or("", |authority| authority.as_str());
+        let host = HeaderValue::from_str(host).map_err(|error| self.failed(&error))?;
+        head.headers.insert(header::HOST, host);
+        let path = head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        head.uri = path.parse().map_err(|error| self.failed(&error))?;
+        let sent = self.send(Request::from_parts(head, Full::new(body)));
+        timeout(PATIENCE, sent).await.map_err(|_| ClientError::Late(self.server.to_string()))?
     }
 
     fn request(

@@ -17,6 +17,7 @@ mod resp;
 mod server;
 mod service;
 mod source;
+mod trace;
 
 use std::process::ExitCode;
 

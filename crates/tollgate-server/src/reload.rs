@@ -16,12 +16,19 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
 
-use crate::{config::Settings, gate::Gate, service::Tls, source::Source};
+use crate::{
+    config::Settings,
+    gate::Gate,
+    service::{Tls, check_exposure},
+    source::Source,
+};
 
 /// Reads the settings again, and puts them in force if they are sound.
 pub(crate) struct Reloader {
     gate: Arc<Gate>,
     source: Source,
+    /// Listeners, certificates and the store are those that it said at the start.
+    first: Arc<Settings>,
     tls: Vec<Arc<Tls>>,
     /// What the sources held when they were last read. Also lets one reload go on at a time.
     seen: Mutex<[u8; 32]>,
@@ -43,7 +50,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 impl Reloader {
     /// For a source that has been read, and certificates that are in use.
     pub(crate) fn new(gate: Arc<Gate>, source: Source, tls: Vec<Arc<Tls>>) -> Self {
-        let reloader = Self { gate, source, tls, seen: Mutex::default() };
+        let first = gate.revision().settings.clone();
+        let reloader = Self { gate, source, first, tls, seen: Mutex::default() };
         *reloader.seen.lock() = reloader.fingerprint();
         reloader
     }
@@ -76,12 +84,13 @@ impl Reloader {
 
     fn take(&self) -> Result<u64, String> {
         let certificates = self.reload_certificates();
-        let settings = self.source.load().map(|settings| {
+        let settings = self.source.load().and_then(|settings| {
+            self.check_exposure(&settings)?;
             self.warn_of_what_stays(&settings);
             let policies = settings.policies.policies().len();
             let revision = self.gate.replace(settings);
             tracing::info!(revision, policies, "other settings are in force");
-            revision
+            Ok(revision)
         });
         let refused = |error: &String| self.gate.refuse(error.clone());
         if let Err(error) = &settings {
@@ -103,8 +112,15 @@ impl Reloader {
         Ok(())
     }
 
+    /// What others can reach does not become open to everybody because the last key is gone.
+    fn check_exposure(&self, new: &Settings) -> Result<(), String> {
+        let mut effective = Settings::clone(&self.first);
+        effective.security.credentials.clone_from(&new.security.credentials);
+        check_exposure(&effective).map_err(|error| error.to_string())
+    }
+
     fn warn_of_what_stays(&self, new: &Settings) {
-        let old = &self.gate.revision().settings;
+        let old = &self.first;
         let listens = |settings: &Settings| [settings.http, settings.grpc, settings.resp];
         if listens(old) != listens(new) || old.security.tls != new.security.tls {
             tracing::warn!("listeners and paths of certificates stay as they are until a restart");

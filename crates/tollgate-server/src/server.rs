@@ -18,7 +18,10 @@ use crate::{
     metrics::{ListenerMetrics, Metrics},
     reload::Reloader,
     resp::{self, RespService},
-    service::{Drain, DrainSwitch, Listener, Protocol, Tls, TlsError, Workers, connections_each},
+    service::{
+        Drain, DrainSwitch, Exposed, Listener, Protocol, Tls, TlsError, Workers, check_exposure,
+        connections_each,
+    },
 };
 
 /// A service that is bound and not yet running.
@@ -46,8 +49,8 @@ pub(crate) enum StartError {
     Tls(#[from] TlsError),
     #[error("cannot listen for {name} on {address}: {error}")]
     Bind { name: &'static str, address: SocketAddr, error: io::Error },
-    #[error("{name} would listen on {address}, which others can reach, without {missing}")]
-    Public { name: &'static str, address: SocketAddr, missing: &'static str },
+    #[error(transparent)]
+    Exposed(#[from] Exposed),
 }
 
 /// Where a listener is, for whoever started it.
@@ -63,6 +66,7 @@ const STORE_PATIENCE: Duration = Duration::from_secs(1);
 impl Server {
     /// Opens the store, reads certificates and binds every listener.
     pub(crate) fn bind(mut settings: Settings) -> Result<Self, StartError> {
+        check_exposure(&settings)?;
         let listeners = [settings.http, settings.grpc, settings.resp];
         let listeners = listeners.iter().filter(|bind| matches!(bind, Bind::At(_))).count();
         let bounds = &mut settings.bounds;
@@ -189,7 +193,7 @@ impl Accepting {
     }
 }
 
-/// Binds a listener, unless it is off. One that others can reach needs certificates and credentials.
+/// Binds a listener, unless it is off.
 fn bind(
     name: &'static str,
     bind: Bind,
@@ -197,22 +201,9 @@ fn bind(
     protocols: &'static [&'static [u8]],
 ) -> Result<Option<Entrance>, StartError> {
     let Bind::At(address) = bind else { return Ok(None) };
-    let security = &settings.security;
-    if !address.ip().to_canonical().is_loopback() && !security.insecure {
-        let has_clients = security.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-        let missing = match (&security.tls, has_clients || !security.credentials.is_empty()) {
-            (Some(_), true) => None,
-            (None, false) => Some("certificates (tls) and API keys (keys)"),
-            (None, true) => Some("certificates (tls)"),
-            (Some(_), false) => Some("API keys (keys) or the clients' authority (tls.client_ca)"),
-        };
-        if let Some(missing) = missing {
-            return Err(StartError::Public { name, address, missing });
-        }
-    }
     let listener = Listener::bind(name, address, settings.bounds.connections);
     let listener = listener.map_err(|error| StartError::Bind { name, address, error })?;
-    let tls = security.tls.clone().map(|files| Tls::load(files, protocols)).transpose()?;
+    let tls = settings.security.tls.clone().map(|files| Tls::load(files, protocols)).transpose()?;
     Ok(Some(Entrance { listener: Arc::new(listener), tls: tls.map(Arc::new) }))
 }
 

@@ -1,11 +1,14 @@
 //! Where the program says what it does: one line for each event, on standard error.
 
-use std::io;
+use std::{io, num::NonZeroU32};
 
 use clap::ValueEnum;
-use tracing_subscriber::{EnvFilter, fmt};
+use tracing_subscriber::{
+    EnvFilter, Layer, filter, fmt, layer::SubscriberExt, util::SubscriberInitExt,
+};
 
 use super::Trouble;
+use crate::trace::{self, Exporter};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct LogArgs {
@@ -17,6 +20,14 @@ pub(super) struct LogArgs {
     #[arg(long = "log-format", value_name = "FORMAT", default_value = "text")]
     #[arg(env = "TOLLGATE_LOG_FORMAT")]
     format: Format,
+
+    /// Send traces to this collector, by OTLP over HTTP, such as http://127.0.0.1:4318
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    traces: Option<String>,
+
+    /// Of requests whose caller is not traced, begin a trace for one in so many
+    #[arg(long, value_name = "N", default_value = "100", env = "TOLLGATE_TRACE_ONE_IN")]
+    trace_one_in: NonZeroU32,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -27,24 +38,32 @@ enum Format {
     Json,
 }
 
-/// From now on, events are told.
-pub(super) fn start(args: &LogArgs) -> Result<(), Trouble> {
+/// From now on, events are told, and requests traced if somebody wants that. What is returned has to be kept for as
+/// long. Called within a runtime.
+pub(super) fn start(args: &LogArgs) -> Result<Option<Exporter>, Trouble> {
     let filter = EnvFilter::try_new(&args.level).map_err(|error| {
         let hint = "write error, warn, info or debug, or a list such as info,tollgate_server=debug";
         Trouble::new(error, "cannot use --log", hint)
     })?;
-    let events = fmt().with_env_filter(filter).with_writer(io::stderr);
-    let started = match args.format {
-        Format::Text => events.with_target(false).with_ansi(is_terminal()).try_init(),
-        Format::Json => events.json().flatten_event(true).try_init(),
+    let exporter = args.traces.as_deref().map(|url| Exporter::new(url, args.trace_one_in.get()));
+    let exporter = exporter.transpose().map_err(|error| {
+        Trouble::new(error, "cannot use --traces", "write for example http://127.0.0.1:4318")
+    })?;
+    let events = fmt::layer().with_writer(io::stderr);
+    let events = match args.format {
+        Format::Text => events.with_target(false).with_ansi(is_terminal()).boxed(),
+        Format::Json => events.json().flatten_event(true).boxed(),
     };
+    let requests = filter::filter_fn(|about| about.target() != trace::TARGET);
+    let started = tracing_subscriber::registry()
+        .with(exporter.as_ref().map(Exporter::layer))
+        .with(events.with_filter(filter).with_filter(requests))
+        .try_init();
     started.map_err(|error| {
-        Trouble::new(
-            anyhow::anyhow!(error),
-            "cannot begin to log",
-            "this is a mistake of Tollgate's",
-        )
-    })
+        let hint = "this is a mistake of Tollgate's";
+        Trouble::new(anyhow::anyhow!(error), "cannot begin to log", hint)
+    })?;
+    Ok(exporter)
 }
 
 fn is_terminal() -> bool {

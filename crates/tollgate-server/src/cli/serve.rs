@@ -93,12 +93,19 @@ impl Signals {
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
-    log::start(&args.log)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| {
         Trouble::new(error, "cannot begin", "see whether the system is out of threads or files")
     })?;
-    runtime.block_on(serve(args))
+    runtime.block_on(async {
+        let traces = log::start(&args.log)?;
+        let code = serve(args).await;
+        if let Some(traces) = traces {
+            // It waits for what it sends from here.
+            let _ = tokio::task::spawn_blocking(move || traces.finish()).await;
+        }
+        code
+    })
 }
 
 async fn serve(args: &Args) -> Result<ExitCode, Trouble> {
@@ -141,7 +148,7 @@ async fn serve(args: &Args) -> Result<ExitCode, Trouble> {
 
 fn hint(error: &StartError) -> &'static str {
     match error {
-        StartError::Public { .. } => {
+        StartError::Exposed(_) => {
             "configure both, listen on 127.0.0.1, or if the network keeps others out: --insecure"
         }
         StartError::Bind { .. } => "choose another address, port 0 for any that is free, or off",

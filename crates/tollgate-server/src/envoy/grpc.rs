@@ -24,6 +24,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, timeout},
 };
+use tracing::Instrument;
 
 use super::{
     decide::{AskError, decide},
@@ -35,6 +36,7 @@ use crate::{
     gate::Gate,
     metrics::ListenerMetrics,
     service::{Drain, Keys, Protocol},
+    trace,
 };
 
 /// The listener that Envoy asks.
@@ -114,7 +116,12 @@ impl Protocol for Grpc {
             let (gate, metrics) = (gate.clone(), metrics.clone());
             async move {
                 let begun = Instant::now();
-                let response = respond(&gate, request).await;
+                let span = trace::request("grpc", request.headers());
+                let respond = respond(&gate, request);
+                let response = match span.is_none() {
+                    true => respond.await,
+                    false => Box::pin(respond.instrument(span)).await,
+                };
                 metrics.count(usize::from(response.body().is_failure()), begun.elapsed());
                 Ok::<_, std::convert::Infallible>(response)
             }

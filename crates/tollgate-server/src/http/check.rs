@@ -19,7 +19,7 @@ use super::{
     ask::{self, Budgets, Form, Subject},
     read_json,
 };
-use crate::{config::Scope, engine::Engine, gate::Gate};
+use crate::{config::Scope, engine::Engine, gate::Gate, trace};
 
 /// Decides one request.
 pub(super) async fn check<B>(shared: &Shared, head: &Parts, body: B) -> Result<Answer, Problem>
@@ -34,6 +34,7 @@ where
     revision.access_to(&head.headers, Scope::Check, subject.domain())?;
     let now = shared.now();
     let decision = decide(&revision.engine, &subject).await?;
+    trace::decided(&decision);
     let decided = Decided { decision, headers: revision.settings.headers, now };
     Ok(decided.answer(revision.number))
 }

@@ -35,6 +35,7 @@ use tokio::{
 };
 use tollgate::{Clock, SystemClock, Timestamp};
 use tower::ServiceExt;
+use tracing::Instrument;
 
 pub(crate) use self::check::check_bytes;
 use self::{connection::Watch, problem::Problem};
@@ -43,6 +44,7 @@ use crate::{
     gate::{Gate, Revision},
     metrics::{ListenerMetrics, Metrics},
     service::{Access, Drain, Keys, Protocol},
+    trace,
 };
 
 /// Speaks HTTP/1.1 and HTTP/2 about what a gate decides.
@@ -128,7 +130,12 @@ async fn answer(
 ) -> Answered {
     let _open = watch.begin(request.version());
     let begun = Instant::now();
-    let mut answer = dispatch(&shared, router, request).await;
+    let span = trace::request("http", request.headers());
+    let dispatch = dispatch(&shared, router, request);
+    let mut answer = match span.is_none() {
+        true => dispatch.await,
+        false => Box::pin(dispatch.instrument(span)).await,
+    };
     if watch.is_closing() {
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails the test")]
 
+mod certificates;
 mod check;
 mod clients;
 mod config;
@@ -12,10 +13,14 @@ mod drain;
 mod envoy;
 mod explain;
 mod guides;
+mod exposure;
 mod help;
 mod keys;
 mod program;
 mod reload;
+mod reload_load;
 mod resp;
 mod service;
+mod together;
+mod traces;
 mod validate;
