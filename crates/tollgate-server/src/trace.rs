@@ -45,8 +45,8 @@ struct Sender {
     runtime: Handle,
 }
 
-/// Under which spans of requests are told, for filters.
-pub(crate) const TARGET: &str = "tollgate::request";
+/// Under which spans of requests are told. They hold no events, so logs do not show them.
+const TARGET: &str = "tollgate::request";
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 

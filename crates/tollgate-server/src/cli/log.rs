@@ -3,12 +3,10 @@
 use std::{io, num::NonZeroU32};
 
 use clap::ValueEnum;
-use tracing_subscriber::{
-    EnvFilter, Layer, filter, fmt, layer::SubscriberExt, util::SubscriberInitExt,
-};
+use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use super::Trouble;
-use crate::trace::{self, Exporter};
+use crate::trace::Exporter;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct LogArgs {
@@ -54,11 +52,14 @@ pub(super) fn start(args: &LogArgs) -> Result<Option<Exporter>, Trouble> {
         Format::Text => events.with_target(false).with_ansi(is_terminal()).boxed(),
         Format::Json => events.json().flatten_event(true).boxed(),
     };
-    let requests = filter::filter_fn(|about| about.target() != trace::TARGET);
-    let started = tracing_subscriber::registry()
-        .with(exporter.as_ref().map(Exporter::layer))
-        .with(events.with_filter(filter).with_filter(requests))
-        .try_init();
+    let registry = tracing_subscriber::registry();
+    let started = match &exporter {
+        // One filter for all: what it leaves out costs nothing, and libraries would tell a lot.
+        None => registry.with(events).with(filter).try_init(),
+        Some(exporter) => {
+            registry.with(events.with_filter(filter)).with(exporter.layer()).try_init()
+        }
+    };
     started.map_err(|error| {
         let hint = "this is a mistake of Tollgate's";
         Trouble::new(anyhow::anyhow!(error), "cannot begin to log", hint)

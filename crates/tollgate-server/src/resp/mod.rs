@@ -7,6 +7,7 @@ mod session;
 mod throttle;
 
 use std::{
+    future::{Future, poll_fn},
     io,
     net::SocketAddr,
     pin::pin,
@@ -14,6 +15,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -52,6 +54,8 @@ struct Connection<'a, I> {
 
 /// Room that a read has at least, and that a buffer keeps when it is empty.
 const ROOM: usize = 16 * 1024;
+/// How long a client may take to read its answers.
+const SLOW_READER: Duration = Duration::from_secs(30);
 /// How long a client may take to hear that nothing more will be read.
 const LINGER: Duration = Duration::from_millis(500);
 /// At the end, whoever has sent nothing for so long has nothing under way.
@@ -148,9 +152,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             self.metrics.count_many(0, all - failed.min(all), took);
             self.metrics.count_many(1, failed, took);
             if !self.session.replies.bytes.is_empty() {
-                let patience = Duration::from_secs(30);
-                let write = self.io.write_all(&self.session.replies.bytes);
-                timeout(patience, write).await.map_err(|_| io::ErrorKind::TimedOut)??;
+                let mut write = pin!(self.io.write_all(&self.session.replies.bytes));
+                // Most find room at once, and need no clock.
+                match poll_fn(|context| Poll::Ready(write.as_mut().poll(context))).await {
+                    Poll::Ready(written) => written?,
+                    Poll::Pending => {
+                        timeout(SLOW_READER, write)
+                            .await
+                            .map_err(|_| io::ErrorKind::TimedOut)??;
+                    }
+                }
                 self.session.replies.bytes.clear();
             }
             if used == 0 || self.input.is_empty() || self.session.is_over {

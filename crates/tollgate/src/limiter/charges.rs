@@ -266,8 +266,12 @@ impl Core {
 
     /// What the key of a charge is hashed with.
     fn scope_of(&self, charge: &Charge<'_>) -> Scope {
+        self.scope_at(self.path.policies.place(charge.policy), charge)
+    }
+
+    /// [`Core::scope_of`] for a charge to the policy at this place.
+    fn scope_at(&self, place: Option<usize>, charge: &Charge<'_>) -> Scope {
         let policies = &self.path.policies;
-        let place = policies.place(charge.policy);
         match place.and_then(|place| policies.target_like(place, &charge.limit)) {
             Some(target) => self.scopes[target],
             None => self.memory.scope(charge.policy, &charge.limit),
@@ -363,8 +367,16 @@ impl Core {
         let mut ids = ArrayVec::<Identity, BATCH>::new();
         for (n, charge) in charges.iter().enumerate() {
             let last = n.checked_sub(1).filter(|&last| counts_like(&charges[last], charge));
-            scopes.push(last.map_or_else(|| self.scope_of(charge), |last| scopes[last]));
-            places.push(last.map_or_else(|| self.meter_place(charge), |last| places[last]));
+            let (scope, place) = match last {
+                Some(last) => (scopes[last], places[last]),
+                None => {
+                    let place = self.path.policies.place(charge.policy);
+                    let counted = place.unwrap_or(self.path.meter.ad_hoc());
+                    (self.scope_at(place, charge), counted)
+                }
+            };
+            scopes.push(scope);
+            places.push(place);
             ids.push(self.memory.identity(&scopes[n], charge.key));
         }
         let slot = |place: usize, id| {

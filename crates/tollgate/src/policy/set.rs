@@ -28,7 +28,7 @@ struct Inner {
     ranges: Vec<SmallVec<[std::ops::Range<usize>; 1]>>,
     domains: HashMap<String, Index>,
     /// The place of each policy.
-    names: HashMap<PolicyName, usize>,
+    names: HashMap<PolicyName, usize, foldhash::fast::RandomState>,
 }
 
 /// One limit of one policy.

@@ -30,6 +30,9 @@ pub(crate) struct Scope {
 
 type Seeds = (u64, u64);
 
+/// Half of the bits, in no pattern.
+const TUPLE: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// What the hashes of one store are made with.
 #[derive(Clone)]
 pub(crate) struct Secret {
@@ -62,7 +65,8 @@ impl Secret {
         let seed = |form: u8| {
             self.scopes.hash_one((form, limit.period_micros(), policy, limit.algorithm().name()))
         };
-        Scope { one: (seed(1), seed(2)), tuple: (seed(3), seed(4)) }
+        let (high, low) = (seed(1), seed(2));
+        Scope { one: (high, low), tuple: (high ^ TUPLE, low ^ TUPLE) }
     }
 
     /// Stands for `key` under `scope`.
