@@ -23,7 +23,7 @@ mod rules;
 mod rules_tests;
 
 pub(crate) use decide::{AskError, decide_bytes};
-pub(crate) use environment::Deployment;
+pub(crate) use environment::{Deployment, Logging};
 pub(crate) use file::Source as RuleFile;
 pub(crate) use file::read_bytes;
 pub(crate) use grpc::{CODES, Grpc};

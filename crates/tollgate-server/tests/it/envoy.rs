@@ -65,3 +65,38 @@ async fn the_environment_of_a_deployment_is_all_it_needs() {
     assert!(status.success(), "{logged}");
     assert!(logged.contains("USE_STATSD has no effect"), "{logged}");
 }
+
+/// Starts one with these options and variables beside those of a deployment, and tells what it has logged at its end.
+fn log_of(args: &[&str], variables: &[(&str, &str)]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
+    let own = [("RUNTIME_ROOT", folder.path().to_str().unwrap()), ("DEBUG_PORT", "6070")];
+    let service = Service::start_with(args, &[&own, variables].concat());
+    service.signal("TERM");
+    let (status, logged) = service.wait();
+    assert!(status.success(), "{logged}");
+    logged
+}
+
+#[test]
+fn the_environment_of_a_deployment_says_what_is_logged() {
+    let (warning, info) = ("DEBUG_PORT has no effect", "going away");
+    for (args, variables, expected) in [
+        // Theirs tells of warnings only, unless told.
+        (&[][..], &[][..], (true, false)),
+        (&[], &[("LOG_LEVEL", "INFO")], (true, true)),
+        (&[], &[("LOG_LEVEL", "FATAL")], (false, false)),
+        (&[], &[("LOG_LEVEL", "ERROR"), ("TOLLGATE_LOG", "info")], (true, true)),
+        (&["--log", "error"], &[("LOG_LEVEL", "INFO")], (false, false)),
+    ] {
+        let logged = log_of(args, variables);
+        let found = (logged.contains(warning), logged.contains(info));
+        assert_eq!(found, expected, "{args:?} {variables:?}: {logged}");
+    }
+    let json = log_of(&[], &[("LOG_FORMAT", "json")]);
+    let event: serde_json::Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
+    assert!(event["message"].as_str().unwrap().starts_with(warning), "{json}");
+    let text = log_of(&["--log-format", "text"], &[("LOG_FORMAT", "json")]);
+    assert!(!text.starts_with('{'), "{text}");
+}

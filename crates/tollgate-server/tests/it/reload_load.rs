@@ -140,7 +140,8 @@ fn reload_under_load(reloads: u64) {
         assert!(answered.odd > 0 && answered.even > 0);
     }
     let peek = ["TOLLGATE.PEEK", "ATTR", "key", "k"];
-    let (now, before) = if reloads.is_multiple_of(2) { (all.odd, all.even) } else { (all.even, all.odd) };
+    let (now, before) =
+        if reloads.is_multiple_of(2) { (all.odd, all.even) } else { (all.even, all.odd) };
     assert_eq!(used(&mut client, &peek), now, "each answer is one charge");
     let in_envoy = ["TOLLGATE.PEEK", "DOMAIN", "e", "ATTR", "key", "k"];
     assert_eq!(used(&mut client, &in_envoy), envoy.join().unwrap(), "through all revisions");
