@@ -1,6 +1,6 @@
 //! Envoy's rate limit service, started as a deployment of envoyproxy/ratelimit is.
 
-use std::{fs, net::SocketAddr};
+use std::{fs, net::SocketAddr, os::unix::fs::symlink, process::Command};
 
 use bytes::Bytes;
 use http::Request;
@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::handshake;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
-use crate::service::Service;
+use crate::{clients::Http, service::Service};
 
 const RULES: &str = "
 domain: edge
@@ -99,4 +99,31 @@ fn the_environment_of_a_deployment_says_what_is_logged() {
     assert!(event["message"].as_str().unwrap().starts_with(warning), "{json}");
     let text = log_of(&["--log-format", "text"], &[("LOG_FORMAT", "json")]);
     assert!(!text.starts_with('{'), "{text}");
+}
+
+/// As its deployments in a cluster have it: nothing but the name of its program, an environment, and a probe.
+#[tokio::test]
+async fn under_the_name_of_theirs_it_is_the_service() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
+    let program = folder.path().join("ratelimit");
+    symlink(env!("CARGO_BIN_EXE_tollgate"), &program).unwrap();
+    let root = folder.path().to_str().unwrap();
+    // The image sets the first of them, and ports are any that are free.
+    let variables =
+        [("TOLLGATE_INSECURE", "true"), ("RUNTIME_ROOT", root), ("PORT", "0"), ("GRPC_PORT", "0")];
+    let resp = ("TOLLGATE_RESP", "off");
+    let service = Service::launch(Command::new(&program).envs(variables).envs([resp]));
+    let (http, grpc) = (service.address("http"), service.address("grpc"));
+    assert!(http.ip().is_unspecified() && grpc.ip().is_unspecified());
+    let there = |address: SocketAddr| SocketAddr::from(([127, 0, 0, 1], address.port()));
+    assert_eq!(ask(there(grpc)).await[..2], [0x08, 1]);
+    let mut client = Http::connect(there(http)).unwrap();
+    assert_eq!(client.get("/healthcheck").unwrap().status, 200);
+    let question =
+        r#"{"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "a"}]}]}"#;
+    for status in [200, 429] {
+        assert_eq!(client.request("POST", "/json", None, question).unwrap().status, status);
+    }
 }
