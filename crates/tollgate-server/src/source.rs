@@ -11,7 +11,7 @@ use tollgate::PolicySet;
 
 use crate::{
     config::{self, Bind, Environment, Kind, Settings},
-    envoy::{Deployment, Options, RuleFile, Rules},
+    envoy::{Deployment, Logging, Options, RuleFile, Rules},
 };
 
 /// What goes before anything that files say.
@@ -56,6 +56,13 @@ impl Source {
             return Ok(None);
         }
         Deployment::read(|name| environment.get(name)).map_err(|error| error.to_string())
+    }
+
+    /// How a deployment of envoyproxy/ratelimit's is told of events, if this is one. What is wrong with it is for
+    /// [`Source::load`] to say.
+    pub(crate) fn logging(&self) -> Option<Logging> {
+        let deployment = self.deployment(&Environment::process()).ok().flatten();
+        deployment.map(|deployment| deployment.log)
     }
 
     /// Reads everything.

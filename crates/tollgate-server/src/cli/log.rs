@@ -6,18 +6,17 @@ use clap::ValueEnum;
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use super::Trouble;
-use crate::trace::Exporter;
+use crate::{envoy::Logging, trace::Exporter};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct LogArgs {
-    /// What to tell: error, warn, info, debug, or by module, such as info,tollgate_server=debug
-    #[arg(long = "log", value_name = "LEVEL", default_value = "info", env = "TOLLGATE_LOG")]
-    level: String,
+    /// What to tell: error, warn, info (unless said), debug, or by module: info,tollgate_server=debug
+    #[arg(long = "log", value_name = "LEVEL", env = "TOLLGATE_LOG")]
+    level: Option<String>,
 
-    /// How to tell it
-    #[arg(long = "log-format", value_name = "FORMAT", default_value = "text")]
-    #[arg(env = "TOLLGATE_LOG_FORMAT")]
-    format: Format,
+    /// How to tell it: text unless said
+    #[arg(long = "log-format", value_name = "FORMAT", env = "TOLLGATE_LOG_FORMAT")]
+    format: Option<Format>,
 
     /// Send traces to this collector, by OTLP over HTTP, such as http://127.0.0.1:4318
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
@@ -37,9 +36,13 @@ enum Format {
 }
 
 /// From now on, events are told, and requests traced if somebody wants that. What is returned has to be kept for as
-/// long. Called within a runtime.
-pub(super) fn start(args: &LogArgs) -> Result<Option<Exporter>, Trouble> {
-    let filter = EnvFilter::try_new(&args.level).map_err(|error| {
+/// long. Called within a runtime. What the arguments do not say, `deployment` may.
+pub(super) fn start(
+    args: &LogArgs,
+    deployment: Option<Logging>,
+) -> Result<Option<Exporter>, Trouble> {
+    let level = args.level.as_deref().or(deployment.map(|it| it.level)).unwrap_or("info");
+    let filter = EnvFilter::try_new(level).map_err(|error| {
         let hint = "write error, warn, info or debug, or a list such as info,tollgate_server=debug";
         Trouble::new(error, "cannot use --log", hint)
     })?;
@@ -48,7 +51,8 @@ pub(super) fn start(args: &LogArgs) -> Result<Option<Exporter>, Trouble> {
         Trouble::new(error, "cannot use --traces", "write for example http://127.0.0.1:4318")
     })?;
     let events = fmt::layer().with_writer(io::stderr);
-    let events = match args.format {
+    let theirs = deployment.filter(|it| it.json).map_or(Format::Text, |_| Format::Json);
+    let events = match args.format.unwrap_or(theirs) {
         Format::Text => events.with_target(false).with_ansi(is_terminal()).boxed(),
         Format::Json => events.json().flatten_event(true).boxed(),
     };

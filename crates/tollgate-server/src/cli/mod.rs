@@ -11,8 +11,10 @@ mod trouble;
 mod validate;
 
 use std::{
+    ffi::OsString,
     fmt::Display,
     io::{self, Write},
+    path::Path,
     process::ExitCode,
 };
 
@@ -59,7 +61,7 @@ const TROUBLE: u8 = 2;
 
 /// Does what the command line says.
 pub(crate) fn run() -> ExitCode {
-    let command = match Cli::try_parse() {
+    let command = match Cli::try_parse_from(words(std::env::args_os())) {
         Ok(cli) => cli.command,
         Err(error) => return explain(&error),
     };
@@ -75,6 +77,17 @@ pub(crate) fn run() -> ExitCode {
         say(trouble);
         ExitCode::from(TROUBLE)
     })
+}
+
+/// The words of the command line. Deployments of envoyproxy/ratelimit start `/bin/ratelimit`, and nothing else: under
+/// that name it is the service.
+fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = args.collect();
+    let name = words.first().and_then(|name| Path::new(name).file_name());
+    if name.is_some_and(|name| name == "ratelimit") {
+        words.insert(1, "serve".into());
+    }
+    words
 }
 
 /// Prints the help that was asked for, or what is wrong with the command line.

@@ -97,9 +97,10 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let runtime = runtime.map_err(|error| {
         Trouble::new(error, "cannot begin", "see whether the system is out of threads or files")
     })?;
+    let source = source(args);
     runtime.block_on(async {
-        let traces = log::start(&args.log)?;
-        let code = serve(args).await;
+        let traces = log::start(&args.log, source.logging())?;
+        let code = serve(source).await;
         if let Some(traces) = traces {
             // It waits for what it sends from here.
             let _ = tokio::task::spawn_blocking(move || traces.finish()).await;
@@ -108,7 +109,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     })
 }
 
-async fn serve(args: &Args) -> Result<ExitCode, Trouble> {
+fn source(args: &Args) -> Source {
     let bind = |given: Option<BindText>| given.map(|BindText(bind)| bind);
     let overrides = Overrides {
         store: args.store.clone(),
@@ -117,7 +118,10 @@ async fn serve(args: &Args) -> Result<ExitCode, Trouble> {
         resp: bind(args.resp),
         insecure: args.insecure,
     };
-    let source = Source::new(args.config.clone(), overrides);
+    Source::new(args.config.clone(), overrides)
+}
+
+async fn serve(source: Source) -> Result<ExitCode, Trouble> {
     let settings = source.load().map_err(|error| {
         let hint = "tollgate validate FILE checks a file; docs/configuration.md has all there is";
         Trouble::new(anyhow::Error::msg(error), "cannot use the configuration", hint)

@@ -12,18 +12,22 @@ use tollgate::{
 };
 
 use super::Trouble;
-use crate::config::{ConfigError, Environment, LoadError, Settings, load, warnings};
+use crate::{
+    config::{ConfigError, Environment, LoadError, Settings, load, warnings},
+    envoy::WrittenRule,
+};
 
 /// Check configuration files
 ///
 /// Says everything that is wrong with each file, where, and what to write instead. Of a good one it shows
-/// the policies, and what is allowed but likely not meant.
+/// the policies, and what is allowed but likely not meant. Files of RLaaS and of envoyproxy/ratelimit are
+/// checked as well; a folder is one with files of the latter.
 ///
 /// Exits with 0 if all files are good, 1 if one is not, 2 if one could not be read.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The files
+    /// The files, or folders with files of envoyproxy/ratelimit's
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 
@@ -43,6 +47,9 @@ Examples:
 
   Check all files where the secrets they name are not:
     tollgate validate --without-secrets deploy/*.yaml
+
+  Check the rules of envoyproxy/ratelimit:
+    tollgate validate /data/ratelimit/config
 
   Read what is wrong in a program:
     tollgate validate --json tollgate.yaml | jq '.problems[]'";
@@ -99,11 +106,19 @@ impl fmt::Display for Words<'_> {
             Ok(settings) => settings,
             Err(error) => return write!(f, "{error}"),
         };
-        let policies = settings.policies.policies();
-        let plural = if policies.len() == 1 { "policy" } else { "policies" };
-        write!(f, "{}: good, {} {plural}", self.file.display(), policies.len())?;
-        if !policies.is_empty() {
-            write!(f, "\n\n{}", Table(policies.iter().flat_map(rows).collect()))?;
+        let (policies, rules) = (settings.policies.policies(), settings.rules.written());
+        let (count, one, many) = match rules.len() {
+            0 => (policies.len(), "policy", "policies"),
+            rules => (rules, "rule", "rules"),
+        };
+        let plural = if count == 1 { one } else { many };
+        write!(f, "{}: good, {count} {plural}", self.file.display())?;
+        let rows: Vec<_> = match rules {
+            [] => policies.iter().flat_map(rows).collect(),
+            rules => rules.iter().map(rule_row).collect(),
+        };
+        if !rows.is_empty() {
+            write!(f, "\n\n{}", Table(rows))?;
         }
         for (place, warning) in warnings(settings).into_iter().enumerate() {
             let gap = if place == 0 { "\n\n" } else { "\n" };
@@ -127,11 +142,7 @@ fn rows(policy: &Policy) -> Vec<[String; COLUMNS]> {
         format!("{}{mode}", policy.name),
         if policy.domain.is_empty() { "-".to_owned() } else { printable(&policy.domain) },
         Said(&policy.matching).to_string(),
-        if policy.per.is_empty() {
-            "all together".to_owned()
-        } else {
-            printable(&policy.per.join(", "))
-        },
+        whose(&policy.per),
         limits(&policy.limits),
     ];
     let overrides = policy.overrides.iter().map(|other| {
@@ -139,6 +150,33 @@ fn rows(policy: &Policy) -> Vec<[String; COLUMNS]> {
         [String::new(), String::new(), matching, String::new(), limits(&other.limits)]
     });
     std::iter::once(own).chain(overrides).collect()
+}
+
+fn rule_row(rule: &WrittenRule) -> [String; COLUMNS] {
+    let mode = match (rule.shadow, rule.quota) {
+        (true, _) => " (shadow)",
+        (false, true) => " (quota)",
+        (false, false) => "",
+    };
+    let way = rule.way.iter().map(|(key, value)| match value {
+        None => format!("{} present", printable(key)),
+        Some(value) if value.contains('*') => format!("{} ~ {}", printable(key), printable(value)),
+        Some(value) => format!("{} = {}", printable(key), printable(value)),
+    });
+    [
+        format!("{}{mode}", rule.policy),
+        printable(&rule.domain),
+        way.collect::<Vec<_>>().join(", "),
+        whose(&rule.per),
+        limits(&rule.limits),
+    ]
+}
+
+fn whose(per: &[String]) -> String {
+    match per {
+        [] => "all together".to_owned(),
+        per => printable(&per.join(", ")),
+    }
 }
 
 fn limits(limits: &[Limit]) -> String {
@@ -211,8 +249,13 @@ fn as_json(file: &Path, found: &Result<Settings, ConfigError>) -> Value {
     let file = file.display().to_string();
     match found {
         Ok(settings) => {
+            let warnings = warnings(settings);
+            let rules: Vec<_> = settings.rules.written().iter().map(rule_json).collect();
+            if !rules.is_empty() {
+                return json!({"file": file, "good": true, "rules": rules, "warnings": warnings});
+            }
             let policies: Vec<_> = settings.policies.policies().iter().map(policy_json).collect();
-            json!({"file": file, "good": true, "policies": policies, "warnings": warnings(settings)})
+            json!({"file": file, "good": true, "policies": policies, "warnings": warnings})
         }
         Err(error) => {
             let problems: Vec<_> = error
@@ -229,8 +272,24 @@ fn as_json(file: &Path, found: &Result<Settings, ConfigError>) -> Value {
     }
 }
 
+fn rule_json(rule: &WrittenRule) -> Value {
+    let entry = |(key, value): &(String, Option<String>)| json!({"key": key, "value": value});
+    json!({
+        "policy": rule.policy.as_str(),
+        "domain": rule.domain,
+        "descriptor": rule.way.iter().map(entry).collect::<Vec<_>>(),
+        "per": rule.per,
+        "limit": texts(&rule.limits),
+        "shadow": rule.shadow,
+        "quota": rule.quota,
+    })
+}
+
+fn texts(limits: &[Limit]) -> Vec<String> {
+    limits.iter().map(Limit::to_string).collect()
+}
+
 fn policy_json(policy: &Policy) -> Value {
-    let texts = |limits: &[Limit]| limits.iter().map(Limit::to_string).collect::<Vec<_>>();
     let matching = |matching: &Match| {
         let conditions = matching.conditions();
         let conditions =

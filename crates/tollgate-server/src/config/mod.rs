@@ -15,6 +15,7 @@ mod policies;
 mod problem;
 mod reference;
 mod rlaas;
+mod rules;
 mod schema;
 mod service;
 mod settings;
@@ -41,6 +42,8 @@ use tollgate::PolicySet;
 use problem::Problems;
 use service::Reader;
 
+use crate::envoy::RuleFile;
+
 /// What the service does when it is given no file, with comments that say what else there is.
 pub const DEFAULT_CONFIG: &str = include_str!("default.yaml");
 
@@ -59,10 +62,7 @@ pub fn read(
     match kind_of(text) {
         Kind::Tollgate => read_tollgate(text, file, environment),
         Kind::Rlaas => rlaas::read(text, file, environment),
-        Kind::Envoy => {
-            let message = "a configuration of envoyproxy/ratelimit cannot be read here";
-            Err(ConfigError::whole(file, message))
-        }
+        Kind::Envoy => rules::read(&[RuleFile { file: file.into(), text: text.to_owned() }]),
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt::{self, Display};
 use serde_saphyr::Location;
 
 use super::mask::masked;
+use crate::envoy::FileError;
 
 /// Why a configuration cannot be used: everything that is wrong with it, up to [`ConfigError::MOST`] problems.
 ///
@@ -78,6 +79,19 @@ impl ConfigError {
         let problem = Problem { message: message.to_string(), position: None, shown: None };
         Self { file: file.to_owned(), problems: vec![problem], left_out: 0 }
     }
+
+    /// What is wrong with a file of envoyproxy/ratelimit's, which says this.
+    pub(super) fn foreign(error: &FileError, text: &str) -> Self {
+        let FileError { line, column, .. } = *error;
+        let is_known = line > 0;
+        let problem = Problem {
+            message: error.message.clone(),
+            position: is_known.then_some(Position { line, column }),
+            shown: is_known.then(|| Shown::new(text, Position { line, column }, 1)).flatten(),
+        };
+        let file = error.file.display().to_string();
+        Self { file, problems: vec![problem], left_out: 0 }
+    }
 }
 
 impl<'a> Problems<'a> {
@@ -92,7 +106,8 @@ impl<'a> Problems<'a> {
         }
         let position = Position { line: place.line(), column: place.column() };
         let known = position.line > 0;
-        let shown = known.then(|| Shown::new(self.text, place)).flatten();
+        let width = usize::try_from(place.span().len()).unwrap_or(1);
+        let shown = known.then(|| Shown::new(self.text, position, width)).flatten();
         let message = message.to_string();
         self.found.push(Problem { message, position: known.then_some(position), shown });
     }
@@ -139,11 +154,10 @@ const SHOWN: usize = 100;
 const BEFORE: usize = 60;
 
 impl Shown {
-    fn new(text: &str, place: Location) -> Option<Self> {
-        let line = usize::try_from(place.line()).ok()?.checked_sub(1)?;
-        let column = usize::try_from(place.column()).ok()?.checked_sub(1)?;
+    fn new(text: &str, place: Position, width: usize) -> Option<Self> {
+        let line = usize::try_from(place.line).ok()?.checked_sub(1)?;
+        let column = usize::try_from(place.column).ok()?.checked_sub(1)?;
         let line = text.lines().nth(line)?;
-        let width = usize::try_from(place.span().len()).ok()?;
         let (masked, column) = masked(line, column);
         let skipped = if column > SHOWN - 20 { column - BEFORE } else { 0 };
         let printable = |char: char| if char.is_control() { ' ' } else { char };

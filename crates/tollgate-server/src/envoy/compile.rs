@@ -10,7 +10,7 @@ use super::{
     file::{Descriptor, FileError, RateLimit, Root, Source, shorten},
     limits::{self, Bound},
     metadata, name,
-    rules::{Level, Node, Options, Rule, Rules},
+    rules::{Level, Node, Options, Rule, Rules, WrittenRule},
 };
 
 /// One level of one document.
@@ -153,7 +153,20 @@ impl Compiler<'_> {
         if !rule.is_unlimited() {
             self.rules.policies.push(rule.to_policy(self.domain, failure));
         }
+        self.rules.written.push(self.written(&rule));
         Ok(Some(rule))
+    }
+
+    fn written(&self, rule: &Rule) -> WrittenRule {
+        WrittenRule {
+            policy: rule.policy,
+            domain: self.domain.to_owned(),
+            way: self.way.clone(),
+            per: rule.varying.iter().map(|&place| self.way[place].0.clone()).collect(),
+            limits: rule.bounds.iter().map(|bound| bound.limit).collect(),
+            shadow: rule.shadow,
+            quota: rule.quota,
+        }
     }
 
     /// The limits of a descriptor, of which there may be none.

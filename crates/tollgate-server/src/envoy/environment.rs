@@ -18,11 +18,8 @@ pub(crate) struct Deployment {
     pub(crate) files: PathBuf,
     /// What holds for all of its rules.
     pub(crate) options: Options,
-    /// In their words, such as `WARN`; `None` if it does not say.
-    #[allow(dead_code, reason = "for the command line, before it logs")]
-    pub(crate) log_level: Option<String>,
-    #[allow(dead_code, reason = "for the command line, before it logs")]
-    pub(crate) log_json: bool,
+    /// What is logged.
+    pub(crate) log: Logging,
     /// What it asks for and does not get, and why.
     pub(crate) warnings: Vec<String>,
     store: Option<StoreSettings>,
@@ -30,6 +27,15 @@ pub(crate) struct Deployment {
     grpc: Bind,
     tls: Option<TlsFiles>,
     shadow: bool,
+}
+
+/// How a deployment wants to be told of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Logging {
+    /// In the words of `--log`.
+    pub(crate) level: &'static str,
+    /// One object of JSON per line.
+    pub(crate) json: bool,
 }
 
 /// What is wrong with a variable. Values are never shown: they may be secrets.
@@ -73,7 +79,7 @@ const WITHOUT_EFFECT: [(&str, &str); 26] = [
     ("EXTRA_TAGS", "label metrics where they are gathered"),
     ("GRPC_MAX_CONNECTION_AGE", "connections live as long as they answer"),
     ("GRPC_CLIENT_TLS_SAN", "every certificate of the clients' authority is taken"),
-    ("TRACING_ENABLED", "there are no traces of single requests"),
+    ("TRACING_ENABLED", "traces are sent where OTEL_EXPORTER_OTLP_ENDPOINT says"),
     ("REDIS_PERSECOND_TYPE", "limits per second count in the same store"),
     ("RESPONSE_DYNAMIC_METADATA", "metadata tells limits that Envoy's units cannot"),
 ];
@@ -97,8 +103,7 @@ impl Deployment {
                 &text("RUNTIME_APPDIRECTORY", "config"),
             ),
             options: variables.options()?,
-            log_level: variables.text("LOG_LEVEL"),
-            log_json: text("LOG_FORMAT", "text").eq_ignore_ascii_case("json"),
+            log: variables.logging()?,
             warnings: WITHOUT_EFFECT.iter().filter_map(known).collect(),
             store: variables.store()?,
             http: variables.bind("HOST", "PORT", 8080)?,
@@ -175,6 +180,23 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             quota_mode: self.switch("QUOTA_MODE")?,
             headers: headers.transpose()?,
         })
+    }
+
+    /// Without a word they tell of warnings only.
+    fn logging(&self) -> Result<Logging> {
+        let level = self.text("LOG_LEVEL").unwrap_or_else(|| "warn".to_owned());
+        let level = match &*level.to_ascii_lowercase() {
+            "panic" | "fatal" | "error" => "error",
+            "warn" | "warning" => "warn",
+            "info" => "info",
+            "debug" => "debug",
+            "trace" => "trace",
+            _ => {
+                return Err(error("LOG_LEVEL", "is not one of ERROR, WARN, INFO, DEBUG and TRACE"));
+            }
+        };
+        let json = self.text("LOG_FORMAT").is_some_and(|it| it.eq_ignore_ascii_case("json"));
+        Ok(Logging { level, json })
     }
 
     fn bind(&self, host: &'static str, port: &'static str, default: u16) -> Result<Bind> {
@@ -336,6 +358,7 @@ mod tests {
         assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/config"));
         assert_eq!(deployment.options, Options::default());
         assert!(deployment.warnings.is_empty());
+        assert_eq!(deployment.log, Logging { level: "warn", json: false });
         let mut settings = Settings::new(PolicySet::new([]).unwrap());
         deployment.apply(&mut settings);
         assert_eq!(settings.http, Bind::At(([0, 0, 0, 0], 8080).into()));
@@ -372,7 +395,7 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/rules"));
-        assert_eq!((deployment.log_level.as_deref(), deployment.log_json), (Some("DEBUG"), true));
+        assert_eq!(deployment.log, Logging { level: "debug", json: true });
         assert!(deployment.options.merge_domains && deployment.options.quota_mode);
         let headers = deployment.options.headers.as_ref().unwrap();
         assert_eq!((&*headers.limit, &*headers.reset), ("RateLimit-Limit", "X-Reset"));
@@ -442,6 +465,10 @@ mod tests {
                 "GRPC_UDS asks for a unix socket, where nothing listens: set GRPC_HOST and GRPC_PORT",
             ),
             (&[("SHADOW_MODE", "yes")], "SHADOW_MODE is neither true nor false: write one of them"),
+            (
+                &[("LOG_LEVEL", "loud")],
+                "LOG_LEVEL is not one of ERROR, WARN, INFO, DEBUG and TRACE",
+            ),
             (&[("PORT", "80800")], "PORT is not a port: write a number from 0 to 65535"),
             (&[("HOST", "here")], "HOST is `here`: write an address, such as 0.0.0.0"),
             (

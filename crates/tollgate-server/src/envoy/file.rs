@@ -88,24 +88,26 @@ const MAX_BYTES: u64 = 16 * 1024 * 1024;
 impl Source {
     /// A file, or all files of a directory that end in `.yaml` or `.yml`, in the order of their names.
     pub(crate) fn read(path: &Path) -> Result<Vec<Self>, FileError> {
-        let failed = |path: &Path, error: &io::Error| {
-            FileError::whole(path, format!("it cannot be read: {error}"))
-        };
-        let about = fs::metadata(path).map_err(|error| failed(path, &error))?;
-        if !about.is_dir() {
-            return Ok(vec![Self::open(path)?]);
+        let files = Self::files(path)
+            .map_err(|error| FileError::whole(path, format!("it cannot be read: {error}")))?;
+        files.iter().map(|file| Self::open(file)).collect()
+    }
+
+    /// Which files [`Source::read`] would open.
+    pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
+        if !fs::metadata(path)?.is_dir() {
+            return Ok(vec![path.to_owned()]);
         }
-        let listing = fs::read_dir(path).map_err(|error| failed(path, &error))?;
         let mut files = Vec::new();
-        for entry in listing {
-            let file = entry.map_err(|error| failed(path, &error))?.path();
+        for entry in fs::read_dir(path)? {
+            let file = entry?.path();
             // Follows the links of Kubernetes, whose `..data` is a directory.
             if is_yaml(&file) && file.is_file() {
                 files.push(file);
             }
         }
         files.sort_unstable();
-        files.iter().map(|file| Self::open(file)).collect()
+        Ok(files)
     }
 
     fn open(path: &Path) -> Result<Self, FileError> {

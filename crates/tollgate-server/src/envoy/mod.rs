@@ -23,9 +23,8 @@ mod rules;
 mod rules_tests;
 
 pub(crate) use decide::{AskError, decide_bytes};
-pub(crate) use environment::Deployment;
-pub(crate) use file::Source as RuleFile;
-pub(crate) use file::read_bytes;
+pub(crate) use environment::{Deployment, Logging};
+pub(crate) use file::{FileError, Source as RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
 pub(crate) use json::JsonRequest;
-pub(crate) use rules::{Options, Rules};
+pub(crate) use rules::{Options, Rules, WrittenRule};

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use tollgate::{
-    KeyBuf, KeyRef, Policy, PolicyName, PolicySet,
+    KeyBuf, KeyRef, Limit, Policy, PolicyName, PolicySet,
     policy::{FailureMode, Match, PolicyError},
 };
 
@@ -29,7 +29,25 @@ pub(crate) struct Rules {
     /// One for each rule with a limit, in the order of the files. They cover no request by themselves: only
     /// descriptors lead to them.
     pub(super) policies: Vec<Policy>,
+    /// All of them as they are written, in the order of the files.
+    pub(super) written: Vec<WrittenRule>,
     pub(super) options: Options,
+}
+
+/// A rule as its file has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WrittenRule {
+    /// Under which its limits are counted.
+    pub(crate) policy: PolicyName,
+    pub(crate) domain: String,
+    /// The keys that lead to it, with their values where the file gives any.
+    pub(crate) way: Vec<(String, Option<String>)>,
+    /// The keys by whose values it counts.
+    pub(crate) per: Vec<String>,
+    /// None: unlimited.
+    pub(crate) limits: Vec<Limit>,
+    pub(crate) shadow: bool,
+    pub(crate) quota: bool,
 }
 
 /// What their environment says about all rules.
@@ -119,6 +137,11 @@ impl Rules {
     /// These policies together with those of the rules.
     pub(crate) fn beside(&self, native: &PolicySet) -> Result<PolicySet, PolicyError> {
         PolicySet::new(native.policies().iter().chain(&self.policies).cloned())
+    }
+
+    /// The rules as they are written, for people.
+    pub(crate) fn written(&self) -> &[WrittenRule] {
+        &self.written
     }
 
     /// The descriptors of a domain; `None` if no file has it.

@@ -148,10 +148,15 @@ impl Paths {
         let health = Operation::new("healthz", "The process answers")
             .answering("200", self.json::<Health>("It does"));
         self.add("/healthz", &[("get", health)]);
-        let ready = Operation::new("readyz", "The service wants requests")
-            .answering("200", self.json::<Health>("It does; `degraded` if without its store"));
-        let ready = ready.refusing(self, &["503"]);
-        self.add("/readyz", &[("get", ready)]);
+        for (path, id, summary) in [
+            ("/readyz", "readyz", "The service wants requests"),
+            ("/healthcheck", "healthcheck", "The same, where envoyproxy/ratelimit has it"),
+        ] {
+            let ready = Operation::new(id, summary)
+                .answering("200", self.json::<Health>("It does; `degraded` if without its store"));
+            let ready = ready.refusing(self, &["503"]);
+            self.add(path, &[("get", ready)]);
+        }
         let text = json!({ "application/openmetrics-text": { "schema": { "type": "string" } } });
         let metrics = Operation::new("metrics", "Metrics for Prometheus")
             .answering("200", json!({ "description": "OpenMetrics", "content": text }));

@@ -29,6 +29,8 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
         ("/json", post(descriptors::json)),
         ("/healthz", get(report::healthz)),
         ("/readyz", get(report::readyz)),
+        // Where deployments of envoyproxy/ratelimit ask.
+        ("/healthcheck", get(report::readyz)),
         ("/metrics", get(report::metrics)),
         ("/openapi.json", get(report::openapi)),
     ]

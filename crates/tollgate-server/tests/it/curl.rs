@@ -1,6 +1,6 @@
 //! curl, as the guides and the service itself say to call it.
 
-use std::process::Command;
+use std::{fs, path::Path, process::Command};
 
 use serde_json::{Value, json};
 
@@ -31,9 +31,14 @@ impl Shell {
     /// With a version of HTTP, and with the policies of the guide to nginx.
     fn start(version: &str) -> Self {
         let folder = Folder::with_config(&blocks("nginx.md", "yaml")[0]);
-        folder.replace(".curlrc", &format!("silent\nshow-error\nfail-with-body\n{version}\n"));
         let service = Service::start(&["--config", &folder.config()]);
-        Self { service, folder }
+        Self { service, folder }.speaking(version)
+    }
+
+    fn speaking(self, version: &str) -> Self {
+        let options = format!("silent\nshow-error\nfail-with-body\n{version}\n");
+        self.folder.replace(".curlrc", &options);
+        self
     }
 
     fn run(&self, command: &str) -> Done {
@@ -70,12 +75,16 @@ fn commands(page: &str) -> Vec<String> {
 #[test]
 fn what_the_service_says_to_try_works() {
     for version in BOTH {
-        let shell = Shell::start(version);
+        let shell = Shell { service: Service::start(&[]), folder: Folder::new() };
+        let shell = shell.speaking(version);
         let line = shell.service.greeting.iter().find_map(|line| line.strip_prefix("try: "));
         let address = shell.service.address("http").to_string();
-        let decision = shell.json(&instead(line.unwrap(), &address, "127.0.0.1:8080"));
-        assert_eq!(decision["allowed"], true);
-        assert_eq!(decision["source"], "unlimited", "the guide's policies are of another domain");
+        let line = instead(line.unwrap(), &address, "127.0.0.1:8080");
+        let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+        let readme = fs::read_to_string(readme).unwrap();
+        assert!(readme.contains(&format!("\n$ {line}\n")), "the README says to try it: {line}");
+        let decision = shell.json(&line);
+        assert_eq!((&decision["policy"], &decision["remaining"]), (&json!("default"), &json!(99)));
     }
 }
 

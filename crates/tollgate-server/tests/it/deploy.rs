@@ -101,6 +101,24 @@ fn envoy_takes_the_configuration_of_the_example() {
     });
 }
 
+#[test]
+fn only_the_image_in_the_place_of_another_is_open() {
+    let file = read("docker/Dockerfile");
+    let stages: Vec<&str> = file.split("\nFROM ").skip(1).collect();
+    let names: Vec<&str> =
+        stages.iter().map(|stage| stage.split_whitespace().nth(2).unwrap()).collect();
+    // What is last is built unless another is asked for.
+    assert_eq!(names, ["build", "base", "ratelimit", "tollgate"]);
+    let open: Vec<&str> = names
+        .into_iter()
+        .zip(&stages)
+        .filter(|(_, stage)| stage.contains("\nENV TOLLGATE_INSECURE=true\n"))
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(open, ["ratelimit"]);
+    assert_eq!(file.matches("INSECURE").count(), 1);
+}
+
 /// Where there is no systemd, there is nobody to ask.
 #[test]
 fn systemd_takes_the_unit() {

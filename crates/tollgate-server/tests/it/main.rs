@@ -27,6 +27,7 @@ mod program;
 mod reload;
 mod reload_load;
 mod resp;
+mod rlaas;
 mod schemathesis;
 mod secrets;
 mod service;

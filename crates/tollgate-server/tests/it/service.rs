@@ -33,9 +33,12 @@ impl Service {
                 command.args([listener, "127.0.0.1:0"]);
             }
         }
+        Self::launch(command.args(args).envs(variables.iter().copied()))
+    }
+
+    /// [`Service::start`] by a command that is made up already.
+    pub(crate) fn launch(command: &mut Command) -> Self {
         let mut child = command
-            .args(args)
-            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

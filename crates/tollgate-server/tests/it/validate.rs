@@ -194,3 +194,77 @@ fn the_schema_is_printed() {
     assert_eq!(run(&["schema"], b""), finished(0, &format!("{:#}\n", schema())));
     assert_eq!(run(&["schema", "--docs"], b""), finished(0, &reference()));
 }
+
+const RULES: &str = "\
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: { unit: minute, requests_per_unit: 20 }
+  - key: plan
+    value: gold
+    descriptors:
+      - key: path
+        value: /api/*
+        shadow_mode: true
+        rate_limits:
+          - { unit: second, requests_per_unit: 5 }
+          - { period: 30s, requests_per_unit: 60 }
+  - key: plan
+    value: free
+    quota_mode: true
+    rate_limit: { unit: day, requests_per_unit: 100 }
+  - key: admin
+    rate_limit: { unlimited: true }
+";
+
+#[test]
+fn rules_of_envoyproxy_ratelimit_are_shown() {
+    let shown = "\
+tollgate.yaml: good, 4 rules
+
+  policy                                             domain  match                       per           limit
+  edge.user                                          edge    user present                user          20/minute
+  edge.plan-gold.path-_api__..19e363d89567 (shadow)  edge    plan = gold, path ~ /api/*  path          5/second, 60/30s
+  edge.plan-free (quota)                             edge    plan = free                 all together  100/day
+  edge.admin                                         edge    admin present               admin         unlimited
+";
+    assert_eq!(validate(&[], RULES), finished(0, shown));
+    let json = validate(&["--json"], RULES);
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(json["rules"][0]["limit"][0], "20/minute");
+    assert_eq!(json["rules"][1]["descriptor"][1]["value"], "/api/*");
+    assert_eq!(json["rules"][2]["quota"], true);
+}
+
+#[test]
+fn bad_rules_are_told_why() {
+    let why = "\
+`fortnight` is no unit: write second, minute, hour, day, week, month or year, or a period such as 30s or 5m
+ --> tollgate.yaml:4:25
+  |
+4 |     rate_limit: { unit: fortnight, requests_per_unit: 20 }
+  |                         ^
+";
+    assert_eq!(validate(&[], &RULES.replacen("minute", "fortnight", 1)), finished(1, why));
+}
+
+#[test]
+fn a_folder_of_rules_is_checked_as_a_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    fs::write(folder.path().join("a.yaml"), RULES).unwrap();
+    fs::write(folder.path().join("b.yml"), RULES.replace("edge", "shop")).unwrap();
+    fs::write(folder.path().join("c.txt"), "not: [read").unwrap();
+    let good = run(&["validate", path], b"");
+    assert_eq!(good.code, Some(0), "{good:?}");
+    assert!(good.stdout.starts_with(&format!("{path}: good, 8 rules\n")), "{good:?}");
+    fs::write(folder.path().join("b.yml"), RULES).unwrap();
+    let twice = run(&["validate", path], b"");
+    assert_eq!(twice.code, Some(1), "{twice:?}");
+    let place = format!(
+        "domain `edge` is already in {path}/a.yaml:1: write it once\n --> {path}/b.yml:1:9\n"
+    );
+    assert!(twice.stdout.starts_with(&place), "{twice:?}");
+    let missing = run(&["validate", &format!("{path}/nowhere")], b"");
+    assert_eq!(missing.code, Some(2), "{missing:?}");
+}
