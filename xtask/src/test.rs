@@ -1,4 +1,4 @@
-use crate::{command::cargo, servers, tidy};
+use crate::{command::cargo, fuzz, servers, tidy};
 
 /// How many random histories the tests try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,9 @@ const DOCUMENTS: [&str; 2] = [
     "run --manifest-path docs/check/Cargo.toml --target-dir target/docs -- --check",
 ];
 
+/// How long each parser is fed with hostile bytes.
+const FUZZ_SECONDS: u32 = 60;
+
 /// Installs the servers that are missing, runs all tests, then the house rules; stops at the first failure.
 pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
     let long: &[_] = match histories {
@@ -39,6 +42,7 @@ pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
     for step in DOCUMENTS {
         cargo(&words(step), &[])?;
     }
+    fuzz::run(FUZZ_SECONDS)?;
     tidy::run()
 }
 

@@ -27,7 +27,11 @@ policies:
   - { name: all, limit: 1000/second }
   - { name: login, match: { path: /login }, per: [ip], limit: 5/minute sliding-window }
   - { name: api, match: { path: /api/** }, per: [user], limit: [10/second burst 20, 9/hour sliding-log] }
-  - { name: edge, domain: edge, per: [user, ip], limit: 3/minute, overrides: [{ match: { plan: pro }, limit: 9/minute }] }
+  - name: edge
+    domain: edge
+    per: [user, ip]
+    limit: 3/minute
+    overrides: [{ match: { plan: pro }, limit: 9/minute }]
 ";
 
 /// Drives a future that never waits: everything here is in memory.

@@ -14,10 +14,6 @@ use tollgate_redis::doctor::{Finding, Report, ServerReport};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JsonDecision(pub(crate) Decision);
 
-/// What could not be decided, as `{"error": "..."}`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct JsonError<E>(pub(crate) E);
-
 /// What the doctor found, as one object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JsonReport<'a> {
@@ -133,12 +129,6 @@ fn write_bool(out: &mut Vec<u8>, value: bool) {
 
 fn write_parts(out: &mut Vec<u8>, parts: [&[u8]; 3]) {
     parts.into_iter().for_each(|part| out.extend_from_slice(part));
-}
-
-impl<E: Display> Display for JsonError<E> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{{\"error\":{}}}", Text(&self.0))
-    }
 }
 
 impl Display for JsonReport<'_> {
@@ -277,7 +267,7 @@ mod tests {
 
     #[test]
     fn somebody_elses_text_cannot_end_the_string() {
-        let error = JsonError("a\"b\\c\nd\u{1}ä").to_string();
-        assert_eq!(error, r#"{"error":"a\"b\\c\u000ad\u0001ä"}"#);
+        let text = Text("a\"b\\c\nd\u{1}ä").to_string();
+        assert_eq!(text, r#""a\"b\\c\u000ad\u0001ä""#);
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{Instant, interval, sleep, timeout},
 };
 
 use crate::{
@@ -62,6 +62,8 @@ pub(crate) struct Endpoint {
 
 /// How long the store is waited for at the start, and for what is given back to it at the end.
 const STORE_PATIENCE: Duration = Duration::from_secs(1);
+/// How often the store is looked at, for the log.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 impl Server {
     /// Opens the store, reads certificates and binds every listener.
@@ -71,7 +73,7 @@ impl Server {
         let listeners = listeners.iter().filter(|bind| matches!(bind, Bind::At(_))).count();
         let bounds = &mut settings.bounds;
         bounds.connections = connections_each(bounds.connections, listeners);
-        let http = bind("http", settings.http, &settings, &[b"h2", b"http/1.1"])?;
+        let http = bind("http", settings.http, &settings, http::ALPN)?;
         let grpc = bind("grpc", settings.grpc, &settings, &[b"h2"])?;
         let resp = bind("resp", settings.resp, &settings, &[])?;
         let gate = Arc::new(Gate::open(settings)?);
@@ -127,7 +129,9 @@ impl Server {
             drain,
         };
         self.accept(&mut accepting, reloader);
+        let telling = tokio::spawn(tell_of_store(self.gate.clone()));
         end.await;
+        telling.abort();
         tracing::info!("going away: what was begun is answered first");
         self.gate.drain();
         switch.turn();
@@ -190,6 +194,22 @@ impl Accepting {
         let (listener, tls, service) = (listener.clone(), tls.clone(), Arc::new(service));
         let (workers, drain) = (self.workers.clone(), self.drain.clone());
         self.tasks.spawn(async move { listener.run(service, tls, &workers, drain).await });
+    }
+}
+
+/// Tells when the store goes away, and when it is back.
+async fn tell_of_store(gate: Arc<Gate>) {
+    let mut looks = interval(LOOK_EVERY);
+    let mut was_there = gate.state().is_reachable();
+    loop {
+        looks.tick().await;
+        let is_there = gate.state().is_reachable();
+        match (was_there, is_there) {
+            (true, false) => tracing::warn!("the store is away: failure modes decide"),
+            (false, true) => tracing::info!("the store is there again"),
+            _ => {}
+        }
+        was_there = is_there;
     }
 }
 

@@ -60,6 +60,7 @@ impl Exporter {
             .with_http_client(Sender { client, runtime: Handle::current() })
             .with_endpoint(format!("{}/v1/traces", collector.trim_end_matches('/')))
             .build()?;
+        #[expect(clippy::float_arithmetic, reason = "how many are traced decides nothing")]
         let share = Sampler::TraceIdRatioBased(1.0 / f64::from(one_in.max(1)));
         let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
         let resource = Resource::builder().with_service_name("tollgate").with_attribute(version);

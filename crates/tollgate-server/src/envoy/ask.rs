@@ -11,7 +11,10 @@ use super::{
     proto::{RateLimitDescriptor, RateLimitRequest, Unit},
     rules::{Level, Rule, Subject},
 };
-use crate::{config::Bounds, gate::Revision};
+use crate::{
+    config::{Bounds, Scope},
+    gate::Revision,
+};
 
 /// One descriptor, with what it led to.
 #[derive(Debug)]
@@ -53,6 +56,14 @@ pub(super) struct Part {
     pub(super) range: Range<usize>,
     /// More than could ever be admitted is asked for; so it asks without taking.
     pub(super) never: bool,
+}
+
+impl RateLimitRequest {
+    /// What whoever asks must be allowed to do. Giving back is for those who may do everything.
+    pub(super) fn scope(&self) -> Scope {
+        let gives_back = self.descriptors.iter().any(|descriptor| descriptor.is_negative_hits);
+        if gives_back { Scope::Admin } else { Scope::Check }
+    }
 }
 
 /// Refuses more than one request may bring.

@@ -237,5 +237,7 @@ pub(crate) async fn decide_bytes(gate: &Gate, bytes: &[u8]) {
         // Whatever comes of it, it came to an end.
         let _ = decide(&revision, &request).await;
     }
-    let _ = super::json::answer(&revision, bytes).await;
+    if let Ok(request) = super::JsonRequest::read(bytes) {
+        let _ = request.answer(&revision).await;
+    }
 }

@@ -32,7 +32,7 @@ use super::{
     proto::{Health, HealthCheckRequest, HealthCheckResponse, RateLimitRequest},
 };
 use crate::{
-    config::{Bounds, Scope},
+    config::Bounds,
     gate::Gate,
     metrics::ListenerMetrics,
     service::{Drain, Keys, Protocol},
@@ -192,16 +192,13 @@ async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<By
     Ok(framed(&decide(&revision, &request).await?))
 }
 
-/// Giving back is for those who may do everything.
 fn permit(keys: Keys<'_>, headers: &HeaderMap, request: &RateLimitRequest) -> Result<(), Failure> {
     let access = keys.access(bearer(headers)).ok_or(Failure::new(
         GrpcCode::Unauthenticated,
         "send a known API key as `authorization: Bearer KEY`",
     ))?;
-    let gives_back = request.descriptors.iter().any(|descriptor| descriptor.is_negative_hits);
-    let scope = if gives_back { Scope::Admin } else { Scope::Check };
     let domain = std::str::from_utf8(&request.domain).map_err(|_| AskError::NotText)?;
-    if access.allows(scope, domain) {
+    if access.allows(request.scope(), domain) {
         return Ok(());
     }
     Err(Failure::new(GrpcCode::PermissionDenied, "this API key may not do that in this domain"))

@@ -8,14 +8,21 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    decide::decide,
+    decide::{AskError, decide},
     metadata,
     proto::{
         Code, DescriptorStatus, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
         RateLimitResponse, Unit,
     },
 };
-use crate::gate::Revision;
+use crate::{config::Scope, gate::Revision};
+
+/// A question in JSON.
+#[derive(Debug)]
+pub(crate) struct JsonRequest {
+    domain: String,
+    message: RateLimitRequest,
+}
 
 /// What is asked, in the JSON form of its message: names in camel case or as they are.
 #[derive(Debug, Deserialize)]
@@ -67,38 +74,38 @@ struct Number(u64);
 #[derive(Clone, Copy, Debug)]
 struct UnitName(Unit);
 
-/// Decides a question in JSON. The status is that of the answer: 200, 429, or 400 with a text that says why.
-pub(crate) async fn answer(revision: &Revision, body: &[u8]) -> (StatusCode, Bytes) {
-    let decided = match read(body) {
-        Ok(request) => decide(revision, &request).await.map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match decided {
-        Ok(response) => {
-            let is_over = response.overall_code == i32::from(Code::OverLimit);
-            let status = if is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
-            (status, write(&response).to_string().into())
-        }
-        Err(text) => (StatusCode::BAD_REQUEST, text.into()),
+impl JsonRequest {
+    /// Reads it. An error says where it is wrong.
+    pub(crate) fn read(body: &[u8]) -> Result<Self, serde_json::Error> {
+        let Question { domain, descriptors, hits_addend } = serde_json::from_slice(body)?;
+        let message = RateLimitRequest {
+            domain: domain.clone().into(),
+            descriptors: descriptors.into_iter().map(Descriptor::into_message).collect(),
+            hits_addend: hits_addend.small()?,
+        };
+        Ok(Self { domain, message })
     }
-}
 
-/// The domain that is asked about, for whoever has to know before it is decided.
-pub(crate) fn domain(body: &[u8]) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Domain {
-        domain: String,
+    /// The domain that is asked about.
+    pub(crate) fn domain(&self) -> &str {
+        &self.domain
     }
-    serde_json::from_slice::<Domain>(body).ok().map(|it| it.domain)
-}
 
-fn read(body: &[u8]) -> Result<RateLimitRequest, serde_json::Error> {
-    let question: Question = serde_json::from_slice(body)?;
-    Ok(RateLimitRequest {
-        domain: question.domain.into(),
-        descriptors: question.descriptors.into_iter().map(Descriptor::into_message).collect(),
-        hits_addend: question.hits_addend.small()?,
-    })
+    /// What whoever asks must be allowed to do there.
+    pub(crate) fn scope(&self) -> Scope {
+        self.message.scope()
+    }
+
+    /// Decides it: 200 or 429, and the answer in JSON.
+    pub(crate) async fn answer(
+        &self,
+        revision: &Revision,
+    ) -> Result<(StatusCode, Bytes), AskError> {
+        let response = decide(revision, &self.message).await?;
+        let is_over = response.overall_code == i32::from(Code::OverLimit);
+        let status = if is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
+        Ok((status, write(&response).to_string().into()))
+    }
 }
 
 impl Descriptor {
@@ -216,13 +223,14 @@ mod tests {
             "entries": [{"key": "k", "value": "v"}, {"key": "l"}],
             "limit": {"requestsPerUnit": 5, "unit": "WEEK"},
             "hits_addend": "7", "isNegativeHits": true}]}"#;
-        let request = read(body.as_bytes()).unwrap();
+        let request = JsonRequest::read(body.as_bytes()).unwrap();
+        assert_eq!((request.domain(), request.scope()), ("d", Scope::Admin));
+        let request = request.message;
         assert_eq!((&*request.domain, request.hits_addend), (&b"d"[..], 2));
         let descriptor = &request.descriptors[0];
         assert_eq!(&*descriptor.entries[1].key, b"l");
         assert_eq!(descriptor.limit, Some(RateLimitOverride { requests_per_unit: 5, unit: 7 }));
         assert_eq!((descriptor.hits_addend, descriptor.is_negative_hits), (Some(7), true));
-        assert_eq!(domain(body.as_bytes()).as_deref(), Some("d"));
     }
 
     #[test]
@@ -236,7 +244,7 @@ mod tests {
             r#"{"domain": "d", "hitsAddend": 4294967296}"#,
             r#"{"domain": "d", "descriptors": [{"limit": {"unit": "FORTNIGHT"}}]}"#,
         ] {
-            assert!(read(body.as_bytes()).is_err(), "{body}");
+            assert!(JsonRequest::read(body.as_bytes()).is_err(), "{body}");
         }
     }
 }

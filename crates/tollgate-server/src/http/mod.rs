@@ -5,6 +5,7 @@ mod ask;
 mod budget;
 mod check;
 mod connection;
+mod descriptors;
 mod model;
 mod openapi;
 mod problem;
@@ -173,6 +174,14 @@ where
     if !headers.get(header::CONTENT_TYPE).is_some_and(is_json) {
         return Err(Problem::content_type());
     }
+    read_body(body, bounds).await
+}
+
+/// Reads a body to its end.
+async fn read_body<B>(body: B, bounds: &Bounds) -> Result<Bytes, Problem>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
     let mut reading = pin!(collect(body, bounds.request_bytes));
     // What has come together with the head needs no timer.
     match poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await {

@@ -6,9 +6,12 @@ use bytes::Bytes;
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::model::{
-    Acquired, BatchAnswers, BatchRequest, CheckRequest, DecisionModel, Done, Health, HeldRequest,
-    PolicyList, ProblemModel, Reloaded, SeedAnswer, StateModel, StatsModel,
+use super::{
+    descriptors::{Asked, Told},
+    model::{
+        Acquired, BatchAnswers, BatchRequest, CheckRequest, DecisionModel, Done, Health,
+        HeldRequest, PolicyList, ProblemModel, Reloaded, SeedAnswer, StateModel, StatsModel,
+    },
 };
 use crate::explain::Explanation;
 
@@ -181,6 +184,13 @@ impl Paths {
             .answering("429", limited(self.json::<SeedAnswer>("It may not pass now")));
         let seed = seed.refusing(self, &["400", "401", "403"]);
         self.add("/check", &[("get", seed)]);
+        let json =
+            Operation::new("descriptors", "Decides what Envoy asks, as envoyproxy/ratelimit")
+                .taking(self.json::<Asked>("The question in the JSON form of its message"))
+                .answering("200", self.json::<Told>("It may pass"))
+                .answering("429", self.json::<Told>("It may not pass now"));
+        let json = json.refusing(self, &["400", "401", "403", "408", "413", "503"]);
+        self.add("/json", &[("post", json)]);
     }
 
     fn add(&mut self, path: &str, operations: &[(&str, Operation)]) {

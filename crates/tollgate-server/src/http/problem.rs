@@ -7,7 +7,10 @@ use http_body_util::Full;
 use tollgate::{CheckError, CostError, StoreError};
 
 use super::Answer;
-use crate::json::{write_number, write_text};
+use crate::{
+    envoy::AskError,
+    json::{write_number, write_text},
+};
 
 /// Why there is no answer to what was asked. A denial is none of these.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,6 +176,17 @@ impl From<CheckError> for Problem {
             CheckError::Cost(error) => error.into(),
             CheckError::Store(error) => error.into(),
             other => Self::unavailable(other.to_string()),
+        }
+    }
+}
+
+impl From<AskError> for Problem {
+    fn from(error: AskError) -> Self {
+        match error {
+            AskError::Check(error) => error.into(),
+            AskError::Store(error) => error.into(),
+            AskError::TooLarge => Self::bounds(error.to_string()),
+            other => Self::request(other.to_string()),
         }
     }
 }

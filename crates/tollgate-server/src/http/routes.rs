@@ -8,7 +8,7 @@ use axum::{
     routing::{MethodRouter, any, delete, get, post},
 };
 
-use super::{Answer, Problem, Shared, budget, check, proxy, report};
+use super::{Answer, Problem, Shared, budget, check, descriptors, proxy, report};
 
 /// Every path there is. `/openapi.json` describes them all, which a test sees to.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
@@ -26,6 +26,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
         ("/v1/reload", post(report::reload)),
         ("/v1/auth", any(authorized)),
         ("/check", get(proxy::seed)),
+        ("/json", post(descriptors::json)),
         ("/healthz", get(report::healthz)),
         ("/readyz", get(report::readyz)),
         ("/metrics", get(report::metrics)),

@@ -134,7 +134,9 @@ mod tests {
 
     const BOUNDS: FrameBounds = FrameBounds { words: 4, bytes: 64 };
 
-    fn words(input: &[u8]) -> Result<Option<(Vec<&[u8]>, usize)>, FrameError> {
+    type Found<'a> = Option<(Vec<&'a [u8]>, usize)>;
+
+    fn words(input: &[u8]) -> Result<Found<'_>, FrameError> {
         Ok(read(input, BOUNDS)?.map(|(words, length)| (words.to_vec(), length)))
     }
 

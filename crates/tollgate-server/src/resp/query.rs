@@ -88,7 +88,7 @@ impl<'a> Query<'a> {
 
     fn whole(self) -> Result<Self, String> {
         let has_limits = self.own.as_ref().is_none_or(|(_, limits)| !limits.is_empty());
-        let is_one_thing = self.own.is_some() != !self.attributes.is_empty();
+        let is_one_thing = self.own.is_some() == self.attributes.is_empty();
         let own_domain = self.own.is_some() && !self.domain.is_empty();
         if is_one_thing && has_limits && !own_domain { Ok(self) } else { Err(USAGE.to_owned()) }
     }

@@ -27,11 +27,6 @@ impl DrainSwitch {
 }
 
 impl Drain {
-    /// Whether it has begun.
-    pub(crate) fn has_begun(&self) -> bool {
-        *self.0.borrow()
-    }
-
     /// Waits until it begins.
     pub(crate) async fn begun(&mut self) {
         // A switch that is gone was never going to be turned: then the program itself is ending.

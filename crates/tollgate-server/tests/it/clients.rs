@@ -162,6 +162,11 @@ impl<S: Read + Write> Http<S> {
             "{method} {path} HTTP/1.1\r\nhost: tollgate\r\ncontent-type: application/json\r\n\
              content-length: {length}\r\n{key}\r\n{body}"
         );
+        self.send(&text)
+    }
+
+    /// Sends a request that is written out.
+    pub(crate) fn send(&mut self, text: &str) -> io::Result<Answer> {
         self.stream.get_mut().write_all(text.as_bytes())?;
         self.stream.get_mut().flush()?;
         self.read()
@@ -190,6 +195,11 @@ impl<S: Read + Write> Http<S> {
 impl Answer {
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
+    }
+
+    /// The value of a header, by its name in small letters.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
 
     /// Whether the connection goes on after it.

@@ -1,6 +1,6 @@
 use std::{
-    io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    io::Write,
+    process::{Child, Command, Stdio},
 };
 
 /// What a finished program leaves behind.
@@ -9,13 +9,6 @@ pub(crate) struct Finished {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
-}
-
-/// A running program that is asked one thing at a time.
-pub(crate) struct Dialogue {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
 }
 
 /// Runs `tollgate` to its end on this input, which is small enough to be written before anything is read.
@@ -42,34 +35,6 @@ pub(crate) fn without_times(text: &str) -> String {
         }
     }
     masked
-}
-
-impl Dialogue {
-    pub(crate) fn start(args: &[&str]) -> Self {
-        let mut child = spawn(args);
-        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Self { child, input, output: BufReader::new(output) }
-    }
-
-    pub(crate) fn write(&mut self, text: &str) {
-        self.input.write_all(text.as_bytes()).unwrap();
-    }
-
-    /// The next answer. Waits for it, so a program that keeps it back fails the test by never ending it.
-    pub(crate) fn read(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        line
-    }
-
-    /// Stops reading, as `head` does, and tells how the program ends.
-    pub(crate) fn hang_up(self, last_words: &[u8]) -> Option<i32> {
-        let Self { mut child, mut input, output } = self;
-        drop(output);
-        input.write_all(last_words).unwrap();
-        drop(input);
-        child.wait().unwrap().code()
-    }
 }
 
 fn spawn(args: &[&str]) -> Child {

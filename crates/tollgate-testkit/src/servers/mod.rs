@@ -27,6 +27,7 @@ pub use envoy::{Envoy, EnvoyOptions};
 pub use flavor::Flavor;
 pub use nginx::Nginx;
 pub use options::ServerOptions;
+pub use port::Port;
 pub use program::python;
 pub use proxy::Proxy;
 pub use sentinels::Sentinels;

@@ -12,13 +12,18 @@ use rustix::net::{
 /// The socket is bound and never listens. So the kernel gives its port to nobody who asks for any, be it to listen or
 /// to connect from, but a server may take it by its number. It stays ours while the server is down.
 #[derive(Debug)]
-pub(super) struct Port {
+pub struct Port {
     number: u16,
     _bound: OwnedFd,
 }
 
 impl Port {
-    pub(super) fn reserve() -> Self {
+    /// Any that is free.
+    ///
+    /// # Panics
+    ///
+    /// If there is none.
+    pub fn reserve() -> Self {
         let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
         let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).expect("a socket");
         sockopt::set_socket_reuseaddr(&socket, true).expect("an option of every socket");
@@ -28,7 +33,8 @@ impl Port {
         Self { number: address.port(), _bound: socket }
     }
 
-    pub(super) fn number(&self) -> u16 {
+    /// Its number.
+    pub fn number(&self) -> u16 {
         self.number
     }
 }

@@ -3,6 +3,7 @@
 mod budget;
 mod check;
 mod connection;
+mod descriptors;
 mod documents;
 mod hostile;
 mod proxy;

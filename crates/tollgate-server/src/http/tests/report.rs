@@ -234,6 +234,7 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("POST /v1/reload", "", [401, 401, 403, 403, 403, 403, 200]),
     ("GET /v1/auth?domain=shop", "", [401, 401, 403, 200, 200, 200, 200]),
     ("GET /check?userId=a", "", [401, 401, 403, 403, 200, 403, 200]),
+    ("POST /json", ENVOY, [401, 401, 403, 200, 200, 200, 200]),
     ("GET /healthz", "", [200; 7]),
     ("GET /readyz", "", [200; 7]),
     ("GET /metrics", "", [401, 401, 403, 403, 200, 403, 200]),
@@ -241,6 +242,7 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
 ];
 
 const SHOP: &str = r#"{"domain":"shop","attributes":{}}"#;
+const ENVOY: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"a"}],"hitsAddend":0}]}"#;
 const AD_HOC: &str = r#"{"key":"k","limit":"9/hour"}"#;
 const BATCH: &str = r#"{"requests":[{"domain":"shop"}]}"#;
 const HELD: &str = r#"{"domain":"shop","attributes":{},"permit":"1"}"#;

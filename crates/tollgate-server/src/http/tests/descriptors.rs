@@ -1,0 +1,100 @@
+use serde_json::json;
+
+use super::*;
+use crate::envoy::{Options, RuleFile, Rules};
+
+const RULES: &str = "
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: { name: per-user, unit: minute, requests_per_unit: 2 }
+  - key: plan
+    value: pro
+    rate_limit: { unlimited: true }
+";
+const ALICE: &str =
+    r#"{"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}"#;
+
+fn settings() -> Settings {
+    let file = RuleFile { file: "edge.yaml".into(), text: RULES.to_owned() };
+    let rules = Rules::parse(&[file], Options::default()).unwrap();
+    let mut settings = Settings::new(rules.beside(&policies()).unwrap());
+    settings.rules = Arc::new(rules);
+    settings
+}
+
+#[tokio::test]
+async fn what_envoy_would_ask_is_answered_in_json() {
+    let server = Server::with(settings());
+    let limit = json!({"name": "per-user", "requestsPerUnit": 2, "unit": "MINUTE"});
+    for remaining in [1, 0] {
+        // Theirs is asked without a type, too.
+        let reply = server.send("POST /json", "", ALICE).await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(reply.header("content-type"), Some("application/json"));
+        let mut status = json!({"code": "OK", "currentLimit": limit, "durationUntilReset": "60s"});
+        if remaining > 0 {
+            status["limitRemaining"] = remaining.into();
+        }
+        assert_eq!(reply.json(), json!({"overallCode": "OK", "statuses": [status]}));
+    }
+    let reply = server.post("/json", ALICE).await;
+    assert_eq!(reply.status, 429);
+    let status = json!({"code": "OVER_LIMIT", "currentLimit": limit, "durationUntilReset": "60s"});
+    assert_eq!(reply.json(), json!({"overallCode": "OVER_LIMIT", "statuses": [status]}));
+    let back = ALICE.replace("]}]}", "], \"isNegativeHits\": true, \"hitsAddend\": \"2\"}]}");
+    assert_eq!(server.post("/json", &back).await.json()["statuses"][0]["limitRemaining"], 2);
+    assert_eq!(server.post("/json", ALICE).await.status, 200);
+}
+
+#[tokio::test]
+async fn policies_of_ours_answer_in_domains_of_theirs() {
+    let server = Server::with(settings());
+    let login = r#"{"domain": "shop", "descriptors": [{"entries": [
+        {"key": "path", "value": "/login"}, {"key": "ip", "value": "203.0.113.7"}]}]}"#;
+    for status in [200, 200, 429] {
+        assert_eq!(server.post("/json", login).await.status, status);
+    }
+    let check = r#"{"domain":"shop","attributes":{"path":"/login","ip":"203.0.113.7"}}"#;
+    assert_eq!(server.check(check).await.status, 429);
+}
+
+#[tokio::test]
+async fn what_cannot_be_answered_is_a_problem() {
+    let server = Server::with(settings());
+    for body in ["", "{", "[]", r#"{"domain": "edge"}"#, r#"{"descriptors": [{}]}"#, r#"{"a": 1}"#]
+    {
+        let reply = server.post("/json", body).await;
+        assert_eq!((reply.status, &*reply.problem()), (400, "request"), "{body}");
+    }
+    let long = ALICE.replace("alice", &"a".repeat(1_025));
+    assert_eq!(server.post("/json", &long).await.problem(), "bounds");
+    let large = ALICE.replace("alice", &"a".repeat(70_000));
+    assert_eq!(server.post("/json", &large).await.status, 413);
+}
+
+#[tokio::test]
+async fn keys_are_for_domains_here_too() {
+    let mut settings = settings();
+    settings.security.credentials = vec![
+        credential("edge", "one", Scope::Check, &["edge"]),
+        credential("boss", "two", Scope::Admin, &["edge"]),
+        credential("shop", "three", Scope::Admin, &["shop"]),
+    ];
+    let server = Server::with(settings);
+    let back = ALICE.replace("]}]}", "], \"isNegativeHits\": true}]}");
+    for (key, body, status) in [
+        ("one", ALICE, 200),
+        ("two", ALICE, 200),
+        ("three", ALICE, 403),
+        ("four", ALICE, 401),
+        ("four", "{", 401),
+        ("one", "{", 400),
+        ("one", &back, 403),
+        ("two", &back, 200),
+    ] {
+        let headers = format!("Authorization: Bearer {key}\r\n");
+        let reply = server.send("POST /json", &headers, body).await;
+        assert_eq!(reply.status, status, "{key} {body}");
+    }
+}

@@ -1,0 +1,130 @@
+//! curl, as the guides and the service itself say to call it.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::{
+    clients::Folder,
+    guide::{blocks, instead},
+    service::Service,
+};
+
+/// Runs commands of a guide against a service.
+struct Shell {
+    service: Service,
+    folder: Folder,
+}
+
+/// What a command left behind.
+#[derive(Debug)]
+struct Done {
+    code: Option<i32>,
+    text: String,
+}
+
+/// What curl ends with after a status of 400 or more, if it is to mind that.
+const REFUSED: Option<i32> = Some(22);
+const BOTH: [&str; 2] = ["http1.1", "http2-prior-knowledge"];
+
+impl Shell {
+    /// With a version of HTTP, and with the policies of the guide to nginx.
+    fn start(version: &str) -> Self {
+        let folder = Folder::with_config(&blocks("nginx.md", "yaml")[0]);
+        folder.replace(".curlrc", &format!("silent\nshow-error\nfail-with-body\n{version}\n"));
+        let service = Service::start(&["--config", &folder.config()]);
+        Self { service, folder }
+    }
+
+    fn run(&self, command: &str) -> Done {
+        let address = self.service.address("http").to_string();
+        let command = instead(command, "127.0.0.1:8080", &address);
+        let output = Command::new("sh")
+            .args(["-euc", &command])
+            .env("CURL_HOME", self.folder.path(""))
+            .output()
+            .unwrap();
+        Done { code: output.status.code(), text: String::from_utf8(output.stdout).unwrap() }
+    }
+
+    fn json(&self, command: &str) -> Value {
+        let done = self.run(command);
+        assert_eq!(done.code, Some(0), "{command}: {done:?}");
+        done.json()
+    }
+}
+
+impl Done {
+    fn json(&self) -> Value {
+        let body = self.text.rsplit("\r\n\r\n").next().unwrap();
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// The commands of a page, in their order, with limits whose windows do not end while the test runs.
+fn commands(page: &str) -> Vec<String> {
+    let text = blocks(page, "sh").concat().replace("\\\n", " ").replace("3/minute", "3/365d");
+    text.lines().filter(|line| line.starts_with("curl")).map(str::to_owned).collect()
+}
+
+#[test]
+fn what_the_service_says_to_try_works() {
+    for version in BOTH {
+        let shell = Shell::start(version);
+        let line = shell.service.greeting.iter().find_map(|line| line.strip_prefix("try: "));
+        let address = shell.service.address("http").to_string();
+        let decision = shell.json(&instead(line.unwrap(), &address, "127.0.0.1:8080"));
+        assert_eq!(decision["allowed"], true);
+        assert_eq!(decision["source"], "unlimited", "the guide's policies are of another domain");
+    }
+}
+
+#[test]
+fn what_the_guide_to_http_shows_works() {
+    for version in BOTH {
+        let shell = Shell::start(version);
+        let [check, batch, peek, reset, acquire, renew, release, explain, descriptors] =
+            commands("http.md").try_into().unwrap();
+        for (remaining, code) in [(2, Some(0)), (1, Some(0)), (0, Some(0)), (0, REFUSED)] {
+            let done = shell.run(&check);
+            assert_eq!(done.code, code, "{done:?}");
+            let status = if code == REFUSED { "429" } else { "200" };
+            let head = if version == "http1.1" { "HTTP/1.1" } else { "HTTP/2" };
+            assert!(done.text.starts_with(&format!("{head} {status}")), "{done:?}");
+            assert_eq!(done.text.contains("\nretry-after: "), status == "429", "{done:?}");
+            let decision = done.json();
+            assert_eq!(decision["allowed"], status == "200");
+            assert_eq!(decision["remaining"], remaining);
+        }
+        let answers = shell.json(&batch);
+        assert_eq!(answers["answers"][0]["remaining"], 4);
+        assert_eq!(answers["answers"][1]["error"]["type"], "urn:tollgate:problem:cost");
+        assert_eq!(shell.json(&peek)["limits"][0]["remaining"], 0);
+        assert_eq!(shell.json(&reset)["limits"], 2);
+        let permit = shell.json(&acquire)["permit"].as_str().unwrap().to_owned();
+        assert_eq!(shell.run(&renew).code, REFUSED, "the guide's own permit is nobody's");
+        let own = |command| instead(command, "5f0c1b7a99d3e642", &permit);
+        assert_eq!(shell.json(&own(&renew))["limits"], 1);
+        assert_eq!(shell.json(&own(&release))["limits"], 1);
+        assert_eq!(shell.run(&own(&renew)).code, REFUSED);
+        let policies = shell.json(&explain);
+        assert_eq!(policies["policies"][0]["policy"], "login", "{policies}");
+        let answer = shell.json(&descriptors);
+        assert_eq!(answer["overallCode"], "OK");
+        let limit = json!({"name": "shop", "requestsPerUnit": 10, "unit": "SECOND"});
+        assert_eq!(answer["statuses"][0]["currentLimit"], limit);
+    }
+}
+
+#[test]
+fn what_the_guide_to_nginx_shows_works() {
+    for version in BOTH {
+        let shell = Shell::start(version);
+        let [auth, explain] = commands("nginx.md").try_into().unwrap();
+        let done = shell.run(&auth);
+        assert_eq!(done.code, Some(0), "{done:?}");
+        assert!(done.text.contains("\nratelimit: \"login\";r=4;t="), "{done:?}");
+        let policies = shell.json(&explain);
+        assert_eq!(policies["policies"][0]["policy"], "login", "{policies}");
+    }
+}
