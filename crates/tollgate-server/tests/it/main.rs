@@ -17,7 +17,6 @@ mod examples;
 mod explain;
 mod exposure;
 mod guide;
-mod guides;
 mod help;
 mod hostile;
 mod keys;
