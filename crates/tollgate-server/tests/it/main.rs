@@ -21,6 +21,7 @@ mod help;
 mod hostile;
 mod keys;
 mod nginx_front;
+mod operations;
 mod outage;
 mod program;
 mod reload;
