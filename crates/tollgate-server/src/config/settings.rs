@@ -10,7 +10,7 @@ use tollgate_redis::Layout;
 
 use crate::envoy::Rules;
 
-/// Everything that a configuration says, checked. What is not said is as in [`Settings::default`].
+/// Everything that a configuration says, checked. What is not said is as in [`Settings::new`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {

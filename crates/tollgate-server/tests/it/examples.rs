@@ -1,4 +1,4 @@
-//! The programs of the guide to HTTP, in the languages that this machine has.
+//! The programs of the guides, in the languages that this machine has.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use tollgate_testkit::servers::python;
 
 use crate::{
     clients::Folder,
-    guide::{blocks, instead},
+    guide::{self, blocks, instead},
     service::Service,
 };
 
@@ -94,4 +94,17 @@ fn java_programs_decide() {
     }
     let program = program("java", "ofSeconds(1)", "ofSeconds(60)");
     run(&program, "Check.java", &mut Command::new("java"));
+}
+
+#[test]
+fn python_programs_throttle_over_resp() {
+    let service = Service::start(&[]);
+    let port = format!("port={},", service.address("resp").port());
+    let program = instead(&blocks("resp.md", "python")[0], "port=6380,", &port);
+    let output = Command::new(python()).args(["-c", &program]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{errors}");
+    let printed = format!("\n```\n{said}```\n");
+    assert!(guide::text("resp.md").contains(&printed), "the guide says something else:\n{said}");
 }
