@@ -91,6 +91,12 @@ impl Headers {
         text.slice(..length)
     }
 
+    /// Whether a response already says what these would.
+    pub(crate) fn are_in(&self, headers: &HeaderMap) -> bool {
+        let standard = self.standard == HeaderStyle::Draft8 && headers.contains_key(&RATE_LIMIT);
+        standard || self.legacy.is_some() && headers.contains_key(&X_LIMIT)
+    }
+
     fn fill(&self, sheet: &mut Sheet, decision: &Decision, now: Timestamp) {
         if let Some(wait) = decision.retry_after_secs() {
             sheet.header(&RETRY_AFTER, |out| write_number(out, wait.min(MOST)));

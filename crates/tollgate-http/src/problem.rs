@@ -6,10 +6,10 @@ use tollgate::PolicyName;
 use crate::headers::write_number;
 
 /// The content type of a problem.
-pub const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
+pub(crate) const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 /// The type of a denial.
-pub const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+pub(crate) const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
 /// What a problem says. Nothing of the request is ever in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,13 +20,6 @@ pub(crate) struct Problem<'a> {
     /// Without quotes, backslashes and control characters.
     pub(crate) title: &'a str,
     pub(crate) policy: Option<PolicyName>,
-}
-
-/// The body of a denial by this policy: `quota-exceeded`, with the policy in `violated-policies`.
-pub fn quota_exceeded(policy: Option<PolicyName>) -> Vec<u8> {
-    let title = "The quota is used up for now";
-    let status = StatusCode::TOO_MANY_REQUESTS;
-    Problem { status, kind: QUOTA_EXCEEDED, title, policy }.to_json()
 }
 
 impl Problem<'_> {

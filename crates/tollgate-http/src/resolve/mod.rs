@@ -122,7 +122,7 @@ impl KeyParts {
     }
 
     /// Takes back what was added after there were this many parts.
-    fn truncate(&mut self, parts: usize) {
+    pub(crate) fn truncate(&mut self, parts: usize) {
         self.ends.truncate(parts);
         let end = self.ends.last().map_or(0, |&(end, _)| end);
         self.bytes.truncate(end as usize);
