@@ -9,7 +9,8 @@ use crate::headers::write_number;
 pub(crate) const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 /// The type of a denial.
-pub(crate) const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+pub(crate) const QUOTA_EXCEEDED: &str =
+    "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
 /// What a problem says. Nothing of the request is ever in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
