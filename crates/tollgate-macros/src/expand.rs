@@ -218,8 +218,11 @@ fn denied(args: &Args, output: &ReturnType, denied: &Ident) -> TokenStream {
     match &args.on_denied {
         Some(answer) => quote! { ::tollgate::attribute::answer(#denied, #answer) },
         None => {
-            let deny = quote_spanned! {output.span()=> ::tollgate::attribute::deny };
-            quote! { #deny(#denied) }
+            let at = match output {
+                ReturnType::Default => Span::call_site(),
+                ReturnType::Type(_, of) => of.span(),
+            };
+            quote_spanned! {at=> ::tollgate::attribute::deny(#denied) }
         }
     }
 }

@@ -6,7 +6,6 @@ mod failure;
 mod installed;
 mod names;
 mod permits;
-mod redis;
 mod shapes;
 mod ui;
 

@@ -1,12 +1,5 @@
 //! All shapes of functions, with the lints that users may have turned on.
 #![warn(clippy::pedantic, clippy::nursery, missing_docs, unused, let_underscore_drop)]
-#![expect(
-    clippy::unused_async,
-    clippy::unnecessary_wraps,
-    clippy::needless_pass_by_value,
-    reason = "the functions have to be of these shapes"
-)]
-
 use std::{
     fmt::Display,
     future::Future,
@@ -201,7 +194,7 @@ fn futures_stay_send() {
         local_key(Box::new(7))
     }
 
-    let _ = sends(anywhere());
+    drop(sends(anywhere()));
     assert_eq!(pollster::block_on(sends(desugared())), Ok(7));
 }
 
@@ -209,12 +202,12 @@ fn futures_stay_send() {
 #[rate_limit("1/minute", limiter = GATE)]
 #[must_use = "or do not call it"]
 #[inline]
-pub(crate) extern "C" fn decorated() -> Result<u8, Denied> {
+pub(crate) extern "Rust" fn decorated() -> Result<u8, Denied> {
     Ok(1)
 }
 
 #[test]
 fn attributes_stay() {
-    let called: extern "C" fn() -> Result<u8, Denied> = decorated;
+    let called: fn() -> Result<u8, Denied> = decorated;
     assert_eq!(called(), Ok(1));
 }
