@@ -7,6 +7,7 @@ use std::{
 };
 
 use tollgate::{Algorithm, Decision, Limit};
+pub(crate) use tollgate_http::headers::write_number;
 use tollgate_redis::doctor::{Finding, Report, ServerReport};
 
 /// A decision as an object: who decided, what remains, and when to come back. Times are seconds with all six digits of
@@ -84,21 +85,6 @@ impl Display for JsonDecision {
         self.write_members(&mut members);
         write!(f, "{{{}}}", String::from_utf8_lossy(&members))
     }
-}
-
-/// Adds the decimal digits of a number.
-pub(crate) fn write_number(out: &mut Vec<u8>, mut number: u64) {
-    let mut digits = [0; 20];
-    let mut first = digits.len();
-    loop {
-        first -= 1;
-        digits[first] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&digits[first..]);
 }
 
 /// Adds text as a JSON string.

@@ -131,6 +131,48 @@ impl Decision {
         self.source == Source::Fallback
     }
 
+    /// A request that passes, as a limiter of your own has decided; those of this library make their own.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::{Decision, Limit};
+    ///
+    /// let limit = Limit::per_minute(10);
+    /// let last = Decision::admission("own".parse()?, limit, 0, Duration::from_secs(60));
+    /// let over = Decision::denial("own".parse()?, limit, 0, Some(Duration::from_millis(1_500)));
+    /// assert!(last.is_allowed());
+    /// assert_eq!(over.retry_after_secs(), Some(2));
+    /// # Ok::<(), tollgate::policy::PolicyNameError>(())
+    /// ```
+    pub fn admission(
+        policy: PolicyName,
+        limit: Limit,
+        remaining: u64,
+        reset_after: Duration,
+    ) -> Self {
+        let reset_after = micros(reset_after);
+        Self { binding: Some((policy, limit)), remaining, reset_after, ..Self::UNLIMITED }.own()
+    }
+
+    /// A request that is denied, as a limiter of your own has decided. `None` is for good; other waits are rounded up
+    /// to the microsecond. Nothing is used any more when the wait is over.
+    pub fn denial(
+        policy: PolicyName,
+        limit: Limit,
+        remaining: u64,
+        retry_after: Option<Duration>,
+    ) -> Self {
+        let retry_after = retry_after.map_or(NEVER, micros);
+        let reset_after = if retry_after == NEVER { 0 } else { retry_after };
+        let binding = Some((policy, limit));
+        let denied = Self { binding, remaining, retry_after, reset_after, ..Self::UNLIMITED };
+        Self { allowed: false, ..denied.own() }
+    }
+
+    fn own(self) -> Self {
+        Self { source: Source::Store, ..self }
+    }
+
     /// `Err` if denied.
     ///
     /// ```
@@ -185,6 +227,11 @@ impl Decision {
     }
 }
 
+/// Rounded up, and short of for ever.
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000)).unwrap_or(NEVER).min(NEVER - 1)
+}
+
 impl From<Origin> for Source {
     #[inline]
     fn from(origin: Origin) -> Self {
@@ -200,7 +247,7 @@ impl From<Origin> for Source {
 impl Denied {
     /// The denial of what no waiting would let pass.
     pub(crate) fn for_good(policy: PolicyName, limit: Limit) -> Self {
-        Self(Decision::of(policy, limit, Outcome::refused(0, NEVER, 0)))
+        Self(Decision::denial(policy, limit, 0, None))
     }
 
     /// The decision, which is not [allowed](Decision::is_allowed).

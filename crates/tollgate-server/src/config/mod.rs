@@ -30,10 +30,10 @@ pub use problem::{ConfigError, Position, Problem};
 pub use reference::reference;
 pub use schema::schema;
 pub use settings::{
-    Bind, Bounds, Credential, Descriptors, HeaderStyle, Headers, ResetStyle, Scope, Security,
-    Settings, StoreSettings, TlsFiles,
+    Bind, Bounds, Credential, Descriptors, Scope, Security, Settings, StoreSettings, TlsFiles,
 };
 pub use text::BindError;
+pub use tollgate_http::{HeaderStyle, Headers, ResetStyle};
 pub use warnings::warnings;
 
 use tollgate::PolicySet;

@@ -272,17 +272,17 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn headers(written: &file::Headers) -> Headers {
-    Headers {
-        standard: match written.standard {
-            Some(file::Standard::Off) => HeaderStyle::Off,
-            Some(file::Standard::Draft8) | None => HeaderStyle::Draft8,
-        },
-        legacy: match written.legacy {
-            Some(file::Legacy::Off) => None,
-            Some(file::Legacy::Delta) => Some(ResetStyle::Delta),
-            Some(file::Legacy::Epoch) | None => Some(ResetStyle::Epoch),
-        },
-    }
+    let mut headers = Headers::default();
+    headers.standard = match written.standard {
+        Some(file::Standard::Off) => HeaderStyle::Off,
+        Some(file::Standard::Draft8) | None => HeaderStyle::Draft8,
+    };
+    headers.legacy = match written.legacy {
+        Some(file::Legacy::Off) => None,
+        Some(file::Legacy::Delta) => Some(ResetStyle::Delta),
+        Some(file::Legacy::Epoch) | None => Some(ResetStyle::Epoch),
+    };
+    headers
 }
 
 impl str::FromStr for StoreSettings {

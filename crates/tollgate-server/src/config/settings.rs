@@ -6,6 +6,7 @@ use std::{
 };
 
 use tollgate::{MemoryStore, PolicySet, policy::FailureMode};
+use tollgate_http::Headers;
 use tollgate_redis::Layout;
 
 use crate::envoy::Rules;
@@ -70,36 +71,6 @@ pub enum Bind {
     Off,
     /// Here; port 0 is any that is free.
     At(SocketAddr),
-}
-
-/// Which headers tell a client about its limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Headers {
-    /// `RateLimit` and `RateLimit-Policy`.
-    pub standard: HeaderStyle,
-    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`; `None` for none of them.
-    pub legacy: Option<ResetStyle>,
-}
-
-/// Which draft of the standard headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HeaderStyle {
-    /// None of them.
-    Off,
-    /// As in drafts 8 to 11: `RateLimit: "api";r=12;t=3`.
-    Draft8,
-}
-
-/// What the number in `X-RateLimit-Reset` is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ResetStyle {
-    /// Seconds since 1970.
-    Epoch,
-    /// Seconds from now.
-    Delta,
 }
 
 /// How several descriptors of one request are charged.
@@ -228,12 +199,6 @@ impl std::fmt::Display for StoreSettings {
 impl Bind {
     const fn loopback(port: u16) -> Self {
         Self::At(SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port))
-    }
-}
-
-impl Default for Headers {
-    fn default() -> Self {
-        Self { standard: HeaderStyle::Draft8, legacy: Some(ResetStyle::Epoch) }
     }
 }
 

@@ -1,0 +1,48 @@
+//! The tower layer.
+
+mod body;
+mod future;
+mod service;
+
+use std::sync::Arc;
+
+use http::{request, response};
+use tower_layer::Layer;
+
+use crate::{Decide, Rules};
+
+pub use body::{IntoBody, MakeBody};
+pub use future::ResponseFuture;
+pub use service::RateLimit;
+
+/// A [`RateLimitLayer`](crate::RateLimitLayer) that makes the bodies of refusals in its own way, see
+/// [`Rules::with_body`].
+#[derive(Clone, Debug)]
+pub struct WithBody<L, M> {
+    rules: Rules<L>,
+    make: M,
+}
+
+impl<L> Rules<L, request::Parts, response::Parts> {
+    /// For services whose bodies are not made `From<Bytes>`: makes them by a closure. tonic needs this, as a layer of
+    /// its server: `.with_body(|bytes| tonic::body::Body::new(Full::new(bytes)))`.
+    pub fn with_body<M>(self, make: M) -> WithBody<L, M> {
+        WithBody { rules: self, make }
+    }
+}
+
+impl<S, L: Decide> Layer<S> for Rules<L, request::Parts, response::Parts> {
+    type Service = RateLimit<S, L>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit::new(inner, Arc::new(self.clone()), IntoBody)
+    }
+}
+
+impl<S, L: Decide, M: Clone> Layer<S> for WithBody<L, M> {
+    type Service = RateLimit<S, L, M>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit::new(inner, Arc::new(self.rules.clone()), self.make.clone())
+    }
+}

@@ -1,0 +1,309 @@
+//! The layer around a service, in memory and over a store.
+
+use std::{
+    convert::Infallible,
+    future::{Pending, Ready, ready},
+    sync::{
+        Arc, RwLock,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tollgate::{
+    CheckError, Decision, Limit, Limiter, MemoryStore, PolicySet, SharedLimiter,
+    policy::{Condition, Policy},
+};
+use tollgate_http::{
+    Adjustment, Decide, Headers, Provided, Question, RateLimitLayer, Refusal, Reply, ResolveExt,
+    resolve::{Header, Path},
+};
+use tower::{Layer, Service, service_fn, util::ServiceExt};
+
+use crate::kit::{self, Answer, Asking, ask, body, get, statuses, text, with};
+
+fn per_minute(amount: u32) -> Limiter {
+    Limiter::memory(Limit::per_minute(amount))
+}
+
+#[test]
+fn what_is_allowed_passes_with_headers_and_its_decision() {
+    let handler = |request: Asking| {
+        let decision = *request.extensions().get::<Decision>().unwrap();
+        assert!(decision.is_allowed());
+        ready(Ok::<_, Infallible>(Response::new(Full::from(decision.remaining().to_string()))))
+    };
+    let clock = kit::clock();
+    let limiter = Limiter::builder().limit("3/minute").clock(clock.clone()).build().unwrap();
+    let layer = RateLimitLayer::new(limiter).by(Path).clock(clock);
+    let answer = ask(&layer.layer(service_fn(handler)), get("/a"));
+    assert_eq!(answer.status(), StatusCode::OK);
+    // A window of a minute that ends at 1,700,000,040.
+    assert_eq!(text(answer.headers(), "ratelimit"), "\"default\";r=2;t=40");
+    assert_eq!(text(answer.headers(), "ratelimit-policy"), "\"default\";q=3;w=60");
+    assert_eq!(text(answer.headers(), "x-ratelimit-limit"), "3");
+    assert_eq!(text(answer.headers(), "x-ratelimit-remaining"), "2");
+    assert_eq!(text(answer.headers(), "x-ratelimit-reset"), "1700000040");
+    assert_eq!(answer.headers().get("retry-after"), None);
+    assert_eq!(body(answer), "2");
+}
+
+#[test]
+fn what_is_denied_never_reaches_the_service() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let inner = service_fn(move |request| {
+        counted.fetch_add(1, Relaxed);
+        kit::fine(request)
+    });
+    let service = RateLimitLayer::new(per_minute(1)).by(Path).layer(inner);
+    assert_eq!(statuses(&service, "/a", 3), [200, 429, 429]);
+    assert_eq!(statuses(&service, "/b", 2), [200, 429]);
+    assert_eq!(calls.load(Relaxed), 2);
+    let denied = ask(&service, get("/a"));
+    assert!(text(denied.headers(), "retry-after").parse::<u64>().unwrap() > 0);
+    assert_eq!(text(denied.headers(), "content-type"), "application/problem+json");
+    assert_eq!(text(denied.headers(), "cache-control"), "no-store");
+    let problem: serde_json::Value = serde_json::from_str(&body(denied)).unwrap();
+    let expected = serde_json::json!({
+        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        "title": "The quota is used up for now",
+        "status": 429,
+        "violated-policies": ["default"],
+    });
+    assert_eq!(problem, expected);
+}
+
+#[test]
+fn a_store_answers_the_same() {
+    let policies = PolicySet::of_limits([Limit::per_minute(1)]).unwrap();
+    let limiter = SharedLimiter::new(MemoryStore::default(), policies);
+    let service = RateLimitLayer::new(limiter).by(Path).layer(service_fn(kit::fine));
+    assert_eq!(statuses(&service, "/a", 2), [200, 429]);
+    assert_eq!(statuses(&service, "/b", 1), [200]);
+}
+
+#[test]
+fn a_request_that_is_dropped_before_it_is_polled_takes_nothing_from_a_store() {
+    let policies = PolicySet::of_limits([Limit::per_minute(1)]).unwrap();
+    let limiter = SharedLimiter::new(MemoryStore::default(), policies);
+    let mut service = RateLimitLayer::new(limiter).by(Path).layer(service_fn(kit::fine));
+    drop(service.call(get("/a")));
+    assert_eq!(statuses(&service, "/a", 2), [200, 429]);
+}
+
+#[test]
+fn the_service_that_is_called_is_the_one_that_was_ready() {
+    /// Must be asked for readiness before each call; a clone starts afresh.
+    #[derive(Default)]
+    struct Strict(bool);
+    impl Clone for Strict {
+        fn clone(&self) -> Self {
+            Self(false)
+        }
+    }
+    impl Service<Asking> for Strict {
+        type Response = Answer;
+        type Error = Infallible;
+        type Future = Ready<Result<Answer, Infallible>>;
+        fn poll_ready(
+            &mut self,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Result<(), Infallible>> {
+            self.0 = true;
+            std::task::Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, request: Asking) -> Self::Future {
+            assert!(std::mem::take(&mut self.0), "called before it was ready");
+            kit::fine(request)
+        }
+    }
+    let policies = PolicySet::of_limits([Limit::per_minute(9)]).unwrap();
+    let limiter = SharedLimiter::new(MemoryStore::default(), policies);
+    let mut shared = RateLimitLayer::new(limiter).layer(Strict::default());
+    let mut own = RateLimitLayer::new(per_minute(9)).layer(Strict::default());
+    for _ in 0..3 {
+        pollster::block_on(async {
+            shared.ready().await.unwrap().call(get("/")).await.unwrap();
+            own.ready().await.unwrap().call(get("/")).await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn key_cost_and_skip_are_separate_choices() {
+    let layer = RateLimitLayer::new(per_minute(5))
+        .by(Header::from_static("x-user"))
+        .cost(|head| if head.uri.path() == "/export" { 5 } else { 1 })
+        .skip(|head| head.uri.path() == "/health");
+    let service = layer.layer(service_fn(kit::fine));
+    let status = |path, user| ask(&service, with(path, "x-user", user)).status().as_u16();
+    assert_eq!(status("/", "alice"), 200);
+    assert_eq!(status("/export", "alice"), 429);
+    assert_eq!(status("/export", "bob"), 200);
+    assert_eq!(status("/", "bob"), 429);
+    let skipped = ask(&service, with("/health", "x-user", "bob"));
+    assert_eq!((skipped.status().as_u16(), skipped.headers().len()), (200, 0));
+}
+
+#[test]
+fn what_is_missing_shares_skips_or_is_rejected() {
+    let tenant = || Header::from_static("x-tenant");
+    let limiter = per_minute(1);
+    let share = RateLimitLayer::new(limiter.clone()).by(tenant()).layer(service_fn(kit::fine));
+    assert_eq!(statuses(&share, "/", 2), [200, 429]);
+    // A tenant without a name is another one than none.
+    assert!(limiter.check("").is_allowed());
+    let skip = RateLimitLayer::new(per_minute(1)).by(tenant().or_skip());
+    assert_eq!(statuses(&skip.layer(service_fn(kit::fine)), "/", 2), [200, 200]);
+    let reject = RateLimitLayer::new(per_minute(1)).attribute("tenant", tenant().or_reject());
+    let rejected = ask(&reject.layer(service_fn(kit::fine)), get("/"));
+    assert_eq!(rejected.status(), 400);
+    assert!(body(rejected).contains("urn:tollgate:problem:missing"));
+}
+
+#[test]
+fn without_a_resolver_there_is_one_budget() {
+    let service = RateLimitLayer::new(per_minute(2)).layer(service_fn(kit::fine));
+    let found = [statuses(&service, "/a", 1), statuses(&service, "/b", 2)].concat();
+    assert_eq!(found, [200, 200, 429]);
+}
+
+#[test]
+fn several_policies_stand_or_fall_together() {
+    let policy = |name: &str, limit: &str, per: &str| {
+        Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).per([per])
+    };
+    let login = policy("login", "1/minute", "user").matching("path", Condition::equal("/login"));
+    let policies = PolicySet::new([policy("all", "3/minute", "user"), login]).unwrap();
+    let limiter = Limiter::builder().policies(policies).build().unwrap();
+    let layer = RateLimitLayer::new(limiter)
+        .attribute("user", Header::from_static("x-user"))
+        .attribute("path", Path);
+    let service = layer.layer(service_fn(kit::fine));
+    let ask = |path| ask(&service, with(path, "x-user", "alice"));
+    assert_eq!(ask("/login").status(), 200);
+    let denied = ask("/login");
+    assert_eq!(text(denied.headers(), "ratelimit-policy"), "\"login\";q=1;w=60");
+    assert_eq!(ask("/login").status(), 429);
+    // Neither denial took anything from the other policy.
+    assert_eq!([ask("/a").status(), ask("/a").status()], [200, 200]);
+    assert_eq!(ask("/a").status(), 429);
+}
+
+#[test]
+fn limits_can_be_chosen_by_request() {
+    let layer =
+        RateLimitLayer::new(per_minute(1)).by(Header::from_static("x-user")).limits(|head| {
+            let gold = head.headers.get("x-plan").is_some_and(|plan| plan == "gold");
+            gold.then(|| ("gold".parse().unwrap(), Limit::per_minute(2)))
+        });
+    let service = layer.layer(service_fn(kit::fine));
+    let gold = || {
+        let mut request = with("/", "x-user", "alice");
+        request.headers_mut().insert("x-plan", "gold".parse().unwrap());
+        ask(&service, request).status().as_u16()
+    };
+    assert_eq!([gold(), gold(), gold()], [200, 200, 429]);
+    let plain = || ask(&service, with("/", "x-user", "alice")).status().as_u16();
+    assert_eq!([plain(), plain()], [200, 429]);
+}
+
+#[test]
+fn policies_can_be_provided_and_change() {
+    let current = Arc::new(RwLock::new(per_minute(1)));
+    let reader = current.clone();
+    let limiter = Provided(move || reader.read().unwrap().clone());
+    let service = RateLimitLayer::new(limiter).layer(service_fn(kit::fine));
+    assert_eq!(statuses(&service, "/", 2), [200, 429]);
+    let raised = current.read().unwrap().with_limit(Limit::per_minute(3));
+    *current.write().unwrap() = raised;
+    assert_eq!(statuses(&service, "/", 3), [200, 200, 429]);
+}
+
+/// Admits every second request, and needs nothing of Tollgate but its words.
+#[derive(Clone, Default)]
+struct EverySecond(Arc<AtomicUsize>);
+
+impl Decide for EverySecond {
+    type Deciding = Ready<Result<Decision, CheckError>>;
+    type Settling = Pending<()>;
+
+    fn decide(&self, _: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
+        let (name, limit) = ("second".parse().unwrap(), Limit::per_minute(30));
+        let admitted = self.0.fetch_add(1, Relaxed).is_multiple_of(2);
+        Reply::Later(ready(Ok(match admitted {
+            true => Decision::admission(name, limit, 0, Duration::from_secs(1)),
+            false => Decision::denial(name, limit, 0, Some(Duration::from_secs(2))),
+        })))
+    }
+
+    fn settle(&self, _: &Question, _: Adjustment) -> Reply<(), Self::Settling> {
+        Reply::Now(())
+    }
+}
+
+#[test]
+fn a_limiter_of_ones_own_decides() {
+    let service = RateLimitLayer::new(EverySecond::default()).layer(service_fn(kit::fine));
+    assert_eq!(statuses(&service, "/", 3), [200, 429, 200]);
+    assert_eq!(text(ask(&service, get("/")).headers(), "retry-after"), "2");
+}
+
+#[test]
+fn a_refusal_of_ones_own() {
+    let layer = RateLimitLayer::new(per_minute(1)).deny_with(|refusal, head| {
+        let Refusal::Denied(decision) = refusal else { panic!("{refusal:?}") };
+        let text = format!("{} {}", head.uri.path(), decision.policy().unwrap());
+        Response::builder().status(503).body(Bytes::from(text)).unwrap()
+    });
+    let service = layer.layer(service_fn(kit::fine));
+    assert_eq!(statuses(&service, "/a", 1), [200]);
+    let denied = ask(&service, get("/a"));
+    assert_eq!(denied.status(), 503);
+    assert!(!text(denied.headers(), "retry-after").is_empty());
+    assert_eq!(body(denied), "/a default");
+}
+
+#[test]
+fn a_cost_that_never_fits_is_the_callers_mistake() {
+    let layer = RateLimitLayer::new(per_minute(5)).cost(|_| 6);
+    let refused = ask(&layer.layer(service_fn(kit::fine)), get("/"));
+    assert_eq!(refused.status(), 400);
+    assert_eq!(refused.headers().get("retry-after"), None);
+    assert!(body(refused).contains("urn:tollgate:problem:cost"));
+}
+
+#[test]
+fn the_headers_of_a_layer_further_in_stay() {
+    let inner = RateLimitLayer::new(per_minute(1)).layer(service_fn(kit::fine));
+    let outer = RateLimitLayer::new(per_minute(100)).headers(Headers::default()).layer(inner);
+    assert_eq!(text(ask(&outer, get("/")).headers(), "x-ratelimit-limit"), "1");
+    let denied = ask(&outer, get("/"));
+    assert_eq!((denied.status().as_u16(), text(denied.headers(), "x-ratelimit-limit")), (429, "1"));
+}
+
+#[test]
+fn errors_of_the_service_are_its_own() {
+    let failing = |_: Request<Full<Bytes>>| ready(Err::<Answer, &str>("broken"));
+    let service = RateLimitLayer::new(per_minute(1)).layer(service_fn(failing));
+    let result = pollster::block_on(service.clone().oneshot(get("/")));
+    assert_eq!(result.unwrap_err(), "broken");
+    assert_eq!(pollster::block_on(service.oneshot(get("/"))).unwrap().status(), 429);
+}
+
+#[test]
+fn bodies_of_other_kinds_are_made_by_a_closure() {
+    #[derive(Debug, PartialEq)]
+    struct Odd(usize);
+    let odd = |_: Asking| ready(Ok::<_, Infallible>(Response::new(Odd(0))));
+    let layer = RateLimitLayer::new(per_minute(1)).with_body(|bytes: Bytes| Odd(bytes.len()));
+    let service = layer.layer(service_fn(odd));
+    let mut answers =
+        (0..2).map(|_| pollster::block_on(service.clone().oneshot(get("/"))).unwrap());
+    assert_eq!(*answers.next().unwrap().body(), Odd(0));
+    assert!(answers.next().unwrap().body().0 > 100);
+}
