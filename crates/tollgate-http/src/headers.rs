@@ -78,23 +78,46 @@ impl Headers {
         now: Timestamp,
         headers: &mut HeaderMap,
     ) -> Bytes {
+        headers.reserve(6);
+        self.each_after(body, decision, now, |name, value| {
+            if let Ok(value) = HeaderValue::from_maybe_shared(value) {
+                headers.insert(name, value);
+            }
+        })
+    }
+
+    /// [`Headers::write_after`] for frameworks with types of their own: hands each header to `put`.
+    pub(crate) fn each_after(
+        &self,
+        body: Vec<u8>,
+        decision: &Decision,
+        now: Timestamp,
+        mut put: impl FnMut(&'static HeaderName, Bytes),
+    ) -> Bytes {
         let length = body.len();
         let mut sheet = Sheet { text: body, values: SmallVec::new() };
         self.fill(&mut sheet, decision, now);
         let text = Bytes::from(sheet.text);
-        headers.reserve(sheet.values.len());
         for (name, range) in sheet.values {
-            if let Ok(value) = HeaderValue::from_maybe_shared(text.slice(range)) {
-                headers.insert(name, value);
-            }
+            put(name, text.slice(range));
         }
         text.slice(..length)
     }
 
-    /// Whether a response already says what these would.
-    pub(crate) fn are_in(&self, headers: &HeaderMap) -> bool {
-        let standard = self.standard == HeaderStyle::Draft8 && headers.contains_key(&RATE_LIMIT);
-        standard || self.legacy.is_some() && headers.contains_key(&X_LIMIT)
+    /// Hands each header of a decision to `put`.
+    pub(crate) fn each(
+        &self,
+        decision: &Decision,
+        now: Timestamp,
+        put: impl FnMut(&'static HeaderName, Bytes),
+    ) {
+        let _ = self.each_after(Vec::with_capacity(ROOM), decision, now, put);
+    }
+
+    /// Whether a response that has headers of these names already says what these would.
+    pub(crate) fn are_in(&self, has: impl Fn(&HeaderName) -> bool) -> bool {
+        let standard = self.standard == HeaderStyle::Draft8 && has(&RATE_LIMIT);
+        standard || self.legacy.is_some() && has(&X_LIMIT)
     }
 
     fn fill(&self, sheet: &mut Sheet, decision: &Decision, now: Timestamp) {

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, request, response};
+use http::{HeaderMap, HeaderName, Response, request, response};
 use smallvec::SmallVec;
 use tollgate::{
     CheckError, Clock, CostError, Decision, Limit, PolicyName, Request, StoreError, SystemClock,
@@ -257,9 +257,24 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// Puts what was decided into the headers of a response that is served. Those of a layer further in stay: it has
     /// decided later, and may have denied.
     pub fn write_headers(&self, decision: &Decision, question: &Question, headers: &mut HeaderMap) {
-        if !self.headers.are_in(headers) {
+        if !self.has_headers(|name| headers.contains_key(name)) {
             self.headers.write(decision, question.now, headers);
         }
+    }
+
+    /// Whether a response that has headers of these names is to be left as it is, see [`Rules::write_headers`].
+    pub fn has_headers(&self, has: impl Fn(&HeaderName) -> bool) -> bool {
+        self.headers.are_in(has)
+    }
+
+    /// What [`Rules::write_headers`] writes, for frameworks with types of their own: hands each header to `put`.
+    pub fn each_header(
+        &self,
+        decision: &Decision,
+        question: &Question,
+        put: impl FnMut(&'static HeaderName, Bytes),
+    ) {
+        self.headers.each(decision, question.now, put);
     }
 
     /// Whether [`Rules::settle`] has to be called at all.

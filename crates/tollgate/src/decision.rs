@@ -245,6 +245,11 @@ impl From<Origin> for Source {
 }
 
 impl Denied {
+    /// The denial of what no waiting would let pass.
+    pub(crate) fn for_good(policy: PolicyName, limit: Limit) -> Self {
+        Self(Decision::denial(policy, limit, 0, None))
+    }
+
     /// The decision, which is not [allowed](Decision::is_allowed).
     pub fn decision(&self) -> Decision {
         self.0

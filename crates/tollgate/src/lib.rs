@@ -1,12 +1,15 @@
 #![doc = include_str!("../README.md")]
 
 pub mod algorithm;
+#[doc(hidden)]
+pub mod attribute;
 pub mod clock;
 mod decision;
 mod key;
 mod limit;
 mod limiter;
 pub mod policy;
+pub mod registry;
 mod request;
 mod stats;
 mod store;

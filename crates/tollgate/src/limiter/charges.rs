@@ -144,8 +144,8 @@ impl SharedLimiter {
 
     /// Decides charges, all or nothing, and tells what each of them amounts to. See [`Limiter::verdict`].
     ///
-    /// If the store fails, each is decided by the failure mode of its policy, or by that for
-    /// [no policy](PolicySet::failing_ad_hoc).
+    /// If the store fails, each is decided by its [own](Charge::failing) failure mode, by that of its policy, or by that
+    /// for [no policy](PolicySet::failing_ad_hoc).
     pub async fn verdict(&self, charges: &[Charge<'_>]) -> Result<Verdict, CheckError> {
         self.inner.decide(charges, None).await
     }
@@ -243,8 +243,10 @@ impl Inner {
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
             Err(_) => {
                 let (outcomes, now) = self.core.with_slots(&held, |slots| {
-                    let failure =
-                        |place: usize| self.core.path.policies.failure_of(held[place].policy);
+                    let failure = |place: usize| {
+                        let Charge { policy, failure, .. } = held[place];
+                        failure.unwrap_or_else(|| self.core.path.policies.failure_of(policy))
+                    };
                     self.core.charge_shares(slots, failure)
                 });
                 Ok(self.core.conclude(charges, outcomes, now, true))

@@ -11,8 +11,8 @@ use super::{
     turnstile::Turnstile,
 };
 use crate::{
-    Algorithm, Charge, CostError, Decision, Key, KeyBuf, Limit, MemoryStore, PolicySet, Request,
-    Stats, Store, StoreError, algorithm::Outcome,
+    Algorithm, Charge, CostError, Decision, Detached, Key, KeyBuf, Limit, MemoryStore, PolicySet,
+    Request, Stats, Store, StoreError, algorithm::Outcome,
 };
 
 /// Decides whether a request may pass now, over any [`Store`].
@@ -165,6 +165,11 @@ impl SharedLimiter {
     /// What has been decided so far, by this process.
     pub fn stats(&self) -> Stats {
         self.inner.core.stats()
+    }
+
+    /// Has the store see to `work`, which nobody waits for.
+    pub(crate) fn detach(&self, work: Detached) {
+        self.inner.store.detach(work);
     }
 
     /// The policies in force.

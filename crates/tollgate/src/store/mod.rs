@@ -9,7 +9,11 @@ use std::{
     task::{Context, Waker},
 };
 
-use crate::{KeyRef, Limit, algorithm::Outcome, policy::PolicyName};
+use crate::{
+    KeyRef, Limit,
+    algorithm::Outcome,
+    policy::{FailureMode, PolicyName},
+};
 
 pub use memory::{MemoryStore, MemoryUsage};
 
@@ -95,12 +99,24 @@ pub struct Charge<'a> {
     pub permit: u64,
     /// Units that the store may draw ahead and spend without asking; 0 for none. A store may always draw fewer.
     pub lease: u64,
+    /// What happens to this charge when the store cannot answer, in place of what the limiter's policies say.
+    pub failure: Option<FailureMode>,
 }
 
 impl<'a> Charge<'a> {
     /// One unit of `key`'s budget under `policy`, placed by the key, without a lease.
     pub fn new(policy: PolicyName, key: KeyRef<'a>, limit: Limit) -> Self {
-        Self { policy, key, tag: key, limit, cost: 1, enforced: true, permit: 0, lease: 0 }
+        Self {
+            policy,
+            key,
+            tag: key,
+            limit,
+            cost: 1,
+            enforced: true,
+            permit: 0,
+            lease: 0,
+            failure: None,
+        }
     }
 
     /// The same charge for another cost.
@@ -114,6 +130,12 @@ impl<'a> Charge<'a> {
     pub fn holding(self, permit: u64) -> Self {
         let holds = self.limit.algorithm() == crate::Algorithm::Concurrency;
         Self { permit: if holds { permit } else { 0 }, ..self }
+    }
+
+    /// The same charge, with a failure mode of its own.
+    #[must_use]
+    pub fn failing(self, failure: FailureMode) -> Self {
+        Self { failure: Some(failure), ..self }
     }
 
     /// The same charge, on which nothing depends unless `enforced`.

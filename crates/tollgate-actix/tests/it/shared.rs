@@ -1,0 +1,45 @@
+//! Limiters that take their time.
+
+use std::{cell::Cell, pin::pin, rc::Rc, task::Poll};
+
+use actix_web::{App, HttpResponse, dev::Service as _, test::init_service, web};
+use tollgate::SharedLimiter;
+use tollgate_actix::{Adjustment, RateLimit, Rules};
+
+use crate::kit::{get, limiter, send, statuses};
+
+#[actix_web::test]
+async fn decisions_and_corrections_may_wait() {
+    let limiter = SharedLimiter::from(limiter("2/minute").0);
+    let rules = Rules::new(limiter).settle_with(|response| match response.status.as_u16() {
+        404 => Adjustment::Refund,
+        _ => Adjustment::Keep,
+    });
+    let of = |status: &'static str| get("/").insert_header(("x-status", status)).set_payload("p");
+    let answers = send(rules, ["404", "200", "404", "200", "200"].map(of)).await;
+    assert_eq!(statuses(&answers), [404, 200, 404, 200, 429]);
+    assert_eq!(answers[3].body, "Some(0) p");
+}
+
+#[actix_web::test]
+async fn a_future_that_is_dropped_runs_nothing() {
+    let runs = Rc::new(Cell::new(0));
+    let counted = Rc::clone(&runs);
+    let handler = move || {
+        counted.set(counted.get() + 1);
+        async { HttpResponse::Ok() }
+    };
+    let limiter = SharedLimiter::from(limiter("1/minute").0);
+    let app =
+        App::new().default_service(web::to(handler)).wrap(RateLimit::new(Rules::new(limiter)));
+    let service = init_service(app).await;
+    drop(service.call(get("/").to_request()));
+    assert_eq!(runs.get(), 0, "a call that nobody waits for");
+    let mut call = pin!(service.call(get("/").to_request()));
+    let response = std::future::poll_fn(|cx| match call.as_mut().poll(cx) {
+        Poll::Ready(response) => Poll::Ready(response.unwrap().status().as_u16()),
+        Poll::Pending => Poll::Pending,
+    });
+    assert_eq!(response.await, 200, "and which charged nothing");
+    assert_eq!(runs.get(), 1);
+}

@@ -1,0 +1,191 @@
+//! What stands in the parentheses.
+
+use proc_macro2::Span;
+use syn::{
+    Error, Expr, ExprLit, Ident, Lit, LitStr, Result, Token,
+    parse::{Parse, ParseStream},
+    spanned::Spanned as _,
+};
+use tollgate::{Limit, PolicyName};
+
+/// The arguments, each valid by itself and all of them together.
+pub(crate) struct Args {
+    pub(crate) limits: Limits,
+    pub(crate) key: Option<Expr>,
+    pub(crate) cost: Option<Expr>,
+    pub(crate) name: Option<LitStr>,
+    pub(crate) limiter: Option<Expr>,
+    pub(crate) failure: Option<Failure>,
+    pub(crate) enabled: Option<Expr>,
+    pub(crate) on_denied: Option<Expr>,
+}
+
+pub(crate) enum Limits {
+    Fixed(Vec<LitStr>),
+    Found(Box<Expr>),
+}
+
+pub(crate) enum Failure {
+    Open,
+    Closed,
+    Local,
+    Given(Box<Expr>),
+}
+
+const NAMES: &str =
+    "`limit`, `key`, `cost`, `scope`, `name`, `limiter`, `failure`, `enabled`, `on_denied`";
+
+/// As they come, before anything is known of the others.
+#[derive(Default)]
+struct Raw {
+    texts: Vec<LitStr>,
+    named: Vec<(Ident, Expr)>,
+}
+
+impl Parse for Args {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let mut raw = Raw::parse(input)?;
+        let key = raw.take("key");
+        raw.check_scope(key.as_ref())?;
+        let args = Self {
+            limits: raw.limits(input.span())?,
+            key,
+            cost: raw.take("cost"),
+            name: raw.take("name").map(policy_name).transpose()?,
+            limiter: raw.take("limiter"),
+            failure: raw.take("failure").map(failure).transpose()?,
+            enabled: raw.take("enabled"),
+            on_denied: raw.take("on_denied"),
+        };
+        match raw.named.first() {
+            Some((name, _)) => Err(Error::new(
+                name.span(),
+                format!("`{name}` is not an argument of `rate_limit`; there are {NAMES}"),
+            )),
+            None => Ok(args),
+        }
+    }
+}
+
+impl Raw {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let mut raw = Self::default();
+        while !input.is_empty() {
+            if input.peek(Ident) && input.peek2(Token![=]) {
+                let name: Ident = input.parse()?;
+                input.parse::<Token![=]>()?;
+                if raw.named.iter().any(|(other, _)| *other == name) {
+                    return Err(Error::new(name.span(), format!("`{name}` is given twice")));
+                }
+                raw.named.push((name, input.parse()?));
+            } else {
+                raw.texts.push(text(&input.parse()?, TEXT_OR_NAME)?);
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(raw)
+    }
+
+    fn take(&mut self, name: &str) -> Option<Expr> {
+        let place = self.named.iter().position(|(other, _)| other == name)?;
+        Some(self.named.remove(place).1)
+    }
+
+    fn limits(&mut self, end: Span) -> Result<Limits> {
+        let texts = std::mem::take(&mut self.texts);
+        match (self.take("limit"), texts.first()) {
+            (Some(found), None) => Ok(Limits::Found(Box::new(found))),
+            (Some(found), Some(_)) => Err(Error::new(
+                found.span(),
+                "give the limit as text or by `limit`: all of them hold, so there is no default",
+            )),
+            (None, Some(_)) => {
+                check_limits(&texts)?;
+                Ok(Limits::Fixed(texts))
+            }
+            (None, None) => Err(Error::new(
+                end,
+                "how much? begin with a limit, such as `\"100/minute\"`, or find one: `limit = ..`",
+            )),
+        }
+    }
+
+    fn check_scope(&mut self, key: Option<&Expr>) -> Result<()> {
+        let Some(scope) = self.take("scope") else { return Ok(()) };
+        let scope = text(&scope, "a scope is `\"global\"` or `\"key\"`")?;
+        match (scope.value().as_str(), key) {
+            ("global", None) | ("key", Some(_)) => Ok(()),
+            ("global", Some(key)) => Err(Error::new(
+                key.span(),
+                "a global budget is nobody's: leave out the `key`, or the `scope`",
+            )),
+            ("key", None) => Err(Error::new(
+                scope.span(),
+                "whose budget? add `key = ..`, over the arguments of the function",
+            )),
+            _ => Err(Error::new(
+                scope.span(),
+                "a scope is `\"global\"`, one budget for all, or `\"key\"`, one for each `key`; \
+                 for one budget per user write `key = user.id`",
+            )),
+        }
+    }
+}
+
+const TEXT_OR_NAME: &str = "a limit is text, such as `\"100/minute\"`; everything else has a name";
+
+fn text(value: &Expr, otherwise: &str) -> Result<LitStr> {
+    match value {
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Ok(text.clone()),
+        other => Err(Error::new(other.span(), otherwise)),
+    }
+}
+
+fn check_limits(texts: &[LitStr]) -> Result<()> {
+    let mut known: Vec<Limit> = Vec::new();
+    for text in texts {
+        let limit: Limit = text.value().parse().map_err(|error| Error::new(text.span(), error))?;
+        let same = |other: &&Limit| {
+            (other.period(), other.algorithm()) == (limit.period(), limit.algorithm())
+        };
+        if let Some(other) = known.iter().find(same) {
+            return Err(Error::new(
+                text.span(),
+                format!("`{limit}` and `{other}` would be one counter: keep the tighter one"),
+            ));
+        }
+        known.push(limit);
+    }
+    Ok(())
+}
+
+fn policy_name(value: Expr) -> Result<LitStr> {
+    let name = text(&value, "the name of a policy is text")?;
+    match name.value().parse::<PolicyName>() {
+        Ok(PolicyName::AD_HOC) => {
+            Err(Error::new(name.span(), "`ad-hoc` is for those without a name: take another"))
+        }
+        Ok(_) => Ok(name),
+        Err(error) => Err(Error::new(name.span(), error)),
+    }
+}
+
+fn failure(value: Expr) -> Result<Failure> {
+    let Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) = &value else {
+        return Ok(Failure::Given(Box::new(value)));
+    };
+    match text.value().as_str() {
+        "open" => Ok(Failure::Open),
+        "closed" => Ok(Failure::Closed),
+        "local" => Ok(Failure::Local),
+        other => Err(Error::new(
+            text.span(),
+            format!(
+                "`{}` is not a failure mode: write `open`, `closed` or `local`",
+                other.escape_debug()
+            ),
+        )),
+    }
+}

@@ -1,0 +1,23 @@
+use tollgate::Denied;
+use tollgate_macros::rate_limit;
+
+#[rate_limit("1/minute")]
+struct Service;
+
+trait Call {
+    #[rate_limit("1/minute")]
+    fn call(&self) -> Result<(), Denied>;
+}
+
+#[rate_limit("1/minute")]
+const fn constant() -> Result<(), Denied> {
+    Ok(())
+}
+
+#[rate_limit("1/minute")]
+#[rate_limit("1/hour")]
+fn twice() -> Result<(), Denied> {
+    Ok(())
+}
+
+fn main() {}

@@ -1,0 +1,17 @@
+//! Nothing is set up.
+
+use tollgate::Denied;
+use tollgate_macros::rate_limit;
+
+#[rate_limit("2/day", key = user)]
+fn greet(user: &str) -> Result<String, Denied> {
+    Ok(format!("hello {user}"))
+}
+
+fn main() {
+    assert!(greet("alice").is_ok() && greet("alice").is_ok());
+    let denied = greet("alice").unwrap_err().decision();
+    let name = format!("{}.greet", module_path!());
+    assert_eq!(denied.policy().unwrap().as_str(), name);
+    assert!(greet("bob").is_ok());
+}
