@@ -4,7 +4,6 @@ use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, request, response};
-use smallvec::SmallVec;
 use tollgate::{
     CheckError, Clock, CostError, Decision, Limit, PolicyName, Request, StoreError, SystemClock,
     Timestamp,
@@ -77,7 +76,7 @@ pub enum Refusal {
 
 pub(crate) type Choice<H, T> = Arc<dyn Fn(&H) -> T + Send + Sync>;
 type Deny<Q> = Arc<dyn Fn(&Refusal, &Q) -> Response<Bytes> + Send + Sync>;
-type Limits = SmallVec<[(PolicyName, Limit); 1]>;
+type Limits = Vec<(PolicyName, Limit)>;
 
 impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// Requests limited by `limiter`, all on one budget until [`Rules::by`] or [`Rules::attribute`] says more.
@@ -237,29 +236,21 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             (Refusal::Denied(decision), Some(question)) => Some((decision, question.now)),
             _ => None,
         };
-        if let Some(deny) = &self.deny {
-            let mut response = deny(refusal, head);
-            if let Some((decision, now)) = denied {
-                self.headers.write(decision, now, response.headers_mut());
-            }
-            return response;
-        }
-        let (mut response, body) = refusal::response(refusal, head);
-        *response.body_mut() = match denied {
-            Some((decision, now)) => {
-                self.headers.write_after(body, decision, now, response.headers_mut())
-            }
-            None => body.into(),
+        let mut response = match &self.deny {
+            Some(deny) => deny(refusal, head),
+            None => refusal::response(refusal, head),
         };
+        if let Some((decision, now)) = denied {
+            self.headers.write(decision, now, response.headers_mut());
+        }
         response
     }
 
     /// Puts what was decided into the headers of a response that is served. Those of a layer further in stay: it has
     /// decided later, and may have denied.
-    pub fn write_headers(&self, decision: &Decision, question: &Question, headers: &mut HeaderMap) {
-        if !self.headers.are_in(headers) {
-            self.headers.write(decision, question.now, headers);
-        }
+    /// `asked` is [when](Question::asked) it was asked.
+    pub fn write_headers(&self, decision: &Decision, asked: Timestamp, headers: &mut HeaderMap) {
+        self.headers.add(decision, asked, headers);
     }
 
     /// Whether [`Rules::settle`] has to be called at all.
