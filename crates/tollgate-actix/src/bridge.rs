@@ -16,18 +16,24 @@ pub(crate) fn response(response: Response<Bytes>) -> HttpResponse {
     let status = StatusCode::from_u16(head.status.as_u16());
     let mut built = HttpResponse::new(status.unwrap_or(StatusCode::TOO_MANY_REQUESTS));
     for (name, value) in &head.headers {
-        if let Ok(name) = HeaderName::from_bytes(name.as_str().as_bytes())
-            && let Ok(value) = HeaderValue::from_bytes(value.as_bytes())
-        {
-            built.headers_mut().append(name, value);
-        }
+        put(name, value, |name, value| built.headers_mut().append(name, value));
     }
     built.set_body(body).map_into_boxed_body()
 }
 
-/// Puts a header of the shared part among those of a response, without a copy of its value.
-pub(crate) fn insert(headers: &mut HeaderMap, name: &'static http::HeaderName, value: Bytes) {
-    if let Ok(value) = HeaderValue::from_maybe_shared(value) {
-        headers.insert(HeaderName::from_static(name.as_str()), value);
+/// Puts a header of the shared part among those of a response.
+pub(crate) fn insert(headers: &mut HeaderMap, name: &http::HeaderName, value: &http::HeaderValue) {
+    put(name, value, |name, value| drop(headers.insert(name, value)));
+}
+
+fn put(
+    name: &http::HeaderName,
+    value: &http::HeaderValue,
+    put: impl FnOnce(HeaderName, HeaderValue),
+) {
+    if let Ok(name) = HeaderName::from_bytes(name.as_str().as_bytes())
+        && let Ok(value) = HeaderValue::from_bytes(value.as_bytes())
+    {
+        put(name, value);
     }
 }

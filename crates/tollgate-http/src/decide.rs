@@ -18,8 +18,8 @@ use crate::KeyParts;
 /// Decides about requests: a [`Limiter`], a [`SharedLimiter`], [`Provided`] by a closure, or a limiter of your own,
 /// which makes its decisions with [`Decision::admission`] and [`Decision::denial`].
 ///
-/// Nothing is boxed here: a limiter that knows its answer gives it [at once](Reply::Now), and for another the middleware
-/// keeps its future. That of a [`SharedLimiter`] is one box.
+/// Nothing is boxed here: a limiter that knows its answer gives it [at once](Reply::Now), and for another the
+/// middleware keeps its future. That of a [`SharedLimiter`] is one box.
 pub trait Decide: Clone + Send + Sync + 'static {
     /// A decision that takes time. Dropping it must charge nothing that has not been charged yet.
     type Deciding: Future<Output = Result<Decision, CheckError>> + Send;
@@ -51,7 +51,7 @@ pub struct Question {
     pub(crate) key: KeyParts,
     pub(crate) domain: Option<Arc<str>>,
     pub(crate) cost: u64,
-    pub(crate) limits: SmallVec<[(PolicyName, Limit); 1]>,
+    pub(crate) limits: Vec<(PolicyName, Limit)>,
     /// Before it is decided, for what a client is told.
     pub(crate) now: Timestamp,
 }
@@ -112,6 +112,11 @@ impl Question {
     /// The limits that were chosen for this request alone, in place of the limiter's policies.
     pub fn limits(&self) -> &[(PolicyName, Limit)] {
         &self.limits
+    }
+
+    /// When it was asked, if a header tells of that: the epoch otherwise.
+    pub fn asked(&self) -> Timestamp {
+        self.now
     }
 
     /// The same question at another cost.

@@ -1,11 +1,11 @@
 //! What a client is told about its limit: `Retry-After`, `RateLimit`, `RateLimit-Policy` and `X-RateLimit-*`.
 
-use std::ops::Range;
+use std::sync::OnceLock;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use smallvec::SmallVec;
-use tollgate::{Algorithm, Decision, Limit, Timestamp};
+use tollgate::{Algorithm, Decision, Limit, PolicyName, Timestamp};
 
 /// Which headers tell a client about its limit. `Retry-After` is on every denial that has an end, whatever is chosen
 /// here.
@@ -38,11 +38,25 @@ pub enum ResetStyle {
     Delta,
 }
 
-/// Header values one after the other, so that they are one allocation.
-struct Sheet {
-    text: Vec<u8>,
-    values: SmallVec<[(&'static HeaderName, Range<usize>); 6]>,
+/// What is the same for all decisions by one limit.
+struct Known {
+    policy: PolicyName,
+    limit: Limit,
+    /// `RateLimit-Policy`.
+    standard: HeaderValue,
+    /// `X-RateLimit-Limit`.
+    legacy: HeaderValue,
 }
+
+/// What happens to headers of the same names.
+#[derive(Clone, Copy)]
+enum Before {
+    Goes,
+    Stays,
+}
+
+/// Text that is short, and made on the stack.
+type Text = SmallVec<[u8; 128]>;
 
 static RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 static RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -54,8 +68,14 @@ static RETRY_AFTER: HeaderName = header::RETRY_AFTER;
 /// The largest integer of a structured field.
 const MOST: u64 = 999_999_999_999_999;
 
-/// What all headers of a decision fit in, unless its numbers are very long.
-const ROOM: usize = 160;
+const ZERO: HeaderValue = HeaderValue::from_static("0");
+
+/// The numbers below 10,000, of four digits each, for values that need no memory of their own.
+static NUMBERS: [u8; 40_000] = numbers();
+
+/// The first limits that were written, for the life of the process: their values need no memory for each response.
+/// Limits come from configuration; if there are more, the others are written anew each time.
+static KNOWN: [OnceLock<Known>; 64] = [const { OnceLock::new() }; 64];
 
 impl Headers {
     /// None but `Retry-After`.
@@ -66,52 +86,19 @@ impl Headers {
     /// `now` is an instant before the decision, by the clock that clients go by: what ends with a second is then not
     /// rounded up to the next.
     pub fn write(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
-        let _ = self.write_after(Vec::with_capacity(ROOM), decision, now, headers);
+        self.put(decision, now, headers, Before::Goes);
     }
 
-    /// [`Headers::write`] for a response whose body is already made: the values follow it in the same buffer, and the
-    /// body is returned.
-    pub fn write_after(
-        &self,
-        body: Vec<u8>,
-        decision: &Decision,
-        now: Timestamp,
-        headers: &mut HeaderMap,
-    ) -> Bytes {
-        headers.reserve(6);
-        self.each_after(body, decision, now, |name, value| {
-            if let Ok(value) = HeaderValue::from_maybe_shared(value) {
-                headers.insert(name, value);
-            }
-        })
-    }
-
-    /// [`Headers::write_after`] for frameworks with types of their own: hands each header to `put`.
-    pub(crate) fn each_after(
-        &self,
-        body: Vec<u8>,
-        decision: &Decision,
-        now: Timestamp,
-        mut put: impl FnMut(&'static HeaderName, Bytes),
-    ) -> Bytes {
-        let length = body.len();
-        let mut sheet = Sheet { text: body, values: SmallVec::new() };
-        self.fill(&mut sheet, decision, now);
-        let text = Bytes::from(sheet.text);
-        for (name, range) in sheet.values {
-            put(name, text.slice(range));
-        }
-        text.slice(..length)
-    }
-
-    /// Hands each header of a decision to `put`.
+    /// Hands each header of a decision to `put`: for frameworks with types of their own.
     pub(crate) fn each(
         &self,
         decision: &Decision,
         now: Timestamp,
-        put: impl FnMut(&'static HeaderName, Bytes),
+        mut put: impl FnMut(&HeaderName, &HeaderValue),
     ) {
-        let _ = self.each_after(Vec::with_capacity(ROOM), decision, now, put);
+        let mut headers = HeaderMap::with_capacity(8);
+        self.write(decision, now, &mut headers);
+        headers.iter().for_each(|(name, value)| put(name, value));
     }
 
     /// Whether a response that has headers of these names already says what these would.
@@ -120,25 +107,83 @@ impl Headers {
         standard || self.legacy.is_some() && has(&X_LIMIT)
     }
 
-    fn fill(&self, sheet: &mut Sheet, decision: &Decision, now: Timestamp) {
+    /// [`Headers::write`] for headers that may be there already: if so, all stay as they are.
+    pub(crate) fn add(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
+        self.put(decision, now, headers, Before::Stays);
+    }
+
+    fn put(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap, before: Before) {
         if let Some(wait) = decision.retry_after_secs() {
-            sheet.header(&RETRY_AFTER, |out| write_number(out, wait.min(MOST)));
+            headers.insert(&RETRY_AFTER, number(wait));
         }
         let (Some(policy), Some(limit)) = (decision.policy(), decision.limit()) else { return };
-        let policy = policy.as_str();
+        // Most responses have a few already, and would grow in the middle of it.
+        headers.reserve(5);
+        let known = Known::of(policy, limit);
+        let fresh = known.is_none().then(|| Known::new(policy, limit));
+        let Some(known) = known.or(fresh.as_ref()) else { return };
         if self.standard == HeaderStyle::Draft8 {
-            sheet.header(&RATE_LIMIT, |out| write_state(out, policy, decision));
-            sheet.header(&RATE_LIMIT_POLICY, |out| write_policy(out, policy, &limit));
+            let mut state = Text::new();
+            write_state(&mut state, policy.as_str(), decision);
+            let there = headers.insert(&RATE_LIMIT, value(&state));
+            if before.stays(&RATE_LIMIT, there, headers) {
+                return;
+            }
+            headers.insert(&RATE_LIMIT_POLICY, known.standard.clone());
         }
         if let Some(style) = self.legacy {
+            let there = headers.insert(&X_LIMIT, known.legacy.clone());
+            if before.stays(&X_LIMIT, there, headers) {
+                return;
+            }
             let reset = match style {
                 ResetStyle::Epoch => now.after(decision.reset_after()).as_secs_ceil(),
                 ResetStyle::Delta => reset_seconds(decision),
             };
-            sheet.header(&X_LIMIT, |out| write_number(out, limit.capacity().min(MOST)));
-            sheet.header(&X_REMAINING, |out| write_number(out, decision.remaining().min(MOST)));
-            sheet.header(&X_RESET, |out| write_number(out, reset.min(MOST)));
+            headers.insert(&X_REMAINING, number(decision.remaining()));
+            headers.insert(&X_RESET, number(reset));
         }
+    }
+}
+
+impl Before {
+    /// Whether something was there that stays: then it is put back.
+    fn stays(self, name: &HeaderName, there: Option<HeaderValue>, headers: &mut HeaderMap) -> bool {
+        match (self, there) {
+            (Self::Stays, Some(there)) => {
+                headers.insert(name, there);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Known {
+    /// What is known of a limit, or is from now on, if there is room for it.
+    fn of(policy: PolicyName, limit: Limit) -> Option<&'static Self> {
+        let name = policy.as_str().as_ptr().addr() >> 3;
+        let mixed = name as u64 ^ limit.amount() ^ limit.period().as_secs();
+        let first = usize::try_from(mixed % KNOWN.len() as u64).unwrap_or(0);
+        [first, first ^ 1].into_iter().find_map(|place| {
+            let known = KNOWN[place].get_or_init(|| Self::new(policy, limit).lasting());
+            (known.policy == policy && known.limit == limit).then_some(known)
+        })
+    }
+
+    fn new(policy: PolicyName, limit: Limit) -> Self {
+        let mut text = Text::new();
+        write_policy(&mut text, policy.as_str(), &limit);
+        Self { policy, limit, standard: value(&text), legacy: number(limit.capacity()) }
+    }
+
+    /// With values that are copied without counting who holds them, since nobody ever gives them back.
+    fn lasting(self) -> Self {
+        let lasting = |value: HeaderValue| {
+            let text: &'static [u8] = Box::leak(value.as_bytes().into());
+            HeaderValue::from_maybe_shared(Bytes::from_static(text)).unwrap_or(value)
+        };
+        Self { standard: lasting(self.standard), legacy: lasting(self.legacy), ..self }
     }
 }
 
@@ -149,14 +194,6 @@ impl Default for Headers {
     }
 }
 
-impl Sheet {
-    fn header(&mut self, name: &'static HeaderName, write: impl FnOnce(&mut Vec<u8>)) {
-        let start = self.text.len();
-        write(&mut self.text);
-        self.values.push((name, start..self.text.len()));
-    }
-}
-
 /// Until nothing is used any more, rounded up.
 pub fn reset_seconds(decision: &Decision) -> u64 {
     let time = decision.reset_after();
@@ -164,7 +201,48 @@ pub fn reset_seconds(decision: &Decision) -> u64 {
 }
 
 /// Adds a number in decimal digits.
-pub fn write_number(out: &mut Vec<u8>, mut number: u64) {
+pub fn write_number(out: &mut Vec<u8>, number: u64) {
+    with_digits(number, |digits| out.extend_from_slice(digits));
+}
+
+/// The same, and no larger than a structured field may hold.
+fn write_integer(out: &mut Text, number: u64) {
+    with_digits(number.min(MOST), |digits| out.extend_from_slice(digits));
+}
+
+/// A number as a value, and no larger than a structured field may hold.
+fn number(number: u64) -> HeaderValue {
+    let number = number.min(MOST);
+    if number >= 10_000 {
+        return with_digits(number, value);
+    }
+    let end = 4 * number as usize + 4;
+    let digits = 1 + usize::from(number > 9) + usize::from(number > 99) + usize::from(number > 999);
+    let digits = Bytes::from_static(&NUMBERS[end - digits..end]);
+    HeaderValue::from_maybe_shared(digits).unwrap_or(ZERO)
+}
+
+/// What we write is always fit for a header.
+fn value(text: &[u8]) -> HeaderValue {
+    HeaderValue::from_maybe_shared(Bytes::copy_from_slice(text)).unwrap_or(ZERO)
+}
+
+const fn numbers() -> [u8; 40_000] {
+    let mut text = [b'0'; 40_000];
+    let mut number = 0;
+    while number < 10_000 {
+        let (mut rest, mut place) = (number, 4 * number + 3);
+        while rest > 0 {
+            text[place] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            place -= 1;
+        }
+        number += 1;
+    }
+    text
+}
+
+fn with_digits<R>(mut number: u64, read: impl FnOnce(&[u8]) -> R) -> R {
     let mut digits = [0; 20];
     let mut first = digits.len();
     loop {
@@ -175,43 +253,43 @@ pub fn write_number(out: &mut Vec<u8>, mut number: u64) {
             break;
         }
     }
-    out.extend_from_slice(&digits[first..]);
+    read(&digits[first..])
 }
 
 /// `"api";r=12;t=3`: what remains, and in how many seconds there is more.
-fn write_state(out: &mut Vec<u8>, policy: &str, decision: &Decision) {
+fn write_state(out: &mut Text, policy: &str, decision: &Decision) {
     write_name(out, policy);
     out.extend_from_slice(b";r=");
-    write_number(out, decision.remaining().min(MOST));
+    write_integer(out, decision.remaining());
     let time = match decision.is_allowed() {
         true => Some(reset_seconds(decision)),
         false => decision.retry_after_secs(),
     };
     if let Some(time) = time {
         out.extend_from_slice(b";t=");
-        write_number(out, time.min(MOST));
+        write_integer(out, time);
     }
 }
 
 /// `"api";q=600;w=60`: how much in how many seconds, if they are whole.
-fn write_policy(out: &mut Vec<u8>, policy: &str, limit: &Limit) {
+fn write_policy(out: &mut Text, policy: &str, limit: &Limit) {
     write_name(out, policy);
     out.extend_from_slice(b";q=");
-    write_number(out, limit.amount().min(MOST));
+    write_integer(out, limit.amount());
     let period = limit.period();
     if limit.algorithm() == Algorithm::Concurrency {
         out.extend_from_slice(b";qu=\"concurrent-requests\"");
     } else if period.subsec_nanos() == 0 {
         out.extend_from_slice(b";w=");
-        write_number(out, period.as_secs().min(MOST));
+        write_integer(out, period.as_secs());
     } else {
         out.extend_from_slice(b";tollgate-ms=");
-        write_number(out, u64::try_from(period.as_millis()).unwrap_or(MOST).min(MOST));
+        write_integer(out, u64::try_from(period.as_millis()).unwrap_or(MOST));
     }
 }
 
 /// A policy's name needs no escaping in a structured field.
-fn write_name(out: &mut Vec<u8>, policy: &str) {
+fn write_name(out: &mut Text, policy: &str) {
     out.push(b'"');
     out.extend_from_slice(policy.as_bytes());
     out.push(b'"');

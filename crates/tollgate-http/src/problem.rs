@@ -24,9 +24,8 @@ pub(crate) struct Problem<'a> {
 }
 
 impl Problem<'_> {
-    /// With room for the headers of the response after it.
     pub(crate) fn to_json(self) -> Vec<u8> {
-        let mut body = Vec::with_capacity(384);
+        let mut body = Vec::with_capacity(256);
         for part in ["{\"type\":\"", self.kind, "\",\"title\":\"", self.title, "\",\"status\":"] {
             body.extend_from_slice(part.as_bytes());
         }

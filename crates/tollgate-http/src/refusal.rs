@@ -8,18 +8,18 @@ use crate::{
     problem::{self, Problem, QUOTA_EXCEEDED},
 };
 
-/// A problem, or over gRPC a status in a response of headers alone. The body is still to be put into it.
-pub(crate) fn response<H: Head>(refusal: &Refusal, head: &H) -> (Response<Bytes>, Vec<u8>) {
+/// A problem, or over gRPC a status in a response of headers alone.
+pub(crate) fn response<H: Head>(refusal: &Refusal, head: &H) -> Response<Bytes> {
     if grpc::speaks(head) {
-        return (grpc::response(refusal), Vec::new());
+        return grpc::response(refusal);
     }
     let problem = problem_of(refusal);
-    let mut response = Response::new(Bytes::new());
+    let mut response = Response::new(Bytes::from(problem.to_json()));
     *response.status_mut() = problem.status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, problem::CONTENT_TYPE);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    (response, problem.to_json())
+    response
 }
 
 fn problem_of(refusal: &Refusal) -> Problem<'static> {

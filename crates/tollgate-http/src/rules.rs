@@ -3,8 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Response, request, response};
-use smallvec::SmallVec;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, request, response};
 use tollgate::{
     CheckError, Clock, CostError, Decision, Limit, PolicyName, Request, StoreError, SystemClock,
     Timestamp,
@@ -77,7 +76,7 @@ pub enum Refusal {
 
 pub(crate) type Choice<H, T> = Arc<dyn Fn(&H) -> T + Send + Sync>;
 type Deny<Q> = Arc<dyn Fn(&Refusal, &Q) -> Response<Bytes> + Send + Sync>;
-type Limits = SmallVec<[(PolicyName, Limit); 1]>;
+type Limits = Vec<(PolicyName, Limit)>;
 
 impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// Requests limited by `limiter`, all on one budget until [`Rules::by`] or [`Rules::attribute`] says more.
@@ -153,8 +152,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { deny: Some(Arc::new(deny)), ..self }
     }
 
-    /// Corrects the charge when the response is known, before it is sent: gives back what did not count, or charges what
-    /// it turned out to cost.
+    /// Corrects the charge when the response is known, before it is sent: gives back what did not count, or charges
+    /// what it turned out to cost.
     ///
     /// To charge only some outcomes, charge before and refund the others: that is exact. Charging afterwards what cost
     /// 0 before lets requests that run at the same time pass together. A request that is given up, because its client
@@ -237,29 +236,21 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             (Refusal::Denied(decision), Some(question)) => Some((decision, question.now)),
             _ => None,
         };
-        if let Some(deny) = &self.deny {
-            let mut response = deny(refusal, head);
-            if let Some((decision, now)) = denied {
-                self.headers.write(decision, now, response.headers_mut());
-            }
-            return response;
-        }
-        let (mut response, body) = refusal::response(refusal, head);
-        *response.body_mut() = match denied {
-            Some((decision, now)) => {
-                self.headers.write_after(body, decision, now, response.headers_mut())
-            }
-            None => body.into(),
+        let mut response = match &self.deny {
+            Some(deny) => deny(refusal, head),
+            None => refusal::response(refusal, head),
         };
+        if let Some((decision, now)) = denied {
+            self.headers.write(decision, now, response.headers_mut());
+        }
         response
     }
 
     /// Puts what was decided into the headers of a response that is served. Those of a layer further in stay: it has
     /// decided later, and may have denied.
-    pub fn write_headers(&self, decision: &Decision, question: &Question, headers: &mut HeaderMap) {
-        if !self.has_headers(|name| headers.contains_key(name)) {
-            self.headers.write(decision, question.now, headers);
-        }
+    /// `asked` is [when](Question::asked) it was asked.
+    pub fn write_headers(&self, decision: &Decision, asked: Timestamp, headers: &mut HeaderMap) {
+        self.headers.add(decision, asked, headers);
     }
 
     /// Whether a response that has headers of these names is to be left as it is, see [`Rules::write_headers`].
@@ -272,7 +263,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         &self,
         decision: &Decision,
         question: &Question,
-        put: impl FnMut(&'static HeaderName, Bytes),
+        put: impl FnMut(&HeaderName, &HeaderValue),
     ) {
         self.headers.each(decision, question.now, put);
     }

@@ -12,6 +12,15 @@ pub mod guide_rust {}
 #[doc = include_str!("../../guide/redis.md")]
 pub mod guide_redis {}
 
+#[doc = include_str!("../../guide/axum.md")]
+pub mod guide_axum {}
+
+#[doc = include_str!("../../guide/tonic.md")]
+pub mod guide_tonic {}
+
+#[doc = include_str!("../../guide/outgoing.md")]
+pub mod guide_outgoing {}
+
 #[doc = include_str!("../../failure-modes.md")]
 pub mod failure_modes {}
 

@@ -9,7 +9,7 @@ use std::{
 
 use http::{Request, Response, request::Parts};
 use pin_project_lite::pin_project;
-use tollgate::{CheckError, Decision};
+use tollgate::{CheckError, Decision, Timestamp};
 use tower_service::Service;
 
 use super::body::MakeBody;
@@ -34,9 +34,9 @@ pin_project! {
     #[project = StateProjection]
     enum State<S, F, D, T, ReqB, ResB> {
         /// The limiter is asked.
-        Deciding { #[pin] deciding: D, waiting: Option<Waiting<S, ReqB>> },
+        Deciding { #[pin] deciding: D, waiting: Option<Box<Waiting<S, ReqB>>> },
         /// The service works.
-        Calling { #[pin] call: F, charged: Option<(Decision, Question)> },
+        Calling { #[pin] call: F, charged: Option<Charged> },
         /// The charge is corrected, and the response waits for that.
         Settling { #[pin] settling: T, response: Option<Response<ResB>> },
         /// There is a response.
@@ -52,6 +52,14 @@ pub(super) struct Waiting<S, B> {
     pub(super) question: Question,
 }
 
+/// A request that is served.
+pub(super) struct Charged {
+    decision: Decision,
+    asked: Timestamp,
+    /// If the charge may be corrected.
+    question: Option<Box<Question>>,
+}
+
 impl<S, L, M, ReqB, ResB> ResponseFuture<S, L, M, ReqB, ResB>
 where
     S: Service<Request<ReqB>>,
@@ -63,14 +71,14 @@ where
         deciding: L::Deciding,
         waiting: Waiting<S, ReqB>,
     ) -> Self {
-        Self { rules, make, state: State::Deciding { deciding, waiting: Some(waiting) } }
+        Self { rules, make, state: State::Deciding { deciding, waiting: Some(Box::new(waiting)) } }
     }
 
     pub(super) fn calling(
         rules: Arc<Rules<L>>,
         make: M,
         call: S::Future,
-        charged: Option<(Decision, Question)>,
+        charged: Option<Charged>,
     ) -> Self {
         Self { rules, make, state: State::Calling { call, charged } }
     }
@@ -99,7 +107,10 @@ impl<W, B> Waiting<W, B> {
                 self.head.extensions.insert(decision);
                 let request = Request::from_parts(self.head, self.body);
                 let call = self.service.borrow_mut().call(request);
-                ResponseFuture::calling(rules, make, call, Some((decision, self.question)))
+                let asked = self.question.asked();
+                let question = rules.settles().then(|| Box::new(self.question));
+                let charged = Charged { decision, asked, question };
+                ResponseFuture::calling(rules, make, call, Some(charged))
             }
             Err(refusal) => {
                 let response = rules.refuse(&refusal, &self.head, Some(&self.question));
@@ -153,13 +164,11 @@ where
 fn settle<L: Decide, B>(
     rules: &Rules<L>,
     mut response: Response<B>,
-    charged: Option<(Decision, Question)>,
+    charged: Option<Charged>,
 ) -> (Response<B>, Option<L::Settling>) {
-    let Some((decision, question)) = charged else { return (response, None) };
-    rules.write_headers(&decision, &question, response.headers_mut());
-    if !rules.settles() {
-        return (response, None);
-    }
+    let Some(Charged { decision, asked, question }) = charged else { return (response, None) };
+    rules.write_headers(&decision, asked, response.headers_mut());
+    let Some(question) = question else { return (response, None) };
     let (head, body) = response.into_parts();
     let settling = match rules.settle(&question, &head) {
         Reply::Now(()) => None,

@@ -1,4 +1,4 @@
-//! Decisions as responses: a status, headers by the settings, and a body, all in one buffer.
+//! Decisions as responses: a status, headers by the settings, and a body.
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
@@ -45,11 +45,12 @@ impl Decided {
     fn respond(&self, status: StatusCode, write: impl FnOnce(&mut Vec<u8>)) -> Answer {
         let mut body = Vec::with_capacity(512);
         write(&mut body);
-        let mut answer = Answer::new(Full::default());
+        let mut answer = Answer::new(Full::new(body.into()));
         *answer.status_mut() = status;
-        let Self { decision, headers, now } = self;
-        let body = headers.write_after(body, decision, *now, answer.headers_mut());
-        *answer.body_mut() = Full::new(body);
+        let headers = answer.headers_mut();
+        // Those of here, and two that callers add.
+        headers.reserve(8);
+        self.headers.write(&self.decision, self.now, headers);
         answer
     }
 }
