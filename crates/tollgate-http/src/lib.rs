@@ -5,6 +5,7 @@ mod grpc;
 mod head;
 pub mod headers;
 mod layer;
+pub mod outgoing;
 mod problem;
 mod refusal;
 pub mod resolve;

@@ -75,7 +75,7 @@ pub enum Refusal {
     Unsupported(StoreError),
 }
 
-type Choice<H, T> = Arc<dyn Fn(&H) -> T + Send + Sync>;
+pub(crate) type Choice<H, T> = Arc<dyn Fn(&H) -> T + Send + Sync>;
 type Deny<Q> = Arc<dyn Fn(&Refusal, &Q) -> Response<Bytes> + Send + Sync>;
 type Limits = SmallVec<[(PolicyName, Limit); 1]>;
 

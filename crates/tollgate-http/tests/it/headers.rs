@@ -126,7 +126,7 @@ fn whoever_sleeps_as_told_is_admitted() {
     let mut random = Random::new(5);
     for round in 0..1_000 {
         let clock = kit::clock();
-        clock.0.advance(Duration::from_micros(random.below(5_000_000)));
+        clock.advance(Duration::from_micros(random.below(5_000_000)));
         let unit = random.pick(&["ms", "s"]);
         let period = random.between(1, 5_000);
         let amount = random.between(1, 20);
@@ -137,14 +137,14 @@ fn whoever_sleeps_as_told_is_admitted() {
         let layer = RateLimitLayer::new(limiter.build().unwrap()).by(Path);
         let service = layer.clock(clock.clone()).layer(service_fn(kit::fine));
         let retry = loop {
-            clock.0.advance(Duration::from_micros(random.below(1_000)));
+            clock.advance(Duration::from_micros(random.below(1_000)));
             let response = ask(&service, get("/"));
             if response.status() == 429 {
                 break text(response.headers(), "retry-after").parse::<u64>().unwrap();
             }
         };
         assert!(retry > 0, "{limit}");
-        clock.0.advance(Duration::from_secs(retry));
+        clock.advance(Duration::from_secs(retry));
         let response = ask(&service, get("/"));
         assert_eq!(response.status(), 200, "round {round}: {limit} after {retry} s");
     }

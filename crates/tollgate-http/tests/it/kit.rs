@@ -4,13 +4,12 @@ use std::{
     convert::Infallible,
     fmt,
     future::{Ready, ready},
-    sync::Arc,
 };
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};
-use tollgate::{Clock, ManualClock, Timestamp};
+use tollgate::{ManualClock, Timestamp};
 use tower::{Service, util::ServiceExt};
 
 pub(crate) type Asking = Request<Full<Bytes>>;
@@ -62,17 +61,6 @@ pub(crate) fn body(answer: Answer) -> String {
 }
 
 /// An instant that is not the start of any window, and a clock there.
-pub(crate) fn clock() -> SharedClock {
-    let now = Timestamp::from_micros(1_700_000_000_250_001);
-    SharedClock(Arc::new(ManualClock::at(now)))
-}
-
-/// A manual clock that a limiter and a layer share.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedClock(pub(crate) Arc<ManualClock>);
-
-impl Clock for SharedClock {
-    fn now(&self) -> Timestamp {
-        self.0.now()
-    }
+pub(crate) fn clock() -> ManualClock {
+    ManualClock::at(Timestamp::from_micros(1_700_000_000_250_001))
 }

@@ -1,0 +1,203 @@
+use std::{
+    convert::Infallible,
+    fmt,
+    future::Future,
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::{OutgoingError, Settings, Wait, told_to_wait};
+use crate::{KeyParts, Missing};
+
+/// A client whose calls wait until they are within a limit.
+///
+/// Dropping the future of a call that waits leaves the queue and charges nothing, unless the limiter's store was just
+/// being asked.
+pub struct Throttle<S, L> {
+    inner: S,
+    settings: Arc<Settings<L>>,
+}
+
+pin_project! {
+    /// What [`Throttle`] returns.
+    pub struct ThrottleFuture<S, L, B>
+    where
+        S: Service<Request<B>>,
+    {
+        settings: Arc<Settings<L>>,
+        key: Option<KeyParts>,
+        #[pin]
+        state: State<S, S::Future, Request<B>>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<S, F, R> {
+        /// There is no room yet.
+        Waiting { turn: Turn, held: Option<(S, R)> },
+        /// The call is made.
+        Calling { #[pin] call: F },
+        /// It will not be.
+        Missing,
+    }
+}
+
+/// A turn that comes or does not.
+type Turn = Pin<Box<dyn Future<Output = Result<(), NotMade>> + Send>>;
+
+/// The service has not been called, so it has not failed.
+type NotMade = OutgoingError<Infallible>;
+
+impl<S, L> Throttle<S, L> {
+    pub(super) fn new(inner: S, settings: Arc<Settings<L>>) -> Self {
+        Self { inner, settings }
+    }
+}
+
+impl<S, L, ReqB, ResB> Service<Request<ReqB>> for Throttle<S, L>
+where
+    S: Service<Request<ReqB>, Response = Response<ResB>> + Clone,
+    L: Wait,
+{
+    type Response = Response<ResB>;
+    type Error = OutgoingError<S::Error>;
+    type Future = ThrottleFuture<S, L, ReqB>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx).map_err(OutgoingError::Service)
+    }
+
+    fn call(&mut self, request: Request<ReqB>) -> Self::Future {
+        let settings = Arc::clone(&self.settings);
+        let (head, body) = request.into_parts();
+        let mut key = KeyParts::new();
+        let resolved = settings.by.resolve(&head, &mut key);
+        let cost = settings.cost.as_ref().map_or(1, |cost| cost(&head));
+        let request = Request::from_parts(head, body);
+        match resolved {
+            Ok(()) => {}
+            Err(Missing::Share) => {
+                key = KeyParts::new();
+                key.push_missing();
+            }
+            Err(Missing::Skip) => {
+                let state = State::Calling { call: self.inner.call(request) };
+                return ThrottleFuture { settings, key: None, state };
+            }
+            Err(Missing::Reject) => {
+                return ThrottleFuture { settings, key: None, state: State::Missing };
+            }
+        }
+        // It is this one that is ready, and not a clone of it.
+        let clone = self.inner.clone();
+        let held = Some((mem::replace(&mut self.inner, clone), request));
+        let turn = Box::pin(turn(Arc::clone(&settings), key.clone(), cost));
+        ThrottleFuture { settings, key: Some(key), state: State::Waiting { turn, held } }
+    }
+}
+
+/// Waits for the end of a pause, and then for room. A pause that begins meanwhile is waited for as well.
+async fn turn<L: Wait>(
+    settings: Arc<Settings<L>>,
+    key: KeyParts,
+    cost: u64,
+) -> Result<(), NotMade> {
+    let Settings { limiter, within, clock, pauses, .. } = &*settings;
+    let deadline = clock.now().after(*within);
+    let mut charged = false;
+    loop {
+        let now = clock.now();
+        match pauses.as_ref().and_then(|pauses| pauses.until(&key, now)) {
+            Some(until) if until > deadline => {
+                let left = Duration::from_micros(until.micros_since(now));
+                return Err(OutgoingError::Paused(left));
+            }
+            Some(until) => clock.sleep_until(until).await,
+            None if charged => return Ok(()),
+            None => {
+                let left = Duration::from_micros(deadline.micros_since(now));
+                let waited = limiter.wait(key.clone(), cost, left).await;
+                let _ = waited.map_err(OutgoingError::Wait)?;
+                charged = true;
+            }
+        }
+    }
+}
+
+impl<S, L, ReqB, ResB> Future for ThrottleFuture<S, L, ReqB>
+where
+    S: Service<Request<ReqB>, Response = Response<ResB>>,
+    L: Wait,
+{
+    type Output = Result<Response<ResB>, OutgoingError<S::Error>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let mut this = self.as_mut().project();
+            match this.state.as_mut().project() {
+                StateProjection::Waiting { turn, held } => {
+                    ready!(turn.as_mut().poll(cx)).map_err(not_made)?;
+                    let Some((mut service, request)) = held.take() else {
+                        unreachable!("it is held until now")
+                    };
+                    let call = service.call(request);
+                    this.state.set(State::Calling { call });
+                }
+                StateProjection::Calling { call } => {
+                    let response = ready!(call.poll(cx)).map_err(OutgoingError::Service)?;
+                    this.settings.learn(this.key.as_ref(), &response);
+                    return Poll::Ready(Ok(response));
+                }
+                StateProjection::Missing => return Poll::Ready(Err(OutgoingError::Missing)),
+            }
+        }
+    }
+}
+
+impl<L> Settings<L> {
+    fn learn<B>(&self, key: Option<&KeyParts>, response: &Response<B>) {
+        let (Some(pauses), Some(key)) = (&self.pauses, key) else { return };
+        let now = self.clock.now();
+        if let Some(wait) = told_to_wait(response.status(), response.headers(), now) {
+            pauses.pause(key, now.after(wait), now);
+        }
+    }
+}
+
+fn not_made<E>(error: NotMade) -> OutgoingError<E> {
+    match error {
+        OutgoingError::Service(never) => match never {},
+        OutgoingError::Wait(error) => OutgoingError::Wait(error),
+        OutgoingError::Paused(left) => OutgoingError::Paused(left),
+        OutgoingError::Missing => OutgoingError::Missing,
+    }
+}
+
+impl<S: Clone, L> Clone for Throttle<S, L> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), settings: Arc::clone(&self.settings) }
+    }
+}
+
+impl<S: fmt::Debug, L> fmt::Debug for Throttle<S, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Throttle").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
+
+impl<S, L, B> fmt::Debug for ThrottleFuture<S, L, B>
+where
+    S: Service<Request<B>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ThrottleFuture").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,55 @@
+//! An API on axum, behind a proxy: every client has 100 requests a minute, and 5 of them may be log-ins.
+//!
+//! `cargo run -p tollgate-examples --bin axum` counts in memory; with `-- redis://127.0.0.1:6379`, all processes that
+//! are started so share the budgets.
+
+use std::{env, error::Error, net::SocketAddr};
+
+use axum::{
+    Extension, Router,
+    routing::{get, post},
+};
+use tokio::net::TcpListener;
+use tollgate::{
+    Decision, Limiter, PolicySet, SharedLimiter,
+    policy::{Condition, Policy},
+};
+use tollgate_http::{
+    Decide, RateLimitLayer,
+    resolve::{ClientAddress, MatchedRoute},
+};
+use tollgate_redis::RedisStore;
+
+pub(crate) fn policies() -> Result<PolicySet, Box<dyn Error>> {
+    let all = Policy::new("all".parse()?, ["100/minute sliding-log".parse()?]).per(["ip"]);
+    let login = Policy::new("login".parse()?, ["5/minute sliding-log".parse()?])
+        .matching("route", Condition::equal("/login"))
+        .per(["ip"]);
+    Ok(PolicySet::new([all, login])?)
+}
+
+pub(crate) fn app(limiter: impl Decide) -> Result<Router, Box<dyn Error>> {
+    let layer = RateLimitLayer::new(limiter)
+        .attribute("ip", ClientAddress::trusting(["127.0.0.0/8".parse()?]))
+        .attribute("route", MatchedRoute)
+        .skip(|head| head.uri.path() == "/health");
+    let quota = |Extension(decision): Extension<Decision>| async move {
+        format!("{} left", decision.remaining())
+    };
+    Ok(Router::new()
+        .route("/health", get(|| async { "fine" }))
+        .route("/login", post(|| async { "welcome" }))
+        .route("/quota/{id}", get(quota))
+        .layer(layer))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let app = match env::args().nth(1) {
+        Some(url) => app(SharedLimiter::new(RedisStore::connect(&url).await?, policies()?))?,
+        None => app(Limiter::builder().policies(policies()?).build()?)?,
+    };
+    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    Ok(axum::serve(listener, service).await?)
+}

@@ -1,0 +1,33 @@
+//! What the tests share.
+
+use std::{net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use tokio::net::TcpListener;
+use tollgate::{PolicySet, SharedLimiter};
+use tollgate_redis::RedisStore;
+use tollgate_testkit::servers::{Flavor, Server};
+
+/// A port of its own.
+pub(crate) async fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// A limiter on a Redis of its own, which ends with it. Patient, since the machine may be busy.
+pub(crate) async fn shared(policies: PolicySet) -> (SharedLimiter, Server) {
+    let server = Server::start(Flavor::Redis);
+    let store = RedisStore::builder(&server.url()).unwrap().deadline(Duration::from_secs(10));
+    (SharedLimiter::new(store.connect().await.unwrap(), policies), server)
+}
+
+/// Asks a server, and reads the whole body.
+pub(crate) async fn fetch(request: Request<Full<Bytes>>) -> (StatusCode, HeaderMap, Bytes) {
+    let client = Client::builder(TokioExecutor::new()).build_http();
+    let (head, body) = client.request(request).await.unwrap().into_parts();
+    (head.status, head.headers, body.collect().await.unwrap().to_bytes())
+}

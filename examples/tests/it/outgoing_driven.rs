@@ -1,0 +1,45 @@
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{Router, routing::get};
+use http::{StatusCode, Uri};
+use tokio::time::Instant;
+use tollgate::{Limit, Limiter, PolicySet};
+use tollgate_http::{RateLimitLayer, outgoing::Wait};
+
+use crate::{kit, outgoing_example::call};
+
+/// A server with a limit of its own, which nobody has told us of: 4 calls, and from then on one more each second.
+async fn strict() -> Uri {
+    let (listener, address) = kit::listen().await;
+    let limit: Limit = "1/second burst 4 token-bucket".parse().unwrap();
+    let layer = RateLimitLayer::new(Limiter::memory(limit));
+    let app = Router::new().route("/", get(|| async { "fine" })).layer(layer);
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(async move { axum::serve(listener, service).await.unwrap() });
+    format!("http://{address}/").parse().unwrap()
+}
+
+async fn drive(limiter: impl Wait) {
+    let uri = strict().await;
+    let begun = Instant::now();
+    let statuses = call(limiter, &uri, 6).await.unwrap();
+    // The fourth response says that nothing remains: all calls after it wait, and none is denied.
+    assert_eq!(statuses, [StatusCode::OK; 6]);
+    let taken = begun.elapsed();
+    assert!(taken >= Duration::from_secs(2), "two calls had to wait a second each: {taken:?}");
+}
+
+fn limit() -> Limit {
+    "20/second burst 1".parse().unwrap()
+}
+
+#[tokio::test]
+async fn in_memory() {
+    drive(Limiter::memory(limit())).await;
+}
+
+#[tokio::test]
+async fn on_redis() {
+    let (limiter, _server) = kit::shared(PolicySet::of_limits([limit()]).unwrap()).await;
+    drive(limiter).await;
+}

@@ -1,0 +1,42 @@
+//! A gRPC service on tonic: every client has 10 calls a minute. What is denied is `RESOURCE_EXHAUSTED`, with details.
+//!
+//! `cargo run -p tollgate-examples --bin tonic`, with the address of a Redis or Valkey to share the budgets.
+
+use std::{env, error::Error};
+
+use http::request::Parts;
+use http_body_util::Full;
+use tokio::net::TcpListener;
+use tollgate::{Limit, Limiter, SharedLimiter};
+use tollgate_http::{Decide, RateLimitLayer, resolve::ClientAddress};
+use tollgate_redis::RedisStore;
+use tonic::transport::server::{Server, TcpConnectInfo, TcpIncoming};
+
+pub(crate) async fn serve(
+    listener: TcpListener,
+    limiter: impl Decide,
+) -> Result<(), Box<dyn Error>> {
+    let peer = |head: &Parts| {
+        let info = head.extensions.get::<TcpConnectInfo>()?;
+        info.remote_addr().map(|address| address.ip())
+    };
+    let layer = RateLimitLayer::new(limiter)
+        .by(ClientAddress::trusting([]).peer(peer))
+        .with_body(|bytes| tonic::body::Body::new(Full::new(bytes)));
+    let (_, health) = tonic_health::server::health_reporter();
+    let server = Server::builder().layer(layer).add_service(health);
+    Ok(server.serve_with_incoming(TcpIncoming::from(listener)).await?)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    match env::args().nth(1) {
+        Some(url) => {
+            let store = RedisStore::connect(&url).await?;
+            let limiter = SharedLimiter::builder(store).limit("10/minute");
+            serve(listener, limiter.build()?).await
+        }
+        None => serve(listener, Limiter::memory(Limit::per_minute(10))).await,
+    }
+}
