@@ -27,7 +27,7 @@ async fn a_future_that_is_dropped_runs_nothing() {
     let counted = Rc::clone(&runs);
     let handler = move || {
         counted.set(counted.get() + 1);
-        async { HttpResponse::Ok() }
+        async { HttpResponse::Ok().finish() }
     };
     let limiter = SharedLimiter::from(limiter("1/minute").0);
     let app =
