@@ -1,11 +1,12 @@
 //! `cargo xtask bench engine`: Tollgate and its peers in one process, in interleaved rounds. `cargo xtask bench redis`:
 //! the store on Redis against the two ways that everybody else takes. `cargo xtask bench service`: the service beside
-//! other servers.
+//! other servers. `cargo xtask bench http`: the middleware beside other middleware.
 //!
 //! Every subject is asked the same questions in the same order. A round asks each of them in turn, starting with
 //! another one each time, in slices of a few thousand questions: on a machine that is shared with others, most slices
 //! pass undisturbed, and the median over the rounds is one of those.
 
+mod http;
 mod memory;
 mod redis;
 mod report;
@@ -21,6 +22,14 @@ use report::Row;
 fn main() -> std::io::Result<()> {
     let has = |word: &str| std::env::args().any(|argument| argument == word);
     let quick = has("--quick");
+    if let Some(subject) = http::asked_to_serve() {
+        return http::serve(&subject);
+    }
+    if has("http") {
+        let rows = http::rows(quick)?;
+        report::print(&rows);
+        return report::write(&rows, std::path::Path::new("target/bench/http.json"));
+    }
     if has("redis") {
         let rows = redis::rows(if quick { 3 } else { 11 });
         report::print(&rows);

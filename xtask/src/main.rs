@@ -21,6 +21,7 @@ usage: cargo xtask <task>
   bench engine [--quick]  compare the engine with its peers
   bench redis [--quick]   compare the store on Redis and Valkey with the usual ways
   bench service [--quick] compare the service with other servers
+  bench http [--quick]    compare the middleware with others
   fuzz [--seconds N]      feed the service with hostile input, each target for a minute or N seconds
   servers                 install the programs that the tests run against, unless they are there
   tidy                    check the house rules";
@@ -39,8 +40,8 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
     match *args {
         ["test"] => test::run(test::Histories::Some),
         ["test", "--long"] => test::run(test::Histories::Million),
-        ["bench", what @ ("engine" | "redis" | "service")] => bench::run(&[what]),
-        ["bench", what @ ("engine" | "redis" | "service"), "--quick"] => {
+        ["bench", what @ ("engine" | "http" | "redis" | "service")] => bench::run(&[what]),
+        ["bench", what @ ("engine" | "http" | "redis" | "service"), "--quick"] => {
             bench::run(&[what, "--quick"])
         }
         ["fuzz"] => fuzz::run(60),

@@ -214,7 +214,7 @@ fn timed(process: &Process, command: &mut Command) -> io::Result<(String, f64)> 
     Ok((String::from_utf8_lossy(&said.stdout).into_owned(), cpu as f64))
 }
 
-fn output(command: &mut Command) -> io::Result<Output> {
+pub fn output(command: &mut Command) -> io::Result<Output> {
     let output = command.output().map_err(|error| {
         Error::new(error.kind(), format!("cannot run {:?}: {error}", command.get_program()))
     })?;
@@ -224,7 +224,7 @@ fn output(command: &mut Command) -> io::Result<Output> {
     }
 }
 
-fn strange(command: &Command, said: &str) -> Error {
+pub fn strange(command: &Command, said: &str) -> Error {
     let said: String = said.chars().take(2_000).collect();
     Error::other(format!("{command:?} gave no figures:\n{said}"))
 }

@@ -9,8 +9,8 @@
 //! takes.
 
 mod exact;
-mod load;
-mod processes;
+pub mod load;
+pub mod processes;
 
 use std::io;
 

@@ -43,9 +43,9 @@ pub struct Throttlecrab {
 }
 
 /// A child that ends with its handle, with a folder of its own.
-struct Running {
+pub struct Running {
     child: Child,
-    folder: PathBuf,
+    pub folder: PathBuf,
 }
 
 /// A fixed window as seed 000 has it, for which its users run a script with each request: it is told the seconds of a
@@ -175,13 +175,23 @@ impl Process {
         Ok(ticks.sum::<u64>() * 10_000)
     }
 
+    /// The same to the nanosecond, of the threads that live now.
+    pub fn cpu_nanos(&self) -> io::Result<u64> {
+        let mut sum = 0;
+        for task in fs::read_dir(format!("/proc/{}/task", self.pid))? {
+            let stat = fs::read_to_string(task?.path().join("schedstat"))?;
+            sum += stat.split(' ').next().and_then(|nanos| nanos.parse::<u64>().ok()).unwrap_or(0);
+        }
+        Ok(sum)
+    }
+
     pub fn connect(&self) -> io::Result<Client> {
         Client::connect(&self.address)
     }
 }
 
 impl Running {
-    fn start(command: &mut Command, name: &str) -> io::Result<Self> {
+    pub fn start(command: &mut Command, name: &str) -> io::Result<Self> {
         let folder = folder(name)?;
         let log = File::create(folder.join("log"))?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -191,7 +201,7 @@ impl Running {
         Ok(Self { child, folder })
     }
 
-    fn listener(&self, address: &str) -> Process {
+    pub fn listener(&self, address: &str) -> Process {
         Process { address: address.to_owned(), pid: self.child.id() }
     }
 }

@@ -18,8 +18,8 @@ use crate::KeyParts;
 /// Decides about requests: a [`Limiter`], a [`SharedLimiter`], [`Provided`] by a closure, or a limiter of your own,
 /// which makes its decisions with [`Decision::admission`] and [`Decision::denial`].
 ///
-/// Nothing is boxed here: a limiter that knows its answer gives it [at once](Reply::Now), and for another the middleware
-/// keeps its future. That of a [`SharedLimiter`] is one box.
+/// Nothing is boxed here: a limiter that knows its answer gives it [at once](Reply::Now), and for another the
+/// middleware keeps its future. That of a [`SharedLimiter`] is one box.
 pub trait Decide: Clone + Send + Sync + 'static {
     /// A decision that takes time. Dropping it must charge nothing that has not been charged yet.
     type Deciding: Future<Output = Result<Decision, CheckError>> + Send;

@@ -153,8 +153,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { deny: Some(Arc::new(deny)), ..self }
     }
 
-    /// Corrects the charge when the response is known, before it is sent: gives back what did not count, or charges what
-    /// it turned out to cost.
+    /// Corrects the charge when the response is known, before it is sent: gives back what did not count, or charges
+    /// what it turned out to cost.
     ///
     /// To charge only some outcomes, charge before and refund the others: that is exact. Charging afterwards what cost
     /// 0 before lets requests that run at the same time pass together. A request that is given up, because its client

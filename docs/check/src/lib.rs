@@ -18,6 +18,15 @@ pub mod guide_functions {}
 #[doc = include_str!("../../guide/actix.md")]
 pub mod guide_actix {}
 
+#[doc = include_str!("../../guide/axum.md")]
+pub mod guide_axum {}
+
+#[doc = include_str!("../../guide/tonic.md")]
+pub mod guide_tonic {}
+
+#[doc = include_str!("../../guide/outgoing.md")]
+pub mod guide_outgoing {}
+
 #[doc = include_str!("../../failure-modes.md")]
 pub mod failure_modes {}
 

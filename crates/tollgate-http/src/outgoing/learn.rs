@@ -34,8 +34,8 @@ const EPOCH_MILLIS: u64 = 100_000_000_000;
 ///
 /// `Retry-After`, in seconds or as a date, speaks first, on a status from 400 on. Then `RateLimit`, if nothing remains:
 /// as in the drafts from 8 on (`"api";r=0;t=5`), where the longest of several policies counts, or as in draft 7
-/// (`limit=10, remaining=0, reset=5`). Then the pairs of `RateLimit-Remaining` and `-Reset`, as in the drafts before, and
-/// of `X-RateLimit-Remaining` and `-Reset`, where a reset above a thousand million is an instant.
+/// (`limit=10, remaining=0, reset=5`). Then the pairs of `RateLimit-Remaining` and `-Reset`, as in the drafts before,
+/// and of `X-RateLimit-Remaining` and `-Reset`, where a reset above a thousand million is an instant.
 pub fn told_to_wait(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let refused = status.is_client_error() || status.is_server_error();
     let retry = text(headers, &header::RETRY_AFTER).filter(|_| refused);

@@ -1,8 +1,8 @@
 //! Calls to somebody else's service, kept within somebody else's limit: they wait instead of being denied.
 //!
-//! [`StayWithinLayer`] goes around a tower client, such as that of hyper-util. A call waits its turn until the limiter has
-//! room, in the order of arrival for each host. What responses say is learned: after `Retry-After`, or when `RateLimit`
-//! or `X-RateLimit-*` say that nothing remains, further calls with the same key wait until there is more.
+//! [`StayWithinLayer`] goes around a tower client, such as that of hyper-util. A call waits its turn until the limiter
+//! has room, in the order of arrival for each host. What responses say is learned: after `Retry-After`, or when
+//! `RateLimit` or `X-RateLimit-*` say that nothing remains, further calls with the same key wait until there is more.
 //!
 //! ```
 //! use std::time::Duration;

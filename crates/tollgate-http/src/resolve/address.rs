@@ -24,9 +24,9 @@ pub struct PeerAddress {
 /// The address of the client behind proxies that you trust, see [`PeerAddress`] for its form.
 ///
 /// Proxies add the address that they see at the right end of `X-Forwarded-For`, or of `Forwarded`: only one of the two
-/// is ever read. From the connection on, the walk goes left as long as it stands on a proxy that is trusted, and ends at
-/// the first that is not: that is the client. An entry that is no address ends the walk as well, at the proxy that wrote
-/// it. What a client sends ahead of itself is never reached.
+/// is ever read. From the connection on, the walk goes left as long as it stands on a proxy that is trusted, and ends
+/// at the first that is not: that is the client. An entry that is no address ends the walk as well, at the proxy that
+/// wrote it. What a client sends ahead of itself is never reached.
 ///
 /// ```
 /// use http::Request;

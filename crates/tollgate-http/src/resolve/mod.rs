@@ -50,7 +50,8 @@ pub trait Resolve<H = Parts>: Send + Sync + 'static {
 #[non_exhaustive]
 pub enum Missing {
     /// All requests that lack it share one budget, so that leaving it out gains nothing. As an attribute of policies it
-    /// is absent, and each policy that counts by it does what [its own setting](tollgate::policy::Policy::missing) says.
+    /// is absent, and each policy that counts by it does what [its own setting](tollgate::policy::Policy::missing)
+    /// says.
     #[default]
     Share,
     /// The request passes unlimited.

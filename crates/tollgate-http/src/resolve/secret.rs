@@ -52,7 +52,8 @@ impl ApiKey {
 }
 
 impl<F> BearerSubject<F> {
-    /// `verify` is given the token, and returns its subject if it is genuine and still valid. It runs for every request.
+    /// `verify` is given the token, and returns its subject if it is genuine and still valid. It runs for every
+    /// request.
     pub const fn verified(verify: F) -> Self
     where
         F: Fn(&str) -> Option<String>,
