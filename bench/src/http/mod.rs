@@ -4,6 +4,7 @@
 //! without it. Each server is a process of its own with one thread. A round gives each of them a stretch of load in
 //! turn, starting with another one each time, and what is added is taken round by round.
 
+mod actix;
 mod load;
 mod servers;
 
@@ -27,7 +28,7 @@ struct Case {
     theirs: &'static str,
 }
 
-const CASES: [Case; 2] = [
+const CASES: [Case; 4] = [
     Case {
         name: "axum, one peer",
         keys: Keys::One,
@@ -41,6 +42,20 @@ const CASES: [Case; 2] = [
         bare: "axum",
         ours: "tollgate forwarded",
         theirs: "tower_governor forwarded",
+    },
+    Case {
+        name: "actix-web, one peer",
+        keys: Keys::One,
+        bare: "actix",
+        ours: "tollgate actix peer",
+        theirs: "actix-governor peer",
+    },
+    Case {
+        name: "actix-web, 100k clients",
+        keys: Keys::Many,
+        bare: "actix",
+        ours: "tollgate actix forwarded",
+        theirs: "actix-governor forwarded",
     },
 ];
 

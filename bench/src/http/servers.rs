@@ -42,6 +42,9 @@ pub fn start(subject: &str) -> io::Result<(Running, Process)> {
 }
 
 pub fn serve(subject: &str) -> io::Result<()> {
+    if subject.contains("actix") {
+        return super::actix::serve(subject);
+    }
     let app = app(subject).ok_or_else(|| Error::other(format!("no server `{subject}`")))?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -8,7 +8,65 @@ use syn::parse_macro_input;
 
 use crate::{args::Args, expand::Function};
 
-/// Runs the function only if its budget has room.
+/// Runs the function only if its budget has room; otherwise it returns an error at once.
+///
+/// ```
+/// use tollgate::{Denied, Limiter, SharedLimiter};
+/// use tollgate_macros::rate_limit;
+///
+/// struct Mailer {
+///     limiter: SharedLimiter,
+/// }
+///
+/// #[derive(Debug)]
+/// enum MailError {
+///     TooMany(Denied),
+/// }
+///
+/// impl From<Denied> for MailError {
+///     fn from(denied: Denied) -> Self {
+///         Self::TooMany(denied)
+///     }
+/// }
+///
+/// impl Mailer {
+///     #[rate_limit("10/minute", "100/day", key = from, cost = to.len(), limiter = self.limiter, name = "mail")]
+///     async fn send(&self, from: &str, to: &[&str]) -> Result<(), MailError> {
+///         Ok(())
+///     }
+/// }
+///
+/// # pollster::block_on(async {
+/// let limiter = Limiter::memory("1/second".parse()?).into();
+/// let mailer = Mailer { limiter };
+/// assert!(mailer.send("alice", &["bob", "carol"]).await.is_ok());
+/// # Ok::<(), tollgate::ParseLimitError>(())
+/// # }).unwrap();
+/// ```
+///
+/// What it takes:
+///
+/// - `"10/minute"`, first, one or more: the limits. The compiler checks them. They are charged together or not at all.
+/// - `limit = EXPR`: in their place a [`tollgate::Limit`] that is found for each call.
+/// - `key = EXPR`: whose budget, any [`tollgate::Key`], by reference. Without it, all calls share one.
+/// - `scope = "global"` or `scope = "key"`: says which of the two it is, so that no key is forgotten.
+/// - `cost = EXPR`: units, an unsigned integer; 0 asks without charging. Without it, 1.
+/// - `name = "mail"`: the policy. Functions of one name share their budgets. Without it, the path of the function.
+/// - `limiter = EXPR`: a [`tollgate::Limiter`] or, for async functions, a [`tollgate::SharedLimiter`]. Without it, an
+///   async function takes the one that was [installed](tollgate::registry), and all others count in memory.
+/// - `limiter = "bulk"`: for async functions, the one [installed](tollgate::registry::install_named) under this name.
+/// - `failure = "open"`, `"closed"` or `"local"`, or a constant [`FailureMode`](tollgate::policy::FailureMode): what
+///   happens when the store is away. Without it, what the limiter says.
+/// - `enabled = EXPR`: a switch, looked at for each call. While it is off, nothing else is.
+/// - `on_denied = |denied| ..`: what a denied call returns. Without it, `Err(denied.into())`.
+///
+/// The expressions see the arguments of the function, and are evaluated in this order: `enabled`, `limit`, `key`,
+/// `cost`, `limiter`. A limit of concurrency holds its place until the call has returned, or its future is dropped.
+///
+/// The path of a function is how this compiler spells it. Where budgets outlive the process, give them a `name`.
+///
+/// A cost that could never be admitted, and a limit that the store cannot count, are denied for good:
+/// [`retry_after`](tollgate::Decision::retry_after) is `None`.
 #[proc_macro_attribute]
 pub fn rate_limit(args: TokenStream, function: TokenStream) -> TokenStream {
     let untouched = proc_macro2::TokenStream::from(function.clone());

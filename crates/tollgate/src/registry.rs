@@ -13,8 +13,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What is installed stays. It has to be installed before it is first used: otherwise some calls would have been counted
-//! in one place and some in another, and nobody would know.
+//! What is installed stays. It has to be installed before it is first used: otherwise some calls would have been
+//! counted in one place and some in another, and nobody would know.
 
 use std::{collections::HashMap, sync::OnceLock};
 
@@ -45,7 +45,8 @@ pub fn install_shared(limiter: SharedLimiter) -> Result<(), InUse> {
     SHARED.set(Some(limiter)).map_err(|_| InUse { what: "the shared limiter".to_owned() })
 }
 
-/// Installs the limiter of async functions that ask for it by this name. A [`Limiter`] becomes a shared one by `into()`.
+/// Installs the limiter of async functions that ask for it by this name. A [`Limiter`] becomes a shared one by
+/// `into()`.
 pub fn install_named(name: impl Into<String>, limiter: SharedLimiter) -> Result<(), InUse> {
     let name = name.into();
     let mut named = NAMED.write();

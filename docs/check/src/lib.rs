@@ -12,6 +12,12 @@ pub mod guide_rust {}
 #[doc = include_str!("../../guide/redis.md")]
 pub mod guide_redis {}
 
+#[doc = include_str!("../../guide/functions.md")]
+pub mod guide_functions {}
+
+#[doc = include_str!("../../guide/actix.md")]
+pub mod guide_actix {}
+
 #[doc = include_str!("../../guide/axum.md")]
 pub mod guide_axum {}
 

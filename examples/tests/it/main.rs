@@ -1,6 +1,11 @@
 //! The examples, driven over real sockets, with budgets in memory and in a Redis.
 #![allow(clippy::unwrap_used, reason = "tests tell by panicking")]
 
+#[path = "../../actix.rs"]
+mod actix_example;
+#[path = "../../attribute.rs"]
+#[expect(dead_code, reason = "its main is for programs")]
+mod attribute_example;
 #[path = "../../axum.rs"]
 #[expect(dead_code, reason = "its main is for programs")]
 mod axum_example;
@@ -14,6 +19,8 @@ mod outgoing_example;
 #[expect(dead_code, reason = "its main is for programs")]
 mod tonic_example;
 
+mod actix_driven;
+mod attribute_driven;
 mod axum_driven;
 mod hyper_driven;
 mod kit;

@@ -22,7 +22,7 @@ enum Holder {
 #[diagnostic::on_unimplemented(
     message = "a denied call cannot return `{Self}`",
     label = "this says nothing of a denial",
-    note = "return a `Result<_, E>` with `E: From<tollgate::Denied>`, or say what is returned: `on_denied = |denied| ..`"
+    note = "return a `Result<_, E>` with `E: From<tollgate::Denied>`, or add `on_denied = |denied| ..`"
 )]
 pub trait FromDenied {
     /// The denial as the function puts it.

@@ -144,8 +144,8 @@ impl SharedLimiter {
 
     /// Decides charges, all or nothing, and tells what each of them amounts to. See [`Limiter::verdict`].
     ///
-    /// If the store fails, each is decided by its [own](Charge::failing) failure mode, by that of its policy, or by that
-    /// for [no policy](PolicySet::failing_ad_hoc).
+    /// If the store fails, each is decided by its [own](Charge::failing) failure mode, by that of its policy, or by
+    /// that for [no policy](PolicySet::failing_ad_hoc).
     pub async fn verdict(&self, charges: &[Charge<'_>]) -> Result<Verdict, CheckError> {
         self.inner.decide(charges, None).await
     }

@@ -248,3 +248,15 @@ fn a_share_is_exact_while_the_store_flaps() {
     store.fail(StoreError::TimedOut);
     assert_eq!(admitted + rest_of_store + rest(), 400 + 100);
 }
+
+#[test]
+fn a_charge_may_say_for_itself() {
+    let (limiter, _, _) = degraded([policy("api", "2/hour").failing(Closed)]);
+    let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"k"), limit("2/hour"));
+    let admitted = |charge: Charge<'_>| {
+        let ask = || pollster::block_on(limiter.check_all(&[charge])).unwrap().is_allowed();
+        (0..5).filter(|_| ask()).count()
+    };
+    let modes = [charge, charge.failing(Open), charge.failing(local(1, 2)), charge.failing(Closed)];
+    assert_eq!(modes.map(admitted), [0, 5, 1, 0]);
+}
