@@ -64,6 +64,9 @@ fn drain_time(limit: &Limit, debt: u128) -> u64 {
 fn divide(dividend: u128, divisor: u64) -> u64 {
     match u64::try_from(dividend) {
         Ok(dividend) => dividend / divisor,
-        Err(_) => u64::try_from(dividend / u128::from(divisor)).unwrap_or(super::NEVER - 1),
+        Err(_) => {
+            let whole = u64::try_from(dividend / u128::from(divisor));
+            whole.map_or(super::NEVER - 1, |whole| whole.min(super::NEVER - 1))
+        }
     }
 }

@@ -128,6 +128,17 @@ mod tests {
     }
 
     #[test]
+    fn a_debt_that_never_drains_is_one_that_takes_long() {
+        for text in ["32/ms burst 32", "1/ms burst 1", "0/second"] {
+            let limit: Limit = text.parse().unwrap();
+            let limit = limit.with_algorithm(Algorithm::TokenBucket).unwrap();
+            let words = [0, 575_039_280_802_791_024, 15_256_529_555_914_627_681];
+            let made = State::from_words(&limit, words).to_words(&limit);
+            assert!(made.iter().all(|word| *word < EXACT), "{text}: {made:?}");
+        }
+    }
+
+    #[test]
     fn a_custom_state_comes_back_bit_for_bit() {
         #[derive(Debug)]
         struct Any;
