@@ -15,7 +15,7 @@ use crate::command::{cargo, root};
 const TARGETS: [&str; 4] = ["resp", "json", "rls", "policies"];
 
 /// How many run at the same time.
-const ABREAST: usize = 2;
+const ABREAST: usize = 4;
 
 /// What `cargo fuzz build --sanitizer none` builds with, as far as it helps to find; all of it is there on stable.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
