@@ -27,12 +27,20 @@ struct Case {
     theirs: &'static str,
 }
 
-const CASES: [Case; 2] = [
+const CASES: [Case; 3] = [
     Case {
         name: "axum, one peer",
         keys: Keys::One,
         bare: "axum",
         ours: "tollgate peer",
+        theirs: "tower_governor peer",
+    },
+    // Theirs has two headers and ours five: here ours has the three of the same kind.
+    Case {
+        name: "axum, legacy headers",
+        keys: Keys::One,
+        bare: "axum",
+        ours: "tollgate legacy",
         theirs: "tower_governor peer",
     },
     Case {
