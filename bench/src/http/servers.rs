@@ -12,7 +12,7 @@ use axum::{Router, routing::get};
 use tokio::{net::TcpListener, runtime};
 use tollgate::Limiter;
 use tollgate_http::{
-    RateLimitLayer,
+    Headers, RateLimitLayer, ResetStyle,
     resolve::{ClientAddress, PeerAddress},
 };
 use tollgate_testkit::servers::eventually;
@@ -62,6 +62,12 @@ fn app(subject: &str) -> Option<Router> {
     Some(match subject {
         "axum" => bare,
         "tollgate peer" => bare.layer(RateLimitLayer::new(limiter()?).by(PeerAddress::new())),
+        "tollgate legacy" => {
+            let mut headers = Headers::OFF;
+            headers.legacy = Some(ResetStyle::Epoch);
+            let layer = RateLimitLayer::new(limiter()?).by(PeerAddress::new());
+            bare.layer(layer.headers(headers))
+        }
         "tollgate forwarded" => {
             let address = ClientAddress::trusting(["127.0.0.0/8".parse().ok()?]);
             bare.layer(RateLimitLayer::new(limiter()?).by(address))
