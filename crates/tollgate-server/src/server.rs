@@ -1,9 +1,6 @@
 //! The service: listeners over one gate, from the first bind to the last answer.
 
-use std::{
-    fmt, future::Future, io, net::SocketAddr, sync::Arc, thread::available_parallelism,
-    time::Duration,
-};
+use std::{fmt, future::Future, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
 
 use tokio::{
     task::JoinSet,
@@ -115,19 +112,17 @@ impl Server {
         }
     }
 
-    /// Serves until `end`, then answers what was begun and returns. `false` if some connections had to be cut.
+    /// Serves with so many threads, or one for each processor, until `end`, then answers what was begun and returns. `false` if some connections had to be cut.
     pub(crate) async fn run(
         self,
         reloader: Arc<Reloader>,
+        threads: Option<NonZeroUsize>,
         end: impl Future<Output = ()>,
     ) -> io::Result<bool> {
         let bounds = self.gate.revision().settings.bounds;
         let (switch, drain) = DrainSwitch::new();
-        let mut accepting = Accepting {
-            tasks: JoinSet::new(),
-            workers: Arc::new(Workers::start(available_parallelism().map_or(1, usize::from))?),
-            drain,
-        };
+        let mut accepting =
+            Accepting { tasks: JoinSet::new(), workers: Arc::new(Workers::start(threads)?), drain };
         self.accept(&mut accepting, reloader);
         let telling = tokio::spawn(tell_of_store(self.gate.clone()));
         end.await;

@@ -1,4 +1,4 @@
-use std::{io, path::PathBuf, process::ExitCode, str::FromStr, sync::Arc};
+use std::{io, num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, sync::Arc};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -43,6 +43,10 @@ pub(super) struct Args {
     /// Listen without certificates and API keys also where others can reach it
     #[arg(long, env = "TOLLGATE_INSECURE")]
     insecure: bool,
+
+    /// Serve connections with so many threads; one for each processor unless said
+    #[arg(long, value_name = "N", env = "TOLLGATE_WORKERS")]
+    workers: Option<NonZeroUsize>,
 
     #[command(flatten)]
     log: log::LogArgs,
@@ -141,7 +145,7 @@ async fn serve(source: Source) -> Result<ExitCode, Trouble> {
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(reload_on_signal(signals.hangup, reloader.clone()));
     let end = ended(signals.terminate, signals.interrupt);
-    let clean = server.run(reloader, end).await.map_err(|error| {
+    let clean = server.run(reloader, args.workers, end).await.map_err(|error| {
         Trouble::new(error, "cannot serve", "see whether the system is out of threads or files")
     })?;
     if !clean {

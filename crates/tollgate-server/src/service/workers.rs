@@ -1,6 +1,7 @@
 use std::{
     future::Future,
     io,
+    num::NonZeroUsize,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
@@ -21,10 +22,11 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts so many threads.
-    pub(crate) fn start(count: usize) -> io::Result<Self> {
+    /// Starts so many threads, or one for each processor.
+    pub(crate) fn start(count: Option<NonZeroUsize>) -> io::Result<Self> {
+        let count = count.or(thread::available_parallelism().ok()).map_or(1, usize::from);
         let (mut handles, mut ends) = (Vec::new(), Vec::new());
-        for number in 0..count.max(1) {
+        for number in 0..count {
             let runtime = Builder::new_current_thread().enable_all().build()?;
             let (end, ended) = oneshot::channel::<()>();
             handles.push(runtime.handle().clone());
