@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let source = source(args);
     runtime.block_on(async {
         let traces = log::start(&args.log, source.logging())?;
-        let code = serve(source).await;
+        let code = serve(source, args.workers).await;
         if let Some(traces) = traces {
             // It waits for what it sends from here.
             let _ = tokio::task::spawn_blocking(move || traces.finish()).await;
@@ -125,7 +125,7 @@ fn source(args: &Args) -> Source {
     Source::new(args.config.clone(), overrides)
 }
 
-async fn serve(source: Source) -> Result<ExitCode, Trouble> {
+async fn serve(source: Source, threads: Option<NonZeroUsize>) -> Result<ExitCode, Trouble> {
     let settings = source.load().map_err(|error| {
         let hint = "tollgate validate FILE checks a file; docs/configuration.md has all there is";
         Trouble::new(anyhow::Error::msg(error), "cannot use the configuration", hint)
@@ -145,7 +145,7 @@ async fn serve(source: Source) -> Result<ExitCode, Trouble> {
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(reload_on_signal(signals.hangup, reloader.clone()));
     let end = ended(signals.terminate, signals.interrupt);
-    let clean = server.run(reloader, args.workers, end).await.map_err(|error| {
+    let clean = server.run(reloader, threads, end).await.map_err(|error| {
         Trouble::new(error, "cannot serve", "see whether the system is out of threads or files")
     })?;
     if !clean {
