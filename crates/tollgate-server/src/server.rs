@@ -112,7 +112,8 @@ impl Server {
         }
     }
 
-    /// Serves with so many threads, or one for each processor, until `end`, then answers what was begun and returns. `false` if some connections had to be cut.
+    /// Serves with so many threads, or one for each processor, until `end`. Then answers what was begun and returns.
+    /// `false` if some connections had to be cut.
     pub(crate) async fn run(
         self,
         reloader: Arc<Reloader>,
