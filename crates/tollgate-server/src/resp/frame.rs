@@ -32,20 +32,23 @@ pub(crate) enum FrameError {
 /// The longest number in a header, with its sign and end.
 const LONGEST_LENGTH: usize = 13;
 
-/// Reads the first command of `input`: its words, and the bytes it takes up. `None` if it has not all arrived.
+/// Reads the words of the first command of `input`, and tells how many bytes it takes up. `None` if it has not all
+/// arrived; `words` is then of no use.
 ///
 /// A command may have no words at all: an empty line, or an empty array.
 pub(crate) fn read<'a>(
     input: &'a [u8],
     bounds: FrameBounds,
-) -> Result<Option<(Words<'a>, usize)>, FrameError> {
+    words: &mut Words<'a>,
+) -> Result<Option<usize>, FrameError> {
+    words.clear();
     let done = match input.first() {
         None => None,
-        Some(b'*') => read_array(input, bounds)?,
-        Some(_) => read_line(input, bounds)?,
+        Some(b'*') => read_array(input, bounds, words)?,
+        Some(_) => read_line(input, bounds, words)?,
     };
     match done {
-        Some((_, length)) if length > bounds.bytes => Err(FrameError::TooLong),
+        Some(length) if length > bounds.bytes => Err(FrameError::TooLong),
         None if input.len() >= bounds.bytes => Err(FrameError::TooLong),
         done => Ok(done),
     }
@@ -54,12 +57,12 @@ pub(crate) fn read<'a>(
 fn read_array<'a>(
     input: &'a [u8],
     bounds: FrameBounds,
-) -> Result<Option<(Words<'a>, usize)>, FrameError> {
+    words: &mut Words<'a>,
+) -> Result<Option<usize>, FrameError> {
     let Some((count, mut at)) = read_length(input, 1)? else { return Ok(None) };
     if count > bounds.words {
         return Err(FrameError::TooManyWords);
     }
-    let mut words = Words::new();
     for _ in 0..count {
         match input.get(at) {
             None => return Ok(None),
@@ -79,7 +82,7 @@ fn read_array<'a>(
         words.push(&input[start..end]);
         at = end + 2;
     }
-    Ok(Some((words, at)))
+    Ok(Some(at))
 }
 
 /// The number at `from`, and where the line after it begins.
@@ -107,7 +110,8 @@ fn read_length(input: &[u8], from: usize) -> Result<Option<(usize, usize)>, Fram
 fn read_line<'a>(
     input: &'a [u8],
     bounds: FrameBounds,
-) -> Result<Option<(Words<'a>, usize)>, FrameError> {
+    words: &mut Words<'a>,
+) -> Result<Option<usize>, FrameError> {
     let Some(end) = input.iter().take(bounds.bytes).position(|&byte| byte == b'\n') else {
         // What is no text was never meant to be a line.
         let text = input.iter().all(|byte| byte.is_ascii_graphic() || b" \t\r".contains(byte));
@@ -118,12 +122,11 @@ fn read_line<'a>(
     if !line.iter().all(is_text) {
         return Err(FrameError::NotACommand);
     }
-    let words: Words<'a> =
-        line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).collect();
+    words.extend(line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()));
     if words.len() > bounds.words {
         return Err(FrameError::TooManyWords);
     }
-    Ok(Some((words, end + 1)))
+    Ok(Some(end + 1))
 }
 
 #[cfg(test)]
@@ -137,7 +140,8 @@ mod tests {
     type Found<'a> = Option<(Vec<&'a [u8]>, usize)>;
 
     fn words(input: &[u8]) -> Result<Found<'_>, FrameError> {
-        Ok(read(input, BOUNDS)?.map(|(words, length)| (words.to_vec(), length)))
+        let mut words = Words::new();
+        Ok(read(input, BOUNDS, &mut words)?.map(|length| (words.to_vec(), length)))
     }
 
     #[test]
@@ -198,7 +202,8 @@ mod tests {
             let length = bytes.len();
             bytes.extend(rest);
             let bounds = FrameBounds { words: 5, bytes: 1000 };
-            let (words, read) = read(&bytes, bounds).unwrap().unwrap();
+            let mut words = Words::new();
+            let read = read(&bytes, bounds, &mut words).unwrap().unwrap();
             prop_assert_eq!(words.to_vec(), list);
             prop_assert_eq!(read, length);
         }

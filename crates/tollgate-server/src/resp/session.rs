@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tollgate::{Charge, CheckError, Decision};
 
 use super::{
-    frame::{self, FrameBounds},
+    frame::{self, FrameBounds, Words},
     query::{self, Query},
     reply::Replies,
     throttle::{self, Dialect, Form, LimitCache},
@@ -45,6 +45,18 @@ struct Pending<'a> {
     queries: Vec<Query<'a>>,
 }
 
+impl<'a> Pending<'a> {
+    fn push(&mut self, charge: Charge<'a>, form: Form) {
+        if self.charges.len() == self.charges.inline_size() {
+            // A pipeline: more will come.
+            self.charges.reserve(PIPELINE);
+            self.forms.reserve(PIPELINE);
+        }
+        self.charges.push(charge);
+        self.forms.push(form);
+    }
+}
+
 impl Session {
     pub(super) fn new(gate: Arc<Gate>, id: u64) -> Self {
         Self {
@@ -67,15 +79,25 @@ impl Session {
         let bounds = &revision.settings.bounds;
         let frames = FrameBounds { words: 2 * bounds.attributes + 16, bytes: bounds.request_bytes };
         let mut pending = Pending::default();
-        let (mut at, mut commands) = (0, 0);
+        let (mut at, mut commands, mut words) = (0, 0, Words::new());
         while commands < bounds.batch && !self.is_over {
-            match frame::read(&input[at..], frames) {
+            match frame::read(&input[at..], frames, &mut words) {
                 Ok(None) => break,
-                Ok(Some((words, length))) => {
+                Ok(Some(length)) => {
                     at += length;
-                    if !words.is_empty() {
-                        commands += 1;
-                        self.command(&words, &revision, &mut pending).await;
+                    let Some(name) = words.first() else { continue };
+                    commands += 1;
+                    match Dialect::of(name) {
+                        Some(dialect) if pending.queries.is_empty() => {
+                            match self.throttle(dialect, &words, &revision) {
+                                Ok((charge, form)) => pending.push(charge, form),
+                                Err(error) => {
+                                    self.flush(&revision.engine, &mut pending).await;
+                                    self.fail(error);
+                                }
+                            }
+                        }
+                        _ => self.command(&words, &revision, &mut pending).await,
                     }
                 }
                 Err(error) => {
@@ -98,20 +120,11 @@ impl Session {
     ) {
         let name = words[0];
         let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
-        let dialect = if is("THROTTLE") {
-            Some(Dialect::Crab)
-        } else if is("CL.THROTTLE") {
-            Some(Dialect::Cell)
-        } else {
-            None
-        };
-        if let Some(dialect) = dialect {
-            if let Some((charge, form)) = self.throttle(dialect, words, revision, pending).await {
-                if !pending.queries.is_empty() {
-                    self.flush(&revision.engine, pending).await;
-                }
-                pending.charges.push(charge);
-                pending.forms.push(form);
+        if let Some(dialect) = Dialect::of(name) {
+            self.flush(&revision.engine, pending).await;
+            match self.throttle(dialect, words, revision) {
+                Ok((charge, form)) => pending.push(charge, form),
+                Err(error) => self.fail(error),
             }
             return;
         }
@@ -136,28 +149,17 @@ impl Session {
         }
     }
 
-    async fn throttle<'a>(
+    fn throttle<'a>(
         &mut self,
         dialect: Dialect,
         words: &[&'a [u8]],
         revision: &Revision,
-        pending: &mut Pending<'a>,
-    ) -> Option<(Charge<'a>, Form)> {
-        let mut read = throttle::read(dialect, words, &mut self.limits);
-        if read.is_ok() && words[1].len() > revision.settings.bounds.key_bytes {
-            read =
-                Err(format!("the key has more than {} bytes", revision.settings.bounds.key_bytes));
-        }
-        if let Err(refusal) = self.permits(revision, Scope::Check, "") {
-            read = Err(refusal);
-        }
-        match read {
-            Ok(read) => Some(read),
-            Err(error) => {
-                self.flush(&revision.engine, pending).await;
-                self.fail(error);
-                None
-            }
+    ) -> Result<(Charge<'a>, Form), String> {
+        self.permits(revision, Scope::Check, "")?;
+        let read = throttle::read(dialect, words, &mut self.limits)?;
+        match revision.settings.bounds.key_bytes {
+            most if words[1].len() > most => Err(format!("the key has more than {most} bytes")),
+            _ => Ok(read),
         }
     }
 
@@ -427,6 +429,8 @@ impl Session {
 /// How many commands there are, for those who count them.
 const COMMANDS: i64 = 18;
 const LONGEST_NAME: usize = 128;
+/// Room for as many commands as are often sent together.
+const PIPELINE: usize = 62;
 
 fn info(revision: &Revision) -> String {
     format!(

@@ -30,6 +30,18 @@ pub(super) struct Form {
 #[derive(Debug, Default)]
 pub(super) struct LimitCache(Option<([u64; 3], Limit)>);
 
+impl Dialect {
+    /// The dialect of the command of this name.
+    #[inline]
+    pub(super) fn of(name: &[u8]) -> Option<Self> {
+        match name.len() {
+            8 if name.eq_ignore_ascii_case(b"THROTTLE") => Some(Self::Crab),
+            11 if name.eq_ignore_ascii_case(b"CL.THROTTLE") => Some(Self::Cell),
+            _ => None,
+        }
+    }
+}
+
 const USAGE: [&str; 2] = [
     "CL.THROTTLE takes: key max_burst count period [quantity]",
     "THROTTLE takes: key max_burst count period [quantity]",
