@@ -96,7 +96,7 @@ fn what_cannot_be_decided_is_trouble() {
 #[test]
 fn a_file_decides_about_attributes() {
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-    let text = "policies: [{ name: api, match: { path: /api/** }, per: [user], limit: 1/hour }]";
+    let text = "policies: [{ name: api, match: { path: /api/** }, per: [user], limit: 1/day }]";
     std::fs::write(file.path(), text).unwrap();
     let config = file.path().to_str().unwrap();
     let ask = |path: &str| {
@@ -105,8 +105,8 @@ fn a_file_decides_about_attributes() {
     };
     let covered = ask("path=/api/x");
     let (first, second) = covered.stdout.split_once('\n').unwrap();
-    assert!(first.starts_with("1: allowed by 1/hour of policy api, 0 remaining, "), "{first}");
-    assert!(second.starts_with("2: denied by 1/hour of policy api, 0 remaining, "), "{second}");
+    assert!(first.starts_with("1: allowed by 1/day of policy api, 0 remaining, "), "{first}");
+    assert!(second.starts_with("2: denied by 1/day of policy api, 0 remaining, "), "{second}");
     assert_eq!(covered.code, Some(1));
     assert_eq!(ask("path=/x").stdout, "1: allowed, without a limit\n2: allowed, without a limit\n");
 }
@@ -115,7 +115,7 @@ fn a_file_decides_about_attributes() {
 fn redis_and_a_service_share_what_is_charged() {
     let redis = Server::start(Flavor::Redis);
     let url = redis.url();
-    let limit = "2/hour";
+    let limit = "2/day";
     let own = ["check", "job", "--limit", limit, "--store", &url, "--json"];
     assert_eq!(run(&own, b"").code, Some(0));
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
@@ -125,7 +125,7 @@ fn redis_and_a_service_share_what_is_charged() {
     let server = format!("http://{}", service.address("http"));
     let asked = ["check", "job", "--limit", limit, "--server", &server];
     let second = run(&asked, b"");
-    assert!(second.stdout.starts_with("1: allowed by 2/hour, 0 remaining"), "{second:?}");
+    assert!(second.stdout.starts_with("1: allowed by 2/day, 0 remaining"), "{second:?}");
     assert_eq!(run(&asked, b"").code, Some(1));
     assert_eq!(run(&own, b"").code, Some(1));
 }

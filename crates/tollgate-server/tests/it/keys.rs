@@ -11,8 +11,8 @@ use crate::{
 
 const POLICIES: &str = "
 policies:
-  - { name: free, per: [key], limit: 100/hour }
-  - { name: shop, domain: shop, per: [key], limit: 100/hour }
+  - { name: free, per: [key], limit: 100/day }
+  - { name: shop, domain: shop, per: [key], limit: 100/day }
 ";
 const BOSS: &str = "the-key-of-the-boss";
 const SHOP: &str = "the-key-of-the-shop";
@@ -117,7 +117,7 @@ fn http_answers_401_and_403() {
     let mut client = http(&service);
     let free = r#"{"attributes": {"key": "k"}}"#;
     let in_shop = r#"{"domain": "shop", "attributes": {"key": "k"}}"#;
-    let ad_hoc = r#"{"key": "k", "limit": "5/hour"}"#;
+    let ad_hoc = r#"{"key": "k", "limit": "5/day"}"#;
     for (key, body, status) in [
         (None, free, 401),
         (Some("wrong"), free, 401),

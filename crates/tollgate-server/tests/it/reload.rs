@@ -42,55 +42,55 @@ fn charge(client: &mut Client) -> (String, i64) {
 
 #[test]
 fn counters_stay_where_name_algorithm_and_period_do() {
-    let folder = Folder::with_config(&policy("10/hour"));
+    let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
     for left in [9, 8, 7] {
-        assert_eq!(charge(&mut client), ("10/hour".into(), left));
+        assert_eq!(charge(&mut client), ("10/day".into(), left));
     }
     for (number, limit, left) in [
-        (2, "100/hour", 96),
-        (3, "5/hour", 0),
-        (4, "100/day", 99),
-        (5, "100/hour sliding-log", 99),
-        (6, "100/hour", 94),
+        (2, "100/day", 96),
+        (3, "5/day", 0),
+        (4, "100/hour", 99),
+        (5, "100/day sliding-log", 99),
+        (6, "100/day", 94),
     ] {
         folder.replace("tollgate.yaml", &policy(limit));
         until_revision(&mut client, number);
         assert_eq!(charge(&mut client), (limit.into(), left), "{number}");
     }
-    folder.replace("tollgate.yaml", &policy("100/hour").replace("api", "another"));
+    folder.replace("tollgate.yaml", &policy("100/day").replace("api", "another"));
     until_revision(&mut client, 7);
-    assert_eq!(charge(&mut client), ("100/hour".into(), 99), "another name starts afresh");
+    assert_eq!(charge(&mut client), ("100/day".into(), 99), "another name starts afresh");
 }
 
 #[test]
 fn a_file_is_read_again_however_it_is_changed() {
-    let folder = Folder::with_config(&policy("10/hour"));
+    let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
     let limit = |client: &mut Client| charge(client).0;
-    assert_eq!((revision(&mut client), &*limit(&mut client)), (1, "10/hour"));
-    folder.replace("tollgate.yaml", &policy("20/hour"));
+    assert_eq!((revision(&mut client), &*limit(&mut client)), (1, "10/day"));
+    folder.replace("tollgate.yaml", &policy("20/day"));
     until_revision(&mut client, 2);
-    assert_eq!(limit(&mut client), "20/hour", "by a rename");
-    fs::write(folder.config(), policy("30/hour")).unwrap();
+    assert_eq!(limit(&mut client), "20/day", "by a rename");
+    fs::write(folder.config(), policy("30/day")).unwrap();
     until_revision(&mut client, 3);
-    assert_eq!(limit(&mut client), "30/hour", "in place");
+    assert_eq!(limit(&mut client), "30/day", "in place");
     fs::remove_file(folder.config()).unwrap();
     let missing = "cannot read";
     eventually(WITHIN, "the loss is told", || service.log().contains(missing));
-    assert_eq!((revision(&mut client), &*limit(&mut client)), (3, "30/hour"), "gone");
-    fs::write(folder.config(), policy("40/hour")).unwrap();
+    assert_eq!((revision(&mut client), &*limit(&mut client)), (3, "30/day"), "gone");
+    fs::write(folder.config(), policy("40/day")).unwrap();
     until_revision(&mut client, 4);
-    assert_eq!(limit(&mut client), "40/hour", "there again");
+    assert_eq!(limit(&mut client), "40/day", "there again");
     service.signal("HUP");
     until_revision(&mut client, 5);
-    assert_eq!(limit(&mut client), "40/hour", "nothing new, but somebody wants it read");
+    assert_eq!(limit(&mut client), "40/day", "nothing new, but somebody wants it read");
     fs::write(folder.path("neighbour"), "x").unwrap();
-    folder.replace("tollgate.yaml", &policy("50/hour"));
+    folder.replace("tollgate.yaml", &policy("50/day"));
     until_revision(&mut client, 6);
-    assert_eq!(limit(&mut client), "50/hour", "what else is in the folder does not count");
+    assert_eq!(limit(&mut client), "50/day", "what else is in the folder does not count");
 }
 
 #[test]
@@ -104,14 +104,14 @@ fn kubernetes_swaps_a_link() {
         symlink(name, folder.path("..data_tmp")).unwrap();
         fs::rename(folder.path("..data_tmp"), folder.path("..data")).unwrap();
     };
-    version("..2026_01", "10/hour");
+    version("..2026_01", "10/day");
     point_to("..2026_01");
     symlink("..data/tollgate.yaml", folder.path("tollgate.yaml")).unwrap();
     let service = start(&folder);
     let mut client = resp(&service);
-    assert_eq!(charge(&mut client), ("10/hour".into(), 9));
+    assert_eq!(charge(&mut client), ("10/day".into(), 9));
     let mut before = "..2026_01".to_owned();
-    for (number, limit, left) in [(2, "20/hour", 18), (3, "30/hour", 27), (4, "40/hour", 36)] {
+    for (number, limit, left) in [(2, "20/day", 18), (3, "30/day", 27), (4, "40/day", 36)] {
         let name = format!("..2026_0{number}");
         version(&name, limit);
         point_to(&name);
@@ -124,25 +124,25 @@ fn kubernetes_swaps_a_link() {
 
 #[test]
 fn a_link_into_another_folder_is_followed() {
-    let (folder, elsewhere) = (Folder::new(), Folder::with_config(&policy("10/hour")));
+    let (folder, elsewhere) = (Folder::new(), Folder::with_config(&policy("10/day")));
     symlink(elsewhere.config(), folder.config()).unwrap();
     let service = start(&folder);
     let mut client = resp(&service);
-    elsewhere.replace("tollgate.yaml", &policy("20/hour"));
+    elsewhere.replace("tollgate.yaml", &policy("20/day"));
     until_revision(&mut client, 2);
-    assert_eq!(charge(&mut client), ("20/hour".into(), 19));
+    assert_eq!(charge(&mut client), ("20/day".into(), 19));
 }
 
 #[test]
 fn a_folder_in_which_something_is_written_all_the_time_is_looked_at_all_the_same() {
-    let folder = Folder::with_config(&policy("10/hour"));
+    let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
     // The first look is at the start, and not for a change.
-    folder.replace("tollgate.yaml", &policy("20/hour"));
+    folder.replace("tollgate.yaml", &policy("20/day"));
     until_revision(&mut client, 2);
     fs::write(folder.path("log"), "x").unwrap();
-    folder.replace("tollgate.yaml", &policy("30/hour"));
+    folder.replace("tollgate.yaml", &policy("30/day"));
     eventually(WITHIN, "revision 3", || {
         fs::write(folder.path("log"), "x").unwrap();
         revision(&mut client) == 3
@@ -151,13 +151,13 @@ fn a_folder_in_which_something_is_written_all_the_time_is_looked_at_all_the_same
 
 #[test]
 fn a_bad_file_changes_nothing_and_is_told_with_its_place() {
-    let folder = Folder::with_config(&policy("10/hour"));
+    let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
     charge(&mut client);
     let file = folder.config();
     for (count, (bad, place)) in [
-        ("policies: [{ name: api, per: [key], limt: 5/hour }]\n", ":1:37"),
+        ("policies: [{ name: api, per: [key], limt: 5/day }]\n", ":1:37"),
         ("policies:\n  - name: api\n    limit: often\n", ":3:12"),
         ("policies: [\n", ":"),
     ]
@@ -173,23 +173,23 @@ fn a_bad_file_changes_nothing_and_is_told_with_its_place() {
         });
         assert_eq!(revision(&mut client), 1);
     }
-    assert_eq!(charge(&mut client), ("10/hour".into(), 8), "the last good one is in force");
+    assert_eq!(charge(&mut client), ("10/day".into(), 8), "the last good one is in force");
     service.signal("HUP");
     eventually(WITHIN, "it is told again", || service.log().matches("those in force").count() == 4);
-    folder.replace("tollgate.yaml", &policy("20/hour"));
+    folder.replace("tollgate.yaml", &policy("20/day"));
     until_revision(&mut client, 2);
-    assert_eq!(charge(&mut client), ("20/hour".into(), 17));
+    assert_eq!(charge(&mut client), ("20/day".into(), 17));
 }
 
 #[test]
 fn what_needs_a_restart_is_told() {
-    let folder = Folder::with_config(&policy("10/hour"));
+    let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
     let mut http = Http::connect(service.address("http")).unwrap();
     let other = format!(
         "store: {{ max_keys: 5 }}\ntls: {{ certificate: a, key: b }}\n{}",
-        policy("20/hour")
+        policy("20/day")
     );
     folder.replace("tollgate.yaml", &other);
     until_revision(&mut client, 2);
@@ -197,5 +197,5 @@ fn what_needs_a_restart_is_told() {
     assert!(log.contains("the store stays as it is until a restart"), "{log}");
     assert!(log.contains("listeners and paths of certificates stay as they are"), "{log}");
     let answer = http.check(None, r#"{"attributes": {"key": "bob"}}"#).unwrap().json();
-    assert_eq!((&answer["limit"], &answer["revision"]), (&"20/hour".into(), &2.into()));
+    assert_eq!((&answer["limit"], &answer["revision"]), (&"20/day".into(), &2.into()));
 }
