@@ -30,9 +30,6 @@ pub(crate) struct Scope {
 
 type Seeds = (u64, u64);
 
-/// Half of the bits, in no pattern.
-const TUPLE: u64 = 0x9e37_79b9_7f4a_7c15;
-
 /// What the hashes of one store are made with.
 #[derive(Clone)]
 pub(crate) struct Secret {
@@ -66,7 +63,7 @@ impl Secret {
             self.scopes.hash_one((form, limit.period_micros(), policy, limit.algorithm().name()))
         };
         let (high, low) = (seed(1), seed(2));
-        Scope { one: (high, low), tuple: (high ^ TUPLE, low ^ TUPLE) }
+        Scope { one: (high, low), tuple: (scramble(high), scramble(low)) }
     }
 
     /// Stands for `key` under `scope`.
@@ -80,6 +77,15 @@ impl Secret {
         };
         Identity { high: hash(high, &self.high), low: hash(low, &self.low) | 1 }
     }
+}
+
+/// A value that nobody can tell from another without knowing it. A difference that is always the same would not do: the
+/// hash takes the exclusive or of its seed and the key, so a key could make up for it and pass for a tuple.
+fn scramble(mut seed: u64) -> u64 {
+    for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
+        seed = (seed ^ seed >> shift).wrapping_mul(factor);
+    }
+    seed ^ seed >> 31
 }
 
 impl std::fmt::Debug for Secret {
@@ -148,5 +154,28 @@ impl Hasher for AsItIs {
 
     fn finish(&self) -> u64 {
         self.0
+    }
+}
+
+#[cfg(all(test, not(tollgate_loom)))]
+mod tests {
+    use super::*;
+
+    /// The first eight bytes of a key are taken together with the seed by exclusive or.
+    #[test]
+    fn no_key_passes_for_a_tuple_by_a_difference_that_is_known() {
+        let difference = |scope: &Scope| (scope.one.0 ^ scope.tuple.0, scope.one.1 ^ scope.tuple.1);
+        let secret = Secret::random();
+        let scopes: Vec<_> = (1..100)
+            .map(|amount| {
+                let period = std::time::Duration::from_secs(amount);
+                secret.scope(PolicyName::DEFAULT, &Limit::new(1, period).unwrap())
+            })
+            .collect();
+        let mut seen = std::collections::HashSet::new();
+        for scope in &scopes {
+            let (high, low) = difference(scope);
+            assert!(seen.insert(high) && seen.insert(low), "the same difference twice");
+        }
     }
 }
