@@ -11,7 +11,7 @@ use super::{
     answer::{Decided, json, write_decision_and},
     ask::{self, Asked, Form},
     model::{DecisionModel, Done, StateModel},
-    read_json,
+    posted,
 };
 use crate::{config::Scope, service::Access};
 
@@ -54,12 +54,10 @@ pub(super) async fn refund(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Answer, Problem> {
-    let (head, body) = request.into_parts();
-    let bounds = shared.bounds();
-    let body = read_json(&head.headers, body, &bounds).await?;
+    let (head, body) = posted(&shared, request).await?;
     let asked = without_id(ask::parse(&body, Form::Check)?)?;
     let revision = shared.gate.revision();
-    let subject = asked.subject(&bounds)?;
+    let subject = asked.subject(&revision.settings.bounds)?;
     let access = revision.access_to(&head.headers, Scope::Admin, subject.domain())?;
     let budgets = subject.budgets(&revision.engine);
     let charges = budgets.charges(subject.cost())?;
@@ -73,12 +71,10 @@ pub(super) async fn acquire(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Answer, Problem> {
-    let (head, body) = request.into_parts();
-    let bounds = shared.bounds();
-    let body = read_json(&head.headers, body, &bounds).await?;
+    let (head, body) = posted(&shared, request).await?;
     let asked = without_id(ask::parse(&body, Form::Check)?)?;
     let revision = shared.gate.revision();
-    let subject = asked.subject(&bounds)?;
+    let subject = asked.subject(&revision.settings.bounds)?;
     revision.access_to(&head.headers, Scope::Check, subject.domain())?;
     let budgets = subject.budgets(&revision.engine);
     let permit = Permit::new_id();
@@ -119,15 +115,13 @@ enum Release {
 }
 
 async fn with_permit(shared: &Shared, request: Request, what: Release) -> Result<Answer, Problem> {
-    let (head, body) = request.into_parts();
-    let bounds = shared.bounds();
-    let body = read_json(&head.headers, body, &bounds).await?;
+    let (head, body) = posted(shared, request).await?;
     let asked = without_id(ask::parse(&body, Form::Held)?)?;
     let permit = asked.permit.as_deref().and_then(parse_permit).ok_or_else(|| {
         Problem::request("`permit` is what POST /v1/acquire gave, such as \"00f1e2d3c4b5a697\"")
     })?;
     let revision = shared.gate.revision();
-    let subject = asked.subject(&bounds)?;
+    let subject = asked.subject(&revision.settings.bounds)?;
     revision.access_to(&head.headers, Scope::Check, subject.domain())?;
     let budgets = subject.budgets(&revision.engine);
     let mut charges = held(budgets.charges(0)?, permit);

@@ -17,7 +17,7 @@ use super::{
     Answer, Problem, Shared,
     answer::{Decided, typed, write_decision},
     ask::{self, Budgets, Form, Subject},
-    read_json,
+    posted, read_json,
 };
 use crate::{config::Scope, engine::Engine, gate::Gate, trace};
 
@@ -44,14 +44,13 @@ pub(super) async fn batch(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Answer, Problem> {
-    let (head, body) = request.into_parts();
-    let bounds = shared.bounds();
-    let body = read_json(&head.headers, body, &bounds).await?;
-    let asked = ask::parse_batch(&body, bounds.batch)?;
+    let (head, body) = posted(&shared, request).await?;
     let revision = shared.gate.revision();
+    let bounds = &revision.settings.bounds;
+    let asked = ask::parse_batch(&body, bounds.batch)?;
     let access = revision.access(&head.headers)?;
     let subjects = asked.iter().map(|asked| {
-        let subject = asked.subject(&bounds)?;
+        let subject = asked.subject(bounds)?;
         match access.allows(Scope::Check, subject.domain()) {
             true => Ok(subject),
             false => Err(Problem::forbidden("it is not for this domain")),

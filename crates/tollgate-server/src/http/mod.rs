@@ -166,6 +166,16 @@ fn code(status: StatusCode) -> usize {
     CODES.iter().position(|code| *code == status).unwrap_or(CODES.len() - 1)
 }
 
+/// The head of a request, and its body of JSON.
+async fn posted(
+    shared: &Shared,
+    request: axum::extract::Request,
+) -> Result<(http::request::Parts, Bytes), Problem> {
+    let (head, body) = request.into_parts();
+    let body = read_json(&head.headers, body, &shared.bounds()).await?;
+    Ok((head, body))
+}
+
 /// Reads a body of JSON to its end.
 async fn read_json<B>(headers: &HeaderMap, body: B, bounds: &Bounds) -> Result<Bytes, Problem>
 where

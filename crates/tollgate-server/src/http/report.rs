@@ -12,7 +12,7 @@ use super::{
     budget::{from_query, without_id},
     model::{Health, PolicyList, PolicyModel, Reloaded, StatsModel},
     openapi::document,
-    read_json,
+    posted,
 };
 use crate::{config::Scope, explain::explain, metrics::Metrics};
 
@@ -55,8 +55,7 @@ pub(super) async fn explain_body(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Answer, Problem> {
-    let (head, body) = request.into_parts();
-    let body = read_json(&head.headers, body, &shared.bounds()).await?;
+    let (head, body) = posted(&shared, request).await?;
     let asked = without_id(ask::parse(&body, Form::Check)?)?;
     explained(&shared, &head.headers, &asked).await
 }
