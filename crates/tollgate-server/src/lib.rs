@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
+#![cfg_attr(not(feature = "cli"), allow(dead_code, reason = "the command line uses the rest"))]
 
+#[cfg(feature = "cli")]
 mod cli;
 mod client;
 pub mod config;
@@ -19,9 +21,8 @@ mod service;
 mod source;
 mod trace;
 
-use std::process::ExitCode;
-
 /// Runs the program: does what the command line says.
-pub fn run() -> ExitCode {
+#[cfg(feature = "cli")]
+pub fn run() -> std::process::ExitCode {
     cli::run()
 }
