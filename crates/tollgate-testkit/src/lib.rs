@@ -5,6 +5,7 @@ mod conformance;
 mod history;
 mod model;
 mod random;
+#[cfg(feature = "servers")]
 pub mod servers;
 
 pub use conformance::{Subject, conformance, follow_histories};

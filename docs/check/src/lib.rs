@@ -1,4 +1,4 @@
-//! The examples of the documents as doctests: `cargo test --doc --manifest-path docs/check/Cargo.toml`.
+//! The examples of the documents as doctests: `cargo test --doc -p tollgate-docs`.
 
 #[doc = include_str!("../../../README.md")]
 pub mod readme {}

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// File names and what belongs in them.
-pub type Pictures = Vec<(&'static str, String)>;
+pub(crate) type Pictures = Vec<(&'static str, String)>;
 
 struct Sheet {
     file: &'static str,
@@ -61,7 +61,7 @@ const SHEETS: [Sheet; 4] = [
     },
 ];
 
-pub fn all() -> Result<Pictures, Box<dyn Error>> {
+pub(crate) fn all() -> Result<Pictures, Box<dyn Error>> {
     let mut pictures = Vec::new();
     for sheet in &SHEETS {
         pictures.push((sheet.file, one(sheet)?));

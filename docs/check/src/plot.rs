@@ -7,7 +7,7 @@ use crate::{
 
 /// A place for instants from left to right and counts from bottom to top, in tenths of a pixel.
 #[derive(Clone, Copy)]
-pub struct Plot {
+pub(crate) struct Plot {
     pub left: i64,
     pub right: i64,
     /// Where a count of 0 is.
@@ -17,11 +17,11 @@ pub struct Plot {
 }
 
 impl Plot {
-    pub fn x(&self, at: u64) -> i64 {
+    pub(crate) fn x(&self, at: u64) -> i64 {
         self.left + (self.right - self.left) * at.min(SPAN) as i64 / SPAN as i64
     }
 
-    pub fn y(&self, count: i64) -> i64 {
+    pub(crate) fn y(&self, count: i64) -> i64 {
         self.base - count * self.unit
     }
 
@@ -41,7 +41,7 @@ impl Plot {
     }
 
     /// Seconds below, and a mark for each.
-    pub fn axis(&self, svg: &mut Svg, every: u64) {
+    pub(crate) fn axis(&self, svg: &mut Svg, every: u64) {
         svg.line((self.left, self.base), (self.right, self.base), Line::Axis);
         for second in (0..=SPAN / 1_000).step_by(every as usize) {
             let x = self.x(second * 1_000);
@@ -51,7 +51,7 @@ impl Plot {
     }
 
     /// A count as a line of steps against the limit, with what is above the limit filled.
-    pub fn count(&self, svg: &mut Svg, steps: &[(u64, i64)], limit: i64) {
+    pub(crate) fn count(&self, svg: &mut Svg, steps: &[(u64, i64)], limit: i64) {
         for (place, &(at, count)) in steps.iter().enumerate() {
             let until = steps.get(place + 1).map_or(SPAN, |next| next.0);
             if count > limit && until > at {
@@ -68,7 +68,7 @@ impl Plot {
     }
 
     /// A text above the first place where the count is highest.
-    pub fn peak(&self, svg: &mut Svg, steps: &[(u64, i64)], text: &str) {
+    pub(crate) fn peak(&self, svg: &mut Svg, steps: &[(u64, i64)], text: &str) {
         let (at, count) = highest(steps);
         let half = text.chars().count() as i64 * 31;
         let middle = self.x(at).clamp(self.left + half, self.right - half);
@@ -79,6 +79,6 @@ impl Plot {
 }
 
 /// The highest count and when it is first reached.
-pub fn highest(steps: &[(u64, i64)]) -> (u64, i64) {
+pub(crate) fn highest(steps: &[(u64, i64)]) -> (u64, i64) {
     steps.iter().fold((0, 0), |best, &step| if step.1 > best.1 { step } else { best })
 }

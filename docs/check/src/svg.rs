@@ -4,16 +4,16 @@ use std::fmt::Write;
 
 const INK: &str = "#24292f";
 const FAINT: &str = "#6e7781";
-pub const ALLOWED: &str = "#0b6bb5";
+pub(crate) const ALLOWED: &str = "#0b6bb5";
 const DENIED: &str = "#b3361e";
-pub const EXCESS: &str = "#f6cfa6";
+pub(crate) const EXCESS: &str = "#f6cfa6";
 /// What gives a text its rim.
 const RIM: &str = r##"stroke="#ffffff" stroke-width="4" paint-order="stroke""##;
 
 /// A point, in tenths of a pixel.
-pub type Point = (i64, i64);
+pub(crate) type Point = (i64, i64);
 
-pub struct Svg {
+pub(crate) struct Svg {
     width: i64,
     height: i64,
     body: String,
@@ -21,29 +21,29 @@ pub struct Svg {
 
 /// How a text looks, and how it stands to its point.
 #[derive(Clone, Copy)]
-pub struct Font {
+pub(crate) struct Font {
     size: i64,
     colour: &'static str,
     anchor: &'static str,
 }
 
 impl Font {
-    pub const NOTE: Self = Self { size: 12, colour: FAINT, anchor: "start" };
-    pub const LABEL: Self = Self { colour: INK, ..Self::NOTE };
-    pub const SAYS: Self = Self { size: 13, ..Self::LABEL };
+    pub(crate) const NOTE: Self = Self { size: 12, colour: FAINT, anchor: "start" };
+    pub(crate) const LABEL: Self = Self { colour: INK, ..Self::NOTE };
+    pub(crate) const SAYS: Self = Self { size: 13, ..Self::LABEL };
 
-    pub const fn middle(self) -> Self {
+    pub(crate) const fn middle(self) -> Self {
         Self { anchor: "middle", ..self }
     }
 
-    pub const fn end(self) -> Self {
+    pub(crate) const fn end(self) -> Self {
         Self { anchor: "end", ..self }
     }
 }
 
 /// What a straight line stands for.
 #[derive(Clone, Copy)]
-pub enum Line {
+pub(crate) enum Line {
     Axis,
     Mark,
     Limit,
@@ -52,7 +52,7 @@ pub enum Line {
 
 impl Svg {
     /// A white card of so many pixels.
-    pub fn new(width: i64, height: i64, title: &str, description: &str) -> Self {
+    pub(crate) fn new(width: i64, height: i64, title: &str, description: &str) -> Self {
         let mut svg = Self { width, height, body: String::new() };
         svg.line_of(&format!("<title>{}</title>", escape(title)));
         svg.line_of(&format!("<desc>{}</desc>", escape(description)));
@@ -64,7 +64,7 @@ impl Svg {
     }
 
     /// A text with a white rim, so that lines behind it do not make it hard to read.
-    pub fn text(&mut self, at: Point, font: Font, text: &str) {
+    pub(crate) fn text(&mut self, at: Point, font: Font, text: &str) {
         let (x, y, text) = (px(at.0), px(at.1), escape(text));
         let Font { size, colour, anchor } = font;
         self.line_of(&format!(
@@ -72,14 +72,14 @@ impl Svg {
         ));
     }
 
-    pub fn heading(&mut self, at: Point, size: i64, text: &str) {
+    pub(crate) fn heading(&mut self, at: Point, size: i64, text: &str) {
         let (x, y, text) = (px(at.0), px(at.1), escape(text));
         self.line_of(&format!(
             r#"<text x="{x}" y="{y}" font-size="{size}" font-weight="bold" fill="{INK}">{text}</text>"#
         ));
     }
 
-    pub fn line(&mut self, from: Point, to: Point, line: Line) {
+    pub(crate) fn line(&mut self, from: Point, to: Point, line: Line) {
         let (colour, dash) = match line {
             Line::Axis => (FAINT, ""),
             Line::Mark => (INK, ""),
@@ -93,21 +93,21 @@ impl Svg {
     }
 
     /// A line through all points.
-    pub fn path(&mut self, points: &[Point], colour: &str) {
+    pub(crate) fn path(&mut self, points: &[Point], colour: &str) {
         let points = points_text(points);
         self.line_of(&format!(
             r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"/>"#
         ));
     }
 
-    pub fn area(&mut self, points: &[Point], colour: &str) {
+    pub(crate) fn area(&mut self, points: &[Point], colour: &str) {
         let points = points_text(points);
         self.line_of(&format!(
             r#"<polygon points="{points}" fill="{colour}" shape-rendering="crispEdges"/>"#
         ));
     }
 
-    pub fn bar(&mut self, at: Point, size: Point, colour: &str) {
+    pub(crate) fn bar(&mut self, at: Point, size: Point, colour: &str) {
         let [x, y, width, height] = [at.0, at.1, size.0, size.1].map(px);
         self.line_of(&format!(
             r#"<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="2" fill="{colour}"/>"#
@@ -115,19 +115,19 @@ impl Svg {
     }
 
     /// An allowed request: a full circle.
-    pub fn allowed(&mut self, at: Point) {
+    pub(crate) fn allowed(&mut self, at: Point) {
         let (x, y) = (px(at.0), px(at.1));
         self.line_of(&format!(r#"<circle cx="{x}" cy="{y}" r="4" fill="{ALLOWED}"/>"#));
     }
 
     /// A denied request: a cross.
-    pub fn denied(&mut self, at: Point) {
+    pub(crate) fn denied(&mut self, at: Point) {
         let [left, right, top, bottom] = [at.0 - 33, at.0 + 33, at.1 - 33, at.1 + 33].map(px);
         let cross = format!("M{left} {top}L{right} {bottom}M{left} {bottom}L{right} {top}");
         self.line_of(&format!(r#"<path d="{cross}" stroke="{DENIED}" stroke-width="1.8"/>"#));
     }
 
-    pub fn finish(self) -> String {
+    pub(crate) fn finish(self) -> String {
         let Self { width, height, body } = self;
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \

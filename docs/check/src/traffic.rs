@@ -5,20 +5,20 @@ use std::{error::Error, time::Duration};
 use tollgate::{Clock, Limiter, ManualClock};
 
 /// The length of every limit's period here.
-pub const PERIOD: u64 = 10_000;
+pub(crate) const PERIOD: u64 = 10_000;
 /// The length of every picture: three periods.
-pub const SPAN: u64 = 3 * PERIOD;
+pub(crate) const SPAN: u64 = 3 * PERIOD;
 
 /// One request and its answer.
 #[derive(Clone, Copy)]
-pub struct Asked {
+pub(crate) struct Asked {
     pub at: u64,
     pub allowed: bool,
 }
 
 /// One permit: from when it was held, until when, and whether it was returned or ran out.
 #[derive(Clone, Copy)]
-pub struct Held {
+pub(crate) struct Held {
     pub from: u64,
     pub until: u64,
     pub returned: bool,
@@ -26,7 +26,7 @@ pub struct Held {
 
 /// Quiet for most of a period; 12 requests within half a second before the boundary and again after it; then, from 13 s
 /// on, a request every half second: twice what the limit admits.
-pub fn instants() -> Vec<u64> {
+pub(crate) fn instants() -> Vec<u64> {
     let before = (0..12).map(|n| 9_520 + 40 * n);
     let after = (0..12).map(|n| 10_020 + 40 * n);
     let steady = (13_250..SPAN).step_by(500);
@@ -34,7 +34,7 @@ pub fn instants() -> Vec<u64> {
 }
 
 /// Asks at those instants, one unit each, under one limit.
-pub fn ask(limit: &str) -> Result<Vec<Asked>, Box<dyn Error>> {
+pub(crate) fn ask(limit: &str) -> Result<Vec<Asked>, Box<dyn Error>> {
     let clock = ManualClock::new();
     let start = clock.now();
     let limiter = Limiter::builder().limit(limit).clock(clock.clone()).build()?;
@@ -46,13 +46,13 @@ pub fn ask(limit: &str) -> Result<Vec<Asked>, Box<dyn Error>> {
 }
 
 /// The number admitted in the trailing period, `(t - PERIOD, t]`, as steps: an instant and the count from there on.
-pub fn trailing(asked: &[Asked]) -> Vec<(u64, i64)> {
+pub(crate) fn trailing(asked: &[Asked]) -> Vec<(u64, i64)> {
     let admitted = asked.iter().filter(|one| one.allowed);
     steps(admitted.map(|one| (one.at, one.at + PERIOD)))
 }
 
 /// The number of permits held, as steps.
-pub fn held_at_once(held: &[Held]) -> Vec<(u64, i64)> {
+pub(crate) fn held_at_once(held: &[Held]) -> Vec<(u64, i64)> {
     steps(held.iter().map(|one| (one.from, one.until)))
 }
 
@@ -90,7 +90,7 @@ const HOLDERS: [(u64, Option<u64>); 14] = [
 ];
 
 /// Acquires and returns permits under a concurrency limit.
-pub fn hold(limit: &str) -> Result<(Vec<Asked>, Vec<Held>), Box<dyn Error>> {
+pub(crate) fn hold(limit: &str) -> Result<(Vec<Asked>, Vec<Held>), Box<dyn Error>> {
     let clock = ManualClock::new();
     let start = clock.now();
     let limiter = Limiter::builder().limit(limit).clock(clock.clone()).build()?;
