@@ -2,9 +2,11 @@
 
 mod asking;
 mod check;
+mod completions;
 mod doctor;
 mod explain;
 mod log;
+mod man;
 mod schema;
 mod serve;
 mod trouble;
@@ -38,6 +40,8 @@ enum Command {
     Doctor(doctor::Args),
     Validate(validate::Args),
     Schema(schema::Args),
+    Completions(completions::Args),
+    Man(man::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -72,6 +76,8 @@ pub(crate) fn run() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Schema(args) => schema::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     };
     done.unwrap_or_else(|trouble| {
         say(trouble);

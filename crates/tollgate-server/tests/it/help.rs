@@ -13,6 +13,8 @@ fn help_teaches_by_examples() {
         (&["doctor", "--help"], "tollgate doctor redis://127.0.0.1:6379"),
         (&["validate", "--help"], "tollgate validate tollgate.yaml"),
         (&["schema", "--help"], "tollgate schema > tollgate.schema.json"),
+        (&["completions", "--help"], "tollgate completions zsh > ~/.zfunc/_tollgate"),
+        (&["man", "--help"], "tollgate man serve | man -l -"),
     ] {
         let finished = run(args, b"");
         assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{args:?}");
@@ -31,4 +33,39 @@ fn check_says_that_nothing_stays() {
 fn the_version_is_that_of_the_package() {
     let finished = run(&["--version"], b"");
     assert_eq!(finished.stdout, concat!("tollgate ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+/// What the shell is told, and the manual, come from the declarations behind `--help`: no command is missing.
+#[test]
+fn every_command_completes_and_has_a_page() {
+    let help = run(&["--help"], b"").stdout;
+    let (_, commands) = help.split_once("Commands:\n").unwrap();
+    let (commands, _) = commands.split_once("\n\n").unwrap();
+    let words = commands.lines().filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let commands: Vec<&str> = words.filter(|word| !["", "help"].contains(word)).collect();
+    assert!(commands.contains(&"serve"), "{commands:?}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let written = run(&["man", "--dir", folder.path().to_str().unwrap()], b"");
+    assert_eq!((written.code, &*written.stderr), (Some(0), ""));
+    let scripts = ["bash", "zsh", "fish", "elvish", "powershell"].map(|shell| {
+        let printed = run(&["completions", shell], b"");
+        assert_eq!((printed.code, &*printed.stderr), (Some(0), ""), "{shell}");
+        printed.stdout
+    });
+    for command in commands {
+        let page = std::fs::read_to_string(folder.path().join(format!("tollgate-{command}.1")));
+        let page = page.unwrap();
+        assert!(page.contains(&format!(".TH tollgate-{command} 1")), "{page}");
+        assert_eq!(run(&["man", command], b"").stdout, page);
+        assert!(scripts.iter().all(|script| script.contains(command)), "{command}");
+    }
+}
+
+#[test]
+fn a_page_that_is_not_there_is_named() {
+    let finished = run(&["man", "dance"], b"");
+    let expected = "error: cannot print the page: there is no tollgate-dance\n\
+                    hint: name a command, as `tollgate --help` lists them\n";
+    assert_eq!((finished.code, &*finished.stderr), (Some(2), expected));
 }
