@@ -38,6 +38,7 @@ const STYLE = `
 .chart text{fill:var(--chart-quiet);font-size:11px;font-family:inherit}
 .chart .grid{stroke:var(--chart-grid);shape-rendering:crispEdges}
 .chart .area{opacity:.82}.chart .line{fill:none;stroke-width:1.75;stroke-linejoin:round}
+.chart .case{fill:none;stroke:var(--chart-card);stroke-width:4;opacity:.6}
 .chart .limit{stroke:var(--chart-limit);stroke-width:1.5;stroke-dasharray:5 4}
 .chart text.of-limit{fill:var(--chart-limit);font-weight:600;paint-order:stroke;stroke:var(--chart-card);
   stroke-width:3px}
@@ -67,11 +68,12 @@ const STYLE = `
   text-decoration-color:var(--chart-grid);text-underline-offset:3px}
 .chart-bars button.label:hover{text-decoration-color:currentColor}
 .chart-bars button.label:focus-visible{outline:2px solid var(--chart-allowed);outline-offset:2px}
-.chart-bars .note{flex:1 3 auto;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;
+.chart-bars .note{flex:1 999 auto;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;
   color:var(--chart-quiet);font-size:12px}
 .chart-bars .figures{flex:none;margin-left:auto;color:var(--chart-quiet);font-size:12px}
 .chart-bars .figures span+span{margin-left:10px}
-.chart-bars .track{display:flex;height:6px;margin-top:5px;border-radius:3px;background:var(--chart-grid);overflow:hidden}
+.chart-bars .track{display:flex;height:6px;margin-top:5px;border-radius:3px;overflow:hidden;
+  background:var(--chart-grid)}
 .chart-bars .track i{display:block;height:100%}
 .chart-bars .empty{color:var(--chart-quiet)}
 `;
@@ -245,7 +247,7 @@ class Timeline {
       const label = { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" };
       svg("text", label, this.plot).textContent = number(value);
     }
-    const { step, at } = timeTicks(this.first, this.last, Math.max(2, Math.floor(width / 110)), this.options.utc);
+    const { step, at } = timeTicks(this.first, this.last, Math.max(2, Math.floor(width / 85)), this.options.utc);
     for (const time of at) {
       const label = { x: this.x(time), y: this.options.height - 6, "text-anchor": "middle" };
       if (label.x < EDGE.left + 16 || label.x > width - 30) continue;
@@ -392,16 +394,15 @@ function stack(series) {
 
 /** `x(i)` is where sample `i` begins, and `x(length)` where the last one ends. */
 function drawTier(view, tier, x, y) {
-  const path = svg("path", { class: tier.kind === "line" ? "line" : "area" }, view);
-  if (tier.kind === "line") {
-    path.setAttribute("d", linePath(tier.top, x, y));
-    path.setAttribute("vector-effect", "non-scaling-stroke");
-    if (tier.dashed) path.setAttribute("stroke-dasharray", "4 3");
-    path.style.stroke = colour(tier.color);
-  } else {
-    path.setAttribute("d", areaPath(tier, x, y));
-    path.style.fill = colour(tier.color);
+  if (tier.kind !== "line") {
+    svg("path", { class: "area", d: areaPath(tier, x, y) }, view).style.fill = colour(tier.color);
+    return;
   }
+  const path = { d: linePath(tier.top, x, y), "vector-effect": "non-scaling-stroke" };
+  svg("path", { ...path, class: "case" }, view);
+  const line = svg("path", { ...path, class: "line" }, view);
+  if (tier.dashed) line.setAttribute("stroke-dasharray", "5 3");
+  line.style.stroke = colour(tier.color);
 }
 
 function linePath(values, x, y) {

@@ -8,6 +8,7 @@ mod connection;
 mod descriptors;
 mod model;
 mod openapi;
+mod page;
 mod problem;
 mod proxy;
 mod report;

@@ -8,9 +8,9 @@ use axum::{
     routing::{MethodRouter, any, delete, get, post},
 };
 
-use super::{Answer, Problem, Shared, budget, check, descriptors, proxy, report};
+use super::{Answer, Problem, Shared, budget, check, descriptors, page, proxy, report};
 
-/// Every path there is. `/openapi.json` describes them all, which a test sees to.
+/// Every path there is but for those of the dashboard. `/openapi.json` describes them all, which a test sees to.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
     vec![
         ("/v1/check", post(checked)),
@@ -38,7 +38,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
 
 pub(super) fn router(shared: Arc<Shared>) -> Router {
     let add = |router: Router<_>, (path, methods)| router.route(path, methods);
-    let router = routes().into_iter().fold(Router::new(), add);
+    let router = page::add(routes().into_iter().fold(Router::new(), add));
     router
         .fallback(async || Problem::not_found())
         .method_not_allowed_fallback(async || Problem::method())
