@@ -16,7 +16,7 @@ const byId = (id) => document.getElementById(id);
 const live = new Live();
 const policies = new Policies(live, show);
 const keys = new Keys(live, say);
-const trying = new Try(live);
+const trying = new Try();
 const health = new Health(live);
 const look = { label: "Decisions a second", unit: "/s", span: 300, height: 260 };
 const chart = timeline(byId("timeline"), live.chart(""), look);
@@ -71,6 +71,14 @@ function failed(error) {
   const isNew = refused?.status !== error.status;
   refused = error;
   if (error.status === 401 && isNew) openKeys();
+  if (error.status === 403 && isNew) offerPolicies();
+}
+
+/** Who may not see everything may still try requests, and look up keys. */
+async function offerPolicies() {
+  const { policies: some } = await ask("GET", "v1/policies").catch(() => ({ policies: [] }));
+  trying.offer(some);
+  keys.offer(some);
 }
 
 function draw() {
@@ -82,13 +90,14 @@ function draw() {
   updateTiles(name);
   policies.update();
   keys.update();
-  trying.update();
+  trying.offer(answer.policies);
   health.update();
   const idle = answer.policies.every((policy) => policy.allowed + policy.denied + policy.shadow_denied === 0);
   byId("first-steps").hidden = !idle;
   byId("timeline").hidden = idle;
   if (idle) put(byId("first-curl"), curl(example(answer)));
   put(byId("server"), location.host);
+  byId("key-open").hidden = !answer.authorized.keys_configured && apiKey() === "";
 }
 
 /** A request that the first policy would cover. */

@@ -16,6 +16,7 @@ export class Keys {
     this.live = live;
     this.say = say;
     this.looked = null;
+    this.policies = [];
     const onSelect = (row) => this.select(row.policy, row.label);
     const list = (id, empty) => bars(document.getElementById(id), [], { onSelect, empty });
     this.traffic = list("top-traffic", "No keys yet.");
@@ -35,12 +36,14 @@ export class Keys {
     const { answer } = this.live;
     this.traffic.update(answer.top.traffic.map(row));
     this.denied.update(answer.top.denied.map(row));
-    this.updatePolicies(answer);
+    this.offer(answer.policies);
     this.updateBlocked(answer);
   }
 
-  updatePolicies(answer) {
-    const names = answer.policies.map((policy) => policy.name);
+  /** Policies to look up keys of. */
+  offer(policies) {
+    this.policies = policies;
+    const names = policies.map((policy) => policy.name);
     if (JSON.stringify(names) === this.names) return;
     this.names = JSON.stringify(names);
     const chosen = this.policy.value;
@@ -51,7 +54,7 @@ export class Keys {
 
   /** A policy with one budget for all has the empty key. */
   allowEmpty() {
-    const policy = this.live.answer?.policies.find(({ name }) => name === this.policy.value);
+    const policy = this.policies.find(({ name }) => name === this.policy.value);
     const per = policy?.per ?? [];
     this.key.required = per.length > 0;
     this.key.placeholder = per.length > 0 ? per.join(", ") : "one budget for all: leave it empty";

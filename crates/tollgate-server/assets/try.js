@@ -6,8 +6,7 @@ import { duration, make } from "./live.js";
 import { condition } from "./policies.js";
 
 export class Try {
-  constructor(live) {
-    this.live = live;
+  constructor() {
     this.rows = document.getElementById("try-attributes");
     this.domain = document.getElementById("try-domain");
     this.answer = document.getElementById("try-answer");
@@ -20,23 +19,15 @@ export class Try {
   }
 
   /** Offers the names that policies look at; the first answer also makes the first rows. */
-  update() {
-    const { policies } = this.live.answer;
+  offer(policies) {
     const names = new Set(policies.flatMap((policy) => [
       ...(policy.match ?? []).map((match) => match.attribute),
       ...(policy.per ?? []),
     ]));
-    this.offer("attribute-names", [...names].slice(0, 50));
-    this.offer("domains", [...new Set(policies.map((policy) => policy.domain).filter(Boolean))].slice(0, 50));
+    fill("attribute-names", [...names].slice(0, 50));
+    fill("domains", [...new Set(policies.map((policy) => policy.domain).filter(Boolean))].slice(0, 50));
     if (this.rows.children.length === 0) [...names].slice(0, 3).forEach((name) => this.add(name));
     if (this.rows.children.length === 0) this.add("key");
-  }
-
-  offer(id, values) {
-    const list = document.getElementById(id);
-    if (JSON.stringify(values) === list.dataset.values) return;
-    list.dataset.values = JSON.stringify(values);
-    list.replaceChildren(...values.map((value) => make("option", { value })));
   }
 
   add(name = "") {
@@ -85,6 +76,13 @@ export class Try {
     parts.push(make("pre", {}, make("code", {}, curl(request))));
     this.answer.replaceChildren(...parts);
   }
+}
+
+function fill(id, values) {
+  const list = document.getElementById(id);
+  if (JSON.stringify(values) === list.dataset.values) return;
+  list.dataset.values = JSON.stringify(values);
+  list.replaceChildren(...values.map((value) => make("option", { value })));
 }
 
 /** The line for a shell that makes this check. */
