@@ -8,7 +8,9 @@ use axum::{
     routing::{MethodRouter, any, delete, get, post},
 };
 
-use super::{Answer, Problem, Shared, budget, check, descriptors, page, proxy, report};
+use super::{
+    Answer, Problem, Shared, block, budget, check, descriptors, live, page, proxy, report,
+};
 
 /// Every path there is but for those of the dashboard. `/openapi.json` describes them all, which a test sees to.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
@@ -23,6 +25,8 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
         ("/v1/explain", get(report::explain_query).merge(post(report::explain_body))),
         ("/v1/policies", get(report::policies)),
         ("/v1/stats", get(report::stats)),
+        ("/v1/live", get(live::live)),
+        ("/v1/block", post(block::block).merge(delete(block::unblock))),
         ("/v1/reload", post(report::reload)),
         ("/v1/auth", any(authorized)),
         ("/check", get(proxy::seed)),
