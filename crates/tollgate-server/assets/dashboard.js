@@ -125,12 +125,12 @@ function updateTiles(name) {
   const total = (count) => chosen.reduce((sum, policy) => sum + policy[count], 0);
   const [allowed, denied, shadow] = [total("allowed"), total("denied"), total("shadow_denied")];
   const now = (count) => rate(counts[count]);
-  const asked = now("allowed") + now("denied");
+  const asked = now("allowed") + now("denied") + now("shadow_denied");
   const share = asked > 0 ? `${((100 * now("denied")) / asked).toFixed(1)} % of all now` : "none now";
-  tell(tiles.all, asked, `${whole(allowed + denied)} since the start`);
+  tell(tiles.all, asked, `${whole(allowed + denied + shadow)} since the start`);
   tell(tiles.allowed, now("allowed"), `${whole(allowed)} since the start`);
   tell(tiles.denied, now("denied"), `${share}, ${whole(denied)} in all`);
-  tell(tiles.shadow, now("shadow_denied"), `${whole(shadow)} since the start`);
+  tell(tiles.shadow, now("shadow_denied"), `passed, ${whole(shadow)} since the start`);
 }
 
 function tell({ value, note }, perSecond, text) {

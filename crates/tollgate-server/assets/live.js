@@ -66,11 +66,9 @@ export class Live {
     const { allowed, denied, shadow_denied: shadow } = this.counts(name);
     const series = [
       { name: "allowed", values: allowed.slice(-last), color: "allowed" },
+      { name: "shadow denied", values: shadow.slice(-last), color: "shadow" },
       { name: "denied", values: denied.slice(-last), color: "denied" },
     ];
-    if (shadow.some((value) => value > 0)) {
-      series.push({ name: "shadow denied", values: shadow.slice(-last), color: "shadow", kind: "line" });
-    }
     return { times: this.times.slice(-last), step: 1, series };
   }
 }

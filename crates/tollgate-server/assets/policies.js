@@ -5,6 +5,7 @@ import { make, put, rate } from "./live.js";
 
 const MOST_ROWS = 50;
 const SPARK_SAMPLES = 120;
+const USUAL_FAILURE = "local 1/1";
 const COLUMNS = ["Policy", "Limit", "Allowed", "Denied", "Shadow", "Last 2 minutes", "Budget used"];
 
 export class Policies {
@@ -107,7 +108,7 @@ function badges(policy) {
   const told = [];
   if (policy.mode === "shadow") told.push(make("span.badge.shadow", { title: "Counts, and never denies" }, "shadow"));
   if (policy.domain && policy.domain !== "default") told.push(make("span.badge", { title: "Domain" }, policy.domain));
-  if (policy.failure && policy.failure !== "open") {
+  if (policy.failure && policy.failure !== USUAL_FAILURE) {
     told.push(make("span.badge", { title: "When the store fails" }, `fails ${policy.failure}`));
   }
   return told;
