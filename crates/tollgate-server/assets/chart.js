@@ -71,7 +71,7 @@ const STYLE = `
 .chart-bars .note{flex:1 999 auto;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;
   color:var(--chart-quiet);font-size:12px}
 .chart-bars .figures{flex:none;margin-left:auto;color:var(--chart-quiet);font-size:12px}
-.chart-bars .figures span+span{margin-left:10px}
+.chart-bars .figures span+span{margin-left:8px}
 .chart-bars .track{display:flex;height:6px;margin-top:5px;border-radius:3px;overflow:hidden;
   background:var(--chart-grid)}
 .chart-bars .track i{display:block;height:100%}
@@ -470,6 +470,7 @@ function bar(row, index, most, options) {
   const figures = html("span", "figures", line);
   const track = html("div", "track", item);
   for (const part of row.parts) {
+    if (figures.firstChild) figures.append(" ");
     const figure = html("span", "", figures);
     figure.textContent = `${number(part.value)} ${part.name}`;
     const piece = html("i", "", track);

@@ -18,7 +18,7 @@ const policies = new Policies(live, show);
 const keys = new Keys(live, say);
 const trying = new Try();
 const health = new Health(live);
-const look = { label: "Decisions a second", unit: "/s", span: 300, height: 260 };
+const look = { label: "Decisions a second", unit: "/s", span: 60, height: 260 };
 const chart = timeline(byId("timeline"), live.chart(""), look);
 const tiles = makeTiles();
 

@@ -4,6 +4,10 @@ import { bars, whole } from "./chart.js";
 import { ask, sentence } from "./api.js";
 import { duration, make, put } from "./live.js";
 
+/** Whose limits come with requests: they are not kept, so how they stand is not known. */
+const AD_HOC = "ad-hoc";
+/** Who has the empty key. */
+const EVERYBODY = "everybody";
 const BLOCK_TIMES = [
   [600, "10 minutes"],
   [3600, "1 hour"],
@@ -17,7 +21,7 @@ export class Keys {
     this.say = say;
     this.looked = null;
     this.policies = [];
-    const onSelect = (row) => this.select(row.policy, row.label);
+    const onSelect = (row) => this.select(row);
     const list = (id, empty) => bars(document.getElementById(id), [], { onSelect, empty });
     this.traffic = list("top-traffic", "No keys yet.");
     this.denied = list("top-denied", "Nobody was denied of late.");
@@ -34,8 +38,9 @@ export class Keys {
 
   update() {
     const { answer } = this.live;
-    this.traffic.update(answer.top.traffic.map(row));
-    this.denied.update(answer.top.denied.map(row));
+    const shadow = new Set(answer.policies.filter(({ mode }) => mode === "shadow").map(({ name }) => name));
+    this.traffic.update(answer.top.traffic.map((top) => row(top, shadow)));
+    this.denied.update(answer.top.denied.map((top) => row(top, shadow)));
     this.offer(answer.policies);
     this.updateBlocked(answer);
   }
@@ -71,7 +76,8 @@ export class Keys {
     this.shownBlocks = shown;
     const items = lines.map(({ policy, key, until }) => {
       const lift = { type: "button", onclick: () => this.unblock(policy, key), "aria-label": `Unblock ${key}` };
-      const name = make("span.label", { title: key }, make("b", {}, key || "everybody"), make("span.quiet", {}, policy));
+      const whose = [make("b", {}, key || EVERYBODY), make("span.quiet", {}, policy)];
+      const name = make("span.label", { title: key }, ...whose);
       const left = make("span.left.number", {}, duration(until));
       return make("li", {}, name, left, make("button.plain", lift, "Unblock"));
     });
@@ -82,7 +88,11 @@ export class Keys {
   }
 
   /** From a list of keys to the panel that shows one. */
-  select(policy, key) {
+  select({ policy, key, exact }) {
+    if (!exact) {
+      this.say("This key is shown cut short, or is not text, so it cannot be named here.", "bad");
+      return;
+    }
     this.policy.value = policy;
     this.key.value = key;
     this.allowEmpty();
@@ -92,6 +102,10 @@ export class Keys {
   }
 
   async look(policy, key) {
+    if (policy === AD_HOC) {
+      this.show(policy, key, null);
+      return;
+    }
     try {
       const state = await ask("GET", "v1/state", { query: { policy, key } });
       this.show(policy, key, state);
@@ -102,12 +116,9 @@ export class Keys {
 
   show(policy, key, state) {
     const blocked = this.live.answer?.blocked.find((block) => block.policy === policy && block.key === key);
-    const name = make("p.subject", {}, make("b", {}, key || "everybody"), make("span.quiet", {}, ` in ${policy}`));
-    const limits = state.limits.map((limit) => limitLine(limit));
-    const verdict = state.allowed
-      ? make("span.badge.good", {}, "would be allowed")
-      : make("span.badge.bad", {}, state.retry_after === null ? "denied" : `denied for ${duration(state.retry_after)}`);
-    name.append(" ", verdict);
+    const name = make("p.subject", {}, make("b", {}, key || EVERYBODY), make("span.quiet", {}, ` in ${policy}`));
+    name.append(" ", standing(state));
+    const limits = (state?.limits ?? []).map((limit) => limitLine(limit));
     const times = BLOCK_TIMES.map(([seconds, text]) => make("option", { value: seconds }, text));
     const time = make("select", { "aria-label": "Block for" }, ...times);
     time.value = "3600";
@@ -115,7 +126,7 @@ export class Keys {
     const reset = button("plain", "Reset budget", () => this.reset(policy, key));
     const block = button("danger", "Block", () => this.block(policy, key, Number(time.value)));
     const lift = button("plain", "Unblock", () => this.unblock(policy, key));
-    const acts = make("div.buttons", {}, reset, ...(blocked ? [lift] : [time, block]));
+    const acts = make("div.buttons", {}, state ? reset : null, ...(blocked ? [lift] : [time, block]));
     this.answer.replaceChildren(name, make("ul.limits", {}, ...limits), acts);
     this.looked = { policy, key };
   }
@@ -149,6 +160,13 @@ export class Keys {
   }
 }
 
+function standing(state) {
+  if (state === null) return make("span.badge", {}, "its limits come with its requests");
+  if (state.allowed) return make("span.badge.good", {}, "would be allowed");
+  const { retry_after: retry } = state;
+  return make("span.badge.bad", {}, retry === null ? "denied" : `denied for ${duration(retry)}`);
+}
+
 /** How one limit stands. */
 export function limitLine(limit) {
   const capacity = capacityOf(limit.limit);
@@ -175,10 +193,9 @@ function capacityOf(limit) {
   return Number((burst ?? amount)?.[1] ?? 0);
 }
 
-function row({ policy, key, allowed, denied, exact }) {
-  const parts = [
-    { name: "allowed", value: allowed, color: "allowed" },
-    { name: "denied", value: denied, color: "denied" },
-  ];
-  return { label: key, policy, note: exact === false ? `${policy}, cut short` : policy, parts };
+/** A policy in shadow mode lets those pass that it would deny. */
+function row({ policy, key, allowed, denied, exact }, shadow) {
+  const held = shadow.has(policy) ? { name: "shadow denied", color: "shadow" } : { name: "denied", color: "denied" };
+  const parts = [{ name: "allowed", value: allowed, color: "allowed" }, { ...held, value: denied }];
+  return { label: key || EVERYBODY, key, policy, parts, exact, note: policy };
 }

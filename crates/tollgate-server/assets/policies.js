@@ -137,9 +137,8 @@ function searched(policy) {
   return [policy.name, policy.domain, ...describe(policy), ...limitsOf(policy)].join(" ").toLowerCase();
 }
 
-function about(answer) {
-  const count = answer.policies.length;
-  return `${count} ${count === 1 ? "policy" : "policies"}, revision ${answer.revision} of the configuration`;
+function about({ policies_total: count, revision }) {
+  return `${count} ${count === 1 ? "policy" : "policies"}, revision ${revision} of the configuration`;
 }
 
 function rounded(value) {
