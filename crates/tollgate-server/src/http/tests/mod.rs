@@ -6,6 +6,7 @@ mod connection;
 mod descriptors;
 mod documents;
 mod hostile;
+mod live;
 mod proxy;
 mod report;
 
