@@ -3,13 +3,14 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use axum::extract::{Query, Request, State};
 use http::{StatusCode, Uri};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::{Charge, Plan, Policy, PolicyName, PolicyStats, Stats, Timestamp, TopKey};
+use tollgate::{Charge, Plan, Policy, PolicyName, PolicyStats, Stats, TopKey};
 use tollgate_redis::RedisStats;
 
 use super::{
@@ -32,7 +33,7 @@ use crate::{
 #[schemars(rename = "Live")]
 pub(super) struct LiveModel {
     /// Seconds since the epoch, by the service's clock.
-    now: f64,
+    now: Seconds,
     /// When it began, in seconds since the epoch. Counts begin then.
     started: u64,
     version: &'static str,
@@ -107,7 +108,7 @@ struct CountsModel {
     shadow_denied: Vec<u32>,
 }
 
-/// Keys that stand out, estimated; counts are halved every minute.
+/// Keys that stand out in the last 30 to 60 seconds. Under heavy traffic they are an estimate.
 #[derive(Debug, Serialize, JsonSchema)]
 struct TopModel {
     /// With most requests.
@@ -202,7 +203,7 @@ pub(super) async fn live(
     json(
         StatusCode::OK,
         &LiveModel {
-            now: seconds(shared.now()),
+            now: Seconds(Duration::from_micros(shared.now().as_micros())),
             started: shared.gate.live().started().as_micros() / 1_000_000,
             version: env!("CARGO_PKG_VERSION"),
             revision: revision.number,
@@ -222,11 +223,6 @@ pub(super) async fn live(
             listeners: shared.metrics.listeners().iter().map(ListenerModel::from).collect(),
         },
     )
-}
-
-#[expect(clippy::cast_precision_loss, reason = "microseconds fit until the year 2255")]
-fn seconds(time: Timestamp) -> f64 {
-    time.as_micros() as f64 / 1e6
 }
 
 /// Up to which second the history is known already.
@@ -294,7 +290,7 @@ async fn used(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f64> {
             && !decision.is_degraded()
             && capacity > 0
         {
-            let share = 1.0 - ratio(decision.remaining().min(capacity), capacity);
+            let share = ratio(capacity.saturating_sub(decision.remaining()), capacity);
             let most = used.entry(charge.policy).or_insert(share);
             *most = share.max(*most);
         }
@@ -302,7 +298,11 @@ async fn used(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f64> {
     used
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people")]
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::float_arithmetic,
+    reason = "for people to look at; nothing is decided by it"
+)]
 fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
@@ -327,8 +327,10 @@ impl TopModel {
     fn new(engine: &Engine, stats: &Stats) -> Self {
         let model = |top: &TopKey| {
             let whole = top.whole.as_ref();
-            let key = whole
-                .map_or_else(|| top.key.chars().take(200).collect(), |key| text_of(key.as_ref()));
+            let key = match whole {
+                Some(key) => text_of(key.as_ref()),
+                None => top.key.chars().take(200).chain(['…']).collect(),
+            };
             let policy: Option<&Policy> = engine.policies().get(top.policy);
             let exact = whole.is_some_and(|whole| key_of(policy, &key).as_ref() == Some(whole));
             let (allowed, denied) = (top.allowed, top.denied);

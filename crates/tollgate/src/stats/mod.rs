@@ -60,8 +60,8 @@ pub struct TopKey {
     pub key: String,
     /// The key itself. `None` if it has more than 256 bytes.
     pub whole: Option<KeyBuf>,
-    /// About how many: never fewer than there were, and more by no more than a 128th of those of all keys. Counts are
-    /// halved every minute, so that what is over fades.
+    /// About how many there were in the last 30 to 60 seconds: while every key is looked at, never fewer than that, and
+    /// more by no more than a 128th of those of all keys.
     pub count: u64,
     /// How many of its requests passed since it stands out.
     pub allowed: u64,
@@ -184,11 +184,18 @@ impl Meter {
             let policy = self.policies[place];
             PolicyStats { policy, allowed, denied, shadow_denied, degraded }
         };
+        let mut busiest = self.busiest.lock();
+        let mut most_denied = self.most_denied.lock().top(now);
+        for TopKey { policy, whole, allowed, .. } in &mut most_denied {
+            // What passed before the first denial only the other sketch has seen.
+            let seen = whole.as_ref().map_or(0, |key| busiest.allowed(*policy, key.as_ref()));
+            *allowed = seen.max(*allowed);
+        }
         Stats {
             policies: (0..self.ad_hoc()).map(stats).collect(),
             ad_hoc: stats(self.ad_hoc()),
-            busiest: self.busiest.lock().top(now),
-            most_denied: self.most_denied.lock().top(now),
+            busiest: busiest.top(now),
+            most_denied,
             store_failures: self.store_failures.load(Ordering::Relaxed),
         }
     }

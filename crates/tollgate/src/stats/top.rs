@@ -15,7 +15,8 @@ const PLACES: usize = 128;
 /// How many are shown.
 const SHOWN: usize = 32;
 const MAX_NAME: usize = 256;
-const HALF_LIFE: u64 = 60_000_000;
+/// Counts are of this window, in microseconds, and of the one before it.
+const WINDOW: u64 = 30_000_000;
 
 /// What became of requests that a key stands for.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +32,8 @@ pub(super) struct Sketch {
     /// By policy and a keyed hash of the key: names are kept for reading only.
     places: HashMap<(PolicyName, u64), Place>,
     hasher: RandomState,
-    halved: u64,
+    /// The number of the window that is now.
+    window: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -40,10 +42,17 @@ struct Place {
     name: KeyBuf,
     is_whole: bool,
     /// What the sketch is ordered by, with what was inherited.
-    count: u64,
+    count: Windows,
     /// Since it took its place.
-    allowed: u64,
-    denied: u64,
+    allowed: Windows,
+    denied: Windows,
+}
+
+/// A count in the window that is now, and in the one before.
+#[derive(Clone, Copy, Debug, Default)]
+struct Windows {
+    now: u64,
+    before: u64,
 }
 
 impl Sketch {
@@ -52,16 +61,17 @@ impl Sketch {
         if self.note(policy, key, seen, now) {
             return;
         }
-        let mut inherited = 0;
+        let mut inherited = Windows::default();
         if self.places.len() >= PLACES
-            && let Some((&lightest, place)) = self.places.iter().min_by_key(|(_, p)| p.count)
+            && let Some((&lightest, place)) = self.places.iter().min_by_key(|(_, p)| p.count.sum())
         {
             inherited = place.count;
             self.places.remove(&lightest);
         }
         let name = key.first(MAX_NAME);
         let is_whole = name.as_ref() == key;
-        let mut place = Place { name, is_whole, count: inherited, allowed: 0, denied: 0 };
+        let (allowed, denied) = Default::default();
+        let mut place = Place { name, is_whole, count: inherited, allowed, denied };
         place.see(seen);
         self.places.insert((policy, self.hasher.hash_one(key)), place);
     }
@@ -79,39 +89,53 @@ impl Sketch {
         place.map(|place| place.see(seen)).is_some()
     }
 
+    /// How many requests of a key passed, as far as is known here.
+    pub(super) fn allowed(&self, policy: PolicyName, key: KeyRef<'_>) -> u64 {
+        let place = self.places.get(&(policy, self.hasher.hash_one(key)));
+        place.map_or(0, |place| place.allowed.sum())
+    }
+
     pub(super) fn top(&mut self, now: u64) -> Vec<TopKey> {
         self.fade(now);
         let mut top: Vec<_> = self.places.iter().collect();
         let name = |place: &Place| place.name.as_ref().to_string();
         top.sort_by_cached_key(|((policy, _), place)| {
-            (u64::MAX - place.count, name(place), *policy)
+            (u64::MAX - place.count.sum(), name(place), *policy)
         });
         top.truncate(SHOWN);
         let shown = |(&(policy, _), place): (&_, &Place)| TopKey {
             policy,
             key: name(place),
             whole: place.is_whole.then(|| place.name.clone()),
-            count: place.count,
-            allowed: place.allowed,
-            denied: place.denied,
+            count: place.count.sum(),
+            allowed: place.allowed.sum(),
+            denied: place.denied.sum(),
         };
         top.into_iter().map(shown).collect()
     }
 
-    /// Halves all counts for every minute that has passed.
+    /// Forgets what is older than the window before this one.
     fn fade(&mut self, now: u64) {
-        let minutes = now.saturating_sub(self.halved) / HALF_LIFE;
-        if minutes == 0 {
+        let window = now / WINDOW;
+        // Another thread may have been there a moment before the window began.
+        if window == self.window || window + 1 == self.window {
             return;
         }
-        self.halved = now;
-        let shift = u32::try_from(minutes).unwrap_or(u32::MAX);
+        // A clock that goes back further begins anew.
+        let is_next = window == self.window + 1;
+        self.window = window;
         self.places.retain(|_, place| {
             for count in [&mut place.count, &mut place.allowed, &mut place.denied] {
-                *count = count.checked_shr(shift).unwrap_or(0);
+                *count = Windows { now: 0, before: if is_next { count.now } else { 0 } };
             }
-            place.count > 0
+            place.count.before > 0
         });
+    }
+}
+
+impl Windows {
+    fn sum(self) -> u64 {
+        self.now + self.before
     }
 }
 
@@ -119,11 +143,11 @@ impl Place {
     fn see(&mut self, Seen { event, weight, counts }: Seen) {
         let weight = u64::from(weight);
         if counts {
-            self.count += weight;
+            self.count.now += weight;
         }
         match event {
-            Event::Allowed => self.allowed += weight,
-            Event::Denied | Event::ShadowDenied => self.denied += weight,
+            Event::Allowed => self.allowed.now += weight,
+            Event::Denied | Event::ShadowDenied => self.denied.now += weight,
         }
     }
 }
@@ -181,8 +205,11 @@ mod tests {
                 match kept(key) {
                     None => assert!(count <= share, "seed {seed}: {key} had {count}"),
                     Some(place) => {
-                        assert!((count..=count + share).contains(&place.count), "seed {seed}");
-                        assert!(place.allowed <= count, "seed {seed}");
+                        assert!(
+                            (count..=count + share).contains(&place.count.sum()),
+                            "seed {seed}"
+                        );
+                        assert!(place.allowed.sum() <= count, "seed {seed}");
                     }
                 }
             }
@@ -191,14 +218,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_fades() {
+    fn what_is_over_is_forgotten() {
         let mut sketch = Sketch::default();
+        let key = KeyRef::new(b"k");
         add(&mut sketch, b"k", 8);
-        assert_eq!(sketch.top(HALF_LIFE - 1)[0].count, 8);
-        assert_eq!(sketch.top(HALF_LIFE)[0].count, 4);
-        let last = &sketch.top(HALF_LIFE * 3)[0];
-        assert_eq!((last.count, last.allowed), (1, 1));
-        assert_eq!(sketch.top(HALF_LIFE * 200), []);
+        sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), WINDOW);
+        let counts = |top: Vec<TopKey>| -> Vec<_> {
+            top.iter().map(|top| (top.count, top.allowed, top.denied)).collect()
+        };
+        assert_eq!(counts(sketch.top(2 * WINDOW - 1)), [(9, 8, 1)]);
+        assert_eq!(counts(sketch.top(2 * WINDOW)), [(1, 0, 1)]);
+        assert_eq!(counts(sketch.top(3 * WINDOW - 1)), [(1, 0, 1)]);
+        assert_eq!(counts(sketch.top(3 * WINDOW)), []);
+        // Somebody who is late.
+        sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), 3 * WINDOW);
+        sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), 3 * WINDOW - 1);
+        assert_eq!(counts(sketch.top(3 * WINDOW)), [(2, 0, 2)]);
+        // Nobody was there to look for a while.
+        sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), 3 * WINDOW);
+        assert_eq!(counts(sketch.top(5 * WINDOW)), []);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod connection;
 mod descriptors;
 mod documents;
 mod hostile;
+mod live;
 mod page;
 mod proxy;
 mod report;
