@@ -5,9 +5,11 @@ let memory = "";
 
 /** What the server refused, in its own words. */
 export class Refused extends Error {
-  constructor(status, detail) {
-    super(detail);
+  constructor(status, { type = "", detail, title = `status ${status}` }) {
+    super(detail ?? title);
     this.status = status;
+    /** The last word of the problem's type. */
+    this.kind = type.split(":").pop();
   }
 }
 
@@ -51,7 +53,7 @@ export async function ask(method, path, { query = {}, body } = {}) {
     throw new Unreachable(error.message);
   });
   const said = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Refused(answer.status, said.detail ?? said.title ?? `status ${answer.status}`);
+  if (!answer.ok) throw new Refused(answer.status, said);
   return said;
 }
 

@@ -34,7 +34,7 @@ function start() {
   byId("shown").addEventListener("change", draw);
   byId("key-open").addEventListener("click", () => openKeys());
   byId("key-close").addEventListener("click", () => byId("key-dialog").close());
-  byId("key-forget").addEventListener("click", () => useKey(""));
+  byId("key-forget").addEventListener("click", forgetKey);
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     useKey(byId("key-input").value.trim());
@@ -58,10 +58,11 @@ async function poll() {
     draw();
   } catch (error) {
     failed(error);
+  } finally {
+    asking = false;
+    tellState();
+    if (!document.hidden) timer = setTimeout(poll, EVERY);
   }
-  asking = false;
-  tellState();
-  if (!document.hidden) timer = setTimeout(poll, EVERY);
 }
 
 function failed(error) {
@@ -97,6 +98,7 @@ function draw() {
   byId("timeline").hidden = idle;
   if (idle) put(byId("first-curl"), curl(example(answer)));
   put(byId("server"), location.host);
+  // Where nobody has a key there is none to type in.
   byId("key-open").hidden = !answer.authorized.keys_configured && apiKey() === "";
 }
 
@@ -167,7 +169,7 @@ function tellState() {
   } else if (refused?.status === 401) {
     [state, text] = ["wait", "key needed"];
     alerts.push(["warn", "This server wants an API key. Set one with “API key” at the top."]);
-  } else if (refused?.status === 403) {
+  } else if (refused?.status === 403 && refused.kind !== "host") {
     [state, text] = ["wait", "admin key needed"];
     alerts.push(["warn", "This API key can try requests. Live figures, resets and blocks take an admin key."]);
   } else if (refused !== null) {
@@ -205,8 +207,14 @@ function useKey(key) {
   setApiKey(key);
   byId("key-dialog").close();
   refused = null;
-  say(key ? "The key is used from now on." : "The key is forgotten.");
+  say("The key is used from now on.");
   poll();
+}
+
+/** With the key goes what it showed. */
+function forgetKey() {
+  setApiKey("");
+  location.reload();
 }
 
 /** Tells what came of something, for some seconds. */

@@ -27,7 +27,7 @@ pub struct Chromium {
 }
 
 /// Nothing is asked of anybody but for the pages that a test opens.
-const FLAGS: [&str; 17] = [
+const FLAGS: [&str; 18] = [
     "--headless",
     "--remote-debugging-pipe",
     "--no-sandbox",
@@ -44,6 +44,8 @@ const FLAGS: [&str; 17] = [
     "--disable-sync",
     "--hide-scrollbars",
     "--metrics-recording-only",
+    // Names for tests, of which no name server knows.
+    "--host-resolver-rules=MAP *.test 127.0.0.1",
     "--password-store=basic",
 ];
 
