@@ -8,6 +8,7 @@ import { duration, make, put } from "./live.js";
 const AD_HOC = "ad-hoc";
 /** Who has the empty key. */
 const EVERYBODY = "everybody";
+const MOST_ROWS = 10;
 const BLOCK_TIMES = [
   [600, "10 minutes"],
   [3600, "1 hour"],
@@ -39,8 +40,9 @@ export class Keys {
   update() {
     const { answer } = this.live;
     const shadow = new Set(answer.policies.filter(({ mode }) => mode === "shadow").map(({ name }) => name));
-    this.traffic.update(answer.top.traffic.map((top) => row(top, shadow)));
-    this.denied.update(answer.top.denied.map((top) => row(top, shadow)));
+    const rows = (top) => top.slice(0, MOST_ROWS).map((key) => row(key, shadow));
+    this.traffic.update(rows(answer.top.traffic));
+    this.denied.update(rows(answer.top.denied));
     this.offer(answer.policies);
     this.updateBlocked(answer);
   }

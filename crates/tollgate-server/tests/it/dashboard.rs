@@ -389,7 +389,7 @@ fn pictures() {
         shop(&mut http, tick);
         page.evaluate("new Promise(done => setTimeout(done, 200 - Date.now() % 200))");
     }
-    draw(&page, "dashboard-light", Scheme::Light, "header");
+    draw(&page, "dashboard-light", Scheme::Light, "body");
     let block = json!({ "policy": "login-per-ip", "key": "198.51.100.7" }).to_string();
     let kind = json!({ "content-type": "application/json" });
     page.evaluate(&format!(
@@ -403,10 +403,10 @@ fn pictures() {
     page.press("Enter");
     page.wait_until(&has("#try-answer", "Denied"));
     page.wait_until(&shows("#blocked b", "198.51.100.7"));
-    page.resize(1200, 980);
+    page.resize(1200, 1060);
     draw(&page, "dashboard-dark", Scheme::Dark, "#lookup");
     page.resize(390, 844);
-    draw(&page, "dashboard-phone", Scheme::Light, "header");
+    draw(&page, "dashboard-phone", Scheme::Light, "body");
 }
 
 /// A fifth of a second of a shop: days and nights, one who guesses passwords, and searches.
