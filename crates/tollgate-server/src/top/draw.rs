@@ -13,7 +13,7 @@ use ratatui::{
 use super::{
     data::{Live, Policy, Store, TopKey},
     view::{MOST, Pane, View},
-    words::{Bar, bars, percent, rate, shown, time, whole},
+    words::{Bar, Worst, bars, percent, rate, shown, time, whole},
 };
 
 /// As much as fits: a narrow or low screen has one pane, and a head of one line.
@@ -259,11 +259,15 @@ fn length(width: Constraint) -> u16 {
 
 /// Bars in the colour of what was decided.
 fn drawn(bars: &[Bar]) -> Line<'static> {
-    let colour = |denied: bool| if denied { Color::Red } else { Color::Green };
-    let pieces = bars.chunk_by(|one, other| one.denied == other.denied);
+    let colour = |worst: Worst| match worst {
+        Worst::Allowed => Color::Green,
+        Worst::Shadow => Color::Yellow,
+        Worst::Denied => Color::Red,
+    };
+    let pieces = bars.chunk_by(|one, other| one.worst == other.worst);
     let span = |piece: &[Bar]| {
         let text: String = piece.iter().map(|bar| bar.bar).collect();
-        Span::from(text).fg(colour(piece.first().is_some_and(|bar| bar.denied)))
+        Span::from(text).fg(colour(piece.first().map(|bar| bar.worst).unwrap_or_default()))
     };
     Line::from(pieces.map(span).collect::<Vec<_>>())
 }

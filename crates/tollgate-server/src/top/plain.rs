@@ -35,6 +35,9 @@ pub(crate) fn plain(view: &View) -> String {
             line(table(&top(title, keys)));
         }
     }
+    if !live.blocked.is_empty() {
+        line(String::new());
+    }
     for block in &live.blocked {
         line(format!("blocked: {} of {}", shown(&block.key), shown(&block.policy)));
     }

@@ -224,7 +224,7 @@ impl Seconds {
             let gap = if self.length == 0 { 0 } else { first - self.end - 1 };
             let gap = usize::try_from(gap).unwrap_or(MOST).min(MOST);
             self.append(live, gap, length);
-            self.end = first + length as u64 - 1;
+            self.end = first.saturating_add(length as u64 - 1);
         }
         self.policies.retain(|name, _| live.policies.iter().any(|policy| policy.name == *name));
     }

@@ -64,8 +64,17 @@ pub(super) fn percent(share: Option<f64>) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bar {
     pub(super) bar: char,
-    /// Whether something was denied.
-    pub(super) denied: bool,
+    pub(super) worst: Worst,
+}
+
+/// The worst that became of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Worst {
+    #[default]
+    Allowed,
+    /// It would have been denied were it not for shadow mode.
+    Shadow,
+    Denied,
 }
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -77,24 +86,28 @@ pub(super) fn bars(seconds: &[[u32; 3]], end: u64, width: usize, most: usize) ->
         return Vec::new();
     }
     let step = most.div_ceil(width).max(1) as u64;
-    let mut stretches = vec![(0_u64, 0_u64, false); width];
+    let mut stretches = vec![(0_u64, 0_u64, Worst::Allowed); width];
     for (back, [allowed, denied, shadow_denied]) in seconds.iter().rev().enumerate() {
         let second = end.saturating_sub(back as u64);
         let columns = usize::try_from(end / step - second / step).unwrap_or(usize::MAX);
         let Some(place) = (width - 1).checked_sub(columns) else { break };
-        let (sum, length, is_denied) = &mut stretches[place];
+        let (sum, length, worst) = &mut stretches[place];
         *sum += [allowed, denied, shadow_denied].into_iter().map(|&n| u64::from(n)).sum::<u64>();
         *length += 1;
-        *is_denied |= *denied > 0 || *shadow_denied > 0;
+        *worst = (*worst).max(match (denied, shadow_denied) {
+            (1.., _) => Worst::Denied,
+            (0, 1..) => Worst::Shadow,
+            (0, 0) => Worst::Allowed,
+        });
     }
     // By the second, so that the last one does not look like less.
-    let height = |&(sum, length, _): &(u64, u64, bool)| sum * 1_000 / length.max(1);
+    let height = |&(sum, length, _): &(u64, u64, Worst)| sum * 1_000 / length.max(1);
     let highest = stretches.iter().map(height).max().unwrap_or(0).max(1);
-    let bar = |stretch: &(u64, u64, bool)| {
+    let bar = |stretch: &(u64, u64, Worst)| {
         let level = (height(stretch) * BARS.len() as u64).div_ceil(highest);
         let place = usize::try_from(level).ok().and_then(|level| level.checked_sub(1));
         let bar = place.and_then(|place| BARS.get(place)).copied().unwrap_or(' ');
-        Bar { bar, denied: stretch.2 }
+        Bar { bar, worst: stretch.2 }
     };
     stretches.iter().map(bar).collect()
 }
@@ -130,8 +143,13 @@ mod tests {
     fn bars_are_as_high_as_seconds_were_busy() {
         let seconds = [[8, 0, 0], [0, 0, 0], [1, 0, 0], [2, 2, 0]];
         assert_eq!(drawn(&seconds, 103, 6, 6), "  █ ▁▄");
-        let denied: Vec<_> = bars(&seconds, 103, 6, 6).iter().map(|bar| bar.denied).collect();
-        assert_eq!(denied, [false, false, false, false, false, true]);
+        let worst = |seconds: &[[u32; 3]]| -> Vec<_> {
+            bars(seconds, 103, 4, 4).iter().map(|bar| bar.worst).collect()
+        };
+        let none = Worst::Allowed;
+        assert_eq!(worst(&seconds), [none, none, none, Worst::Denied]);
+        let shadow = [[8, 1, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0]];
+        assert_eq!(worst(&shadow), [Worst::Denied, Worst::Shadow, none, none]);
         assert_eq!(drawn(&seconds, 103, 2, 2), "▂█");
         assert_eq!(drawn(&[], 103, 3, 300), "   ");
         assert_eq!(drawn(&seconds, 103, 0, 300), "");
