@@ -21,6 +21,8 @@ mod resp;
 mod server;
 mod service;
 mod source;
+#[cfg(feature = "cli")]
+mod top;
 mod trace;
 
 /// Runs the program: does what the command line says.

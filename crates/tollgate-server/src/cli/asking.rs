@@ -1,6 +1,11 @@
 //! What is asked and of whom, for the commands that decide one request.
 
-use std::{fs, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
 
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
@@ -108,7 +113,7 @@ impl Asking {
     /// Gets ready to ask. Must be called within a runtime.
     pub(super) async fn judge(&self) -> Result<Judge, Trouble> {
         if let Some(server) = &self.server {
-            let key = self.key().map_err(|error| {
+            let key = key(self.key_file.as_deref()).map_err(|error| {
                 Trouble::new(
                     error,
                     "cannot read the API key",
@@ -125,17 +130,6 @@ impl Asking {
             Trouble::new(error, "cannot decide here", hint)
         })?;
         Ok(Judge::Here(Box::new(engine)))
-    }
-
-    fn key(&self) -> anyhow::Result<Option<String>> {
-        match &self.key_file {
-            Some(file) => {
-                let text = fs::read_to_string(file)
-                    .with_context(|| format!("cannot read {}", file.display()))?;
-                Ok(Some(text.trim().to_owned()))
-            }
-            None => Ok(Environment::process().get("TOLLGATE_KEY")),
-        }
     }
 
     async fn engine(&self) -> anyhow::Result<Engine> {
@@ -165,6 +159,18 @@ impl Asking {
         let overrides = Overrides { store: self.store.clone(), ..Overrides::default() };
         let source = Source::new(self.config.clone(), overrides);
         source.load().map_err(|error| anyhow!("{error}"))
+    }
+}
+
+/// The API key in a file, or else in the environment.
+pub(super) fn key(file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    match file {
+        Some(file) => {
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            Ok(Some(text.trim().to_owned()))
+        }
+        None => Ok(Environment::process().get("TOLLGATE_KEY")),
     }
 }
 
