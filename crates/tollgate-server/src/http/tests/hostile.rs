@@ -166,7 +166,8 @@ async fn sizes_types_and_methods_have_their_own_answers() {
         assert_eq!((reply.status, reply.problem()), (405, "method".to_owned()), "{line}");
         assert_eq!(reply.header("allow"), Some(allow), "{line}");
     }
-    for path in ["/assets", "/v1", "/v1/check/", "/v1//check", "/%76%31/check", "/v1/check%00", "/../etc"]
+    for path in
+        ["/assets", "/v1", "/v1/check/", "/v1//check", "/%76%31/check", "/v1/check%00", "/../etc"]
     {
         let reply = server.get(path).await;
         assert_eq!((reply.status, reply.problem()), (404, "not-found".to_owned()), "{path}");
