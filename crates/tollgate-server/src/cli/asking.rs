@@ -1,6 +1,11 @@
 //! What is asked and of whom, for the commands that decide one request.
 
-use std::{fs, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
 
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
@@ -108,7 +113,7 @@ impl Asking {
     /// Gets ready to ask. Must be called within a runtime.
     pub(super) async fn judge(&self) -> Result<Judge, Trouble> {
         if let Some(server) = &self.server {
-            let key = self.key().map_err(|error| {
+            let key = key(self.key_file.as_deref()).map_err(|error| {
                 Trouble::new(
                     error,
                     "cannot read the API key",
@@ -127,29 +132,18 @@ impl Asking {
         Ok(Judge::Here(Box::new(engine)))
     }
 
-    fn key(&self) -> anyhow::Result<Option<String>> {
-        match &self.key_file {
-            Some(file) => {
-                let text = fs::read_to_string(file)
-                    .with_context(|| format!("cannot read {}", file.display()))?;
-                Ok(Some(text.trim().to_owned()))
-            }
-            None => Ok(Environment::process().get("TOLLGATE_KEY")),
-        }
-    }
-
     async fn engine(&self) -> anyhow::Result<Engine> {
         let settings = self.settings()?;
         let policies = settings.policies.clone().failing_ad_hoc(settings.ad_hoc_failure);
         match &settings.store {
             StoreSettings::Memory { .. } => {
-                Ok(Engine::Memory(Limiter::builder().policies(policies).build()?))
+                Ok(Engine::memory(Limiter::builder().policies(policies).build()?))
             }
             StoreSettings::Redis { url, prefix, deadline } => {
                 let deadline = (*deadline).max(PATIENCE);
                 let store = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(deadline);
                 let store = store.layout(settings.layout.clone()).connect().await?;
-                Ok(Engine::Shared(SharedLimiter::builder(store).policies(policies).build()?))
+                Ok(Engine::shared(SharedLimiter::builder(store).policies(policies).build()?))
             }
         }
     }
@@ -165,6 +159,18 @@ impl Asking {
         let overrides = Overrides { store: self.store.clone(), ..Overrides::default() };
         let source = Source::new(self.config.clone(), overrides);
         source.load().map_err(|error| anyhow!("{error}"))
+    }
+}
+
+/// The API key in a file, or else in the environment.
+pub(super) fn key(file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    match file {
+        Some(file) => {
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            Ok(Some(text.trim().to_owned()))
+        }
+        None => Ok(Environment::process().get("TOLLGATE_KEY")),
     }
 }
 

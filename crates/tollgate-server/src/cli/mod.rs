@@ -9,6 +9,7 @@ mod log;
 mod man;
 mod schema;
 mod serve;
+mod top;
 mod trouble;
 mod validate;
 
@@ -37,6 +38,7 @@ enum Command {
     Serve(serve::Args),
     Check(check::Args),
     Explain(explain::Args),
+    Top(top::Args),
     Doctor(doctor::Args),
     Validate(validate::Args),
     Schema(schema::Args),
@@ -51,6 +53,9 @@ Examples:
 
   Serve everybody who asks, over HTTP, gRPC and the protocol of Redis:
     tollgate serve
+
+  Watch a service, in this terminal:
+    tollgate top http://127.0.0.1:8080
 
   See whether a Redis or Valkey is fit to hold limits:
     tollgate doctor redis://127.0.0.1:6379
@@ -73,6 +78,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Schema(args) => schema::run(&args),

@@ -1,0 +1,166 @@
+//! Figures and foreign text, as people read them.
+
+use std::time::Duration;
+
+/// Somebody's text, with nothing in it that a terminal would obey.
+pub(super) fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\'' | '"' => shown.push(character),
+            other => shown.extend(other.escape_debug()),
+        }
+    }
+    shown
+}
+
+/// A whole number with its thousands apart.
+pub(super) fn whole(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// So many in so many seconds, for each of them. One that is not none does not look like none.
+pub(super) fn rate(count: u64, seconds: u64) -> String {
+    if seconds == 0 || count == 0 {
+        return "0".to_owned();
+    }
+    let tenths = count.saturating_mul(10).div_ceil(seconds);
+    match tenths {
+        0..100 if !tenths.is_multiple_of(10) => format!("{}.{}", tenths / 10, tenths % 10),
+        _ => whole((tenths + 5) / 10),
+    }
+}
+
+/// How long, by its two largest units.
+pub(super) fn time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min {} s", seconds % 60),
+        (0, ..) => format!("{hours} h {} min", minutes % 60),
+        _ => format!("{days} d {} h", hours % 24),
+    }
+}
+
+/// A share in percent.
+#[expect(clippy::float_arithmetic, reason = "for people to look at")]
+pub(super) fn percent(share: Option<f64>) -> String {
+    match share {
+        Some(share) if share.is_finite() => format!("{:.0}%", share.clamp(0.0, 1.0) * 100.0),
+        _ => "-".to_owned(),
+    }
+}
+
+/// What a stretch of time looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bar {
+    pub(super) bar: char,
+    pub(super) worst: Worst,
+}
+
+/// The worst that became of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Worst {
+    #[default]
+    Allowed,
+    /// It would have been denied were it not for shadow mode.
+    Shadow,
+    Denied,
+}
+
+const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Seconds, the last of which ended at `end`, as so many bars. Each stands for the same number of seconds on the clock,
+/// so that they move on without changing.
+pub(super) fn bars(seconds: &[[u32; 3]], end: u64, width: usize, most: usize) -> Vec<Bar> {
+    if width == 0 {
+        return Vec::new();
+    }
+    let step = most.div_ceil(width).max(1) as u64;
+    let mut stretches = vec![(0_u64, 0_u64, Worst::Allowed); width];
+    for (back, [allowed, denied, shadow_denied]) in seconds.iter().rev().enumerate() {
+        let second = end.saturating_sub(back as u64);
+        let columns = usize::try_from(end / step - second / step).unwrap_or(usize::MAX);
+        let Some(place) = (width - 1).checked_sub(columns) else { break };
+        let (sum, length, worst) = &mut stretches[place];
+        *sum += [allowed, denied, shadow_denied].into_iter().map(|&n| u64::from(n)).sum::<u64>();
+        *length += 1;
+        *worst = (*worst).max(match (denied, shadow_denied) {
+            (1.., _) => Worst::Denied,
+            (0, 1..) => Worst::Shadow,
+            (0, 0) => Worst::Allowed,
+        });
+    }
+    // By the second, so that the last one does not look like less.
+    let height = |&(sum, length, _): &(u64, u64, Worst)| sum * 1_000 / length.max(1);
+    let highest = stretches.iter().map(height).max().unwrap_or(0).max(1);
+    let bar = |stretch: &(u64, u64, Worst)| {
+        let level = (height(stretch) * BARS.len() as u64).div_ceil(highest);
+        let place = usize::try_from(level).ok().and_then(|level| level.checked_sub(1));
+        let bar = place.and_then(|place| BARS.get(place)).copied().unwrap_or(' ');
+        Bar { bar, worst: stretch.2 }
+    };
+    stretches.iter().map(bar).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_reaches_the_terminal_that_it_would_obey() {
+        assert_eq!(shown("a\u{1b}[2J\r\n\0\u{7f}\u{9b}b"), r"a\u{1b}[2J\r\n\0\u{7f}\u{9b}b");
+        assert_eq!(shown("\u{202e}abc\u{200b}\u{2066}"), r"\u{202e}abc\u{200b}\u{2066}");
+        assert_eq!(shown(r#"it's "é" \"#), r#"it's "é" \\"#);
+    }
+
+    #[test]
+    fn figures_are_read_at_a_glance() {
+        let rates = [(0, 5), (1, 5), (1, 300), (7, 2), (50, 5), (99, 1), (1_234, 1), (9, 0)];
+        let told = rates.map(|(count, seconds)| rate(count, seconds));
+        assert_eq!(told, ["0", "0.2", "0.1", "3.5", "10", "99", "1,234", "0"]);
+        assert_eq!([0, 999, 1_000, 12_345_678].map(whole), ["0", "999", "1,000", "12,345,678"]);
+        let times = [3, 62, 3_723, 90_000].map(|seconds| time(Duration::from_secs(seconds)));
+        assert_eq!(times, ["3 s", "1 min 2 s", "1 h 2 min", "1 d 1 h"]);
+        let shares = [None, Some(0.0), Some(0.934), Some(7.0), Some(f64::NAN)].map(percent);
+        assert_eq!(shares, ["-", "0%", "93%", "100%", "-"]);
+    }
+
+    fn drawn(seconds: &[[u32; 3]], end: u64, width: usize, most: usize) -> String {
+        bars(seconds, end, width, most).iter().map(|bar| bar.bar).collect()
+    }
+
+    #[test]
+    fn bars_are_as_high_as_seconds_were_busy() {
+        let seconds = [[8, 0, 0], [0, 0, 0], [1, 0, 0], [2, 2, 0]];
+        assert_eq!(drawn(&seconds, 103, 6, 6), "  █ ▁▄");
+        let worst = |seconds: &[[u32; 3]]| -> Vec<_> {
+            bars(seconds, 103, 4, 4).iter().map(|bar| bar.worst).collect()
+        };
+        let none = Worst::Allowed;
+        assert_eq!(worst(&seconds), [none, none, none, Worst::Denied]);
+        let shadow = [[8, 1, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0]];
+        assert_eq!(worst(&shadow), [Worst::Denied, Worst::Shadow, none, none]);
+        assert_eq!(drawn(&seconds, 103, 2, 2), "▂█");
+        assert_eq!(drawn(&[], 103, 3, 300), "   ");
+        assert_eq!(drawn(&seconds, 103, 0, 300), "");
+    }
+
+    #[test]
+    fn bars_move_on_without_changing() {
+        let seconds: Vec<_> = (0..40).map(|n| [if n < 20 { 4 } else { 8 }, 0, 0]).collect();
+        // Ten seconds each, and the last of them just begun.
+        assert_eq!(drawn(&seconds[..31], 130, 4, 40), "▄▄██");
+        assert_eq!(drawn(&seconds[..38], 137, 4, 40), "▄▄██");
+        assert_eq!(drawn(&seconds, 139, 4, 40), "▄▄██");
+    }
+}
