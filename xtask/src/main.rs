@@ -3,12 +3,14 @@
 mod bench;
 mod command;
 mod fuzz;
+mod screen;
 mod servers;
 mod test;
 mod tidy;
 
 use std::{
     io::{self, Write},
+    path::Path,
     process::ExitCode,
 };
 
@@ -23,6 +25,7 @@ usage: cargo xtask <task>
   bench service [--quick] compare the service with other servers
   bench http [--quick]    compare the middleware with others
   fuzz [--seconds N]      feed the service with hostile input, each target for a minute or N seconds
+  screen FILE             draw what `tmux capture-pane -e -p` says on standard input, as SVG
   servers                 install the programs that the tests run against, unless they are there
   tidy                    check the house rules";
 
@@ -49,6 +52,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
             let wrong = || format!("`{seconds}` is not a number of seconds");
             fuzz::run(seconds.parse().with_context(wrong)?)
         }
+        ["screen", file] => screen::run(Path::new(file)),
         ["servers"] => servers::run(),
         ["tidy"] => tidy::run(),
         _ => bail!("cannot do `{}`\n\n{USAGE}", args.join(" ")),

@@ -265,3 +265,33 @@ fn no_ids() -> CheckError {
     let text = "the memory store takes no request ids: leave the id out, or use a Redis store";
     CheckError::Store(StoreError::Unsupported(text.to_owned()))
 }
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Limit, MemoryStore, Policy};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn blocks_deny_over_a_store_without_asking_it() {
+        let policy = Policy::new(PolicyName::DEFAULT, [Limit::per_hour(2)]).per(["key"]);
+        let store = MemoryStore::default();
+        let policies = PolicySet::new([policy]).unwrap();
+        let engine = Engine::shared(SharedLimiter::new(store.clone(), policies));
+        let key = |key: &'static str| KeyRef::new(key.as_bytes());
+        let hour = Duration::from_secs(3_600);
+        engine.blocks().add(PolicyName::DEFAULT, key("a").to_buf(), hour).unwrap();
+        let request = Request::new().with("key", "a");
+        assert_eq!(engine.check(&request).await.unwrap().source(), tollgate::Source::Blocked);
+        let charge = |name| Charge::new(PolicyName::DEFAULT, key(name), Limit::per_hour(2));
+        let mut decisions = Vec::new();
+        engine.check_each(&[charge("a"), charge("b"), charge("a")], &mut decisions).await;
+        let allowed = decisions.iter().map(|one| one.as_ref().unwrap().is_allowed());
+        assert_eq!(allowed.collect::<Vec<_>>(), [false, true, false]);
+        let stats = engine.stats();
+        assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (1, 3));
+        assert_eq!(store.usage().keys, 1, "of b alone");
+        assert!(engine.blocks().remove(PolicyName::DEFAULT, key("a").to_buf()));
+        assert_eq!(engine.check(&request).await.unwrap().remaining(), 1);
+    }
+}

@@ -10,7 +10,7 @@ use super::{
 };
 
 /// So many bars.
-const BARS: usize = 30;
+const BARS: usize = 15;
 
 /// All that is known, table by table.
 pub(crate) fn plain(view: &View) -> String {

@@ -18,9 +18,12 @@ fn policy(name: &str, limit: &str, mode: &str, used: Option<f64>) -> Value {
 /// What a service says that began at `started` and did something in each of the seconds up to `end`.
 fn told(started: u64, end: u64, length: u64, allowed: u32, denied: u32) -> Value {
     let list = |count: u32| vec![count; usize::try_from(length).unwrap()];
-    let key = |policy: &str, key: &str, allowed: u64, denied: u64| json!({ "policy": policy, "key": key, "allowed": allowed, "denied": denied, "exact": true });
+    let key = |policy: &str, key: &str, counts: [u64; 2]| {
+        let [allowed, denied] = counts;
+        json!({ "policy": policy, "key": key, "allowed": allowed, "denied": denied })
+    };
     json!({
-        "now": end as f64 + 0.5, "started": started, "version": "0.1.0", "revision": 3,
+        "now": end, "started": started, "version": "0.1.0", "revision": 3,
         "reload": { "refused": 0, "complaint": null }, "draining": false,
         "policies": [
             policy("login-per-ip", "5/minute sliding-window", "enforce", Some(1.0)),
@@ -37,8 +40,8 @@ fn told(started: u64, end: u64, length: u64, allowed: u32, denied: u32) -> Value
             },
         },
         "top": {
-            "traffic": [key("login-per-ip", "203.0.113.9", 10, 90), key("search", "a\u{1b}[2J", 7, 0)],
-            "denied": [key("login-per-ip", "203.0.113.9", 10, 90)],
+            "traffic": [key("login-per-ip", "203.0.113.9", [10, 90]), key("search", "a\u{1b}[2J", [7, 0])],
+            "denied": [key("login-per-ip", "203.0.113.9", [10, 90])],
         },
         "blocked": [{ "policy": "login-per-ip", "key": "\u{202e}b", "until": START }],
         "blocked_total": 1,
@@ -265,8 +268,8 @@ up 1 min 40 s, revision 3
 store memory, 123 of 1,000,000 keys
 
 POLICY        LIMIT                    ALLOWED/s  DENIED/s  SHADOW/s  ALLOWED  DENIED  SHADOW  USED  LAST 5 MINUTES
-login-per-ip  5/minute sliding-window         40         5         0   12,345      67       0  100%                     ███████████
-search        30/minute (shadow)               2         0         1   12,345      67       0     -                     ███████████
+login-per-ip  5/minute sliding-window         40         5         0   12,345      67       0  100%           ██████
+search        30/minute (shadow)               2         0         1   12,345      67       0     -           ██████
 
 BUSIEST       ALLOWED  DENIED  KEY
 login-per-ip       10      90  203.0.113.9

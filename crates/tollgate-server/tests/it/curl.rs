@@ -92,10 +92,14 @@ fn what_the_service_says_to_try_works() {
 fn what_the_guide_to_http_shows_works() {
     for version in BOTH {
         let shell = Shell::start(version);
-        let [check, batch, peek, reset, acquire, renew, release, explain, descriptors] =
-            commands("http.md").try_into().unwrap();
+        let [check, batch, peek, reset, block, unblock, rest @ ..] = &*commands("http.md") else {
+            panic!("the guide shows less");
+        };
+        let [acquire, renew, release, explain, descriptors] = rest else {
+            panic!("the guide shows something else: {rest:?}");
+        };
         for (remaining, code) in [(2, Some(0)), (1, Some(0)), (0, Some(0)), (0, REFUSED)] {
-            let done = shell.run(&check);
+            let done = shell.run(check);
             assert_eq!(done.code, code, "{done:?}");
             let status = if code == REFUSED { "429" } else { "200" };
             let head = if version == "http1.1" { "HTTP/1.1" } else { "HTTP/2" };
@@ -105,20 +109,23 @@ fn what_the_guide_to_http_shows_works() {
             assert_eq!(decision["allowed"], status == "200");
             assert_eq!(decision["remaining"], remaining);
         }
-        let answers = shell.json(&batch);
+        let answers = shell.json(batch);
         assert_eq!(answers["answers"][0]["remaining"], 4);
         assert_eq!(answers["answers"][1]["error"]["type"], "urn:tollgate:problem:cost");
-        assert_eq!(shell.json(&peek)["limits"][0]["remaining"], 0);
-        assert_eq!(shell.json(&reset)["limits"], 2);
-        let permit = shell.json(&acquire)["permit"].as_str().unwrap().to_owned();
-        assert_eq!(shell.run(&renew).code, REFUSED, "the guide's own permit is nobody's");
+        assert_eq!(shell.json(peek)["limits"][0]["remaining"], 0);
+        assert_eq!(shell.json(reset)["limits"], 2);
+        assert_eq!(shell.json(block)["policy"], "login");
+        assert_eq!(shell.json(explain)["policies"][0]["limits"][0]["source"], "blocked");
+        assert_eq!(shell.json(unblock)["limits"], 1);
+        let permit = shell.json(acquire)["permit"].as_str().unwrap().to_owned();
+        assert_eq!(shell.run(renew).code, REFUSED, "the guide's own permit is nobody's");
         let own = |command| instead(command, "5f0c1b7a99d3e642", &permit);
-        assert_eq!(shell.json(&own(&renew))["limits"], 1);
-        assert_eq!(shell.json(&own(&release))["limits"], 1);
-        assert_eq!(shell.run(&own(&renew)).code, REFUSED);
-        let policies = shell.json(&explain);
+        assert_eq!(shell.json(&own(renew))["limits"], 1);
+        assert_eq!(shell.json(&own(release))["limits"], 1);
+        assert_eq!(shell.run(&own(renew)).code, REFUSED);
+        let policies = shell.json(explain);
         assert_eq!(policies["policies"][0]["policy"], "login", "{policies}");
-        let answer = shell.json(&descriptors);
+        let answer = shell.json(descriptors);
         assert_eq!(answer["overallCode"], "OK");
         let limit = json!({"name": "shop", "requestsPerUnit": 10, "unit": "SECOND"});
         assert_eq!(answer["statuses"][0]["currentLimit"], limit);

@@ -165,7 +165,8 @@ impl SharedLimiter {
         self.inner.core.plan_for(policy, key, false)
     }
 
-    /// [`SharedLimiter::plan_for`] with the limits of all overrides, too: everywhere that a policy may have counted a key.
+    /// [`SharedLimiter::plan_for`] with the limits of all overrides, too: everywhere that a policy may have counted a
+    /// key.
     pub fn plan_for_all(&self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'_> {
         self.inner.core.plan_for(policy, key, true)
     }

@@ -45,9 +45,14 @@ async fn what_was_decided_is_told_by_policy_second_and_key() {
     );
     assert_eq!(history["policies"]["ad-hoc"]["allowed"], json!([0, 0, 1]));
     assert_eq!(history["policies"]["jobs"]["allowed"], none);
-    let key = |policy: &str, key: &str, allowed: u64, denied: u64| json!({ "policy": policy, "key": key, "allowed": allowed, "denied": denied, "exact": true });
-    let alice = key("api", "alice", 3, 2);
-    let traffic = [alice.clone(), key("api", "bob", 1, 0), key("ad-hoc", "k", 1, 0)];
+    let key = |policy: &str, key: &str, counts: [u64; 2]| {
+        let [allowed, denied] = counts;
+        json!({
+            "policy": policy, "key": key, "allowed": allowed, "denied": denied, "exact": true,
+        })
+    };
+    let alice = key("api", "alice", [3, 2]);
+    let traffic = [alice.clone(), key("api", "bob", [1, 0]), key("ad-hoc", "k", [1, 0])];
     assert_eq!(live["top"], json!({ "traffic": traffic, "denied": [alice] }));
     assert_eq!((&live["blocked"], &live["blocked_total"]), (&json!([]), &json!(0)));
     assert_eq!(live["store"]["kind"], "memory");
