@@ -18,6 +18,8 @@ mod reload;
 mod resp;
 mod server;
 mod service;
+#[cfg(feature = "cli")]
+mod simulate;
 mod source;
 mod trace;
 

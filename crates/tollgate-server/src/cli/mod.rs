@@ -7,6 +7,7 @@ mod explain;
 mod log;
 mod schema;
 mod serve;
+mod simulate;
 mod trouble;
 mod validate;
 
@@ -35,6 +36,7 @@ enum Command {
     Serve(serve::Args),
     Check(check::Args),
     Explain(explain::Args),
+    Simulate(simulate::Args),
     Doctor(doctor::Args),
     Validate(validate::Args),
     Schema(schema::Args),
@@ -69,6 +71,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Schema(args) => schema::run(&args),
