@@ -19,7 +19,7 @@ static GATE: LazyLock<Option<Arc<Gate>>> = LazyLock::new(|| {
     let policies = settings.policies.clone();
     let limiter = Limiter::builder().policies(policies).max_keys(10_000).build().ok()?;
     let state = State::Memory(limiter.store().clone());
-    Some(Arc::new(Gate::new(Engine::Memory(limiter), state, settings)))
+    Some(Arc::new(Gate::new(Engine::memory(limiter), state, settings)))
 });
 
 const CONFIG: &str = "

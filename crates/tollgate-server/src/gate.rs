@@ -12,6 +12,7 @@ use tollgate_redis::{RedisStore, UrlError};
 use crate::{
     config::{Settings, StoreSettings},
     engine::Engine,
+    live::Live,
 };
 
 /// One configuration at a time, swapped whole: whoever decides sees one revision from beginning to end.
@@ -23,6 +24,7 @@ pub(crate) struct Gate {
     /// Why the last configuration that was offered was not taken.
     complaint: ArcSwap<Option<String>>,
     draining: AtomicBool,
+    live: Live,
 }
 
 /// A configuration in force.
@@ -61,13 +63,13 @@ impl Gate {
             StoreSettings::Memory { max_keys } => {
                 let limiter = Limiter::builder().policies(policies).max_keys(*max_keys).build()?;
                 let state = State::Memory(limiter.store().clone());
-                (Engine::Memory(limiter), state)
+                (Engine::memory(limiter), state)
             }
             StoreSettings::Redis { url, prefix, deadline } => {
                 let builder = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(*deadline);
                 let store = builder.layout(settings.layout.clone()).connect_later();
                 let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
-                (Engine::Shared(limiter), State::Redis(store))
+                (Engine::shared(limiter), State::Redis(store))
             }
         };
         Ok(Self::new(engine, state, settings))
@@ -82,6 +84,7 @@ impl Gate {
             refused: AtomicU64::new(0),
             complaint: ArcSwap::from_pointee(None),
             draining: AtomicBool::new(false),
+            live: Live::new(),
         }
     }
 
@@ -117,6 +120,11 @@ impl Gate {
     /// Where state lives.
     pub(crate) fn state(&self) -> &State {
         &self.state
+    }
+
+    /// What is remembered for those who watch.
+    pub(crate) fn live(&self) -> &Live {
+        &self.live
     }
 
     /// From now on the service is going away: it answers what it has, and says that it is not ready for more.

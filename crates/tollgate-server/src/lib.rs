@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(feature = "cli"), allow(dead_code, reason = "the command line uses the rest"))]
 
+mod blocks;
 #[cfg(feature = "cli")]
 mod cli;
 mod client;
@@ -13,6 +14,7 @@ pub mod fuzzing;
 mod gate;
 mod http;
 mod json;
+mod live;
 mod metrics;
 mod reload;
 mod resp;

@@ -29,6 +29,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
+    listeners: Vec<Arc<ListenerMetrics>>,
 }
 
 /// What one listener has answered, and how long that took. Each thread counts for itself.
@@ -73,8 +74,14 @@ impl Metrics {
     /// What `gate` decides and these listeners answer.
     pub(crate) fn new(gate: Arc<Gate>, listeners: Vec<Arc<ListenerMetrics>>) -> Self {
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Scrape { gate, listeners }));
-        Self { registry }
+        let scrape = Scrape { gate, listeners: listeners.clone() };
+        registry.register_collector(Box::new(scrape));
+        Self { registry, listeners }
+    }
+
+    /// The listeners that are told of.
+    pub(crate) fn listeners(&self) -> &[Arc<ListenerMetrics>] {
+        &self.listeners
     }
 
     /// Of the text from [`Metrics::encode`].
@@ -120,6 +127,20 @@ impl ListenerMetrics {
         shard.codes[code.min(MOST_CODES - 1)].fetch_add(requests, Ordering::Relaxed);
         shard.times[bucket].fetch_add(requests, Ordering::Relaxed);
         shard.nanos.fetch_add(nanos.wrapping_mul(requests), Ordering::Relaxed);
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// How many requests were answered.
+    pub(crate) fn answered(&self) -> u64 {
+        (0..self.codes.len()).map(|place| self.sum(|shard| &shard.codes[place])).sum()
+    }
+
+    /// How many connections are open.
+    pub(crate) fn connections(&self) -> usize {
+        self.socket.as_ref().map_or(0, |socket| socket.open())
     }
 
     fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {
@@ -342,7 +363,7 @@ mod tests {
             assert_eq!(limiter.check_request(&request).unwrap().is_allowed(), allowed);
         }
         let state = State::Memory(limiter.store().clone());
-        let gate = Gate::new(Engine::Memory(limiter), state, Settings::new(policies));
+        let gate = Gate::new(Engine::memory(limiter), state, Settings::new(policies));
         gate.refuse("line 1: nonsense".to_owned());
         let listener = Arc::new(ListenerMetrics::new("http", &CODES));
         std::thread::scope(|scope| {

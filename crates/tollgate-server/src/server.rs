@@ -12,6 +12,7 @@ use crate::{
     envoy::{self, Grpc},
     gate::{Gate, OpenError, State},
     http::{self, HttpService},
+    live,
     metrics::{ListenerMetrics, Metrics},
     reload::Reloader,
     resp::{self, RespService},
@@ -126,8 +127,10 @@ impl Server {
             Accepting { tasks: JoinSet::new(), workers: Arc::new(Workers::start(threads)?), drain };
         self.accept(&mut accepting, reloader);
         let telling = tokio::spawn(tell_of_store(self.gate.clone()));
+        let watching = tokio::spawn(live::watch(self.gate.clone()));
         end.await;
         telling.abort();
+        watching.abort();
         tracing::info!("going away: what was begun is answered first");
         self.gate.drain();
         switch.turn();

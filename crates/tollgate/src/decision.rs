@@ -39,6 +39,8 @@ pub enum Source {
     Lease,
     /// The failure modes of the policies, while the store cannot answer.
     Fallback,
+    /// Somebody who denies the key whatever its limit says: [`Limiter::refuse`](crate::Limiter::refuse).
+    Blocked,
     /// Nothing: no policy covers the request.
     Unlimited,
 }
@@ -52,6 +54,7 @@ impl Source {
             Self::DenyCache => "deny-cache",
             Self::Lease => "lease",
             Self::Fallback => "fallback",
+            Self::Blocked => "blocked",
             Self::Unlimited => "unlimited",
         }
     }

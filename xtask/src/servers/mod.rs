@@ -38,6 +38,13 @@ const NGINX: Program = Program {
     variable: Some("TOLLGATE_NGINX"),
     version: "-v",
 };
+const CHROMIUM: Program = Program {
+    name: "chromium",
+    file: "chromium",
+    folder: "chromium/usr/bin",
+    variable: Some("TOLLGATE_CHROMIUM"),
+    version: "--version",
+};
 const CURL: Program =
     Program { name: "curl", file: "curl", folder: "curl", variable: None, version: "--version" };
 const WRK: Program =
@@ -57,6 +64,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     provide(VALKEY, apt::valkey)?;
     provide(NGINX, apt::nginx)?;
     provide(CURL, || apt::install("curl"))?;
+    provide(CHROMIUM, || apt::install("chromium"))?;
     python::provide()
 }
 

@@ -143,13 +143,13 @@ impl Asking {
         let policies = settings.policies.clone().failing_ad_hoc(settings.ad_hoc_failure);
         match &settings.store {
             StoreSettings::Memory { .. } => {
-                Ok(Engine::Memory(Limiter::builder().policies(policies).build()?))
+                Ok(Engine::memory(Limiter::builder().policies(policies).build()?))
             }
             StoreSettings::Redis { url, prefix, deadline } => {
                 let deadline = (*deadline).max(PATIENCE);
                 let store = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(deadline);
                 let store = store.layout(settings.layout.clone()).connect().await?;
-                Ok(Engine::Shared(SharedLimiter::builder(store).policies(policies).build()?))
+                Ok(Engine::shared(SharedLimiter::builder(store).policies(policies).build()?))
             }
         }
     }

@@ -44,7 +44,7 @@ fn status(asked: &Asked<'_>, finding: &Finding) -> DescriptorStatus {
         Limits::Rule(rule, _) => rule.is_unlimited(),
         _ => false,
     };
-    let code = code(finding.is_over && !asked.is_shadow());
+    let code = code(finding.is_blocked || (finding.is_over && !asked.is_shadow()));
     let Some((place, decision)) = finding.spoken else {
         let limit_remaining = if is_unlimited { u32::MAX } else { 0 };
         return DescriptorStatus { code, limit_remaining, ..DescriptorStatus::default() };

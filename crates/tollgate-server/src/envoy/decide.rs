@@ -2,7 +2,7 @@
 
 use prost::Message;
 use smallvec::SmallVec;
-use tollgate::{Charge, CheckError, Decision, StoreError};
+use tollgate::{Charge, CheckError, Decision, Source, StoreError};
 
 use super::{
     answer,
@@ -41,6 +41,8 @@ pub(super) struct Finding {
     pub(super) spoken: Option<(usize, Decision)>,
     /// More was asked for than is left.
     pub(super) is_over: bool,
+    /// Somebody denies it by hand. Nothing was taken then.
+    pub(super) is_blocked: bool,
 }
 
 /// Decides a request by one revision.
@@ -60,11 +62,13 @@ pub(crate) async fn decide(
         together(&revision.engine, &asked, &mut bill, settings.shadow).await?
     };
     let is_over = is_over(&asked, &findings);
-    if is_over && !settings.shadow && !is_apart {
+    let is_blocked = findings.iter().any(|finding| finding.is_blocked);
+    if is_over && !is_blocked && !settings.shadow && !is_apart {
         undo(&revision.engine, &asked, &bill, &findings).await?;
     }
     let options = &settings.rules.options;
-    Ok(answer::response(options, &asked, &findings, is_over && !settings.shadow))
+    let denies = is_blocked || (is_over && !settings.shadow);
+    Ok(answer::response(options, &asked, &findings, denies))
 }
 
 /// Gives back what is to be given back. From then on those charges only ask what is left.
@@ -203,14 +207,16 @@ fn findings(
     let finding = |(asked, part): (&Asked<'_>, &Part)| {
         let charges = bill.charges[part.range.clone()].iter();
         let own = decisions.get(part.range.clone()).unwrap_or_default();
-        let mut finding = Finding { spoken: None, is_over: part.never };
+        let mut finding = Finding { spoken: None, is_over: part.never, is_blocked: false };
         for (place, (charge, decision)) in charges.zip(own).enumerate() {
             let cost = if asked.refund { 0 } else { asked.cost };
             let is_over =
                 !decision.is_allowed() || (charge.cost < cost && decision.remaining() < cost);
             // A policy of our own in shadow mode is charged, but never denies.
             let counts = charge.enforced || !matches!(asked.limits, Limits::Native(_));
-            finding.is_over |= is_over && counts;
+            let is_blocked = decision.source() == Source::Blocked;
+            finding.is_blocked |= is_blocked && !asked.refund;
+            finding.is_over |= is_over && (counts || is_blocked);
             if finding.spoken.is_none_or(|(_, other)| is_tighter(decision, &other)) {
                 finding.spoken = Some((place, *decision));
             }

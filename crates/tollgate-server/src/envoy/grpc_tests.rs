@@ -59,7 +59,7 @@ fn settings() -> Settings {
 fn server(settings: Settings) -> (Server, DuplexStream) {
     let limiter = Limiter::builder().policies(settings.policies.clone()).build().unwrap();
     let state = State::Memory(limiter.store().clone());
-    let gate = Arc::new(Gate::new(Engine::Memory(limiter), state, settings));
+    let gate = Arc::new(Gate::new(Engine::memory(limiter), state, settings));
     let (ours, theirs) = duplex(64 * 1024);
     let (drain, begun) = DrainSwitch::new();
     let grpc = Grpc::new(gate.clone(), Arc::new(ListenerMetrics::new("grpc", &CODES)));

@@ -4,28 +4,38 @@ use std::{hash::BuildHasher, hash::Hasher, sync::Arc};
 
 use axum::extract::{Query, Request, State};
 use http::{StatusCode, Uri};
-use tollgate::{Charge, Permit};
+use tollgate::{Charge, KeyRef, Permit, PolicyName};
 
 use super::{
     Answer, Problem, Shared,
     answer::{Decided, json, write_decision_and},
     ask::{self, Asked, Form},
+    block::Named,
     model::{DecisionModel, Done, StateModel},
     posted,
 };
-use crate::{config::Scope, service::Access};
+use crate::{config::Scope, gate::Revision, service::Access};
 
 /// `GET /v1/state`: what a request would meet, without charging anything.
 pub(super) async fn peek(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Answer, Problem> {
-    let asked = from_query(request.uri())?;
     let revision = shared.gate.revision();
+    if let Some(named) = Named::from_query(&request, &revision)? {
+        revision.access_to(request.headers(), Scope::Check, named.domain)?;
+        let plan = revision.engine.plan_for(named.counting()?, named.key.as_ref());
+        return state(&revision, &plan.charges(0)?).await;
+    }
+    let asked = from_query(request.uri())?;
     let subject = asked.subject(&revision.settings.bounds)?;
     revision.access_to(request.headers(), Scope::Check, subject.domain())?;
     let budgets = subject.budgets(&revision.engine);
-    let verdict = revision.engine.verdict(&budgets.charges(0)?, None).await?;
+    state(&revision, &budgets.charges(0)?).await
+}
+
+async fn state(revision: &Revision, charges: &[Charge<'_>]) -> Result<Answer, Problem> {
+    let verdict = revision.engine.verdict(charges, None).await?;
     let model = StateModel {
         decision: DecisionModel::whole(&verdict.decision, revision.number),
         limits: verdict.each.iter().map(DecisionModel::part).collect(),
@@ -38,8 +48,16 @@ pub(super) async fn reset(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Answer, Problem> {
-    let asked = from_query(request.uri())?;
     let revision = shared.gate.revision();
+    if let Some(named) = Named::from_query(&request, &revision)? {
+        let access = revision.access_to(request.headers(), Scope::Admin, named.domain)?;
+        let plan = revision.engine.plan_for_all(named.counting()?, named.key.as_ref());
+        let charges = plan.charges(0)?;
+        revision.engine.reset(&charges).await?;
+        shared.audit("reset", &access, &charges[..1]);
+        return json(StatusCode::OK, &Done { limits: charges.len() });
+    }
+    let asked = from_query(request.uri())?;
     let subject = asked.subject(&revision.settings.bounds)?;
     let access = revision.access_to(request.headers(), Scope::Admin, subject.domain())?;
     let budgets = subject.budgets(&revision.engine);
@@ -165,13 +183,23 @@ impl Shared {
     /// Tells the log who did what to which budgets. Keys are somebody's names and addresses: only a mark of them is
     /// told, which another run of the program makes differently.
     fn audit(&self, action: &str, access: &Access<'_>, charges: &[Charge<'_>]) {
+        let keys: Vec<_> = charges.iter().map(|charge| (charge.policy, charge.key)).collect();
+        self.audit_keys(action, access, &keys);
+    }
+
+    pub(super) fn audit_keys(
+        &self,
+        action: &str,
+        access: &Access<'_>,
+        keys: &[(PolicyName, KeyRef<'_>)],
+    ) {
         let mut hasher = self.marks.build_hasher();
-        for charge in charges {
-            hasher.write(charge.policy.as_str().as_bytes());
-            charge.key.feed(|bytes| hasher.write(bytes));
+        for (policy, key) in keys {
+            hasher.write(policy.as_str().as_bytes());
+            key.feed(|bytes| hasher.write(bytes));
         }
         let mark = format!("{:08x}", hasher.finish() >> 32);
-        let policies: Vec<_> = charges.iter().map(|charge| charge.policy.as_str()).collect();
+        let policies: Vec<_> = keys.iter().map(|(policy, _)| policy.as_str()).collect();
         let (credential, policies) = (access.name(), policies.join(","));
         tracing::info!(target: "audit", action, credential, key = mark, policies, "changed state");
     }

@@ -2,12 +2,15 @@
 
 mod answer;
 mod ask;
+mod block;
 mod budget;
 mod check;
 mod connection;
 mod descriptors;
+mod live;
 mod model;
 mod openapi;
+mod page;
 mod problem;
 mod proxy;
 mod report;
@@ -19,7 +22,7 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     hash::RandomState,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -41,7 +44,7 @@ use tracing::Instrument;
 pub(crate) use self::check::check_bytes;
 use self::{connection::Watch, problem::Problem};
 use crate::{
-    config::{Bounds, Scope},
+    config::{Bind, Bounds, Scope},
     gate::{Gate, Revision},
     metrics::{ListenerMetrics, Metrics},
     service::{Access, Drain, Keys, Protocol},
@@ -267,6 +270,7 @@ impl Revision {
         domain: &str,
     ) -> Result<Access<'_>, Problem> {
         let access = self.access(headers)?;
+        self.check_host(headers, scope)?;
         if !access.allows(scope, domain) {
             return Err(Problem::forbidden(match scope {
                 Scope::Check => "it is not for this domain",
@@ -279,6 +283,7 @@ impl Revision {
     /// What they may do everywhere, which must be this at least.
     fn access_everywhere(&self, headers: &HeaderMap, scope: Scope) -> Result<Access<'_>, Problem> {
         let access = self.access(headers)?;
+        self.check_host(headers, scope)?;
         if !access.allows_everywhere(scope) {
             return Err(Problem::forbidden(match scope {
                 Scope::Check => "it takes one for all domains",
@@ -287,6 +292,33 @@ impl Revision {
         }
         Ok(access)
     }
+}
+
+impl Revision {
+    /// A page of somebody else can have its own name lead to this machine, and would then be let in by any browser on
+    /// it. So where nothing but the loopback keeps others out, what takes the scope `admin` is not for such names.
+    fn check_host(&self, headers: &HeaderMap, scope: Scope) -> Result<(), Problem> {
+        let security = &self.settings.security;
+        let is_loopback = match self.settings.http {
+            Bind::At(address) => address.ip().to_canonical().is_loopback(),
+            Bind::Off => true,
+        };
+        let is_open = is_loopback && security.credentials.is_empty();
+        match headers.get(header::HOST) {
+            Some(host) if is_open && scope == Scope::Admin && !is_local(host.as_bytes()) => {
+                Err(Problem::host())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether a `Host` is an address or `localhost`, with or without a port: nothing that a name server has a say in.
+fn is_local(host: &[u8]) -> bool {
+    let Ok(authority) = http::uri::Authority::try_from(host) else { return host.is_empty() };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 /// The key in `Bearer KEY`.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tollgate::{
-    Decision, Limit, Policy, PolicyStats, Stats, TopKey,
+    Decision, Limit, Policy, PolicyName, PolicyStats, Request, Stats, TopKey,
     policy::{FailureMode, Match, Missing, Mode},
 };
 use tollgate_redis::RedisStats;
@@ -141,7 +141,7 @@ pub(super) struct DecisionModel {
     retry_after: Option<Seconds>,
     /// Seconds until nothing is used any more.
     reset_after: Seconds,
-    /// `store`, `overflow`, `deny-cache`, `lease`, `fallback` or `unlimited`.
+    /// `store`, `overflow`, `deny-cache`, `lease`, `fallback`, `blocked` or `unlimited`.
     source: &'static str,
     /// Whether a policy in shadow mode would have denied it.
     shadow_denied: bool,
@@ -358,10 +358,10 @@ pub(super) struct RedisModel {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Server")]
 pub(super) struct ServerModel {
-    address: String,
+    pub(super) address: String,
     /// Why it is not in use, if it is not.
-    trouble: Option<String>,
-    round_trip: Seconds,
+    pub(super) trouble: Option<String>,
+    pub(super) round_trip: Seconds,
 }
 
 impl DecisionModel {
@@ -387,6 +387,33 @@ impl DecisionModel {
     }
 }
 
+impl PolicyModel {
+    /// What limits that come with requests amount to.
+    pub(super) fn ad_hoc(failure: FailureMode) -> Self {
+        Self {
+            name: PolicyName::AD_HOC.as_str(),
+            domain: String::new(),
+            r#match: Vec::new(),
+            per: vec![Request::KEY.to_owned()],
+            missing: "share",
+            limits: Vec::new(),
+            overrides: Vec::new(),
+            mode: "enforce",
+            failure: failure_text(failure),
+            max_cost: None,
+        }
+    }
+}
+
+fn failure_text(failure: FailureMode) -> String {
+    match failure {
+        FailureMode::Open => "open".to_owned(),
+        FailureMode::Closed => "closed".to_owned(),
+        FailureMode::Local { numerator, denominator } => format!("local {numerator}/{denominator}"),
+        other => format!("{other:?}"),
+    }
+}
+
 impl From<&Policy> for PolicyModel {
     fn from(policy: &Policy) -> Self {
         let missing = match policy.missing {
@@ -396,14 +423,6 @@ impl From<&Policy> for PolicyModel {
         let mode = match policy.mode {
             Mode::Shadow => "shadow",
             _ => "enforce",
-        };
-        let failure = match policy.failure {
-            FailureMode::Open => "open".to_owned(),
-            FailureMode::Closed => "closed".to_owned(),
-            FailureMode::Local { numerator, denominator } => {
-                format!("local {numerator}/{denominator}")
-            }
-            other => format!("{other:?}"),
         };
         let overrides = policy.overrides.iter().map(|other| OverrideModel {
             r#match: conditions(&other.matching),
@@ -418,7 +437,7 @@ impl From<&Policy> for PolicyModel {
             limits: policy.limits.iter().map(LimitModel::from).collect(),
             overrides: overrides.collect(),
             mode,
-            failure,
+            failure: failure_text(policy.failure),
             max_cost: policy.max_cost,
         }
     }

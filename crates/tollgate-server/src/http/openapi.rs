@@ -7,7 +7,9 @@ use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::{
+    block::{BlockModel, BlockRequest},
     descriptors::{Asked, Told},
+    live::LiveModel,
     model::{
         Acquired, BatchAnswers, BatchRequest, CheckRequest, DecisionModel, Done, Health,
         HeldRequest, PolicyList, ProblemModel, Reloaded, SeedAnswer, StateModel, StatsModel,
@@ -47,6 +49,7 @@ fn build() -> Value {
     paths.add_budgets();
     paths.add_permits();
     paths.add_reports();
+    paths.add_live();
     paths.add_operation_paths();
     paths.add_proxies();
     let Paths { mut schemas, paths } = paths;
@@ -84,11 +87,11 @@ impl Paths {
 
     fn add_budgets(&mut self) {
         let peek = Operation::new("peek", "Tells how budgets stand, and charges nothing")
-            .with(subject_parameters())
+            .with(state_parameters())
             .answering("200", self.json::<StateModel>("What a request would meet"));
         let peek = peek.refusing(self, &["400", "401", "403", "503"]);
         let reset = Operation::new("reset", "Forgets what was charged; takes the scope `admin`")
-            .with(subject_parameters())
+            .with(state_parameters())
             .answering("200", self.json::<Done>("It is forgotten"));
         let reset = reset.refusing(self, &["400", "401", "403", "503"]);
         self.add("/v1/state", &[("get", peek), ("delete", reset)]);
@@ -138,6 +141,31 @@ impl Paths {
             .answering("200", self.json::<StatsModel>("Counts of this process"));
         let stats = stats.refusing(self, &["401", "403"]);
         self.add("/v1/stats", &[("get", stats)]);
+    }
+
+    fn add_live(&mut self) {
+        let whole = json!({ "type": "integer", "minimum": 0 });
+        let since = "Leaves out the history up to the end of this second, since the epoch";
+        let live = Operation::new("live", "What the service does now; takes the scope `admin`")
+            .with(vec![parameter("since", since, false, &whole)])
+            .answering("200", self.json::<LiveModel>("Counts and keys of this process"));
+        let live = live.refusing(self, &["400", "401", "403"]);
+        self.add("/v1/live", &[("get", live)]);
+        let block = Operation::new("block", "Denies a key of a policy for a while; takes `admin`")
+            .taking(self.json::<BlockRequest>("Which key, and for how long"))
+            .answering("200", self.json::<BlockModel>("It is denied by this process until then"));
+        let block = block.refusing(self, &BODY);
+        let full = self.problem("So many keys are blocked that there is no room for another");
+        let block = block.answering("409", full);
+        let text = json!({ "type": "string" });
+        let unblock = Operation::new("unblock", "Lifts a block; takes the scope `admin`")
+            .with(vec![
+                parameter("policy", "The policy", true, &text),
+                parameter("key", "Its key, as GET /v1/live shows it", true, &text),
+            ])
+            .answering("200", self.json::<Done>("It is not blocked; `limits` is 1 if it was"));
+        let unblock = unblock.refusing(self, &["400", "401", "403"]);
+        self.add("/v1/block", &[("post", block), ("delete", unblock)]);
     }
 
     fn add_operation_paths(&mut self) {
@@ -311,6 +339,14 @@ fn subject_parameters() -> Vec<Value> {
         parameter("key", "Whose budget, with a `limit` of its own", false, &text),
         parameter("limit", "Such as 100/minute, any number of times", false, &limits),
     ]
+}
+
+/// Whose budget, also by the name of a policy.
+fn state_parameters() -> Vec<Value> {
+    let policy = "A policy by name, with one of its keys as GET /v1/live shows it";
+    let mut parameters = subject_parameters();
+    parameters.push(parameter("policy", policy, false, &json!({ "type": "string" })));
+    parameters
 }
 
 fn auth_parameters() -> Vec<Value> {

@@ -60,6 +60,25 @@ impl Problem {
         Self::new(StatusCode::FORBIDDEN, "forbidden", title, detail.into())
     }
 
+    /// A name that somebody else may have led here.
+    pub(super) fn host() -> Self {
+        let detail = "without API keys this is for `localhost` or an address only: ask by one of \
+                      these, or configure `keys`";
+        let title = "Not by this name";
+        Self::new(StatusCode::FORBIDDEN, "host", title, detail.to_owned())
+    }
+
+    /// A policy and key that lead nowhere.
+    pub(super) fn unknown_policy() -> Self {
+        let detail = "no policy in force has this name; GET /v1/policies lists them";
+        let title = "The request cannot be used";
+        Self::new(StatusCode::BAD_REQUEST, "request", title, detail.to_owned())
+    }
+
+    pub(super) fn too_many_blocks(detail: String) -> Self {
+        Self::new(StatusCode::CONFLICT, "too-many-blocks", "No room for another block", detail)
+    }
+
     pub(super) fn not_found() -> Self {
         let detail = "there is nothing at this path; GET /openapi.json lists what there is";
         Self::new(StatusCode::NOT_FOUND, "not-found", "No such path", detail.to_owned())

@@ -8,9 +8,11 @@ use axum::{
     routing::{MethodRouter, any, delete, get, post},
 };
 
-use super::{Answer, Problem, Shared, budget, check, descriptors, proxy, report};
+use super::{
+    Answer, Problem, Shared, block, budget, check, descriptors, live, page, proxy, report,
+};
 
-/// Every path there is. `/openapi.json` describes them all, which a test sees to.
+/// Every path there is but for those of the dashboard. `/openapi.json` describes them all, which a test sees to.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
     vec![
         ("/v1/check", post(checked)),
@@ -23,6 +25,8 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
         ("/v1/explain", get(report::explain_query).merge(post(report::explain_body))),
         ("/v1/policies", get(report::policies)),
         ("/v1/stats", get(report::stats)),
+        ("/v1/live", get(live::live)),
+        ("/v1/block", post(block::block).merge(delete(block::unblock))),
         ("/v1/reload", post(report::reload)),
         ("/v1/auth", any(authorized)),
         ("/check", get(proxy::seed)),
@@ -38,7 +42,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
 
 pub(super) fn router(shared: Arc<Shared>) -> Router {
     let add = |router: Router<_>, (path, methods)| router.route(path, methods);
-    let router = routes().into_iter().fold(Router::new(), add);
+    let router = page::add(routes().into_iter().fold(Router::new(), add));
     router
         .fallback(async || Problem::not_found())
         .method_not_allowed_fallback(async || Problem::method())

@@ -444,8 +444,8 @@ fn info(revision: &Revision) -> String {
 
 /// Over a store all are asked at once, so that they travel together.
 async fn decide(engine: &Engine, queries: &[Query<'_>]) -> Vec<Result<Decision, CheckError>> {
-    match (engine, queries) {
-        (Engine::Shared(_), [_, _, ..]) => {
+    match queries {
+        [_, _, ..] if engine.waits() => {
             join_all(queries.iter().map(|query| decide_one(engine, query))).await
         }
         _ => {

@@ -159,7 +159,7 @@ impl<S: Read + Write> Http<S> {
         let key = key.map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
         let length = body.len();
         let text = format!(
-            "{method} {path} HTTP/1.1\r\nhost: tollgate\r\ncontent-type: application/json\r\n\
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
              content-length: {length}\r\n{key}\r\n{body}"
         );
         self.send(&text)

@@ -8,6 +8,7 @@ mod clients;
 mod config;
 mod config_hostile;
 mod curl;
+mod dashboard;
 mod deploy;
 mod doctor;
 mod drain;

@@ -1,14 +1,14 @@
 //! Charges that the caller has put together: from a request's plan, from limits that came with it, or both.
 
-use std::slice;
+use std::{slice, time::Duration};
 
 use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use super::{Limiter, SharedLimiter, core::Core, join::join_all, path, permit, shared::Inner};
 use crate::{
-    Algorithm, Charge, CheckError, CostError, Decision, KeyRef, PolicySet, Request, Source,
-    StoreError,
+    Algorithm, Charge, CheckError, CostError, Decision, KeyRef, PolicyName, PolicySet, Request,
+    Source, StoreError,
     algorithm::{NEVER, Outcome},
     policy::{Planned, Target},
     stats::Event,
@@ -63,6 +63,23 @@ impl Limiter {
     /// Which limits apply to a request, for those who want to charge it together with something else.
     pub fn plan(&self, request: &Request<'_>) -> Plan<'_> {
         self.inner.core.plan(request)
+    }
+
+    /// The limits that a policy has for a key, without a request: for looking at a key that is known by name. Of its
+    /// overrides nothing can be known then. The plan is empty if there is no such policy.
+    pub fn plan_for(&self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'_> {
+        self.inner.core.plan_for(policy, key, false)
+    }
+
+    /// [`Limiter::plan_for`] with the limits of all overrides, too: everywhere that a policy may have counted a key.
+    pub fn plan_for_all(&self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'_> {
+        self.inner.core.plan_for(policy, key, true)
+    }
+
+    /// Denies a charge without a look at its state, and counts it: for those who know better than its limit. It may be
+    /// asked again after `retry_after`, or never.
+    pub fn refuse(&self, charge: &Charge<'_>, retry_after: Option<Duration>) -> Decision {
+        self.inner.core.refuse(charge, retry_after)
     }
 
     /// Decides charges, all or nothing, and tells what each of them amounts to.
@@ -140,6 +157,23 @@ impl SharedLimiter {
     /// Which limits apply to a request, for those who want to charge it together with something else.
     pub fn plan(&self, request: &Request<'_>) -> Plan<'_> {
         self.inner.core.plan(request)
+    }
+
+    /// The limits that a policy has for a key, without a request: for looking at a key that is known by name. Of its
+    /// overrides nothing can be known then. The plan is empty if there is no such policy.
+    pub fn plan_for(&self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'_> {
+        self.inner.core.plan_for(policy, key, false)
+    }
+
+    /// [`SharedLimiter::plan_for`] with the limits of all overrides, too: everywhere that a policy may have counted a key.
+    pub fn plan_for_all(&self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'_> {
+        self.inner.core.plan_for(policy, key, true)
+    }
+
+    /// Denies a charge without a look at its state, and counts it: for those who know better than its limit. It may be
+    /// asked again after `retry_after`, or never.
+    pub fn refuse(&self, charge: &Charge<'_>, retry_after: Option<Duration>) -> Decision {
+        self.inner.core.refuse(charge, retry_after)
     }
 
     /// Decides charges, all or nothing, and tells what each of them amounts to. See [`Limiter::verdict`].
@@ -264,6 +298,20 @@ impl Core {
     fn plan(&self, request: &Request<'_>) -> Plan<'_> {
         let policies = &self.path.policies;
         Plan { policies, planned: policies.plan(request) }
+    }
+
+    fn plan_for(&self, policy: PolicyName, key: KeyRef<'_>, overrides: bool) -> Plan<'_> {
+        let policies = &self.path.policies;
+        Plan { policies, planned: policies.plan_for(policy, key, overrides) }
+    }
+
+    fn refuse(&self, charge: &Charge<'_>, retry_after: Option<Duration>) -> Decision {
+        if charge.cost > 0 {
+            let (place, now) = (self.meter_place(charge), self.memory.now());
+            self.path.meter.count(place, Event::Denied, charge.key, now);
+        }
+        let denial = Decision::denial(charge.policy, charge.limit, 0, retry_after);
+        Decision { source: Source::Blocked, ..denial }
     }
 
     /// What the key of a charge is hashed with.

@@ -270,6 +270,23 @@ impl PolicySet {
         self.inner.policies[target.policy].tag_of(key)
     }
 
+    /// The limits of a policy for a key, and if wanted, those of its overrides that count elsewhere.
+    pub(crate) fn plan_for(
+        &self,
+        policy: PolicyName,
+        key: KeyRef<'_>,
+        overrides: bool,
+    ) -> SmallVec<[Planned; 4]> {
+        let Some(place) = self.place(policy) else { return SmallVec::new() };
+        let ranges = self.inner.ranges[place].iter();
+        let most = if overrides { usize::MAX } else { 1 };
+        let planned = |targets: &std::ops::Range<usize>| Planned {
+            targets: targets.clone(),
+            key: key.to_buf(),
+        };
+        ranges.take(most).map(planned).collect()
+    }
+
     /// The limits that apply to a request, each with its key.
     pub(crate) fn plan(&self, request: &Request<'_>) -> SmallVec<[Planned; 4]> {
         self.inner

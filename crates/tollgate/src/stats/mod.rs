@@ -15,8 +15,8 @@ use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 use thread_local::ThreadLocal;
 
-use self::top::Sketch;
-use crate::{KeyRef, policy::PolicyName};
+use self::top::{Seen, Sketch};
+use crate::{KeyBuf, KeyRef, policy::PolicyName};
 
 /// What a limiter has decided so far.
 #[derive(Clone, Debug)]
@@ -58,8 +58,15 @@ pub struct TopKey {
     pub policy: PolicyName,
     /// The key as text, escaped, cut off after 256 bytes: somebody else's input, to be shown as text only.
     pub key: String,
-    /// About how many; counts are halved every minute, so that what is over fades.
+    /// The key itself. `None` if it has more than 256 bytes.
+    pub whole: Option<KeyBuf>,
+    /// About how many there were in the last 30 to 60 seconds: while every key is looked at, never fewer than that, and
+    /// more by no more than a 128th of those of all keys.
     pub count: u64,
+    /// How many of its requests passed since it stands out.
+    pub allowed: u64,
+    /// How many of its requests were denied since it stands out, or would have been were it not for shadow mode.
+    pub denied: u64,
 }
 
 /// What happened to a request under one policy.
@@ -129,10 +136,10 @@ impl Meter {
     /// A meter for other policies that goes on counting where this one stands.
     pub(crate) fn succeeded_by(&self, policies: Vec<PolicyName>) -> Self {
         let mut next = Self::new(policies);
-        let places: HashMap<_, _> = self.policies.iter().zip(0..).collect();
+        let totals: HashMap<_, _> = self.policies.iter().zip(self.totals()).collect();
         for (policy, before) in next.policies.iter().zip(&mut next.before) {
-            if let Some(&place) = places.get(policy) {
-                *before = self.total(place);
+            if let Some(&total) = totals.get(policy) {
+                *before = total;
             }
         }
         next.store_failures = self.store_failures.load(Ordering::Relaxed).into();
@@ -171,16 +178,24 @@ impl Meter {
     }
 
     pub(crate) fn stats(&self, now: u64) -> Stats {
+        let totals = self.totals();
         let stats = |place: usize| {
-            let [allowed, denied, shadow_denied, degraded] = self.total(place);
+            let [allowed, denied, shadow_denied, degraded] = totals[place];
             let policy = self.policies[place];
             PolicyStats { policy, allowed, denied, shadow_denied, degraded }
         };
+        let mut busiest = self.busiest.lock();
+        let mut most_denied = self.most_denied.lock().top(now);
+        for TopKey { policy, whole, allowed, .. } in &mut most_denied {
+            // What passed before the first denial only the other sketch has seen.
+            let seen = whole.as_ref().map_or(0, |key| busiest.allowed(*policy, key.as_ref()));
+            *allowed = seen.max(*allowed);
+        }
         Stats {
             policies: (0..self.ad_hoc()).map(stats).collect(),
             ad_hoc: stats(self.ad_hoc()),
-            busiest: self.busiest.lock().top(now),
-            most_denied: self.most_denied.lock().top(now),
+            busiest: busiest.top(now),
+            most_denied,
             store_failures: self.store_failures.load(Ordering::Relaxed),
         }
     }
@@ -195,20 +210,27 @@ impl Meter {
         weight: u32,
     ) {
         let policy = self.policies[policy];
-        self.busiest.lock().add(policy, key, weight, now);
-        if event != Event::Allowed {
-            self.most_denied.lock().add(policy, key, weight, now);
+        let seen = Seen { event, weight, counts: true };
+        self.busiest.lock().add(policy, key, seen, now);
+        if event == Event::Allowed {
+            // Beside its denials, of which there must have been some.
+            self.most_denied.lock().note(policy, key, Seen { counts: false, ..seen }, now);
+        } else {
+            self.most_denied.lock().add(policy, key, seen, now);
         }
     }
 
-    fn total(&self, policy: usize) -> [u64; KINDS] {
-        let mut sum = self.before[policy];
+    /// For each policy, over all threads.
+    fn totals(&self) -> Vec<[u64; KINDS]> {
+        let mut totals = self.before.clone();
         for counters in &self.threads {
-            for (sum, events) in sum.iter_mut().zip(counters.of(policy)) {
-                *sum += events.load(Ordering::Relaxed);
+            for (policy, sum) in totals.iter_mut().enumerate() {
+                for (sum, events) in sum.iter_mut().zip(counters.of(policy)) {
+                    *sum += events.load(Ordering::Relaxed);
+                }
             }
         }
-        sum
+        totals
     }
 }
 

@@ -8,77 +8,147 @@ use std::{
     hash::{BuildHasher, RandomState},
 };
 
-use super::TopKey;
+use super::{Event, TopKey};
 use crate::{KeyBuf, KeyRef, policy::PolicyName};
 
 const PLACES: usize = 128;
 /// How many are shown.
 const SHOWN: usize = 32;
 const MAX_NAME: usize = 256;
-const HALF_LIFE: u64 = 60_000_000;
+/// Counts are of this window, in microseconds, and of the one before it.
+const WINDOW: u64 = 30_000_000;
+
+/// What became of requests that a key stands for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) event: Event,
+    pub(super) weight: u32,
+    /// Whether the order depends on it.
+    pub(super) counts: bool,
+}
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sketch {
     /// By policy and a keyed hash of the key: names are kept for reading only.
     places: HashMap<(PolicyName, u64), Place>,
     hasher: RandomState,
-    halved: u64,
+    /// The number of the window that is now.
+    window: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Place {
     /// The first bytes of the key, in its own encoding.
     name: KeyBuf,
-    count: u64,
+    is_whole: bool,
+    /// What the sketch is ordered by, with what was inherited.
+    count: Windows,
+    /// Since it took its place.
+    allowed: Windows,
+    denied: Windows,
+}
+
+/// A count in the window that is now, and in the one before.
+#[derive(Clone, Copy, Debug, Default)]
+struct Windows {
+    now: u64,
+    before: u64,
 }
 
 impl Sketch {
-    pub(super) fn add(&mut self, policy: PolicyName, key: KeyRef<'_>, weight: u32, now: u64) {
-        self.fade(now);
-        let id = (policy, self.hasher.hash_one(key));
-        if let Some(place) = self.places.get_mut(&id) {
-            place.count += u64::from(weight);
+    /// Takes note of a key, which takes a place if it has none.
+    pub(super) fn add(&mut self, policy: PolicyName, key: KeyRef<'_>, seen: Seen, now: u64) {
+        if self.note(policy, key, seen, now) {
             return;
         }
-        let mut inherited = 0;
+        let mut inherited = Windows::default();
         if self.places.len() >= PLACES
-            && let Some((&lightest, place)) = self.places.iter().min_by_key(|(_, p)| p.count)
+            && let Some((&lightest, place)) = self.places.iter().min_by_key(|(_, p)| p.count.sum())
         {
             inherited = place.count;
             self.places.remove(&lightest);
         }
-        let place = Place { name: key.first(MAX_NAME), count: inherited + u64::from(weight) };
-        self.places.insert(id, place);
+        let name = key.first(MAX_NAME);
+        let is_whole = name.as_ref() == key;
+        let (allowed, denied) = Default::default();
+        let mut place = Place { name, is_whole, count: inherited, allowed, denied };
+        place.see(seen);
+        self.places.insert((policy, self.hasher.hash_one(key)), place);
+    }
+
+    /// Takes note of a key that has a place. `false` if it has none.
+    pub(super) fn note(
+        &mut self,
+        policy: PolicyName,
+        key: KeyRef<'_>,
+        seen: Seen,
+        now: u64,
+    ) -> bool {
+        self.fade(now);
+        let place = self.places.get_mut(&(policy, self.hasher.hash_one(key)));
+        place.map(|place| place.see(seen)).is_some()
+    }
+
+    /// How many requests of a key passed, as far as is known here.
+    pub(super) fn allowed(&self, policy: PolicyName, key: KeyRef<'_>) -> u64 {
+        let place = self.places.get(&(policy, self.hasher.hash_one(key)));
+        place.map_or(0, |place| place.allowed.sum())
     }
 
     pub(super) fn top(&mut self, now: u64) -> Vec<TopKey> {
         self.fade(now);
-        let mut top: Vec<_> = self
-            .places
-            .iter()
-            .map(|((policy, _), place)| TopKey {
-                policy: *policy,
-                key: place.name.as_ref().to_string(),
-                count: place.count,
-            })
-            .collect();
-        top.sort_unstable_by(|a, b| b.count.cmp(&a.count).then_with(|| a.key.cmp(&b.key)));
+        let mut top: Vec<_> = self.places.iter().collect();
+        let name = |place: &Place| place.name.as_ref().to_string();
+        top.sort_by_cached_key(|((policy, _), place)| {
+            (u64::MAX - place.count.sum(), name(place), *policy)
+        });
         top.truncate(SHOWN);
-        top
+        let shown = |(&(policy, _), place): (&_, &Place)| TopKey {
+            policy,
+            key: name(place),
+            whole: place.is_whole.then(|| place.name.clone()),
+            count: place.count.sum(),
+            allowed: place.allowed.sum(),
+            denied: place.denied.sum(),
+        };
+        top.into_iter().map(shown).collect()
     }
 
-    /// Halves all counts for every minute that has passed.
+    /// Forgets what is older than the window before this one.
     fn fade(&mut self, now: u64) {
-        let minutes = now.saturating_sub(self.halved) / HALF_LIFE;
-        if minutes == 0 {
+        let window = now / WINDOW;
+        // Another thread may have been there a moment before the window began.
+        if window == self.window || window + 1 == self.window {
             return;
         }
-        self.halved = now;
-        let shift = u32::try_from(minutes).unwrap_or(u32::MAX);
+        // A clock that goes back further begins anew.
+        let is_next = window == self.window + 1;
+        self.window = window;
         self.places.retain(|_, place| {
-            place.count = place.count.checked_shr(shift).unwrap_or(0);
-            place.count > 0
+            for count in [&mut place.count, &mut place.allowed, &mut place.denied] {
+                *count = Windows { now: 0, before: if is_next { count.now } else { 0 } };
+            }
+            place.count.before > 0
         });
+    }
+}
+
+impl Windows {
+    fn sum(self) -> u64 {
+        self.now + self.before
+    }
+}
+
+impl Place {
+    fn see(&mut self, Seen { event, weight, counts }: Seen) {
+        let weight = u64::from(weight);
+        if counts {
+            self.count.now += weight;
+        }
+        match event {
+            Event::Allowed => self.allowed.now += weight,
+            Event::Denied | Event::ShadowDenied => self.denied.now += weight,
+        }
     }
 }
 
@@ -86,28 +156,110 @@ impl Sketch {
 mod tests {
     use super::*;
 
+    fn seen(event: Event, weight: u32) -> Seen {
+        Seen { event, weight, counts: true }
+    }
+
+    fn add(sketch: &mut Sketch, key: &[u8], weight: u32) {
+        sketch.add(PolicyName::DEFAULT, KeyRef::new(key), seen(Event::Allowed, weight), 0);
+    }
+
     #[test]
     fn heavy_keys_survive_a_flood_of_light_ones() {
         let mut sketch = Sketch::default();
         for n in 0..100_000_u32 {
-            sketch.add(PolicyName::DEFAULT, KeyRef::new(&n.to_le_bytes()), 1, 0);
+            add(&mut sketch, &n.to_le_bytes(), 1);
             if n % 20 == 0 {
-                sketch.add(PolicyName::DEFAULT, KeyRef::new(b"heavy"), 1, 0);
+                add(&mut sketch, b"heavy", 1);
             }
         }
         assert_eq!(sketch.places.len(), PLACES);
         let top = sketch.top(0);
         assert_eq!(top[0].key, "heavy");
         assert!((5_000..7_000).contains(&top[0].count), "{}", top[0].count);
+        // What it had itself is told exactly, for it came early and stayed.
+        assert_eq!((top[0].allowed, top[0].denied), (5_000, 0));
     }
 
     #[test]
-    fn what_is_over_fades() {
+    fn a_key_above_its_share_is_always_there_and_off_by_no_more_than_that() {
+        for seed in 0..4_u64 {
+            let mut sketch = Sketch::default();
+            let mut state = seed;
+            let mut counts = HashMap::<u64, u64>::new();
+            for _ in 0..4_000 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let draw = state >> 33;
+                // Few keys have much, and very many have little.
+                let key = if draw % 4 == 0 { draw / 4 % 10 } else { draw % 50_000 };
+                *counts.entry(key).or_default() += 1;
+                add(&mut sketch, &key.to_le_bytes(), 1);
+            }
+            let share = 4_000 / PLACES as u64;
+            let kept = |key: u64| {
+                let id =
+                    (PolicyName::DEFAULT, sketch.hasher.hash_one(KeyRef::new(&key.to_le_bytes())));
+                sketch.places.get(&id)
+            };
+            for (&key, &count) in &counts {
+                match kept(key) {
+                    None => assert!(count <= share, "seed {seed}: {key} had {count}"),
+                    Some(place) => {
+                        assert!(
+                            (count..=count + share).contains(&place.count.sum()),
+                            "seed {seed}"
+                        );
+                        assert!(place.allowed.sum() <= count, "seed {seed}");
+                    }
+                }
+            }
+            assert!((0..10).all(|key| kept(key).is_some()), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn what_is_over_is_forgotten() {
         let mut sketch = Sketch::default();
-        sketch.add(PolicyName::DEFAULT, KeyRef::new(b"k"), 8, 0);
-        assert_eq!(sketch.top(HALF_LIFE - 1)[0].count, 8);
-        assert_eq!(sketch.top(HALF_LIFE)[0].count, 4);
-        assert_eq!(sketch.top(HALF_LIFE * 3)[0].count, 1);
-        assert_eq!(sketch.top(HALF_LIFE * 200), []);
+        let key = KeyRef::new(b"k");
+        add(&mut sketch, b"k", 8);
+        sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), WINDOW);
+        let counts = |top: Vec<TopKey>| -> Vec<_> {
+            top.iter().map(|top| (top.count, top.allowed, top.denied)).collect()
+        };
+        assert_eq!(counts(sketch.top(2 * WINDOW - 1)), [(9, 8, 1)]);
+        assert_eq!(counts(sketch.top(2 * WINDOW)), [(1, 0, 1)]);
+        assert_eq!(counts(sketch.top(3 * WINDOW - 1)), [(1, 0, 1)]);
+        assert_eq!(counts(sketch.top(3 * WINDOW)), []);
+        // Somebody who is late.
+        sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), 3 * WINDOW);
+        sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), 3 * WINDOW - 1);
+        assert_eq!(counts(sketch.top(3 * WINDOW)), [(2, 0, 2)]);
+        // Nobody was there to look for a while.
+        sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), 3 * WINDOW);
+        assert_eq!(counts(sketch.top(5 * WINDOW)), []);
+    }
+
+    #[test]
+    fn a_long_key_is_cut_and_says_so() {
+        let mut sketch = Sketch::default();
+        let (long, short) = ([b'x'; 10_000], [b'y'; MAX_NAME]);
+        add(&mut sketch, &long, 2);
+        add(&mut sketch, &short, 1);
+        let top = sketch.top(0);
+        assert_eq!((top[0].key.len(), &top[0].whole), (MAX_NAME, &None));
+        assert_eq!(top[1].whole, Some(KeyRef::new(&short).to_buf()));
+    }
+
+    #[test]
+    fn what_does_not_count_neither_takes_a_place_nor_moves_one() {
+        let mut sketch = Sketch::default();
+        let (policy, key) = (PolicyName::DEFAULT, KeyRef::new(b"k"));
+        let passed = Seen { event: Event::Allowed, weight: 3, counts: false };
+        assert!(!sketch.note(policy, key, passed, 0));
+        assert_eq!(sketch.top(0), []);
+        sketch.add(policy, key, seen(Event::Denied, 2), 0);
+        assert!(sketch.note(policy, key, passed, 0));
+        let top = &sketch.top(0)[0];
+        assert_eq!((top.count, top.allowed, top.denied), (2, 3, 2));
     }
 }

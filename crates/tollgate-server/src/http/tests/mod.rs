@@ -6,6 +6,8 @@ mod connection;
 mod descriptors;
 mod documents;
 mod hostile;
+mod live;
+mod page;
 mod proxy;
 mod report;
 
@@ -81,7 +83,8 @@ impl Server {
             Limiter::builder().policies(settings.policies.clone()).clock(shown.clone()).build();
         let limiter = limiter.unwrap();
         let state = State::Memory(limiter.store().clone());
-        Self::over(clock, shown, Gate::new(Engine::Memory(limiter), state, settings))
+        let engine = Engine::memory(limiter).with_clock(shown.clone());
+        Self::over(clock, shown, Gate::new(engine, state, settings))
     }
 
     pub(super) fn over(clock: ManualClock, shown: impl Clock, gate: Gate) -> Self {
@@ -123,7 +126,7 @@ impl Server {
     /// A request with some headers, each line ended by CR LF, and a body.
     pub(super) async fn send(&self, line: &str, headers: &str, body: &str) -> Reply {
         let length = body.len();
-        let head = format!("{line} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n{headers}");
+        let head = format!("{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}");
         let whole = format!("{head}Content-Length: {length}\r\n\r\n{body}");
         Reply::parse(&self.exchange(whole.as_bytes()).await)
     }

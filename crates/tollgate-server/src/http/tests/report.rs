@@ -195,6 +195,9 @@ async fn what_admins_do_is_logged_without_anybodys_key() {
         ("DELETE /v1/state?attribute=user:alice", ""),
         ("POST /v1/refund", r#"{"attributes":{"user":"alice"}}"#),
         ("POST /v1/reload", ""),
+        ("DELETE /v1/state?policy=api&key=alice", ""),
+        ("POST /v1/block", r#"{"policy":"api","key":"alice"}"#),
+        ("DELETE /v1/block?policy=api&key=alice", ""),
         ("POST /v1/check", r#"{"attributes":{"user":"alice"}}"#),
     ] {
         assert_eq!(server.send(line, headers, body).await.status, 200);
@@ -206,10 +209,11 @@ async fn what_admins_do_is_logged_without_anybodys_key() {
     let fields = |name: &str| -> Vec<Value> {
         audits.iter().map(|line| line["fields"][name].clone()).collect()
     };
-    assert_eq!(fields("action"), ["reset", "refund", "reload"]);
-    assert_eq!(fields("credential"), ["boss"; 3]);
+    let actions = ["reset", "refund", "reload", "reset", "block", "unblock"];
+    assert_eq!(fields("action"), actions);
+    assert_eq!(fields("credential"), ["boss"; 6]);
     let marks = fields("key");
-    assert_eq!(marks[0], marks[1]);
+    assert!([1, 3, 4, 5].iter().all(|&place| marks[place] == marks[0]), "{marks:?}");
     assert_eq!(marks[0].as_str().unwrap().len(), 8);
     assert_eq!(audits[0]["fields"]["policies"], "api");
 }
@@ -231,6 +235,13 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("POST /v1/explain", SHOP, [401, 401, 403, 200, 200, 200, 200]),
     ("GET /v1/policies", "", [401, 401, 200, 200, 200, 200, 200]),
     ("GET /v1/stats", "", [401, 401, 403, 403, 403, 403, 200]),
+    ("GET /v1/state?policy=shop&key=k", "", [401, 401, 403, 200, 200, 200, 200]),
+    ("DELETE /v1/state?policy=shop&key=k", "", [401, 401, 403, 403, 403, 200, 200]),
+    ("GET /v1/state?policy=none&key=k", "", [401, 401, 400, 400, 400, 400, 400]),
+    ("GET /v1/live", "", [401, 401, 403, 403, 403, 403, 200]),
+    ("POST /v1/block", BLOCK, [401, 401, 403, 403, 403, 200, 200]),
+    ("DELETE /v1/block?policy=shop&key=k", "", [401, 401, 403, 403, 403, 200, 200]),
+    ("POST /v1/block", "{}", [401, 401, 400, 400, 400, 400, 400]),
     ("POST /v1/reload", "", [401, 401, 403, 403, 403, 403, 200]),
     ("GET /v1/auth?domain=shop", "", [401, 401, 403, 200, 200, 200, 200]),
     ("GET /check?userId=a", "", [401, 401, 403, 403, 200, 403, 200]),
@@ -243,6 +254,7 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
 ];
 
 const SHOP: &str = r#"{"domain":"shop","attributes":{}}"#;
+const BLOCK: &str = r#"{"policy":"shop","key":"k"}"#;
 const ENVOY: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"a"}],"hitsAddend":0}]}"#;
 const AD_HOC: &str = r#"{"key":"k","limit":"9/hour"}"#;
 const BATCH: &str = r#"{"requests":[{"domain":"shop"}]}"#;

@@ -1,0 +1,118 @@
+// What the page knows: the last answer of /v1/live, and the samples of five minutes put together from many answers.
+
+const KEPT = 300;
+const COUNTS = ["allowed", "denied", "shadow_denied"];
+
+export class Live {
+  constructor() {
+    this.answer = null;
+    this.clear();
+  }
+
+  clear() {
+    this.times = [];
+    this.samples = new Map();
+  }
+
+  /** The second up to which samples are here, for `since`. */
+  get since() {
+    return this.times.length ? this.times[this.times.length - 1] : null;
+  }
+
+  take(answer) {
+    const { from, step, length, policies } = answer.history;
+    const restarted = this.answer !== null && this.answer.started !== answer.started;
+    // Samples that do not follow on those here were taken while nobody looked.
+    const torn = this.since !== null && length > 0 && from > this.since + step;
+    if (restarted || torn) this.clear();
+    const skip = this.since === null ? 0 : Math.max(0, Math.round((this.since - from) / step) + 1);
+    const taken = Math.max(0, length - skip);
+    for (const name of Object.keys(policies)) this.of(name);
+    for (const [name, counts] of this.samples) {
+      for (const count of COUNTS) {
+        const values = policies[name]?.[count] ?? [];
+        // A policy that a reload brought has fewer samples than the others.
+        const whole = [...new Array(length - values.length).fill(0), ...values];
+        counts[count] = [...counts[count], ...whole.slice(length - taken)].slice(-KEPT);
+      }
+    }
+    const added = Array.from({ length: taken }, (_, i) => from + (skip + i) * step);
+    this.times = [...this.times, ...added].slice(-KEPT);
+    this.answer = answer;
+  }
+
+  of(name) {
+    if (!this.samples.has(name)) {
+      const none = () => new Array(this.times.length).fill(0);
+      this.samples.set(name, { allowed: none(), denied: none(), shadow_denied: none() });
+    }
+    return this.samples.get(name);
+  }
+
+  /** The samples of one policy, or the sum of all. */
+  counts(name) {
+    if (name) return this.of(name);
+    const sum = (count) =>
+      this.times.map((_, i) => {
+        let total = 0;
+        for (const counts of this.samples.values()) total += counts[count][i];
+        return total;
+      });
+    return { allowed: sum("allowed"), denied: sum("denied"), shadow_denied: sum("shadow_denied") };
+  }
+
+  /** As chart.js takes it; `last` leaves out all but the newest samples. */
+  chart(name, last = KEPT) {
+    const { allowed, denied, shadow_denied: shadow } = this.counts(name);
+    const series = [
+      { name: "allowed", values: allowed.slice(-last), color: "allowed" },
+      { name: "shadow denied", values: shadow.slice(-last), color: "shadow" },
+      { name: "denied", values: denied.slice(-last), color: "denied" },
+    ];
+    return { times: this.times.slice(-last), step: 1, series };
+  }
+}
+
+/** Per second, over the newest samples. */
+export function rate(values, over = 5) {
+  const newest = values.slice(-over);
+  return newest.length === 0 ? 0 : newest.reduce((sum, value) => sum + value, 0) / newest.length;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 1e-3) return `${Math.round(seconds * 1e6)} µs`;
+  if (seconds < 1) return `${Number((seconds * 1e3).toPrecision(3))} ms`;
+  if (seconds < 60) return `${Number(seconds.toFixed(seconds < 10 ? 1 : 0))} s`;
+  const units = [
+    [86400, "d"],
+    [3600, "h"],
+    [60, "min"],
+    [1, "s"],
+  ];
+  const first = units.findIndex(([size]) => seconds >= size);
+  const [size, unit] = units[first];
+  const whole = Math.floor(seconds / size);
+  const [lesser, small] = units[first + 1] ?? [1, ""];
+  const rest = Math.floor((seconds - whole * size) / lesser);
+  return rest > 0 && small ? `${whole} ${unit} ${rest} ${small}` : `${whole} ${unit}`;
+}
+
+/** An element: `make("p.quiet", { title: "…" }, "text", child)`. Text is only ever text. */
+export function make(kind, properties = {}, ...children) {
+  const [tag, ...classes] = kind.split(".");
+  const element = document.createElement(tag);
+  if (classes.length) element.className = classes.join(" ");
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name in element && name !== "list") element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Sets text only where it differs, so that selections and screen readers are left alone. */
+export function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}

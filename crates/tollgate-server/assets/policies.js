@@ -1,0 +1,146 @@
+// The table of policies: what each is, and how much it decides.
+
+import { number, sparkline } from "./chart.js";
+import { make, put, rate } from "./live.js";
+
+const MOST_ROWS = 50;
+const SPARK_SAMPLES = 120;
+const USUAL_FAILURE = "local 1/1";
+const COLUMNS = ["Policy", "Limit", "Allowed", "Denied", "Shadow", "Last 2 minutes", "Budget used"];
+
+export class Policies {
+  constructor(live, onShow) {
+    this.live = live;
+    this.onShow = onShow;
+    this.rows = new Map();
+    this.filter = document.getElementById("policy-filter");
+    this.filter.addEventListener("input", () => this.update());
+    this.body = make("tbody");
+    const head = COLUMNS.map((name) => make("th", { scope: "col" }, name));
+    this.more = make("p.quiet", { hidden: true });
+    const table = make("table.policies", {}, make("thead", {}, make("tr", {}, ...head)), this.body);
+    document.getElementById("policy-list").append(table, this.more);
+  }
+
+  update() {
+    const { answer } = this.live;
+    if (answer === null) return;
+    const wanted = this.filter.value.trim().toLowerCase();
+    const found = answer.policies.filter((policy) => searched(policy).includes(wanted));
+    const shown = found.slice(0, MOST_ROWS);
+    put(document.getElementById("revision"), about(answer));
+    this.filter.parentElement.hidden = answer.policies.length < 6 && wanted === "";
+    const rows = shown.map((policy) => this.row(policy));
+    if (rows.length !== this.body.children.length || rows.some((row, i) => this.body.children[i] !== row.root)) {
+      this.body.replaceChildren(...rows.map((row) => row.root));
+    }
+    rows.forEach((row, i) => row.update(shown[i], this.live));
+    const left = found.length - shown.length;
+    this.more.hidden = left === 0 && found.length > 0;
+    const none = "No policy has that in its name or match.";
+    put(this.more, left > 0 ? `${left} more: narrow the filter to see them.` : none);
+  }
+
+  row(policy) {
+    // A reload may change what a policy is.
+    const what = JSON.stringify([policy.name, policy.domain, policy.match, policy.per, policy.limits, policy.mode]);
+    if (this.rows.get(policy.name)?.what !== what) {
+      this.rows.set(policy.name, new Row(policy, what, this.onShow));
+    }
+    return this.rows.get(policy.name);
+  }
+}
+
+class Row {
+  constructor(policy, what, onShow) {
+    this.what = what;
+    const show = { type: "button", title: "Show it in the chart", onclick: () => onShow(policy.name) };
+    const name = make("div.policy-name", {}, make("button.link", show, policy.name), ...badges(policy));
+    const match = make("div.chips", {}, ...describe(policy).map((text) => make("span.chip", {}, text)));
+    const algorithm = algorithmOf(policy);
+    const limits = limitsOf(policy).map((limit) => make("div.limit", {}, limit.replace(` ${algorithm}`, "")));
+    this.cells = ["allowed", "denied", "shadow"].map((kind) => make(`td.number.of-${kind}`, { "data-name": kind }));
+    const spark = make("td.spark");
+    this.spark = sparkline(spark, { times: [], series: [] }, { label: `${policy.name}, decisions a second` });
+    this.fill = make("i");
+    this.used = make("span.number");
+    const meter = make("div.meter", {}, this.fill);
+    const title = "By the fullest of the keys that were busiest of late";
+    const budget = make("td.budget", { title }, meter, this.used);
+    const first = make("th.what", { scope: "row" }, name, match);
+    const limit = make("td.limits", {}, ...limits, make("div.quiet", {}, algorithm));
+    this.root = make("tr", {}, first, limit, ...this.cells, spark, budget);
+    this.texts = this.cells.map((cell) => {
+      const [fast, all] = [make("div"), make("div.quiet")];
+      cell.append(fast, all);
+      return { fast, all };
+    });
+  }
+
+  update(policy, live) {
+    const counts = live.of(policy.name);
+    ["allowed", "denied", "shadow_denied"].forEach((count, i) => {
+      put(this.texts[i].fast, `${number(rounded(rate(counts[count])))}/s`);
+      put(this.texts[i].all, number(policy[count]));
+      this.cells[i].title = `${policy[count].toLocaleString("en-US")} since the start`;
+      this.cells[i].classList.toggle("none", policy[count] === 0);
+    });
+    this.spark.update(live.chart(policy.name, SPARK_SAMPLES));
+    const known = policy.used !== null && policy.used !== undefined;
+    const share = known ? Math.min(1, Math.max(0, policy.used)) : 0;
+    this.fill.style.width = `${100 * share}%`;
+    this.fill.className = share >= 1 ? "full" : share >= 0.8 ? "near" : "";
+    put(this.used, known ? `${Math.round(100 * share)} %` : "–");
+  }
+}
+
+export function limitsOf(policy) {
+  const limits = (policy.limits ?? []).map((limit) => (typeof limit === "string" ? limit : limit.limit));
+  return limits.length ? limits : ["as requests bring"];
+}
+
+function algorithmOf(policy) {
+  const own = (policy.limits ?? []).map((limit) => limit.algorithm).filter(Boolean);
+  return [...new Set(policy.algorithm ? [policy.algorithm] : own)].join(", ");
+}
+
+function badges(policy) {
+  const told = [];
+  if (policy.mode === "shadow") told.push(make("span.badge.shadow", { title: "Counts, and never denies" }, "shadow"));
+  if (policy.domain && policy.domain !== "default") told.push(make("span.badge", { title: "Domain" }, policy.domain));
+  if (policy.failure && policy.failure !== USUAL_FAILURE) {
+    told.push(make("span.badge", { title: "When the store fails" }, `fails ${policy.failure}`));
+  }
+  return told;
+}
+
+/** What a policy matches and whose budget it is, in a few words. */
+export function describe(policy) {
+  const match = (policy.match ?? []).map(condition);
+  if (match.length === 0 && policy.per) match.push("every request");
+  const per = policy.per?.length ? [`per ${policy.per.join(", ")}`] : policy.per ? ["one budget for all"] : [];
+  const other = policy.overrides?.length ?? 0;
+  const more = other > 0 ? [`${other} override${other > 1 ? "s" : ""}`] : [];
+  return [...match, ...per, ...more];
+}
+
+export function condition({ attribute, is, values }) {
+  if (values === undefined) return `${attribute} = ${is}`;
+  if (is === "present") return `has ${attribute}`;
+  if (is === "absent") return `no ${attribute}`;
+  const signs = { "one-of": values.length > 1 ? "is one of" : "=", glob: "~", cidr: "in" };
+  const told = values.slice(0, 4).join(", ") + (values.length > 4 ? `, and ${values.length - 4} more` : "");
+  return `${attribute} ${signs[is] ?? is} ${told}`;
+}
+
+function searched(policy) {
+  return [policy.name, policy.domain, ...describe(policy), ...limitsOf(policy)].join(" ").toLowerCase();
+}
+
+function about({ policies_total: count, revision }) {
+  return `${count} ${count === 1 ? "policy" : "policies"}, revision ${revision} of the configuration`;
+}
+
+function rounded(value) {
+  return value >= 10 ? Math.round(value) : Math.round(value * 10) / 10;
+}

@@ -1,0 +1,118 @@
+// Health: the store, the way to it, and the listeners.
+
+import { number, whole } from "./chart.js";
+import { duration, make, put } from "./live.js";
+
+export class Health {
+  constructor(live) {
+    this.live = live;
+    this.before = null;
+  }
+
+  update() {
+    const { answer } = this.live;
+    const { store } = answer;
+    put(document.getElementById("store-kind"), kindOf(store));
+    fill("store", store.kind === "memory" ? memory(store) : redis(store));
+    this.updateServers(store.servers ?? []);
+    const up = duration(answer.now - answer.started);
+    put(document.getElementById("service-note"), `Version ${answer.version}, up for ${up}`);
+    fill("service", service(answer));
+    this.updateListeners(answer);
+  }
+
+  updateServers(servers) {
+    const rows = servers.map((server) => [
+      server.address,
+      server.trouble ? `not in use: ${server.trouble}` : "in use",
+      duration(server.round_trip),
+    ]);
+    table("servers", ["Server", "State", "Round trip"], rows);
+  }
+
+  /** Requests a second come from two answers in a row. */
+  updateListeners({ now, started, listeners = [] }) {
+    const last = this.before?.started === started ? this.before : null;
+    const rows = listeners.map(({ name, connections, requests }) => {
+      const then = last?.listeners.find((listener) => listener.name === name)?.requests;
+      const known = then !== undefined && now > last.now;
+      const speed = known ? Math.round((requests - then) / (now - last.now)) : null;
+      return [name, whole(connections), `${number(speed)}/s`, number(requests)];
+    });
+    table("listeners", ["Listener", "Connections", "Requests", "In all"], rows);
+    this.before = { now, started, listeners };
+  }
+}
+
+function kindOf(store) {
+  if (store.kind === "memory") return "In the memory of this process: its own, and gone when it ends";
+  return "Redis or Valkey: shared by all processes that use it";
+}
+
+function memory(store) {
+  const share = store.max_keys > 0 ? (100 * store.keys) / store.max_keys : 0;
+  return [
+    ["Keys", whole(store.keys), `${share.toFixed(share < 10 ? 1 : 0)} % of ${number(store.max_keys)}`],
+    ["Memory", bytes(store.bytes)],
+    ["Without room", whole(store.overflowed ?? 0), "keys that shared a spare budget"],
+  ];
+}
+
+function redis(store) {
+  const { breaker, latency_us: latency, trips, batch, deny_cache: denials, leases } = store;
+  return [
+    ["Breaker", breaker, breaker === "closed" ? `opened ${whole(store.opened)} ×` : "failure modes decide"],
+    ["Round trip", duration(latency / 1e6), "of the slowest server, last"],
+    ["Requests a call", Number(batch.toPrecision(3)).toString(), `${number(trips)} trips`],
+    ["Deny cache", whole(denials.size), `${number(denials.hits)} denied here`],
+    ["Leases", whole(leases.outstanding), `units ahead, ${number(leases.hits)} paid`],
+    ["Too late", whole(store.timeouts), "answers after the deadline"],
+  ];
+}
+
+function service({ policies, revision, reload, blocked_total: blocked, draining }) {
+  const degraded = policies.reduce((sum, policy) => sum + (policy.degraded ?? 0), 0);
+  return [
+    ["Revision", whole(revision), reload.refused > 0 ? `${whole(reload.refused)} refused` : "none refused"],
+    ["Degraded", whole(degraded), "decided by failure modes"],
+    ["Blocked keys", whole(blocked), "in this process"],
+    ["Taking requests", draining ? "no" : "yes", draining ? "it drains, and ends" : ""],
+  ];
+}
+
+/** A list of figures: name, value, note. Only what changed is written. */
+function fill(id, figures) {
+  const list = document.getElementById(id);
+  const names = JSON.stringify(figures.map(([name]) => name));
+  if (list.dataset.names !== names) {
+    list.dataset.names = names;
+    list.replaceChildren(...figures.map(([name]) => {
+      return make("div", {}, make("dt", {}, name), make("dd", {}, make("b"), make("span.quiet")));
+    }));
+  }
+  figures.forEach(([, value, note = ""], i) => {
+    const [strong, quiet] = list.children[i].querySelector("dd").children;
+    put(strong, value);
+    put(quiet, note);
+  });
+}
+
+function table(id, heads, rows) {
+  const place = document.getElementById(id);
+  const shape = String(rows.length);
+  if (place.dataset.shape !== shape) {
+    place.dataset.shape = shape;
+    const head = make("tr", {}, ...heads.map((name, i) => make(i > 0 ? "th.number" : "th", { scope: "col" }, name)));
+    const body = rows.map((row) => make("tr", {}, ...row.map((_, i) => make(i > 0 ? "td.number" : "td"))));
+    const whole = make("table.small", {}, make("thead", {}, head), make("tbody", {}, ...body));
+    place.replaceChildren(...(rows.length ? [whole] : []));
+  }
+  rows.forEach((row, y) => row.forEach((text, x) => put(place.querySelector("tbody").children[y].children[x], text)));
+}
+
+function bytes(count) {
+  if (count === undefined || count === null) return "–";
+  const units = ["B", "KiB", "MiB", "GiB"];
+  const power = count > 0 ? Math.min(3, Math.floor(Math.log2(count) / 10)) : 0;
+  return `${Number((count / 1024 ** power).toPrecision(3))} ${units[power]}`;
+}

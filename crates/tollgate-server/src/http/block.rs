@@ -1,0 +1,151 @@
+//! `/v1/block`: keys that are denied by hand. Held by this process alone, and gone when it ends.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::extract::{Query, Request, State};
+use http::StatusCode;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tollgate::{KeyBuf, PolicyName};
+
+use super::{Answer, Problem, Shared, answer::json, model::Done, posted};
+use crate::{
+    config::Scope,
+    gate::Revision,
+    live::{key_of, text_of},
+};
+
+/// A key to deny for a while.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct BlockRequest {
+    /// The policy whose requests are denied; `ad-hoc` for limits that come with requests.
+    policy: String,
+    /// Whose requests, as `GET /v1/live` shows keys: the values of the policy's `per` attributes, joined by `, `.
+    key: String,
+    /// For how long, from 1 second to 30 days; an hour unless said.
+    #[schemars(range(min = 1, max = 2_592_000))]
+    seconds: Option<u64>,
+}
+
+/// A key that is denied.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Block")]
+pub(super) struct BlockModel {
+    pub(super) policy: &'static str,
+    /// Somebody else's input: show it as text only.
+    pub(super) key: String,
+    /// Seconds since the epoch.
+    pub(super) until: u64,
+}
+
+/// A policy and one of its keys, by name.
+#[derive(Debug)]
+pub(super) struct Named<'r> {
+    pub(super) policy: PolicyName,
+    pub(super) domain: &'r str,
+    pub(super) key: KeyBuf,
+}
+
+const HOUR: u64 = 3_600;
+const LONGEST: u64 = 30 * 24 * HOUR;
+
+/// `POST /v1/block`: denies a key, whatever its limits say.
+pub(super) async fn block(
+    State(shared): State<Arc<Shared>>,
+    request: Request,
+) -> Result<Answer, Problem> {
+    let (head, body) = posted(&shared, request).await?;
+    let revision = shared.gate.revision();
+    // Whoever may ask nothing is not told what there is.
+    revision.access(&head.headers)?;
+    let asked: BlockRequest =
+        serde_json::from_slice(&body).map_err(|error| Problem::request(error.to_string()))?;
+    let seconds = asked.seconds.unwrap_or(HOUR);
+    if !(1..=LONGEST).contains(&seconds) {
+        let detail = format!("a block lasts from 1 to {LONGEST} seconds, which are 30 days");
+        return Err(Problem::request(detail));
+    }
+    let named = Named::new(&asked.policy, &asked.key, &revision)?;
+    let access = revision.access_to(&head.headers, Scope::Admin, named.domain)?;
+    let blocks = revision.engine.blocks();
+    let until = blocks.add(named.policy, named.key.clone(), Duration::from_secs(seconds));
+    let until = until.map_err(|error| Problem::too_many_blocks(error.to_string()))?;
+    shared.audit_keys("block", &access, &[(named.policy, named.key.as_ref())]);
+    json(StatusCode::OK, &BlockModel::new(named.policy, &named.key, until))
+}
+
+/// `DELETE /v1/block`: lifts a block. One that is not there is no trouble.
+pub(super) async fn unblock(
+    State(shared): State<Arc<Shared>>,
+    request: Request,
+) -> Result<Answer, Problem> {
+    let revision = shared.gate.revision();
+    let named = Named::from_query(&request, &revision)?;
+    let named = named.ok_or_else(|| Problem::request("name the `policy` and the `key`"))?;
+    let access = revision.access_to(request.headers(), Scope::Admin, named.domain)?;
+    let lifted = revision.engine.blocks().remove(named.policy, named.key.clone());
+    shared.audit_keys("unblock", &access, &[(named.policy, named.key.as_ref())]);
+    json(StatusCode::OK, &Done { limits: usize::from(lifted) })
+}
+
+impl BlockModel {
+    pub(super) fn new(policy: PolicyName, key: &KeyBuf, until: tollgate::Timestamp) -> Self {
+        let until = until.as_micros().div_ceil(1_000_000);
+        Self { policy: policy.as_str(), key: text_of(key.as_ref()), until }
+    }
+}
+
+impl<'r> Named<'r> {
+    fn new(policy: &str, key: &str, revision: &'r Revision) -> Result<Self, Problem> {
+        let settings = &revision.settings;
+        if key.len() > settings.bounds.key_bytes.saturating_mul(settings.bounds.attributes) {
+            return Err(Problem::bounds("the key is longer than any that is taken"));
+        }
+        let all = revision.engine.policies().policies();
+        // Names that are made of text are kept for good, so those that are there already are looked through.
+        let found = all.iter().find(|other| other.name.as_str() == policy);
+        let (name, domain) = match found {
+            Some(policy) => (policy.name, &*policy.domain),
+            None if policy == PolicyName::AD_HOC.as_str() => (PolicyName::AD_HOC, ""),
+            None => return Err(Problem::unknown_policy()),
+        };
+        let key = key_of(found, key).ok_or_else(|| {
+            let per = found.map(|policy| policy.per.join(", ")).unwrap_or_default();
+            let one = "this policy has one budget for all: leave `key` empty".to_owned();
+            let several = format!("write the values of `{per}` as `key`, with `, ` between them");
+            Problem::request(if per.is_empty() { one } else { several })
+        })?;
+        Ok(Self { policy: name, domain, key })
+    }
+
+    /// By the parameters `policy` and `key`. `None` if no policy is named.
+    pub(super) fn from_query(
+        request: &Request,
+        revision: &'r Revision,
+    ) -> Result<Option<Self>, Problem> {
+        revision.access(request.headers())?;
+        let query = Query::<Vec<(String, String)>>::try_from_uri(request.uri());
+        let Query(pairs) = query.map_err(|error| Problem::request(error.body_text()))?;
+        let of = |name: &str| pairs.iter().filter(|(other, _)| other == name).collect::<Vec<_>>();
+        match (&*of("policy"), &*of("key")) {
+            ([], _) => Ok(None),
+            ([(_, policy)], [(_, key)]) if pairs.len() == 2 => {
+                Self::new(policy, key, revision).map(Some)
+            }
+            // It has to be said that the budget of all is meant.
+            _ => Err(Problem::request("with a `policy` goes its `key`, and nothing else")),
+        }
+    }
+
+    /// The policy, unless the limits have to be known, too.
+    pub(super) fn counting(&self) -> Result<PolicyName, Problem> {
+        match self.policy {
+            PolicyName::AD_HOC => {
+                let detail = "limits that came with requests are not kept: write `key` and `limit`";
+                Err(Problem::request(detail))
+            }
+            policy => Ok(policy),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! What the service did in the last minutes, for those who watch it: the dashboard and `tollgate top`.
+
+mod history;
+mod name;
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::time::sleep;
+use tollgate::{Clock, SystemClock, Timestamp};
+
+pub(crate) use self::{
+    history::{Counts, History},
+    name::{key_of, text_of},
+};
+use crate::gate::Gate;
+
+/// What is remembered for those who watch. Decisions know nothing of it.
+#[derive(Debug)]
+pub(crate) struct Live {
+    started: Timestamp,
+    history: Mutex<History>,
+}
+
+impl Live {
+    /// Begins now.
+    pub(crate) fn new() -> Self {
+        Self { started: SystemClock::new().now(), history: Mutex::default() }
+    }
+
+    /// When it began.
+    pub(crate) fn started(&self) -> Timestamp {
+        self.started
+    }
+
+    /// The last minutes, second by second.
+    pub(crate) fn history(&self) -> &Mutex<History> {
+        &self.history
+    }
+}
+
+/// Takes note of what was decided, at the end of every second, for as long as it is polled.
+pub(crate) async fn watch(gate: Arc<Gate>) {
+    let clock = SystemClock::new();
+    loop {
+        let into = clock.now().as_micros() % SECOND;
+        sleep(Duration::from_micros(SECOND - into)).await;
+        // Timers may be a little early.
+        look(&gate, (clock.now().as_micros() + SECOND / 2) / SECOND);
+    }
+}
+
+const SECOND: u64 = 1_000_000;
+
+/// Takes note of what was decided up to the end of this second.
+pub(crate) fn look(gate: &Gate, second: u64) {
+    let revision = gate.revision();
+    revision.engine.blocks().expire();
+    gate.live().history().lock().push(second, &revision.engine.stats());
+}

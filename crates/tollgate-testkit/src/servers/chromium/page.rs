@@ -1,0 +1,239 @@
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use super::{super::wait::eventually, Chromium};
+
+/// A page of a browser, with storage of its own.
+#[derive(Debug)]
+pub struct Page {
+    browser: Arc<Chromium>,
+    context: String,
+    session: String,
+    seen: Mutex<Seen>,
+}
+
+/// Which colours the system likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// Dark on light.
+    Light,
+    /// Light on dark.
+    Dark,
+}
+
+/// What was told about a page so far.
+#[derive(Debug, Default)]
+struct Seen {
+    complaints: Vec<String>,
+    requests: Vec<String>,
+    loads: usize,
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Page {
+    pub(super) fn new(browser: Arc<Chromium>) -> Self {
+        let text = |value: &Value| value.as_str().expect("an id").to_owned();
+        let context = browser.ask("Target.createBrowserContext", &json!({}), None);
+        let context = text(&context["browserContextId"]);
+        let target = json!({ "url": "about:blank", "browserContextId": context });
+        let target = text(&browser.ask("Target.createTarget", &target, None)["targetId"]);
+        let attach = json!({ "targetId": target, "flatten": true });
+        let session = text(&browser.ask("Target.attachToTarget", &attach, None)["sessionId"]);
+        let page = Self { browser, context, session, seen: Mutex::default() };
+        for domain in ["Page", "Runtime", "Log", "Network"] {
+            page.ask(&format!("{domain}.enable"), &json!({}));
+        }
+        page.ask("Emulation.setFocusEmulationEnabled", &json!({ "enabled": true }));
+        page
+    }
+
+    /// Goes to an address, and waits until it is loaded.
+    pub fn open(&self, address: &str) {
+        let before = self.look(|seen| seen.loads);
+        self.ask("Page.navigate", &json!({ "url": address }));
+        eventually(PATIENCE, "the page is loaded", || self.look(|seen| seen.loads) > before);
+    }
+
+    /// What an expression is, as JSON; a promise is waited for.
+    ///
+    /// # Panics
+    ///
+    /// If it throws.
+    pub fn evaluate(&self, expression: &str) -> Value {
+        let asked =
+            json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
+        let mut told = self.ask("Runtime.evaluate", &asked);
+        assert!(told.get("exceptionDetails").is_none(), "{expression}: {told}");
+        told["result"]["value"].take()
+    }
+
+    /// Waits until an expression is true.
+    ///
+    /// # Panics
+    ///
+    /// If it is not so within twenty seconds.
+    pub fn wait_until(&self, expression: &str) {
+        eventually(PATIENCE, expression, || self.evaluate(expression) == true);
+    }
+
+    /// The text of the first element that a selector finds, as it is shown.
+    pub fn text(&self, selector: &str) -> String {
+        let text =
+            self.evaluate(&format!("document.querySelector({}).innerText", quoted(selector)));
+        text.as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Clicks into the middle of the first element that a selector finds, where a person would.
+    pub fn click(&self, selector: &str) {
+        let place = self.evaluate(&format!(
+            "(() => {{ const it = document.querySelector({}); \
+             it.scrollIntoView({{ block: 'center', behavior: 'instant' }}); \
+             const box = it.getBoundingClientRect(); \
+             return [box.x + box.width / 2, box.y + box.height / 2]; }})()",
+            quoted(selector)
+        ));
+        for kind in ["mousePressed", "mouseReleased"] {
+            let event = json!({
+                "type": kind, "x": place[0], "y": place[1], "button": "left", "clickCount": 1,
+            });
+            self.ask("Input.dispatchMouseEvent", &event);
+        }
+    }
+
+    /// Presses and lets go a key by its name, such as `Tab` or `Enter`.
+    pub fn press(&self, key: &str) {
+        let (code, text) = match key {
+            "Tab" => (9, ""),
+            "Enter" => (13, "\r"),
+            "Escape" => (27, ""),
+            "ArrowLeft" => (37, ""),
+            _ => (0, ""),
+        };
+        for kind in ["keyDown", "keyUp"] {
+            let event = json!({
+                "type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text,
+            });
+            self.ask("Input.dispatchKeyEvent", &event);
+        }
+    }
+
+    /// Writes into the first element that a selector finds, instead of what is there.
+    pub fn write(&self, selector: &str, text: &str) {
+        self.evaluate(&format!(
+            "(() => {{ const it = document.querySelector({}); it.focus(); it.select(); }})()",
+            quoted(selector)
+        ));
+        self.ask("Input.insertText", &json!({ "text": text }));
+    }
+
+    /// Makes the window that large, in pixels of CSS.
+    pub fn resize(&self, width: u32, height: u32) {
+        let size =
+            json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
+        self.ask("Emulation.setDeviceMetricsOverride", &size);
+    }
+
+    /// Lets the system like these colours.
+    pub fn prefer(&self, scheme: Scheme) {
+        let value = match scheme {
+            Scheme::Light => "light",
+            Scheme::Dark => "dark",
+        };
+        let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": value }] });
+        self.ask("Emulation.setEmulatedMedia", &features);
+    }
+
+    /// A picture of what the window shows, as PNG.
+    ///
+    /// # Panics
+    ///
+    /// If the browser makes none.
+    pub fn picture(&self) -> Vec<u8> {
+        let told = self.ask("Page.captureScreenshot", &json!({ "format": "png" }));
+        from_base64(told["data"].as_str().expect("a picture"))
+    }
+
+    /// Everything that the console has to complain about: where it is from, and what it says.
+    pub fn complaints(&self) -> Vec<String> {
+        self.look(|seen| seen.complaints.clone())
+    }
+
+    /// The addresses that were asked for, in their order.
+    pub fn requests(&self) -> Vec<String> {
+        self.look(|seen| seen.requests.clone())
+    }
+
+    fn ask(&self, method: &str, parameters: &Value) -> Value {
+        self.browser.ask(method, parameters, Some(&self.session))
+    }
+
+    fn look<T>(&self, at: impl FnOnce(&Seen) -> T) -> T {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        for event in self.browser.pipe.take_events(&self.session) {
+            seen.take(&event);
+        }
+        at(&seen)
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // A test that fails because the browser has ended shall say so, and not end here.
+        if !std::thread::panicking() {
+            let context = json!({ "browserContextId": self.context });
+            self.browser.ask("Target.disposeBrowserContext", &context, None);
+        }
+    }
+}
+
+impl Seen {
+    fn take(&mut self, event: &Value) {
+        let about = &event["params"];
+        match event["method"].as_str().unwrap_or_default() {
+            "Page.loadEventFired" => self.loads += 1,
+            "Network.requestWillBeSent" => {
+                self.requests.extend(about["request"]["url"].as_str().map(str::to_owned));
+            }
+            "Runtime.exceptionThrown" => {
+                let thrown = &about["exceptionDetails"];
+                let what = thrown["exception"]["description"].as_str();
+                let what = what.or(thrown["text"].as_str()).unwrap_or_default();
+                self.complaints.push(format!("exception: {what}"));
+            }
+            "Runtime.consoleAPICalled" if about["type"] != "log" && about["type"] != "debug" => {
+                self.complaints.push(format!("console: {}", about["args"]));
+            }
+            "Log.entryAdded" if about["entry"]["level"] != "verbose" => {
+                let entry = &about["entry"];
+                let source = entry["source"].as_str().unwrap_or_default();
+                self.complaints.push(format!("{source}: {} {}", entry["text"], entry["url"]));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// As a literal of the language.
+fn quoted(text: &str) -> Value {
+    Value::from(text)
+}
+
+fn from_base64(text: &str) -> Vec<u8> {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut bits, mut held) = (0_u32, 0);
+    for digit in text.bytes().filter_map(|byte| DIGITS.iter().position(|digit| *digit == byte)) {
+        bits = bits << 6 | u32::try_from(digit).unwrap_or_default();
+        held += 6;
+        if held >= 8 {
+            held -= 8;
+            bytes.push(u8::try_from(bits >> held & 0xff).unwrap_or_default());
+        }
+    }
+    bytes
+}
