@@ -145,7 +145,7 @@ function change(change) {
 
 function figures(variant) {
   const { traffic } = report;
-  const list = make("dl", { className: "figures" },
+  const list = make("dl", { className: "summary" },
     figure("Requests", number(variant.requests), `at most ${whole(traffic.peak_second)} in a second, ${whole(traffic.peak_minute)} in a minute`),
     figure("Allowed", number(variant.allowed), share(variant.allowed, variant.requests), "allowed"),
     figure("Denied", number(variant.denied), share(variant.denied, variant.requests), variant.denied ? "denied" : ""));
@@ -162,7 +162,9 @@ function figures(variant) {
 
 function policySection(policy) {
   const head = make("div", { className: "policy-head" }, make("h2", { text: policy.name }));
-  for (const text of [policy.limits.join(", "), policy.algorithm, whose(policy.per), policy.shadow ? "shadow mode" : ""]) {
+  const limits = policy.limits.join(", ");
+  const algorithm = limits.includes(policy.algorithm) ? "" : policy.algorithm;
+  for (const text of [limits, algorithm, whose(policy.per), policy.shadow ? "shadow mode" : ""]) {
     if (text) head.append(make("span", { className: "pill", text }));
   }
   return [head, overTime(policy), trueRate(policy), keyCards(policy)];
@@ -188,8 +190,8 @@ function trueRate(policy) {
     { name: "asked for", values: columns.asked ?? nothing, color: "denied", kind: "line", dashed: true },
     { name: "admitted", values: columns.admitted ?? nothing, color: "true-rate", kind: "line" },
   ];
-  const marks = [...policy.worst_bursts].sort((a, b) => a.time - b.time).map((burst) => ({
-    from: burst.time, label: `${whole(burst.admitted)} in one ${policy.period} by ${burst.key.slice(0, 40)}`,
+  const marks = apart(policy.worst_bursts, columns).map((burst) => ({
+    from: burst.time, label: `${whole(burst.admitted)} by ${burst.key.slice(0, 40)}`,
   }));
   later(() => timeline(host, {
     times: timesOf(columns), step: columns.step, series, marks,
@@ -199,6 +201,16 @@ function trueRate(policy) {
     ? ` ${whole(policy.bursts)} times somebody was admitted more than the limit within one ${policy.period}, across the boundary of two fixed windows; the worst are marked.`
     : "";
   return card("True rate of the busiest client", `What one client asked for and was admitted within one ${policy.period}, wherever it begins.${bursts}`, host);
+}
+
+/** The worst bursts that are not too close to a worse one, in the order of time. */
+function apart(bursts, columns) {
+  const room = (columns.step * columns.allowed.length) / 10;
+  const marked = [];
+  for (const burst of bursts) {
+    if (marked.every((other) => Math.abs(other.time - burst.time) >= room)) marked.push(burst);
+  }
+  return marked.sort((a, b) => a.time - b.time);
 }
 
 function keyCards(policy) {

@@ -152,7 +152,9 @@ Traffic such as \"greedy clients=1000 rate=50/second for=1h\"; several come toge
   greedy       steady, and one client that asks for more: clients, rate, greedy, for
   bursts       each client sends many at once, then none: clients, size, every, for
   retry-storm  all clients come at once; who is denied tries again: clients, every, for,
-               and obey=yes (as Retry-After says) or obey=no with retry";
+               and obey=yes (as Retry-After says) or obey=no with retry
+
+With from, as in from=9h, it begins later than the others.";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -139,7 +139,7 @@ impl Study {
             }
             span.note(entry.at);
             for variant in &mut *variants {
-                let _ = variant.decide(&request, entry.at);
+                variant.decide(&request, entry.at);
             }
             requests += 1;
             if requests.is_multiple_of(TELL_EVERY) {
@@ -168,8 +168,8 @@ impl Study {
                 .with("path", path_of(&visit.path))
                 .with("user_agent", visit.user_agent);
             span.note(visit.at);
-            let decision = variant.decide(&request, visit.at);
-            crowd.answer(&visit, Some(&decision));
+            let answer = variant.decide(&request, visit.at);
+            crowd.answer(&visit, Some(&answer));
             span.seen.requests += 1;
             if span.seen.requests.is_multiple_of(TELL_EVERY) {
                 watch(span.seen.requests);

@@ -2,15 +2,20 @@
 
 use std::{
     collections::HashMap,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use tollgate::{
-    Algorithm, Clock, Decision, KeyRef, Limiter, Policy, PolicyName, PolicySet, Request, Source,
-    Timestamp, policy::Mode,
+    Algorithm, Clock, KeyBuf, KeyRef, Limiter, Policy, PolicyName, PolicySet, Request, Store,
+    Timestamp,
+    algorithm::Outcome,
+    policy::{Missing, Mode},
 };
 
 use super::{
@@ -25,6 +30,8 @@ pub(crate) struct Variant {
     pub(crate) name: String,
     limiter: Limiter,
     clock: VirtualClock,
+    /// Whether there is one policy with one limit, and nothing to be weighed against it.
+    single: bool,
     places: HashMap<PolicyName, usize, foldhash::fast::RandomState>,
     /// One for each policy, in their order.
     pub(crate) tallies: Vec<PolicyTally>,
@@ -37,6 +44,17 @@ pub(crate) struct Variant {
     pub(crate) unlimited: u64,
     /// Whether anybody was admitted too much, if somebody wants to know.
     pub(crate) ceiling: Option<Ceiling>,
+}
+
+/// What a client is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    pub(crate) allowed: bool,
+    /// Whether a policy in shadow mode would have denied it.
+    pub(crate) shadow_denied: bool,
+    /// Whether any policy has to do with it.
+    pub(crate) covered: bool,
+    retry_after: Option<Duration>,
 }
 
 /// A clock that shows what the traffic says.
@@ -65,6 +83,7 @@ impl Variant {
         let tallies = policies.policies().iter().map(tally).collect();
         let names = policies.policies().iter().map(|policy| policy.name);
         let places = names.zip(0..).collect();
+        let single = is_single(policies.policies());
         let limiter = Limiter::builder()
             .policies(policies)
             .max_keys(MAX_LIVE_KEYS)
@@ -74,6 +93,7 @@ impl Variant {
             name: name.into(),
             limiter,
             clock,
+            single,
             places,
             tallies,
             timeline: Timeline::default(),
@@ -99,88 +119,131 @@ impl Variant {
     }
 
     /// Decides about a request at an instant that is not before the last.
-    pub(crate) fn decide(&mut self, request: &Request<'_>, at: u64) -> Decision {
-        self.clock.0.store(at, Ordering::Relaxed);
-        let decision = match self.single(request) {
-            Some(key) => self.decide_one(request, KeyRef::new(key), at),
-            None => self.decide_all(request, at),
+    pub(crate) fn decide(&mut self, request: &Request<'_>, at: u64) -> Answer {
+        let answer = match self.single {
+            true => self.decide_one(request, at),
+            false => self.decide_all(request, at),
         };
-        self.unlimited += u64::from(decision.source() == Source::Unlimited);
         let bin = self.timeline.at(at);
-        if decision.is_allowed() {
+        if answer.allowed {
             self.allowed += 1;
             bin.allowed += 1;
         } else {
             self.denied += 1;
             bin.denied += 1;
         }
-        if decision.is_shadow_denied() {
+        if answer.shadow_denied {
             self.shadow_denied += 1;
             bin.shadow_denied += 1;
         }
-        decision
+        self.unlimited += u64::from(!answer.covered);
+        answer
     }
 
-    /// The key of a request for which there is one limit at most, so that the decision says it all.
-    fn single<'a>(&self, request: &Request<'a>) -> Option<&'a [u8]> {
-        let [Policy { per, limits, overrides, mode: Mode::Enforce, .. }] = self.policies() else {
-            return None;
+    /// The one limit there is, taken a step further on a state that is kept beside the tally of its key: what a store
+    /// does, without looking it up a second time.
+    fn decide_one(&mut self, request: &Request<'_>, at: u64) -> Answer {
+        let Self { limiter, tallies, ceiling, .. } = self;
+        let ([policy], [tally]) = (limiter.policies().policies(), &mut **tallies) else {
+            return Answer::UNLIMITED;
         };
-        match (&**per, &**limits, &**overrides) {
-            ([attribute], [_], []) => request.attribute(attribute),
-            _ => None,
-        }
-    }
-
-    fn decide_one(&mut self, request: &Request<'_>, key: KeyRef<'_>, at: u64) -> Decision {
-        let decision = match self.limiter.check_request(request) {
-            Ok(decision) => decision,
-            // One unit fits every limit.
-            Err(error) => unreachable!("{error}"),
+        let value = policy.per.first().and_then(|attribute| request.attribute(attribute));
+        let covered = policy.domain == request.domain() && policy.matching.covers(request);
+        let absent = value.is_none() && policy.missing == Missing::Skip;
+        let (true, [limit]) = (covered && !absent, &*policy.limits) else {
+            return Answer::UNLIMITED;
         };
-        if let Some(limit) = decision.limit() {
-            let event = if decision.is_allowed() { Event::Allowed } else { Event::Denied };
-            self.tallies[0].count(key, at, &limit, event);
-            note(&mut self.ceiling, 0, key, at, event);
+        let mut absent = KeyBuf::empty();
+        let key = match value {
+            Some(value) => KeyRef::new(value),
+            None => {
+                absent.push(None);
+                absent.as_ref()
+            }
+        };
+        let mut answer = Answer { covered: true, ..Answer::UNLIMITED };
+        tally.count(key, at, limit, |state| {
+            let outcome = limit.step(state, Timestamp::from_micros(at), 1);
+            answer.allowed = outcome.is_admitted();
+            answer.retry_after = outcome.retry_after();
+            if answer.allowed { Event::Allowed } else { Event::Denied }
+        });
+        if answer.allowed {
+            note(ceiling, 0, key, at);
         }
-        decision
+        answer
     }
 
-    fn decide_all(&mut self, request: &Request<'_>, at: u64) -> Decision {
+    /// Everything else goes the way of the library: policies that cover it, keys, charges, and the memory store.
+    fn decide_all(&mut self, request: &Request<'_>, at: u64) -> Answer {
+        self.clock.0.store(at, Ordering::Relaxed);
         let Self { limiter, tallies, places, ceiling, .. } = self;
         let plan = limiter.plan(request);
-        let decided = plan.charges(1).and_then(|charges| Ok((limiter.verdict(&charges)?, charges)));
-        let (verdict, charges) = match decided {
-            Ok(decided) => decided,
-            Err(error) => unreachable!("{error}"),
+        let charges = plan.charges(1).unwrap_or_else(|error| {
+            unreachable!("one unit fits every limit: {error}");
+        });
+        // Not through the limiter, whose statistics are of real time.
+        let mut asked = pin!(limiter.store().charge(&charges));
+        let Poll::Ready(Ok(outcomes)) =
+            asked.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        else {
+            unreachable!("memory answers at once");
         };
-        let mut rest = charges.iter().zip(&verdict.each).peekable();
+        let enforced = || charges.iter().zip(&outcomes).filter(|(charge, _)| charge.enforced);
+        let denying = || enforced().map(|(_, outcome)| outcome).filter(|one| !one.is_admitted());
+        let allowed = denying().next().is_none();
+        // One that never ends outlasts all others.
+        let for_good = denying().any(|outcome| outcome.retry_after().is_none());
+        let retry_after = denying().filter_map(Outcome::retry_after).max().filter(|_| !for_good);
+        let mut shadow_denied = false;
+        let mut rest = charges.iter().zip(&outcomes).peekable();
         while let Some((first, own)) = rest.next() {
-            let mut admitted = own.is_allowed();
+            let mut admitted = own.is_admitted();
             // The limits of a policy stand side by side.
             while let Some((_, own)) = rest.next_if(|(other, _)| other.policy == first.policy) {
-                admitted &= own.is_allowed();
+                admitted &= own.is_admitted();
             }
             let event = match (admitted, first.enforced) {
-                (true, _) if verdict.decision.is_allowed() => Event::Allowed,
+                (true, _) if allowed => Event::Allowed,
                 (true, _) => Event::Elsewhere,
                 (false, true) => Event::Denied,
                 (false, false) => Event::ShadowDenied,
             };
-            if let Some(&place) = places.get(&first.policy) {
-                tallies[place].count(first.key, at, &first.limit, event);
-                note(ceiling, place, first.key, at, event);
+            shadow_denied |= event == Event::ShadowDenied;
+            let Some(&place) = places.get(&first.policy) else { continue };
+            tallies[place].count(first.key, at, &first.limit, |_| event);
+            if event == Event::Allowed {
+                note(ceiling, place, first.key, at);
             }
         }
-        verdict.decision
+        Answer { allowed, shadow_denied, covered: !plan.is_empty(), retry_after }
     }
 }
 
-fn note(ceiling: &mut Option<Ceiling>, place: usize, key: KeyRef<'_>, at: u64, event: Event) {
-    if let Some(ceiling) = ceiling
-        && event == Event::Allowed
-    {
+impl Answer {
+    const UNLIMITED: Self =
+        Self { allowed: true, shadow_denied: false, covered: false, retry_after: None };
+
+    /// What `Retry-After` says to whoever is denied, unless it is for good.
+    pub(crate) fn retry_after_secs(&self) -> Option<u64> {
+        let micros = u64::try_from(self.retry_after?.as_micros()).unwrap_or(u64::MAX);
+        Some(micros.div_ceil(1_000_000).max(1))
+    }
+}
+
+fn note(ceiling: &mut Option<Ceiling>, place: usize, key: KeyRef<'_>, at: u64) {
+    if let Some(ceiling) = ceiling {
         ceiling.admitted(place, key, at);
+    }
+}
+
+fn is_single(policies: &[Policy]) -> bool {
+    let [Policy { per, limits, overrides, mode: Mode::Enforce, .. }] = policies else {
+        return false;
+    };
+    match (&**per, &**limits, &**overrides) {
+        ([_], [limit], []) => !limit.algorithm().keeps_log(),
+        _ => false,
     }
 }
 

@@ -32,6 +32,7 @@ mod rlaas;
 mod schemathesis;
 mod secrets;
 mod service;
+mod simulate;
 mod together;
 mod traces;
 mod upstream;

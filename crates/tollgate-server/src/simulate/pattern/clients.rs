@@ -2,12 +2,11 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use tollgate::Decision;
-
 use super::{
     random::Random,
     spec::{Kind, Pattern},
 };
+use crate::simulate::replay::Answer;
 
 #[derive(Debug)]
 pub(super) struct Clients {
@@ -44,6 +43,7 @@ const HOURS: [u64; 24] = [
 
 impl Clients {
     pub(super) fn new(pattern: Pattern, start: u64, mut random: Random) -> Self {
+        let start = start.saturating_add(pattern.from);
         let mut queue = BinaryHeap::new();
         let mut add = |at, client, left| queue.push(Reverse(Step { at, client, left }));
         match pattern.kind {
@@ -81,7 +81,7 @@ impl Clients {
     }
 
     /// What that leads to.
-    pub(super) fn answer(&mut self, at: u64, client: u64, decision: Option<&Decision>) {
+    pub(super) fn answer(&mut self, at: u64, client: u64, answer: Option<&Answer>) {
         let Some(step) = self.current.take() else { return };
         let Pattern { rate, greedy, every, size, .. } = self.pattern;
         let next = match self.pattern.kind {
@@ -92,7 +92,7 @@ impl Clients {
                 let jitter = self.random.below(every / 8 + 1);
                 Step { at: at + every - every / 16 + jitter, left: size, ..step }
             }
-            Kind::RetryStorm => Step { at: at + self.patience(decision), client, left: 0 },
+            Kind::RetryStorm => Step { at: at + self.patience(answer), client, left: 0 },
             _ if step.client == GREEDY => {
                 Step { at: at + self.random.gap(greedy.1 / greedy.0).max(1), ..step }
             }
@@ -106,10 +106,9 @@ impl Clients {
     }
 
     /// How long a client of a retry storm waits before it asks again.
-    fn patience(&self, decision: Option<&Decision>) -> u64 {
-        let told = decision.and_then(Decision::retry_after_secs);
-        match decision {
-            Some(decision) if !decision.is_allowed() => match told {
+    fn patience(&self, answer: Option<&Answer>) -> u64 {
+        match answer {
+            Some(answer) if !answer.allowed => match answer.retry_after_secs() {
                 Some(seconds) if self.pattern.obey => seconds * SECOND,
                 _ => self.pattern.retry,
             },

@@ -7,9 +7,9 @@ mod write;
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use tollgate::Decision;
-
 use self::{clients::Clients, random::Random};
+use super::replay::Answer;
+
 pub(crate) use self::{
     spec::{Kind, Pattern, span},
     write::Generate,
@@ -21,7 +21,6 @@ pub(crate) struct Crowd {
     patterns: Vec<Clients>,
     /// The instant of the next request of each pattern.
     next: BinaryHeap<Reverse<(u64, usize)>>,
-    end: u64,
 }
 
 /// One request of a pattern.
@@ -49,21 +48,20 @@ impl Crowd {
         let mut patterns: Vec<Clients> = made.collect();
         let firsts = patterns.iter_mut().enumerate();
         let next = firsts.filter_map(|(place, one)| Some(Reverse((one.next()?, place)))).collect();
-        Self { patterns, next, end: u64::MAX }
+        Self { patterns, next }
     }
 
     /// The next request.
     pub(crate) fn visit(&mut self) -> Option<Visit> {
-        let Reverse((at, pattern)) = self.next.pop().filter(|Reverse((at, _))| *at <= self.end)?;
+        let Reverse((at, pattern)) = self.next.pop()?;
         let (client, random) = self.patterns[pattern].client();
-        let visit = Visit::new(at, pattern, client, random);
-        Some(visit)
+        Some(Visit::new(at, pattern, client, random))
     }
 
     /// Tells the client how its request ended, for those who try again.
-    pub(crate) fn answer(&mut self, visit: &Visit, decision: Option<&Decision>) {
+    pub(crate) fn answer(&mut self, visit: &Visit, answer: Option<&Answer>) {
         let clients = &mut self.patterns[visit.pattern];
-        clients.answer(visit.at, visit.client, decision);
+        clients.answer(visit.at, visit.client, answer);
         if let Some(at) = clients.next() {
             self.next.push(Reverse((at, visit.pattern)));
         }

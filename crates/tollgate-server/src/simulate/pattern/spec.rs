@@ -28,6 +28,8 @@ pub(crate) struct Pattern {
     pub(crate) clients: u64,
     /// Requests of all clients together, and in how many microseconds.
     pub(crate) rate: (u64, u64),
+    /// How long after the start of all it begins, in microseconds.
+    pub(crate) from: u64,
     /// How long it lasts, in microseconds.
     pub(crate) length: Option<u64>,
     /// The same for the greedy client.
@@ -62,6 +64,7 @@ impl Pattern {
             kind,
             clients: 100,
             rate: (10, SECOND),
+            from: 0,
             length: None,
             greedy: (10, SECOND),
             every: 60 * SECOND,
@@ -81,6 +84,7 @@ impl Pattern {
         match name {
             "clients" => self.clients = whole(value)?.clamp(1, MAX_CLIENTS),
             "rate" => self.rate = rate(value)?,
+            "from" => self.from = span(value)?,
             "for" => self.length = Some(span(value)?),
             "greedy" => self.greedy = rate(value)?,
             "every" => self.every = span(value)?,
@@ -94,7 +98,7 @@ impl Pattern {
                 }
             }
             _ => {
-                let known = "clients, rate, for, greedy, every, size, obey or retry";
+                let known = "clients, rate, from, for, greedy, every, size, obey or retry";
                 return Err(format!("nothing is called `{name}`: write {known}"));
             }
         }

@@ -97,23 +97,19 @@ fn detailed(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
     let PolicyReport { name, allowed, requests, amount, period, .. } = policy;
     let shadow = if policy.shadow { ", shadow mode" } else { "" };
     let per = whose(&policy.per);
-    writeln!(
-        f,
-        "\n{BOLD}{name}{BOLD:#}  {}, {}, {per}{shadow}",
-        policy.limits.join(", "),
-        policy.algorithm
-    )?;
+    let limits = policy.limits.join(", ");
+    let named = limits.contains(policy.algorithm);
+    let algorithm = if named { "" } else { &*format!(", {}", policy.algorithm) };
+    writeln!(f, "\n{BOLD}{name}{BOLD:#}  {limits}{algorithm}, {per}{shadow}")?;
     let denied = policy.all_denied();
     let verb = if policy.shadow { "would deny" } else { "denied" };
     let times = &policy.timeline;
     let missed = if policy.shadow { &times.shadow_denied } else { &times.denied };
     let width = grouped(*requests).len();
     let line = |style: Style, word: &str, count: u64, values: &[u64]| {
-        let (share, count) = (percent(count, *requests), grouped(count));
-        format!(
-            "  {word:10} {count:>width$}  {share:>8}  {style}{}{style:#}\n",
-            plot(values, WIDTH)
-        )
+        let (share, count, plot) = (percent(count, *requests), grouped(count), plot(values, WIDTH));
+        let plot = if plot.is_empty() { plot } else { format!("  {style}{plot}{style:#}") };
+        format!("  {word:10} {count:>width$}  {share:>8}{plot}\n")
     };
     f.write_str(&line(GOOD, "allowed", *allowed, &times.allowed))?;
     f.write_str(&line(BAD, verb, denied, missed))?;
@@ -121,22 +117,7 @@ fn detailed(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
         let count = grouped(policy.denied_elsewhere);
         writeln!(f, "  {count} more had room here and were denied by another policy")?;
     }
-    let about = if policy.keys.exact { "" } else { "about " };
-    let (seen, touched) = (policy.keys.seen, policy.keys.touched);
-    writeln!(
-        f,
-        "  {about}{} clients, of which {} were denied something ({})",
-        grouped(seen),
-        grouped(touched),
-        percent(touched, seen)
-    )?;
-    writeln!(
-        f,
-        "  within one {period}, one client asked for {} and one was admitted {} (limit {})",
-        grouped(policy.peak_asked),
-        grouped(policy.peak_admitted),
-        grouped(*amount)
-    )?;
+    peaks(f, policy)?;
     if policy.bursts > 0 {
         let worst = policy.worst_bursts.first();
         let worst = worst.map(|worst| {
@@ -149,10 +130,36 @@ fn detailed(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
             worst.unwrap_or_default()
         )?;
     }
-    if !policy.denied_most.is_empty() {
-        write!(f, "\n{}", key_table("denied most", &policy.denied_most, period))?;
+    for (title, keys) in [("denied most", &policy.denied_most), ("busiest", &policy.busiest)] {
+        if !keys.is_empty() {
+            write!(f, "\n{}", key_table(title, keys, period))?;
+        }
     }
-    write!(f, "\n{}", key_table("busiest", &policy.busiest, period))
+    Ok(())
+}
+
+/// Who has to do with it, and how much they want at once.
+fn peaks(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
+    let PolicyReport { amount, period, keys, .. } = policy;
+    let [asked, admitted, amount] = [policy.peak_asked, policy.peak_admitted, *amount].map(grouped);
+    if policy.per.is_empty() {
+        return writeln!(
+            f,
+            "  within one {period}, at most {asked} were asked for and {admitted} admitted (limit {amount})"
+        );
+    }
+    let about = if keys.exact { "" } else { "about " };
+    writeln!(
+        f,
+        "  {about}{} clients, {} of them denied something ({})",
+        grouped(keys.seen),
+        grouped(keys.touched),
+        percent(keys.touched, keys.seen)
+    )?;
+    writeln!(
+        f,
+        "  within one {period}, one client asked for {asked} and one was admitted {admitted} (limit {amount})"
+    )
 }
 
 fn key_table(title: &str, keys: &[KeyReport], period: &str) -> Lines {
@@ -304,7 +311,8 @@ fn plot(values: &[u64], width: usize) -> String {
         0 => ' ',
         sum => BARS[usize::try_from(sum * 7 / most).unwrap_or_default().min(7)],
     };
-    sums.iter().map(bar).collect()
+    let plot: String = sums.iter().map(bar).collect();
+    plot.trim_end().to_owned()
 }
 
 fn whose(per: &[String]) -> String {
@@ -373,6 +381,7 @@ mod tests {
     fn a_plot_shows_the_least_of_something() {
         assert_eq!(plot(&[0, 1, 1_000], 60), " ▁█");
         assert_eq!(plot(&[0, 0, 5, 0], 2), " █");
+        assert_eq!(plot(&[5, 0, 0, 0], 4), "█");
         assert_eq!(plot(&[], 60), "");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
-use tollgate::KeyRef;
+use tollgate::{KeyRef, algorithm::State};
 
 use super::{
     distinct::Distinct,
@@ -20,6 +20,8 @@ pub(crate) struct Keys {
     keys: HashMap<KeyText, KeyTally, RandomState>,
     /// Keys are forgotten from here on.
     most: usize,
+    /// After so long nothing that a key has used matters any more.
+    rest: u64,
     /// Keys that were forgotten.
     pub(crate) forgotten: u64,
     all: Distinct,
@@ -27,7 +29,7 @@ pub(crate) struct Keys {
 }
 
 /// What became of one key.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct KeyTally {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
@@ -47,6 +49,8 @@ pub(crate) struct KeyTally {
     pub(crate) peak_admitted: u32,
     /// The fixed window in which it was admitted more than the amount within one period.
     burst: u64,
+    /// What the algorithm keeps, where it is kept here.
+    state: State,
     /// Only for keys that ask more than once in a while.
     window: Option<Box<Window>>,
 }
@@ -74,32 +78,41 @@ pub(crate) struct KeyCounts {
 const STANDING_OUT: usize = 10_000;
 
 impl Keys {
-    pub(crate) fn new(most: usize) -> Self {
+    pub(crate) fn new(most: usize, rest: u64) -> Self {
         let most = most.max(4 * STANDING_OUT);
         let (all, touched) = (Distinct::default(), Distinct::default());
-        Self { keys: HashMap::default(), most, forgotten: 0, all, touched }
+        Self { keys: HashMap::default(), most, rest, forgotten: 0, all, touched }
     }
 
-    /// Counts an event, and tells what the key asked for and was admitted in the period that ends now.
-    pub(super) fn count(&mut self, key: &[u8], at: u64, period: u64, event: Event) -> Sums {
+    /// Decides by the state of a key, and counts that. Tells it, and what the key asked for and was admitted in the
+    /// period that ends now.
+    pub(super) fn count(
+        &mut self,
+        key: &[u8],
+        at: u64,
+        period: u64,
+        decide: impl FnOnce(&mut State) -> Event,
+    ) -> (Event, Sums) {
         if let Some(tally) = self.keys.get_mut(key) {
             let first = !tally.is_touched();
+            let event = decide(&mut tally.state);
             let sums = tally.count(at, period, event);
             if first && tally.is_touched() {
                 self.touched.add(key);
             }
-            return sums;
+            return (event, sums);
         }
         if self.keys.len() >= self.most {
-            self.forget(at, period);
+            self.forget(at);
         }
         self.all.add(key);
         let tally = self.keys.entry(KeyText::from_slice(key)).or_default();
+        let event = decide(&mut tally.state);
         let sums = tally.count(at, period, event);
         if tally.is_touched() {
             self.touched.add(key);
         }
-        sums
+        (event, sums)
     }
 
     /// Whether a burst that ends in this fixed window is the first that is noted there.
@@ -143,8 +156,8 @@ impl Keys {
         keys
     }
 
-    /// Makes room: keys that have not asked for two periods go, unless they stand out.
-    fn forget(&mut self, now: u64, period: u64) {
+    /// Makes room: keys that have not asked for so long that nothing of theirs is in use go, unless they stand out.
+    fn forget(&mut self, now: u64) {
         let measures: [fn(&KeyTally) -> u64; 2] = [KeyTally::all_denied, KeyTally::requests];
         let bars = measures.map(|measure| {
             let mut values: Vec<u64> = self.keys.values().map(measure).collect();
@@ -153,12 +166,33 @@ impl Keys {
         });
         let before = self.keys.len();
         self.keys.retain(|_, tally| {
-            let live = now.saturating_sub(tally.last) < period.saturating_mul(2);
+            let live = now.saturating_sub(tally.last) < self.rest;
             live || tally.all_denied() > bars[0] || tally.requests() > bars[1]
         });
         self.forgotten += (before - self.keys.len()) as u64;
         // All that are left are in use: then there is room for twice as many, so that this is not done all the time.
         self.most = self.most.max(2 * self.keys.len());
+    }
+}
+
+impl Default for KeyTally {
+    fn default() -> Self {
+        Self {
+            allowed: 0,
+            denied: 0,
+            shadow_denied: 0,
+            elsewhere: 0,
+            last: 0,
+            last_admitted: false,
+            second: 0,
+            in_second: 0,
+            peak_second: 0,
+            peak_asked: 0,
+            peak_admitted: 0,
+            burst: 0,
+            state: State::EMPTY,
+            window: None,
+        }
     }
 }
 

@@ -5,7 +5,9 @@ mod keys;
 mod timeline;
 mod window;
 
-use tollgate::{Algorithm, KeyRef, Limit, Policy};
+use std::time::Duration;
+
+use tollgate::{Algorithm, KeyRef, Limit, Policy, algorithm::State};
 
 pub(crate) use self::{
     keys::{Event, KeyCounts, KeyTally, KeyText, Keys, shown},
@@ -58,7 +60,7 @@ impl PolicyTally {
             denied: 0,
             shadow_denied: 0,
             elsewhere: 0,
-            keys: Keys::new(most_keys),
+            keys: Keys::new(most_keys, policy.limits.iter().map(rest).max().unwrap_or_default()),
             timeline: Timeline::default(),
             bursts: Bursts::default(),
             plain: policy.limits.first().copied(),
@@ -71,11 +73,18 @@ impl PolicyTally {
         self.allowed + self.denied + self.shadow_denied + self.elsewhere
     }
 
-    /// Counts how a request ended whose budget is that of `key`, under `limit`.
-    pub(crate) fn count(&mut self, key: KeyRef<'_>, at: u64, limit: &Limit, event: Event) {
-        let period = u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX);
+    /// Lets `decide` decide about a request whose budget is that of `key`, under `limit`, by the state that is kept
+    /// here, and counts how that ended.
+    pub(crate) fn count(
+        &mut self,
+        key: KeyRef<'_>,
+        at: u64,
+        limit: &Limit,
+        decide: impl FnOnce(&mut State) -> Event,
+    ) {
+        let period = micros(limit.period());
         keys::encode(key, &mut self.text);
-        let sums = self.keys.count(&self.text, at, period, event);
+        let (event, sums) = self.keys.count(&self.text, at, period, decide);
         let bin = self.timeline.at(at);
         match event {
             Event::Allowed => {
@@ -106,6 +115,16 @@ impl PolicyTally {
             self.bursts.note(Burst { at, key: self.text.clone(), admitted, amount, window });
         }
     }
+}
+
+/// How long what was used of a limit can matter at the most: two windows, or until a bucket is full again.
+fn rest(limit: &Limit) -> u64 {
+    let full = limit.capacity().div_ceil(limit.amount().max(1)).max(2);
+    micros(limit.period()).saturating_mul(full)
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Bursts {

@@ -19,7 +19,8 @@ pub(super) struct Csv {
     time: Vec<String>,
     /// Where the columns are, once that is known.
     columns: Option<Columns>,
-    separator: u8,
+    /// What the first line has between its values.
+    separator: Option<u8>,
 }
 
 #[derive(Debug)]
@@ -49,7 +50,7 @@ impl Csv {
             let place = |names: &[String]| names.first().and_then(|name| number(name));
             Columns::new(place(&time), names.iter().map(|names| place(names)))
         });
-        Self { instants: Instants::default(), names, time, columns, separator: b',' }
+        Self { instants: Instants::default(), names, time, columns, separator: None }
     }
 
     /// Whether a line looks like the names of columns, of which one is an instant.
@@ -63,8 +64,8 @@ impl Csv {
         if self.columns.is_some() {
             return false;
         }
-        self.separator = [b'\t', b';'].into_iter().find(|one| line.contains(one)).unwrap_or(b',');
-        let names: Vec<String> = cells(line, self.separator)
+        let separator = *self.separator.insert(separator(line));
+        let names: Vec<String> = cells(line, separator)
             .map(|cell| String::from_utf8_lossy(&line[cell.place]).trim().to_lowercase())
             .collect();
         let place = |wanted: &[String]| {
@@ -78,8 +79,9 @@ impl Csv {
 
     pub(super) fn read(&mut self, line: &[u8], values: &mut Values<'_>) -> Result<u64, Malformed> {
         let columns = self.columns.as_ref().ok_or(Malformed::NotCsv)?;
+        let separator = *self.separator.get_or_insert_with(|| separator(line));
         let mut at = None;
-        for (column, cell) in cells(line, self.separator).enumerate() {
+        for (column, cell) in cells(line, separator).enumerate() {
             if columns.time == Some(column) {
                 at = self.instants.any(&line[cell.place.clone()]);
             }
@@ -110,6 +112,10 @@ impl Columns {
         }
         Self { time, attributes }
     }
+}
+
+fn separator(line: &[u8]) -> u8 {
+    [b'\t', b';'].into_iter().find(|one| line.contains(one)).unwrap_or(b',')
 }
 
 /// A column by its number, counted from 1.
