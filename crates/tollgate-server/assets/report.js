@@ -16,7 +16,9 @@ function share(part, all) {
   if (!all || !part) return "0 %";
   const percent = (100 * part) / all;
   if (percent < 0.0001) return "< 0.0001 %";
-  return `${percent.toFixed(percent < 0.01 ? 4 : percent < 10 ? 2 : 1)} %`;
+  const digits = percent < 0.01 ? 4 : percent < 10 ? 2 : 1;
+  // Cut off, not rounded: what is not all of it is never 100 %.
+  return `${(Math.floor(percent * 10 ** digits + 1e-9) / 10 ** digits).toFixed(digits)} %`;
 }
 
 const steps = [[86400, "day"], [3600, "hour"], [60, "min"], [1, "s"]];
@@ -62,9 +64,13 @@ function table(head, rows) {
 
 function heading() {
   const { traffic, variants, suggestion } = report;
-  const first = variants[0];
-  const covered = first.policies.reduce((sum, policy) => sum + missed(policy), 0);
-  let title = `${share(variants.length === 1 ? covered : first.denied, first.requests)} of requests denied`;
+  const [first] = variants;
+  const [policy] = first.policies;
+  let title = `${share(first.denied, first.requests)} of requests denied`;
+  if (first.policies.length === 1) {
+    title = `${policy.limits.join(" and ")} would deny ${share(missed(policy), policy.requests)} of requests`;
+    if (policy.per.length) title += `, to ${whole(policy.keys.touched)} of ${whole(policy.keys.seen)} clients`;
+  }
   if (variants.length > 1) title = `${variants.length} ways to limit the same traffic`;
   if (suggestion?.limit) title = `${suggestion.limit} would do it: ${suggestion.target}`;
   return make("header", {},
@@ -191,7 +197,7 @@ function trueRate(policy) {
     { name: "admitted", values: columns.admitted ?? nothing, color: "true-rate", kind: "line" },
   ];
   const marks = apart(policy.worst_bursts, columns).map((burst) => ({
-    from: burst.time, label: `${whole(burst.admitted)} by ${burst.key.slice(0, 40)}`,
+    from: burst.time, label: `${whole(burst.admitted)} in one ${policy.period} by ${burst.key.slice(0, 40)}`,
   }));
   later(() => timeline(host, {
     times: timesOf(columns), step: columns.step, series, marks,
