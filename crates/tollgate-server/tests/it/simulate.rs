@@ -332,8 +332,8 @@ fn lines_that_are_too_late_count_when_they_come_and_are_told() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("late.log");
     let mut file = fs::File::create(&path).unwrap();
-    // More than is looked at together, and at its end a line of hours ago.
-    for second in 0..60_000_u64 {
+    // More than is looked at together, every eight lines backwards, and at the end of all a line of hours ago.
+    for second in (0..60_000_u64).map(|number| number ^ 7) {
         let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
         writeln!(
             file,
@@ -348,6 +348,11 @@ fn lines_that_are_too_late_count_when_they_come_and_are_told() {
         (&report["traffic"]["late"], &report["traffic"]["requests"]),
         (&1.into(), &60_001.into())
     );
+    let timeline = &report["variants"][0]["timeline"];
+    let in_bin =
+        |bin: usize| ["allowed", "denied"].map(|name| timeline[name][bin].as_u64().unwrap());
+    assert_eq!(timeline["step"], 300);
+    assert_eq!(in_bin(12), [0, 300], "not when it says");
     assert_eq!(report["traffic"]["to"], "2026-01-01T16:39:59Z");
     assert_eq!(report["variants"][0]["allowed"], 2);
 }
