@@ -20,6 +20,8 @@ mod reload;
 mod resp;
 mod server;
 mod service;
+#[cfg(feature = "cli")]
+mod simulate;
 mod source;
 #[cfg(feature = "cli")]
 mod top;

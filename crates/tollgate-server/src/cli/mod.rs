@@ -9,6 +9,7 @@ mod log;
 mod man;
 mod schema;
 mod serve;
+mod simulate;
 mod top;
 mod trouble;
 mod validate;
@@ -39,6 +40,7 @@ enum Command {
     Check(check::Args),
     Explain(explain::Args),
     Top(top::Args),
+    Simulate(simulate::Args),
     Doctor(doctor::Args),
     Validate(validate::Args),
     Schema(schema::Args),
@@ -79,6 +81,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Schema(args) => schema::run(&args),

@@ -10,6 +10,7 @@ fn help_teaches_by_examples() {
         ),
         (&["check", "--help"], "tollgate check --limit '1/second burst 3' alice --times 4"),
         (&["explain", "--help"], "tollgate explain --config tollgate.yaml -a user=alice"),
+        (&["simulate", "--help"], "tollgate simulate access.log.1.gz --limit 100/minute --per ip"),
         (&["doctor", "--help"], "tollgate doctor redis://127.0.0.1:6379"),
         (&["validate", "--help"], "tollgate validate tollgate.yaml"),
         (&["schema", "--help"], "tollgate schema > tollgate.schema.json"),

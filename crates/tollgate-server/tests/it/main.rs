@@ -33,6 +33,7 @@ mod rlaas;
 mod schemathesis;
 mod secrets;
 mod service;
+mod simulate;
 mod together;
 mod top;
 mod traces;

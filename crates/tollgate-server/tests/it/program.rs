@@ -1,5 +1,6 @@
 use std::{
     io::Write,
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
@@ -17,6 +18,17 @@ pub(crate) fn run(args: &[&str], input: &[u8]) -> Finished {
     // A program that refuses its arguments reads nothing; what it says is checked, not this.
     drop(child.stdin.take().unwrap().write_all(input));
     let output = child.wait_with_output().unwrap();
+    Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Runs `tollgate` to its end in a folder, with nothing to read.
+pub(crate) fn run_in(folder: &Path, args: &[&str]) -> Finished {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    let output = command.args(args).current_dir(folder).stdin(Stdio::null()).output().unwrap();
     Finished {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),

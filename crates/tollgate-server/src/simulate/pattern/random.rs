@@ -1,0 +1,40 @@
+//! Numbers that look random and are the same for the same seed.
+
+/// SplitMix64.
+#[derive(Clone, Debug)]
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`.
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        let wide = u128::from(self.number()) * u128::from(bound);
+        u64::try_from(wide >> 64).unwrap_or_default()
+    }
+
+    /// A number below `bound` of which small ones are likelier: some clients ask far more often than others.
+    pub(super) fn skewed(&mut self, bound: u64) -> u64 {
+        let once = self.below(bound);
+        let twice = self.below(once + 1);
+        self.below(twice + 1)
+    }
+
+    /// A gap between requests that come by chance, with this mean: the sum of few even ones, which is close enough.
+    pub(super) fn gap(&mut self, mean: u64) -> u64 {
+        let most = mean.saturating_mul(2).max(1);
+        let even = self.below(most + 1);
+        // Half of the time short, so that requests huddle.
+        if self.number() & 1 == 0 { even / 2 } else { even.saturating_add(even / 2) }
+    }
+}

@@ -1,0 +1,160 @@
+//! What happened when: counts in steps of time that grow with what they cover.
+
+use serde::Serialize;
+
+/// Counts by time. The step is as fine as so many steps allow; where it has to grow, the counts are added up.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Timeline {
+    /// Microseconds that a bin covers.
+    step: u64,
+    /// The number of the first bin, counted from the epoch.
+    base: u64,
+    bins: Vec<Bin>,
+}
+
+/// What happened within one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bin {
+    pub(crate) allowed: u64,
+    pub(crate) denied: u64,
+    pub(crate) shadow_denied: u64,
+    /// The most that any key asked for within one period that ends here.
+    pub(crate) asked: u64,
+    /// The most that any key was admitted within one period that ends here.
+    pub(crate) admitted: u64,
+}
+
+/// The counts, as they are told: one list for each.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Columns {
+    /// Seconds since the epoch at which the first step begins.
+    pub(crate) start: u64,
+    /// Seconds that each step covers.
+    pub(crate) step: u64,
+    pub(crate) allowed: Vec<u64>,
+    pub(crate) denied: Vec<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) shadow_denied: Vec<u64>,
+    /// The most that one key asked for in any one period.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) asked: Vec<u64>,
+    /// The most that one key was admitted in any one period.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) admitted: Vec<u64>,
+}
+
+const SECOND: u64 = 1_000_000;
+const MAX_BINS: u64 = 750;
+/// Each is a multiple of the one before.
+const STEPS: [u64; 18] = [
+    1,
+    5,
+    10,
+    30,
+    60,
+    300,
+    600,
+    1_800,
+    3_600,
+    10_800,
+    21_600,
+    43_200,
+    86_400,
+    604_800,
+    2_419_200,
+    29_030_400,
+    290_304_000,
+    2_903_040_000,
+];
+
+impl Timeline {
+    /// The bin of an instant; instants never go back before the first.
+    #[inline]
+    pub(crate) fn at(&mut self, micros: u64) -> &mut Bin {
+        if self.bins.is_empty() {
+            self.step = SECOND;
+            self.base = micros / SECOND;
+        }
+        let mut place = (micros / self.step).saturating_sub(self.base);
+        while place >= MAX_BINS {
+            self.coarsen();
+            place = (micros / self.step).saturating_sub(self.base);
+        }
+        let place = usize::try_from(place).unwrap_or_default();
+        if place >= self.bins.len() {
+            self.bins.resize(place + 1, Bin::default());
+        }
+        &mut self.bins[place]
+    }
+
+    pub(crate) fn columns(&self) -> Columns {
+        let column = |of: fn(&Bin) -> u64| self.bins.iter().map(of).collect::<Vec<_>>();
+        let present = |values: Vec<u64>| match values.iter().any(|value| *value > 0) {
+            true => values,
+            false => Vec::new(),
+        };
+        Columns {
+            start: self.base * (self.step / SECOND),
+            step: self.step / SECOND,
+            allowed: column(|bin| bin.allowed),
+            denied: column(|bin| bin.denied),
+            shadow_denied: present(column(|bin| bin.shadow_denied)),
+            asked: present(column(|bin| bin.asked)),
+            admitted: present(column(|bin| bin.admitted)),
+        }
+    }
+
+    fn coarsen(&mut self) {
+        let wider = STEPS.iter().map(|step| step * SECOND).find(|step| *step > self.step);
+        let factor = wider.map_or(2, |wider| wider / self.step);
+        let base = self.base / factor;
+        let mut bins: Vec<Bin> = Vec::new();
+        for (bin, number) in self.bins.iter().zip(self.base..) {
+            let place = usize::try_from(number / factor - base).unwrap_or_default();
+            bins.resize(bins.len().max(place + 1), Bin::default());
+            bins[place].add(bin);
+        }
+        (self.bins, self.base, self.step) = (bins, base, self.step * factor);
+    }
+}
+
+impl Bin {
+    fn add(&mut self, other: &Self) {
+        self.allowed += other.allowed;
+        self.denied += other.denied;
+        self.shadow_denied += other.shadow_denied;
+        self.asked = self.asked.max(other.asked);
+        self.admitted = self.admitted.max(other.admitted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_multiples_of_one_another() {
+        for pair in STEPS.windows(2) {
+            assert_eq!(pair[1] % pair[0], 0, "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_lost_when_the_step_grows() {
+        let mut timeline = Timeline::default();
+        let start = 1_767_225_607;
+        for second in 0..86_400_u64 {
+            let bin = timeline.at((start + second) * SECOND);
+            bin.allowed += 1;
+            bin.admitted = bin.admitted.max(second);
+        }
+        let columns = timeline.columns();
+        assert_eq!((columns.step, columns.start % 300), (300, 0));
+        assert_eq!(columns.allowed.len(), 289);
+        assert_eq!(columns.allowed[0], 293);
+        assert!(columns.allowed[1..288].iter().all(|count| *count == 300));
+        assert_eq!(columns.allowed[288], 7);
+        assert_eq!(columns.admitted[0], 292);
+        assert_eq!(columns.admitted[288], 86_399);
+    }
+}

@@ -1,0 +1,133 @@
+//! The common and the combined format: `ip - user [time] "GET /path HTTP/1.1" 200 512 "referer" "agent"`.
+
+use std::ops::Range;
+
+use memchr::{memchr, memchr2};
+
+use super::{
+    Malformed,
+    format::Map,
+    instant::Instants,
+    row::{Attributes, Values},
+};
+
+/// Reads lines of the common and the combined format, and those that have more at their end.
+#[derive(Debug)]
+pub(super) struct Combined {
+    instants: Instants,
+    /// For each field, the attribute that it is.
+    attributes: [Option<usize>; FIELDS.len()],
+    /// Whether anything behind the status is looked at.
+    whole: bool,
+}
+
+/// The fields, by the names of the attributes that they usually are.
+const FIELDS: [&str; 9] =
+    ["ip", "user", "method", "path", "protocol", "status", "bytes", "referer", "user_agent"];
+
+impl Combined {
+    /// Which fields become which attributes: those of the same name, unless the map says otherwise.
+    pub(super) fn new(attributes: &Attributes, map: &Map) -> Self {
+        let place = |field: &&str| {
+            let is_it = |name: &String| map.get(name).unwrap_or(name) == field;
+            attributes.0.iter().position(is_it)
+        };
+        let attributes = std::array::from_fn(|field| place(&FIELDS[field]));
+        let whole = attributes[5..].iter().any(Option::is_some);
+        Self { instants: Instants::default(), attributes, whole }
+    }
+
+    /// Whether a line looks like one.
+    pub(super) fn fits(line: &[u8]) -> bool {
+        let mut reader = Self::new(&Attributes::default(), &Map::default());
+        head(line).is_some_and(|head| reader.instants.common(&line[head.time]).is_some())
+    }
+
+    /// The instant of a line, and its values.
+    #[inline]
+    pub(super) fn read(&mut self, line: &[u8], values: &mut Values<'_>) -> Result<u64, Malformed> {
+        let head = head(line).ok_or(Malformed::NotCommon)?;
+        let at = self.instants.common(&line[head.time]).ok_or(Malformed::Time)?;
+        let mut put = |field: usize, place: Range<usize>| {
+            if let Some(attribute) = self.attributes[field]
+                && !matches!(&line[place.clone()], b"" | b"-")
+            {
+                values.put(attribute, line, place);
+            }
+        };
+        put(0, head.ip);
+        put(1, head.user);
+        let request = quoted(line, head.end).ok_or(Malformed::NotCommon)?;
+        let end = request.end + 1;
+        let [method, path, protocol] = words(line, request);
+        put(2, method);
+        put(3, path);
+        put(4, protocol);
+        if self.whole {
+            let status = word(line, end);
+            let bytes = word(line, status.end);
+            let after = bytes.end;
+            put(5, status);
+            put(6, bytes);
+            if let Some(referer) = quoted(line, after) {
+                let after = referer.end + 1;
+                put(7, referer);
+                if let Some(agent) = quoted(line, after) {
+                    put(8, agent);
+                }
+            }
+        }
+        Ok(at)
+    }
+}
+
+struct Head {
+    ip: Range<usize>,
+    user: Range<usize>,
+    time: Range<usize>,
+    end: usize,
+}
+
+fn head(line: &[u8]) -> Option<Head> {
+    let ip = memchr(b' ', line)?;
+    let ident = ip + 1 + memchr(b' ', &line[ip + 1..])?;
+    let open = ident + memchr(b'[', &line[ident..])?;
+    let close = open + memchr(b']', &line[open..])?;
+    // A user may have blanks in its name.
+    let user = ident + 1..open.saturating_sub(1).max(ident + 1);
+    (ip > 0).then_some(Head { ip: 0..ip, user, time: open + 1..close, end: close + 1 })
+}
+
+/// What stands between the next two quotes; one with a backslash before it is no end.
+fn quoted(line: &[u8], from: usize) -> Option<Range<usize>> {
+    let start = from + memchr(b'"', line.get(from..)?)? + 1;
+    let mut end = start;
+    loop {
+        end += memchr2(b'"', b'\\', line.get(end..)?)?;
+        match line[end] {
+            b'"' => return Some(start..end),
+            _ => end += 2,
+        }
+    }
+}
+
+/// The next word at or after a blank.
+fn word(line: &[u8], from: usize) -> Range<usize> {
+    let rest = line.get(from..).unwrap_or_default();
+    let start = from + rest.iter().take_while(|byte| **byte == b' ').count();
+    let rest = line.get(start..).unwrap_or_default();
+    start.min(line.len())..start.min(line.len()) + memchr(b' ', rest).unwrap_or(rest.len())
+}
+
+/// The method, the path and the protocol of a request line. One that is none, as of a client that does not speak HTTP,
+/// has neither.
+fn words(line: &[u8], request: Range<usize>) -> [Range<usize>; 3] {
+    let none = request.end..request.end;
+    let Some(first) = memchr(b' ', &line[request.clone()]) else {
+        return [none.clone(), none.clone(), none];
+    };
+    let path = request.start + first + 1;
+    let second = memchr(b' ', &line[path..request.end]).map_or(request.end, |end| path + end);
+    let protocol = (second + 1).min(request.end);
+    [request.start..path - 1, path..second, protocol..request.end]
+}

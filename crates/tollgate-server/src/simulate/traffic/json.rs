@@ -1,0 +1,77 @@
+//! JSON lines: an object on each, whose fields are named by a path such as `client.addr`.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+use super::{
+    Malformed,
+    format::{Map, TIME},
+    instant::Instants,
+    row::{Attributes, Values},
+};
+
+/// Reads an object from each line.
+#[derive(Debug)]
+pub(super) struct JsonLines {
+    instants: Instants,
+    time: Field,
+    fields: Vec<Field>,
+}
+
+/// Where a value may be.
+#[derive(Debug)]
+struct Field {
+    candidates: Vec<String>,
+    /// The one that was right the last time.
+    likely: usize,
+}
+
+impl JsonLines {
+    pub(super) fn new(attributes: &Attributes, map: &Map) -> Self {
+        let field = |name: &str| Field { candidates: map.candidates(name), likely: 0 };
+        let fields = attributes.0.iter().map(|name| field(name)).collect();
+        Self { instants: Instants::default(), time: field(TIME), fields }
+    }
+
+    pub(super) fn read(&mut self, line: &[u8], values: &mut Values<'_>) -> Result<u64, Malformed> {
+        let object: Value = serde_json::from_slice(line).map_err(|_| Malformed::NotJson)?;
+        let time = self.time.of(&object).ok_or(Malformed::Time)?;
+        let at = self.instants.any(time.as_bytes()).ok_or(Malformed::Time)?;
+        for (attribute, field) in self.fields.iter_mut().enumerate() {
+            if let Some(value) = field.of(&object) {
+                values.put_meant(attribute, value.as_bytes());
+            }
+        }
+        Ok(at)
+    }
+}
+
+impl Field {
+    fn of<'a>(&mut self, object: &'a Value) -> Option<Cow<'a, str>> {
+        let found = find(object, &self.candidates[self.likely]);
+        if found.is_some() {
+            return found;
+        }
+        let rest = self.candidates.iter().enumerate();
+        let (place, found) =
+            rest.filter_map(|(place, path)| Some((place, find(object, path)?))).next()?;
+        self.likely = place;
+        Some(found)
+    }
+}
+
+/// The value at a path, as text. A name with dots goes before the path that they could be.
+fn find<'a>(object: &'a Value, path: &str) -> Option<Cow<'a, str>> {
+    let step = |value: Option<&'a Value>, name: &str| value.and_then(|value| value.get(name));
+    let value = object.get(path).or_else(|| path.split('.').fold(Some(object), step))?;
+    match value {
+        Value::String(text) if text == "-" || text.is_empty() => None,
+        Value::String(text) => Some(Cow::Borrowed(text)),
+        Value::Number(number) => Some(Cow::Owned(number.to_string())),
+        Value::Bool(truth) => Some(Cow::Borrowed(if *truth { "true" } else { "false" })),
+        // Caddy and others list the values of a header.
+        Value::Array(values) => values.first()?.as_str().map(Cow::Borrowed),
+        Value::Null | Value::Object(_) => None,
+    }
+}

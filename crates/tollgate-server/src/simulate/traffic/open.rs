@@ -1,0 +1,139 @@
+//! Files and standard input, compressed or not.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use flate2::bufread::MultiGzDecoder;
+use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
+
+/// Where lines come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Standard input, which can be read once.
+    Input,
+    /// A file.
+    File(PathBuf),
+}
+
+/// How many bytes were read so far, as they are on the disk.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress(Arc<AtomicU64>);
+
+struct Counted<R> {
+    inner: R,
+    progress: Progress,
+}
+
+/// Frames one after the other: a decoder knows one only.
+struct Zstd<R: Read> {
+    decoder: Option<StreamingDecoder<R, FrameDecoder>>,
+}
+
+const BUFFER: usize = 256 << 10;
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// A frame that is to be left out begins like this, but for the lowest four bits.
+const SKIPPED: [u8; 3] = [0x2a, 0x4d, 0x18];
+
+impl Place {
+    /// The text, whatever it is compressed with.
+    pub(super) fn open(&self, progress: &Progress) -> io::Result<Box<dyn Read>> {
+        let plain: Box<dyn Read> = match self {
+            Self::Input => Box::new(io::stdin()),
+            Self::File(path) => Box::new(File::open(path)?),
+        };
+        let counted = Counted { inner: plain, progress: progress.clone() };
+        let mut buffered = BufReader::with_capacity(BUFFER, counted);
+        let start = buffered.fill_buf()?;
+        if start.starts_with(&GZIP) {
+            return Ok(Box::new(MultiGzDecoder::new(buffered)));
+        }
+        if start.starts_with(&ZSTD) || is_skipped(start) {
+            return Ok(Box::new(Zstd { decoder: frame(buffered)? }));
+        }
+        Ok(Box::new(buffered))
+    }
+
+    /// How many bytes there are to read, if that is known.
+    pub(crate) fn length(&self) -> Option<u64> {
+        match self {
+            Self::Input => None,
+            Self::File(path) => {
+                path.metadata().ok().filter(std::fs::Metadata::is_file).map(|data| data.len())
+            }
+        }
+    }
+
+    /// What to call it.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Input => "standard input".to_owned(),
+            Self::File(path) => path.display().to_string(),
+        }
+    }
+}
+
+impl From<&Path> for Place {
+    fn from(path: &Path) -> Self {
+        if path == Path::new("-") { Self::Input } else { Self::File(path.to_owned()) }
+    }
+}
+
+impl Progress {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.inner.read(buffer)?;
+        self.progress.0.fetch_add(length as u64, Ordering::Relaxed);
+        Ok(length)
+    }
+}
+
+impl<R: BufRead> Read for Zstd<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(mut decoder) = self.decoder.take() {
+            let length = decoder.read(buffer)?;
+            if length > 0 || buffer.is_empty() {
+                self.decoder = Some(decoder);
+                return Ok(length);
+            }
+            self.decoder = frame(decoder.into_inner())?;
+        }
+        Ok(0)
+    }
+}
+
+/// The next frame that is not to be left out.
+fn frame<R: BufRead>(mut input: R) -> io::Result<Option<StreamingDecoder<R, FrameDecoder>>> {
+    loop {
+        let start = input.fill_buf()?;
+        if start.is_empty() {
+            return Ok(None);
+        }
+        if !is_skipped(start) {
+            let decoder = StreamingDecoder::new(input);
+            let unsound = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+            return decoder.map(Some).map_err(unsound);
+        }
+        let mut head = [0; 8];
+        input.read_exact(&mut head)?;
+        let [.., a, b, c, d] = head;
+        let length = u32::from_le_bytes([a, b, c, d]).into();
+        io::copy(&mut input.by_ref().take(length), &mut io::sink())?;
+    }
+}
+
+fn is_skipped(start: &[u8]) -> bool {
+    start.get(1..4) == Some(&SKIPPED) && start[0] & 0xf0 == 0x50
+}
