@@ -2,6 +2,8 @@
 #![cfg_attr(not(feature = "cli"), allow(dead_code, reason = "the command line uses the rest"))]
 
 #[cfg(feature = "cli")]
+mod bench;
+#[cfg(feature = "cli")]
 mod cli;
 mod client;
 pub mod config;

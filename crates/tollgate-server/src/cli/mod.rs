@@ -1,6 +1,7 @@
 //! The command line: one file per command.
 
 mod asking;
+mod bench;
 mod check;
 mod doctor;
 mod explain;
@@ -38,6 +39,7 @@ enum Command {
     Doctor(doctor::Args),
     Validate(validate::Args),
     Schema(schema::Args),
+    Bench(bench::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -72,6 +74,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Schema(args) => schema::run(&args),
+        Command::Bench(args) => bench::run(&args),
     };
     done.unwrap_or_else(|trouble| {
         say(trouble);
