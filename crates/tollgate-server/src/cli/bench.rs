@@ -18,7 +18,7 @@ use crate::{
     bench::{
         check::{self, Rule, Windows},
         keys::{Costs, Keys},
-        load::{Length, Load, Ran},
+        load::{Length, Load, Ran, Rate},
         report::{Check, Report},
         target::{Dialect, Reading, Script, Target, Wanted},
     },
@@ -150,6 +150,15 @@ struct Loading {
     #[arg(value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     rate: Option<u64>,
 
+    /// Send so many requests at once, then nothing until --every has passed
+    #[arg(long, value_name = "N", requires = "every", conflicts_with = "rate")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    bursts: Option<u64>,
+
+    /// The time from one burst to the next
+    #[arg(long, value_name = "TIME", requires = "bursts", value_parser = duration)]
+    every: Option<Duration>,
+
     /// How long to measure
     #[arg(long, short = 'd', value_name = "TIME", default_value = "10s", value_parser = duration)]
     #[arg(conflicts_with = "requests")]
@@ -185,8 +194,9 @@ Examples:
   Does it admit ten, and no more, of thirty that come at once?
     tollgate bench resp://127.0.0.1:6380 --limit '10/minute burst 10' --keys hot -c 30 -n 30
 
-  The same question to throttlecrab, and to a script of your own in Redis:
-    tollgate bench resp://127.0.0.1:6381 --dialect throttle --limit '10/minute burst 10' --keys hot -n 30
+  And of thirty that come after a pause? The same question to throttlecrab, and to a script in Redis:
+    tollgate bench resp://127.0.0.1:6381 --dialect throttle --limit '10/second burst 10' --keys hot \\
+      --bursts 30 --every 2s -n 90
     tollgate bench redis://127.0.0.1:6379 --dialect script --script limiter.lua \\
       --arg '{seconds}' --arg '{amount}' --limit 10/minute --windows anchored --keys hot -n 30
 
@@ -303,7 +313,7 @@ fn load(args: &Args) -> Load {
         connections: loading.connections as usize,
         depth: loading.pipeline as usize,
         threads: loading.threads as usize,
-        rate: loading.rate,
+        rate: rate(loading),
         length,
         warm_up: loading.warm_up.unwrap_or(warm_up),
         keep: args.check as usize,
@@ -312,20 +322,28 @@ fn load(args: &Args) -> Load {
     }
 }
 
+fn rate(loading: &Loading) -> Option<Rate> {
+    let second = Duration::from_secs(1);
+    let steady = loading.rate.map(|requests| Rate { requests, time: second, at_once: 1 });
+    let bursts = loading.bursts.zip(loading.every);
+    let bursts = bursts.map(|(size, time)| Rate { requests: size, time, at_once: size });
+    steady.or(bursts)
+}
+
 /// Runs it, with a bar if somebody watches.
 fn with_progress(load: &Load, target: &Arc<Target>) -> anyhow::Result<Ran> {
-    let (all, style) = match load.length {
-        Length::Time(time) => ((load.warm_up + time).as_millis(), "{bar:40} {msg}"),
-        Length::Requests(requests) => (u128::from(requests), "{bar:40} {msg}"),
+    let all = match load.length {
+        Length::Time(time) => (load.warm_up + time).as_millis() as u64,
+        Length::Requests(requests) => requests,
     };
     let shown = match io::stderr().is_terminal() {
         true => ProgressDrawTarget::stderr(),
         false => ProgressDrawTarget::hidden(),
     };
-    let bar = ProgressBar::with_draw_target(Some(all as u64), shown);
-    bar.set_style(
-        ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()),
-    );
+    let bar = ProgressBar::with_draw_target(Some(all), shown);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {msg}") {
+        bar.set_style(style);
+    }
     let mut before = (0, Duration::ZERO);
     let ran = load.run(target, |done, time| {
         bar.set_position(match load.length {
@@ -377,6 +395,8 @@ fn asked(args: &Args, limit: Limit) -> Vec<(&'static str, Value)> {
         ("connections", json!(loading.connections)),
         ("pipeline", json!(loading.pipeline)),
         ("rate", json!(loading.rate)),
+        ("bursts", json!(loading.bursts)),
+        ("every", json!(loading.every.map(|time| time.as_secs_f64()))),
     ]
 }
 

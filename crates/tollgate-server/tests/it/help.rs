@@ -13,6 +13,7 @@ fn help_teaches_by_examples() {
         (&["doctor", "--help"], "tollgate doctor redis://127.0.0.1:6379"),
         (&["validate", "--help"], "tollgate validate tollgate.yaml"),
         (&["schema", "--help"], "tollgate schema > tollgate.schema.json"),
+        (&["bench", "--help"], "tollgate bench resp://127.0.0.1:6380 --pipeline 16"),
     ] {
         let finished = run(args, b"");
         assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{args:?}");

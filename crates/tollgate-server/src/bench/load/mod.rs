@@ -25,6 +25,7 @@ use super::{
     keys::{Costs, Draw, Keys},
     target::Target,
 };
+pub(crate) use pace::Rate;
 pub(crate) use record::Record;
 use worker::Worker;
 
@@ -37,8 +38,8 @@ pub(crate) struct Load {
     /// Requests that may be on the way on one connection.
     pub(crate) depth: usize,
     pub(crate) threads: usize,
-    /// Requests per second, whether or not they are answered; `None` asks again when answered.
-    pub(crate) rate: Option<u64>,
+    /// `None` asks again when answered.
+    pub(crate) rate: Option<Rate>,
     pub(crate) length: Length,
     /// What is asked in this time is checked, and not measured.
     pub(crate) warm_up: Duration,

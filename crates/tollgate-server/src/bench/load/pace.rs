@@ -1,10 +1,21 @@
 //! When the next request is due.
 
+use std::time::Duration;
+
+/// So many requests in a time, whether or not they are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rate {
+    pub(crate) requests: u64,
+    pub(crate) time: Duration,
+    /// How many of them come at one instant.
+    pub(crate) at_once: u64,
+}
+
 /// The requests of one thread.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Nanoseconds × rate between two requests, and the rate; `None` if a request is due whenever there is room.
-    rate: Option<u64>,
+    /// `None` if a request is due whenever there is room.
+    rate: Option<Rate>,
     /// Which of the threads this is, and how many there are: they take turns.
     turn: (u64, u64),
     /// Requests so far.
@@ -12,11 +23,9 @@ pub(super) struct Pace {
     most: u64,
 }
 
-const SECOND: u128 = 1_000_000_000;
-
 impl Pace {
     /// At a rate of all threads together, and so many requests of this thread.
-    pub(super) fn new(rate: Option<u64>, turn: (u64, u64), most: Option<u64>) -> Self {
+    pub(super) fn new(rate: Option<Rate>, turn: (u64, u64), most: Option<u64>) -> Self {
         Self { rate, turn, sent: 0, most: most.unwrap_or(u64::MAX) }
     }
 
@@ -29,7 +38,8 @@ impl Pace {
         let Some(rate) = self.rate else { return Some(now) };
         let (which, threads) = self.turn;
         let before = u128::from(self.sent) * u128::from(threads) + u128::from(which);
-        u64::try_from(before * SECOND / u128::from(rate)).ok()
+        let before = before - before % u128::from(rate.at_once);
+        u64::try_from(before * rate.time.as_nanos() / u128::from(rate.requests)).ok()
     }
 
     #[inline]
@@ -48,7 +58,8 @@ mod tests {
 
     #[test]
     fn a_rate_is_kept_whatever_the_answers_do() {
-        let mut paces = [0, 1].map(|which| Pace::new(Some(3), (which, 2), Some(2)));
+        let rate = Rate { requests: 3, time: Duration::from_secs(1), at_once: 1 };
+        let mut paces = [0, 1].map(|which| Pace::new(Some(rate), (which, 2), Some(2)));
         let dues = paces.each_mut().map(|pace| {
             let first = pace.due(7);
             pace.advance();
@@ -60,6 +71,19 @@ mod tests {
         let expected =
             [(Some(0), Some(666_666_666), None), (Some(333_333_333), Some(1_000_000_000), None)];
         assert_eq!(dues, expected);
+    }
+
+    #[test]
+    fn bursts_are_as_far_apart_as_they_should_be() {
+        let rate = Rate { requests: 2, time: Duration::from_nanos(50), at_once: 2 };
+        let mut pace = Pace::new(Some(rate), (0, 1), None);
+        let mut due = || {
+            let due = pace.due(0);
+            pace.advance();
+            due
+        };
+        let dues = [(); 5].map(|()| due());
+        assert_eq!(dues, [0, 0, 50, 50, 100].map(Some));
     }
 
     #[test]

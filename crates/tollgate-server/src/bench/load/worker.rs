@@ -214,6 +214,7 @@ impl Worker {
     ) -> Result<(), LoadError> {
         self.lose(which, timer);
         self.record.reconnected += 1;
+        self.record.first_failure.get_or_insert_with(|| error.to_string());
         let address = self.target.address();
         if self.record.reconnected > MOST_RECONNECTED {
             let error = io::Error::new(error.kind(), format!("again and again: {error}"));
