@@ -39,7 +39,7 @@ enum Command {
     Doctor(doctor::Args),
     Validate(validate::Args),
     Schema(schema::Args),
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
 }
 
 const EXAMPLES: &str = "\

@@ -89,7 +89,7 @@ fn ours_is_right_while_budgets_come_back() {
     for algorithm in ALGORITHMS {
         let words = format!(
             "--limit 10/50ms --algorithm {algorithm} --keys zipf:4,1 --cost 1:3,4:1 \
-             -d 200ms --warm-up 50ms --pid {pid}"
+             -d 200ms --warm-up 50ms --skew 5ms --pid {pid}"
         );
         let first = format!("http://{http} -c 8 {words}");
         let second = format!("resp://{resp} --dialect tollgate --rate 2000 -t 2 -c 4 -P 4 {words}");

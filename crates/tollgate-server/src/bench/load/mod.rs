@@ -14,11 +14,10 @@ use std::{
         mpsc::{self, RecvTimeoutError},
     },
     thread,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::time::Instant;
-use tollgate::{Clock, SystemClock};
 
 use super::{
     cpu,
@@ -99,6 +98,8 @@ pub(super) struct Timer {
     end: u64,
 }
 
+/// How often the clocks are read to find how they stand to each other.
+const TRIES: usize = 20;
 /// How often progress is told.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -180,7 +181,8 @@ impl Timer {
             Length::Time(time) => warm + nanos(time),
             Length::Requests(_) => u64::MAX,
         };
-        Self { began: Instant::now(), wall: SystemClock::new().now().as_micros(), warm, end }
+        let (began, wall) = begin();
+        Self { began, wall, warm, end }
     }
 
     #[inline]
@@ -204,6 +206,21 @@ impl Timer {
     fn measured(&self, record: &Record) -> Duration {
         Duration::from_nanos(self.end.min(record.last).saturating_sub(self.warm))
     }
+}
+
+/// One instant by both clocks. A thread that is put aside between the two readings reads them again.
+#[expect(clippy::disallowed_methods, reason = "windows begin by the wall clock of the server")]
+fn begin() -> (Instant, u64) {
+    let mut best = (Duration::MAX, Instant::now(), 0);
+    for _ in 0..TRIES {
+        let began = Instant::now();
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let took = began.elapsed();
+        if took < best.0 {
+            best = (took, began, wall.as_micros() as u64);
+        }
+    }
+    (best.1, best.2)
 }
 
 /// Processor time, from the warm-up to the end.
