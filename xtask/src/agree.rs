@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
 use crate::command::{cargo, root};
 
@@ -28,20 +28,30 @@ struct Pair {
     name: String,
     other: Vec<String>,
     ours: Vec<String>,
+    /// What sets the pace. Where it is the generator itself, the two need not agree.
+    bound: Bound,
 }
 
-/// Measures all pairs, and fails if a median is too far apart.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    Server,
+    Generator,
+}
+
+/// Builds the program and measures all pairs. Fails if a median is too far apart.
 pub(crate) fn run() -> anyhow::Result<()> {
     let words = "build --release --package tollgate-server --target-dir target/bench-build";
     cargo(&words.split(' ').collect::<Vec<_>>(), &[])?;
-    let tollgate = root().join("target/bench-build/release/tollgate").display().to_string();
-    measure(&tollgate)
+    run_with(&root().join("target/bench-build/release/tollgate").display().to_string())
 }
 
-fn measure(tollgate: &str) -> anyhow::Result<()> {
+/// The same with a program that is built already.
+pub(crate) fn run_with(tollgate: &str) -> anyhow::Result<()> {
     let [redis, http, resp] = [free_port()?, free_port()?, free_port()?];
     let _redis = start(&format!("redis-server --port {redis} --save  --appendonly no"), redis)?;
-    let listeners = format!("--http 127.0.0.1:{http} --resp 127.0.0.1:{resp} --grpc off");
+    // One thread, so that the generator has a processor of two and the server sets the pace.
+    let listeners =
+        format!("--http 127.0.0.1:{http} --resp 127.0.0.1:{resp} --grpc off --workers 1");
     let _ours = start(&format!("{tollgate} serve {listeners}"), resp)?;
     let mut apart = Vec::new();
     let mut output = io::stdout();
@@ -55,8 +65,12 @@ fn measure(tollgate: &str) -> anyhow::Result<()> {
         let (theirs, ours) = rates[ROUNDS / 2];
         let ratio = ours * 1_000 / theirs.max(1);
         let (whole, part) = (ratio / 1_000, ratio % 1_000);
-        writeln!(output, "{:<34}{theirs:>14}{ours:>14}{whole:>6}.{part:03}", pair.name)?;
-        if ratio.abs_diff(1_000) > APART {
+        let name = match pair.bound {
+            Bound::Generator => format!("({})", pair.name),
+            Bound::Server => pair.name.clone(),
+        };
+        writeln!(output, "{name:<34}{theirs:>14}{ours:>14}{whole:>6}.{part:03}")?;
+        if pair.bound != Bound::Generator && ratio.abs_diff(1_000) > APART {
             apart.push(pair.name);
         }
     }
@@ -65,33 +79,7 @@ fn measure(tollgate: &str) -> anyhow::Result<()> {
 }
 
 fn pairs(tollgate: &str, redis: u16, http: u16, resp: u16) -> anyhow::Result<Vec<Pair>> {
-    let mut pairs = Vec::new();
-    for depth in [1, 16] {
-        let bench = |port: u16, dialect: &str| {
-            format!(
-                "{tollgate} bench resp://127.0.0.1:{port} --dialect {dialect} -c 50 -P {depth} \
-                 --keys uniform:{KEYS} -d {SECONDS}s --check 0 --json"
-            )
-        };
-        let theirs = |port: u16, requests: u64, command: &str| {
-            format!(
-                "redis-benchmark -p {port} -c 50 -P {depth} -r {KEYS} -n {requests} --csv {command}"
-            )
-        };
-        let subjects = [
-            ("redis INCR", redis, "incr", "INCR key:__rand_int__"),
-            ("tollgate CL.THROTTLE", resp, "cl.throttle", THROTTLE),
-        ];
-        for (name, port, dialect, command) in subjects {
-            let tried = rate(&words(&theirs(port, 50_000, command)))?;
-            pairs.push(Pair {
-                name: format!("{name}, 50 x {depth}"),
-                other: words(&theirs(port, tried * SECONDS, command)),
-                ours: words(&bench(port, dialect)),
-            });
-        }
-    }
-    let script = root().join("target/bench-build/agree.lua");
+    let script = std::env::temp_dir().join("tollgate-agree.lua");
     fs::write(&script, wrk_script())?;
     let ours = format!(
         "{tollgate} bench http://127.0.0.1:{http} -c 40 --keys uniform:{KEYS} -d {SECONDS}s \
@@ -100,11 +88,54 @@ fn pairs(tollgate: &str, redis: u16, http: u16, resp: u16) -> anyhow::Result<Vec
     let other =
         format!("wrk -t1 -c40 -d{SECONDS}s -s {} http://127.0.0.1:{http}", script.display());
     let name = "tollgate HTTP, 40".to_owned();
-    pairs.push(Pair { name, other: words(&other), ours: words(&ours) });
+    let bound = Bound::Server;
+    let mut pairs = vec![Pair { name, other: words(&other), ours: words(&ours), bound }];
+
+    let limiter = std::env::temp_dir().join("tollgate-agree-limiter.lua");
+    fs::write(&limiter, LIMITER)?;
+    let load = format!("redis-cli -p {redis} SCRIPT LOAD");
+    let mut load = words(&load);
+    load.push(LIMITER.to_owned());
+    let digest = said(&load)?.trim().to_owned();
+    let evalsha = format!("EVALSHA {digest} 1 key:__rand_int__ 60 1000000");
+    let dialect = format!(
+        "script --script {} --arg 60 --arg 1000000 --limit 1000000/minute",
+        limiter.display()
+    );
+    for (name, port, (connections, depth), dialect, command, bound) in [
+        ("redis EVALSHA", redis, (50, 16), &*dialect, &*evalsha, Bound::Server),
+        ("redis INCR", redis, (50, 16), "incr", INCR, Bound::Generator),
+        ("redis INCR", redis, (50, 1), "incr", INCR, Bound::Generator),
+        ("tollgate CL.THROTTLE", resp, (50, 16), "cl.throttle", THROTTLE, Bound::Generator),
+    ] {
+        let theirs = |requests: u64| {
+            words(&format!(
+                "redis-benchmark -p {port} -c {connections} -P {depth} -r {KEYS} -n {requests} \
+                 --csv {command}"
+            ))
+        };
+        let ours = format!(
+            "{tollgate} bench resp://127.0.0.1:{port} --dialect {dialect} -c {connections} \
+             -P {depth} --keys uniform:{KEYS} -d {SECONDS}s --check 0 --json"
+        );
+        let other = theirs(rate(&theirs(20_000))? * SECONDS);
+        let name = format!("{name}, {connections} x {depth}");
+        pairs.push(Pair { name, other, ours: words(&ours), bound });
+    }
     Ok(pairs)
 }
 
+const INCR: &str = "INCR key:__rand_int__";
 const THROTTLE: &str = "CL.THROTTLE bench-0000000000-__rand_int__ 999999 1000000 1 1";
+
+/// Slow enough that Redis itself sets the pace.
+const LIMITER: &str = "\
+local seconds = tonumber(redis.call('TIME')[1])
+local key = KEYS[1] .. ':' .. math.floor(seconds / tonumber(ARGV[1]))
+local count = redis.call('INCR', key)
+if count == 1 then redis.call('EXPIRE', key, ARGV[1]) end
+return { count > tonumber(ARGV[2]) and 0 or 1, count, redis.call('TTL', key) }
+";
 
 /// All requests are written down beforehand, as ours are.
 fn wrk_script() -> String {
@@ -128,14 +159,18 @@ fn words(line: &str) -> Vec<String> {
 
 /// Runs a generator, and returns its requests per second.
 fn rate(words: &[String]) -> anyhow::Result<u64> {
+    let said = said(words)?;
+    found(&said).with_context(|| format!("{} gave no figures: {said}", words.join(" ")))
+}
+
+/// Runs a program, and returns what it said.
+fn said(words: &[String]) -> anyhow::Result<String> {
     let (program, args) = words.split_first().context("a command has words")?;
     let output = Command::new(program).args(args).output();
     let output = output.with_context(|| format!("cannot run {program}"))?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    match found(&said) {
-        Some(rate) if output.status.success() => Ok(rate),
-        _ => bail!("{program} gave no figures: {said}{}", String::from_utf8_lossy(&output.stderr)),
-    }
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`{}` failed: {errors}", words.join(" "));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The rate in what any of the three says, without its fraction.

@@ -23,7 +23,7 @@ usage: cargo xtask <task>
   bench redis [--quick]   compare the store on Redis and Valkey with the usual ways
   bench service [--quick] compare the service with other servers
   bench http [--quick]    compare the middleware with others
-  bench agree             see whether tollgate bench measures what redis-benchmark and wrk do
+  bench agree [PROGRAM]   see whether tollgate bench measures what redis-benchmark and wrk do
   fuzz [--seconds N]      feed the service with hostile input, each target for a minute or N seconds
   servers                 install the programs that the tests run against, unless they are there
   tidy                    check the house rules";
@@ -47,6 +47,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
             bench::run(&[what, "--quick"])
         }
         ["bench", "agree"] => agree::run(),
+        ["bench", "agree", tollgate] => agree::run_with(tollgate),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => {
             let wrong = || format!("`{seconds}` is not a number of seconds");
