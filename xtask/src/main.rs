@@ -1,5 +1,6 @@
 //! The project's chores: `cargo xtask <task>`.
 
+mod agree;
 mod bench;
 mod command;
 mod fuzz;
@@ -24,6 +25,7 @@ usage: cargo xtask <task>
   bench redis [--quick]   compare the store on Redis and Valkey with the usual ways
   bench service [--quick] compare the service with other servers
   bench http [--quick]    compare the middleware with others
+  bench agree [PROGRAM]   see whether tollgate bench measures what redis-benchmark and wrk do
   fuzz [--seconds N]      feed the service with hostile input, each target for a minute or N seconds
   screen FILE             draw what `tmux capture-pane -e -p` says on standard input, as SVG
   servers                 install the programs that the tests run against, unless they are there
@@ -47,6 +49,8 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["bench", what @ ("engine" | "http" | "redis" | "service"), "--quick"] => {
             bench::run(&[what, "--quick"])
         }
+        ["bench", "agree"] => agree::run(),
+        ["bench", "agree", tollgate] => agree::run_with(tollgate),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => {
             let wrong = || format!("`{seconds}` is not a number of seconds");

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(feature = "cli"), allow(dead_code, reason = "the command line uses the rest"))]
 
+#[cfg(feature = "cli")]
+mod bench;
 mod blocks;
 #[cfg(feature = "cli")]
 mod cli;

@@ -1,6 +1,7 @@
 //! The command line: one file per command.
 
 mod asking;
+mod bench;
 mod check;
 mod completions;
 mod doctor;
@@ -41,6 +42,7 @@ enum Command {
     Explain(explain::Args),
     Top(top::Args),
     Simulate(simulate::Args),
+    Bench(Box<bench::Args>),
     Doctor(doctor::Args),
     Validate(validate::Args),
     Schema(schema::Args),
@@ -82,6 +84,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Schema(args) => schema::run(&args),

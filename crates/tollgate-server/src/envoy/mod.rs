@@ -17,7 +17,7 @@ mod metadata;
 mod name;
 mod pattern;
 mod preface;
-mod proto;
+pub(crate) mod proto;
 mod rules;
 #[cfg(test)]
 mod rules_tests;

@@ -16,6 +16,7 @@ fn help_teaches_by_examples() {
         (&["schema", "--help"], "tollgate schema > tollgate.schema.json"),
         (&["completions", "--help"], "tollgate completions zsh > ~/.zfunc/_tollgate"),
         (&["man", "--help"], "tollgate man serve | man -l -"),
+        (&["bench", "--help"], "tollgate bench resp://127.0.0.1:6380 --pipeline 16"),
     ] {
         let finished = run(args, b"");
         assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{args:?}");

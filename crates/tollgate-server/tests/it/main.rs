@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails the test")]
 
+mod bench;
 mod certificates;
 mod check;
 mod clients;

@@ -1,0 +1,133 @@
+//! What came of the requests of one thread, or of all.
+
+use hdrhistogram::Histogram;
+
+use super::Timer;
+use crate::bench::{
+    history::{Answer, Entry, History, NEVER},
+    target::Reply,
+};
+
+/// Counts, latencies and the history.
+#[derive(Debug)]
+pub(crate) struct Record {
+    /// Answers, those of the warm-up left out.
+    pub(crate) allowed: u64,
+    pub(crate) denied: u64,
+    pub(crate) failed: u64,
+    /// Requests that were never answered; all of them.
+    pub(crate) lost: u64,
+    /// Those of the answers that came before the end.
+    pub(crate) in_time: u64,
+    /// Times that a connection had to be made anew.
+    pub(crate) reconnected: u64,
+    /// What was said first that is neither yes nor no.
+    pub(crate) first_failure: Option<String>,
+    /// Nanoseconds.
+    pub(crate) latencies: Histogram<u64>,
+    pub(crate) history: History,
+    /// When the last answer came, in nanoseconds of the run.
+    pub(super) last: u64,
+}
+
+/// A request that waits for its answer; times in nanoseconds of the run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) key: u32,
+    /// The place of its cost.
+    pub(super) cost: usize,
+    pub(super) sent: u64,
+    /// When it should have been sent.
+    pub(super) due: u64,
+}
+
+/// The shortest and longest latencies that are told apart, in nanoseconds.
+const SHORTEST: u64 = 1_000;
+const LONGEST: u64 = 600_000_000_000;
+/// Three digits.
+const PRECISION: u8 = 3;
+
+impl Record {
+    pub(super) fn new(keep: usize) -> Self {
+        #[expect(clippy::expect_used, reason = "the bounds are constants")]
+        let latencies = Histogram::new_with_bounds(SHORTEST, LONGEST, PRECISION).expect("bounds");
+        Self {
+            allowed: 0,
+            denied: 0,
+            failed: 0,
+            lost: 0,
+            in_time: 0,
+            reconnected: 0,
+            first_failure: None,
+            latencies,
+            history: History::new(keep),
+            last: 0,
+        }
+    }
+
+    /// All answers of the measurement.
+    pub(crate) fn answered(&self) -> u64 {
+        self.allowed + self.denied + self.failed
+    }
+
+    #[inline]
+    pub(super) fn answer(
+        &mut self,
+        timer: &Timer,
+        asked: Asked,
+        cost: u32,
+        reply: Reply,
+        now: u64,
+    ) {
+        let answer = match &reply {
+            Reply::Allowed => Answer::Allowed,
+            Reply::Denied => Answer::Denied,
+            Reply::Failed(_) => Answer::Unknown,
+        };
+        self.keep(timer, asked, cost, answer, now);
+        self.last = now;
+        if let Reply::Failed(text) = reply {
+            self.first_failure.get_or_insert(text);
+        }
+        if asked.due < timer.warm {
+            return;
+        }
+        match answer {
+            Answer::Allowed => self.allowed += 1,
+            Answer::Denied => self.denied += 1,
+            Answer::Unknown => self.failed += 1,
+        }
+        self.in_time += u64::from(now <= timer.end);
+        self.latencies.saturating_record(now - asked.due);
+    }
+
+    /// A request whose answer will not come.
+    pub(super) fn lose(&mut self, timer: &Timer, asked: Asked, cost: u32) {
+        self.lost += 1;
+        let sent = timer.wall + asked.sent / 1_000;
+        let entry = Entry { sent, took: NEVER, key: asked.key, cost, answer: Answer::Unknown };
+        self.history.push(entry);
+    }
+
+    fn keep(&mut self, timer: &Timer, asked: Asked, cost: u32, answer: Answer, now: u64) {
+        // Rounded outwards: the server's microseconds need not begin when ours do.
+        let sent = timer.wall + asked.sent / 1_000;
+        let took = timer.wall + now / 1_000 + 1 - sent;
+        let took = u32::try_from(took).unwrap_or(NEVER);
+        self.history.push(Entry { sent, took, key: asked.key, cost, answer });
+    }
+
+    pub(super) fn join(&mut self, other: Self) {
+        self.allowed += other.allowed;
+        self.denied += other.denied;
+        self.failed += other.failed;
+        self.lost += other.lost;
+        self.in_time += other.in_time;
+        self.reconnected += other.reconnected;
+        self.last = self.last.max(other.last);
+        self.first_failure = self.first_failure.take().or(other.first_failure);
+        // Both have the same bounds.
+        let _ = self.latencies.add(other.latencies);
+        self.history.join(other.history);
+    }
+}

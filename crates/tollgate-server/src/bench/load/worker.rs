@@ -1,0 +1,245 @@
+//! One thread with its connections: a loop of waiting, reading and writing.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+
+use super::{
+    Length, Load, LoadError, Timer,
+    connection::Connection,
+    pace::Pace,
+    record::{Asked, Record},
+};
+use crate::bench::{keys::Draw, target::Target};
+
+#[derive(Debug)]
+pub(super) struct Worker {
+    load: Load,
+    target: Arc<Target>,
+    connections: Vec<Connection>,
+    costs: Vec<u32>,
+    draw: Draw,
+    pace: Pace,
+    record: Record,
+    /// The connection whose turn it is at a rate.
+    turn: usize,
+    /// Those of which something came.
+    ready: Vec<usize>,
+}
+
+/// How long answers are waited for after the last request, in nanoseconds.
+const PATIENCE: u64 = 5_000_000_000;
+/// The longest wait at once, in nanoseconds.
+const LONGEST_WAIT: u64 = 100_000_000;
+/// The most times that connections are made anew.
+const MOST_RECONNECTED: u64 = 10_000;
+
+impl Worker {
+    pub(super) fn new(
+        load: Load,
+        turn: (u64, u64),
+        draw: Draw,
+        target: Arc<Target>,
+    ) -> Result<Self, LoadError> {
+        let most = match load.length {
+            Length::Requests(most) => Some(most),
+            Length::Time(_) => None,
+        };
+        let connect = |_| {
+            Connection::open(&target).map_err(|error| LoadError::Connect(target.address(), error))
+        };
+        let connections = (0..load.connections).map(connect).collect::<Result<_, _>>()?;
+        let costs = load.costs.shares.iter().map(|share| share.cost).collect();
+        let pace = Pace::new(load.rate, turn, most);
+        let record = Record::new(load.keep);
+        let ready = Vec::new();
+        Ok(Self { load, target, connections, costs, draw, pace, record, turn: 0, ready })
+    }
+
+    /// Asks until it is over, and then waits for the answers that are missing.
+    pub(super) fn run(&mut self, timer: Timer, done: &AtomicU64) -> Result<Record, LoadError> {
+        sharpen();
+        self.ready.extend(0..self.connections.len());
+        let mut ended = None;
+        loop {
+            let now = timer.now();
+            let mut next = self.pace.due(now).filter(|_| now < timer.end);
+            if next.is_some() {
+                next = self.ask(&timer)?;
+            }
+            let in_flight = self.connections.iter().any(|one| one.in_flight() > 0);
+            let over = timer.now() >= timer.end || self.pace.due(0).is_none();
+            if over {
+                let since = *ended.get_or_insert(now);
+                if !in_flight || now.saturating_sub(since) > PATIENCE {
+                    break;
+                }
+            }
+            self.wait(&timer, next.filter(|_| !over))?;
+            done.fetch_add(self.receive(&timer)?, Ordering::Relaxed);
+        }
+        self.give_up(&timer);
+        Ok(std::mem::replace(&mut self.record, Record::new(0)))
+    }
+
+    /// Sends what is due on connections that have room. Returns when the next request is due, if it waits for nothing
+    /// else.
+    fn ask(&mut self, timer: &Timer) -> Result<Option<u64>, LoadError> {
+        match self.pace.is_open() {
+            true => self.ask_in_turn(timer),
+            false => self.ask_again(timer),
+        }
+    }
+
+    /// Whoever was answered asks again at once.
+    fn ask_again(&mut self, timer: &Timer) -> Result<Option<u64>, LoadError> {
+        for place in 0..self.ready.len() {
+            let which = self.ready[place];
+            let now = timer.now();
+            while self.connections[which].has_room(self.load.depth) && self.pace.due(now).is_some()
+            {
+                self.put(which, now);
+            }
+            self.flush(which, timer, now)?;
+        }
+        Ok(None)
+    }
+
+    /// Connections take turns; what is due while none has room waits, and its latency counts from when it was due.
+    fn ask_in_turn(&mut self, timer: &Timer) -> Result<Option<u64>, LoadError> {
+        let now = timer.now();
+        self.ready.clear();
+        let mut next = self.pace.due(now);
+        while let Some(due) = next.filter(|&due| due <= now && due < timer.end) {
+            let all = self.connections.len();
+            let places = (0..all).map(|step| (self.turn + step) % all);
+            let free = { places }.find(|&one| self.connections[one].has_room(self.load.depth));
+            let Some(which) = free else {
+                next = None;
+                break;
+            };
+            self.turn = (which + 1) % all;
+            self.put(which, due);
+            if !self.ready.contains(&which) {
+                self.ready.push(which);
+            }
+            next = self.pace.due(now);
+        }
+        for place in 0..self.ready.len() {
+            self.flush(self.ready[place], timer, now)?;
+        }
+        Ok(next)
+    }
+
+    #[inline]
+    fn put(&mut self, which: usize, due: u64) {
+        let (key, cost) = self.draw.next();
+        self.pace.advance();
+        self.connections[which].ask(&self.target, Asked { key, cost, sent: due, due });
+    }
+
+    #[inline]
+    fn flush(&mut self, which: usize, timer: &Timer, now: u64) -> Result<(), LoadError> {
+        match self.connections[which].flush(now) {
+            Ok(()) => Ok(()),
+            Err(error) => self.reconnect(which, timer, &error),
+        }
+    }
+
+    /// Waits for an answer, for room to write, or until the next request is due.
+    fn wait(&mut self, timer: &Timer, next: Option<u64>) -> Result<(), LoadError> {
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(self.connections.len());
+        for connection in &self.connections {
+            let interest = match connection.has_unsent() {
+                true => PollFlags::IN | PollFlags::OUT,
+                false => PollFlags::IN,
+            };
+            fds.push(PollFd::new(&connection.stream, interest));
+        }
+        let now = timer.now();
+        let until = next.unwrap_or(u64::MAX).min(now + LONGEST_WAIT);
+        let until = if now < timer.end { until.min(timer.end) } else { until };
+        let wait = until.saturating_sub(now) as i64;
+        let wait = Timespec { tv_sec: wait / 1_000_000_000, tv_nsec: wait % 1_000_000_000 };
+        self.ready.clear();
+        match poll(&mut fds, Some(&wait)) {
+            Ok(0) | Err(Errno::INTR) => return Ok(()),
+            Ok(_) => {}
+            Err(error) => return Err(LoadError::Wait(error.into())),
+        }
+        let happened = fds.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
+        self.ready.extend(happened.map(|(which, _)| which));
+        Ok(())
+    }
+
+    /// Reads from all that are ready; how many answers there were.
+    fn receive(&mut self, timer: &Timer) -> Result<u64, LoadError> {
+        let mut answers = 0;
+        for place in 0..self.ready.len() {
+            let which = self.ready[place];
+            let (record, costs) = (&mut self.record, &self.costs);
+            let connection = &mut self.connections[which];
+            let read = connection.receive(
+                || timer.now(),
+                |asked, reply, now| record.answer(timer, asked, costs[asked.cost], reply, now),
+            );
+            let now = timer.now();
+            match read {
+                Ok(read) => answers += read as u64,
+                Err(error) => self.reconnect(which, timer, &error)?,
+            }
+            // What the protocol itself has to say, or what did not fit before.
+            if self.connections[which].has_unsent() {
+                self.flush(which, timer, now)?;
+            }
+        }
+        Ok(answers)
+    }
+
+    /// What was on the way is lost; nothing is sent twice.
+    fn reconnect(
+        &mut self,
+        which: usize,
+        timer: &Timer,
+        error: &io::Error,
+    ) -> Result<(), LoadError> {
+        self.lose(which, timer);
+        self.record.reconnected += 1;
+        self.record.first_failure.get_or_insert_with(|| error.to_string());
+        let address = self.target.address();
+        if self.record.reconnected > MOST_RECONNECTED {
+            let error = io::Error::new(error.kind(), format!("again and again: {error}"));
+            return Err(LoadError::Lost(address, error));
+        }
+        let connection = Connection::open(&self.target);
+        self.connections[which] = connection.map_err(|error| LoadError::Lost(address, error))?;
+        Ok(())
+    }
+
+    fn lose(&mut self, which: usize, timer: &Timer) {
+        for asked in self.connections[which].abandon() {
+            self.record.lose(timer, asked, self.costs[asked.cost]);
+        }
+    }
+
+    fn give_up(&mut self, timer: &Timer) {
+        for which in 0..self.connections.len() {
+            self.lose(which, timer);
+        }
+    }
+}
+
+/// Lets this thread wake up on time, and not up to 50 microseconds late.
+fn sharpen() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+}

@@ -1,0 +1,279 @@
+//! What a run came to, in words or as JSON.
+
+use std::{fmt, time::Duration};
+
+use hdrhistogram::Histogram;
+use serde_json::{Value, json};
+
+use super::{check::Verdict, load::Ran};
+
+/// All that is told of a run.
+#[derive(Debug)]
+pub(crate) struct Report {
+    /// What was asked: names and values.
+    pub(crate) asked: Vec<(&'static str, Value)>,
+    pub(crate) ran: Ran,
+    pub(crate) check: Option<Check>,
+}
+
+/// What the checker found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Check {
+    pub(crate) verdict: Verdict,
+    /// Whether every request was looked at.
+    pub(crate) complete: bool,
+}
+
+/// What latencies are told by: a name, and the share below in hundredths of a percent.
+const QUANTILES: [(&str, u64); 4] =
+    [("p50", 5_000), ("p90", 9_000), ("p99", 9_900), ("p99.9", 9_990)];
+/// Columns of the longest bar.
+const BAR: u64 = 50;
+/// The most lines of the histogram.
+const LINES: usize = 24;
+
+impl Report {
+    /// Whether nothing is wrong for certain.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.check.is_none_or(|check| check.is_clean())
+    }
+
+    /// Answers per second.
+    fn rate(&self) -> u64 {
+        let nanos = self.ran.elapsed.as_nanos().max(1);
+        let rate = u128::from(self.ran.record.in_time) * 1_000_000_000 / nanos;
+        u64::try_from(rate).unwrap_or(u64::MAX)
+    }
+
+    /// Nanoseconds of the server's processors for each answer.
+    fn server_cpu(&self) -> Option<u64> {
+        (self.ran.server_cpu? * 1_000).checked_div(self.ran.record.answered())
+    }
+
+    /// The percentage of one processor that this program used.
+    fn own_cpu(&self) -> Option<u64> {
+        let micros = u64::try_from(self.ran.elapsed.as_micros()).ok()?;
+        (self.ran.own_cpu? * 100).checked_div(micros)
+    }
+
+    /// One object, with times in seconds.
+    pub(crate) fn json(&self) -> Value {
+        let record = &self.ran.record;
+        let mut latency = serde_json::Map::new();
+        for (name, nanos) in self.latencies() {
+            latency.insert(name.to_owned(), seconds(nanos));
+        }
+        let mut told = serde_json::Map::new();
+        for (name, value) in &self.asked {
+            told.insert((*name).to_owned(), value.clone());
+        }
+        told.extend([
+            ("seconds".to_owned(), json!(self.ran.elapsed.as_secs_f64())),
+            ("requests".to_owned(), json!(record.answered())),
+            ("allowed".to_owned(), json!(record.allowed)),
+            ("denied".to_owned(), json!(record.denied)),
+            ("failed".to_owned(), json!(record.failed)),
+            ("lost".to_owned(), json!(record.lost)),
+            ("reconnected".to_owned(), json!(record.reconnected)),
+            ("first_failure".to_owned(), json!(record.first_failure)),
+            ("per_second".to_owned(), json!(self.rate())),
+            ("latency".to_owned(), Value::Object(latency)),
+            ("server_cpu_per_decision".to_owned(), self.server_cpu().map_or(Value::Null, seconds)),
+            ("generator_cpu_percent".to_owned(), json!(self.own_cpu())),
+            ("check".to_owned(), self.check.map_or(Value::Null, Check::json)),
+        ]);
+        Value::Object(told)
+    }
+
+    fn latencies(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let latencies = &self.ran.record.latencies;
+        let quantiles = QUANTILES.into_iter();
+        let quantiles = quantiles.map(|(name, share)| (name, at_share(latencies, share)));
+        quantiles.chain([("max", latencies.max())])
+    }
+}
+
+/// The value below which so many ten-thousandths of all are.
+fn at_share(latencies: &Histogram<u64>, share: u64) -> u64 {
+    latencies.value_at_quantile(Duration::from_micros(share * 100).as_secs_f64())
+}
+
+impl Check {
+    pub(crate) fn is_clean(&self) -> bool {
+        self.verdict.over_admitted == 0 && self.verdict.wrongly_denied == 0
+    }
+
+    fn json(self) -> Value {
+        let Verdict { checked, over_admitted, wrongly_denied, keys_wronged, worst } = self.verdict;
+        json!({
+            "checked": checked,
+            "complete": self.complete,
+            "over_admitted": over_admitted,
+            "wrongly_denied": wrongly_denied,
+            "keys": keys_wronged,
+            "worst": worst.map(|(key, units)| json!({ "key": key, "over_admitted": units })),
+        })
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Verdict { checked, over_admitted, wrongly_denied, keys_wronged, worst } = self.verdict;
+        let first = if self.complete { "" } else { "the first " };
+        write!(f, "{first}{} requests: ", Count(checked))?;
+        write!(
+            f,
+            "{} over-admitted, {} wrongly denied",
+            Count(over_admitted),
+            Count(wrongly_denied)
+        )?;
+        if keys_wronged > 0 {
+            write!(
+                f,
+                ", on {} key{}",
+                Count(keys_wronged),
+                if keys_wronged == 1 { "" } else { "s" }
+            )?;
+        }
+        match worst {
+            Some((key, units)) if keys_wronged > 1 => {
+                write!(f, "; worst: key {key} with {} over-admitted", Count(units))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let record = &self.ran.record;
+        for (name, value) in &self.asked {
+            match value {
+                Value::Null => {}
+                Value::String(text) => writeln!(f, "{name:<12}{text}")?,
+                value => writeln!(f, "{name:<12}{value}")?,
+            }
+        }
+        writeln!(f)?;
+        let (allowed, denied) = (Count(record.allowed), Count(record.denied));
+        write!(f, "{:<12}{} in {:.2?}", "requests", Count(record.answered()), self.ran.elapsed)?;
+        write!(f, ": {allowed} allowed, {denied} denied")?;
+        for (count, what) in [(record.failed, "failed"), (record.lost, "lost")] {
+            if count > 0 {
+                write!(f, ", {} {what}", Count(count))?;
+            }
+        }
+        writeln!(f)?;
+        if record.reconnected > 0 {
+            writeln!(f, "{:<12}{} times", "reconnected", Count(record.reconnected))?;
+        }
+        if let Some(text) = &record.first_failure {
+            writeln!(f, "{:<12}{text}", "failed with")?;
+        }
+        writeln!(f, "{:<12}{} per second", "throughput", Count(self.rate()))?;
+        write!(f, "{:<12}", "latency")?;
+        for (name, nanos) in self.latencies() {
+            let end = if name == "max" { "\n" } else { ", " };
+            write!(f, "{name} {}{end}", Time(nanos))?;
+        }
+        if let Some(nanos) = self.server_cpu() {
+            writeln!(f, "{:<12}{} of the server for each decision", "processor", Time(nanos))?;
+        }
+        if let Some(percent) = self.own_cpu() {
+            writeln!(f, "{:<12}{percent} % of one processor", "generator")?;
+        }
+        writeln!(f)?;
+        histogram(f, &record.latencies)
+    }
+}
+
+/// A line for each doubling of the latency, or half of it.
+fn histogram(f: &mut fmt::Formatter<'_>, latencies: &Histogram<u64>) -> fmt::Result {
+    if latencies.is_empty() {
+        return Ok(());
+    }
+    let mut lines = Vec::new();
+    let mut edges = (10..).flat_map(|power| [1_u64 << power, 3 << (power - 1)]);
+    let mut low = 0;
+    while low <= latencies.max() && lines.len() < 4 * LINES {
+        let Some(high) = edges.next() else { break };
+        lines.push((high, latencies.count_between(low, high - 1)));
+        low = high;
+    }
+    let used = lines.iter().position(|(_, count)| *count > 0).unwrap_or(0);
+    let lines = &lines[used..];
+    let lines = &lines[..lines.len().min(LINES)];
+    let most = lines.iter().map(|(_, count)| *count).max().unwrap_or(1).max(1);
+    for (high, count) in lines {
+        let share = count * 10_000 / latencies.len();
+        let bar = "█".repeat((count * BAR / most) as usize);
+        let bar = if bar.is_empty() && *count > 0 { "▏" } else { &bar };
+        let (whole, part) = (share / 100, share % 100);
+        writeln!(f, "  < {:>8}  {whole:>3}.{part:02} %  {bar}", Time(*high).to_string())?;
+    }
+    Ok(())
+}
+
+fn seconds(nanos: u64) -> Value {
+    json!(Duration::from_nanos(nanos).as_secs_f64())
+}
+
+/// A number with its thousands apart.
+struct Count(u64);
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = self.0.to_string();
+        for (place, digit) in digits.chars().enumerate() {
+            if place > 0 && (digits.len() - place).is_multiple_of(3) {
+                f.write_str(",")?;
+            }
+            write!(f, "{digit}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Nanoseconds, in a unit with three digits or so.
+struct Time(u64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = match self.0 {
+            0..1_000_000 => (1_000, "us"),
+            1_000_000..1_000_000_000 => (1_000_000, "ms"),
+            _ => (1_000_000_000, "s"),
+        };
+        let (whole, rest) = (self.0 / unit, self.0 % unit);
+        match whole {
+            0..10 => write!(f, "{whole}.{:02}{name}", rest * 100 / unit),
+            10..100 => write!(f, "{whole}.{}{name}", rest * 10 / unit),
+            _ => write!(f, "{whole}{name}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        let counts = [0, 999, 1_000, 1_234_567].map(|count| Count(count).to_string());
+        assert_eq!(counts, ["0", "999", "1,000", "1,234,567"]);
+        let times = [0, 660, 12_340, 999_999, 1_500_000, 2_000_000_000];
+        let times = times.map(|nanos| Time(nanos).to_string());
+        assert_eq!(times, ["0.00us", "0.66us", "12.3us", "999us", "1.50ms", "2.00s"]);
+    }
+
+    #[test]
+    fn a_check_says_how_much_and_of_how_many() {
+        let verdict = Verdict { checked: 30, over_admitted: 7, ..Verdict::default() };
+        let verdict = Verdict { keys_wronged: 1, worst: Some((0, 7)), ..verdict };
+        let check = Check { verdict, complete: false };
+        let words = "the first 30 requests: 7 over-admitted, 0 wrongly denied, on 1 key";
+        assert_eq!(check.to_string(), words);
+        let check = Check { verdict: Verdict { keys_wronged: 2, ..verdict }, complete: true };
+        assert!(check.to_string().ends_with("on 2 keys; worst: key 0 with 7 over-admitted"));
+    }
+}

@@ -1,0 +1,228 @@
+//! Whether `tollgate bench` measures what redis-benchmark and wrk measure, on the same servers.
+
+use std::{
+    fs,
+    io::{self, Write},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    thread,
+};
+
+use anyhow::{Context, ensure};
+
+use crate::command::{cargo, root};
+
+/// Rounds of every pair; the two of a pair take turns.
+const ROUNDS: usize = 5;
+/// How long one measurement takes, in seconds.
+const SECONDS: u64 = 3;
+/// The largest difference that is agreement, in thousandths.
+const APART: u64 = 100;
+const KEYS: u64 = 100_000;
+
+/// A server that ends with its handle.
+struct Running(Child);
+
+/// Two ways to ask one server.
+struct Pair {
+    name: String,
+    other: Vec<String>,
+    ours: Vec<String>,
+    /// What sets the pace. Where it is the generator itself, the two need not agree.
+    bound: Bound,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    Server,
+    Generator,
+}
+
+/// Builds the program and measures all pairs. Fails if a median is too far apart.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let words = "build --release --package tollgate-server --target-dir target/bench-build";
+    cargo(&words.split(' ').collect::<Vec<_>>(), &[])?;
+    run_with(&root().join("target/bench-build/release/tollgate").display().to_string())
+}
+
+/// The same with a program that is built already.
+pub(crate) fn run_with(tollgate: &str) -> anyhow::Result<()> {
+    let [redis, http, resp] = [free_port()?, free_port()?, free_port()?];
+    let _redis = start(&format!("redis-server --port {redis} --save  --appendonly no"), redis)?;
+    // One thread, so that the generator has a processor of two and the server sets the pace.
+    let listeners =
+        format!("--http 127.0.0.1:{http} --resp 127.0.0.1:{resp} --grpc off --workers 1");
+    let _ours = start(&format!("{tollgate} serve {listeners}"), resp)?;
+    let mut apart = Vec::new();
+    let mut output = io::stdout();
+    writeln!(output, "{:<34}{:>14}{:>14}{:>10}", "requests per second", "theirs", "ours", "ratio")?;
+    for pair in pairs(tollgate, redis, http, resp)? {
+        let mut rates = Vec::new();
+        for _ in 0..ROUNDS {
+            rates.push((rate(&pair.other)?, rate(&pair.ours)?));
+        }
+        rates.sort_by_key(|(theirs, ours)| ours * 1_000 / theirs.max(&1));
+        let (theirs, ours) = rates[ROUNDS / 2];
+        let ratio = ours * 1_000 / theirs.max(1);
+        let (whole, part) = (ratio / 1_000, ratio % 1_000);
+        let name = match pair.bound {
+            Bound::Generator => format!("({})", pair.name),
+            Bound::Server => pair.name.clone(),
+        };
+        writeln!(output, "{name:<34}{theirs:>14}{ours:>14}{whole:>6}.{part:03}")?;
+        if pair.bound != Bound::Generator && ratio.abs_diff(1_000) > APART {
+            apart.push(pair.name);
+        }
+    }
+    ensure!(apart.is_empty(), "more than 10 % apart: {}", apart.join(", "));
+    Ok(())
+}
+
+fn pairs(tollgate: &str, redis: u16, http: u16, resp: u16) -> anyhow::Result<Vec<Pair>> {
+    let script = std::env::temp_dir().join("tollgate-agree.lua");
+    fs::write(&script, wrk_script())?;
+    let ours = format!(
+        "{tollgate} bench http://127.0.0.1:{http} -c 40 --keys uniform:{KEYS} -d {SECONDS}s \
+         --check 0 --json"
+    );
+    let other =
+        format!("wrk -t1 -c40 -d{SECONDS}s -s {} http://127.0.0.1:{http}", script.display());
+    let name = "tollgate HTTP, 40".to_owned();
+    let bound = Bound::Server;
+    let mut pairs = vec![Pair { name, other: words(&other), ours: words(&ours), bound }];
+
+    let limiter = std::env::temp_dir().join("tollgate-agree-limiter.lua");
+    fs::write(&limiter, LIMITER)?;
+    let load = format!("redis-cli -p {redis} SCRIPT LOAD");
+    let mut load = words(&load);
+    load.push(LIMITER.to_owned());
+    let digest = said(&load)?.trim().to_owned();
+    let evalsha = format!("EVALSHA {digest} 1 key:__rand_int__ 60 1000000");
+    let dialect = format!(
+        "script --script {} --arg 60 --arg 1000000 --limit 1000000/minute",
+        limiter.display()
+    );
+    for (name, port, (connections, depth), dialect, command, bound) in [
+        ("redis EVALSHA", redis, (50, 16), &*dialect, &*evalsha, Bound::Server),
+        ("redis INCR", redis, (50, 16), "incr", INCR, Bound::Generator),
+        ("redis INCR", redis, (50, 1), "incr", INCR, Bound::Generator),
+        ("tollgate CL.THROTTLE", resp, (50, 16), "cl.throttle", THROTTLE, Bound::Generator),
+    ] {
+        let theirs = |requests: u64| {
+            words(&format!(
+                "redis-benchmark -p {port} -c {connections} -P {depth} -r {KEYS} -n {requests} \
+                 --csv {command}"
+            ))
+        };
+        let ours = format!(
+            "{tollgate} bench resp://127.0.0.1:{port} --dialect {dialect} -c {connections} \
+             -P {depth} --keys uniform:{KEYS} -d {SECONDS}s --check 0 --json"
+        );
+        let other = theirs(rate(&theirs(20_000))? * SECONDS);
+        let name = format!("{name}, {connections} x {depth}");
+        pairs.push(Pair { name, other, ours: words(&ours), bound });
+    }
+    Ok(pairs)
+}
+
+const INCR: &str = "INCR key:__rand_int__";
+const THROTTLE: &str = "CL.THROTTLE bench-0000000000-__rand_int__ 999999 1000000 1 1";
+
+/// Slow enough that Redis itself sets the pace.
+const LIMITER: &str = "\
+local seconds = tonumber(redis.call('TIME')[1])
+local key = KEYS[1] .. ':' .. math.floor(seconds / tonumber(ARGV[1]))
+local count = redis.call('INCR', key)
+if count == 1 then redis.call('EXPIRE', key, ARGV[1]) end
+return { count > tonumber(ARGV[2]) and 0 or 1, count, redis.call('TTL', key) }
+";
+
+/// All requests are written down beforehand, as ours are.
+fn wrk_script() -> String {
+    format!(
+        "local requests = {{}}\n\
+         function init()\n\
+         \x20 local headers = {{ ['content-type'] = 'application/json' }}\n\
+         \x20 for key = 1, {KEYS} do\n\
+         \x20   local text = string.format('wrk-00000000000000-%09d', key)\n\
+         \x20   local body = '{{\"key\":\"' .. text .. '\",\"limit\":\"1000000/second\"}}'\n\
+         \x20   requests[key] = wrk.format('POST', '/v1/check', headers, body)\n\
+         \x20 end\n\
+         end\n\
+         function request() return requests[math.random({KEYS})] end\n"
+    )
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_owned).collect()
+}
+
+/// Runs a generator, and returns its requests per second.
+fn rate(words: &[String]) -> anyhow::Result<u64> {
+    let said = said(words)?;
+    found(&said).with_context(|| format!("{} gave no figures: {said}", words.join(" ")))
+}
+
+/// Runs a program, and returns what it said.
+fn said(words: &[String]) -> anyhow::Result<String> {
+    let (program, args) = words.split_first().context("a command has words")?;
+    let output = Command::new(program).args(args).output();
+    let output = output.with_context(|| format!("cannot run {program}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`{}` failed: {errors}", words.join(" "));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The rate in what any of the three says, without its fraction.
+fn found(said: &str) -> Option<u64> {
+    let whole = |text: &str| text.split('.').next()?.parse().ok();
+    if let Some((_, after)) = said.split_once("\"per_second\":") {
+        return whole(after.split([',', '}']).next()?);
+    }
+    if let Some((_, after)) = said.split_once("Requests/sec:") {
+        return whole(after.trim().lines().next()?);
+    }
+    // From behind, since the name of the test may be anything: max, p99, p95, p50, min, average, rate.
+    let line = said.lines().rfind(|line| line.starts_with('"'))?;
+    whole(line.trim_matches('"').rsplit("\",\"").nth(6)?)
+}
+
+/// Starts a server, and waits until it accepts.
+fn start(line: &str, port: u16) -> anyhow::Result<Running> {
+    // Two blanks leave a word empty: `--save ""`.
+    let (words, log) = (words(line), Stdio::null);
+    let (program, args) = words.split_first().context("a command has words")?;
+    let child = Command::new(program).args(args).stdout(log()).stderr(log()).spawn();
+    let mut running = Running(child.with_context(|| format!("cannot start {program}"))?);
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        ensure!(running.0.try_wait()?.is_none(), "{program} did not start");
+        thread::yield_now();
+    }
+    Ok(running)
+}
+
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_found_in_what_each_says() {
+        let csv = "\"test\",\"rps\"\n\"INCR a,b\",\"81234.50\",\"0.3\",\"0.1\",\"0.2\",\"0.4\",\"0.5\",\"1.9\"\n";
+        assert_eq!(found(csv), Some(81_234));
+        assert_eq!(found("Requests/sec:  43210.98\nTransfer/sec: 1MB\n"), Some(43_210));
+        assert_eq!(found("{\"pipeline\":1,\"per_second\":777,\"x\":1}"), Some(777));
+        assert_eq!(found("nothing"), None);
+    }
+}
