@@ -61,13 +61,16 @@ Examples:
   Watch a service, in this terminal:
     tollgate top http://127.0.0.1:8080
 
+  See what a limit would have done to yesterday's traffic:
+    tollgate simulate access.log.gz --limit 60/minute --per ip
+
   See whether a Redis or Valkey is fit to hold limits:
     tollgate doctor redis://127.0.0.1:6379
 
   Check a configuration before it is deployed:
     tollgate validate tollgate.yaml
 
-More examples: tollgate check --help, tollgate serve --help, tollgate doctor --help";
+Every command has examples of its own: tollgate serve --help, tollgate check --help";
 
 /// Something went wrong: neither a yes (0) nor a no (1).
 const TROUBLE: u8 = 2;

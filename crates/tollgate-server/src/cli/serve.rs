@@ -173,8 +173,10 @@ fn greet(server: &Server) {
     }
     if let Some(http) = endpoints.iter().find(|endpoint| endpoint.name == "http") {
         let scheme = if http.is_tls { "https" } else { "http" };
+        let url = format!("{scheme}://{}", http.address);
         let body = r#"{"attributes": {"key": "alice"}}"#;
-        print_line(format_args!("try: curl --json '{body}' {scheme}://{}/v1/check", http.address));
+        print_line(format_args!("try: curl --json '{body}' {url}/v1/check"));
+        print_line(format_args!("see: {url}/ in a browser, or tollgate top {url}"));
     }
     let revision = server.gate().revision();
     let state = &revision.settings.store;

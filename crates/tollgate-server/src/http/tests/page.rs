@@ -9,8 +9,9 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
 /// The files of the page, by name.
 fn files() -> BTreeSet<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
-    let entries = fs::read_dir(folder).unwrap();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    let entries = fs::read_dir(folder).unwrap().map(Result::unwrap);
+    let files = entries.filter(|entry| entry.file_type().unwrap().is_file());
+    files.map(|entry| entry.file_name().into_string().unwrap()).collect()
 }
 
 fn read(name: &str) -> String {

@@ -10,9 +10,9 @@ pub(crate) struct Page {
     data: String,
 }
 
-const PAGE: &str = include_str!("../../../assets/report.html");
-const STYLE: &str = include_str!("../../../assets/report.css");
-const SCRIPT: &str = include_str!("../../../assets/report.js");
+const PAGE: &str = include_str!("../../../assets/report/report.html");
+const STYLE: &str = include_str!("../../../assets/report/report.css");
+const SCRIPT: &str = include_str!("../../../assets/report/report.js");
 const CHARTS: &str = include_str!("../../../assets/chart.js");
 
 impl Page {
