@@ -87,7 +87,7 @@ fn read_array<'a>(
 
 /// The number at `from`, and where the line after it begins.
 #[inline]
-fn read_length(input: &[u8], from: usize) -> Result<Option<(usize, usize)>, FrameError> {
+pub(super) fn read_length(input: &[u8], from: usize) -> Result<Option<(usize, usize)>, FrameError> {
     let mut value = 0;
     for (place, &byte) in input[from..].iter().take(LONGEST_LENGTH).enumerate() {
         match byte {

@@ -76,27 +76,64 @@ impl Replies {
 
     #[inline]
     fn number(&mut self, mark: u8, value: i64) {
-        if let digit @ 0..=9 = value {
-            self.bytes.extend_from_slice(&[mark, b'0' + digit as u8, b'\r', b'\n']);
-            return;
-        }
-        let mut digits = [0; 24];
-        let mut at = digits.len() - 2;
-        digits[at..].copy_from_slice(b"\r\n");
-        let mut rest = value.unsigned_abs();
-        while rest > 0 {
-            at -= 1;
-            digits[at] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-        }
-        if value < 0 {
-            at -= 1;
-            digits[at] = b'-';
-        }
-        at -= 1;
-        digits[at] = mark;
-        self.bytes.extend_from_slice(&digits[at..]);
+        let mut text = [0; LONGEST];
+        let at = write_before(&mut text, LONGEST, mark, value);
+        self.bytes.extend_from_slice(&text[at..]);
     }
+
+    /// A list of five integers, written at once.
+    #[inline]
+    pub(crate) fn five(&mut self, values: [i64; 5]) {
+        let mut text = [0; 5 * LONGEST + 4];
+        let mut at = text.len();
+        for value in values.into_iter().rev() {
+            at = write_before(&mut text, at, b':', value);
+        }
+        at = write_before(&mut text, at, b'*', 5);
+        self.bytes.extend_from_slice(&text[at..]);
+    }
+}
+
+/// The most bytes that a number takes up, with its mark and its end.
+const LONGEST: usize = 23;
+
+/// The numbers below 100, of two digits each.
+static PAIRS: [u8; 200] = pairs();
+
+/// Writes a line with a number in front of what is in `text` from `end` on. Returns where it begins.
+#[inline]
+fn write_before(text: &mut [u8], end: usize, mark: u8, value: i64) -> usize {
+    let mut at = end - 2;
+    text[at..end].copy_from_slice(b"\r\n");
+    let mut rest = value.unsigned_abs();
+    while rest > 9 {
+        at -= 2;
+        let pair = 2 * (rest % 100) as usize;
+        text[at..at + 2].copy_from_slice(&PAIRS[pair..pair + 2]);
+        rest /= 100;
+    }
+    if rest > 0 || at == end - 2 {
+        at -= 1;
+        text[at] = b'0' + rest as u8;
+    }
+    if value < 0 {
+        at -= 1;
+        text[at] = b'-';
+    }
+    at -= 1;
+    text[at] = mark;
+    at
+}
+
+const fn pairs() -> [u8; 200] {
+    let mut text = [b'0'; 200];
+    let mut number = 0;
+    while number < 100 {
+        text[2 * number] = b'0' + (number / 10) as u8;
+        text[2 * number + 1] = b'0' + (number % 10) as u8;
+        number += 1;
+    }
+    text
 }
 
 #[cfg(test)]
@@ -111,9 +148,17 @@ mod tests {
 
     #[test]
     fn numbers_are_written_in_full() {
-        for value in [0, 9, 10, -1, 1_234_567_890, i64::MAX, i64::MIN] {
+        let more = [99, 100, 101, 999, 1_000, 12_345, -9, -10, -100, 1_234_567_890];
+        for value in [0, 9, 10, -1, i64::MAX, i64::MIN].into_iter().chain(more) {
             assert_eq!(written(false, |to| to.integer(value)), format!(":{value}\r\n"));
         }
+        let values = [i64::MIN, i64::MIN, i64::MIN, i64::MIN, i64::MIN];
+        let all = values.map(|value| format!(":{value}\r\n")).concat();
+        assert_eq!(written(false, |to| to.five(values)), format!("*5\r\n{all}"));
+        assert_eq!(
+            written(true, |to| to.five([0, 16, 15, -1, 2])),
+            "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n"
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{
     frame::{self, FrameBounds, Words},
     query::{self, Query},
     reply::Replies,
-    throttle::{self, Dialect, Form, LimitCache},
+    throttle::{self, Dialect, Form, LimitCache, Repeated},
 };
 use crate::{
     config::Scope,
@@ -34,6 +34,7 @@ pub(super) struct Session {
     /// The hash of the key that the client has shown.
     digest: Option<[u8; 32]>,
     limits: LimitCache,
+    repeated: Repeated,
     decisions: Vec<Result<Decision, CheckError>>,
 }
 
@@ -68,6 +69,7 @@ impl Session {
             name: Vec::new(),
             digest: None,
             limits: LimitCache::default(),
+            repeated: Repeated::default(),
             decisions: Vec::new(),
         }
     }
@@ -81,7 +83,16 @@ impl Session {
         let mut pending = Pending::default();
         let (mut at, mut commands, mut words) = (0, 0, Words::new());
         while commands < bounds.batch && !self.is_over {
-            match frame::read(&input[at..], frames, &mut words) {
+            let rest = &input[at..];
+            if pending.queries.is_empty()
+                && let Some((charge, form, length)) = self.repeated(rest, &revision)
+            {
+                at += length;
+                commands += 1;
+                pending.push(charge, form);
+                continue;
+            }
+            match frame::read(rest, frames, &mut words) {
                 Ok(None) => break,
                 Ok(Some(length)) => {
                     at += length;
@@ -90,7 +101,10 @@ impl Session {
                     match Dialect::of(name) {
                         Some(dialect) if pending.queries.is_empty() => {
                             match self.throttle(dialect, &words, &revision) {
-                                Ok((charge, form)) => pending.push(charge, form),
+                                Ok((charge, form)) => {
+                                    self.repeated.remember(rest, &words, (charge, form));
+                                    pending.push(charge, form);
+                                }
                                 Err(error) => {
                                     self.flush(&revision.engine, &mut pending).await;
                                     self.fail(error);
@@ -161,6 +175,19 @@ impl Session {
             most if words[1].len() > most => Err(format!("the key has more than {most} bytes")),
             _ => Ok(read),
         }
+    }
+
+    /// A command like the last one. What may not be, or is too long, is left to those who say so.
+    #[inline]
+    fn repeated<'a>(
+        &self,
+        input: &'a [u8],
+        revision: &Revision,
+    ) -> Option<(Charge<'a>, Form, usize)> {
+        let bounds = &revision.settings.bounds;
+        let read = self.repeated.read(input, bounds.key_bytes)?;
+        let fits = read.2 <= bounds.request_bytes;
+        (fits && self.permits(revision, Scope::Check, "").is_ok()).then_some(read)
     }
 
     fn query<'a>(
