@@ -105,11 +105,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 return Ok(());
             }
             let was_partial = self.input.len() > read;
-            let (has_answered, is_partial) = self.answer().await?;
+            let (has_answered, is_partial, now) = self.answer().await?;
             // A command that has begun has to be there in time, however often a piece of it comes.
             if has_answered || !was_partial || !is_partial {
                 let patience = if is_partial { bounds.read_timeout } else { bounds.idle_timeout };
-                deadline = Instant::now() + patience;
+                deadline = now + patience;
             }
             if is_partial && alarm.deadline() > deadline {
                 alarm.as_mut().reset(deadline);
@@ -138,9 +138,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         Ok(())
     }
 
-    /// Answers whole commands in one write for as long as there are any. Tells whether there were any, and whether part
-    /// of another is left.
-    async fn answer(&mut self) -> io::Result<(bool, bool)> {
+    /// Answers whole commands in one write for as long as there are any. Tells whether there were any, whether part of
+    /// another is left, and when the last was decided.
+    async fn answer(&mut self) -> io::Result<(bool, bool, Instant)> {
         let mut has_answered = false;
         loop {
             let begun = Instant::now();
@@ -148,7 +148,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             self.input.advance(used);
             has_answered |= used > 0;
             let (all, failed) = std::mem::take(&mut self.session.answered);
-            let took = begun.elapsed();
+            let now = Instant::now();
+            let took = now - begun;
             self.metrics.count_many(0, all - failed.min(all), took);
             self.metrics.count_many(1, failed, took);
             if !self.session.replies.bytes.is_empty() {
@@ -165,7 +166,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 self.session.replies.bytes.clear();
             }
             if used == 0 || self.input.is_empty() || self.session.is_over {
-                return Ok((has_answered, !self.input.is_empty()));
+                return Ok((has_answered, !self.input.is_empty(), now));
             }
         }
     }

@@ -227,6 +227,9 @@ impl PolicySet {
     /// Where in [`PolicySet::policies`] the policy of this name is.
     #[inline]
     pub(crate) fn place(&self, name: PolicyName) -> Option<usize> {
+        if name == PolicyName::AD_HOC {
+            return None;
+        }
         self.inner.names.get(&name).copied()
     }
 

@@ -6,11 +6,15 @@
 
 #[cfg(not(tollgate_loom))]
 use std::hash::RandomState;
-use std::hash::{BuildHasher, Hasher};
+use std::{
+    cell::Cell,
+    hash::{BuildHasher, Hasher},
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use foldhash::{SharedSeed, quality::FoldHasher};
 
-use crate::{KeyRef, Limit, policy::PolicyName};
+use crate::{Algorithm, KeyRef, Limit, policy::PolicyName};
 
 /// Stands for a key in the store. Never zero, which an empty cell has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,9 +37,25 @@ type Seeds = (u64, u64);
 /// What the hashes of one store are made with.
 #[derive(Clone)]
 pub(crate) struct Secret {
+    /// No two secrets of the process have the same.
+    number: u64,
     scopes: ScopeHasher,
     high: SharedSeed,
     low: SharedSeed,
+}
+
+/// What a scope is made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Subject {
+    secret: u64,
+    policy: PolicyName,
+    period: u64,
+    algorithm: Algorithm,
+}
+
+thread_local! {
+    /// The scope that this thread asked for last. Limits that come with requests are mostly the same again and again.
+    static LAST: Cell<Option<(Subject, Scope)>> = const { Cell::new(None) };
 }
 
 #[cfg(not(tollgate_loom))]
@@ -48,20 +68,32 @@ impl Secret {
     #[cfg(tollgate_loom)]
     pub(super) fn random() -> Self {
         let [high, low] = [1, 2].map(SharedSeed::from_u64);
-        Self { scopes: std::hash::BuildHasherDefault::default(), high, low }
+        Self { number: next_number(), scopes: std::hash::BuildHasherDefault::default(), high, low }
     }
 
     #[cfg(not(tollgate_loom))]
     pub(super) fn random() -> Self {
         // The standard library's keys come from the operating system; SipHash under them gives the seeds.
         let seed = || SharedSeed::from_u64(RandomState::new().hash_one(0));
-        Self { scopes: RandomState::new(), high: seed(), low: seed() }
+        let number = next_number();
+        Self { number, scopes: RandomState::new(), high: seed(), low: seed() }
     }
 
     pub(super) fn scope(&self, policy: PolicyName, limit: &Limit) -> Scope {
-        let seed = |form: u8| {
-            self.scopes.hash_one((form, limit.period_micros(), policy, limit.algorithm().name()))
-        };
+        let (period, algorithm) = (limit.period_micros(), limit.algorithm());
+        let subject = Subject { secret: self.number, policy, period, algorithm };
+        if let Some((known, scope)) = LAST.get()
+            && known == subject
+        {
+            return scope;
+        }
+        let scope = self.scope_of(subject);
+        LAST.set(Some((subject, scope)));
+        scope
+    }
+
+    fn scope_of(&self, Subject { policy, period, algorithm, .. }: Subject) -> Scope {
+        let seed = |form: u8| self.scopes.hash_one((form, period, policy, algorithm.name()));
         let (high, low) = (seed(1), seed(2));
         Scope { one: (high, low), tuple: (scramble(high), scramble(low)) }
     }
@@ -77,6 +109,11 @@ impl Secret {
         };
         Identity { high: hash(high, &self.high), low: hash(low, &self.low) | 1 }
     }
+}
+
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A value that nobody can tell from another without knowing it. A difference that is always the same would not do: the
@@ -176,6 +213,25 @@ mod tests {
         for scope in &scopes {
             let (high, low) = difference(scope);
             assert!(seen.insert(high) && seen.insert(low), "the same difference twice");
+        }
+    }
+
+    #[test]
+    fn the_last_scope_is_given_only_for_what_it_is_of() {
+        let secrets = [Secret::random(), Secret::random()];
+        let limits = ["1/minute", "2/minute", "1/hour", "1/minute sliding-window"];
+        let policies = [PolicyName::DEFAULT, PolicyName::AD_HOC];
+        for _ in 0..2 {
+            for limit in limits.map(|limit| limit.parse::<Limit>().unwrap()) {
+                for (secret, policy) in secrets.iter().flat_map(|one| policies.map(|p| (one, p))) {
+                    let (period, algorithm) = (limit.period_micros(), limit.algorithm());
+                    let own = Subject { secret: secret.number, policy, period, algorithm };
+                    let afresh = secret.scope_of(own);
+                    let [first, again] = [(); 2].map(|()| secret.scope(policy, &limit));
+                    assert_eq!((first.one, first.tuple), (afresh.one, afresh.tuple));
+                    assert_eq!((again.one, again.tuple), (afresh.one, afresh.tuple));
+                }
+            }
         }
     }
 }
