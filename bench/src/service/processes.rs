@@ -127,7 +127,8 @@ fn start_tollgate() -> io::Result<(Running, Tollgate)> {
     let config = folder.join("tollgate.yaml");
     fs::write(&config, POLICIES)?;
     let mut command = Command::new("target/bench-build/release/tollgate");
-    command.arg("serve").arg("--config").arg(config);
+    // One thread, as redis-server has: it shares the processors with the generator.
+    command.args(["serve", "--workers", "1"]).arg("--config").arg(config);
     for listener in ["--http", "--grpc", "--resp"] {
         command.args([listener, "127.0.0.1:0"]);
     }
