@@ -48,6 +48,23 @@ async fn what_envoy_would_ask_is_answered_in_json() {
 }
 
 #[tokio::test]
+async fn a_block_of_who_gets_something_back_lets_nobody_else_pass_for_nothing() {
+    let server = Server::with(settings());
+    let block = r#"{"policy":"edge.user","key":"alice"}"#;
+    assert_eq!(server.post("/v1/block", block).await.status, 200);
+    let both = ALICE.replace(
+        "]}]}",
+        r#"], "isNegativeHits": true}, {"entries": [{"key": "user", "value": "bob"}]}]}"#,
+    );
+    for (code, left) in [("OK", json!(1)), ("OK", json!(null)), ("OVER_LIMIT", json!(null))] {
+        let told = server.post("/json", &both).await.json();
+        let status = &told["statuses"][1];
+        assert_eq!((&told["overallCode"], &status["code"]), (&json!(code), &json!(code)), "{told}");
+        assert_eq!(status["limitRemaining"], left, "{told}");
+    }
+}
+
+#[tokio::test]
 async fn policies_of_ours_answer_in_domains_of_theirs() {
     let server = Server::with(settings());
     let login = r#"{"domain": "shop", "descriptors": [{"entries": [
