@@ -134,24 +134,23 @@ export class Keys {
   }
 
   reset(policy, key) {
-    const done = `The budget of “${key}” in ${policy} is full again.`;
+    const done = () => `The budget of “${key}” in ${policy} is full again.`;
     return this.act(() => ask("DELETE", "v1/state", { query: { policy, key } }), done, policy, key);
   }
 
   block(policy, key, seconds) {
-    const done = `“${key}” is blocked in ${policy} for ${duration(seconds)}, by this process.`;
+    const done = () => `“${key}” is blocked in ${policy} for ${duration(seconds)}, by this process.`;
     return this.act(() => ask("POST", "v1/block", { body: { policy, key, seconds } }), done, policy, key);
   }
 
   unblock(policy, key) {
-    const done = `“${key}” is no longer blocked in ${policy}.`;
+    const done = ({ limits }) => `“${key}” ${limits > 0 ? "is no longer" : "was not"} blocked in ${policy}.`;
     return this.act(() => ask("DELETE", "v1/block", { query: { policy, key } }), done, policy, key);
   }
 
   async act(call, done, policy, key) {
     try {
-      await call();
-      this.say(done);
+      this.say(done(await call()));
     } catch (error) {
       this.say(sentence(error), "bad");
       return;
