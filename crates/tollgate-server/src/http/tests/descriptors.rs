@@ -65,6 +65,18 @@ async fn a_block_of_who_gets_something_back_lets_nobody_else_pass_for_nothing() 
 }
 
 #[tokio::test]
+async fn a_rule_is_told_from_a_policy() {
+    let server = Server::with(settings());
+    let told = server.get("/v1/policies").await.json();
+    let all = told["policies"].as_array().unwrap();
+    let rules: Vec<_> = all.iter().filter(|policy| policy["envoy"] == true).collect();
+    let names: Vec<_> = rules.iter().map(|policy| &policy["name"]).collect();
+    assert_eq!(names, ["edge.user"]);
+    assert_eq!((&rules[0]["match"], &rules[0]["per"]), (&json!([]), &json!([])));
+    assert_eq!((&all[0]["envoy"], &all[0]["match"][0]["is"]), (&json!(false), &json!("present")));
+}
+
+#[tokio::test]
 async fn policies_of_ours_answer_in_domains_of_theirs() {
     let server = Server::with(settings());
     let login = r#"{"domain": "shop", "descriptors": [{"entries": [

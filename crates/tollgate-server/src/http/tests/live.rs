@@ -406,6 +406,15 @@ async fn names_that_others_may_lead_here_get_nothing_that_takes_an_admin() {
         }
         assert_eq!(ask(&server, "GET /v1/policies", host).await.status, 200, "{host}");
     }
+    for (site, status) in
+        [("same-origin", 200), ("none", 200), ("cross-site", 403), ("same-site", 403), ("", 403)]
+    {
+        let headers = format!("Sec-Fetch-Site: {site}\r\n");
+        let reply = server.send("POST /v1/reload", &headers, "").await;
+        assert_eq!(reply.status, status, "{site}");
+        assert!(status == 200 || reply.problem() == "cross-site", "{reply:?}");
+        assert_eq!(server.send("GET /v1/policies", &headers, "").await.status, 200, "{site}");
+    }
     // A page that was led here has no key, and elsewhere there are names.
     let mut settings = Settings::new(policies());
     settings.security.credentials = vec![credential("boss", "boss", Scope::Admin, &[])];

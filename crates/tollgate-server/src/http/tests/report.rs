@@ -57,7 +57,8 @@ async fn policies_are_listed_in_full() {
     assert_eq!(
         json["policies"][2],
         json!({
-            "name": "shop", "domain": "shop", "match": [], "per": ["ip"], "missing": "share",
+            "name": "shop", "domain": "shop", "envoy": false, "match": [], "per": ["ip"],
+            "missing": "share",
             "limits": [{
                 "limit": "5/second burst 10", "amount": 5, "period": 1.0, "capacity": 10,
                 "algorithm": "token-bucket",
