@@ -129,14 +129,17 @@ async fn decide_together(
         return Ok(engine.verdict(&bill.charges, None).await?.each);
     }
     let both = || asked.iter().zip(&bill.parts);
-    let charges = |refund: bool| {
+    let decide = async |refund: bool| {
         let parts = both().filter(|(asked, _)| asked.refund == refund);
         let charges = parts.flat_map(|(_, part)| &bill.charges[part.range.clone()]);
-        charges.copied().collect::<SmallVec<[Charge<'_>; 4]>>()
+        let charges: SmallVec<[Charge<'_>; 4]> = charges.copied().collect();
+        let each = match charges.is_empty() {
+            true => Vec::new(),
+            false => engine.verdict(&charges, None).await?.each,
+        };
+        Ok::<_, CheckError>(each.into_iter())
     };
-    let taken = engine.verdict(&charges(false), None).await?.each;
-    let looked = engine.verdict(&charges(true), None).await?.each;
-    let (mut taken, mut looked) = (taken.into_iter(), looked.into_iter());
+    let (mut looked, mut taken) = (decide(true).await?, decide(false).await?);
     let mut decisions = Vec::with_capacity(bill.charges.len());
     for (asked, part) in both() {
         let own = if asked.refund { &mut looked } else { &mut taken };
