@@ -111,7 +111,7 @@ async fn once(args: &Args, client: &Client) -> Result<(), Trouble> {
     })
 }
 
-/// JSON that says the same, with nothing in its texts that a terminal would obey. It escapes those below a space itself.
+/// JSON that says the same, with nothing in its texts that a terminal would obey. What is below a space, JSON escapes.
 fn without_controls(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for character in json.chars() {

@@ -22,8 +22,8 @@ use crate::{
 pub(super) struct BlockRequest {
     /// The policy whose requests are denied; `ad-hoc` for limits that come with requests.
     policy: String,
-    /// Whose requests, as `GET /v1/live` shows keys: the values of the policy's `per` attributes, joined by `, `. At most
-    /// 200 characters.
+    /// Whose requests, as `GET /v1/live` shows keys: the values of the policy's `per` attributes, joined by `, `.
+    #[schemars(length(max = SHOWN))]
     key: String,
     /// For how long, from 1 second to 30 days; an hour unless said.
     #[schemars(range(min = 1, max = 2_592_000))]

@@ -47,7 +47,7 @@ impl Live {
         self.started
     }
 
-    /// What was found when last looked. Whoever looks again holds it meanwhile, so that others wait and do not look, too.
+    /// What was found when last looked. Whoever looks again holds it meanwhile, so that others wait instead.
     pub(crate) fn used(&self) -> &tokio::sync::Mutex<Option<Used>> {
         &self.used
     }
