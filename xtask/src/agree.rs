@@ -38,7 +38,8 @@ struct Figures {
     busy: u64,
 }
 
-/// A generator that was busy for so much of a core, in per cent, has set the pace itself: it says nothing of the server.
+/// A generator that was busy for so much of a core, in per cent, has set the pace itself: it tells nothing of the
+/// server.
 const BUSY: u64 = 90;
 
 /// Builds the program and measures all pairs. Fails if a median is too far apart.

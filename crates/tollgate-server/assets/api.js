@@ -13,7 +13,7 @@ export class Refused extends Error {
   }
 }
 
-/** There was no answer. */
+/** There was no answer, or one of somebody else. */
 export class Unreachable extends Error {}
 
 export function apiKey() {
@@ -52,8 +52,10 @@ export async function ask(method, path, { query = {}, body } = {}) {
   const answer = await sent.catch((error) => {
     throw new Unreachable(error.message);
   });
-  const said = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Refused(answer.status, said);
+  const said = await answer.json().catch(() => null);
+  if (!answer.ok) throw new Refused(answer.status, said ?? {});
+  // The connection was cut, or a proxy asks for a login.
+  if (said === null) throw new Unreachable("the answer is not JSON");
   return said;
 }
 

@@ -39,6 +39,10 @@ function start() {
     event.preventDefault();
     useKey(byId("key-input").value.trim());
   });
+  byId("key-input").addEventListener("input", ({ target }) => {
+    const fits = /^[ -~]*$/.test(target.value.trim());
+    target.setCustomValidity(fits ? "" : "An API key has letters, digits and signs of ASCII only.");
+  });
   byId("theme").addEventListener("click", nextTheme);
   tellTheme();
   document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : poll()));
@@ -102,8 +106,9 @@ function draw() {
   byId("key-open").hidden = !answer.authorized.keys_configured && apiKey() === "";
 }
 
-/** A request that the first policy would cover. */
-function example({ policies: [first] }) {
+/** A request that the first policy would cover, of those that requests lead to. */
+function example({ policies: all }) {
+  const first = all.find((policy) => !policy.envoy);
   const wanted = (first?.match ?? []).filter((match) => match.values?.length);
   const pairs = wanted.map((match) => [match.attribute, match.values[0]]);
   for (const name of first?.per ?? []) pairs.push([name, name === "ip" ? "203.0.113.9" : "alice"]);

@@ -45,6 +45,9 @@ export class Keys {
     this.denied.update(rows(answer.top.denied));
     this.offer(answer.policies);
     this.updateBlocked(answer);
+    const { policy, key, blocked } = this.looked ?? {};
+    // Of these nothing else tells whether they are blocked.
+    if (policy === AD_HOC && blocked !== this.isBlocked(policy, key)) this.show(policy, key, null);
   }
 
   /** Policies to look up keys of. */
@@ -64,7 +67,8 @@ export class Keys {
     const policy = this.policies.find(({ name }) => name === this.policy.value);
     const per = policy?.per ?? [];
     this.key.required = per.length > 0;
-    this.key.placeholder = per.length > 0 ? per.join(", ") : "one budget for all: leave it empty";
+    const none = policy?.envoy ? "values of the descriptor, with “, ” between" : "one budget for all: leave it empty";
+    this.key.placeholder = per.length > 0 ? per.join(", ") : none;
   }
 
   updateBlocked(answer) {
@@ -117,9 +121,10 @@ export class Keys {
   }
 
   show(policy, key, state) {
-    const blocked = this.live.answer?.blocked.find((block) => block.policy === policy && block.key === key);
+    const blocked = state ? state.source === "blocked" : this.isBlocked(policy, key);
     const name = make("p.subject", {}, make("b", {}, key || EVERYBODY), make("span.quiet", {}, ` in ${policy}`));
-    name.append(" ", standing(state));
+    const depends = !blocked && this.policies.some((other) => other.name === policy && other.overrides?.length > 0);
+    if (!depends) name.append(" ", standing(state));
     const limits = (state?.limits ?? []).map((limit) => limitLine(limit));
     const times = BLOCK_TIMES.map(([seconds, text]) => make("option", { value: seconds }, text));
     const time = make("select", { "aria-label": "Block for" }, ...times);
@@ -129,29 +134,35 @@ export class Keys {
     const block = button("danger", "Block", () => this.block(policy, key, Number(time.value)));
     const lift = button("plain", "Unblock", () => this.unblock(policy, key));
     const acts = make("div.buttons", {}, state ? reset : null, ...(blocked ? [lift] : [time, block]));
-    this.answer.replaceChildren(name, make("ul.limits", {}, ...limits), acts);
-    this.looked = { policy, key };
+    const parts = [name, make("ul.limits", {}, ...limits), acts];
+    const own = "By the policy’s own limits. Its overrides depend on the request: try it below.";
+    if (depends) parts.splice(1, 0, make("p.quiet", {}, own));
+    this.answer.replaceChildren(...parts);
+    this.looked = { policy, key, blocked };
+  }
+
+  isBlocked(policy, key) {
+    return this.live.answer?.blocked.some((block) => block.policy === policy && block.key === key) ?? false;
   }
 
   reset(policy, key) {
-    const done = `The budget of “${key}” in ${policy} is full again.`;
+    const done = () => `The budget of “${key}” in ${policy} is full again.`;
     return this.act(() => ask("DELETE", "v1/state", { query: { policy, key } }), done, policy, key);
   }
 
   block(policy, key, seconds) {
-    const done = `“${key}” is blocked in ${policy} for ${duration(seconds)}, by this process.`;
+    const done = () => `“${key}” is blocked in ${policy} for ${duration(seconds)}, by this process.`;
     return this.act(() => ask("POST", "v1/block", { body: { policy, key, seconds } }), done, policy, key);
   }
 
   unblock(policy, key) {
-    const done = `“${key}” is no longer blocked in ${policy}.`;
+    const done = ({ limits }) => `“${key}” ${limits > 0 ? "is no longer" : "was not"} blocked in ${policy}.`;
     return this.act(() => ask("DELETE", "v1/block", { query: { policy, key } }), done, policy, key);
   }
 
   async act(call, done, policy, key) {
     try {
-      await call();
-      this.say(done);
+      this.say(done(await call()));
     } catch (error) {
       this.say(sentence(error), "bad");
       return;

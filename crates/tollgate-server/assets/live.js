@@ -24,7 +24,9 @@ export class Live {
     const restarted = this.answer !== null && this.answer.started !== answer.started;
     // Samples that do not follow on those here were taken while nobody looked.
     const torn = this.since !== null && length > 0 && from > this.since + step;
-    if (restarted || torn) this.clear();
+    // After a step back of its clock the server is behind; the next answer has all it knows.
+    const behind = this.since !== null && length === 0 && from <= this.since;
+    if (restarted || torn || behind) this.clear();
     const skip = this.since === null ? 0 : Math.max(0, Math.round((this.since - from) / step) + 1);
     const taken = Math.max(0, length - skip);
     for (const name of Object.keys(policies)) this.of(name);

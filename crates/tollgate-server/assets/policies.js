@@ -116,6 +116,7 @@ function badges(policy) {
 
 /** What a policy matches and whose budget it is, in a few words. */
 export function describe(policy) {
+  if (policy.envoy) return ["Envoy descriptors"];
   const match = (policy.match ?? []).map(condition);
   if (match.length === 0 && policy.per) match.push("every request");
   const per = policy.per?.length ? [`per ${policy.per.join(", ")}`] : policy.per ? ["one budget for all"] : [];

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::{BuildHasher, RandomState},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -9,7 +10,8 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::RwLock;
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use tollgate::{Clock, KeyBuf, KeyRef, PolicyName, SystemClock, Timestamp};
 
 /// Which keys of which policies are blocked, and until when.
@@ -17,8 +19,20 @@ use tollgate::{Clock, KeyBuf, KeyRef, PolicyName, SystemClock, Timestamp};
 pub(crate) struct Blocks {
     /// How many there are: all that a decision looks at while there are none.
     count: AtomicUsize,
-    held: RwLock<HashMap<(PolicyName, KeyBuf), Timestamp>>,
+    /// Read by every decision, and seldom changed.
+    held: ArcSwap<Held>,
+    changes: Mutex<()>,
+    hasher: RandomState,
     clock: Arc<dyn Clock>,
+}
+
+/// All of them at one time.
+#[derive(Clone, Debug)]
+struct Held {
+    /// How many each policy has: all that a decision looks at for a policy without any.
+    policies: HashMap<PolicyName, usize>,
+    /// By their hash. A change copies those of one part only.
+    parts: Box<[Arc<Vec<Block>>]>,
 }
 
 /// One of them.
@@ -38,6 +52,8 @@ impl Blocks {
     /// The most there are at one time.
     pub(crate) const MOST: usize = 10_000;
 
+    const PARTS: usize = 256;
+
     /// None, with the system's clock.
     pub(crate) fn new() -> Self {
         Self::with_clock(Arc::new(SystemClock::new()))
@@ -45,7 +61,15 @@ impl Blocks {
 
     /// None, with another clock.
     pub(crate) fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        Self { count: AtomicUsize::new(0), held: RwLock::default(), clock }
+        let held =
+            Held { policies: HashMap::new(), parts: vec![Arc::default(); Self::PARTS].into() };
+        Self {
+            count: AtomicUsize::new(0),
+            held: ArcSwap::from_pointee(held),
+            changes: Mutex::new(()),
+            hasher: RandomState::new(),
+            clock,
+        }
     }
 
     /// Whether there may be any.
@@ -54,12 +78,28 @@ impl Blocks {
         self.count.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether there may be any of a policy that `is_meant`. Where very many policies have some, it is not asked.
+    pub(crate) fn any_of(&self, is_meant: impl FnMut(PolicyName) -> bool) -> bool {
+        /// To ask of more takes longer than to see which policies a request has.
+        const FEW: usize = 4;
+        if !self.any() {
+            return false;
+        }
+        let held = self.held.load();
+        held.policies.len() > FEW || held.policies.keys().copied().any(is_meant)
+    }
+
     /// How long a key is still blocked; `None` if it is not.
     pub(crate) fn wait(&self, policy: PolicyName, key: KeyRef<'_>) -> Option<Duration> {
         if !self.any() {
             return None;
         }
-        let until = *self.held.read().get(&(policy, key.to_buf()))?;
+        let held = self.held.load();
+        if !held.policies.contains_key(&policy) {
+            return None;
+        }
+        let part = &held.parts[self.part(policy, key)];
+        let until = part.iter().find(|block| block.is(policy, key))?.until;
         let left = until.micros_since(self.clock.now());
         (left > 0).then(|| Duration::from_micros(left))
     }
@@ -71,53 +111,100 @@ impl Blocks {
         key: KeyBuf,
         time: Duration,
     ) -> Result<Timestamp, TooManyBlocks> {
-        self.expire();
+        if self.count.load(Ordering::Relaxed) >= Self::MOST {
+            self.expire();
+        }
         let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let until = Timestamp::from_micros(self.clock.now().as_micros().saturating_add(time));
-        let mut held = self.held.write();
-        if held.len() >= Self::MOST && !held.contains_key(&(policy, key.clone())) {
-            return Err(TooManyBlocks);
-        }
-        held.insert((policy, key), until);
-        self.count.store(held.len(), Ordering::Relaxed);
-        Ok(until)
+        let place = self.part(policy, key.as_ref());
+        self.change(|held| {
+            let count: usize = held.policies.values().sum();
+            let part = &mut held.parts[place];
+            let known = part.iter().position(|block| block.is(policy, key.as_ref()));
+            match known {
+                Some(known) => Arc::make_mut(part)[known].until = until,
+                None if count >= Self::MOST => return Err(TooManyBlocks),
+                None => {
+                    Arc::make_mut(part).push(Block { policy, key, until });
+                    *held.policies.entry(policy).or_default() += 1;
+                }
+            }
+            Ok(until)
+        })
     }
 
-    /// Lifts a block. `false` if there was none.
-    pub(crate) fn remove(&self, policy: PolicyName, key: KeyBuf) -> bool {
+    /// Lifts those that are meant, and tells which.
+    pub(crate) fn lift(&self, is_meant: impl Fn(&Block) -> bool) -> Vec<Block> {
         let now = self.clock.now();
-        let mut held = self.held.write();
-        let until = held.remove(&(policy, key));
-        self.count.store(held.len(), Ordering::Relaxed);
-        until.is_some_and(|until| until > now)
+        let mut lifted = self.change(|held| held.take(is_meant));
+        lifted.retain(|block| block.until > now);
+        lifted
     }
 
     /// Forgets those that are over. Who decides does not depend on it.
     pub(crate) fn expire(&self) {
-        if !self.any() {
-            return;
-        }
         let now = self.clock.now();
-        let mut held = self.held.write();
-        held.retain(|_, until| *until > now);
-        self.count.store(held.len(), Ordering::Relaxed);
+        let is_over = |block: &Block| block.until <= now;
+        if self.any() && self.held.load().all().any(is_over) {
+            self.change(|held| held.take(is_over));
+        }
     }
 
     /// The first `most` of them, those that last longest first, and how many there are.
     pub(crate) fn list(&self, most: usize) -> (Vec<Block>, usize) {
         self.expire();
-        let held = self.held.read();
-        let mut all: Vec<_> = held.iter().map(|(name, until)| (*until, name)).collect();
-        all.sort_unstable_by(|(until, (policy, key)), (other_until, (other_policy, other))| {
-            let keys = key.as_ref().parts().cmp(other.as_ref().parts());
-            other_until.cmp(until).then(policy.cmp(other_policy)).then(keys)
+        let held = self.held.load();
+        let mut all: Vec<_> = held.all().collect();
+        all.sort_unstable_by(|one, other| {
+            let keys = || one.key.as_ref().parts().cmp(other.key.as_ref().parts());
+            let longest = other.until.cmp(&one.until);
+            longest.then_with(|| one.policy.cmp(&other.policy)).then_with(keys)
         });
-        let block = |&(until, (policy, key)): &(Timestamp, &(PolicyName, KeyBuf))| Block {
-            policy: *policy,
-            key: key.clone(),
-            until,
-        };
-        (all.iter().take(most).map(block).collect(), all.len())
+        (all.iter().take(most).copied().cloned().collect(), all.len())
+    }
+
+    /// Where a key would be. Whoever chooses keys cannot choose this.
+    fn part(&self, policy: PolicyName, key: KeyRef<'_>) -> usize {
+        let [part, ..] = self.hasher.hash_one((policy, key)).to_le_bytes();
+        part.into()
+    }
+
+    fn change<T>(&self, how: impl FnOnce(&mut Held) -> T) -> T {
+        let _alone = self.changes.lock();
+        let mut held = Held::clone(&self.held.load());
+        let done = how(&mut held);
+        self.count.store(held.policies.values().sum(), Ordering::Relaxed);
+        self.held.store(Arc::new(held));
+        done
+    }
+}
+
+impl Held {
+    fn all(&self) -> impl Iterator<Item = &Block> {
+        self.parts.iter().flat_map(|part| part.iter())
+    }
+
+    /// Takes out those that are meant.
+    fn take(&mut self, is_meant: impl Fn(&Block) -> bool) -> Vec<Block> {
+        let mut taken = Vec::new();
+        for part in &mut self.parts {
+            if part.iter().any(&is_meant) {
+                taken.extend(Arc::make_mut(part).extract_if(.., |block| is_meant(block)));
+            }
+        }
+        for block in &taken {
+            if let Some(count) = self.policies.get_mut(&block.policy) {
+                *count -= 1;
+            }
+        }
+        self.policies.retain(|_, count| *count > 0);
+        taken
+    }
+}
+
+impl Block {
+    fn is(&self, policy: PolicyName, key: KeyRef<'_>) -> bool {
+        self.policy == policy && self.key.as_ref() == key
     }
 }
 
@@ -159,9 +246,35 @@ mod tests {
             blocks.add(name, key("a"), Duration::from_secs(seconds)).unwrap();
         }
         assert_eq!(blocks.wait(name, KeyRef::new(b"a")), Some(Duration::from_secs(90)));
-        assert!(blocks.remove(name, key("a")));
-        assert!(!blocks.remove(name, key("a")));
+        blocks.add(name, key("b"), Duration::from_secs(90)).unwrap();
+        let lift = || blocks.lift(|block| block.key == key("a")).len();
+        assert_eq!((lift(), lift()), (1, 0));
+        assert_eq!(blocks.wait(name, KeyRef::new(b"a")), None);
+        assert_eq!(blocks.wait(name, KeyRef::new(b"b")), Some(Duration::from_secs(90)));
+        assert_eq!(blocks.lift(|_| true).len(), 1);
         assert!(!blocks.any());
+    }
+
+    #[test]
+    fn which_policies_have_any_is_known() {
+        let clock = ManualClock::new();
+        let blocks = Blocks::with_clock(Arc::new(clock.clone()));
+        let name = |name: &str| name.parse::<PolicyName>().unwrap();
+        assert!(!blocks.any_of(|_| true));
+        for seconds in [60, 90] {
+            blocks.add(name("a"), key(&seconds.to_string()), Duration::from_secs(seconds)).unwrap();
+            blocks.add(name("a"), key("a"), Duration::from_secs(seconds)).unwrap();
+        }
+        assert!(blocks.any_of(|policy| policy == name("a")));
+        assert!(!blocks.any_of(|policy| policy == name("b")));
+        for seconds in [60, 29] {
+            assert!(blocks.any_of(|policy| policy == name("a")));
+            clock.advance(Duration::from_secs(seconds));
+            blocks.expire();
+        }
+        clock.advance(Duration::from_secs(1));
+        blocks.expire();
+        assert!(!blocks.any_of(|_| true));
     }
 
     #[test]

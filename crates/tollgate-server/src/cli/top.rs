@@ -95,11 +95,12 @@ async fn show(args: &Args) -> Result<(), Trouble> {
 /// Prints what there is to see now.
 async fn once(args: &Args, client: &Client) -> Result<(), Trouble> {
     let told = told(client, 0).await.map_err(|error| Trouble::new(error, "cannot watch", HINT))?;
+    let not_understood = |error| Trouble::new(error, "the answer is not understood", HINT);
     let text = if args.json {
-        told + "\n"
+        serde_json::from_str::<serde::de::IgnoredAny>(&told).map_err(not_understood)?;
+        without_controls(&told) + "\n"
     } else {
-        let live: Live = serde_json::from_str(&told)
-            .map_err(|error| Trouble::new(error, "the answer is not understood", HINT))?;
+        let live: Live = serde_json::from_str(&told).map_err(not_understood)?;
         let mut view = View::new(args.server.clone());
         view.take(live);
         top::plain(&view)
@@ -108,6 +109,18 @@ async fn once(args: &Args, client: &Client) -> Result<(), Trouble> {
     output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|error| {
         Trouble::new(error, "cannot print it", "check where standard output leads")
     })
+}
+
+/// JSON that says the same, with nothing in its texts that a terminal would obey. What is below a space, JSON escapes.
+fn without_controls(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for character in json.chars() {
+        match character {
+            '\u{7f}'..='\u{9f}' => text.push_str(&format!("\\u{:04x}", u32::from(character))),
+            other => text.push(other),
+        }
+    }
+    text
 }
 
 /// What the service says, but for the history up to `since`.

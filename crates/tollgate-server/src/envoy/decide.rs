@@ -115,8 +115,37 @@ async fn together(
     if bill.charges.is_empty() {
         return Ok(findings(asked, bill, &[]));
     }
-    let verdict = engine.verdict(&bill.charges, None).await?;
-    Ok(findings(asked, bill, &verdict.each))
+    let decisions = decide_together(engine, asked, bill).await?;
+    Ok(findings(asked, bill, &decisions))
+}
+
+/// Those that give back are looked at by themselves: if the key of one is blocked, that denies nobody else.
+async fn decide_together(
+    engine: &Engine,
+    asked: &[Asked<'_>],
+    bill: &Bill<'_>,
+) -> Result<Vec<Decision>, CheckError> {
+    if asked.iter().all(|asked| !asked.refund) {
+        return Ok(engine.verdict(&bill.charges, None).await?.each);
+    }
+    let both = || asked.iter().zip(&bill.parts);
+    let decide = async |refund: bool| {
+        let parts = both().filter(|(asked, _)| asked.refund == refund);
+        let charges = parts.flat_map(|(_, part)| &bill.charges[part.range.clone()]);
+        let charges: SmallVec<[Charge<'_>; 4]> = charges.copied().collect();
+        let each = match charges.is_empty() {
+            true => Vec::new(),
+            false => engine.verdict(&charges, None).await?.each,
+        };
+        Ok::<_, CheckError>(each.into_iter())
+    };
+    let (mut looked, mut taken) = (decide(true).await?, decide(false).await?);
+    let mut decisions = Vec::with_capacity(bill.charges.len());
+    for (asked, part) in both() {
+        let own = if asked.refund { &mut looked } else { &mut taken };
+        decisions.extend(own.take(part.range.len()));
+    }
+    Ok(decisions)
 }
 
 /// Charges each descriptor by itself, as envoyproxy/ratelimit does.

@@ -10,9 +10,10 @@ use tollgate::{KeyBuf, PolicyName};
 
 use super::{Answer, Problem, Shared, answer::json, model::Done, posted};
 use crate::{
+    blocks::Block,
     config::Scope,
     gate::Revision,
-    live::{key_of, text_of},
+    live::{SHOWN, key_of, text_of},
 };
 
 /// A key to deny for a while.
@@ -22,6 +23,7 @@ pub(super) struct BlockRequest {
     /// The policy whose requests are denied; `ad-hoc` for limits that come with requests.
     policy: String,
     /// Whose requests, as `GET /v1/live` shows keys: the values of the policy's `per` attributes, joined by `, `.
+    #[schemars(length(max = SHOWN))]
     key: String,
     /// For how long, from 1 second to 30 days; an hour unless said.
     #[schemars(range(min = 1, max = 2_592_000))]
@@ -68,6 +70,11 @@ pub(super) async fn block(
     }
     let named = Named::new(&asked.policy, &asked.key, &revision)?;
     let access = revision.access_to(&head.headers, Scope::Admin, named.domain)?;
+    if asked.key.chars().count() > SHOWN {
+        // Nobody could see whom it is that this block denies.
+        let detail = format!("a key that is blocked has at most {SHOWN} characters");
+        return Err(Problem::bounds(detail));
+    }
     let blocks = revision.engine.blocks();
     let until = blocks.add(named.policy, named.key.clone(), Duration::from_secs(seconds));
     let until = until.map_err(|error| Problem::too_many_blocks(error.to_string()))?;
@@ -75,18 +82,52 @@ pub(super) async fn block(
     json(StatusCode::OK, &BlockModel::new(named.policy, &named.key, until))
 }
 
-/// `DELETE /v1/block`: lifts a block. One that is not there is no trouble.
+/// `DELETE /v1/block`: lifts what is shown so. One that is not there is no trouble.
+///
+/// What a policy is, and whether there is one, may have changed since. So the key is not made of its text again.
 pub(super) async fn unblock(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Answer, Problem> {
     let revision = shared.gate.revision();
-    let named = Named::from_query(&request, &revision)?;
-    let named = named.ok_or_else(|| Problem::request("name the `policy` and the `key`"))?;
-    let access = revision.access_to(request.headers(), Scope::Admin, named.domain)?;
-    let lifted = revision.engine.blocks().remove(named.policy, named.key.clone());
-    shared.audit_keys("unblock", &access, &[(named.policy, named.key.as_ref())]);
-    json(StatusCode::OK, &Done { limits: usize::from(lifted) })
+    revision.access(request.headers())?;
+    let (policy, key) = name_in_query(&request)?
+        .ok_or_else(|| Problem::request("name the `policy` and the `key`"))?;
+    let access = match domain_of(&policy, &revision) {
+        Some(domain) => revision.access_to(request.headers(), Scope::Admin, domain)?,
+        None => revision.access_everywhere(request.headers(), Scope::Admin)?,
+    };
+    let is_meant =
+        |block: &Block| block.policy.as_str() == policy && text_of(block.key.as_ref()) == key;
+    let lifted = revision.engine.blocks().lift(is_meant);
+    if lifted.is_empty() {
+        // Whoever wrote what cannot be a name is told so.
+        Named::new(&policy, &key, &revision)?;
+    } else {
+        let keys: Vec<_> = lifted.iter().map(|block| (block.policy, block.key.as_ref())).collect();
+        shared.audit_keys("unblock", &access, &keys);
+    }
+    json(StatusCode::OK, &Done { limits: lifted.len() })
+}
+
+/// The domain of a policy in force.
+fn domain_of<'r>(policy: &str, revision: &'r Revision) -> Option<&'r str> {
+    let mut all = revision.engine.policies().policies().iter();
+    let own = all.find(|other| other.name.as_str() == policy).map(|policy| &*policy.domain);
+    own.or_else(|| (policy == PolicyName::AD_HOC.as_str()).then_some(""))
+}
+
+/// The parameters `policy` and `key`. `None` if no policy is named.
+fn name_in_query(request: &Request) -> Result<Option<(String, String)>, Problem> {
+    let query = Query::<Vec<(String, String)>>::try_from_uri(request.uri());
+    let Query(pairs) = query.map_err(|error| Problem::request(error.body_text()))?;
+    let of = |name: &str| pairs.iter().filter(|(other, _)| other == name).collect::<Vec<_>>();
+    match (&*of("policy"), &*of("key")) {
+        ([], _) => Ok(None),
+        ([(_, policy)], [(_, key)]) if pairs.len() == 2 => Ok(Some((policy.clone(), key.clone()))),
+        // It has to be said that the budget of all is meant.
+        _ => Err(Problem::request("with a `policy` goes its `key`, and nothing else")),
+    }
 }
 
 impl BlockModel {
@@ -125,17 +166,8 @@ impl<'r> Named<'r> {
         revision: &'r Revision,
     ) -> Result<Option<Self>, Problem> {
         revision.access(request.headers())?;
-        let query = Query::<Vec<(String, String)>>::try_from_uri(request.uri());
-        let Query(pairs) = query.map_err(|error| Problem::request(error.body_text()))?;
-        let of = |name: &str| pairs.iter().filter(|(other, _)| other == name).collect::<Vec<_>>();
-        match (&*of("policy"), &*of("key")) {
-            ([], _) => Ok(None),
-            ([(_, policy)], [(_, key)]) if pairs.len() == 2 => {
-                Self::new(policy, key, revision).map(Some)
-            }
-            // It has to be said that the budget of all is meant.
-            _ => Err(Problem::request("with a `policy` goes its `key`, and nothing else")),
-        }
+        let name = name_in_query(request)?;
+        name.map(|(policy, key)| Self::new(&policy, &key, revision)).transpose()
     }
 
     /// The policy, unless the limits have to be known, too.

@@ -10,7 +10,7 @@ use axum::extract::{Query, Request, State};
 use http::{StatusCode, Uri};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tollgate::{Charge, Plan, Policy, PolicyName, PolicyStats, Stats, TopKey};
+use tollgate::{Charge, Plan, Policy, PolicyName, PolicyStats, Source, Stats, TopKey};
 use tollgate_redis::RedisStats;
 
 use super::{
@@ -24,7 +24,7 @@ use crate::{
     engine::Engine,
     explain::Seconds,
     gate::{self, Gate, Revision},
-    live::{Counts, key_of, text_of},
+    live::{Counts, Used, key_of, text_of},
     metrics::ListenerMetrics,
 };
 
@@ -193,7 +193,7 @@ pub(super) async fn live(
     revision.access_everywhere(request.headers(), Scope::Admin)?;
     let since = since(request.uri())?;
     let stats = revision.engine.stats();
-    let used = used(&revision.engine, &stats).await;
+    let used = used(&shared, &revision, &stats).await;
     let policies = policies(&revision, &stats, &used);
     let (refused, complaint) = shared.gate.refusals();
     let (blocked, blocked_total) = revision.engine.blocks().list(MOST_BLOCKS);
@@ -269,8 +269,27 @@ fn policies(
     own.chain(ad_hoc).collect()
 }
 
-/// How much of its budget the fullest of the busiest keys of each policy has used.
-async fn used(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f64> {
+/// [`look`] at most once a second, however many watch, and not while it would only add to a store's trouble.
+async fn used(
+    shared: &Shared,
+    revision: &Revision,
+    stats: &Stats,
+) -> Arc<HashMap<PolicyName, f64>> {
+    if !shared.gate.state().is_reachable() {
+        return Arc::default();
+    }
+    let at = (shared.now().as_micros() / 1_000_000, revision.number);
+    let mut known = shared.gate.live().used().lock().await;
+    if let Some(used) = known.as_ref().filter(|used| used.at == at) {
+        return used.shares.clone();
+    }
+    let shares = Arc::new(look(&revision.engine, stats).await);
+    *known = Some(Used { at, shares: shares.clone() });
+    shares
+}
+
+/// How much of its budget the fullest of the busiest keys of each policy has used. This asks the store.
+async fn look(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f64> {
     // Which limits a key has depends on its requests where there are overrides.
     let is_plain = |policy: PolicyName| {
         let all = engine.policies();
@@ -288,6 +307,8 @@ async fn used(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f64> {
         let capacity = charge.limit.capacity();
         if let Ok(decision) = decision
             && !decision.is_degraded()
+            // What is denied by hand says nothing of the budget.
+            && decision.source() != Source::Blocked
             && capacity > 0
         {
             let share = ratio(capacity.saturating_sub(decision.remaining()), capacity);

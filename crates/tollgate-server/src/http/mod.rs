@@ -304,11 +304,16 @@ impl Revision {
             Bind::Off => true,
         };
         let is_open = is_loopback && security.credentials.is_empty();
-        match headers.get(header::HOST) {
-            Some(host) if is_open && scope == Scope::Admin && !is_local(host.as_bytes()) => {
-                Err(Problem::host())
-            }
-            _ => Ok(()),
+        if !is_open || scope != Scope::Admin {
+            return Ok(());
+        }
+        if headers.get(header::HOST).is_some_and(|host| !is_local(host.as_bytes())) {
+            return Err(Problem::host());
+        }
+        // Without its name, such a page can still send what takes no look at the answer, such as a form.
+        match headers.get("sec-fetch-site").map(HeaderValue::as_bytes) {
+            None | Some(b"same-origin" | b"none") => Ok(()),
+            Some(_) => Err(Problem::cross_site()),
         }
     }
 }

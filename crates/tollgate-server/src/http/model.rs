@@ -248,6 +248,8 @@ pub(super) struct PolicyList {
 pub(super) struct PolicyModel {
     name: &'static str,
     domain: String,
+    /// Whether it is a rule for Envoy. Descriptors lead to it then, and neither `match` nor `per` says which.
+    envoy: bool,
     r#match: Vec<ConditionModel>,
     /// The attributes whose values are the key. None: one budget for all.
     per: Vec<String>,
@@ -393,6 +395,7 @@ impl PolicyModel {
         Self {
             name: PolicyName::AD_HOC.as_str(),
             domain: String::new(),
+            envoy: false,
             r#match: Vec::new(),
             per: vec![Request::KEY.to_owned()],
             missing: "share",
@@ -428,10 +431,12 @@ impl From<&Policy> for PolicyModel {
             r#match: conditions(&other.matching),
             limits: other.limits.iter().map(LimitModel::from).collect(),
         });
+        let envoy = policy.matching == Match::never();
         Self {
             name: policy.name.as_str(),
             domain: policy.domain.clone(),
-            r#match: conditions(&policy.matching),
+            envoy,
+            r#match: if envoy { Vec::new() } else { conditions(&policy.matching) },
             per: policy.per.clone(),
             missing,
             limits: policy.limits.iter().map(LimitModel::from).collect(),

@@ -163,7 +163,7 @@ impl Paths {
                 parameter("policy", "The policy", true, &text),
                 parameter("key", "Its key, as GET /v1/live shows it", true, &text),
             ])
-            .answering("200", self.json::<Done>("It is not blocked; `limits` is 1 if it was"));
+            .answering("200", self.json::<Done>("It is not blocked; `limits` is 0 if it was not"));
         let unblock = unblock.refusing(self, &["400", "401", "403"]);
         self.add("/v1/block", &[("post", block), ("delete", unblock)]);
     }

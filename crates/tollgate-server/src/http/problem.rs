@@ -68,6 +68,14 @@ impl Problem {
         Self::new(StatusCode::FORBIDDEN, "host", title, detail.to_owned())
     }
 
+    /// A page of somebody else asks.
+    pub(super) fn cross_site() -> Self {
+        let detail = "without API keys this is not for pages from elsewhere: ask from the \
+                      dashboard or a program, or configure `keys`";
+        let title = "Not from this page";
+        Self::new(StatusCode::FORBIDDEN, "cross-site", title, detail.to_owned())
+    }
+
     /// A policy and key that lead nowhere.
     pub(super) fn unknown_policy() -> Self {
         let detail = "no policy in force has this name; GET /v1/policies lists them";

@@ -1,4 +1,7 @@
-use std::collections::{HashMap, VecDeque};
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, VecDeque},
+};
 
 use tollgate::{PolicyName, PolicyStats, Stats};
 
@@ -31,15 +34,19 @@ impl History {
     /// How far back it goes.
     pub(crate) const SECONDS: usize = 300;
 
+    /// Seconds that the clock may go back before it all begins anew.
+    const SMALL_STEP: u64 = 5;
+
     /// So many policies are remembered of each second, those that did most.
     const POLICIES: usize = 256;
 
     /// Takes note of what was counted by the end of a second. Seconds that were missed had nothing; what is new is of
-    /// the last one. After a step back of the clock, all is of the second that was last until that is over.
+    /// the last one. After a small step back of the clock, all is of the second that was last until that is over.
     pub(crate) fn push(&mut self, end: u64, stats: &Stats) {
-        let counts = self.since_last(stats);
+        let mut counts = self.since_last(stats);
+        cut(&mut counts);
         match self.seconds.back_mut() {
-            Some(last) if end <= last.end && last.end - end < Self::SECONDS as u64 => {
+            Some(last) if end <= last.end && last.end - end <= Self::SMALL_STEP => {
                 return last.add(&counts);
             }
             Some(last) if end > last.end && end - last.end <= Self::SECONDS as u64 => {
@@ -124,12 +131,19 @@ impl Second {
                 None => self.counts.push((policy, new)),
             }
         }
-        if self.counts.len() > History::POLICIES {
-            let all = |counts: &[u32; 3]| counts.iter().map(|&count| u64::from(count)).sum::<u64>();
-            self.counts.sort_by_key(|(_, counts)| u64::MAX - all(counts));
-            self.counts.truncate(History::POLICIES);
-        }
+        cut(&mut self.counts);
         self.counts.shrink_to_fit();
+    }
+}
+
+/// Leaves those that did most.
+fn cut(counts: &mut Vec<(PolicyName, [u32; 3])>) {
+    if counts.len() > History::POLICIES {
+        let all = |counts: &[u32; 3]| counts.iter().map(|&count| u64::from(count)).sum::<u64>();
+        let busiest =
+            |&(policy, ref counts): &(PolicyName, [u32; 3])| (Reverse(all(counts)), policy);
+        counts.select_nth_unstable_by_key(History::POLICIES, busiest);
+        counts.truncate(History::POLICIES);
     }
 }
 
@@ -192,7 +206,7 @@ mod tests {
         assert_eq!(history.range(0), (700, History::SECONDS));
         assert_eq!(history.counts(0, &names(&limiter))[0].denied, [1; History::SECONDS]);
         // A clock that goes far ahead, or far back, begins anew.
-        for second in [5_000, 3] {
+        for second in [5_000, 4_994, 3] {
             history.push(second, &limiter.stats());
             assert_eq!(history.range(0), (second, 1));
         }
@@ -201,7 +215,7 @@ mod tests {
     #[test]
     fn a_clock_that_goes_back_a_little_adds_to_the_last_second() {
         let (limiter, mut history) = (limiter(1), History::default());
-        for second in [50, 50, 48, 51] {
+        for second in [50, 50, 45, 51] {
             check(&limiter, 0, 1);
             history.push(second, &limiter.stats());
         }

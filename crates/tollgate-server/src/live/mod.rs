@@ -3,15 +3,15 @@
 mod history;
 mod name;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::sleep;
-use tollgate::{Clock, SystemClock, Timestamp};
+use tollgate::{Clock, PolicyName, SystemClock, Timestamp};
 
 pub(crate) use self::{
     history::{Counts, History},
-    name::{key_of, text_of},
+    name::{SHOWN, key_of, text_of},
 };
 use crate::gate::Gate;
 
@@ -20,17 +20,36 @@ use crate::gate::Gate;
 pub(crate) struct Live {
     started: Timestamp,
     history: Mutex<History>,
+    used: tokio::sync::Mutex<Option<Used>>,
+}
+
+/// How much of its budget the fullest of the busiest keys of each policy had used.
+#[derive(Debug)]
+pub(crate) struct Used {
+    /// When, in seconds since the epoch, and by which revision.
+    pub(crate) at: (u64, u64),
+    /// From 0 to 1.
+    pub(crate) shares: Arc<HashMap<PolicyName, f64>>,
 }
 
 impl Live {
     /// Begins now.
     pub(crate) fn new() -> Self {
-        Self { started: SystemClock::new().now(), history: Mutex::default() }
+        Self {
+            started: SystemClock::new().now(),
+            history: Mutex::default(),
+            used: tokio::sync::Mutex::default(),
+        }
     }
 
     /// When it began.
     pub(crate) fn started(&self) -> Timestamp {
         self.started
+    }
+
+    /// What was found when last looked. Whoever looks again holds it meanwhile, so that others wait instead.
+    pub(crate) fn used(&self) -> &tokio::sync::Mutex<Option<Used>> {
+        &self.used
     }
 
     /// The last minutes, second by second.

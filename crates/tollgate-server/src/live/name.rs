@@ -3,7 +3,7 @@
 use tollgate::{KeyBuf, KeyRef, Policy, policy::Match};
 
 /// So many characters of a key are shown.
-const SHOWN: usize = 200;
+pub(crate) const SHOWN: usize = 200;
 
 const ABSENT: &str = "(absent)";
 const BETWEEN: &str = ", ";

@@ -234,6 +234,11 @@ fn pieces_of_history_are_put_together() {
     // A clock that was put back.
     view.take(live(told(START, START + 5, 3, 7, 0)));
     assert_eq!(history(&view), [[7, 0, 0]; 3]);
+    // So far that there is nothing after what is known: the next answer is to begin anew.
+    view.take(live(told(START, START + 5, 0, 0, 0)));
+    assert_eq!((view.since(), history(&view).len()), (START + 5, 3));
+    view.take(live(told(START, START + 4, 0, 0, 0)));
+    assert_eq!((view.since(), history(&view).len()), (0, 0));
     for end in 1..5 {
         view.take(live(told(START, START + end * 400, 400, 2, 0)));
         assert_eq!(history(&view), [[2, 0, 0]; 300]);

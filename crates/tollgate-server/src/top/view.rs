@@ -217,6 +217,10 @@ impl Seconds {
         let history = &live.history;
         let length = history.length.min(MOST);
         let first = history.from.saturating_add((history.length - length) as u64);
+        if length == 0 && first <= self.end {
+            // The service is behind, so the next answer is to have all that it knows.
+            *self = Self::default();
+        }
         if length > 0 {
             if first <= self.end {
                 *self = Self::default();

@@ -35,19 +35,28 @@ struct Shown {
     page: Page,
     service: Service,
     http: Http,
-    _folder: Folder,
+    folder: Folder,
 }
 
 impl Shown {
     fn start(keys: &str) -> Self {
-        let folder = Folder::with_config(&format!("{POLICIES}{keys}"));
+        Self::with_config(&format!("{POLICIES}{keys}"))
+    }
+
+    fn with_config(config: &str) -> Self {
+        let folder = Folder::with_config(config);
         folder.replace("boss.key", BOSS);
         folder.replace("checker.key", CHECKER);
         let service = Service::start(&["--config", &folder.config()]);
         let http = Http::connect(service.address("http")).unwrap();
         let page = Chromium::shared().page();
         page.open(&format!("http://{}/", service.address("http")));
-        Self { page, service, http, _folder: folder }
+        Self { page, service, http, folder }
+    }
+
+    /// Asks for something else than a decision.
+    fn request(&mut self, method: &str, path: &str) -> u16 {
+        self.http.request(method, path, None, "").unwrap().status
     }
 
     fn check(&mut self, attributes: &Value) -> u16 {
@@ -185,6 +194,11 @@ fn to_see_reset_and_block_takes_an_admin_key() {
     assert_eq!(shown.log_in("203.0.113.9"), 429);
     shown.page.wait_until("document.querySelector('#key-dialog').open");
     shown.page.wait_until(&has("#alerts", "wants an API key"));
+    shown.page.write("#key-input", "ключ");
+    shown.page.press("Enter");
+    let complaint = shown.page.evaluate("document.querySelector('#key-input').validationMessage");
+    assert_eq!(complaint, "An API key has letters, digits and signs of ASCII only.");
+    assert_eq!(shown.page.evaluate("document.querySelector('#key-dialog').open"), true);
     shown.page.write("#key-input", CHECKER);
     shown.page.press("Enter");
     shown.page.wait_until(&has("#alerts", "take an admin key"));
@@ -224,6 +238,83 @@ fn to_see_reset_and_block_takes_an_admin_key() {
     assert!(complaints.iter().all(refused), "{complaints:?}");
     let stored = shown.page.evaluate("JSON.stringify(localStorage) + document.cookie");
     assert_eq!(stored, "{}", "the key is kept in this tab only");
+}
+
+#[test]
+fn what_is_said_of_a_key_is_true() {
+    let mut shown = Shown::start("");
+    let plans = "policies: [{ name: plans, per: [user], limit: 9/365d, \
+                 overrides: [{ match: { plan: pro }, limit: 99/365d }] }]\n";
+    shown.folder.replace("tollgate.yaml", plans);
+    assert_eq!(shown.request("POST", "/v1/reload"), 200);
+    shown.page.wait_until("document.querySelector('#lookup-policy').value === 'plans'");
+    shown.page.write("#lookup-key", "alice");
+    shown.page.press("Enter");
+    shown.page.wait_until(&has("#lookup-answer", "Its overrides depend on the request"));
+    shown.page.wait_until(&has("#lookup-answer", "9 of 9 left"));
+    assert_eq!(shown.page.evaluate("document.querySelector('#lookup-answer .badge')"), Value::Null);
+
+    // The page does not wait for its next look to know what was just done.
+    shown.page.evaluate(
+        "document.addEventListener('tollgate-changed', e => e.stopImmediatePropagation(), true)",
+    );
+    shown.page.click("#lookup-answer button.danger");
+    shown.page.wait_until(&has("#lookup-answer .badge", "denied for"));
+    assert!(shown.page.text("#lookup-answer .buttons").contains("Unblock"));
+    assert_eq!(shown.request("DELETE", "/v1/block?policy=plans&key=alice"), 200);
+    shown.page.click("#lookup-answer .buttons button:last-child");
+    shown.page.wait_until(&has("#said", "“alice” was not blocked in plans."));
+
+    shown.page.wait_until(&has("#lookup-answer button.danger", "Block"));
+    shown.page.click("#lookup-answer button.danger");
+    shown.page.wait_until(&shows("#blocked b", "alice"));
+    shown.folder.replace("tollgate.yaml", POLICIES);
+    assert_eq!(shown.request("POST", "/v1/reload"), 200);
+    shown.page.click("#blocked button");
+    shown.page.wait_until(&has("#said", "“alice” is no longer blocked in plans."));
+    shown.page.wait_until(&has("#blocked", "Nobody is blocked."));
+    // The panel looks again, and there is no such policy any more.
+    shown.page.wait_until(&has("#lookup-answer", "no policy in force has this name"));
+}
+
+#[test]
+fn rules_for_envoy_are_shown_as_such() {
+    let rules = "domain: edge\ndescriptors: [{ key: user, \
+                 rate_limit: { unit: hour, requests_per_unit: 2 } }]\n";
+    let shown = Shown::with_config(rules);
+    shown.page.wait_until(&shows(".policies .chips", "Envoy descriptors"));
+    assert_eq!(shown.page.text(".policies .policy-name button"), "edge.user");
+    let hint = shown.page.evaluate("document.querySelector('#lookup-key').placeholder");
+    assert_eq!(hint, "values of the descriptor, with “, ” between");
+    let names =
+        "[...document.querySelectorAll('.attribute input[aria-label=Name]')].map(it => it.value)";
+    assert_eq!(shown.page.evaluate(names), json!(["key"]));
+    shown.assert_clean();
+}
+
+#[test]
+fn answers_of_somebody_else_and_clocks_that_go_back_are_survived() {
+    let shown = Shown::start("");
+    shown.page.wait_until(&shows("#state", "live"));
+    shown.page.evaluate(
+        "window.ask = fetch; window.fetch = async () => new Response('<p>Who are you?</p>')",
+    );
+    shown.page.wait_until(&shows("#state", "not reachable"));
+    shown.page.evaluate("window.fetch = ask");
+    shown.page.wait_until(&shows("#state", "live"));
+    // Whoever asks for what comes after the future would see nothing for long.
+    shown.page.evaluate(
+        "window.asked = []; \
+         window.fetch = async (url, how) => { \
+           asked.push(url); \
+           const said = await (await ask(url, how)).json(); \
+           if (asked.length < 3) said.history = { from: 9, step: 1, length: 0, policies: {} }; \
+           return Response.json(said); \
+         }",
+    );
+    shown.page.wait_until("asked.indexOf('v1/live') > 0");
+    shown.page.wait_until("asked.at(-1).startsWith('v1/live?since=')");
+    shown.assert_clean();
 }
 
 #[test]

@@ -48,6 +48,35 @@ async fn what_envoy_would_ask_is_answered_in_json() {
 }
 
 #[tokio::test]
+async fn a_block_of_who_gets_something_back_lets_nobody_else_pass_for_nothing() {
+    let server = Server::with(settings());
+    let block = r#"{"policy":"edge.user","key":"alice"}"#;
+    assert_eq!(server.post("/v1/block", block).await.status, 200);
+    let both = ALICE.replace(
+        "]}]}",
+        r#"], "isNegativeHits": true}, {"entries": [{"key": "user", "value": "bob"}]}]}"#,
+    );
+    for (code, left) in [("OK", json!(1)), ("OK", json!(null)), ("OVER_LIMIT", json!(null))] {
+        let told = server.post("/json", &both).await.json();
+        let status = &told["statuses"][1];
+        assert_eq!((&told["overallCode"], &status["code"]), (&json!(code), &json!(code)), "{told}");
+        assert_eq!(status["limitRemaining"], left, "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_rule_is_told_from_a_policy() {
+    let server = Server::with(settings());
+    let told = server.get("/v1/policies").await.json();
+    let all = told["policies"].as_array().unwrap();
+    let rules: Vec<_> = all.iter().filter(|policy| policy["envoy"] == true).collect();
+    let names: Vec<_> = rules.iter().map(|policy| &policy["name"]).collect();
+    assert_eq!(names, ["edge.user"]);
+    assert_eq!((&rules[0]["match"], &rules[0]["per"]), (&json!([]), &json!([])));
+    assert_eq!((&all[0]["envoy"], &all[0]["match"][0]["is"]), (&json!(false), &json!("present")));
+}
+
+#[tokio::test]
 async fn policies_of_ours_answer_in_domains_of_theirs() {
     let server = Server::with(settings());
     let login = r#"{"domain": "shop", "descriptors": [{"entries": [

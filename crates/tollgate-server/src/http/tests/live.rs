@@ -100,6 +100,51 @@ async fn hostile_keys_are_shown_and_are_not_taken_for_others() {
 }
 
 #[tokio::test]
+async fn however_many_watch_the_store_is_asked_once_a_second() {
+    let server = Server::new();
+    let used = async || of(&server.get("/v1/live").await.json(), "api")["used"].clone();
+    server.check(ALICE).await;
+    assert_eq!(used().await, json!(1.0 / 3.0));
+    server.check(ALICE).await;
+    assert_eq!(used().await, json!(1.0 / 3.0));
+    server.clock.advance(Duration::from_secs(1));
+    assert_eq!(used().await, json!(2.0 / 3.0));
+    // Other limits are looked at at once.
+    assert_eq!(server.post("/v1/reload", "").await.status, 200);
+    server.check(ALICE).await;
+    assert_eq!(used().await, json!(1.0));
+}
+
+#[tokio::test]
+async fn a_look_asks_nothing_of_a_store_that_is_away() {
+    let mut settings = Settings::new(policies());
+    let (url, prefix) = ("redis://127.0.0.1:1".to_owned(), "t:".to_owned());
+    settings.store = StoreSettings::Redis { url, prefix, deadline: Duration::from_millis(50) };
+    let clock = ManualClock::new();
+    let server = Server::over(clock.clone(), clock, Gate::open(settings).unwrap());
+    server.check(ALICE).await;
+    let failures = || server.gate.revision().engine.stats().store_failures;
+    let before = failures();
+    let live = server.get("/v1/live").await.json();
+    assert_eq!(live["top"]["traffic"][0]["key"], "alice");
+    assert_eq!((&of(&live, "api")["used"], failures()), (&Value::Null, before));
+}
+
+#[tokio::test]
+async fn a_block_does_not_fill_a_budget() {
+    let server = Server::new();
+    server.check(r#"{"attributes":{"user":"bob"}}"#).await;
+    for user in ["alice", "carol"] {
+        let block = json!({ "policy": "api", "key": user }).to_string();
+        assert_eq!(server.post("/v1/block", &block).await.status, 200);
+        server.check(&json!({ "attributes": { "user": user } }).to_string()).await;
+    }
+    let live = server.get("/v1/live").await.json();
+    assert_eq!(live["top"]["traffic"].as_array().unwrap().len(), 3);
+    assert_eq!(of(&live, "api")["used"], json!(1.0 / 3.0));
+}
+
+#[tokio::test]
 async fn nobody_guesses_how_full_a_budget_with_overrides_is() {
     let pro = Match::any().and("plan", Condition::equal("pro"));
     let policy = policies().policies()[0].clone().overriding(pro, ["9/minute".parse().unwrap()]);
@@ -179,6 +224,59 @@ async fn one_block_denies_all_that_a_request_would_take() {
 }
 
 #[tokio::test]
+async fn a_block_is_lifted_by_what_is_shown_whatever_became_of_its_policy() {
+    let server = Server::new();
+    let set = |per: Option<&[&str]>| {
+        let api = Policy::new("api".parse().unwrap(), ["3/minute".parse().unwrap()]);
+        let api = per.map(|per| api.per(per.iter().copied()));
+        let others = policies().policies()[1..].to_vec();
+        server.gate.replace(Settings::new(PolicySet::new(others.into_iter().chain(api)).unwrap()));
+    };
+    set(Some(&["user", "ip"]));
+    let request = r#"{"attributes":{"user":"alice","ip":"::1"}}"#;
+    for (then, unknown) in [(None, 400), (Some(&["user"][..]), 200), (Some(&[]), 400)] {
+        let block = r#"{"policy":"api","key":"alice, ::1"}"#;
+        assert_eq!(server.post("/v1/block", block).await.status, 200);
+        assert_eq!(server.check(request).await.status, 429);
+        set(then);
+        let shown = server.get("/v1/live").await.json()["blocked"][0]["key"].clone();
+        assert_eq!(shown, "alice, ::1");
+        let delete = "DELETE /v1/block?policy=api&key=alice,%20::1";
+        let lifted = server.send(delete, "", "").await;
+        assert_eq!((lifted.status, &*lifted.body), (200, r#"{"limits":1}"#), "{then:?}");
+        assert_eq!(server.send(delete, "", "").await.status, unknown, "{then:?}");
+        set(Some(&["user", "ip"]));
+        assert_ne!(server.check(request).await.status, 429, "{then:?}");
+        server.clock.advance(Duration::from_secs(60));
+    }
+}
+
+#[tokio::test]
+async fn the_block_of_a_policy_that_is_gone_is_lifted_by_whoever_may_do_everything() {
+    let mut settings = Settings::new(policies());
+    settings.security.credentials = vec![
+        credential("shop", "shop", Scope::Admin, &["shop"]),
+        credential("boss", "boss", Scope::Admin, &[]),
+    ];
+    let server = Server::with(settings.clone());
+    let delete = async |key: &str| {
+        let headers = format!("Authorization: Bearer {key}\r\n");
+        server.send("DELETE /v1/block?policy=api&key=alice", &headers, "").await.status
+    };
+    let hour = Duration::from_secs(3_600);
+    let key = tollgate::KeyRef::new(b"alice").to_buf();
+    let revision = server.gate.revision();
+    revision.engine.blocks().add("api".parse().unwrap(), key, hour).unwrap();
+    settings.policies = PolicySet::new(policies().policies()[1..].to_vec()).unwrap();
+    server.gate.replace(settings);
+    assert_eq!(delete("nobody").await, 401);
+    assert_eq!(delete("shop").await, 403);
+    assert_eq!(revision.engine.blocks().list(0).1, 1);
+    assert_eq!(delete("boss").await, 200);
+    assert_eq!(revision.engine.blocks().list(0).1, 0);
+}
+
+#[tokio::test]
 async fn a_block_denies_in_shadow_mode_and_after_a_reload() {
     let server = Server::with(Settings::new(policies().in_mode(Mode::Shadow)));
     server.post("/v1/block", r#"{"policy":"api","key":"alice"}"#).await;
@@ -242,8 +340,12 @@ async fn only_what_can_be_blocked_is() {
     }
     let month = r#"{"policy":"api","key":"a","seconds":2592000}"#;
     assert_eq!(server.post("/v1/block", month).await.status, 200);
-    let long = format!(r#"{{"policy":"api","key":"{}"}}"#, "x".repeat(33_000));
-    assert_eq!(server.post("/v1/block", &long).await.problem(), "bounds");
+    for (length, status) in [(200, 200), (201, 400), (9_000, 400)] {
+        let long = format!(r#"{{"policy":"api","key":"{}"}}"#, "ä".repeat(length));
+        let reply = server.post("/v1/block", &long).await;
+        assert_eq!(reply.status, status, "{length}");
+        assert!(status == 200 || reply.problem() == "bounds", "{reply:?}");
+    }
     for wrong in ["", "policy=api", "key=a", "policy=api&key=a&key=b", "policy=api&key=a&x=y"] {
         let reply = server.send(&format!("DELETE /v1/block?{wrong}"), "", "").await;
         assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{wrong}");
@@ -303,6 +405,15 @@ async fn names_that_others_may_lead_here_get_nothing_that_takes_an_admin() {
             assert_eq!((reply.status, reply.problem()), (403, "host".to_owned()), "{line} {host}");
         }
         assert_eq!(ask(&server, "GET /v1/policies", host).await.status, 200, "{host}");
+    }
+    for (site, status) in
+        [("same-origin", 200), ("none", 200), ("cross-site", 403), ("same-site", 403), ("", 403)]
+    {
+        let headers = format!("Sec-Fetch-Site: {site}\r\n");
+        let reply = server.send("POST /v1/reload", &headers, "").await;
+        assert_eq!(reply.status, status, "{site}");
+        assert!(status == 200 || reply.problem() == "cross-site", "{reply:?}");
+        assert_eq!(server.send("GET /v1/policies", &headers, "").await.status, 200, "{site}");
     }
     // A page that was led here has no key, and elsewhere there are names.
     let mut settings = Settings::new(policies());
