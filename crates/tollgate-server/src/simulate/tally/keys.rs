@@ -251,7 +251,10 @@ pub(super) fn encode(key: KeyRef<'_>, text: &mut Vec<u8>) {
     }
 }
 
-/// A key for people: its parts, with what is not printable escaped.
+/// Characters of a key that people are shown.
+const MOST_SHOWN: usize = 200;
+
+/// A key for people: its parts, with what is not printable escaped, and only the beginning of a long one.
 pub(crate) fn shown(text: &[u8]) -> String {
     let (mut rest, mut shown) = (text, String::new());
     while let Some((length, tail)) = rest.split_first_chunk() {
@@ -266,5 +269,11 @@ pub(crate) fn shown(text: &[u8]) -> String {
             None => shown.push_str("(absent)"),
         }
     }
-    if shown.is_empty() { "(all together)".to_owned() } else { shown }
+    if shown.is_empty() {
+        return "(all together)".to_owned();
+    }
+    match shown.char_indices().nth(MOST_SHOWN) {
+        Some(_) => shown.chars().take(MOST_SHOWN - 1).chain(['…']).collect(),
+        None => shown,
+    }
 }
