@@ -243,7 +243,7 @@ mod tests {
             ("a,5\" b\nc\"", End::At(6)),
             ("a,\"b\nc\"\nd", End::At(7)),
             ("\"a\"\"\nb\"\"\"\nc", End::At(9)),
-            ("\"a\" b\"\nc", End::At(7)),
+            ("\"a\" b\"\nc", End::At(6)),
             ("\"\"\nb", End::At(2)),
             ("a,\"b\nc", End::Quoted),
             ("a", End::Missing),
