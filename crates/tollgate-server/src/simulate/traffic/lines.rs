@@ -291,3 +291,42 @@ impl Lines {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    /// Reads a log as one of so many files: how much room it took in the end, and how many rows it has.
+    fn read(path: &Path, files: usize) -> (usize, u64) {
+        let places = vec![Place::from(path); files];
+        let (format, map) = (Format::Auto, Map::default());
+        let spec = super::super::Spec { places, format, map, window: 0 };
+        let place = &spec.places[0];
+        let lines = Lines::open(place, &spec, &Attributes::default(), &Progress::default());
+        let (mut lines, mut rows) = (lines.ok().unwrap(), 0);
+        while lines.at().is_some() {
+            rows += 1;
+            lines.advance().unwrap();
+        }
+        (lines.rows.text.capacity(), rows)
+    }
+
+    #[test]
+    fn a_small_file_takes_little_room_and_a_large_one_its_share() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+        fs::write(file.path(), line).unwrap();
+        let (room, rows) = read(file.path(), 1);
+        assert!((room <= 2 * FIRST_BATCH, rows) == (true, 1), "{room} {rows}");
+        fs::write(file.path(), line.repeat(100_000)).unwrap();
+        // All lines are of one instant, so nothing can be given out before the batch is as large as it may be.
+        for files in [1, 300] {
+            let (room, rows) = read(file.path(), files);
+            let most = (MAX_BATCHES / files).min(MAX_BATCH);
+            assert!(room <= 2 * (most + MAX_LINE), "{files}: {room}");
+            assert_eq!(rows, 100_000, "{files}");
+        }
+    }
+}
