@@ -96,7 +96,8 @@ function suggestion() {
   if (!suggestion) return [];
   const section = make("section", { className: "card suggestion" });
   if (!suggestion.limit) {
-    section.append(make("h3", { text: `No limit of this form does it: ${suggestion.target}` }));
+    const text = suggestion.any ? "Any limit does it, nobody asks for more" : "No limit of this form does it";
+    section.append(make("h3", { text: `${text}: ${suggestion.target}` }));
     return [section];
   }
   const tried = [`${suggestion.limit} ${suggestion.told}`];
@@ -105,7 +106,7 @@ function suggestion() {
     make("h3", { text: `Suggested for policy ${suggestion.policy}, ${whose(suggestion.per)}` }),
     make("div", { className: "limit", text: suggestion.limit }),
     make("ul", {}, ...tried.map((text) => make("li", { text }))),
-    make("p", { className: "hint", text: `Both were tried on all of the traffic; ${suggestion.tried} limits in ${suggestion.passes} passes.` }));
+    make("p", { className: "hint", text: `${suggestion.next ? "Both were" : "It was"} tried on all of the traffic; ${suggestion.tried} limits in ${suggestion.passes} passes.` }));
   return [section];
 }
 

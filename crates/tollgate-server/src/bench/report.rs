@@ -22,6 +22,8 @@ pub(crate) struct Check {
     pub(crate) verdict: Verdict,
     /// Whether every request was looked at.
     pub(crate) complete: bool,
+    /// Whether denials were judged: not if keys may have been used before.
+    pub(crate) denials: bool,
 }
 
 /// What latencies are told by: a name, and the share below in hundredths of a percent.
@@ -74,6 +76,7 @@ impl Report {
             ("denied".to_owned(), json!(record.denied)),
             ("failed".to_owned(), json!(record.failed)),
             ("lost".to_owned(), json!(record.lost)),
+            ("unsent".to_owned(), json!(record.unsent)),
             ("reconnected".to_owned(), json!(record.reconnected)),
             ("first_failure".to_owned(), json!(record.first_failure)),
             ("per_second".to_owned(), json!(self.rate())),
@@ -109,7 +112,7 @@ impl Check {
             "checked": checked,
             "complete": self.complete,
             "over_admitted": over_admitted,
-            "wrongly_denied": wrongly_denied,
+            "wrongly_denied": self.denials.then_some(wrongly_denied),
             "keys": keys_wronged,
             "worst": worst.map(|(key, units)| json!({ "key": key, "over_admitted": units })),
         })
@@ -121,12 +124,10 @@ impl fmt::Display for Check {
         let Verdict { checked, over_admitted, wrongly_denied, keys_wronged, worst } = self.verdict;
         let first = if self.complete { "" } else { "the first " };
         write!(f, "{first}{} requests: ", Count(checked))?;
-        write!(
-            f,
-            "{} over-admitted, {} wrongly denied",
-            Count(over_admitted),
-            Count(wrongly_denied)
-        )?;
+        write!(f, "{} over-admitted", Count(over_admitted))?;
+        if self.denials {
+            write!(f, ", {} wrongly denied", Count(wrongly_denied))?;
+        }
         if keys_wronged > 0 {
             write!(
                 f,
@@ -135,11 +136,12 @@ impl fmt::Display for Check {
                 if keys_wronged == 1 { "" } else { "s" }
             )?;
         }
-        match worst {
-            Some((key, units)) if keys_wronged > 1 => {
-                write!(f, "; worst: key {key} with {} over-admitted", Count(units))
-            }
-            _ => Ok(()),
+        if let Some((key, units)) = worst.filter(|_| keys_wronged > 1) {
+            write!(f, "; worst: key {key} with {} over-admitted", Count(units))?;
+        }
+        match self.denials {
+            true => Ok(()),
+            false => f.write_str("; denials are not judged: keys may have been used"),
         }
     }
 }
@@ -158,7 +160,8 @@ impl fmt::Display for Report {
         let (allowed, denied) = (Count(record.allowed), Count(record.denied));
         write!(f, "{:<12}{} in {:.2?}", "requests", Count(record.answered()), self.ran.elapsed)?;
         write!(f, ": {allowed} allowed, {denied} denied")?;
-        for (count, what) in [(record.failed, "failed"), (record.lost, "lost")] {
+        let others = [(record.failed, "failed"), (record.lost, "lost"), (record.unsent, "unsent")];
+        for (count, what) in others {
             if count > 0 {
                 write!(f, ", {} {what}", Count(count))?;
             }
@@ -270,10 +273,14 @@ mod tests {
     fn a_check_says_how_much_and_of_how_many() {
         let verdict = Verdict { checked: 30, over_admitted: 7, ..Verdict::default() };
         let verdict = Verdict { keys_wronged: 1, worst: Some((0, 7)), ..verdict };
-        let check = Check { verdict, complete: false };
+        let check = Check { verdict, complete: false, denials: true };
         let words = "the first 30 requests: 7 over-admitted, 0 wrongly denied, on 1 key";
         assert_eq!(check.to_string(), words);
-        let check = Check { verdict: Verdict { keys_wronged: 2, ..verdict }, complete: true };
+        let check = Check { denials: false, complete: true, ..check };
+        let words = "30 requests: 7 over-admitted, on 1 key; denials are not judged: keys may have been used";
+        assert_eq!(check.to_string(), words);
+        let verdict = Verdict { keys_wronged: 2, ..verdict };
+        let check = Check { verdict, complete: true, denials: true };
         assert!(check.to_string().ends_with("on 2 keys; worst: key 0 with 7 over-admitted"));
     }
 }

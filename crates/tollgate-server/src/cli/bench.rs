@@ -106,7 +106,8 @@ struct Asking {
     #[arg(long, value_name = "NAME", default_value = "")]
     domain: String,
 
-    /// What keys begin with, in place of something new with each run
+    /// What keys begin with, in place of something new with each run; then denials are not judged, since
+    /// keys may have been used before
     #[arg(long, value_name = "TEXT")]
     prefix: Option<String>,
 
@@ -169,8 +170,8 @@ struct Loading {
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
 
-    /// How long to ask before measuring [default: 1s, or nothing with --requests]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    /// How long to ask before measuring [default: 1s]
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "requests")]
     warm_up: Option<Duration>,
 
     /// Tell the processor time of this process, which is the server on this machine
@@ -369,10 +370,11 @@ fn with_progress(load: &Load, target: &Arc<Target>) -> anyhow::Result<Ran> {
 fn report(args: &Args, limit: Limit, mut ran: Ran) -> Report {
     let check = (args.check > 0).then(|| {
         let skew = u64::try_from(args.skew.as_micros()).unwrap_or(u64::MAX / 4);
-        let rule = Rule { limit, windows: args.windows, skew };
+        let used = args.asking.prefix.is_some();
+        let rule = Rule { limit, windows: args.windows, skew, used };
         let history = &mut ran.record.history;
         let complete = history.full_from().is_none();
-        Check { verdict: check::check(&rule, history), complete }
+        Check { verdict: check::check(&rule, history), complete, denials: !used }
     });
     Report { asked: asked(args, limit), ran, check }
 }

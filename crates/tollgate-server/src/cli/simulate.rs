@@ -17,7 +17,7 @@ use crate::{
         pattern::{Generate, Kind, Pattern, span},
         replay::{Variant, tryable},
         report::{Page, Report, SuggestionReport, Words, grouped},
-        suggest::{Search, Target},
+        suggest::{Found, Search, Target},
         traffic::{Format, Map, Place, Progress, Spec},
     },
 };
@@ -66,7 +66,7 @@ struct Tried {
     limits: Vec<Limit>,
 
     /// Whose budget: attributes, with commas between them; nothing is one budget for all
-    #[arg(long, value_name = "ATTRIBUTES", default_value = "ip")]
+    #[arg(long, value_name = "ATTRIBUTES", default_value = "ip", conflicts_with = "config")]
     per: String,
 
     /// Count by this algorithm; several are compared
@@ -307,7 +307,7 @@ impl Tried {
             Some(name) => policies.iter().position(|policy| policy.name == name),
             None => (policies.len() == 1).then_some(0),
         };
-        let place = place.ok_or_else(|| unusable("say which policy with --policy".to_owned()))?;
+        let place = place.ok_or_else(|| unusable(self.unnamed(policies)))?;
         let like = policies[place].limits.first().copied();
         let like = like.ok_or_else(|| unusable("the policy has no limit".to_owned()))?;
         if !study.is_repeatable() {
@@ -315,14 +315,26 @@ impl Tried {
         }
         let search = Search { study, policies, place, like, target };
         let found = search.run(&mut |requests| watcher.tell(requests)).map_err(unplayable)?;
-        let report = SuggestionReport::new((target, text), &policies[place], &like, found.as_ref());
-        if let (Some(found), Some(first)) = (found, policies[place].limits.first_mut()) {
+        let report = SuggestionReport::new((target, text), &policies[place], &like, &found);
+        if let (Found::Limit(found), Some(first)) = (found, policies[place].limits.first_mut()) {
             *first = found.limit;
             if self.config.is_none() {
                 *name = found.limit.to_string();
             }
         }
         Ok(report)
+    }
+}
+
+impl Tried {
+    /// Why it is not known which policy is meant.
+    fn unnamed(&self, policies: &[Policy]) -> String {
+        let names: Vec<String> = policies.iter().map(|policy| policy.name.to_string()).collect();
+        let names = names.join(", ");
+        match self.policy {
+            Some(name) => format!("there is no policy `{name}`: there are {names}"),
+            None => format!("say which policy with --policy: there are {names}"),
+        }
     }
 }
 

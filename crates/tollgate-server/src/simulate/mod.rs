@@ -110,13 +110,17 @@ impl Study {
         match &self.traffic {
             Traffic::Logs(spec) => self.replay_logs(spec, variants, watch),
             Traffic::Patterns(patterns, start, seed) => {
-                let mut span = Span::default();
-                // Clients act on what they are told, so each variant has a crowd of its own.
+                let mut first: Option<Span> = None;
+                // Clients act on what they are told, so each variant has a crowd of its own. The first is told of.
                 for variant in variants {
                     let crowd = Crowd::new(patterns, *start, *seed);
-                    span = self.replay_crowd(crowd, variant, watch);
+                    let span = self.replay_crowd(crowd, variant, watch);
+                    match &mut first {
+                        Some(first) => first.lack(span.missing),
+                        None => first = Some(span),
+                    }
                 }
-                Ok(span)
+                Ok(first.unwrap_or_default())
             }
         }
     }
@@ -187,6 +191,13 @@ impl Span {
         let peak = |step| Peak { step, ..Peak::default() };
         let (peak_second, peak_minute) = (peak(0), peak(0));
         Self { peak_second, peak_minute, whole_seconds: true, ..Self::default() }
+    }
+
+    /// Adds attributes that no request has.
+    fn lack(&mut self, missing: Vec<String>) {
+        let unknown = missing.into_iter().filter(|name| !self.missing.contains(name));
+        let unknown: Vec<String> = unknown.collect();
+        self.missing.extend(unknown);
     }
 
     fn note(&mut self, at: u64) {

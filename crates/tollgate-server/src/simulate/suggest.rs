@@ -34,6 +34,16 @@ pub(crate) struct Suggestion {
     pub(crate) tried: u64,
 }
 
+/// What a search comes to.
+#[derive(Clone, Debug)]
+pub(crate) enum Found {
+    Limit(Box<Suggestion>),
+    /// Any limit does it: the largest that was tried denies nothing, and so would all that are larger.
+    Any,
+    /// No limit does it.
+    Nothing,
+}
+
 /// What came of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Outcome {
@@ -155,7 +165,7 @@ pub(crate) struct Search<'a> {
 impl Search<'_> {
     /// Narrows the amount down, several at a time, until one that meets the target is next to one that does not. Both
     /// were tried, so the answer holds even if more is not always better.
-    pub(crate) fn run(&self, watch: &mut dyn FnMut(u64)) -> Result<Option<Suggestion>, Trouble> {
+    pub(crate) fn run(&self, watch: &mut dyn FnMut(u64)) -> Result<Found, Trouble> {
         let mut known = BTreeMap::new();
         let mut amounts: Vec<u64> = (0..12).map(|power| 4_u64.pow(power)).collect();
         let mut passes = 0;
@@ -168,9 +178,35 @@ impl Search<'_> {
                 break;
             }
             let (low, high) = self.bracket(&known);
-            amounts = between(low.unwrap_or(0), high);
+            amounts = match high {
+                Some(high) => between(low.unwrap_or(0), high),
+                None if self.denies_nothing(&known) => Vec::new(),
+                None => self.beyond(low.unwrap_or(0)),
+            };
         }
-        self.conclude(&known, passes)
+        Ok(self.conclude(&known, passes))
+    }
+
+    /// Whether the largest amount denies nothing, so that no larger one does anything else.
+    fn denies_nothing(&self, known: &BTreeMap<u64, Outcome>) -> bool {
+        known.last_key_value().is_some_and(|(_, outcome)| outcome.denied == 0)
+    }
+
+    /// Amounts to try beyond one, up to the largest that a limit of this form can have.
+    fn beyond(&self, low: u64) -> Vec<u64> {
+        let (mut most, mut too_many) = (low, Limit::MAX_AMOUNT + 1);
+        while too_many - most > 1 {
+            let middle = most + (too_many - most) / 2;
+            match self.limit(middle) {
+                Ok(_) => most = middle,
+                Err(_) => too_many = middle,
+            }
+        }
+        let powers = (1..=AT_ONCE as u32).map(|power| low.saturating_mul(4_u64.pow(power)));
+        let mut amounts: Vec<u64> = powers.map(|amount| amount.min(most)).collect();
+        amounts.dedup();
+        amounts.retain(|amount| *amount > low);
+        amounts
     }
 
     /// The largest amount that is too small, and the smallest that is not.
@@ -236,23 +272,21 @@ impl Search<'_> {
         }
     }
 
-    fn conclude(
-        &self,
-        known: &BTreeMap<u64, Outcome>,
-        passes: u64,
-    ) -> Result<Option<Suggestion>, Trouble> {
+    fn conclude(&self, known: &BTreeMap<u64, Outcome>, passes: u64) -> Found {
         let (low, high) = self.bracket(known);
+        if !self.target.rises() && high.is_none() && self.denies_nothing(known) {
+            return Found::Any;
+        }
         let (found, next) = if self.target.rises() { (high, low) } else { (low, high) };
         let tell = |amount: u64| Some((self.limit(amount).ok()?, *known.get(&amount)?));
-        let Some((limit, outcome)) = found.and_then(tell) else { return Ok(None) };
+        let Some((limit, outcome)) = found.and_then(tell) else { return Found::Nothing };
         let (next, tried) = (next.and_then(tell), known.len() as u64);
-        Ok(Some(Suggestion { limit, outcome, next, passes, tried }))
+        Found::Limit(Box::new(Suggestion { limit, outcome, next, passes, tried }))
     }
 }
 
 /// Amounts to try between two that are known.
-fn between(low: u64, high: Option<u64>) -> Vec<u64> {
-    let Some(high) = high else { return Vec::new() };
+fn between(low: u64, high: u64) -> Vec<u64> {
     let room = high.saturating_sub(low).saturating_sub(1);
     let count = room.min(AT_ONCE);
     (1..=count).map(|part| low + part * (room + 1) / (count + 1)).collect()

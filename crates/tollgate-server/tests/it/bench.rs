@@ -107,19 +107,30 @@ fn ours_is_right_while_budgets_come_back() {
 
 /// Speaks `CL.THROTTLE`, and admits or not by how many came before. Waits before the first answer.
 fn wrong_server(admits: fn(usize) -> bool, wait: Duration) -> SocketAddr {
+    server_of(usize::MAX, admits, wait)
+}
+
+/// The same, and silent after so many answers.
+fn server_of(answers: usize, admits: fn(usize) -> bool, wait: Duration) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let asked = Arc::new(AtomicUsize::new(0));
     thread::spawn(move || {
         for stream in listener.incoming() {
             let (stream, asked) = (stream.unwrap(), asked.clone());
-            thread::spawn(move || answer(stream, admits, &asked, wait));
+            thread::spawn(move || answer(stream, answers, admits, &asked, wait));
         }
     });
     address
 }
 
-fn answer(mut stream: TcpStream, admits: fn(usize) -> bool, asked: &AtomicUsize, wait: Duration) {
+fn answer(
+    mut stream: TcpStream,
+    answers: usize,
+    admits: fn(usize) -> bool,
+    asked: &AtomicUsize,
+    wait: Duration,
+) {
     // Nobody ever sends: it takes as long as it should.
     let (_sender, nothing) = mpsc::channel::<()>();
     let (mut input, mut part) = (Vec::new(), [0; 4_096]);
@@ -133,6 +144,9 @@ fn answer(mut stream: TcpStream, admits: fn(usize) -> bool, asked: &AtomicUsize,
             let place = asked.fetch_add(1, Ordering::SeqCst);
             if place == 0 && !wait.is_zero() {
                 let _ = nothing.recv_timeout(wait);
+            }
+            if place >= answers {
+                continue;
             }
             let limited = u8::from(!admits(place));
             let five = format!("*5\r\n:{limited}\r\n:10\r\n:0\r\n:-1\r\n:1\r\n");
@@ -173,6 +187,68 @@ fn a_server_that_stands_still_cannot_hide_it_at_a_rate() {
     assert!((0.1..0.3).contains(&at_a_rate), "{at_a_rate}");
     let one_by_one = median("");
     assert!(one_by_one < 0.05, "{one_by_one}");
+}
+
+#[test]
+fn a_server_that_stops_for_good_cannot_hide_it_either() {
+    let address = server_of(100, |_| true, Duration::ZERO);
+    let words = "--rate 200 -d 1s --warm-up 0s -c 2 --check 0";
+    let (code, told) = bench(&format!("resp://{address} {words}"));
+    let counts = ["requests", "lost", "unsent", "per_second"].map(|name| told[name].as_u64());
+    assert_eq!((code, counts), (Some(0), [100, 2, 98, 100].map(Some)), "{told}");
+    assert_eq!(told["seconds"], 1.0);
+    // Half of all that was due was never answered.
+    let latency = |name: &str| told["latency"][name].as_f64().unwrap();
+    assert!(latency("p50") < 1.0 && latency("p90") > 1.0, "{told}");
+}
+
+#[test]
+fn a_number_of_requests_ends_although_no_answer_comes() {
+    let address = server_of(100, |_| true, Duration::ZERO);
+    let (code, told) = bench(&format!("resp://{address} -n 300 -c 2 --check 0"));
+    let counts = ["requests", "lost", "unsent"].map(|name| told[name].as_u64());
+    assert_eq!((code, counts), (Some(0), [100, 2, 0].map(Some)), "{told}");
+    assert_eq!(told["first_failure"], "no answer came for 5 s");
+    assert!(told["seconds"].as_f64() > Some(4.9), "{told}");
+}
+
+/// Answers the first request of every connection, and resets it while a second one is there.
+fn resetting_server() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let (mut byte, mut lines) = ([0], 0);
+            while lines < 13 && stream.read(&mut byte).unwrap_or(0) > 0 {
+                lines += usize::from(byte == *b"\n");
+            }
+            // What is not read is what makes it a reset.
+            let _ = stream.peek(&mut byte);
+            let _ = stream.write_all(b"*5\r\n:0\r\n:10\r\n:0\r\n:-1\r\n:1\r\n");
+        }
+    });
+    address
+}
+
+#[test]
+fn a_connection_that_is_made_anew_asks_again() {
+    let address = resetting_server();
+    let (code, told) = bench(&format!("resp://{address} -n 101 -c 1 -P 2 --check 0"));
+    let [answered, lost, anew] =
+        ["requests", "lost", "reconnected"].map(|name| told[name].as_u64().unwrap());
+    assert_eq!((code, answered + lost), (Some(0), 101), "{told}");
+    assert!(answered > 20 && anew >= answered - 1, "{told}");
+}
+
+#[test]
+fn keys_that_may_have_been_used_are_not_judged_by_denials() {
+    let address = wrong_server(|_| false, Duration::ZERO);
+    let words = format!("resp://{address} --limit 10/3660d --burst 10 --keys hot -n 5 -c 1");
+    let (code, told) = bench(&words);
+    assert_eq!((code, figures(&told)), (Some(1), [0, 5, 0, 5]));
+    let (code, told) = bench(&format!("{words} --prefix mine"));
+    assert_eq!((code, &told["check"]["wrongly_denied"]), (Some(0), &Value::Null));
 }
 
 #[test]
@@ -223,6 +299,7 @@ fn what_cannot_be_measured_says_why() {
         (format!("http://{http} --cost 5 --limit 4/minute"), "a cost of 5 can never be admitted"),
         (format!("http://{http} --limit 4/minute --algorithm concurrency"), "gives permits back"),
         (format!("grpc://{grpc}"), "--limit must say what the server is configured to hold"),
+        (format!("http://{http} -n 9 --warm-up 1s"), "cannot be used with"),
         ("ftp://127.0.0.1:1".to_owned(), "is not an address"),
         ("redis://:secret@127.0.0.1".to_owned(), "`127.0.0.1` is not an address"),
         ("resp://127.0.0.1:1 -n 1".to_owned(), "cannot connect to 127.0.0.1:1"),

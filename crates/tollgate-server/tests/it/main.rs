@@ -35,6 +35,7 @@ mod schemathesis;
 mod secrets;
 mod service;
 mod simulate;
+mod simulate_logs;
 mod together;
 mod top;
 mod traces;

@@ -523,6 +523,40 @@ fn a_suggested_limit_is_the_tightest() {
     assert!(finished.stderr.contains("`fewer` is no target"), "{}", finished.stderr);
 }
 
+#[test]
+fn a_suggestion_goes_as_far_as_a_limit_can() {
+    // Every request is a period apart, so that however large the amount per minute, one at a time is what there is.
+    let mut text = String::new();
+    for minute in 0..30 {
+        text.push_str(&format!(
+            "10.0.0.1 - - [01/Jan/2026:00:{minute:02}:00 +0000] \"GET / HTTP/1.1\" 200 1\n"
+        ));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap();
+    let args = [path, "--suggest", "no client above 5/minute", "--top", "0"];
+    let finished = simulate(&args, b"");
+    let said = "\nany limit does it: nobody asks for more (no client above 5/minute)\n";
+    assert!(finished.stdout.contains(said), "{} {}", finished.stdout, finished.stderr);
+    let told = report(&args);
+    assert_eq!(
+        (&told["suggestion"]["any"], &told["suggestion"]["limit"]),
+        (&true.into(), &Value::Null)
+    );
+
+    // A bucket of one that has to be full again after a minute: 3650 days have so many of them.
+    let limit = ["--limit", "1000000000000/3650d burst 1", "--suggest", "deny at most 0%"];
+    let told = report(&[&[path], &limit[..]].concat());
+    assert_eq!(only(&told)["amount"], 3_650 * 1_440);
+    assert_eq!(told["suggestion"]["next"][1]["denied"], 15);
+
+    let finished = simulate(&[path, "--suggest", "deny at most 100%"], b"");
+    let said = "  it was tried on all of the traffic; ";
+    assert!(finished.stdout.contains(said), "{}", finished.stdout);
+}
+
 /// The most that any key is admitted within any minute.
 fn highest(lines: &[Line], rule: &Rule) -> usize {
     let mut budgets: HashMap<&str, Budget> = HashMap::new();
@@ -589,6 +623,82 @@ fn bursts_at_the_boundaries_of_fixed_windows_are_found() {
         (&log["bursts"], &log["peak_admitted"], &log["denied"]),
         (&0.into(), &10.into(), &10.into())
     );
+}
+
+#[test]
+fn what_overrides_admit_is_no_burst_of_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let [log, config] = ["access.log", "tollgate.yaml"].map(|name| folder.path().join(name));
+    let line = |time: u64, path: &str| {
+        let (minute, second) = (time / 60, time % 60);
+        format!(
+            "10.0.0.1 - - [01/Jan/2026:00:{minute:02}:{second:02} +0000] \"GET {path} HTTP/1.1\" 200 1\n"
+        )
+    };
+    let login = |from: u64| (from..from + 3).map(|time| line(time, "/login"));
+    // Three of the override first, then all that the limit has room for, and three more in the next window.
+    let mut text: String = login(0).collect();
+    text.extend((0..47).map(|number| line(5 + number / 2, "/a")));
+    text.extend(login(61));
+    fs::write(&log, text).unwrap();
+    let policies = "policies:\n  - name: a\n    per: ip\n    limit: 50/minute\n    overrides:\n      \
+                    - { match: { path: /login }, limit: 3/minute }\n";
+    fs::write(&config, policies).unwrap();
+    let [log, config] = [&log, &config].map(|path| path.to_str().unwrap());
+    let report = report(&[log, "--config", config]);
+    let policy = only(&report);
+    assert_eq!((&policy["denied"], &policy["bursts"]), (&0.into(), &0.into()), "{policy}");
+    assert_eq!((&policy["peak_admitted"], &policy["requests"]), (&47.into(), &53.into()));
+}
+
+#[test]
+fn described_traffic_is_compared_on_one_axis() {
+    let pattern = "retry-storm clients=300 every=1h for=2h obey=no";
+    let args = ["--pattern", pattern, "--per", "", "--limit", "10/10s", "--limit", "1000/10s"];
+    let report = report(&args);
+    let [first, second] = [0, 1].map(|place| &report["variants"][place]);
+    assert_ne!(first["requests"], second["requests"]);
+    assert_eq!(report["traffic"]["requests"], first["requests"]);
+    let note = "what is told of the traffic as a whole is that of 10/10s";
+    assert!(report["notes"].to_string().contains(note), "{}", report["notes"]);
+    for name in ["start", "step"] {
+        assert_eq!(first["timeline"][name], second["timeline"][name], "{name}");
+    }
+    let length = |variant: &Value| variant["timeline"]["denied"].as_array().unwrap().len();
+    assert_eq!(length(first), length(second));
+}
+
+#[test]
+fn a_fast_pattern_asks_as_often_as_it_says() {
+    for kind in ["steady", "diurnal", "greedy greedy=1/hour"] {
+        let pattern = format!("{kind} clients=10 rate=700000/second for=10ms");
+        let told = report(&["--pattern", &pattern, "--limit", "1/day"]);
+        let requests = told["traffic"]["requests"].as_u64().unwrap();
+        // By day it is less at midnight.
+        let expected = if kind == "diurnal" { 7_000 * 45 / 100 } else { 7_000 };
+        assert!(requests.abs_diff(expected) < expected / 20, "{kind}: {requests}");
+    }
+}
+
+#[test]
+fn options_that_mean_nothing_together_are_refused() {
+    let log = Log::busy("1k");
+    let config = log.file("tollgate.yaml");
+    fs::write(&config, POLICIES).unwrap();
+    let config = ["--config", config.to_str().unwrap()];
+    let said = |args: &[&str]| {
+        let finished = simulate(&[&[&*log.path], &config[..], args].concat(), b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{args:?}");
+        finished.stderr
+    };
+    let refused = said(&["--per", "ip"]);
+    assert!(refused.contains("cannot be used with '--per <ATTRIBUTES>'"), "{refused}");
+    let suggest = ["--suggest", "deny at most 1%"];
+    let refused = said(&[&suggest[..], &["--policy", "nosuch"]].concat());
+    let names = "there are login, api, everybody, pages";
+    assert!(refused.contains(&format!("there is no policy `nosuch`: {names}")), "{refused}");
+    let refused = said(&suggest);
+    assert!(refused.contains(&format!("say which policy with --policy: {names}")), "{refused}");
 }
 
 #[test]

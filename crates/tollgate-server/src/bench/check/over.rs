@@ -223,10 +223,10 @@ fn serve(waiting: &mut BinaryHeap<Reverse<(u64, u64)>>, window: u64, amount: u64
 
 /// The first window begins with the first request, and no two windows are closer than a period: at most one edge lies
 /// within less than a period. After a pause of a period the next request is a first one again. Any request whose fate
-/// is unknown may have been the first.
+/// is unknown, or that is missing, may have been the first.
 fn anchored(limit: &Limit, requests: &Requests) -> u64 {
     let (length, amount, allowed) = (micros(limit), limit.amount(), &requests.allowed);
-    let all_known = requests.charged.len() == allowed.len();
+    let all_known = requests.whole && requests.charged.len() == allowed.len();
     let mut recent = Recent::new(length, amount.saturating_mul(2));
     let earliest = earliest_from_here(allowed);
     let (mut over, mut latest, mut start, mut in_first) = (0, None::<u64>, 0, 0_u64);

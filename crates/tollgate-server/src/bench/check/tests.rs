@@ -15,7 +15,7 @@ const ALGORITHMS: [Algorithm; 4] = [
 const START: u64 = 1_000_000_000_123;
 
 fn rule(limit: &str) -> Rule {
-    Rule { limit: limit.parse().unwrap(), windows: Windows::Aligned, skew: 0 }
+    Rule { limit: limit.parse().unwrap(), windows: Windows::Aligned, skew: 0, used: false }
 }
 
 fn entry(sent: u64, took: u32, cost: u32, answer: Answer) -> Entry {
@@ -103,13 +103,13 @@ proptest! {
 
     #[test]
     fn nobody_is_accused_of_what_the_model_decided(story in stories(3_000)) {
-        let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 0 };
+        let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 0, used: false };
         prop_assert_eq!(judged(&rule, &entries(&told(&story))), (0, 0));
     }
 
     #[test]
     fn nobody_is_accused_of_a_clock_that_is_a_little_off(story in stories(40), off in 0_u64..500) {
-        let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 500 };
+        let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 500, used: false };
         let mut entries = entries(&told(&story));
         entries.iter_mut().for_each(|entry| entry.sent = entry.sent + off - 250);
         prop_assert_eq!(judged(&rule, &entries), (0, 0));
@@ -123,7 +123,7 @@ proptest! {
         prop_assume!(!denied.is_empty());
         let place = denied[which.index(denied.len())];
         entries[place].answer = Answer::Allowed;
-        let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 0 };
+        let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 0, used: false };
         let (over, _) = judged(&rule, &entries);
         prop_assert!((1..=u64::from(entries[place].cost)).contains(&over), "{over}");
     }
@@ -141,7 +141,7 @@ proptest! {
         prop_assume!(!room.is_empty());
         let at = room[which.index(room.len())];
         told.push((at, entry(at, 0, 1, Answer::Denied)));
-        let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 0 };
+        let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 0, used: false };
         prop_assert_eq!(judged(&rule, &entries(&told)), (0, 1));
     }
 
@@ -152,7 +152,7 @@ proptest! {
         let rest = 4_000_000;
         let at = told.last().unwrap().0 + rest;
         entries.push(entry(at, 3_000, 1, Answer::Denied));
-        let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 0 };
+        let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 0, used: false };
         prop_assert_eq!(judged(&rule, &entries), (0, 1));
     }
 
@@ -173,7 +173,7 @@ proptest! {
             entry(now - step.there, took, u32::try_from(cost).unwrap(), answer)
         };
         let entries: Vec<Entry> = story.steps.iter().map(&mut decide).collect();
-        let rule = Rule { limit, windows: Windows::Anchored, skew: 0 };
+        let rule = Rule { limit, windows: Windows::Anchored, skew: 0, used: false };
         prop_assert_eq!(judged(&rule, &entries), (0, 0));
     }
 }
@@ -267,6 +267,28 @@ fn a_history_that_is_not_whole_accuses_of_no_denial() {
     history.push(entry(START + 100, 900, 1, Answer::Allowed));
     let verdict = check(&rule, &mut history);
     assert_eq!((verdict.checked, verdict.wrongly_denied), (10, 0));
+}
+
+#[test]
+fn a_first_window_is_only_known_if_nothing_may_have_come_before_it() {
+    let anchored = Rule { windows: Windows::Anchored, ..rule("10/minute") };
+    // A window ends and the next one begins: a correct counter admits twice the amount within a second, if it was asked
+    // for something before.
+    let mut entries = burst(START, 10, 10);
+    entries.extend(burst(START + 1_000_000, 10, 10));
+    assert_eq!(judged(&anchored, &entries), (10, 0));
+    assert_eq!(judged(&Rule { used: true, ..anchored }, &entries), (0, 0));
+    let mut history = History::new(20);
+    entries.iter().for_each(|&entry| history.push(entry));
+    history.push(entry(START - 59_500_000, 10, 1, Answer::Allowed));
+    assert_eq!(check(&anchored, &mut history).over_admitted, 0);
+}
+
+#[test]
+fn a_key_that_may_have_been_used_is_not_judged_by_its_denials() {
+    let used = Rule { used: true, ..rule("10/minute burst 10") };
+    assert_eq!(judged(&used, &burst(START, 30, 4)), (0, 0));
+    assert_eq!(judged(&used, &burst(START, 30, 17)), (7, 0));
 }
 
 #[test]

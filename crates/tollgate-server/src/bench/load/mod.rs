@@ -202,9 +202,16 @@ impl Timer {
         }
     }
 
-    /// Answers that come after the end are part of the latencies, but not of the time.
+    /// All of the time in which was asked, whether or not answers came. Those that come after the end are part of the
+    /// latencies, but not of the time.
     fn measured(&self, record: &Record) -> Duration {
-        Duration::from_nanos(self.end.min(record.last).saturating_sub(self.warm))
+        let end = if self.has_end() { self.end } else { record.last };
+        Duration::from_nanos(end.saturating_sub(self.warm))
+    }
+
+    /// Whether it ends by the clock.
+    pub(super) fn has_end(&self) -> bool {
+        self.end != u64::MAX
     }
 }
 

@@ -23,6 +23,9 @@ pub(super) struct Pace {
     most: u64,
 }
 
+/// The most parts in which requests that were never sent are told.
+const MOST_PARTS: u64 = 1_000_000;
+
 impl Pace {
     /// At a rate of all threads together, and so many requests of this thread.
     pub(super) fn new(rate: Option<Rate>, turn: (u64, u64), most: Option<u64>) -> Self {
@@ -45,6 +48,35 @@ impl Pace {
     #[inline]
     pub(super) fn advance(&mut self) {
         self.sent += 1;
+    }
+
+    /// Passes over all requests that are due before an instant. Tells how many there were, in parts of which the last
+    /// is due when it says: a schedule that nobody can keep has more than can be looked at one by one.
+    pub(super) fn skip_until(&mut self, end: u64, mut skipped: impl FnMut(u64, u64)) {
+        if !self.is_open() {
+            return;
+        }
+        let part = (self.left_until(end) / MOST_PARTS).max(1);
+        loop {
+            let part = part.min(self.left_until(end));
+            let Some(last) = part.checked_sub(1) else { return };
+            self.sent += last;
+            let due = self.due(0).unwrap_or(end);
+            self.sent += 1;
+            skipped(part, due);
+        }
+    }
+
+    /// Requests that are due before an instant and have not been sent.
+    fn left_until(&self, end: u64) -> u64 {
+        let Some(rate) = self.rate else { return 0 };
+        let (which, threads) = self.turn;
+        // Of all threads, those up to the end of the last burst that begins before it.
+        let bursts = u128::from(end) * u128::from(rate.requests);
+        let bursts = bursts.div_ceil(rate.time.as_nanos().max(1) * u128::from(rate.at_once));
+        let all = bursts * u128::from(rate.at_once);
+        let own = all.saturating_sub(which.into()).div_ceil(threads.into());
+        u64::try_from(own).unwrap_or(u64::MAX).min(self.most).saturating_sub(self.sent)
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -87,10 +119,37 @@ mod tests {
     }
 
     #[test]
+    fn what_was_due_and_not_sent_is_told_to_the_request() {
+        let skipped = |rate, turn, sent, end| {
+            let mut pace = Pace::new(Some(rate), turn, Some(1_000_000_000));
+            (0..sent).for_each(|_| pace.advance());
+            let (mut count, mut dues) = (0, Vec::new());
+            pace.skip_until(end, |part, due| {
+                count += part;
+                dues.push(due);
+            });
+            assert!(pace.due(0) >= Some(end), "{rate:?}");
+            (count, dues)
+        };
+        let steady = Rate { requests: 3, time: Duration::from_nanos(100), at_once: 1 };
+        assert_eq!(skipped(steady, (0, 1), 1, 100), (2, vec![33, 66]));
+        assert_eq!(skipped(steady, (0, 1), 1, 101), (3, vec![33, 66, 100]));
+        assert_eq!(skipped(steady, (1, 2), 0, 101), (2, vec![33, 100]));
+        assert_eq!(skipped(steady, (0, 1), 9, 101), (0, vec![]));
+        let bursts = Rate { requests: 3, time: Duration::from_nanos(50), at_once: 3 };
+        assert_eq!(skipped(bursts, (0, 2), 1, 51), (2, vec![0, 50]));
+        let fast = Rate { requests: 100, time: Duration::from_nanos(1), at_once: 1 };
+        let (count, dues) = skipped(fast, (0, 1), 0, 2_500_000);
+        assert_eq!((count, dues.last()), (250_000_000, Some(&2_499_999)));
+        assert!(dues.len() <= 1_000_001, "{}", dues.len());
+    }
+
+    #[test]
     fn without_a_rate_it_is_always_now() {
         let mut pace = Pace::new(None, (0, 1), None);
         assert_eq!((pace.due(5), pace.is_open()), (Some(5), false));
         pace.advance();
         assert_eq!(pace.due(6), Some(6));
+        pace.skip_until(u64::MAX, |_, _| panic!("nothing was due"));
     }
 }

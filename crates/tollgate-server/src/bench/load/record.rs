@@ -17,16 +17,18 @@ pub(crate) struct Record {
     pub(crate) failed: u64,
     /// Requests that were never answered; all of them.
     pub(crate) lost: u64,
+    /// Requests that were due and found no connection with room before the end; all of them.
+    pub(crate) unsent: u64,
     /// Those of the answers that came before the end.
     pub(crate) in_time: u64,
     /// Times that a connection had to be made anew.
     pub(crate) reconnected: u64,
     /// What was said first that is neither yes nor no.
     pub(crate) first_failure: Option<String>,
-    /// Nanoseconds.
+    /// Nanoseconds. Of what was lost or never sent, as long as it was waited for.
     pub(crate) latencies: Histogram<u64>,
     pub(crate) history: History,
-    /// When the last answer came, in nanoseconds of the run.
+    /// When the last answer came, or was given up, in nanoseconds of the run.
     pub(super) last: u64,
 }
 
@@ -56,6 +58,7 @@ impl Record {
             denied: 0,
             failed: 0,
             lost: 0,
+            unsent: 0,
             in_time: 0,
             reconnected: 0,
             first_failure: None,
@@ -102,11 +105,25 @@ impl Record {
     }
 
     /// A request whose answer will not come.
-    pub(super) fn lose(&mut self, timer: &Timer, asked: Asked, cost: u32) {
+    pub(super) fn lose(&mut self, timer: &Timer, asked: Asked, cost: u32, now: u64) {
         self.lost += 1;
+        self.last = self.last.max(now);
+        self.wait_in_vain(timer, 1, asked.due, now);
         let sent = timer.wall + asked.sent / 1_000;
         let entry = Entry { sent, took: NEVER, key: asked.key, cost, answer: Answer::Unknown };
         self.history.push(entry);
+    }
+
+    /// So many requests that were due and never sent, and when the last of them was due.
+    pub(super) fn leave(&mut self, timer: &Timer, count: u64, due: u64, now: u64) {
+        self.unsent += count;
+        self.wait_in_vain(timer, count, due, now);
+    }
+
+    fn wait_in_vain(&mut self, timer: &Timer, count: u64, due: u64, now: u64) {
+        if due >= timer.warm {
+            self.latencies.saturating_record_n(now.saturating_sub(due), count);
+        }
     }
 
     fn keep(&mut self, timer: &Timer, asked: Asked, cost: u32, answer: Answer, now: u64) {
@@ -122,6 +139,7 @@ impl Record {
         self.denied += other.denied;
         self.failed += other.failed;
         self.lost += other.lost;
+        self.unsent += other.unsent;
         self.in_time += other.in_time;
         self.reconnected += other.reconnected;
         self.last = self.last.max(other.last);

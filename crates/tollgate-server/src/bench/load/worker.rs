@@ -36,7 +36,8 @@ pub(super) struct Worker {
     ready: Vec<usize>,
 }
 
-/// How long answers are waited for after the last request, in nanoseconds.
+/// How long answers are waited for after the last request, and for any at all if the clock does not end it, in
+/// nanoseconds.
 const PATIENCE: u64 = 5_000_000_000;
 /// The longest wait at once, in nanoseconds.
 const LONGEST_WAIT: u64 = 100_000_000;
@@ -69,7 +70,7 @@ impl Worker {
     pub(super) fn run(&mut self, timer: Timer, done: &AtomicU64) -> Result<Record, LoadError> {
         sharpen();
         self.ready.extend(0..self.connections.len());
-        let mut ended = None;
+        let (mut ended, mut heard) = (None, 0);
         loop {
             let now = timer.now();
             let mut next = self.pace.due(now).filter(|_| now < timer.end);
@@ -84,8 +85,20 @@ impl Worker {
                     break;
                 }
             }
+            if !in_flight {
+                heard = now;
+            }
+            if !timer.has_end() && now.saturating_sub(heard) > PATIENCE {
+                let silent = || format!("no answer came for {} s", PATIENCE / 1_000_000_000);
+                self.record.first_failure.get_or_insert_with(silent);
+                break;
+            }
             self.wait(&timer, next.filter(|_| !over))?;
-            done.fetch_add(self.receive(&timer)?, Ordering::Relaxed);
+            let answers = self.receive(&timer)?;
+            if answers > 0 {
+                heard = timer.now();
+            }
+            done.fetch_add(answers, Ordering::Relaxed);
         }
         self.give_up(&timer);
         Ok(std::mem::replace(&mut self.record, Record::new(0)))
@@ -104,12 +117,17 @@ impl Worker {
     fn ask_again(&mut self, timer: &Timer) -> Result<Option<u64>, LoadError> {
         for place in 0..self.ready.len() {
             let which = self.ready[place];
-            let now = timer.now();
-            while self.connections[which].has_room(self.load.depth) && self.pace.due(now).is_some()
-            {
-                self.put(which, now);
+            loop {
+                let now = timer.now();
+                let depth = self.load.depth;
+                while self.connections[which].has_room(depth) && self.pace.due(now).is_some() {
+                    self.put(which, now);
+                }
+                // A new connection has nothing to wait for: it must ask before anything comes of it.
+                if self.flush(which, timer, now)? {
+                    break;
+                }
             }
-            self.flush(which, timer, now)?;
         }
         Ok(None)
     }
@@ -147,11 +165,12 @@ impl Worker {
         self.connections[which].ask(&self.target, Asked { key, cost, sent: due, due });
     }
 
+    /// Whether the connection is still the same.
     #[inline]
-    fn flush(&mut self, which: usize, timer: &Timer, now: u64) -> Result<(), LoadError> {
+    fn flush(&mut self, which: usize, timer: &Timer, now: u64) -> Result<bool, LoadError> {
         match self.connections[which].flush(now) {
-            Ok(()) => Ok(()),
-            Err(error) => self.reconnect(which, timer, &error),
+            Ok(()) => Ok(true),
+            Err(error) => self.reconnect(which, timer, &error).map(|()| false),
         }
     }
 
@@ -226,15 +245,20 @@ impl Worker {
     }
 
     fn lose(&mut self, which: usize, timer: &Timer) {
+        let now = timer.now();
         for asked in self.connections[which].abandon() {
-            self.record.lose(timer, asked, self.costs[asked.cost]);
+            self.record.lose(timer, asked, self.costs[asked.cost], now);
         }
     }
 
+    /// What was not answered, and what was due and not even sent, has taken so long at least.
     fn give_up(&mut self, timer: &Timer) {
         for which in 0..self.connections.len() {
             self.lose(which, timer);
         }
+        let (now, record) = (timer.now(), &mut self.record);
+        let left = |count, due| record.leave(timer, count, due, now);
+        self.pace.skip_until(timer.end.min(now), left);
     }
 }
 

@@ -16,6 +16,8 @@ pub(super) struct Clients {
     /// What is under way.
     current: Option<Step>,
     end: u64,
+    /// What is left of a microsecond, in parts of it.
+    rest: u64,
 }
 
 /// Something a client is about to do.
@@ -34,6 +36,10 @@ const GREEDY: u64 = 0;
 const SECOND: u64 = 1_000_000;
 /// Between the requests of a burst.
 const WITHIN_BURST: u64 = 20_000;
+
+/// Parts of a microsecond, for rates at which that matters: where the mean is not so many of them.
+const PARTS: u64 = 1_000_000;
+const COARSE: u64 = 1_000;
 
 /// How busy each hour of the day is, in percent of the mean.
 const HOURS: [u64; 24] = [
@@ -60,7 +66,7 @@ impl Clients {
             }
         }
         let end = pattern.length.map_or(u64::MAX, |length| start.saturating_add(length));
-        Self { pattern, random, queue, current: None, end }
+        Self { pattern, random, queue, current: None, end, rest: 0 }
     }
 
     /// When something happens next, if anything does.
@@ -93,16 +99,26 @@ impl Clients {
                 Step { at: at + every - every / 16 + jitter, left: size, ..step }
             }
             Kind::RetryStorm => Step { at: at + self.patience(answer), client, left: 0 },
-            _ if step.client == GREEDY => {
-                Step { at: at + self.random.gap(greedy.1 / greedy.0).max(1), ..step }
-            }
+            _ if step.client == GREEDY => Step { at: at + self.pause(greedy.1, greedy.0), ..step },
             Kind::Diurnal => {
-                let (share, mean) = (share(at), rate.1 / rate.0);
-                Step { at: at + self.random.gap(mean * 100 / share), ..step }
+                let (time, count) = (rate.1.saturating_mul(100), rate.0.saturating_mul(share(at)));
+                Step { at: at + self.pause(time, count), ..step }
             }
-            _ => Step { at: at + self.random.gap(rate.1 / rate.0), ..step },
+            _ => Step { at: at + self.pause(rate.1, rate.0), ..step },
         };
         self.queue.push(Reverse(next));
+    }
+
+    /// How long until the next request that comes by chance, of so many in a time.
+    fn pause(&mut self, time: u64, count: u64) -> u64 {
+        let mean = time / count.max(1);
+        if mean >= COARSE {
+            return self.random.gap(mean);
+        }
+        let mean = u128::from(time) * u128::from(PARTS) / u128::from(count.max(1));
+        let gap = self.random.gap(u64::try_from(mean).unwrap_or(u64::MAX)) + self.rest;
+        self.rest = gap % PARTS;
+        gap / PARTS
     }
 
     /// How long a client of a retry storm waits before it asks again.

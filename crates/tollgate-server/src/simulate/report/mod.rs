@@ -15,8 +15,8 @@ pub(crate) use self::{
 use super::{
     Span, Trouble,
     replay::Variant,
-    suggest::{Outcome, Suggestion, Target},
-    tally::{Columns, KeyCounts, KeyTally, PolicyTally, shown},
+    suggest::{Found, Outcome, Target},
+    tally::{Columns, KeyCounts, KeyTally, PolicyTally, Timeline, shown},
     traffic::{Seen, instant::rfc3339_text},
 };
 
@@ -118,8 +118,10 @@ pub(crate) struct SuggestionReport {
     pub(crate) target: String,
     pub(crate) policy: String,
     pub(crate) per: Vec<String>,
-    /// The limit that does it, if any does.
+    /// The limit that does it, if one does.
     pub(crate) limit: Option<String>,
+    /// Whether any does.
+    pub(crate) any: bool,
     pub(crate) algorithm: &'static str,
     pub(crate) outcome: Option<Outcome>,
     /// The nearest limit that does not.
@@ -147,9 +149,12 @@ impl Report {
             Some(first) => others.map(|other| Change::new(first, other, top)).collect(),
             None => Vec::new(),
         };
+        let mut timelines: Vec<_> = variants.iter().map(|one| one.timeline.clone()).collect();
+        Timeline::align(&mut timelines.iter_mut().collect::<Vec<_>>());
+        let told = variants.iter().zip(&timelines);
         Self {
             traffic,
-            variants: variants.iter().map(|variant| VariantReport::new(variant, top)).collect(),
+            variants: told.map(|(one, timeline)| VariantReport::new(one, timeline, top)).collect(),
             changes,
             suggestion: None,
             notes: notes(span, variants),
@@ -160,6 +165,15 @@ impl Report {
 /// What is not as the reader may think.
 fn notes(span: &Span, variants: &[Variant]) -> Vec<String> {
     let mut notes = Vec::new();
+    if let [first, others @ ..] = variants
+        && others.iter().any(|other| other.requests() != first.requests())
+    {
+        notes.push(format!(
+            "clients act on what they are told, so that each variant has other traffic; what is told \
+             of the traffic as a whole is that of {}",
+            first.name
+        ));
+    }
     for name in &span.missing {
         let needs = |policy: &&Policy| {
             policy.per.contains(name)
@@ -198,7 +212,7 @@ fn notes(span: &Span, variants: &[Variant]) -> Vec<String> {
 }
 
 impl VariantReport {
-    fn new(variant: &Variant, top: usize) -> Self {
+    fn new(variant: &Variant, timeline: &Timeline, top: usize) -> Self {
         let policies = variant.policies().iter().zip(&variant.tallies);
         Self {
             name: variant.name.clone(),
@@ -207,7 +221,7 @@ impl VariantReport {
             denied: variant.denied,
             shadow_denied: variant.shadow_denied,
             unlimited: variant.unlimited,
-            timeline: variant.timeline.columns(),
+            timeline: timeline.columns(),
             policies: policies
                 .map(|(policy, tally)| PolicyReport::new(policy, tally, top))
                 .collect(),
@@ -285,14 +299,20 @@ impl SuggestionReport {
         (target, text): (Target, &str),
         policy: &Policy,
         like: &Limit,
-        found: Option<&Suggestion>,
+        found: &Found,
     ) -> Self {
+        let any = matches!(found, Found::Any);
+        let found = match found {
+            Found::Limit(suggestion) => Some(suggestion),
+            Found::Any | Found::Nothing => None,
+        };
         let next = found.and_then(|found| found.next);
         Self {
             target: text.to_owned(),
             policy: policy.name.to_string(),
             per: policy.per.clone(),
             limit: found.map(|found| found.limit.to_string()),
+            any,
             algorithm: like.algorithm().name(),
             outcome: found.map(|found| found.outcome),
             next: next.map(|(limit, outcome)| (limit.to_string(), outcome)),

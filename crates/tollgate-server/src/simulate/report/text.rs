@@ -77,6 +77,9 @@ fn lost(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
 
 fn suggested(f: &mut fmt::Formatter<'_>, suggestion: &SuggestionReport) -> fmt::Result {
     let SuggestionReport { target, limit, told, next, next_told, passes, tried, .. } = suggestion;
+    if suggestion.any {
+        return writeln!(f, "\nany limit does it: nobody asks for more ({target})");
+    }
     let Some((limit, told)) = limit.as_ref().zip(told.as_ref()) else {
         return writeln!(f, "\nno limit of this form does it: {target}");
     };
@@ -86,9 +89,10 @@ fn suggested(f: &mut fmt::Formatter<'_>, suggestion: &SuggestionReport) -> fmt::
     if let Some(((next, _), told)) = next.as_ref().zip(next_told.as_ref()) {
         writeln!(f, "  {BAD}{next}{BAD:#} {told}")?;
     }
+    let subject = if next.is_some() { "both were" } else { "it was" };
     writeln!(
         f,
-        "  {QUIET}both were tried on all of the traffic; {tried} limits in {passes} passes{QUIET:#}"
+        "  {QUIET}{subject} tried on all of the traffic; {tried} limits in {passes} passes{QUIET:#}"
     )
 }
 

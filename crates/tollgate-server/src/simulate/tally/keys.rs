@@ -36,9 +36,13 @@ pub(crate) struct KeyTally {
     pub(crate) shadow_denied: u64,
     /// Requests that another policy denied, while this one had room.
     pub(crate) elsewhere: u64,
-    /// When it asked last, and whether it was admitted.
+    /// When it asked last.
+    seen: u64,
+    /// When it last asked for something that counts for the peaks, and whether it was admitted.
     last: u64,
     last_admitted: bool,
+    /// Whether the peaks are of the plain limit. Requests under an override count only as long as there are no others.
+    plain: bool,
     second: u64,
     in_second: u32,
     /// The most that it asked for within a second by the clock.
@@ -85,18 +89,19 @@ impl Keys {
     }
 
     /// Decides by the state of a key, and counts that. Tells it, and what the key asked for and was admitted in the
-    /// period that ends now.
+    /// period that ends now; nothing if that is of another limit than this. A limit is given by its period, and whether
+    /// it is the plain one.
     pub(super) fn count(
         &mut self,
         key: &[u8],
         at: u64,
-        period: u64,
+        limit: (u64, bool),
         decide: impl FnOnce(&mut State) -> Event,
     ) -> (Event, Sums) {
         if let Some(tally) = self.keys.get_mut(key) {
             let first = !tally.is_touched();
             let event = decide(&mut tally.state);
-            let sums = tally.count(at, period, event);
+            let sums = tally.count(at, limit, event);
             if first && tally.is_touched() {
                 self.touched.add(key);
             }
@@ -108,7 +113,7 @@ impl Keys {
         self.all.add(key);
         let tally = self.keys.entry(KeyText::from_slice(key)).or_default();
         let event = decide(&mut tally.state);
-        let sums = tally.count(at, period, event);
+        let sums = tally.count(at, limit, event);
         if tally.is_touched() {
             self.touched.add(key);
         }
@@ -166,7 +171,7 @@ impl Keys {
         });
         let before = self.keys.len();
         self.keys.retain(|_, tally| {
-            let live = now.saturating_sub(tally.last) < self.rest;
+            let live = now.saturating_sub(tally.seen) < self.rest;
             live || tally.all_denied() > bars[0] || tally.requests() > bars[1]
         });
         self.forgotten += (before - self.keys.len()) as u64;
@@ -182,8 +187,10 @@ impl Default for KeyTally {
             denied: 0,
             shadow_denied: 0,
             elsewhere: 0,
+            seen: 0,
             last: 0,
             last_admitted: false,
+            plain: false,
             second: 0,
             in_second: 0,
             peak_second: 0,
@@ -209,13 +216,12 @@ impl KeyTally {
         self.all_denied() > 0
     }
 
-    fn count(&mut self, at: u64, period: u64, event: Event) -> Sums {
+    fn count(&mut self, at: u64, (period, plain): (u64, bool), event: Event) -> Sums {
+        self.seen = at;
         let second = at / 1_000_000;
         self.in_second = if second == self.second { self.in_second.saturating_add(1) } else { 1 };
         self.second = second;
         self.peak_second = self.peak_second.max(self.in_second);
-        let is_first = self.peak_asked == 0;
-        let recent = !is_first && at.saturating_sub(self.last) < period;
         let admitted = event == Event::Allowed;
         *match event {
             Event::Allowed => &mut self.allowed,
@@ -223,6 +229,14 @@ impl KeyTally {
             Event::ShadowDenied => &mut self.shadow_denied,
             Event::Elsewhere => &mut self.elsewhere,
         } += 1;
+        if self.plain && !plain {
+            return Sums::default();
+        }
+        let is_first = self.peak_asked == 0 || plain != self.plain;
+        if is_first {
+            (self.plain, self.window) = (plain, None);
+        }
+        let recent = !is_first && at.saturating_sub(self.last) < period;
         let sums = match &mut self.window {
             Some(window) => window.add(at, admitted),
             None if recent => {
@@ -251,7 +265,10 @@ pub(super) fn encode(key: KeyRef<'_>, text: &mut Vec<u8>) {
     }
 }
 
-/// A key for people: its parts, with what is not printable escaped.
+/// Characters of a key that people are shown.
+const MOST_SHOWN: usize = 200;
+
+/// A key for people: its parts, with what is not printable escaped, and only the beginning of a long one.
 pub(crate) fn shown(text: &[u8]) -> String {
     let (mut rest, mut shown) = (text, String::new());
     while let Some((length, tail)) = rest.split_first_chunk() {
@@ -266,5 +283,11 @@ pub(crate) fn shown(text: &[u8]) -> String {
             None => shown.push_str("(absent)"),
         }
     }
-    if shown.is_empty() { "(all together)".to_owned() } else { shown }
+    if shown.is_empty() {
+        return "(all together)".to_owned();
+    }
+    match shown.char_indices().nth(MOST_SHOWN) {
+        Some(_) => shown.chars().take(MOST_SHOWN - 1).chain(['…']).collect(),
+        None => shown,
+    }
 }

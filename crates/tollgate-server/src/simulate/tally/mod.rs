@@ -84,7 +84,8 @@ impl PolicyTally {
     ) {
         let period = micros(limit.period());
         keys::encode(key, &mut self.text);
-        let (event, sums) = self.keys.count(&self.text, at, period, decide);
+        let plain = self.plain == Some(*limit);
+        let (event, sums) = self.keys.count(&self.text, at, (period, plain), decide);
         let bin = self.timeline.at(at);
         match event {
             Event::Allowed => {
@@ -101,12 +102,14 @@ impl PolicyTally {
             }
             Event::Elsewhere => self.elsewhere += 1,
         }
-        if self.plain == Some(*limit) {
+        if plain {
             bin.asked = bin.asked.max(sums.asked.into());
             bin.admitted = bin.admitted.max(sums.admitted.into());
         }
         let admitted = u64::from(sums.admitted);
-        if event == Event::Allowed
+        // What an override admits is held to another amount, and says nothing of the boundary of a window.
+        if plain
+            && event == Event::Allowed
             && admitted > limit.amount()
             && limit.algorithm() == Algorithm::FixedWindow
         {

@@ -87,6 +87,27 @@ impl Timeline {
         &mut self.bins[place]
     }
 
+    /// Brings several to the same steps, so that they can be drawn on one axis.
+    pub(crate) fn align(timelines: &mut [&mut Self]) {
+        let step = timelines.iter().map(|one| one.step).max().unwrap_or_default();
+        for one in timelines.iter_mut().filter(|one| !one.bins.is_empty()) {
+            while one.step < step {
+                one.coarsen();
+            }
+        }
+        let used = || timelines.iter().filter(|one| !one.bins.is_empty());
+        let Some(base) = used().map(|one| one.base).min() else { return };
+        let end = used().map(|one| one.base + one.bins.len() as u64).max().unwrap_or(base);
+        let length = usize::try_from(end - base).unwrap_or_default();
+        for one in timelines {
+            let before = if one.bins.is_empty() { 0 } else { one.base - base };
+            let before = usize::try_from(before).unwrap_or_default();
+            one.bins.splice(0..0, std::iter::repeat_n(Bin::default(), before));
+            one.bins.resize(length, Bin::default());
+            (one.base, one.step) = (base, step);
+        }
+    }
+
     pub(crate) fn columns(&self) -> Columns {
         let column = |of: fn(&Bin) -> u64| self.bins.iter().map(of).collect::<Vec<_>>();
         let present = |values: Vec<u64>| match values.iter().any(|value| *value > 0) {
@@ -137,6 +158,28 @@ mod tests {
         for pair in STEPS.windows(2) {
             assert_eq!(pair[1] % pair[0], 0, "{pair:?}");
         }
+    }
+
+    #[test]
+    fn several_are_brought_to_the_same_steps() {
+        let mut timelines = [(100, 3), (60, 700), (90, 2_000), (0, 0)].map(|(start, seconds)| {
+            let mut timeline = Timeline::default();
+            (start..start + seconds).for_each(|at| timeline.at(at * SECOND).denied += 1);
+            timeline
+        });
+        let mut all: Vec<_> = timelines.iter_mut().collect();
+        Timeline::align(&mut all);
+        let columns = timelines.map(|timeline| timeline.columns());
+        for (one, sum) in columns.iter().zip([3, 700, 2_000, 0]) {
+            assert_eq!((one.start, one.step, one.denied.len()), (60, 5, 406));
+            assert_eq!(one.denied.iter().sum::<u64>(), sum);
+        }
+        assert_eq!(columns[0].denied[8], 3);
+        assert_eq!(
+            (columns[1].denied[0], columns[1].denied[139], columns[1].denied[140]),
+            (5, 5, 0)
+        );
+        assert_eq!((columns[2].denied[5], columns[2].denied[6], columns[2].denied[405]), (0, 5, 5));
     }
 
     #[test]

@@ -52,7 +52,10 @@ impl Combined {
             if let Some(attribute) = self.attributes[field]
                 && !matches!(&line[place.clone()], b"" | b"-")
             {
-                values.put(attribute, line, place);
+                match memchr(b'\\', &line[place.clone()]) {
+                    Some(_) => values.put_meant(attribute, &unescaped(&line[place])),
+                    None => values.put(attribute, line, place),
+                }
             }
         };
         put(0, head.ip);
@@ -111,6 +114,36 @@ fn quoted(line: &[u8], from: usize) -> Option<Range<usize>> {
     }
 }
 
+/// What nginx and Apache write as `\x16`, `\"` or `\n`, as it was. What is none of these stays.
+fn unescaped(value: &[u8]) -> Vec<u8> {
+    let mut meant = Vec::with_capacity(value.len());
+    let mut rest = value;
+    while let Some(place) = memchr(b'\\', rest) {
+        meant.extend_from_slice(&rest[..place]);
+        let (byte, length) = match &rest[place + 1..] {
+            [b'x', high, low, ..] => match (hex(*high), hex(*low)) {
+                (Some(high), Some(low)) => (16 * high + low, 4),
+                _ => (b'\\', 1),
+            },
+            [quoted @ (b'"' | b'\\'), ..] => (*quoted, 2),
+            [b'b', ..] => (8, 2),
+            [b't', ..] => (b'\t', 2),
+            [b'n', ..] => (b'\n', 2),
+            [b'v', ..] => (11, 2),
+            [b'r', ..] => (b'\r', 2),
+            _ => (b'\\', 1),
+        };
+        meant.push(byte);
+        rest = &rest[place + length..];
+    }
+    meant.extend_from_slice(rest);
+    meant
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}
+
 /// The next word at or after a blank.
 fn word(line: &[u8], from: usize) -> Range<usize> {
     let rest = line.get(from..).unwrap_or_default();
@@ -130,4 +163,21 @@ fn words(line: &[u8], request: Range<usize>) -> [Range<usize>; 3] {
     let second = memchr(b' ', &line[path..request.end]).map_or(request.end, |end| path + end);
     let protocol = (second + 1).min(request.end);
     [request.start..path - 1, path..second, protocol..request.end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_read_as_what_they_stand_for() {
+        for (written, meant) in [
+            (r"/caf\xC3\xA9", "/caf\u{e9}".as_bytes()),
+            (r#"/a\"b\\c\x22"#, b"/a\"b\\c\""),
+            (r"\t\n\r\b\v", b"\t\n\r\x08\x0b"),
+            (r"\xC\xZZ\q\", br"\xC\xZZ\q\"),
+        ] {
+            assert_eq!(unescaped(written.as_bytes()), meant, "{written}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use memchr::{memchr, memchr2};
 
 use super::{
     Malformed,
-    format::{Map, TIME},
+    format::{End, Map, TIME},
     instant::Instants,
     row::{Attributes, Values},
 };
@@ -53,10 +53,37 @@ impl Csv {
         Self { instants: Instants::default(), names, time, columns, separator: None }
     }
 
-    /// Whether a line looks like the names of columns, of which one is an instant.
-    pub(super) fn fits(line: &[u8]) -> bool {
-        let mut csv = Self::new(&Attributes::default(), &Map::default());
-        csv.is_heading(line) && csv.columns.is_some_and(|columns| columns.time.is_some())
+    /// Whether a line looks like the names of columns, of which one is an instant; or, where the map has numbers, like
+    /// values of which that one is.
+    pub(super) fn fits(line: &[u8], map: &Map) -> bool {
+        let mut csv = Self::new(&Attributes::default(), map);
+        let named = csv.is_heading(line);
+        let Some(time) = csv.columns.as_ref().and_then(|columns| columns.time) else {
+            return false;
+        };
+        let instant = || cells(line, separator(line)).nth(time);
+        named || instant().is_some_and(|cell| csv.instants.any(&line[cell.place]).is_some())
+    }
+
+    /// Where the entry ends that the text begins with: at the first line break that is not within a quoted value.
+    pub(super) fn end(&self, text: &[u8]) -> End {
+        let Some(line) = memchr(b'\n', text) else { return End::Missing };
+        if memchr(b'"', &text[..line]).is_none() {
+            return End::At(line);
+        }
+        let separator = self.separator.unwrap_or_else(|| separator(&text[..line]));
+        let mut start = 0;
+        loop {
+            if text.get(start) == Some(&b'"') {
+                let Some(close) = closing(text, start) else { return End::Quoted };
+                start = close + 1;
+            }
+            let Some(end) = memchr2(separator, b'\n', &text[start..]) else { return End::Missing };
+            start += end + 1;
+            if text[start - 1] == b'\n' {
+                return End::At(start - 1);
+            }
+        }
     }
 
     /// Takes the line with the names, if that is what comes first.
@@ -114,8 +141,36 @@ impl Columns {
     }
 }
 
+/// What is most often between values; nothing within quotes is.
 fn separator(line: &[u8]) -> u8 {
-    [b'\t', b';'].into_iter().find(|one| line.contains(one)).unwrap_or(b',')
+    const KNOWN: [u8; 3] = *b"\t;,";
+    let mut counts = [0_usize; KNOWN.len()];
+    let (mut place, mut begins) = (0, true);
+    while let Some(byte) = line.get(place) {
+        let known = KNOWN.iter().position(|one| one == byte);
+        if let Some(known) = known {
+            counts[known] += 1;
+        }
+        if begins && *byte == b'"' {
+            place = closing(line, place).unwrap_or(line.len());
+        }
+        begins = known.is_some();
+        place += 1;
+    }
+    let most = (0..KNOWN.len()).max_by_key(|known| counts[*known]);
+    most.map_or(b',', |known| KNOWN[known])
+}
+
+/// Where the quoted value ends that begins here.
+fn closing(text: &[u8], start: usize) -> Option<usize> {
+    let mut end = start + 1;
+    loop {
+        end += memchr(b'"', text.get(end..)?)?;
+        if text.get(end + 1) != Some(&b'"') {
+            return Some(end);
+        }
+        end += 2;
+    }
 }
 
 /// A column by its number, counted from 1.
@@ -143,16 +198,10 @@ fn cell(line: &[u8], start: usize, separator: u8) -> (Cell, usize) {
         let end = until(start);
         return (Cell { place: start..end, doubled: false }, end);
     }
-    let (mut end, mut doubled) = (start + 1, false);
-    while let Some(quote) = memchr2(b'"', b'"', line.get(end..).unwrap_or_default()) {
-        if line.get(end + quote + 1) != Some(&b'"') {
-            let close = end + quote;
-            return (Cell { place: start + 1..close, doubled }, until(close + 1));
-        }
-        doubled = true;
-        end += quote + 2;
-    }
-    (Cell { place: start + 1..line.len(), doubled }, line.len())
+    let close = closing(line, start).unwrap_or(line.len());
+    let place = start + 1..close;
+    let doubled = memchr(b'"', &line[place.clone()]).is_some();
+    (Cell { place, doubled }, until((close + 1).min(line.len())))
 }
 
 fn undoubled(value: &[u8]) -> Vec<u8> {
@@ -164,4 +213,43 @@ fn undoubled(value: &[u8]) -> Vec<u8> {
     }
     meant.extend_from_slice(rest);
     meant
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_separator_is_what_is_most_often_between_values() {
+        for (line, expected) in [
+            ("time,ip", b','),
+            ("time;ip", b';'),
+            ("time\tip", b'\t'),
+            ("time", b','),
+            ("2026-01-01T00:00:00Z,1.2.3.4,\"Mozilla (X11; a; b; c)\"", b','),
+            ("2026-01-01T00:00:00Z,1.2.3.4,Mozilla (X11; Linux)", b','),
+            ("\"a,b,c,d\";x", b';'),
+            ("5\" screen;x", b';'),
+        ] {
+            assert_eq!(separator(line.as_bytes()) as char, expected as char, "{line}");
+        }
+    }
+
+    #[test]
+    fn an_entry_ends_where_no_quoted_value_goes_on() {
+        let csv = Csv::new(&Attributes::default(), &Map::default());
+        for (text, expected) in [
+            ("a,b\nc", End::At(3)),
+            ("a,5\" b\nc\"", End::At(6)),
+            ("a,\"b\nc\"\nd", End::At(7)),
+            ("\"a\"\"\nb\"\"\"\nc", End::At(9)),
+            ("\"a\" b\"\nc", End::At(6)),
+            ("\"\"\nb", End::At(2)),
+            ("a,\"b\nc", End::Quoted),
+            ("a", End::Missing),
+            ("a,\"b\nc\"", End::Missing),
+        ] {
+            assert_eq!(csv.end(text.as_bytes()), expected, "{text:?}");
+        }
+    }
 }

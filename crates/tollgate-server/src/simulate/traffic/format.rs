@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use memchr::memchr;
+
 use super::{
     Malformed,
     combined::Combined,
@@ -36,6 +38,17 @@ pub(super) enum Reader {
     Combined(Combined),
     Json(JsonLines),
     Csv(Csv),
+}
+
+/// Where an entry ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// At this line break.
+    At(usize),
+    /// No line break is there that ends it.
+    Missing,
+    /// A quoted value goes on to the end of the text.
+    Quoted,
 }
 
 /// The name by which the map speaks of the instant.
@@ -125,13 +138,13 @@ impl FromStr for Map {
 
 impl Format {
     /// The format that the first lines of a log have.
-    pub(super) fn of(text: &[u8]) -> Option<Self> {
+    pub(super) fn of(text: &[u8], map: &Map) -> Option<Self> {
         let mut lines = text.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
         let mut known = lines.by_ref().take(20).filter(|line| !line.is_empty());
         known.find_map(|line| match line {
             [b'{', ..] => Some(Self::Json),
             line if Combined::fits(line) => Some(Self::Combined),
-            line if Csv::fits(line) => Some(Self::Csv),
+            line if Csv::fits(line, map) => Some(Self::Csv),
             _ => None,
         })
     }
@@ -151,6 +164,15 @@ impl Reader {
     /// Whether a line break may be within what is one entry.
     pub(super) fn spans_lines(&self) -> bool {
         matches!(self, Self::Csv(_))
+    }
+
+    /// Where the entry ends that the text begins with.
+    #[inline]
+    pub(super) fn end(&self, text: &[u8]) -> End {
+        match self {
+            Self::Csv(csv) => csv.end(text),
+            Self::Combined(_) | Self::Json(_) => memchr(b'\n', text).map_or(End::Missing, End::At),
+        }
     }
 
     /// Takes a line that says what the others mean, if this is one.

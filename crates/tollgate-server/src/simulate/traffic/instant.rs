@@ -123,8 +123,8 @@ type Three = (u64, u64, u64);
 
 fn micros((year, month, day): Three, (hour, minute, second): Three, offset: i64) -> Option<u64> {
     let sound = (1..=12).contains(&month)
-        && (1..=31).contains(&day)
         && (1970..=9999).contains(&year)
+        && (1..=days(year, month)).contains(&day)
         && hour < 24
         && minute < 60
         && second <= 60;
@@ -136,6 +136,15 @@ fn micros((year, month, day): Three, (hour, minute, second): Three, offset: i64)
     let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
     let seconds = i64::try_from((days - EPOCH) * 86_400 + hour * 3_600 + minute * 60 + second);
     u64::try_from(seconds.ok()? - offset).ok()?.checked_mul(SECOND)
+}
+
+fn days(year: u64, month: u64) -> u64 {
+    let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    match month {
+        2 => 28 + u64::from(leap),
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
 }
 
 /// Days from 1 March of the year 0 to 1 January 1970.
@@ -185,6 +194,11 @@ mod tests {
             ("971211336000001", Some(971_211_336_000_001)),
             ("971211336000001999", Some(971_211_336_000_001)),
             ("2000-13-10T20:55:36Z", None),
+            ("31/Feb/2026:00:00:00 +0000", None),
+            ("2026-02-29T00:00:00Z", None),
+            ("2100-02-29T00:00:00Z", None),
+            ("2026-04-31T00:00:00Z", None),
+            ("2000-02-29T00:00:00Z", Some(951_782_400_000_000)),
             ("10/Okt/2000:13:55:36 -0700", None),
             ("10/Oct/2000:24:55:36 -0700", None),
             ("yesterday", None),

@@ -19,17 +19,13 @@ pub(super) struct JsonLines {
     fields: Vec<Field>,
 }
 
-/// Where a value may be.
+/// Where a value may be, likeliest first.
 #[derive(Debug)]
-struct Field {
-    candidates: Vec<String>,
-    /// The one that was right the last time.
-    likely: usize,
-}
+struct Field(Vec<String>);
 
 impl JsonLines {
     pub(super) fn new(attributes: &Attributes, map: &Map) -> Self {
-        let field = |name: &str| Field { candidates: map.candidates(name), likely: 0 };
+        let field = |name: &str| Field(map.candidates(name));
         let fields = attributes.0.iter().map(|name| field(name)).collect();
         Self { instants: Instants::default(), time: field(TIME), fields }
     }
@@ -38,7 +34,7 @@ impl JsonLines {
         let object: Value = serde_json::from_slice(line).map_err(|_| Malformed::NotJson)?;
         let time = self.time.of(&object).ok_or(Malformed::Time)?;
         let at = self.instants.any(time.as_bytes()).ok_or(Malformed::Time)?;
-        for (attribute, field) in self.fields.iter_mut().enumerate() {
+        for (attribute, field) in self.fields.iter().enumerate() {
             if let Some(value) = field.of(&object) {
                 values.put_meant(attribute, value.as_bytes());
             }
@@ -48,16 +44,8 @@ impl JsonLines {
 }
 
 impl Field {
-    fn of<'a>(&mut self, object: &'a Value) -> Option<Cow<'a, str>> {
-        let found = find(object, &self.candidates[self.likely]);
-        if found.is_some() {
-            return found;
-        }
-        let rest = self.candidates.iter().enumerate();
-        let (place, found) =
-            rest.filter_map(|(place, path)| Some((place, find(object, path)?))).next()?;
-        self.likely = place;
-        Some(found)
+    fn of<'a>(&self, object: &'a Value) -> Option<Cow<'a, str>> {
+        self.0.iter().find_map(|path| find(object, path))
     }
 }
 

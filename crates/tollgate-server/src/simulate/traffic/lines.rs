@@ -6,7 +6,7 @@ use memchr::{memchr, memchr_iter};
 
 use super::{
     Malformed, Trouble,
-    format::{Format, Map, Reader},
+    format::{End, Format, Map, Reader},
     open::{Place, Progress},
     row::{Attributes, Rows},
 };
@@ -31,7 +31,10 @@ pub(super) struct Lines {
     ended: bool,
     /// The rest of a line that was too long is still to come.
     skipping: bool,
+    /// Bytes of a batch, of which it gets `usual` soon, and `most` only if the window takes it.
     size: usize,
+    usual: usize,
+    most: usize,
     window: u64,
     pub(super) counts: Counts,
 }
@@ -47,8 +50,15 @@ pub(super) struct Counts {
 
 /// Longer lines are malformed.
 const MAX_LINE: usize = 1 << 20;
-/// Batches grow up to this so that the window fits in.
+/// The first batch is small: there may be many files, and little in each.
+const FIRST_BATCH: usize = 64 << 10;
+/// Batches of all files together grow to this, as more is read at once with fewer calls.
+const BATCHES: usize = 64 << 20;
+const USUAL_BATCH: usize = 4 << 20;
+/// Batches of all files together grow up to this so that the window fits in.
+const MAX_BATCHES: usize = 256 << 20;
 const MAX_BATCH: usize = 64 << 20;
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 const MAX_EXAMPLES: usize = 5;
 
 impl Lines {
@@ -61,6 +71,7 @@ impl Lines {
         let unreadable = |error| Trouble::Read(place.name(), error);
         let input = place.open(progress).map_err(unreadable)?;
         let files = spec.places.len().max(1);
+        let usual = (BATCHES / files).clamp(FIRST_BATCH, USUAL_BATCH);
         let mut lines = Self {
             name: place.name(),
             input,
@@ -73,13 +84,16 @@ impl Lines {
             filled: 0,
             ended: false,
             skipping: false,
-            size: ((64 << 20) / files).clamp(256 << 10, 4 << 20),
+            size: FIRST_BATCH,
+            usual,
+            most: (MAX_BATCHES / files).clamp(usual, MAX_BATCH),
             window: spec.window,
             counts: Counts::default(),
         };
         lines.fill().map_err(unreadable)?;
+        lines.drop_mark();
         let format = match spec.format {
-            Format::Auto => Format::of(&lines.rows.text[..lines.filled]),
+            Format::Auto => Format::of(&lines.rows.text[..lines.filled], &spec.map),
             format => Some(format),
         };
         if format.is_none() && lines.filled > 0 {
@@ -89,6 +103,14 @@ impl Lines {
         lines.parse();
         lines.settle()?;
         Ok(lines)
+    }
+
+    /// Drops what says that a text is UTF-8.
+    fn drop_mark(&mut self) {
+        if self.rows.text[..self.filled].starts_with(BYTE_ORDER_MARK) {
+            self.rows.text.copy_within(BYTE_ORDER_MARK.len()..self.filled, 0);
+            self.filled -= BYTE_ORDER_MARK.len();
+        }
     }
 
     /// The instant of the row that comes next.
@@ -112,6 +134,7 @@ impl Lines {
     fn settle(&mut self) -> Result<(), Trouble> {
         while self.next >= self.ready && !(self.ended && self.kept == 0) {
             self.keep();
+            self.grow();
             self.fill().map_err(|error| Trouble::Read(self.name.clone(), error))?;
             self.parse();
         }
@@ -135,12 +158,17 @@ impl Lines {
         self.filled = end;
     }
 
+    /// Lets the next batch be larger: while batches are small, and when much of this one was kept.
+    fn grow(&mut self) {
+        let kept_much = self.filled > self.size / 2;
+        let most = if kept_much { self.most } else { self.usual };
+        self.size = (2 * self.size).min(most).max(self.size);
+    }
+
     /// Reads until the batch is full.
     fn fill(&mut self) -> std::io::Result<()> {
-        if self.filled > self.size / 2 {
-            self.size = (self.size * 2).min(MAX_BATCH);
-        }
-        let size = self.size.max(self.filled + 2 * MAX_LINE);
+        // With room for as much again of a line that is not whole, so that it is not gone through too often.
+        let size = self.size.max(self.filled + self.filled.clamp(FIRST_BATCH, MAX_LINE));
         self.rows.text.resize(size, 0);
         while self.filled < size && !self.ended {
             let length = match self.input.read(&mut self.rows.text[self.filled..]) {
@@ -171,14 +199,17 @@ impl Lines {
         self.rows.clear();
         self.next = 0;
         let (mut start, mut latest, mut place) = (0, 0, 0);
-        while let Some(line) = self.line(start) {
+        while let Some((line, broken)) = self.line(start) {
             if place >= self.known {
                 self.counts.lines += 1 + self.breaks(&line);
             }
             place += 1;
             // Behind the line break, or behind the text if it has none at its end.
             start = (line.end + 1).min(self.filled);
-            latest = latest.max(self.parse_line(line));
+            match broken {
+                Some(malformed) => self.malformed(malformed),
+                None => latest = latest.max(self.parse_line(line)),
+            }
         }
         self.rows.sort();
         self.kept = start;
@@ -196,7 +227,7 @@ impl Lines {
         let rows = self.rows.as_slice();
         let until = latest.saturating_sub(self.window);
         let settled = rows.partition_point(|row| row.at < until);
-        self.ready = match self.size >= MAX_BATCH {
+        self.ready = match self.size >= self.most {
             _ if self.ended => rows.len(),
             true => settled.max(rows.len().div_ceil(2)),
             false => settled,
@@ -206,21 +237,23 @@ impl Lines {
         }
     }
 
-    /// Where the line is that begins here. One without an end is whole if nothing comes after it.
-    fn line(&self, start: usize) -> Option<Range<usize>> {
+    /// Where the entry is that begins here, and what is wrong with it as such. One without an end is whole if nothing
+    /// comes after it. Of one whose end is not within reach, the first line is lost, and no more.
+    fn line(&self, start: usize) -> Option<(Range<usize>, Option<Malformed>)> {
         let text = &self.rows.text[start..self.filled];
-        let mut end = 0;
-        loop {
-            let Some(found) = memchr(b'\n', &text[end..]) else {
-                return (self.ended && !text.is_empty()).then_some(start..self.filled);
-            };
-            end += found;
-            let quotes = || memchr_iter(b'"', &text[..end]).count();
-            if !self.reader.spans_lines() || quotes() % 2 == 0 || end > MAX_LINE {
-                return Some(start..start + end);
+        let reach = &text[..text.len().min(MAX_LINE + 1)];
+        let is_last = self.ended && reach.len() == text.len();
+        let wrong = match self.reader.end(reach) {
+            End::At(end) => return Some((start..start + end, None)),
+            End::Missing if is_last => {
+                return (!text.is_empty()).then_some((start..self.filled, None));
             }
-            end += 1;
-        }
+            _ if !self.ended && reach.len() == text.len() => return None,
+            End::Missing => Malformed::TooLong,
+            End::Quoted => Malformed::Unclosed,
+        };
+        let end = memchr(b'\n', text).or(is_last.then_some(text.len()))?;
+        Some((start..start + end, Some(wrong)))
     }
 
     /// Line breaks within an entry.
@@ -255,6 +288,45 @@ impl Lines {
             let Self { name, counts: Counts { lines, .. }, .. } = self;
             let place = format!("{name}:{lines}: {what}");
             self.counts.examples.push(place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    /// Reads a log as one of so many files: how much room it took in the end, and how many rows it has.
+    fn read(path: &Path, files: usize) -> (usize, u64) {
+        let places = vec![Place::from(path); files];
+        let (format, map) = (Format::Auto, Map::default());
+        let spec = super::super::Spec { places, format, map, window: 0 };
+        let place = &spec.places[0];
+        let lines = Lines::open(place, &spec, &Attributes::default(), &Progress::default());
+        let (mut lines, mut rows) = (lines.ok().unwrap(), 0);
+        while lines.at().is_some() {
+            rows += 1;
+            lines.advance().unwrap();
+        }
+        (lines.rows.text.capacity(), rows)
+    }
+
+    #[test]
+    fn a_small_file_takes_little_room_and_a_large_one_its_share() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+        fs::write(file.path(), line).unwrap();
+        let (room, rows) = read(file.path(), 1);
+        assert!((room <= 2 * FIRST_BATCH, rows) == (true, 1), "{room} {rows}");
+        fs::write(file.path(), line.repeat(100_000)).unwrap();
+        // All lines are of one instant, so nothing can be given out before the batch is as large as it may be.
+        for files in [1, 300] {
+            let (room, rows) = read(file.path(), files);
+            let most = (MAX_BATCHES / files).min(MAX_BATCH);
+            assert!(room <= 2 * (most + MAX_LINE), "{files}: {room}");
+            assert_eq!(rows, 100_000, "{files}");
         }
     }
 }

@@ -65,6 +65,9 @@ pub(crate) enum Trouble {
         "{0} looks like no log that is known: its first lines are neither common, JSON nor CSV"
     )]
     Unknown(String),
+    /// There is nothing in any of them.
+    #[error("there is nothing to replay: {0} empty")]
+    Empty(String),
     /// There is no line that says anything.
     #[error("no line of {lines} could be read; the first: {first}")]
     AllMalformed {
@@ -83,6 +86,8 @@ pub(super) enum Malformed {
     NotCsv,
     Time,
     TooLong,
+    LongValue,
+    Unclosed,
 }
 
 impl Spec {
@@ -111,6 +116,12 @@ impl Spec {
                 }
                 lines.advance()?;
             }
+        }
+        if seen.requests == 0 && logs.iter().all(|lines| lines.counts.malformed == 0) {
+            return Err(Trouble::Empty(match &*self.places {
+                [place] => format!("{} is", place.name()),
+                places => format!("all {} logs are", places.len()),
+            }));
         }
         seen.count(&logs)
     }
@@ -160,6 +171,8 @@ impl fmt::Display for Malformed {
             Self::NotCsv => "no columns are known",
             Self::Time => "no instant that can be read",
             Self::TooLong => "longer than 1 MiB",
+            Self::LongValue => "a value is longer than 1,024 bytes",
+            Self::Unclosed => "a quote is not closed",
         })
     }
 }

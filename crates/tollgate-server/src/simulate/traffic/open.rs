@@ -36,7 +36,7 @@ struct Zstd<R: Read> {
     decoder: Option<StreamingDecoder<R, FrameDecoder>>,
 }
 
-const BUFFER: usize = 256 << 10;
+const BUFFER: usize = 64 << 10;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// A frame that is to be left out begins like this, but for the lowest four bits.

@@ -4,6 +4,8 @@ use std::{borrow::Cow, net::IpAddr};
 
 use tollgate_http::resolve::{plain_host, plain_path};
 
+use super::Malformed;
+
 /// The attributes that are looked at, each with the place of its value in a row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attributes(pub(crate) Vec<String>);
@@ -56,7 +58,12 @@ pub(super) struct Values<'a> {
     /// Where the line begins in the text.
     base: u32,
     first: usize,
+    /// Whether a value is longer than the service takes.
+    too_long: bool,
 }
+
+/// The longest value, in bytes: what the service takes unless it is configured otherwise. Keys are made of them.
+const MAX_VALUE: usize = 1_024;
 
 const ABSENT: Span = Span { start: 0, length: u32::MAX };
 /// Marks a span that is in `extra`.
@@ -99,19 +106,21 @@ impl Rows {
     }
 
     /// Reads the line at `line` with `read`, which gives its instant; if it does, the line is a row.
-    pub(super) fn read<E>(
+    pub(super) fn read(
         &mut self,
         line: std::ops::Range<usize>,
-        read: impl FnOnce(&[u8], &mut Values<'_>) -> Result<u64, E>,
-    ) -> Result<u64, E> {
+        read: impl FnOnce(&[u8], &mut Values<'_>) -> Result<u64, Malformed>,
+    ) -> Result<u64, Malformed> {
         let first = self.spans.len();
         self.spans.resize(first + self.width, ABSENT);
         // The text is lent to the reader while the spans are written.
         let text = std::mem::take(&mut self.text);
         let span = Span::new(line.start, line.len());
-        let found = read(&text[line], &mut Values { base: span.start, first, rows: self });
+        let mut values = Values { base: span.start, first, too_long: false, rows: self };
+        let found = read(&text[line], &mut values);
+        let too_long = values.too_long;
         self.text = text;
-        match found {
+        match found.and_then(|at| if too_long { Err(Malformed::LongValue) } else { Ok(at) }) {
             Ok(at) => {
                 let first = u32::try_from(first).unwrap_or(u32::MAX);
                 self.rows.push(Row { at, first, line: span });
@@ -170,6 +179,7 @@ impl Values<'_> {
     }
 
     fn set(&mut self, attribute: usize, span: Span) {
+        self.too_long |= span.length as usize > MAX_VALUE;
         self.rows.spans[self.first + attribute] = span;
     }
 
