@@ -10,9 +10,9 @@ pub(crate) enum Histories {
 /// What `cargo` runs, quickest first.
 const STEPS: [&str; 4] = [
     "test --workspace --lib --bins --examples",
-    "test --workspace --exclude tollgate-redis --test *",
+    "test --workspace --test it --test fronts --test servers",
     // Most of the time they wait: for failovers, for windows to end.
-    "test -p tollgate-redis --test it -- --test-threads 4",
+    "test --workspace --test redis -- --test-threads 4",
     "test --workspace --doc",
 ];
 
@@ -39,4 +39,33 @@ pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
 
 fn words(step: &str) -> Vec<&str> {
     step.split(' ').collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::command::root;
+
+    /// The test programs below a folder of packages, by name.
+    fn programs(packages: &Path) -> Vec<String> {
+        let folders = fs::read_dir(packages).unwrap().map(|package| package.unwrap().path());
+        let tests = folders.filter_map(|package| fs::read_dir(package.join("tests")).ok());
+        let entries = tests.flatten().map(|entry| entry.unwrap().path());
+        let programs = entries.filter(|entry| {
+            entry.extension().is_some_and(|kind| kind == "rs") || entry.join("main.rs").exists()
+        });
+        programs.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn every_test_program_is_run() {
+        let steps = STEPS.join(" ");
+        let programs = programs(&root().join("crates"));
+        assert!(programs.len() > 5, "{programs:?}");
+        for program in programs {
+            assert!(steps.contains(&format!("--test {program}")), "{program} is in no step");
+        }
+    }
 }

@@ -28,6 +28,8 @@ mod source;
 #[cfg(feature = "cli")]
 mod top;
 mod trace;
+#[cfg(feature = "cli")]
+mod words;
 
 /// Runs the program: does what the command line says.
 #[cfg(feature = "cli")]

@@ -16,10 +16,11 @@ use crate::{
         Study, Traffic,
         pattern::{Generate, Kind, Pattern, span},
         replay::{Variant, tryable},
-        report::{Page, Report, SuggestionReport, Words, grouped},
+        report::{Page, Report, SuggestionReport, Words},
         suggest::{Found, Search, Target},
         traffic::{Format, Map, Place, Progress, Spec},
     },
+    words::grouped,
 };
 
 /// See what limits would do to traffic

@@ -13,8 +13,9 @@ use ratatui::{
 use super::{
     data::{Live, Policy, Store, TopKey},
     view::{MOST, Pane, View},
-    words::{Bar, Worst, bars, percent, rate, shown, time, whole},
+    words::{Bar, Worst, bars, percent, rate, shown, time},
 };
+use crate::words::grouped;
 
 /// As much as fits: a narrow or low screen has one pane, and a head of one line.
 const NARROW: u16 = 80;
@@ -191,10 +192,10 @@ impl View {
             Span::from(format!("  shadow {}/s", rate(shadow, seconds))).fg(Color::Yellow),
         ];
         if live.blocked_total > 0 {
-            spans.push(Span::from(format!("  {} blocked", whole(live.blocked_total))));
+            spans.push(Span::from(format!("  {} blocked", grouped(live.blocked_total))));
         }
         for listener in &live.listeners {
-            let (name, open) = (shown(&listener.name), whole(listener.connections));
+            let (name, open) = (shown(&listener.name), grouped(listener.connections));
             spans.push(Span::from(format!("  {name} {open} open")).dim());
         }
         Line::from(spans)
@@ -220,16 +221,16 @@ pub(super) fn store(store: &Store) -> String {
     let kind = shown(&store.kind);
     match &*store.kind {
         "memory" => {
-            format!("store memory, {} of {} keys", whole(store.keys), whole(store.max_keys))
+            format!("store memory, {} of {} keys", grouped(store.keys), grouped(store.max_keys))
         }
         _ => {
             let away = if store.reachable { "" } else { ", away: failure modes decide" };
             format!(
                 "store {kind}{away}, breaker {}, {} µs, {:.1} in a batch, {} timed out",
                 shown(&store.breaker),
-                whole(store.latency_us),
+                grouped(store.latency_us),
                 store.batch,
-                whole(store.timeouts),
+                grouped(store.timeouts),
             )
         }
     }
@@ -274,7 +275,7 @@ fn drawn(bars: &[Bar]) -> Line<'static> {
 
 fn draw_keys(keys: &[TopKey], skipped: usize, frame: &mut Frame<'_>, area: Rect) {
     let number = |count: u64, color: Color| {
-        let line = Line::from(whole(count)).right_aligned();
+        let line = Line::from(grouped(count)).right_aligned();
         Cell::from(if count > 0 { line.fg(color) } else { line.dim() })
     };
     let row = |top: &TopKey| {

@@ -6,8 +6,9 @@ use super::{
     data::TopKey,
     draw::{limits, store, uptime},
     view::{MOST, View},
-    words::{bars, percent, rate, shown, time, whole},
+    words::{bars, percent, rate, shown, time},
 };
+use crate::words::grouped;
 
 /// So many bars.
 const BARS: usize = 15;
@@ -59,7 +60,7 @@ fn policies(view: &View) -> Rows {
         let (history, end) = view.history(&policy.name);
         let mut row = vec![shown(&policy.name), limits(policy)];
         row.extend(recent.map(|count| rate(count, seconds)));
-        row.extend([policy.allowed, policy.denied, policy.shadow_denied].map(whole));
+        row.extend([policy.allowed, policy.denied, policy.shadow_denied].map(grouped));
         row.push(percent(policy.used));
         row.push(bars(&history, end, BARS, MOST).iter().map(|bar| bar.bar).collect());
         rows.push(row);
@@ -71,7 +72,7 @@ fn top(title: &str, keys: &[TopKey]) -> Rows {
     let head = [&title.to_uppercase(), "ALLOWED", "DENIED", "KEY"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(keys.iter().map(|top| {
-        vec![shown(&top.policy), whole(top.allowed), whole(top.denied), shown(&top.key)]
+        vec![shown(&top.policy), grouped(top.allowed), grouped(top.denied), shown(&top.key)]
     }));
     Rows { left: 1, rows }
 }

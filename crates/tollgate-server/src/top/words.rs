@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::words::grouped;
+
 /// Somebody's text, with nothing in it that a terminal would obey.
 pub(super) fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
@@ -14,19 +16,6 @@ pub(super) fn shown(text: &str) -> String {
     shown
 }
 
-/// A whole number with its thousands apart.
-pub(super) fn whole(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// So many in so many seconds, for each of them. One that is not none does not look like none.
 pub(super) fn rate(count: u64, seconds: u64) -> String {
     if seconds == 0 || count == 0 {
@@ -35,7 +24,7 @@ pub(super) fn rate(count: u64, seconds: u64) -> String {
     let tenths = count.saturating_mul(10).div_ceil(seconds);
     match tenths {
         0..100 if !tenths.is_multiple_of(10) => format!("{}.{}", tenths / 10, tenths % 10),
-        _ => whole((tenths + 5) / 10),
+        _ => grouped((tenths + 5) / 10),
     }
 }
 
@@ -128,7 +117,6 @@ mod tests {
         let rates = [(0, 5), (1, 5), (1, 300), (7, 2), (50, 5), (99, 1), (1_234, 1), (9, 0)];
         let told = rates.map(|(count, seconds)| rate(count, seconds));
         assert_eq!(told, ["0", "0.2", "0.1", "3.5", "10", "99", "1,234", "0"]);
-        assert_eq!([0, 999, 1_000, 12_345_678].map(whole), ["0", "999", "1,000", "12,345,678"]);
         let times = [3, 62, 3_723, 90_000].map(|seconds| time(Duration::from_secs(seconds)));
         assert_eq!(times, ["3 s", "1 min 2 s", "1 h 2 min", "1 d 1 h"]);
         let shares = [None, Some(0.0), Some(0.934), Some(7.0), Some(f64::NAN)].map(percent);

@@ -8,10 +8,7 @@ use serde::Serialize;
 use tollgate::{Limit, Policy, policy::Mode};
 
 use self::change::Change;
-pub(crate) use self::{
-    html::Page,
-    text::{Words, grouped},
-};
+pub(crate) use self::{html::Page, text::Words};
 use super::{
     Span, Trouble,
     replay::Variant,

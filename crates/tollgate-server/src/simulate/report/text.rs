@@ -10,6 +10,7 @@ use super::{
     change::{Change, KeyChange, PolicyChange},
     percent,
 };
+use crate::words::grouped;
 
 /// A report in words.
 #[derive(Debug)]
@@ -323,19 +324,6 @@ fn whose(per: &[String]) -> String {
     if per.is_empty() { "all together".to_owned() } else { format!("per {}", per.join(" and ")) }
 }
 
-/// A number with its digits in groups of three.
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 fn lasting(seconds: u64) -> String {
     let mut text = String::new();
     for (unit, length) in [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)] {
@@ -372,7 +360,6 @@ mod tests {
 
     #[test]
     fn numbers_and_times_read_well() {
-        assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!(lasting(90_061), "1d 1h 1m 1s");
         assert_eq!(lasting(0), "less than a second");
         assert_eq!(percent(1, 1_000), "0.10%");
