@@ -1,19 +1,26 @@
 //! The view on a real terminal, until somebody has seen enough.
 
-use std::{io, thread, time::Duration};
+use std::{io, process, thread, time::Duration};
 
-use crossterm::event::{self, Event};
+use crossterm::{
+    event::{self, Event},
+    terminal::disable_raw_mode,
+};
 use ratatui::DefaultTerminal;
 use tokio::{
+    runtime,
     signal::unix::{Signal, SignalKind, signal},
-    sync::mpsc,
-    time::{Instant, MissedTickBehavior, interval},
+    sync::{mpsc, oneshot},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 
 use super::{data::Live, view::View};
 
 /// Whether time has passed is looked at so often.
 const BLINK: Duration = Duration::from_millis(250);
+
+/// How long the end may take once a signal has come.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The screen as it was, once this is dropped: also by a panic, for which there is a hook besides.
 struct Screen(DefaultTerminal);
@@ -26,7 +33,7 @@ pub(crate) async fn run<A>(mut view: View, every: Duration, ask: A) -> io::Resul
 where
     A: AsyncFn(u64) -> Result<Live, String> + Clone + 'static,
 {
-    let mut ends = Ends::new()?;
+    let mut end = listen()?;
     let mut screen = Screen(ratatui::try_init()?);
     let mut events = events();
     let begun = Instant::now();
@@ -61,9 +68,42 @@ where
                 }
             }
             _ = blinks.tick() => {}
-            () = ends.any() => return Ok(()),
+            _ = &mut end => return Ok(()),
         }
     }
+}
+
+/// Tells when a signal comes. It is heard by a thread of its own: whoever writes to a terminal that takes nothing any
+/// more would not hear it.
+fn listen() -> io::Result<oneshot::Receiver<()>> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut ends = {
+        let _inside = runtime.enter();
+        Ends::new()?
+    };
+    let (tell, told) = oneshot::channel();
+    thread::spawn(move || {
+        runtime.block_on(async {
+            ends.any().await;
+            // Whoever does not listen any more is at its end already.
+            let _ = tell.send(());
+            sleep(GRACE).await;
+        });
+        give_up();
+    });
+    Ok(told)
+}
+
+/// Ends without what would have to be written.
+#[expect(
+    clippy::disallowed_methods,
+    clippy::exit,
+    reason = "`main` cannot return: it is stuck in a write"
+)]
+fn give_up() {
+    // The terminal may be gone.
+    drop(disable_raw_mode());
+    process::exit(1);
 }
 
 /// Keys and sizes, read by a thread of its own for as long as somebody wants them.

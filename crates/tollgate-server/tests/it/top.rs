@@ -12,7 +12,7 @@ use std::{
 
 use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
+    termios::{Action, LocalModes, Winsize, tcflow, tcgetattr, tcsetwinsize},
 };
 use tollgate_testkit::servers::eventually;
 
@@ -222,6 +222,19 @@ fn the_terminal_is_given_back_after_a_signal() {
         assert!(is_good && all.contains("\u{1b}[?1049h"), "{signal}: {all:?}");
         assert!(all.contains("\u{1b}[?25h"), "the cursor is shown again: {all:?}");
     }
+}
+
+#[test]
+fn a_terminal_that_takes_nothing_does_not_keep_it() {
+    let mut top = Terminal::start(60, 12, &["http://127.0.0.1:1"]);
+    top.until("not reachable since");
+    let name = ptsname(&top.ours, Vec::new()).unwrap().into_string().unwrap();
+    let theirs = File::options().read(true).write(true).open(name).unwrap();
+    tcflow(&theirs, Action::OOff).unwrap();
+    let sent = Command::new("kill").arg(top.child.id().to_string()).status();
+    assert!(sent.unwrap().success());
+    eventually(WITHIN, "it ends", || top.child.try_wait().unwrap().is_some());
+    assert!(is_cooked(&theirs), "what is typed is written back, and read by lines");
 }
 
 #[test]
