@@ -31,7 +31,9 @@ fn main() -> std::io::Result<()> {
         return report::write(&rows, std::path::Path::new("target/bench/http.json"));
     }
     if has("redis") {
-        let rows = redis::rows(if quick { 3 } else { 11 });
+        let mut words = std::env::args().skip_while(|word| word != "--case").skip(1);
+        let only = words.next().unwrap_or_default();
+        let rows = redis::rows(if quick { 3 } else { 11 }, &only);
         report::print(&rows);
         return report::write(&rows, std::path::Path::new("target/bench/redis.json"));
     }

@@ -26,20 +26,24 @@ struct Case {
     name: &'static str,
     keys: fn() -> Keys,
     limit: u32,
+    /// What the store may draw ahead, in hundredths of the limit.
+    lease: u8,
 }
 
-const CASES: [Case; 3] = [
-    Case { name: "hot key", keys: || Keys::One, limit: PLENTY },
-    Case { name: "10k uniform", keys: || Keys::Uniform(10_000), limit: PLENTY },
-    Case { name: "denied flood", keys: || Keys::One, limit: 100 },
+const CASES: [Case; 4] = [
+    Case { name: "hot key", keys: || Keys::One, limit: PLENTY, lease: 0 },
+    Case { name: "hot, leased", keys: || Keys::One, limit: PLENTY, lease: 1 },
+    Case { name: "10k uniform", keys: || Keys::Uniform(10_000), limit: PLENTY, lease: 0 },
+    Case { name: "denied flood", keys: || Keys::One, limit: 100, lease: 0 },
 ];
 
-pub fn rows(rounds: usize) -> Vec<Row> {
+/// All cases, or those whose names contain `only`.
+pub fn rows(rounds: usize, only: &str) -> Vec<Row> {
     let mut rows = Vec::new();
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         rows.extend(runtime(2).block_on(over_admitted(&server)));
-        for case in &CASES {
+        for case in CASES.iter().filter(|case| case.name.contains(only)) {
             for threads in [1, 2] {
                 rows.extend(runtime(threads).block_on(measure(&server, case, threads, rounds)));
             }
@@ -64,7 +68,7 @@ async fn measure(server: &Server, case: &Case, threads: usize, rounds: usize) ->
     let keys = Arc::new(Asked::new((case.keys)()));
     let mut subjects = Vec::new();
     for which in NAMES {
-        subjects.push(make(which, server, case.limit).await);
+        subjects.push(make(which, server, case.limit, case.lease).await);
     }
     let mut slices: Vec<Vec<Slice>> = vec![Vec::new(); NAMES.len()];
     for round in 0..=rounds {
@@ -101,12 +105,12 @@ fn report(case: &str, slices: &[Vec<Slice>]) -> Vec<Row> {
 /// All tasks ask for a key that may have 100; the worst of some fresh keys.
 async fn over_admitted(server: &Server) -> Vec<Row> {
     let mut rows = Vec::new();
-    for which in NAMES {
-        let subject = make(which, server, 100).await;
+    for (which, lease) in NAMES.map(|name| (name, 0)).into_iter().chain([(NAMES[0], 5)]) {
+        let subject = make(which, server, 100, lease).await;
         let mut over = Vec::new();
         for round in 0..20 {
             let tasks = (0..TASKS).map(|_| {
-                let (subject, key) = (subject.clone(), format!("over:{which}:{round}"));
+                let (subject, key) = (subject.clone(), format!("over:{which}:{lease}:{round}"));
                 tokio::spawn(async move { u32::from(subject.check(&key).await) })
             });
             let mut admitted = 0;
@@ -116,7 +120,7 @@ async fn over_admitted(server: &Server) -> Vec<Row> {
             over.push((f64::from(admitted) - 100.0).max(0.0));
         }
         rows.push(row(
-            &format!("{} 100 of {TASKS}", server.flavor()),
+            &format!("{} 100{}", server.flavor(), if lease > 0 { ", leased" } else { "" }),
             which,
             "over-admitted",
             over,

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use redis::{
     AsyncConnectionConfig, Client, IntoConnectionInfo, Script, aio::MultiplexedConnection,
 };
-use tollgate::{Limit, PolicySet, SharedLimiter};
+use tollgate::{Limit, Policy, PolicyName, PolicySet, Request, SharedLimiter, policy::Lease};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::servers::Server;
 
@@ -29,12 +29,16 @@ local left = redis.call('TTL', key)
 return { count <= tonumber(ARGV[1]) and 1 or 0, count, left }
 ";
 
-pub async fn make(name: &str, server: &Server, limit: u32) -> Subject {
+/// `lease` is what Tollgate may draw ahead, in hundredths of the limit.
+pub async fn make(name: &str, server: &Server, limit: u32, lease: u8) -> Subject {
     if name == NAMES[0] {
         // A late answer counts as late here, and is not given up for a fallback.
         let builder = RedisStore::builder(&server.url()).expect("an address");
         let store = builder.deadline(Duration::from_secs(10)).connect().await.expect("a server");
-        let policies = PolicySet::of_limits([Limit::per_hour(limit)]).expect("one limit");
+        let policy = Policy::new(PolicyName::DEFAULT, [Limit::per_hour(limit)]);
+        let policy = policy.per([Request::KEY]);
+        let policy = if lease > 0 { policy.leased(Lease::Percent(lease)) } else { policy };
+        let policies = PolicySet::new([policy]).expect("one policy");
         return Subject::Tollgate(SharedLimiter::new(store, policies));
     }
     let connection = connect(server).await;

@@ -16,6 +16,7 @@ use tollgate::{
 
 use crate::{
     cell::{CellId, Kind, Names, Want},
+    mark::Mark,
     replay::{Known, Replay},
     waiter::Waiter,
     wire::Program,
@@ -61,6 +62,7 @@ pub(crate) struct Batch {
 #[derive(Debug)]
 pub(crate) struct Cell {
     pub(crate) id: CellId,
+    pub(crate) mark: Mark,
     pub(crate) limit: Limit,
     pub(crate) kind: Kind,
     /// The last run that touches it.
@@ -124,8 +126,8 @@ impl Batch {
 
     fn place(&mut self, want: &Want) -> u32 {
         *self.places.entry(want.cell).or_insert_with(|| {
-            let Want { cell: id, limit, kind, .. } = *want;
-            self.cells.push(Cell { id, limit, kind, last_run: usize::MAX });
+            let Want { cell: id, mark, limit, kind, .. } = *want;
+            self.cells.push(Cell { id, mark, limit, kind, last_run: usize::MAX });
             (self.cells.len() - 1) as u32
         })
     }
@@ -200,13 +202,13 @@ impl Batch {
     }
 
     /// Answers every request, and tells `learn` what is now known of the cells.
-    pub(crate) fn settle(mut self, reply: &[u8], mut learn: impl FnMut(CellId, Known)) {
+    pub(crate) fn settle(mut self, reply: &[u8], mut learn: impl FnMut(Mark, Known)) {
         match Replay::read(&self, reply) {
             Ok(replay) => {
                 let (answers, known) = replay.run(&self);
                 // A remembered answer speaks of the time when it was given.
                 if self.once().is_none() {
-                    known.into_iter().for_each(|(id, known)| learn(id, known));
+                    known.into_iter().for_each(|(mark, known)| learn(mark, known));
                 }
                 for (mut ask, answer) in self.asks.drain(..).zip(answers) {
                     ask.waiter.answer(answer);

@@ -7,6 +7,8 @@ use redis::RedisWrite;
 use smallvec::SmallVec;
 use tollgate::{Algorithm, Charge, KeyRef, Limit, PolicyName, StoreError};
 
+use crate::mark::{Mark, Marker};
+
 /// Which state: the digest of policy, algorithm, period and key, beside the tag that places it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CellId {
@@ -19,6 +21,8 @@ pub(crate) struct CellId {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
     pub(crate) cell: CellId,
+    /// The same, as it is known here.
+    pub(crate) mark: Mark,
     pub(crate) limit: Limit,
     pub(crate) kind: Kind,
     pub(crate) cost: u64,
@@ -47,6 +51,13 @@ pub(crate) struct Names {
     secret: [u8; blake3::KEY_LEN],
     /// The digests of the scopes that are asked for most likely: the first so many.
     scopes: ArcSwap<Vec<(Scope, u128)>>,
+    pub(crate) marker: Marker,
+}
+
+thread_local! {
+    /// The cell that this thread asked for last: what everybody asks for is not hashed each time. Marks are of one store
+    /// only, so this may be shared by all.
+    static LAST: std::cell::Cell<Option<(Mark, CellId)>> = const { std::cell::Cell::new(None) };
 }
 
 /// Which of the states of a key: policy, algorithm and period.
@@ -80,18 +91,36 @@ impl Kind {
 impl Names {
     pub(crate) fn new(prefix: &str, secret: &[u8]) -> Self {
         let secret = blake3::derive_key("tollgate 2026 names of keys in redis", secret);
-        Self { prefix: prefix.as_bytes().into(), secret, scopes: ArcSwap::default() }
+        let (scopes, marker) = (ArcSwap::default(), Marker::random());
+        Self { prefix: prefix.as_bytes().into(), secret, scopes, marker }
     }
 
     pub(crate) fn want(&self, charge: &Charge<'_>) -> Result<Want, StoreError> {
+        self.want_marked(charge, self.marker.mark(charge))
+    }
+
+    /// [`Names::want`], for a charge whose mark is known.
+    pub(crate) fn want_marked(&self, charge: &Charge<'_>, mark: Mark) -> Result<Want, StoreError> {
         Ok(Want {
-            cell: self.cell(charge),
+            cell: self.cell_marked(charge, mark),
+            mark,
             limit: charge.limit,
             kind: Kind::of(&charge.limit)?,
             cost: charge.cost,
             permit: charge.permit,
             enforced: charge.enforced,
         })
+    }
+
+    fn cell_marked(&self, charge: &Charge<'_>, mark: Mark) -> CellId {
+        if let Some((known, cell)) = LAST.get()
+            && known == mark
+        {
+            return cell;
+        }
+        let cell = self.cell(charge);
+        LAST.set(Some((mark, cell)));
+        cell
     }
 
     /// The digest of the key places the cell, and together with that of the scope it names it.
@@ -138,13 +167,6 @@ impl Names {
     /// The name of a cell's key.
     pub(crate) fn key(&self, cell: CellId) -> Name<'_> {
         Name { names: self, cell }
-    }
-
-    /// What a counter of another limiter is known by here.
-    pub(crate) fn spot(&self, key: &[u8], period: u64) -> CellId {
-        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        hasher.update(b"spot").update(&period.to_le_bytes()).update(key);
-        CellId { tag: 0, digest: halves(first_half(&hasher.finalize())) }
     }
 
     /// Where the answer to the request with this id is remembered: beside the cell.

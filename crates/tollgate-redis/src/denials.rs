@@ -7,7 +7,10 @@
 
 use std::time::Duration;
 
-use quick_cache::sync::Cache;
+use quick_cache::{
+    UnitWeighter,
+    sync::{Cache, DefaultLifecycle},
+};
 use tokio::time::Instant;
 use tollgate::{
     Timestamp,
@@ -15,17 +18,17 @@ use tollgate::{
 };
 
 use crate::{
-    cell::{CellId, Want},
+    mark::{ByMark, Claim, Mark},
     replay::{Fact, Known, log_outcome},
-    time::{Time, Trip},
+    time::{Time, Trip, nanos},
 };
 
 /// States that denied, bounded in number.
 #[derive(Debug)]
 pub(crate) struct Denials {
-    entries: Option<Cache<CellId, Entry>>,
-    /// No entry is believed for longer: so long may a reset elsewhere go unnoticed.
-    longest: Duration,
+    entries: Option<Cache<Mark, Entry, UnitWeighter, ByMark>>,
+    /// No entry is believed for longer, in nanoseconds: so long may a reset elsewhere go unnoticed.
+    longest: u64,
     time: Time,
 }
 
@@ -38,25 +41,34 @@ struct Entry {
 impl Denials {
     /// A cache of at most `capacity` entries; none at all if that is 0.
     pub(crate) fn new(capacity: usize, longest: Duration, time: Time) -> Self {
-        let entries = (capacity > 0).then(|| Cache::new(capacity));
-        Self { entries, longest, time }
+        let entries = (capacity > 0).then(|| {
+            let most = capacity as u64;
+            Cache::with(
+                capacity,
+                most,
+                UnitWeighter,
+                ByMark::default(),
+                DefaultLifecycle::default(),
+            )
+        });
+        Self { entries, longest: nanos(longest), time }
     }
 
     /// Remembers a state that took part in a denial; and any other, if an older one is remembered.
-    pub(crate) fn learn(&self, cell: CellId, known: Known, trip: Trip) {
+    pub(crate) fn learn(&self, mark: Mark, known: Known, trip: Trip) {
         let Some(entries) = &self.entries else { return };
-        let news = match entries.get(&cell) {
+        let news = match entries.get(&mark) {
             Some(old) => old.known.now <= known.now,
             None => known.denied,
         };
         if news {
-            entries.insert(cell, Entry { known, trip });
+            entries.insert(mark, Entry { known, trip });
         }
     }
 
-    pub(crate) fn forget(&self, cell: CellId) {
+    pub(crate) fn forget(&self, mark: Mark) {
         if let Some(entries) = &self.entries {
-            entries.remove(&cell);
+            entries.remove(&mark);
         }
     }
 
@@ -66,44 +78,60 @@ impl Denials {
 
     /// The outcomes of a request that would be denied now. All its states have to be known, so that the hint is that
     /// of the limit which takes longest.
-    pub(crate) fn answer(&self, wants: &[Want]) -> Option<Vec<Outcome>> {
+    pub(crate) fn answer<'a>(
+        &self,
+        claims: impl Iterator<Item = Claim<'a>>,
+    ) -> Option<Vec<Outcome>> {
         let entries = self.entries.as_ref()?;
-        let now = Instant::now();
+        // Most keys are not known here, and then nobody need look at a clock.
+        let mut now = None;
         let mut denied = false;
-        let mut outcomes = Vec::with_capacity(wants.len());
-        for want in wants {
-            let entry = entries.get(&want.cell)?;
-            let outcome = self.outcome(want, &entry, now)?;
-            denied |= want.enforced && !outcome.is_admitted();
+        let mut outcomes = Vec::new();
+        for claim in claims {
+            let entry = entries.get(&claim.mark)?;
+            let now = *now.get_or_insert_with(Instant::now);
+            let outcome = self.outcome(&claim, &entry, now)?;
+            denied |= claim.enforced && !outcome.is_admitted();
             outcomes.push(outcome.with_origin(Origin::DenyCache));
         }
         denied.then_some(outcomes)
     }
 
-    fn outcome(&self, want: &Want, entry: &Entry, now: Instant) -> Option<Outcome> {
-        let is_old = now.duration_since(entry.trip.1) >= self.longest;
-        if want.cost == 0 || matches!(self.time, Time::Server) && is_old {
+    /// [`Denials::answer`], for a request with one limit.
+    pub(crate) fn answer_one(&self, claim: &Claim<'_>) -> Option<Outcome> {
+        let entry = self.entries.as_ref()?.get(&claim.mark)?;
+        let outcome = self.outcome(claim, &entry, Instant::now())?;
+        let denied = claim.enforced && !outcome.is_admitted();
+        denied.then(|| outcome.with_origin(Origin::DenyCache))
+    }
+
+    fn outcome(&self, claim: &Claim<'_>, entry: &Entry, now: Instant) -> Option<Outcome> {
+        let age = entry.trip.age(now);
+        let is_old = age >= self.longest;
+        if claim.cost == 0 || matches!(self.time, Time::Server) && is_old {
             return None;
         }
-        let (earliest, latest) = self.time.bounds(entry.known.now, entry.trip, now);
+        let (earliest, latest) = self.time.bounds(entry.known.now, entry.trip, age);
         match entry.known.fact {
             Fact::State(state) => {
-                let at = |now: Timestamp, cost| want.limit.step(&mut state.clone(), now, cost);
-                if at(latest, want.cost).is_admitted() {
+                let at = |now: Timestamp, cost| claim.limit.step(&mut state.clone(), now, cost);
+                if at(latest, claim.cost).is_admitted() {
                     let untouched = at(earliest, 0);
                     return Some(Outcome::admitted(untouched.remaining(), untouched.reset_after()));
                 }
-                Some(at(earliest, want.cost))
+                Some(at(earliest, claim.cost))
             }
             // What is free of a log grows before a high cost fits, so only what denies all is known exactly.
             Fact::Log { cost: 1, wait, free: 0, reset }
-                if want.cost == 1 && want.limit == entry.known.limit =>
+                if claim.cost == 1 && *claim.limit == entry.known.limit =>
             {
                 let since = |instant: Timestamp| {
                     instant.micros_since(Timestamp::from_micros(entry.known.now))
                 };
                 let (wait, past) = (wait.checked_sub(since(earliest))?, since(latest) >= wait);
-                (!past).then(|| log_outcome(want, (0, reset - since(earliest).min(reset)), wait))
+                let asked = (claim.limit, claim.cost);
+                let reset = reset - since(earliest).min(reset);
+                (!past).then(|| log_outcome(asked, (0, reset), wait))
             }
             Fact::Log { .. } => None,
         }

@@ -167,7 +167,7 @@ impl Job {
         self,
         reply: Value,
         sent: Instant,
-        learn: impl FnMut(crate::cell::CellId, Known),
+        learn: impl FnMut(crate::mark::Mark, Known),
     ) -> Next {
         match (self.work, reply) {
             (work, Value::ServerError(error)) => Self { work, ..self }.refused(&error),

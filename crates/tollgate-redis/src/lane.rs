@@ -33,6 +33,7 @@ use crate::{
     link::{Link, Wire},
     resolver::Resolver,
     stats::Counters,
+    time::{Time, Trip},
     wire::Settings,
 };
 
@@ -41,7 +42,7 @@ use crate::{
 pub(crate) struct Common {
     pub(crate) names: Names,
     pub(crate) deadline: Duration,
-    pub(crate) time: crate::time::Time,
+    pub(crate) time: Time,
     pub(crate) once: Duration,
     pub(crate) denials: Denials,
     pub(crate) counters: Counters,
@@ -337,7 +338,7 @@ impl Lane {
         replies: Vec<redis::Value>,
         sent: Instant,
     ) -> Result<Vec<Job>, Trouble> {
-        let received = Instant::now();
+        let trip = Trip::new(sent, Instant::now());
         let mut replies = replies.into_iter();
         let (mut again, mut refused) = (Vec::new(), None);
         for job in jobs {
@@ -346,7 +347,7 @@ impl Lane {
             }
             let reply = replies.next().unwrap_or(redis::Value::Nil);
             let denials = &self.common.denials;
-            let learn = |cell, known| denials.learn(cell, known, (sent, received));
+            let learn = |mark, known| denials.learn(mark, known, trip);
             let (requests, cells) = job.size();
             match job.finish(reply, sent, learn) {
                 Next::Done => self.common.counters.batched(requests, cells),

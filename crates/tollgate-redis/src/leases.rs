@@ -10,12 +10,13 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 use tollgate::{
-    Timestamp,
+    Limit, Timestamp,
     algorithm::{Origin, Outcome, State},
 };
 
 use crate::{
-    cell::{CellId, Kind, Want, period_micros},
+    cell::{Kind, Want, period_micros},
+    mark::{ByMark, Claim, Mark},
     time::{Time, Trip},
 };
 
@@ -30,7 +31,7 @@ pub(crate) struct Leases {
 
 #[derive(Debug, Default)]
 struct Held {
-    leases: HashMap<CellId, Lease, foldhash::fast::RandomState>,
+    leases: HashMap<Mark, Lease, ByMark>,
     /// The number of the last draw.
     draws: u64,
 }
@@ -74,35 +75,40 @@ impl Leases {
     }
 
     /// Pays a request from leases, if every one of its limits has one that covers it.
-    pub(crate) fn spend(&self, wants: &[Want]) -> Option<Vec<Outcome>> {
+    pub(crate) fn spend(&self, claims: &[Claim<'_>]) -> Option<Vec<Outcome>> {
+        let now = Instant::now();
         let leases = &mut self.held.lock().leases;
-        let covers = |want: &Want| {
-            let lease = leases.get(&want.cell).filter(|lease| lease.want.limit == want.limit);
-            want.cost > 0 && lease.is_some_and(|lease| lease.units(&self.time) >= want.cost)
+        let covers = |claim: &Claim<'_>| {
+            leases.get(&claim.mark).is_some_and(|lease| lease.covers(claim, &self.time, now))
         };
-        if !wants.iter().all(covers) || repeats(wants) {
+        if !claims.iter().all(covers) || repeats(claims) {
             return None;
         }
-        let outcomes = wants.iter().map(|want| {
-            let lease = leases.get_mut(&want.cell)?;
-            lease.left -= in_periods(want.cost, want);
-            Some(lease.outcome(&self.time).with_origin(Origin::Lease))
-        });
-        outcomes.collect()
+        let pay =
+            |claim: &Claim<'_>| Some(leases.get_mut(&claim.mark)?.pay(claim, &self.time, now));
+        claims.iter().map(pay).collect()
+    }
+
+    /// [`Leases::spend`], for a request with one limit.
+    pub(crate) fn spend_one(&self, claim: &Claim<'_>) -> Option<Outcome> {
+        let now = Instant::now();
+        let leases = &mut self.held.lock().leases;
+        let lease = leases.get_mut(&claim.mark)?;
+        lease.covers(claim, &self.time, now).then(|| lease.pay(claim, &self.time, now))
     }
 
     /// The number of a draw to be made for this cell now. There is one at a time, until [`Leases::deposit`].
     pub(crate) fn start_draw(&self, want: &Want) -> Option<u64> {
         let held = &mut *self.held.lock();
-        if held.leases.len() >= MAX_LEASES && !held.leases.contains_key(&want.cell) {
+        if held.leases.len() >= MAX_LEASES && !held.leases.contains_key(&want.mark) {
             held.leases.retain(|_, lease| lease.draw.is_some() || !lease.is_spent(&self.time));
             if held.leases.len() >= MAX_LEASES {
                 return None;
             }
         }
-        let lease = held.leases.entry(want.cell).or_insert_with(|| Lease::nothing(want));
+        let lease = held.leases.entry(want.mark).or_insert_with(|| Lease::nothing(want));
         // It may be another limit's lease that was too small.
-        if lease.draw.is_some() || lease.units(&self.time) >= want.cost {
+        if lease.draw.is_some() || lease.units(&self.time, Instant::now()) >= want.cost {
             return None;
         }
         held.draws += 1;
@@ -114,23 +120,23 @@ impl Leases {
     /// then so is this, since nobody knows whether it was drawn before or after.
     pub(crate) fn deposit(&self, want: &Want, draw: u64, drawn: Option<Drawn>) {
         let leases = &mut self.held.lock().leases;
-        if let Some(lease) = leases.get_mut(&want.cell).filter(|lease| lease.draw == Some(draw)) {
+        if let Some(lease) = leases.get_mut(&want.mark).filter(|lease| lease.draw == Some(draw)) {
             lease.draw = None;
             match drawn.filter(|drawn| drawn.units > 0) {
                 Some(drawn) => lease.add(want, drawn),
-                None if lease.is_spent(&self.time) => drop(leases.remove(&want.cell)),
+                None if lease.is_spent(&self.time) => drop(leases.remove(&want.mark)),
                 None => {}
             }
         }
         self.drawn.notify_waiters();
     }
 
-    pub(crate) fn forget(&self, cell: CellId) {
-        self.held.lock().leases.remove(&cell);
+    pub(crate) fn forget(&self, mark: Mark) {
+        self.held.lock().leases.remove(&mark);
     }
 
     pub(crate) fn outstanding(&self) -> u64 {
-        self.held.lock().leases.values().map(|lease| lease.units(&self.time)).sum()
+        self.held.lock().leases.values().map(|lease| lease.units(&self.time, Instant::now())).sum()
     }
 
     /// Waits until nothing is being drawn.
@@ -158,7 +164,7 @@ impl Leases {
 
 impl Lease {
     fn nothing(want: &Want) -> Self {
-        let trip = (Instant::now(), Instant::now());
+        let trip = Trip::new(Instant::now(), Instant::now());
         Self { want: *want, left: 0, state: State::EMPTY, now: 0, trip, draw: None }
     }
 
@@ -173,18 +179,33 @@ impl Lease {
             true => self.left_at(Timestamp::from_micros(now)),
             false => 0,
         };
-        let left = rest + in_periods(units, want);
+        let left = rest + in_periods(units, &want.limit);
         *self = Self { want: *want, left, state, now, trip, draw: None };
     }
 
     /// Whether not even a part of a unit is left.
     fn is_spent(&self, time: &Time) -> bool {
-        self.left_at(time.bounds(self.now, self.trip, Instant::now()).1) == 0
+        self.left_at(self.bounds(time, Instant::now()).1) == 0
     }
 
     /// Units that may be spent whatever the server's clock says, within what it can say now.
-    fn units(&self, time: &Time) -> u64 {
-        self.units_at(time.bounds(self.now, self.trip, Instant::now()).1)
+    fn units(&self, time: &Time, now: Instant) -> u64 {
+        self.units_at(self.bounds(time, now).1)
+    }
+
+    /// Between which instants the server's clock stands.
+    fn bounds(&self, time: &Time, now: Instant) -> (Timestamp, Timestamp) {
+        time.bounds(self.now, self.trip, self.trip.age(now))
+    }
+
+    fn covers(&self, claim: &Claim<'_>, time: &Time, now: Instant) -> bool {
+        let same = claim.cost > 0 && self.want.limit == *claim.limit;
+        same && self.units(time, now) >= claim.cost
+    }
+
+    fn pay(&mut self, claim: &Claim<'_>, time: &Time, now: Instant) -> Outcome {
+        self.left -= in_periods(claim.cost, claim.limit);
+        self.outcome(time, now).with_origin(Origin::Lease)
     }
 
     fn units_at(&self, instant: Timestamp) -> u64 {
@@ -203,8 +224,8 @@ impl Lease {
         if instant < end { self.left } else { 0 }
     }
 
-    fn outcome(&self, time: &Time) -> Outcome {
-        let (earliest, latest) = time.bounds(self.now, self.trip, Instant::now());
+    fn outcome(&self, time: &Time, now: Instant) -> Outcome {
+        let (earliest, latest) = self.bounds(time, now);
         let limit = &self.want.limit;
         let rest = limit.step(&mut self.state.clone(), earliest, 0);
         let remaining = rest.remaining().saturating_add(self.units_at(latest));
@@ -217,19 +238,19 @@ impl Lease {
         let cost = u64::try_from(self.left / period).unwrap_or(u64::MAX);
         let part = u64::try_from(self.left % period).unwrap_or(0);
         let want = Want { cost, ..self.want };
-        let earliest = time.bounds(self.now, self.trip, Instant::now()).0;
+        let earliest = self.bounds(time, Instant::now()).0;
         (self.left_at(earliest) > 0).then_some(Unspent { want, part, drawn: self.now })
     }
 }
 
-fn in_periods(units: u64, want: &Want) -> u128 {
-    u128::from(units) * u128::from(period_micros(&want.limit))
+fn in_periods(units: u64, limit: &Limit) -> u128 {
+    u128::from(units) * u128::from(period_micros(limit))
 }
 
 /// Whether a cell comes twice. One look at each lease would then not be enough.
-fn repeats(wants: &[Want]) -> bool {
-    wants
+fn repeats(claims: &[Claim<'_>]) -> bool {
+    claims
         .iter()
         .enumerate()
-        .any(|(place, want)| wants[..place].iter().any(|earlier| earlier.cell == want.cell))
+        .any(|(place, claim)| claims[..place].iter().any(|earlier| earlier.mark == claim.mark))
 }

@@ -11,6 +11,7 @@ mod lane;
 mod layout;
 mod leases;
 mod link;
+mod mark;
 mod replay;
 mod resolver;
 mod script;

@@ -10,7 +10,8 @@ use tollgate::{
 
 use crate::{
     batch::{Answer, Answered, Batch, Cell, Run},
-    cell::{CellId, Kind, Want},
+    cell::{Kind, Want},
+    mark::Mark,
     wire,
 };
 
@@ -92,7 +93,7 @@ impl<'a> Replay<'a> {
     }
 
     /// The answers in the order of the batch's asks, and what was learnt of the cells.
-    pub(crate) fn run(mut self, batch: &Batch) -> (Vec<Answered>, Vec<(CellId, Known)>) {
+    pub(crate) fn run(mut self, batch: &Batch) -> (Vec<Answered>, Vec<(Mark, Known)>) {
         let mut answers: Vec<Option<Answered>> = batch.asks().iter().map(|_| None).collect();
         let mut known = Vec::new();
         for run in batch.runs() {
@@ -127,7 +128,7 @@ impl<'a> Replay<'a> {
         run: &Run,
         want: &Want,
         answers: &mut [Option<Answered>],
-        known: &mut Vec<(CellId, Known)>,
+        known: &mut Vec<(Mark, Known)>,
     ) {
         let cell = run.cells[0] as usize;
         let mut wait = None;
@@ -142,7 +143,7 @@ impl<'a> Replay<'a> {
         {
             let fact = Fact::Log { cost: want.cost.max(1), wait, free, reset };
             let known_now = Known { denied: true, now: self.now, limit: want.limit, fact };
-            known.push((want.cell, known_now));
+            known.push((want.mark, known_now));
         }
     }
 
@@ -200,7 +201,7 @@ impl<'a> Replay<'a> {
                     *wait = Some(self.waits.get(self.asked).copied().unwrap_or(0));
                     self.asked += 1;
                 }
-                log_outcome(want, (free, reset), wait.unwrap_or(0))
+                log_outcome((&want.limit, want.cost), (free, reset), wait.unwrap_or(0))
             }
             Content::State(mut state) => {
                 let outcome =
@@ -237,11 +238,11 @@ impl<'a> Replay<'a> {
         run.cells.iter().any(is_foreign)
     }
 
-    fn learn_states(&self, known: &mut Vec<(CellId, Known)>) {
+    fn learn_states(&self, known: &mut Vec<(Mark, Known)>) {
         for ((cell, replica), &denied) in self.cells.iter().zip(&self.replicas).zip(&self.denied) {
             if let Content::State(state) = replica.content {
                 let (now, limit, fact) = (self.now, cell.limit, Fact::State(state));
-                known.push((cell.id, Known { denied, now, limit, fact }));
+                known.push((cell.mark, Known { denied, now, limit, fact }));
             }
         }
     }
@@ -280,14 +281,18 @@ fn content(cell: &Cell, words: [u64; 3], taken: u64) -> Content {
 }
 
 /// The answer of a log with so many units free, until all of which so much time passes.
-pub(crate) fn log_outcome(want: &Want, (free, reset): (u64, u64), wait: u64) -> Outcome {
-    if want.limit.amount() == 0 {
+pub(crate) fn log_outcome(
+    (limit, cost): (&Limit, u64),
+    (free, reset): (u64, u64),
+    wait: u64,
+) -> Outcome {
+    if limit.amount() == 0 {
         return Outcome::denied(0, None, Duration::ZERO);
     }
-    if want.cost.max(1) > free {
+    if cost.max(1) > free {
         let wait = Duration::from_micros(wait);
         return Outcome::denied(free, Some(wait), Duration::from_micros(reset));
     }
-    let reset = if want.cost > 0 { want.limit.period() } else { Duration::from_micros(reset) };
-    Outcome::admitted(free - want.cost, reset)
+    let reset = if cost > 0 { limit.period() } else { Duration::from_micros(reset) };
+    Outcome::admitted(free - cost, reset)
 }

@@ -23,9 +23,10 @@ use crate::{
     lane::{Common, Lane},
     layout::{self, Layout},
     leases::{Drawn, Leases, Unspent},
+    mark::Claim,
     resolver::{Resolver, Sentinels},
     stats::{Counters, RedisStats, ServerStats},
-    time::Time,
+    time::{Time, Trip},
     url::{RedisUrl, Servers, UrlError},
     waiter::Waiter,
     wire::Action,
@@ -296,6 +297,23 @@ async fn follow(lane: std::sync::Weak<Lane>) {
 }
 
 impl Store for RedisStore {
+    fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
+        let Inner { common, leases, .. } = &*self.inner;
+        if common.layout.is_some() {
+            return None;
+        }
+        let claim = common.names.marker.claim(charge);
+        if charge.lease > 0
+            && let Some(outcome) = leases.spend_one(&claim)
+        {
+            common.counters.leased.add(1);
+            return Some(outcome);
+        }
+        let outcome = common.denials.answer_one(&claim)?;
+        common.counters.denied_locally.add(1);
+        Some(outcome)
+    }
+
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
         self.charging(charges, None)
     }
@@ -356,23 +374,24 @@ impl Inner {
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<Started, StoreError> {
-        let names = &self.common.names;
-        let mut wants = Wants::with_capacity(charges.len());
-        for charge in charges {
-            wants.push(names.want(charge)?);
-        }
-        if wants.is_empty() {
+        if charges.is_empty() {
             return Ok(Started::Answered(Vec::new()));
         }
-        if contradict(&wants) {
+        let names = &self.common.names;
+        let claims: SmallVec<[_; 1]> =
+            charges.iter().map(|charge| names.marker.claim(charge)).collect();
+        if contradict(&claims) {
             let problem = "one key under two amounts in one request; charge it twice instead";
             return Err(StoreError::Unsupported(problem.to_owned()));
         }
         if id.is_none()
-            && let Some(outcomes) = self.answer_here(charges, &wants)
+            && let Some(outcomes) = self.answer_here(charges, &claims)
         {
             return Ok(Started::Answered(outcomes));
         }
+        let marked = charges.iter().zip(&claims);
+        let wants = marked.map(|(charge, claim)| names.want_marked(charge, claim.mark));
+        let wants = wants.collect::<Result<Wants, _>>()?;
         if matches!(self.servers, Topology::Cluster(_)) && !is_together(&wants) {
             // What was charged in one slot and given back because of another would look charged when asked again.
             return match id {
@@ -388,13 +407,13 @@ impl Inner {
     }
 
     /// What can be said without asking a server.
-    fn answer_here(&self, charges: &[Charge<'_>], wants: &[Want]) -> Option<Vec<Outcome>> {
+    fn answer_here(&self, charges: &[Charge<'_>], claims: &[Claim<'_>]) -> Option<Vec<Outcome>> {
         let leased = charges.iter().all(|charge| charge.lease > 0);
-        if let Some(outcomes) = leased.then(|| self.leases.spend(wants)).flatten() {
+        if let Some(outcomes) = leased.then(|| self.leases.spend(claims)).flatten() {
             self.common.counters.leased.add(1);
             return Some(outcomes);
         }
-        let outcomes = self.common.denials.answer(wants)?;
+        let outcomes = self.common.denials.answer(claims.iter().copied())?;
         self.common.counters.denied_locally.add(1);
         Some(outcomes)
     }
@@ -460,7 +479,7 @@ impl Inner {
         let asked = Instant::now();
         let answer = self.ask(SmallVec::from_elem(want, 1), units, None).await;
         let drawn = answer.ok().and_then(|answer| {
-            let trip = (asked, Instant::now());
+            let trip = Trip::new(asked, Instant::now());
             Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })
         });
         self.leases.deposit(&want, draw, drawn);
@@ -491,9 +510,9 @@ impl Inner {
         lane.amend(Amend { want, action, waiter })?;
         let amended = answered.await.unwrap_or_else(|_| Err(gone()));
         // What was learnt or drawn up to now may have been so before.
-        self.common.denials.forget(want.cell);
+        self.common.denials.forget(want.mark);
         if action.is_none() {
-            self.leases.forget(want.cell);
+            self.leases.forget(want.mark);
         }
         amended
     }
@@ -540,7 +559,7 @@ fn is_together(wants: &[Want]) -> bool {
 }
 
 /// Whether a cell comes twice, with different limits: one of them would be decided by the other's.
-fn contradict(wants: &[Want]) -> bool {
-    let same = |a: &Want, b: &Want| a.cell != b.cell || a.limit == b.limit;
-    wants.iter().enumerate().any(|(place, a)| !wants[..place].iter().all(|b| same(a, b)))
+fn contradict(claims: &[Claim<'_>]) -> bool {
+    let same = |a: &Claim<'_>, b: &Claim<'_>| a.mark != b.mark || a.limit == b.limit;
+    claims.iter().enumerate().any(|(place, a)| !claims[..place].iter().all(|b| same(a, b)))
 }

@@ -18,8 +18,12 @@ pub(crate) enum Time {
     Given(Arc<dyn Clock>),
 }
 
-/// When a question left and when its answer came.
-pub(crate) type Trip = (Instant, Instant);
+/// When an answer came, and how long after its question had left, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trip {
+    ended: Instant,
+    took: u64,
+}
 
 /// Milliseconds that a key outlives its use: nothing depends on them.
 const SLACK: u64 = 1_000;
@@ -27,7 +31,7 @@ const SLACK: u64 = 1_000;
 const LONG_SLACK: u64 = 600_000;
 
 /// No clock runs faster or slower than another by more than one part in so many.
-const DRIFT: u32 = 1_000;
+const DRIFT: u64 = 1_000;
 
 impl Time {
     /// The word for the scripts, where 0 is the server's time and all others are one too many; and the slack.
@@ -38,17 +42,36 @@ impl Time {
         }
     }
 
-    /// Between which instants the server's clock stands now, if it stood at `seen` some time during `trip`.
-    pub(crate) fn bounds(&self, seen: u64, trip: Trip, now: Instant) -> (Timestamp, Timestamp) {
+    /// Between which instants the server's clock stands now, if it stood at `seen` some time during `trip`, which is
+    /// `age` nanoseconds ago.
+    pub(crate) fn bounds(&self, seen: u64, trip: Trip, age: u64) -> (Timestamp, Timestamp) {
         match self {
             Self::Server => {
-                let seen = Timestamp::from_micros(seen);
-                let (least, most) = (now.duration_since(trip.1), now.duration_since(trip.0));
-                (seen.after(least - least / DRIFT), seen.after(most + most / DRIFT))
+                let (least, most) = (age, age.saturating_add(trip.took));
+                let earliest = (least - least / DRIFT) / 1_000;
+                let latest = most.saturating_add(most / DRIFT).div_ceil(1_000);
+                let after = |micros| Timestamp::from_micros(seen.saturating_add(micros));
+                (after(earliest), after(latest))
             }
             Self::Given(clock) => (clock.now(), clock.now()),
         }
     }
+}
+
+impl Trip {
+    pub(crate) fn new(sent: Instant, received: Instant) -> Self {
+        Self { ended: received, took: nanos(received.duration_since(sent)) }
+    }
+
+    /// Nanoseconds since the answer came.
+    pub(crate) fn age(&self, now: Instant) -> u64 {
+        nanos(now.duration_since(self.ended))
+    }
+}
+
+/// All of them, up to some centuries.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    time.as_secs().saturating_mul(1_000_000_000).saturating_add(u64::from(time.subsec_nanos()))
 }
 
 /// Any time up to `most`.

@@ -14,7 +14,8 @@ use tollgate::{Charge, Clock, Limit, StoreError, SystemClock, algorithm::Outcome
 
 use super::{Counting, Rules};
 use crate::{
-    cell::{CellId, Kind, Names, Want, period_micros, slot_of},
+    cell::{period_micros, slot_of},
+    mark::{Claim, Mark, Marker},
     time::Time,
     waiter::Waiter,
 };
@@ -35,7 +36,7 @@ pub(crate) struct Counters {
 /// A counter: a key under a limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Spot {
-    pub(crate) id: CellId,
+    pub(crate) mark: Mark,
     pub(crate) key: Box<[u8]>,
     pub(crate) limit: Limit,
 }
@@ -79,7 +80,7 @@ impl Counters {
     }
 
     /// The counter of a charge, if the layout can count it.
-    pub(crate) fn spot(&self, names: &Names, charge: &Charge<'_>) -> Result<Spot, StoreError> {
+    pub(crate) fn spot(&self, marker: &Marker, charge: &Charge<'_>) -> Result<Spot, StoreError> {
         self.rules.check(charge)?;
         let parts: Vec<&[u8]> = charge.key.parts().map(Option::unwrap_or_default).collect();
         let key = parts.join(&b':').into_boxed_slice();
@@ -88,7 +89,7 @@ impl Counters {
             Counting::Window => period_micros(&charge.limit),
             Counting::Log { .. } => 0,
         };
-        Ok(Spot { id: names.spot(&key, period), key, limit: charge.limit })
+        Ok(Spot { mark: marker.spot(&key, period), key, limit: charge.limit })
     }
 
     pub(crate) fn note(
@@ -132,9 +133,8 @@ impl Spot {
     }
 
     /// As the deny cache knows it.
-    pub(crate) fn want(&self, cost: u64, enforced: bool) -> Want {
-        let (cell, limit, kind) = (self.id, self.limit, Kind::FixedWindow);
-        Want { cell, limit, kind, cost, permit: 0, enforced }
+    pub(crate) fn claim(&self, cost: u64, enforced: bool) -> Claim<'_> {
+        Claim { mark: self.mark, limit: &self.limit, cost, enforced }
     }
 }
 
@@ -147,7 +147,7 @@ impl Note {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::LazyLock, time::Duration};
 
     use tollgate::Key;
 
@@ -159,10 +159,10 @@ mod tests {
     }
 
     fn spot(counters: &Counters, key: impl Key, limit: &str) -> Result<Spot, StoreError> {
-        let names = Names::new("tg:", b"");
+        static MARKER: LazyLock<Marker> = LazyLock::new(Marker::random);
         key.with(|key| {
             let charge = Charge::new("api".parse().unwrap(), key, limit.parse().unwrap());
-            counters.spot(&names, &charge)
+            counters.spot(&MARKER, &charge)
         })
     }
 
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn the_period_tells_windows_apart_and_logs_not() {
-        let id = |layout: Layout, limit: &str| spot(&counters(layout), "a", limit).unwrap().id;
+        let id = |layout: Layout, limit: &str| spot(&counters(layout), "a", limit).unwrap().mark;
         assert_eq!(id(Layout::rlaas(), "1/minute"), id(Layout::rlaas(), "9/minute"));
         assert_ne!(id(Layout::rlaas(), "1/minute"), id(Layout::rlaas(), "1/hour"));
         let log = Layout::rlaas_log;

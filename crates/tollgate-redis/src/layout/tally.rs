@@ -11,7 +11,8 @@ use tollgate::{
 
 use super::{Act, Counters, Counting, Note};
 use crate::{
-    cell::{CellId, period_micros, slot_of},
+    cell::{period_micros, slot_of},
+    mark::{ByMark, Mark},
     replay::{Fact, Known},
     wire::{Settings, Words},
 };
@@ -47,14 +48,14 @@ const MOST_MISSES: u32 = 2;
 /// Puts requests for the same counter together.
 pub(crate) fn gather(counters: &Arc<Counters>, notes: Vec<Note>) -> Vec<Tally> {
     let mut tallies: Vec<Tally> = Vec::new();
-    let mut last: HashMap<CellId, usize, foldhash::fast::RandomState> = HashMap::default();
+    let mut last: HashMap<Mark, usize, ByMark> = HashMap::default();
     // Where nobody waits for the answer any more, nothing was sent.
     for note in notes.into_iter().filter(|note| note.waiter.since().is_some()) {
-        let id = note.spot.id;
-        match last.get(&id).map(|&place| &mut tallies[place]) {
+        let mark = note.spot.mark;
+        match last.get(&mark).map(|&place| &mut tallies[place]) {
             Some(tally) if tally.takes(&note) => tally.notes.push(note),
             _ => {
-                last.insert(id, tallies.len());
+                last.insert(mark, tallies.len());
                 tallies.push(Tally::new(counters.clone(), note));
             }
         }
@@ -144,7 +145,7 @@ impl Tally {
         mut self,
         reply: &[i64],
         sent: Instant,
-        learn: impl FnOnce(CellId, Known),
+        learn: impl FnOnce(Mark, Known),
     ) -> Told {
         let now = reply.first().map_or(0, |&now| now.unsigned_abs());
         if now > 0 && self.misses < MOST_MISSES {
@@ -175,7 +176,7 @@ impl Tally {
         Told::Settled
     }
 
-    fn settle_window(self, now: u64, before: i64, learn: impl FnOnce(CellId, Known)) {
+    fn settle_window(self, now: u64, before: i64, learn: impl FnOnce(Mark, Known)) {
         let spot = self.notes[0].spot.clone();
         let end = self.window + period_micros(&spot.limit);
         let left = Duration::from_micros(end.saturating_sub(now));
@@ -192,7 +193,7 @@ impl Tally {
         }
         let used = u64::try_from(count).unwrap_or(0);
         let state = State::from_words(&spot.limit, [self.window, used, 0]);
-        learn(spot.id, Known { denied, now, limit: spot.limit, fact: Fact::State(state) });
+        learn(spot.mark, Known { denied, now, limit: spot.limit, fact: Fact::State(state) });
     }
 
     fn settle_log(self, log: Log) {
@@ -276,7 +277,7 @@ mod tests {
     use tollgate::{Charge, Key};
 
     use super::*;
-    use crate::{Layout, cell::Names, time::Time};
+    use crate::{Layout, mark::Marker, time::Time};
 
     type Answers = Vec<oneshot::Receiver<Result<Outcome, StoreError>>>;
 
@@ -286,10 +287,11 @@ mod tests {
         let rules = layout.rules().unwrap().clone();
         let counters = Arc::new(Counters::new(rules, Time::Server));
         counters.saw(100 * MINUTE, Instant::now());
+        let marker = Marker::random();
         let note = |&act: &Act| {
             "a".with(|key| {
                 let charge = Charge::new("api".parse().unwrap(), key, limit.parse().unwrap());
-                let spot = counters.spot(&Names::new("", b""), &charge).unwrap();
+                let spot = counters.spot(&marker, &charge).unwrap();
                 counters.note(spot, act)
             })
         };

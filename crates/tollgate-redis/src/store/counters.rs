@@ -6,7 +6,6 @@ use tollgate::{Charge, StoreError, algorithm::Outcome};
 
 use super::{Inner, gone};
 use crate::{
-    cell::Want,
     lane::Lane,
     layout::{Act, Counters, Note, Spot},
     wire::Action,
@@ -22,13 +21,13 @@ impl Inner {
         if id.is_some() {
             return Err(unsupported("takes no request ids: ask without one"));
         }
-        let names = &self.common.names;
+        let marker = &self.common.names.marker;
         let spots: Result<Vec<Spot>, _> =
-            charges.iter().map(|charge| counters.spot(names, charge)).collect();
+            charges.iter().map(|charge| counters.spot(marker, charge)).collect();
         let spots = spots?;
-        let want = |(spot, charge): (&Spot, &Charge<'_>)| spot.want(charge.cost, charge.enforced);
-        let wants: Vec<Want> = spots.iter().zip(charges).map(want).collect();
-        if let Some(outcomes) = self.common.denials.answer(&wants) {
+        let pairs = || spots.iter().zip(charges);
+        let claims = pairs().map(|(spot, charge)| spot.claim(charge.cost, charge.enforced));
+        if let Some(outcomes) = self.common.denials.answer(claims) {
             self.common.counters.denied_locally.add(1);
             return Ok(outcomes);
         }
@@ -47,10 +46,10 @@ impl Inner {
             Some(Action::Release | Action::Renew) => return Err(no_permits()),
             None => Act::Reset,
         };
-        let spot = counters.spot(&self.common.names, charge)?;
-        let id = spot.id;
+        let spot = counters.spot(&self.common.names.marker, charge)?;
+        let mark = spot.mark;
         let noted = self.note(counters, std::iter::once((spot, act))).await;
-        self.common.denials.forget(id);
+        self.common.denials.forget(mark);
         noted.map(drop)
     }
 

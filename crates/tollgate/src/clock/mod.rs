@@ -85,9 +85,9 @@ impl Timestamp {
 
     /// The instant `duration` later, to the microsecond, rounded up.
     pub fn after(self, duration: Duration) -> Self {
-        let micros = duration.as_nanos().div_ceil(1_000);
-        let sum = u128::from(self.0) + micros;
-        u64::try_from(sum).map_or(Self::MAX, Self::from_micros)
+        let part = u64::from(duration.subsec_nanos().div_ceil(1_000));
+        let micros = duration.as_secs().saturating_mul(1_000_000).saturating_add(part);
+        Self::from_micros(self.0.saturating_add(micros))
     }
 
     /// Microseconds from `earlier` to `self`; 0 if `earlier` is not earlier.

@@ -11,8 +11,8 @@ use super::{
     turnstile::Turnstile,
 };
 use crate::{
-    Algorithm, Charge, CostError, Decision, Detached, Key, KeyBuf, Limit, MemoryStore, PolicySet,
-    Request, Stats, Store, StoreError, algorithm::Outcome,
+    Algorithm, Charge, CostError, Decision, Detached, Key, KeyBuf, KeyRef, Limit, MemoryStore,
+    PolicySet, Request, Stats, Store, StoreError, algorithm::Outcome,
 };
 
 /// Decides whether a request may pass now, over any [`Store`].
@@ -92,6 +92,9 @@ impl SharedLimiter {
     /// Charges `cost` units.
     pub async fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CheckError> {
         if self.inner.is_single {
+            if let Some(decision) = key.with(|key| self.inner.check_now(key, cost)) {
+                return Ok(decision);
+            }
             let key = key.with(|key| key.to_buf());
             return self.inner.check_single(key, cost).await;
         }
@@ -187,6 +190,17 @@ impl From<Limiter> for SharedLimiter {
 }
 
 impl Inner {
+    /// The decision, if the store need not be waited for.
+    fn check_now(&self, key: KeyRef<'_>, cost: u64) -> Option<Decision> {
+        let (path, item) = (&self.core.path, (0, key));
+        path.fit_one(item, cost).ok()?;
+        let charge = self.charge_of(item, cost, self.permit(item));
+        let outcome = self.store.charge_now(&charge)?;
+        let decision = Decision::of(charge.policy, charge.limit, outcome);
+        path.count_one(item, cost, &decision, || self.core.memory.now());
+        Some(decision)
+    }
+
     /// What [`Inner::charge`] does, for the common case and nothing but it: what it need not carry it need not copy.
     async fn check_single(&self, key: KeyBuf, cost: u64) -> Result<Decision, CheckError> {
         let (path, item) = (&self.core.path, (0, key.as_ref()));
@@ -269,6 +283,11 @@ impl Inner {
     ) -> Result<Vec<Outcome>, StoreError> {
         if charges.is_empty() {
             return Ok(Vec::new());
+        }
+        if let ([charge], None) = (charges, id)
+            && let Some(outcome) = self.store.charge_now(charge)
+        {
+            return Ok(vec![outcome]);
         }
         let outcomes = match id {
             Some(id) => self.store.charge_once(id, charges).await,

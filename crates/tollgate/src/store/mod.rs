@@ -35,6 +35,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// When the request as a whole is denied, a charge that would have fit says so and reports what remains untouched.
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>>;
 
+    /// The outcome of one charge, if it can be told without a wait. `None` says nothing; the charge is then
+    /// [asked](Store::charge) for.
+    ///
+    /// By default `None`. Stores that remember something here, or are here, spare their callers what a future costs.
+    fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
+        let _ = charge;
+        None
+    }
+
     /// As [`Store::charge`], but the same `id` within a short time gives the same answer and counts once: for a caller
     /// that does not know whether its charges were taken. How long that is, the store says. An id has up to
     /// [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tollgate::{
-    Answer, Charge, CheckError, Clock, Decision, Detached, KeyBuf, Limiter, ManualClock,
+    Answer, Charge, CheckError, Clock, Decision, Detached, KeyBuf, KeyRef, Limiter, ManualClock,
     MemoryStore, Policy, PolicySet, Request, SharedLimiter, Store, StoreError, WaitError,
     algorithm::Outcome,
     policy::{FailureMode, Lease},
@@ -34,6 +34,8 @@ struct Hands {
     failing: Option<StoreError>,
     /// What is asked is done, but the answers do not come yet. Whoever waits for one is here.
     holding: Option<Vec<Waker>>,
+    /// What can be told of any charge without a wait.
+    at_once: Option<Outcome>,
     /// What was answered to the requests with these ids.
     once: HashMap<Vec<u8>, Vec<Outcome>>,
     detached: Vec<Detached>,
@@ -121,6 +123,10 @@ impl Double {
 }
 
 impl Store for Double {
+    fn charge_now(&self, _: &Charge<'_>) -> Option<Outcome> {
+        self.hands.lock().unwrap().at_once
+    }
+
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
         self.answer(charges, || self.store.charge(charges))
     }
@@ -217,6 +223,52 @@ fn charges_carry_the_tag_and_the_lease_of_their_policy() {
     assert_eq!(tags(), charged);
     pollster::block_on(limiter.reset("alice")).unwrap();
     assert_eq!(tags(), charged);
+}
+
+/// One limit by key, one limit by request, and charges of the caller's own: three ways to ask for one.
+#[test]
+fn what_can_be_told_at_once_is_not_waited_for() {
+    let (limiter, store, _clock) = limiter("5/minute");
+    let own = Charge::new("own".parse().unwrap(), KeyRef::new(b"bob"), limit("2/minute"));
+    let other = Charge::new("other".parse().unwrap(), KeyRef::new(b"bob"), limit("2/hour"));
+    let denied = Outcome::denied(0, Some(SECOND), 7 * SECOND);
+    store.hands.lock().unwrap().at_once = Some(denied);
+    let by_request = limiter.with_policies(
+        PolicySet::new([Policy::new("api".parse().unwrap(), [limit("5/minute")])]).unwrap(),
+    );
+    for decision in [
+        check(&limiter, "alice"),
+        pollster::block_on(by_request.check_request(&Request::new())).unwrap(),
+        pollster::block_on(limiter.verdict(&[own])).unwrap().decision,
+    ] {
+        assert_eq!((decision.is_allowed(), decision.retry_after()), (false, Some(SECOND)));
+    }
+    assert_eq!(store.asked(), [], "nothing was asked for");
+    assert_eq!(limiter.stats().policies[0].denied, 1, "and all is counted");
+
+    let pair = pollster::block_on(limiter.verdict(&[own, other])).unwrap();
+    assert!(pair.decision.is_allowed(), "only all together can tell of several");
+    store.hands.lock().unwrap().at_once = None;
+    assert!(check(&limiter, "alice").is_allowed());
+    assert_eq!(store.asked().len(), 3);
+}
+
+/// What the memory store tells at once it tells the same way when asked.
+#[test]
+fn memory_answers_at_once_as_it_would_later() {
+    for text in
+        ["3/minute", "3/minute sliding-window", "3/minute token-bucket", "3/minute sliding-log"]
+    {
+        let clock = ManualClock::new();
+        let [now, later] = [(); 2].map(|()| MemoryStore::new(10, clock.clone()));
+        for (cost, enforced) in [(1, true), (0, true), (3, true), (2, false), (1, false), (1, true)]
+        {
+            let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"alice"), limit(text));
+            let charge = charge.cost(cost).enforced(enforced);
+            let asked = pollster::block_on(later.charge(&[charge])).unwrap();
+            assert_eq!(now.charge_now(&charge), Some(asked[0]), "{text} at {cost}");
+        }
+    }
 }
 
 #[test]

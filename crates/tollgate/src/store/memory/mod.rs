@@ -305,7 +305,7 @@ impl MemoryStore {
     }
 
     /// [`Store::charge`], without the wait.
-    pub(crate) fn charge_now(&self, charges: &[Charge<'_>]) -> Vec<Outcome> {
+    pub(crate) fn charge_together(&self, charges: &[Charge<'_>]) -> Vec<Outcome> {
         let scopes: Vec<_> =
             charges.iter().map(|charge| self.scope(charge.policy, &charge.limit)).collect();
         let slots: Vec<_> =
@@ -326,7 +326,16 @@ impl Default for MemoryStore {
 /// Answers at once: for code that takes any store.
 impl Store for MemoryStore {
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        ready(self.charge_now(charges))
+        ready(self.charge_together(charges))
+    }
+
+    fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
+        let scope = self.scope(charge.policy, &charge.limit);
+        let slot = self.slot(charge, &scope);
+        match charge.limit.algorithm().keeps_log() {
+            true => self.charge_all(&[slot]).0.pop(),
+            false => Some(self.charge_cell(&slot).0),
+        }
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
