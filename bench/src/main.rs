@@ -7,6 +7,7 @@
 //! pass undisturbed, and the median over the rounds is one of those.
 
 mod http;
+mod machine;
 mod memory;
 mod redis;
 mod report;
@@ -43,9 +44,11 @@ fn main() -> std::io::Result<()> {
         report::print(&rows);
         return report::write(&rows, std::path::Path::new("target/bench/service.json"));
     }
+    let rounds = if quick { 5 } else { 21 };
     let mut rows = Vec::new();
+    rows.extend(machine::loads(rounds));
     rows.extend(speed::over_admitted());
-    rows.extend(speed::checks(if quick { 5 } else { 21 }));
+    rows.extend(speed::checks(rounds));
     rows.extend(memory::bytes_per_key());
     report::print(&rows);
     report::write(&rows, std::path::Path::new("target/bench/engine.json"))

@@ -1,6 +1,6 @@
 //! Cells: one state in the server each, and the names of their keys.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use arc_swap::ArcSwap;
 use redis::RedisWrite;
@@ -45,7 +45,6 @@ pub(crate) enum Kind {
 ///
 /// Both parts are digests under a secret, in an alphabet without braces, so nothing that a client sends shows in a
 /// name, chooses a slot or meets another's name.
-#[derive(Debug)]
 pub(crate) struct Names {
     prefix: Box<[u8]>,
     secret: [u8; blake3::KEY_LEN],
@@ -55,8 +54,8 @@ pub(crate) struct Names {
 }
 
 thread_local! {
-    /// The cell that this thread asked for last: what everybody asks for is not hashed each time. Marks are of one store
-    /// only, so this may be shared by all.
+    /// The cell that this thread asked for last: a key that everybody asks for is not hashed each time. Marks are of one
+    /// store only, so this may be shared by all.
     static LAST: std::cell::Cell<Option<(Mark, CellId)>> = const { std::cell::Cell::new(None) };
 }
 
@@ -177,6 +176,14 @@ impl Names {
     }
 }
 
+/// Without the secret.
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prefix = String::from_utf8_lossy(&self.prefix);
+        f.debug_struct("Names").field("prefix", &prefix).finish_non_exhaustive()
+    }
+}
+
 fn halves(digest: u128) -> [u64; 2] {
     [(digest >> 64) as u64, digest as u64]
 }
@@ -273,6 +280,26 @@ mod tests {
             name(&names, "api", "alice", "10/minute"),
             "tg:{xt2dsVq3BWJ}TZA6XfNUvEVCKlhpjXF7XC"
         );
+    }
+
+    #[test]
+    fn the_last_name_is_given_only_for_what_it_is_of() {
+        let [plain, secret] = [Names::new("tg:", b""), Names::new("tg:", b"secret")];
+        let named = |names: &Names, limit: &str| name(names, "api", "alice", limit);
+        let known = [named(&plain, "1/hour"), named(&secret, "1/hour"), named(&plain, "1/day")];
+        for _ in 0..3 {
+            let again = [named(&plain, "1/hour"), named(&secret, "1/hour"), named(&plain, "1/day")];
+            assert_eq!(again, known);
+        }
+        let fresh = Names::new("tg:", b"secret");
+        assert_eq!(named(&fresh, "1/hour"), known[1]);
+        assert_eq!(named(&fresh, "1/hour"), known[1]);
+    }
+
+    #[test]
+    fn nothing_secret_is_shown() {
+        let shown = format!("{:?}", Names::new("tg:", b"secret"));
+        assert_eq!(shown, "Names { prefix: \"tg:\", .. }");
     }
 
     #[test]

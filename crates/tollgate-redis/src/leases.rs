@@ -76,8 +76,9 @@ impl Leases {
 
     /// Pays a request from leases, if every one of its limits has one that covers it.
     pub(crate) fn spend(&self, claims: &[Claim<'_>]) -> Option<Vec<Outcome>> {
-        let now = Instant::now();
         let leases = &mut self.held.lock().leases;
+        // Under the lock: who comes later must not look at an earlier time, when more was left.
+        let now = Instant::now();
         let covers = |claim: &Claim<'_>| {
             leases.get(&claim.mark).is_some_and(|lease| lease.covers(claim, &self.time, now))
         };
@@ -91,9 +92,9 @@ impl Leases {
 
     /// [`Leases::spend`], for a request with one limit.
     pub(crate) fn spend_one(&self, claim: &Claim<'_>) -> Option<Outcome> {
-        let now = Instant::now();
         let leases = &mut self.held.lock().leases;
         let lease = leases.get_mut(&claim.mark)?;
+        let now = Instant::now();
         lease.covers(claim, &self.time, now).then(|| lease.pay(claim, &self.time, now))
     }
 

@@ -1,8 +1,9 @@
 //! Marks: how this process tells cells apart for itself.
 //!
 //! The names that a server sees are made by a cryptographic hash, which takes longer than all the rest of a decision
-//! that needs no server. What is only remembered here, denials and leases, is kept by a hash that takes a tenth of that:
-//! 128 bits under secrets that the store draws at random and never shows, so nobody outside can make two keys meet.
+//! that needs no server. What is remembered here, denials, leases and the last name that was made, is kept by a hash that
+//! takes a tenth of that: 128 bits under secrets that the store draws at random and never shows, so nobody outside can
+//! make two keys meet. It is the hash of the memory store, for the same reasons.
 
 use std::{
     fmt,
@@ -15,7 +16,7 @@ use tollgate::{Charge, Limit};
 use crate::cell::period_micros;
 
 /// Which cell, in this process only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mark {
     high: u64,
     low: u64,
@@ -54,10 +55,15 @@ impl Marker {
         scope.write_u64(period_micros(limit));
         scope.write(policy);
         scope.write(algorithm);
-        if charge.tag != charge.key {
-            charge.tag.feed(|part| scope.write(part));
-        }
-        self.under(scope.finish(), |hasher| charge.key.feed(|part| hasher.write(part)))
+        self.under(scope.finish(), |hasher| {
+            if charge.tag != charge.key {
+                let mut length = 0;
+                charge.tag.feed(|part| length += part.len());
+                hasher.write_u64(length as u64);
+                charge.tag.feed(|part| hasher.write(part));
+            }
+            charge.key.feed(|part| hasher.write(part));
+        })
     }
 
     /// Of a counter that is shared with another limiter.
@@ -84,6 +90,13 @@ impl Marker {
     pub(crate) fn claim<'a>(&self, charge: &'a Charge<'_>) -> Claim<'a> {
         let Charge { limit, cost, enforced, .. } = charge;
         Claim { mark: self.mark(charge), limit, cost: *cost, enforced: *enforced }
+    }
+}
+
+/// Without its value: nobody is to see one.
+impl fmt::Debug for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Mark(..)")
     }
 }
 
@@ -150,13 +163,40 @@ mod tests {
         }
     }
 
+    /// The hash takes short and long keys in different ways.
+    #[test]
+    fn every_byte_of_a_key_counts() {
+        let marker = Marker::random();
+        for length in [0, 1, 8, 15, 16, 17, 31, 32, 33, 127, 128, 129, 255, 256, 257, 1_000] {
+            let key = vec![b'k'; length];
+            let known = mark(&marker, "api", &*key, "10/minute");
+            assert_eq!(mark(&marker, "api", &*key, "10/minute"), known);
+            for place in 0..length {
+                let mut other = key.clone();
+                other[place] ^= 1;
+                let other = mark(&marker, "api", &*other, "10/minute");
+                assert!(other.high != known.high && other.low != known.low, "{place} of {length}");
+            }
+            let longer = [&*key, b"k"].concat();
+            assert_ne!(mark(&marker, "api", &*longer, "10/minute"), known);
+        }
+    }
+
     #[test]
     fn a_tag_of_its_own_makes_another_mark() {
         let marker = Marker::random();
         let limit: Limit = "10/minute".parse().unwrap();
-        let mut charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"alice"), limit);
-        let known = marker.mark(&charge);
-        charge.tag = KeyRef::new(b"ali");
-        assert_ne!(marker.mark(&charge), known);
+        let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"alice"), limit);
+        let with = |tag: &'static [u8]| marker.mark(&tagged(charge, tag));
+        assert_eq!(with(b"alice"), marker.mark(&charge), "a key is its own tag");
+        for tag in [b"".as_slice(), b"ali", b"alice\0"] {
+            assert_ne!(with(tag), marker.mark(&charge));
+        }
+        assert_ne!(with(b""), with(b"ali"));
+    }
+
+    fn tagged<'a>(mut charge: Charge<'a>, tag: &'a [u8]) -> Charge<'a> {
+        charge.tag = KeyRef::new(tag);
+        charge
     }
 }

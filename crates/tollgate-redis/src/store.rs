@@ -298,20 +298,11 @@ async fn follow(lane: std::sync::Weak<Lane>) {
 
 impl Store for RedisStore {
     fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
-        let Inner { common, leases, .. } = &*self.inner;
+        let Inner { common, .. } = &*self.inner;
         if common.layout.is_some() {
             return None;
         }
-        let claim = common.names.marker.claim(charge);
-        if charge.lease > 0
-            && let Some(outcome) = leases.spend_one(&claim)
-        {
-            common.counters.leased.add(1);
-            return Some(outcome);
-        }
-        let outcome = common.denials.answer_one(&claim)?;
-        common.counters.denied_locally.add(1);
-        Some(outcome)
+        self.inner.answer_one_here(charge, &common.names.marker.claim(charge))
     }
 
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
@@ -408,6 +399,9 @@ impl Inner {
 
     /// What can be said without asking a server.
     fn answer_here(&self, charges: &[Charge<'_>], claims: &[Claim<'_>]) -> Option<Vec<Outcome>> {
+        if let ([charge], [claim]) = (charges, claims) {
+            return self.answer_one_here(charge, claim).map(|outcome| vec![outcome]);
+        }
         let leased = charges.iter().all(|charge| charge.lease > 0);
         if let Some(outcomes) = leased.then(|| self.leases.spend(claims)).flatten() {
             self.common.counters.leased.add(1);
@@ -416,6 +410,19 @@ impl Inner {
         let outcomes = self.common.denials.answer(claims.iter().copied())?;
         self.common.counters.denied_locally.add(1);
         Some(outcomes)
+    }
+
+    /// [`Inner::answer_here`], for a request with one limit.
+    fn answer_one_here(&self, charge: &Charge<'_>, claim: &Claim<'_>) -> Option<Outcome> {
+        if charge.lease > 0
+            && let Some(outcome) = self.leases.spend_one(claim)
+        {
+            self.common.counters.leased.add(1);
+            return Some(outcome);
+        }
+        let outcome = self.common.denials.answer_one(claim)?;
+        self.common.counters.denied_locally.add(1);
+        Some(outcome)
     }
 
     /// Sends one request to the server that has its cells.

@@ -48,8 +48,8 @@ impl Time {
         match self {
             Self::Server => {
                 let (least, most) = (age, age.saturating_add(trip.took));
-                let earliest = (least - least / DRIFT) / 1_000;
-                let latest = most.saturating_add(most / DRIFT).div_ceil(1_000);
+                let earliest = (least - least.div_ceil(DRIFT)) / 1_000;
+                let latest = most.saturating_add(most.div_ceil(DRIFT)).div_ceil(1_000);
                 let after = |micros| Timestamp::from_micros(seen.saturating_add(micros));
                 (after(earliest), after(latest))
             }
@@ -78,4 +78,38 @@ pub(crate) fn nanos(time: Duration) -> u64 {
 pub(crate) fn jitter(most: Duration) -> Duration {
     let range = u64::try_from(most.as_micros()).unwrap_or(u64::MAX).max(1);
     Duration::from_micros(RandomState::new().hash_one(range) % range)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEEN: u64 = 1_000_000;
+
+    /// Microseconds since `SEEN`, at the earliest and at the latest.
+    fn bounds(took: u64, age: u64) -> (u64, u64) {
+        let trip = Trip { ended: Instant::now(), took };
+        let (earliest, latest) = Time::Server.bounds(SEEN, trip, age);
+        (earliest.as_micros() - SEEN, latest.as_micros() - SEEN)
+    }
+
+    /// Each bound is rounded away from the other, and drifts by a thousandth that is rounded up.
+    #[test]
+    fn bounds_are_never_too_close() {
+        assert_eq!(bounds(0, 0), (0, 0));
+        assert_eq!(bounds(0, 1), (0, 1));
+        assert_eq!(bounds(0, 1_001), (0, 2));
+        assert_eq!(bounds(0, 1_002), (1, 2));
+        assert_eq!(bounds(1_999, 0), (0, 3));
+        assert_eq!(bounds(500_000, 2_000_000), (1_998, 2_503));
+        assert_eq!(bounds(u64::MAX, 0), (0, Timestamp::MAX.as_micros() - SEEN));
+    }
+
+    #[test]
+    fn an_answer_from_the_future_has_no_age() {
+        let now = Instant::now();
+        let trip = Trip::new(now, now + Duration::from_millis(7));
+        assert_eq!((trip.took, trip.age(now)), (7_000_000, 0));
+        assert_eq!(trip.age(now + Duration::from_secs(1)), 993_000_000);
+    }
 }

@@ -81,7 +81,7 @@ impl Tally {
                 cost > 0 && cost == first_cost && note.spot.limit == first.spot.limit
             }
         };
-        same && note.window == self.window
+        same && note.window == self.window && note.spot.key == first.spot.key
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -35,10 +35,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// When the request as a whole is denied, a charge that would have fit says so and reports what remains untouched.
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>>;
 
-    /// The outcome of one charge, if it can be told without a wait. `None` says nothing; the charge is then
-    /// [asked](Store::charge) for.
+    /// [`Store::charge`] of this one charge, for a store that need not wait: it spares the caller a future.
     ///
-    /// By default `None`. Stores that remember something here, or are here, spare their callers what a future costs.
+    /// `Some` is the answer, and what it admits has been taken. `None` has changed nothing, and [`Store::charge`] is
+    /// called next. It is asked before every charge that has no id and comes alone, so it must be quick and must not
+    /// block. A store that stands before another and does something of its own in `charge` does so here, too, or leaves
+    /// the default, which is always `None`.
     fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
         let _ = charge;
         None

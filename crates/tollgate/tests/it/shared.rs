@@ -253,21 +253,27 @@ fn what_can_be_told_at_once_is_not_waited_for() {
     assert_eq!(store.asked().len(), 3);
 }
 
-/// What the memory store tells at once it tells the same way when asked.
+/// What the memory store tells at once it tells the same way when asked, also of keys that it has no room for.
 #[test]
 fn memory_answers_at_once_as_it_would_later() {
-    for text in
-        ["3/minute", "3/minute sliding-window", "3/minute token-bucket", "3/minute sliding-log"]
-    {
+    let algorithms =
+        ["", " sliding-window", " token-bucket", " sliding-log", " concurrency"].into_iter();
+    for text in algorithms.map(|algorithm| format!("3/minute{algorithm}")) {
         let clock = ManualClock::new();
-        let [now, later] = [(); 2].map(|()| MemoryStore::new(10, clock.clone()));
-        for (cost, enforced) in [(1, true), (0, true), (3, true), (2, false), (1, false), (1, true)]
+        let [now, later] = [(); 2].map(|()| MemoryStore::new(2, clock.clone()));
+        let costs = [(1, true), (0, true), (3, true), (2, false), (1, false), (1, true)];
+        for (key, (permit, (cost, enforced))) in ["a", "b", "c", "a"]
+            .into_iter()
+            .flat_map(|key| costs.iter().enumerate().map(move |c| (key, c)))
         {
-            let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"alice"), limit(text));
-            let charge = charge.cost(cost).enforced(enforced);
+            let key = KeyRef::new(key.as_bytes());
+            let charge = Charge::new("api".parse().unwrap(), key, limit(&text));
+            let charge = charge.cost(*cost).enforced(*enforced).holding(1 + permit as u64);
             let asked = pollster::block_on(later.charge(&[charge])).unwrap();
             assert_eq!(now.charge_now(&charge), Some(asked[0]), "{text} at {cost}");
         }
+        let held = |store: &MemoryStore| (store.usage().keys, store.usage().overflowed);
+        assert_eq!(held(&now), held(&later));
     }
 }
 
