@@ -120,6 +120,29 @@ fn a_hot_key_is_one_key() {
     assert_eq!((stats.calls, stats.keys, stats.requests), (1, 1, 1_000));
 }
 
+/// Much that waits leaves as two trips, so that the server works on one while the other is taken in.
+#[test]
+fn many_keys_at_once_are_two_trips() {
+    let server = Server::start(Flavor::Redis);
+    let subject = Timed::new(&server.url(), |builder| builder);
+    let keys: Vec<String> = (0..256).map(|number| format!("many-{number}")).collect();
+    let charges = keys.iter().map(|key| {
+        [Charge::new("many".parse().unwrap(), KeyRef::new(key.as_bytes()), Limit::per_day(2))]
+    });
+    let charges: Vec<_> = charges.collect();
+    for remaining in [1, 0] {
+        let before = subject.store.stats();
+        let asked = join_all(charges.iter().map(|charge| subject.store.charge(charge)));
+        for answer in subject.block_on(asked) {
+            assert_eq!(answer.unwrap()[0].remaining(), remaining);
+        }
+        let after = subject.store.stats();
+        assert_eq!((after.calls - before.calls, after.keys - before.keys), (4, 256));
+        // The first time, each of them finds no script there, and goes again.
+        assert_eq!(after.trips - before.trips, 2 + 2 * remaining);
+    }
+}
+
 /// An idle store sends at once: as many calls as requests, and no timer that would hold one back.
 #[test]
 fn one_at_a_time_is_one_call_each() {
