@@ -1,6 +1,6 @@
 //! What a client is told about its limit: `Retry-After`, `RateLimit`, `RateLimit-Policy` and `X-RateLimit-*`.
 
-use std::sync::OnceLock;
+use std::{ptr, sync::OnceLock};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -43,16 +43,23 @@ struct Known {
     policy: PolicyName,
     limit: Limit,
     /// `RateLimit-Policy`.
-    standard: HeaderValue,
+    standard: Kept,
     /// `X-RateLimit-Limit`.
-    legacy: HeaderValue,
+    legacy: Kept,
 }
 
-/// What happens to headers of the same names.
-#[derive(Clone, Copy)]
-enum Before {
-    Goes,
-    Stays,
+/// A value that is written once.
+pub(crate) struct Kept {
+    value: HeaderValue,
+    bytes: Bytes,
+}
+
+/// What a header says.
+pub(crate) enum Said<'a> {
+    /// The same as before.
+    Kept(&'a Kept),
+    /// Something of this decision.
+    Fresh(Bytes),
 }
 
 /// Text that is short, and made on the stack.
@@ -86,19 +93,47 @@ impl Headers {
     /// `now` is an instant before the decision, by the clock that clients go by: what ends with a second is then not
     /// rounded up to the next.
     pub fn write(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
-        self.put(decision, now, headers, Before::Goes);
+        make_room(decision, headers);
+        self.each(decision, now, |name, said| {
+            headers.insert(name, said.into());
+            true
+        });
     }
 
-    /// Hands each header of a decision to `put`: for frameworks with types of their own.
+    /// Hands each header of a decision to `put`, until that returns `false`: for frameworks with types of their own.
     pub(crate) fn each(
         &self,
         decision: &Decision,
         now: Timestamp,
-        mut put: impl FnMut(&HeaderName, &HeaderValue),
+        mut put: impl FnMut(&'static HeaderName, Said<'_>) -> bool,
     ) {
-        let mut headers = HeaderMap::with_capacity(8);
-        self.write(decision, now, &mut headers);
-        headers.iter().for_each(|(name, value)| put(name, value));
+        if let Some(wait) = decision.retry_after_secs()
+            && !put(&RETRY_AFTER, Said::Fresh(number(wait)))
+        {
+            return;
+        }
+        let (Some(policy), Some(limit)) = (decision.policy(), decision.limit()) else { return };
+        let known = Known::of(policy, limit);
+        let fresh = known.is_none().then(|| Known::new(policy, limit));
+        let Some(known) = known.or(fresh.as_ref()) else { return };
+        if self.standard == HeaderStyle::Draft8 {
+            let mut state = Text::new();
+            write_state(&mut state, policy.as_str(), decision);
+            let go_on = put(&RATE_LIMIT, Said::Fresh(Bytes::copy_from_slice(&state)))
+                && put(&RATE_LIMIT_POLICY, Said::Kept(&known.standard));
+            if !go_on {
+                return;
+            }
+        }
+        if let Some(style) = self.legacy {
+            let reset = match style {
+                ResetStyle::Epoch => now.after(decision.reset_after()).as_secs_ceil(),
+                ResetStyle::Delta => reset_seconds(decision),
+            };
+            let _ = put(&X_LIMIT, Said::Kept(&known.legacy))
+                && put(&X_REMAINING, Said::Fresh(number(decision.remaining())))
+                && put(&X_RESET, Said::Fresh(number(reset)));
+        }
     }
 
     /// Whether a response that has headers of these names already says what these would.
@@ -109,53 +144,53 @@ impl Headers {
 
     /// [`Headers::write`] for headers that may be there already: if so, all stay as they are.
     pub(crate) fn add(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
-        self.put(decision, now, headers, Before::Stays);
+        make_room(decision, headers);
+        self.each(decision, now, |name, said| {
+            let there = headers.insert(name, said.into());
+            // The first of each kind tells.
+            let tells = ptr::eq(name, &RATE_LIMIT) || ptr::eq(name, &X_LIMIT);
+            let Some(there) = there.filter(|_| tells) else { return true };
+            headers.insert(name, there);
+            false
+        });
     }
+}
 
-    fn put(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap, before: Before) {
-        if let Some(wait) = decision.retry_after_secs() {
-            headers.insert(&RETRY_AFTER, number(wait));
-        }
-        let (Some(policy), Some(limit)) = (decision.policy(), decision.limit()) else { return };
-        // Most responses have a few already, and would grow in the middle of it.
+/// Most responses have a few headers already, and would grow in the middle of it.
+fn make_room(decision: &Decision, headers: &mut HeaderMap) {
+    if decision.policy().is_some() {
         headers.reserve(5);
-        let known = Known::of(policy, limit);
-        let fresh = known.is_none().then(|| Known::new(policy, limit));
-        let Some(known) = known.or(fresh.as_ref()) else { return };
-        if self.standard == HeaderStyle::Draft8 {
-            let mut state = Text::new();
-            write_state(&mut state, policy.as_str(), decision);
-            let there = headers.insert(&RATE_LIMIT, value(&state));
-            if before.stays(&RATE_LIMIT, there, headers) {
-                return;
-            }
-            headers.insert(&RATE_LIMIT_POLICY, known.standard.clone());
-        }
-        if let Some(style) = self.legacy {
-            let there = headers.insert(&X_LIMIT, known.legacy.clone());
-            if before.stays(&X_LIMIT, there, headers) {
-                return;
-            }
-            let reset = match style {
-                ResetStyle::Epoch => now.after(decision.reset_after()).as_secs_ceil(),
-                ResetStyle::Delta => reset_seconds(decision),
-            };
-            headers.insert(&X_REMAINING, number(decision.remaining()));
-            headers.insert(&X_RESET, number(reset));
+    }
+}
+
+impl Said<'_> {
+    /// As bytes that are shared, not copied.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        match self {
+            Self::Kept(kept) => kept.bytes.clone(),
+            Self::Fresh(bytes) => bytes,
         }
     }
 }
 
-impl Before {
-    /// Whether something was there that stays: then it is put back.
-    fn stays(self, name: &HeaderName, there: Option<HeaderValue>, headers: &mut HeaderMap) -> bool {
-        match (self, there) {
-            (Self::Stays, Some(there)) => {
-                headers.insert(name, there);
-                true
-            }
-            _ => false,
+impl From<Said<'_>> for HeaderValue {
+    fn from(said: Said<'_>) -> Self {
+        match said {
+            Said::Kept(kept) => kept.value.clone(),
+            Said::Fresh(bytes) => value(bytes),
         }
+    }
+}
+
+impl Kept {
+    fn new(bytes: Bytes) -> Self {
+        Self { value: value(bytes.clone()), bytes }
+    }
+
+    /// Copied without counting who holds it, since nobody ever gives it back.
+    fn lasting(self) -> Self {
+        let text: &'static [u8] = Box::leak((*self.bytes).into());
+        Self::new(Bytes::from_static(text))
     }
 }
 
@@ -174,16 +209,12 @@ impl Known {
     fn new(policy: PolicyName, limit: Limit) -> Self {
         let mut text = Text::new();
         write_policy(&mut text, policy.as_str(), &limit);
-        Self { policy, limit, standard: value(&text), legacy: number(limit.capacity()) }
+        let standard = Kept::new(Bytes::copy_from_slice(&text));
+        Self { policy, limit, standard, legacy: Kept::new(number(limit.capacity())) }
     }
 
-    /// With values that are copied without counting who holds them, since nobody ever gives them back.
     fn lasting(self) -> Self {
-        let lasting = |value: HeaderValue| {
-            let text: &'static [u8] = Box::leak(value.as_bytes().into());
-            HeaderValue::from_maybe_shared(Bytes::from_static(text)).unwrap_or(value)
-        };
-        Self { standard: lasting(self.standard), legacy: lasting(self.legacy), ..self }
+        Self { standard: self.standard.lasting(), legacy: self.legacy.lasting(), ..self }
     }
 }
 
@@ -210,21 +241,20 @@ fn write_integer(out: &mut Text, number: u64) {
     with_digits(number.min(MOST), |digits| out.extend_from_slice(digits));
 }
 
-/// A number as a value, and no larger than a structured field may hold.
-fn number(number: u64) -> HeaderValue {
+/// A number as text, and no larger than a structured field may hold.
+fn number(number: u64) -> Bytes {
     let number = number.min(MOST);
     if number >= 10_000 {
-        return with_digits(number, value);
+        return with_digits(number, Bytes::copy_from_slice);
     }
     let end = 4 * number as usize + 4;
     let digits = 1 + usize::from(number > 9) + usize::from(number > 99) + usize::from(number > 999);
-    let digits = Bytes::from_static(&NUMBERS[end - digits..end]);
-    HeaderValue::from_maybe_shared(digits).unwrap_or(ZERO)
+    Bytes::from_static(&NUMBERS[end - digits..end])
 }
 
 /// What we write is always fit for a header.
-fn value(text: &[u8]) -> HeaderValue {
-    HeaderValue::from_maybe_shared(Bytes::copy_from_slice(text)).unwrap_or(ZERO)
+fn value(text: Bytes) -> HeaderValue {
+    HeaderValue::from_maybe_shared(text).unwrap_or(ZERO)
 }
 
 const fn numbers() -> [u8; 40_000] {

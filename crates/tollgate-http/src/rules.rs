@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, request, response};
+use http::{HeaderMap, HeaderName, Response, request, response};
 use tollgate::{
     CheckError, Clock, CostError, Decision, Limit, PolicyName, Request, StoreError, SystemClock,
     Timestamp,
@@ -258,14 +258,18 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         self.headers.are_in(has)
     }
 
-    /// What [`Rules::write_headers`] writes, for frameworks with types of their own: hands each header to `put`.
+    /// What [`Rules::write_headers`] writes, for frameworks with types of their own: hands the name and the value of
+    /// each header to `put`.
     pub fn each_header(
         &self,
         decision: &Decision,
         question: &Question,
-        put: impl FnMut(&HeaderName, &HeaderValue),
+        mut put: impl FnMut(&'static HeaderName, Bytes),
     ) {
-        self.headers.each(decision, question.now, put);
+        self.headers.each(decision, question.now, |name, said| {
+            put(name, said.into_bytes());
+            true
+        });
     }
 
     /// Whether [`Rules::settle`] has to be called at all.
