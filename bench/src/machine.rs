@@ -1,5 +1,5 @@
-//! What the machine takes for the parts of a check that no limiter can do without: a load from a table that is too large
-//! for the cache, a lock, and the time.
+//! What the machine takes for the parts of a check that no limiter can do without: a load from a table that is too
+//! large for the cache, a lock, and the time.
 
 use std::{
     hint::black_box,

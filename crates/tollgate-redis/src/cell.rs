@@ -54,8 +54,8 @@ pub(crate) struct Names {
 }
 
 thread_local! {
-    /// The cell that this thread asked for last: a key that everybody asks for is not hashed each time. Marks are of one
-    /// store only, so this may be shared by all.
+    /// The cell that this thread asked for last: a key that everybody asks for is not hashed each time. Marks are of
+    /// one store only, so this may be shared by all.
     static LAST: std::cell::Cell<Option<(Mark, CellId)>> = const { std::cell::Cell::new(None) };
 }
 

@@ -1,9 +1,9 @@
 //! Marks: how this process tells cells apart for itself.
 //!
 //! The names that a server sees are made by a cryptographic hash, which takes longer than all the rest of a decision
-//! that needs no server. What is remembered here, denials, leases and the last name that was made, is kept by a hash that
-//! takes a tenth of that: 128 bits under secrets that the store draws at random and never shows, so nobody outside can
-//! make two keys meet. It is the hash of the memory store, for the same reasons.
+//! that needs no server. What is remembered here, denials, leases and the last name that was made, is kept by a hash
+//! that takes a tenth of that: 128 bits under secrets that the store draws at random and never shows, so nobody outside
+//! can make two keys meet. It is the hash of the memory store, for the same reasons.
 
 use std::{
     fmt,
