@@ -17,6 +17,8 @@ const LATE_RETRY: Duration = Duration::from_millis(200);
 const TOO_SLOW: &str = "the server is too slow to answer within the deadline";
 /// So many trips may be under way at the same time: while the server works on one, the other is made ready or taken in.
 const TRIPS: usize = 2;
+/// More cells than this are worth two trips.
+const MUCH: usize = 64;
 /// A server that does not answer for so long is connected to anew.
 const GIVE_UP: Duration = Duration::from_millis(1_000);
 
@@ -74,9 +76,11 @@ async fn serve(lane: &Arc<Lane>, link: &mut Link, good: &mut bool) -> Trouble {
     while lane.is_open() {
         if trips.len() < TRIPS {
             let mut jobs = lane.take();
+            let cells: usize = jobs.iter().map(|job| job.size().1).sum();
+            let much = jobs.len() > 1 && cells > MUCH;
             // As one trip, the server would wait for us and we for it, in turns, for as long as all ask again. Several
             // counters of another limiter may be one request's, which is not parted.
-            if trips.is_empty() && jobs.len() > 1 && lane.common.layout.is_none() {
+            if trips.is_empty() && much && lane.common.layout.is_none() {
                 let rest = jobs.split_off(jobs.len() / 2);
                 trips.push(lane.trip(&wire, mem::replace(&mut jobs, rest)));
             }

@@ -6,7 +6,7 @@ use tollgate::{Charge, KeyRef, Limit, Store, StoreError};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::servers::{Flavor, Proxy, Server, eventually};
 
-use super::{DEADLINE, Limiters, RETURN, let_pass, now, standstill};
+use super::{DEADLINE, Limiters, RETURN, let_pass, now};
 use crate::kit::{PATIENT, runtime};
 
 /// What a fault is seen as, from its begin to its end.
@@ -44,16 +44,12 @@ fn killed_and_restarted() {
 }
 
 #[test]
-fn stopped_for_seconds() {
+fn stopped_for_ten_seconds() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let limiters = Limiters::connect(&server.url());
-        outage(
-            &limiters,
-            "stopped",
-            standstill(),
-            [&mut || server.pause(), &mut || server.resume()],
-        );
+        let (pause, resume) = (&mut || server.pause(), &mut || server.resume());
+        outage(&limiters, "stopped", Duration::from_secs(10), [pause, resume]);
         limiters.assert_window_exact(&server);
     }
 }

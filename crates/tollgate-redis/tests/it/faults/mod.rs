@@ -209,16 +209,6 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// For how long a server stands still: ten seconds where tests may take long.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "tests are told by their runner how long they may take"
-)]
-fn standstill() -> Duration {
-    let long = std::env::var("TOLLGATE_LONG").is_ok();
-    Duration::from_secs(if long { 10 } else { 3 })
-}
-
 /// How often a server has run scripts of ours.
 fn scripts_run(server: &Server) -> u64 {
     let stats = server.info("cmdstat_evalsha").unwrap_or_default();
