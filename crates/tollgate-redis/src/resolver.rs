@@ -4,7 +4,7 @@ use std::{collections::HashMap, fmt, time::Duration};
 
 use parking_lot::Mutex;
 use redis::RedisError;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::link::{Access, Address, Link};
 
@@ -14,7 +14,7 @@ pub(crate) enum Resolver {
     /// Always the same.
     Fixed(Address, Access),
     /// Whichever the sentinels call the master.
-    Sentinel(Sentinels),
+    Sentinel(Box<Sentinels>),
 }
 
 /// The sentinels of one master.
@@ -26,10 +26,25 @@ pub(crate) struct Sentinels {
     pub(crate) master_access: Access,
     /// Where the master was when last connected to.
     pub(crate) current: Mutex<Option<Address>>,
+    /// The latest failover that was heard of.
+    pub(crate) latest: Mutex<Option<Failover>>,
+}
+
+/// Where a failover has led to.
+#[derive(Clone, Debug)]
+pub(crate) struct Failover {
+    epoch: u64,
+    address: Address,
+    /// When a sentinel last told of it.
+    heard: Instant,
 }
 
 /// How long a sentinel may take to say where the master is.
 const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// For so long a failover is believed against sentinels that have not heard of it. They tell each other every two
+/// seconds; what they still do not know then was taken back.
+const BELIEVED: Duration = Duration::from_secs(10);
 
 impl Resolver {
     pub(crate) async fn connect(&self) -> Result<Link, RedisError> {
@@ -59,8 +74,21 @@ impl Sentinels {
             });
         }
         let answers = asked.join_all().await;
-        let latest = answers.into_iter().flatten().max_by_key(|(epoch, _)| *epoch);
-        latest.map(|(_, address)| address)
+        let (epoch, address) = answers.into_iter().flatten().max_by_key(|(epoch, _)| *epoch)?;
+        let heard = Failover { epoch, address, heard: Instant::now() };
+        Some(later(&mut self.latest.lock(), heard).address.clone())
+    }
+}
+
+/// The later of what was known and what was heard just now. Whoever knows the latest failover may be slow to answer,
+/// and the others would lead back to the old master.
+fn later(known: &mut Option<Failover>, heard: Failover) -> &Failover {
+    let stands = |known: &Failover| {
+        known.epoch > heard.epoch && heard.heard.duration_since(known.heard) < BELIEVED
+    };
+    match known.take().filter(stands) {
+        Some(kept) => known.insert(kept),
+        None => known.insert(heard),
     }
 }
 
@@ -90,5 +118,31 @@ impl fmt::Display for Resolver {
                 None => write!(f, "master `{}`", sentinels.master),
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failover(epoch: u64, port: u16, heard: Instant) -> Failover {
+        Failover { epoch, address: Address::Tcp("127.0.0.1".to_owned(), port), heard }
+    }
+
+    #[test]
+    fn sentinels_that_have_not_heard_do_not_lead_back() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let mut latest = None;
+        let mut led = |epoch, port, seconds| {
+            later(&mut latest, failover(epoch, port, after(seconds))).address.to_string()
+        };
+        assert_eq!(led(1, 1, 0), "127.0.0.1:1");
+        assert_eq!(led(2, 2, 1), "127.0.0.1:2");
+        assert_eq!(led(1, 1, 2), "127.0.0.1:2", "who knows better did not answer");
+        assert_eq!(led(2, 2, 9), "127.0.0.1:2");
+        assert_eq!(led(1, 1, 18), "127.0.0.1:2");
+        assert_eq!(led(1, 1, 19), "127.0.0.1:1", "nobody knows of it any more");
+        assert_eq!(led(2, 3, 20), "127.0.0.1:3");
     }
 }

@@ -255,13 +255,14 @@ impl RedisStoreBuilder {
         let servers = match servers {
             Servers::One(address) => lane(Resolver::Fixed(address, access)),
             Servers::Sentinel { addresses, access: sentinel_access, master } => {
-                lane(Resolver::Sentinel(Sentinels {
+                lane(Resolver::Sentinel(Box::new(Sentinels {
                     addresses,
                     access: sentinel_access,
                     master,
                     master_access: access,
                     current: parking_lot::Mutex::default(),
-                }))
+                    latest: parking_lot::Mutex::default(),
+                })))
             }
             Servers::Cluster(seeds) => {
                 let cluster = Cluster::new(seeds, access, common.clone());

@@ -98,6 +98,7 @@ pub async fn examine(url: &RedisUrl, options: &Options) -> Report {
                 master: master.clone(),
                 master_access: url.access.clone(),
                 current: parking_lot::Mutex::default(),
+                latest: parking_lot::Mutex::default(),
             };
             doctor.examine_sentinels(&sentinels).await
         }
