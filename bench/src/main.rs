@@ -1,6 +1,7 @@
 //! `cargo xtask bench engine`: Tollgate and its peers in one process, in interleaved rounds. `cargo xtask bench redis`:
 //! the store on Redis against the two ways that everybody else takes. `cargo xtask bench service`: the service beside
-//! other servers. `cargo xtask bench http`: the middleware beside other middleware.
+//! other servers. `cargo xtask bench http`: the middleware beside other middleware. `cargo xtask bench machine`: what
+//! the machine itself takes.
 //!
 //! Every subject is asked the same questions in the same order. A round asks each of them in turn, starting with
 //! another one each time, in slices of a few thousand questions: on a machine that is shared with others, most slices
@@ -45,8 +46,11 @@ fn main() -> std::io::Result<()> {
         return report::write(&rows, std::path::Path::new("target/bench/service.json"));
     }
     let rounds = if quick { 5 } else { 21 };
+    if has("machine") {
+        report::print(&machine::loads(rounds));
+        return Ok(());
+    }
     let mut rows = Vec::new();
-    rows.extend(machine::loads(rounds));
     rows.extend(speed::over_admitted());
     rows.extend(speed::checks(rounds));
     rows.extend(memory::bytes_per_key());

@@ -25,6 +25,7 @@ usage: cargo xtask <task>
   bench redis [--quick]   compare the store on Redis and Valkey with the usual ways
   bench service [--quick] compare the service with other servers
   bench http [--quick]    compare the middleware with others
+  bench machine           measure what a load, a lock and the time take here
   bench agree [PROGRAM]   see whether tollgate bench measures what redis-benchmark and wrk do
   fuzz [--seconds N]      feed the service with hostile input, each target for a minute or N seconds
   screen FILE             draw what `tmux capture-pane -e -p` says on standard input, as SVG
@@ -45,7 +46,9 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
     match *args {
         ["test"] => test::run(test::Histories::Some),
         ["test", "--long"] => test::run(test::Histories::Million),
-        ["bench", what @ ("engine" | "http" | "redis" | "service")] => bench::run(&[what]),
+        ["bench", what @ ("engine" | "http" | "machine" | "redis" | "service")] => {
+            bench::run(&[what])
+        }
         ["bench", what @ ("engine" | "http" | "redis" | "service"), "--quick"] => {
             bench::run(&[what, "--quick"])
         }

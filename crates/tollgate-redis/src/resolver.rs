@@ -30,10 +30,14 @@ pub(crate) struct Sentinels {
     pub(crate) latest: Mutex<Option<Failover>>,
 }
 
+/// Which of two failovers is later: by the epoch of the last that has ended, and whether the next is under way and has
+/// a new master already.
+type Turn = (u64, bool);
+
 /// Where a failover has led to.
 #[derive(Clone, Debug)]
 pub(crate) struct Failover {
-    epoch: u64,
+    turn: Turn,
     address: Address,
     /// When a sentinel last told of it.
     heard: Instant,
@@ -74,8 +78,8 @@ impl Sentinels {
             });
         }
         let answers = asked.join_all().await;
-        let (epoch, address) = answers.into_iter().flatten().max_by_key(|(epoch, _)| *epoch)?;
-        let heard = Failover { epoch, address, heard: Instant::now() };
+        let (turn, address) = answers.into_iter().flatten().max_by_key(|(turn, _)| *turn)?;
+        let heard = Failover { turn, address, heard: Instant::now() };
         Some(later(&mut self.latest.lock(), heard).address.clone())
     }
 }
@@ -84,7 +88,7 @@ impl Sentinels {
 /// and the others would lead back to the old master.
 fn later(known: &mut Option<Failover>, heard: Failover) -> &Failover {
     let stands = |known: &Failover| {
-        known.epoch > heard.epoch && heard.heard.duration_since(known.heard) < BELIEVED
+        known.turn > heard.turn && heard.heard.duration_since(known.heard) < BELIEVED
     };
     match known.take().filter(stands) {
         Some(kept) => known.insert(kept),
@@ -92,12 +96,12 @@ fn later(known: &mut Option<Failover>, heard: Failover) -> &Failover {
     }
 }
 
-/// One sentinel's opinion: the epoch of the failover, and the address.
+/// One sentinel's opinion: which failover it has seen, and the address.
 async fn ask(
     sentinel: &Address,
     access: &Access,
     master: &str,
-) -> Result<Option<(u64, Address)>, RedisError> {
+) -> Result<Option<(Turn, Address)>, RedisError> {
     let mut link = Link::open(sentinel, access, false).await?;
     let mut commands = redis::pipe();
     // While replicas are told of a new master, only this command names it already.
@@ -106,7 +110,11 @@ async fn ask(
     let (address, fields): (Option<(String, u16)>, HashMap<String, String>) =
         commands.query_async(link.connection()).await?;
     let epoch = fields.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
-    Ok(address.map(|(host, port)| (epoch, Address::Tcp(host, port))))
+    Ok(address.map(|(host, port)| {
+        let old = (fields.get("ip"), fields.get("port").and_then(|port| port.parse().ok()));
+        let is_new = old != (Some(&host), Some(port));
+        ((epoch, is_new), Address::Tcp(host, port))
+    }))
 }
 
 impl fmt::Display for Resolver {
@@ -125,8 +133,8 @@ impl fmt::Display for Resolver {
 mod tests {
     use super::*;
 
-    fn failover(epoch: u64, port: u16, heard: Instant) -> Failover {
-        Failover { epoch, address: Address::Tcp("127.0.0.1".to_owned(), port), heard }
+    fn failover(turn: Turn, port: u16, heard: Instant) -> Failover {
+        Failover { turn, address: Address::Tcp("127.0.0.1".to_owned(), port), heard }
     }
 
     #[test]
@@ -134,15 +142,15 @@ mod tests {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let mut latest = None;
-        let mut led = |epoch, port, seconds| {
-            later(&mut latest, failover(epoch, port, after(seconds))).address.to_string()
+        let mut led = |turn, port, seconds| {
+            later(&mut latest, failover(turn, port, after(seconds))).address.to_string()
         };
-        assert_eq!(led(1, 1, 0), "127.0.0.1:1");
-        assert_eq!(led(2, 2, 1), "127.0.0.1:2");
-        assert_eq!(led(1, 1, 2), "127.0.0.1:2", "who knows better did not answer");
-        assert_eq!(led(2, 2, 9), "127.0.0.1:2");
-        assert_eq!(led(1, 1, 18), "127.0.0.1:2");
-        assert_eq!(led(1, 1, 19), "127.0.0.1:1", "nobody knows of it any more");
-        assert_eq!(led(2, 3, 20), "127.0.0.1:3");
+        assert_eq!(led((1, false), 1, 0), "127.0.0.1:1");
+        assert_eq!(led((1, true), 2, 1), "127.0.0.1:2", "under way, but there is a new master");
+        assert_eq!(led((1, false), 1, 2), "127.0.0.1:2", "who knows better did not answer");
+        assert_eq!(led((2, false), 2, 9), "127.0.0.1:2");
+        assert_eq!(led((1, true), 1, 18), "127.0.0.1:2");
+        assert_eq!(led((1, false), 1, 19), "127.0.0.1:1", "nobody knows of it any more");
+        assert_eq!(led((2, false), 3, 20), "127.0.0.1:3");
     }
 }

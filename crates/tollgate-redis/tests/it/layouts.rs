@@ -507,16 +507,17 @@ fn limits_of_one_request_are_charged_one_after_the_other() {
     let layout = layout.ttl_slack(Duration::from_secs(7)).refresh_ttl();
     let ours = Ours::new(&server.url(), layout);
     let seconds = long_seconds(micros(&mut client));
-    let limits = [2, 9].map(|amount| {
-        let period = Duration::from_secs(if amount == 2 { seconds } else { seconds * 24 });
-        Limit::new(amount, period).unwrap()
-    });
+    // Windows that begin at the same time would have the same name.
+    let apart = |period: &u64| micros(&mut client) / 1_000_000 % period > seconds;
+    let longer = (24..).map(|times| times * seconds).find(apart).unwrap();
+    let limits = [(2, seconds), (9, longer)]
+        .map(|(amount, period)| Limit::new(amount, Duration::from_secs(period)).unwrap());
     let limiter = SharedLimiter::new(ours.store.clone(), PolicySet::of_limits(limits).unwrap());
     let check = || ours.runtime.block_on(limiter.check(("eu", "alice"))).unwrap().is_allowed();
     let since = micros(&mut client);
     assert_eq!([check(), check(), check()], [true, true, false]);
     let now = micros(&mut client) / 1_000_000;
-    for (period, limit) in [seconds, seconds * 24].into_iter().zip(limits) {
+    for (period, limit) in [seconds, longer].into_iter().zip(limits) {
         let start = now - now % period;
         let name = format!("app:eu:alice:{start}:{start}000");
         assert_eq!(must(&mut client, &["GET", &name]).int(), 3, "{limit}: denied, and counted");
