@@ -23,6 +23,7 @@ usage: cargo xtask <task>
   test [--long]           run all tests, then tidy; --long tries a million random histories
   bench engine [--quick]  compare the engine with its peers
   bench redis [--quick]   compare the store on Redis and Valkey with the usual ways
+  bench redis --case NAME the same, only where the name of the case has this in it
   bench service [--quick] compare the service with other servers
   bench http [--quick]    compare the middleware with others
   bench machine           measure what a load, a lock and the time take here
@@ -52,6 +53,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["bench", what @ ("engine" | "http" | "redis" | "service"), "--quick"] => {
             bench::run(&[what, "--quick"])
         }
+        ["bench", "redis", "--case", name] => bench::run(&["redis", "--case", name]),
         ["bench", "agree"] => agree::run(),
         ["bench", "agree", tollgate] => agree::run_with(tollgate),
         ["fuzz"] => fuzz::run(60),
