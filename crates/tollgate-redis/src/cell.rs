@@ -287,6 +287,7 @@ mod tests {
         let [plain, secret] = [Names::new("tg:", b""), Names::new("tg:", b"secret")];
         let named = |names: &Names, limit: &str| name(names, "api", "alice", limit);
         let known = [named(&plain, "1/hour"), named(&secret, "1/hour"), named(&plain, "1/day")];
+        assert!(known[0] != known[1] && known[0] != known[2], "{known:?}");
         for _ in 0..3 {
             let again = [named(&plain, "1/hour"), named(&secret, "1/hour"), named(&plain, "1/day")];
             assert_eq!(again, known);
