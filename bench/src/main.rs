@@ -27,6 +27,9 @@ fn main() -> std::io::Result<()> {
     if let Some(subject) = http::asked_to_serve() {
         return http::serve(&subject);
     }
+    if service::asked_to_serve() {
+        return service::serve();
+    }
     if has("http") {
         let rows = http::rows(quick)?;
         report::print(&rows);

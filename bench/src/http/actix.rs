@@ -3,16 +3,32 @@
 use std::{
     io::{self, Error},
     net::{IpAddr, TcpListener},
+    sync::LazyLock,
     time::Duration,
 };
 
 use actix_governor::{Governor, GovernorConfigBuilder, KeyExtractor, SimpleKeyExtractionError};
-use actix_web::{App, HttpServer, dev::ServiceRequest, rt::System, web};
+use actix_web::{
+    App, HttpServer,
+    dev::{Service, ServiceRequest},
+    http::header::{HeaderName, HeaderValue},
+    rt::System,
+    web,
+};
 use tollgate::Limiter;
 use tollgate_actix::{
     RateLimit, Rules,
     resolve::{ClientAddress, PeerAddress},
 };
+
+/// The headers of the other servers, by the types that actix-web has.
+static FIVE: LazyLock<Vec<(HeaderName, HeaderValue)>> = LazyLock::new(|| {
+    let five = super::servers::FIVE.iter().map(|(name, value)| {
+        let name = HeaderName::from_bytes(name.as_str().as_bytes()).expect("a header's name");
+        (name, HeaderValue::from_bytes(value.as_bytes()).expect("a header's value"))
+    });
+    five.collect()
+});
 
 /// actix-governor has no key for those behind a proxy. This is the least that a program would write.
 #[derive(Clone)]
@@ -33,10 +49,10 @@ async fn hello() -> &'static str {
     "hello"
 }
 
-/// A server whose app is wrapped in this, if anything.
+/// A server whose app is wrapped like this, if at all.
 macro_rules! run {
-    ($($wrap:expr)?) => {{
-        let app = move || App::new().route("/", web::get().to(hello))$(.wrap($wrap))?;
+    ($($wrap:tt)*) => {{
+        let app = move || App::new().route("/", web::get().to(hello))$($wrap)*;
         let listener = TcpListener::bind("127.0.0.1:0")?;
         println!("{}", listener.local_addr()?);
         System::new().block_on(HttpServer::new(app).workers(1).listen(listener)?.run())
@@ -52,23 +68,33 @@ pub fn serve(subject: &str) -> io::Result<()> {
     let config = config.period(Duration::from_micros(1)).burst_size(1_000_000);
     match subject {
         "actix" => run!(),
+        "five headers actix" => run!(.wrap_fn(|request, app| {
+            let response = app.call(request);
+            async {
+                let mut response = response.await?;
+                for (name, value) in &*FIVE {
+                    response.headers_mut().insert(name.clone(), value.clone());
+                }
+                Ok(response)
+            }
+        })),
         "tollgate actix peer" => {
             let limit = RateLimit::new(rules.by(PeerAddress::new()));
-            run!(limit.clone())
+            run!(.wrap(limit.clone()))
         }
         "tollgate actix forwarded" => {
             let network = "127.0.0.0/8".parse().map_err(Error::other)?;
             let limit = RateLimit::new(rules.by(ClientAddress::trusting([network])));
-            run!(limit.clone())
+            run!(.wrap(limit.clone()))
         }
         "actix-governor peer" => {
             let config = config.use_headers().finish().ok_or_else(unknown)?;
-            run!(Governor::new(&config))
+            run!(.wrap(Governor::new(&config)))
         }
         "actix-governor forwarded" => {
             let config = config.key_extractor(Forwarded).use_headers().finish();
             let config = config.ok_or_else(unknown)?;
-            run!(Governor::new(&config))
+            run!(.wrap(Governor::new(&config)))
         }
         _ => Err(unknown()),
     }

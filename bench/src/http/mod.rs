@@ -19,13 +19,15 @@ use crate::{
 
 pub use servers::{asked_to_serve, serve};
 
-/// A server without middleware, and those that are compared: ours and theirs.
+/// A server without middleware, and those that are compared: ours, theirs, and one whose middleware does nothing but
+/// add as many headers as ours, which are always the same.
 struct Case {
     name: &'static str,
     keys: Keys,
     bare: &'static str,
     ours: &'static str,
     theirs: &'static str,
+    constant: &'static str,
 }
 
 const CASES: [Case; 5] = [
@@ -35,6 +37,7 @@ const CASES: [Case; 5] = [
         bare: "axum",
         ours: "tollgate peer",
         theirs: "tower_governor peer",
+        constant: "five headers",
     },
     // Theirs has two headers and ours five: here ours has the three of the same kind.
     Case {
@@ -43,6 +46,7 @@ const CASES: [Case; 5] = [
         bare: "axum",
         ours: "tollgate legacy",
         theirs: "tower_governor peer",
+        constant: "five headers",
     },
     Case {
         name: "axum, 100k clients",
@@ -50,6 +54,7 @@ const CASES: [Case; 5] = [
         bare: "axum",
         ours: "tollgate forwarded",
         theirs: "tower_governor forwarded",
+        constant: "five headers",
     },
     Case {
         name: "actix-web, one peer",
@@ -57,6 +62,7 @@ const CASES: [Case; 5] = [
         bare: "actix",
         ours: "tollgate actix peer",
         theirs: "actix-governor peer",
+        constant: "five headers actix",
     },
     Case {
         name: "actix-web, 100k clients",
@@ -64,6 +70,7 @@ const CASES: [Case; 5] = [
         bare: "actix",
         ours: "tollgate actix forwarded",
         theirs: "actix-governor forwarded",
+        constant: "five headers actix",
     },
 ];
 
@@ -82,14 +89,14 @@ pub fn rows(quick: bool) -> io::Result<Vec<Row>> {
 impl Case {
     fn measure(&self, rounds: usize, seconds: u64) -> io::Result<Vec<Row>> {
         eprintln!("{}, {rounds} rounds", self.name);
-        let names = [self.bare, self.ours, self.theirs];
+        let names = [self.bare, self.ours, self.theirs, self.constant];
         let servers: Vec<(Running, Process)> =
             names.into_iter().map(servers::start).collect::<io::Result<_>>()?;
         let load = Load::new(self.keys)?;
         for (_, process) in &servers {
             load.run(process, 1)?;
         }
-        let mut cpu = [const { Vec::new() }; 3];
+        let mut cpu = [const { Vec::new() }; 4];
         for round in 0..rounds {
             for turn in 0..names.len() {
                 let which = (round + turn) % names.len();
@@ -99,24 +106,27 @@ impl Case {
         Ok(self.report(cpu))
     }
 
-    fn report(&self, [bare, ours, theirs]: [Vec<f64>; 3]) -> Vec<Row> {
-        let added = |with: &[f64]| with.iter().zip(&bare).map(|(with, bare)| with - bare).collect();
-        let (our_part, their_part) = (added(&ours), added(&theirs));
-        let metric = "server CPU us per request, added to the bare handler";
-        let own = row(self.name, self.ours, metric, our_part);
-        let other = row(self.name, self.theirs, metric, their_part);
+    fn report(&self, cpu: [Vec<f64>; 4]) -> Vec<Row> {
+        let [bare, ours, theirs, constant] = &cpu;
+        let added = |name, with: &[f64]| {
+            let added = with.iter().zip(bare).map(|(with, bare)| with - bare).collect();
+            row(self.name, name, "server CPU us per request, added to the bare handler", added)
+        };
+        let theirs = added(self.theirs, theirs);
+        let ours = added(self.ours, ours);
+        let constant = added(self.constant, constant);
         // On a busy machine theirs may seem to add nothing. A bar that cannot be measured is not kept.
-        let measured = other.median > 0.0;
-        let ratio = if measured { own.median / other.median } else { f64::INFINITY };
-        let ratio = row(self.name, self.ours, "added CPU, times that of the other", vec![ratio]);
-        let whole = "server CPU us per request";
-        vec![
-            row(self.name, self.bare, whole, bare),
-            row(self.name, self.ours, whole, ours),
-            row(self.name, self.theirs, whole, theirs),
-            own,
-            other,
-            Row { bar: Some(BAR), ..ratio },
-        ]
+        let ratio = |own: &Row| {
+            let measured = theirs.median > 0.0;
+            let ratio = if measured { own.median / theirs.median } else { f64::INFINITY };
+            row(self.name, &own.subject, "added CPU, times that of the other", vec![ratio])
+        };
+        let ratios = [Row { bar: Some(BAR), ..ratio(&ours) }, ratio(&constant)];
+        let names = [self.bare, self.ours, self.theirs, self.constant];
+        let whole = names
+            .iter()
+            .zip(&cpu)
+            .map(|(name, cpu)| row(self.name, name, "server CPU us per request", cpu.clone()));
+        whole.chain([ours, theirs, constant]).chain(ratios).collect()
     }
 }

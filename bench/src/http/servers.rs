@@ -1,21 +1,25 @@
 //! The servers: this program again, told which one to be.
 
 use std::{
-    env, fs,
+    env,
     io::{self, Error},
     net::SocketAddr,
-    process::Command,
     time::Duration,
 };
 
-use axum::{Router, routing::get};
+use axum::{
+    Router,
+    http::{HeaderName, HeaderValue},
+    response::Response,
+    routing::get,
+};
 use tokio::{net::TcpListener, runtime};
 use tollgate::Limiter;
 use tollgate_http::{
     Headers, RateLimitLayer, ResetStyle,
     resolve::{ClientAddress, PeerAddress},
 };
-use tollgate_testkit::servers::eventually;
+use tower::util::MapResponseLayer;
 use tower_governor::{
     GovernorLayer, governor::GovernorConfigBuilder, key_extractor::SmartIpKeyExtractor,
 };
@@ -24,6 +28,19 @@ use crate::service::processes::{Process, Running};
 
 const SERVE: &str = "serve-http";
 
+/// As many headers as ours has, and as long, that are always the same.
+pub static FIVE: [(HeaderName, HeaderValue); 5] = [
+    constant("ratelimit", "\"default\";r=999999;t=1"),
+    constant("ratelimit-policy", "\"default\";q=1000000;w=1"),
+    constant("x-ratelimit-limit", "1000000"),
+    constant("x-ratelimit-remaining", "999999"),
+    constant("x-ratelimit-reset", "1800000000"),
+];
+
+const fn constant(name: &'static str, value: &'static str) -> (HeaderName, HeaderValue) {
+    (HeaderName::from_static(name), HeaderValue::from_static(value))
+}
+
 /// Which server this program is to be, if any.
 pub fn asked_to_serve() -> Option<String> {
     let mut words = env::args().skip(1);
@@ -31,14 +48,7 @@ pub fn asked_to_serve() -> Option<String> {
 }
 
 pub fn start(subject: &str) -> io::Result<(Running, Process)> {
-    let mut command = Command::new(env::current_exe()?);
-    command.args([SERVE, subject]);
-    let running = Running::start(&mut command, &format!("http-{}", subject.replace(' ', "-")))?;
-    let log = running.folder.join("log");
-    let said = || fs::read_to_string(&log).unwrap_or_default();
-    eventually(Duration::from_secs(10), "the server says where", || said().ends_with('\n'));
-    let process = running.listener(said().trim());
-    Ok((running, process))
+    Running::this_program(&[SERVE, subject])
 }
 
 pub fn serve(subject: &str) -> io::Result<()> {
@@ -61,6 +71,12 @@ fn app(subject: &str) -> Option<Router> {
     let microsecond = Duration::from_micros(1);
     Some(match subject {
         "axum" => bare,
+        "five headers" => bare.layer(MapResponseLayer::new(|mut response: Response| {
+            for (name, value) in &FIVE {
+                response.headers_mut().insert(name, value.clone());
+            }
+            response
+        })),
         "tollgate peer" => bare.layer(RateLimitLayer::new(limiter()?).by(PeerAddress::new())),
         "tollgate legacy" => {
             let mut headers = Headers::OFF;

@@ -8,6 +8,7 @@
 //! and another in the next: the same for both, and the difference is a cache miss of the ten microseconds that a call
 //! takes.
 
+mod constant;
 mod exact;
 pub mod load;
 pub mod processes;
@@ -19,6 +20,8 @@ use self::{
     processes::{Servers, Tollgate},
 };
 use crate::{report::Row, row};
+
+pub use constant::{asked_to_serve, serve};
 
 const KEYS: u32 = 100_000;
 
@@ -36,6 +39,8 @@ struct Bar {
 const INCR: &str = "redis INCR";
 const SEED: &str = "redis seed's script";
 const THROTTLECRAB: &str = "throttlecrab";
+/// The least that there can be.
+const CONSTANT: &str = "a constant answer";
 const CPU: &str = "server CPU, times that of";
 const P99: &str = "p99, times that of";
 
@@ -80,6 +85,7 @@ fn resp(servers: &Servers, pipeline: usize) -> Vec<Subject> {
     subjects.push((INCR, ask(&servers.redis, "INCR key:__rand_int__")));
     subjects.push((SEED, ask(&servers.redis, &script)));
     subjects.push((THROTTLECRAB, ask(&servers.throttlecrab.resp, throttle)));
+    subjects.push((CONSTANT, ask(&servers.constant, throttle)));
     subjects
 }
 
@@ -134,7 +140,7 @@ fn report(case: &str, subjects: &[Subject], slices: &[Vec<Slice>]) -> Vec<Row> {
         if !p99.is_empty() {
             rows.push(row(case, name, "p99 in us", p99));
         }
-        if name.starts_with("tollgate") {
+        if name.starts_with("tollgate") || *name == CONSTANT {
             rows.extend(ratios(case, name, own, subjects, slices));
         }
     }
@@ -148,7 +154,8 @@ fn ratios(
     subjects: &[Subject],
     slices: &[Vec<Slice>],
 ) -> Vec<Row> {
-    let others = subjects.iter().zip(slices).filter(|((other, _), _)| !other.starts_with("toll"));
+    let is_other = |other: &str| other != name && !other.starts_with("tollgate");
+    let others = subjects.iter().zip(slices).filter(|((other, _), _)| is_other(other));
     let mut rows = Vec::new();
     for ((other, _), theirs) in others {
         let ratio = |of: fn(&Slice) -> f64| {
@@ -156,7 +163,7 @@ fn ratios(
         };
         let bar = |metric| {
             let is_it = |bar: &&Bar| (bar.case, bar.than, bar.metric) == (case, *other, metric);
-            BARS.iter().find(is_it).map(|bar| bar.at_most)
+            BARS.iter().find(is_it).filter(|_| name != CONSTANT).map(|bar| bar.at_most)
         };
         let of = |metric: &str| format!("{metric} {other}");
         let cpu = row(case, name, of(CPU), ratio(|slice| slice.cpu));

@@ -1,6 +1,7 @@
 //! The servers, each a process of its own.
 
 use std::{
+    env,
     fs::{self, File},
     io::{self, Error},
     net::{TcpListener, TcpStream},
@@ -11,12 +12,16 @@ use std::{
 
 use tollgate_testkit::servers::{Client, Flavor, Server, eventually};
 
+use super::constant;
+
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub struct Servers {
     pub tollgate: Option<Tollgate>,
     pub throttlecrab: Throttlecrab,
     pub redis: Process,
+    /// A server that does nothing but answer.
+    pub constant: Process,
     /// The digest of the seed's script, which Redis has loaded.
     pub script: String,
     _children: Vec<Running>,
@@ -82,7 +87,8 @@ impl Servers {
         let redis = Server::start(Flavor::Redis);
         let script = redis.command(&["SCRIPT", "LOAD", SCRIPT]).text();
         let (crab, throttlecrab) = throttlecrab()?;
-        let mut children = vec![crab];
+        let (answering, constant) = constant::start()?;
+        let mut children = vec![crab, answering];
         let mut tollgate = None;
         if ours {
             let (child, listeners) = start_tollgate()?;
@@ -94,6 +100,7 @@ impl Servers {
             tollgate,
             throttlecrab,
             redis: process,
+            constant,
             script,
             _children: children,
             _redis: redis,
@@ -200,6 +207,17 @@ impl Running {
             Error::new(error.kind(), format!("cannot run {:?}: {error}", command.get_program()))
         })?;
         Ok(Self { child, folder })
+    }
+
+    /// This program again, as a server of its own that says where it listens.
+    pub fn this_program(words: &[&str]) -> io::Result<(Self, Process)> {
+        let mut command = Command::new(env::current_exe()?);
+        let running = Self::start(command.args(words), &words.join("-").replace(' ', "-"))?;
+        let log = running.folder.join("log");
+        let said = || fs::read_to_string(&log).unwrap_or_default();
+        eventually(PATIENCE, "the server says where", || said().ends_with('\n'));
+        let process = running.listener(said().trim());
+        Ok((running, process))
     }
 
     pub fn listener(&self, address: &str) -> Process {
