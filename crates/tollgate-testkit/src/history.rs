@@ -108,9 +108,11 @@ fn random_op(random: &mut Random, limit: &Limit, now: u64, held: &mut u64) -> Op
         16..33 => {
             let cost = random_cost(random, limit.capacity());
             *held += u64::from(concurrency);
-            Op::Charge(cost, if concurrency { *held } else { 0 })
+            // Now and then without a permit: that can be given back, but not returned.
+            let permit = if concurrency && !random.one_in(8) { *held } else { 0 };
+            Op::Charge(cost, permit)
         }
-        33..35 if !concurrency => Op::Refund(random_cost(random, 2 * limit.capacity())),
+        33..35 => Op::Refund(random_cost(random, 2 * limit.capacity())),
         35 => Op::Reset,
         36 => Op::SetLimit(changed(random, limit)),
         _ if concurrency && random.one_in(2) => Op::Release(random.between(1, *held)),

@@ -67,14 +67,16 @@ impl Model {
         }
     }
 
-    /// Gives back up to `cost` units: the newest first, of those that still count.
+    /// Gives back up to `cost` units: the newest first, of those that still count. Permits are not given back but
+    /// [returned](Self::release).
     pub fn refund(&mut self, now: u64, cost: u64) {
         if self.limit.algorithm() == Algorithm::TokenBucket {
             return self.push(now, -i128::from(cost), 0);
         }
         let mut left = i128::from(cost);
         let from = self.oldest_counted(now);
-        for entry in self.entries.iter_mut().rev().filter(|entry| entry.at >= from) {
+        let is_owed = |entry: &&mut Entry| entry.at >= from && entry.permit == 0;
+        for entry in self.entries.iter_mut().rev().filter(is_owed) {
             let back = left.min(entry.units);
             entry.units -= back;
             left -= back;
@@ -95,12 +97,11 @@ impl Model {
     /// Starts a permit's life anew, unless it is over.
     pub fn renew(&mut self, now: u64, permit: u64) -> bool {
         let period = micros(self.limit.period());
-        let held = self.entries.iter().position(|e| e.permit == permit && e.at + period > now);
-        if let Some(place) = held {
-            let entry = self.entries.remove(place);
-            self.entries.push(Entry { at: now, ..entry });
-        }
-        held.is_some()
+        let is_held = |entry: &Entry| entry.permit == permit && entry.at + period > now;
+        let (held, others): (Vec<_>, Vec<_>) = self.entries.drain(..).partition(is_held);
+        self.entries = others;
+        self.entries.extend(held.iter().map(|entry| Entry { at: now, ..*entry }));
+        !held.is_empty()
     }
 
     /// The definition of each algorithm: may `cost` units be taken at `now`?
@@ -125,19 +126,17 @@ impl Model {
     }
 
     /// What a token bucket holds, in tokens × period: full at first, refilled by the amount in every microsecond up
-    /// to the burst. What happened before holds under the limit that is in force when it is asked about: nobody owes
-    /// more than a full bucket.
+    /// to the burst. Less than nothing if the bucket has become smaller than what was taken from it.
     fn tokens(&self, now: u64) -> i128 {
-        let full =
-            |limit: &Limit| i128::from(limit.capacity()) * i128::from(micros(limit.period()));
-        let Some(first) = self.entries.first() else { return full(&self.limit) };
+        let full = i128::from(self.limit.capacity()) * i128::from(micros(self.limit.period()));
+        let Some(first) = self.entries.first() else { return full };
         let (mut debt, mut last) = (0, first.at);
         for entry in &self.entries {
-            debt = drained(debt.min(full(&entry.limit)), &entry.limit, entry.at - last);
+            debt = drained(debt, &entry.limit, entry.at - last);
             debt = (debt + entry.units * i128::from(micros(entry.limit.period()))).max(0);
             last = entry.at;
         }
-        full(&self.limit) - drained(debt.min(full(&self.limit)), &self.limit, now - last)
+        full - drained(debt, &self.limit, now - last)
     }
 
     fn push(&mut self, at: u64, units: i128, permit: u64) {
@@ -178,7 +177,9 @@ impl Model {
     /// Longer than anything charged so far can matter.
     fn horizon(&self) -> u64 {
         let period = micros(self.limit.period());
-        let bursts = self.limit.capacity().div_ceil(self.limit.amount().max(1));
+        let limits = self.entries.iter().map(|entry| &entry.limit).chain([&self.limit]);
+        let most = limits.map(|limit| limit.capacity()).max().unwrap_or(0);
+        let bursts = most.div_ceil(self.limit.amount().max(1));
         period * (bursts + 2)
     }
 }

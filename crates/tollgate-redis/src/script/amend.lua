@@ -7,7 +7,7 @@
 local REFUND, RELEASE, RENEW = 0, 1, 2
 
 local key = KEYS[1]
-local given, slack, action, cost, part, drawn, permit, kind, amount, capacity, period =
+local given, slack, action, cost, part, drawn, permit, kind, amount, _, period =
   unpack('<I8I8I8I8I8I8c8I8I8I8I8', ARGV[1])
 
 set_now(given)
@@ -55,8 +55,16 @@ if kind == SLIDING_LOG then
   refund_log()
   return 1
 elseif kind > SLIDING_LOG then
-  call('ZPOPMAX', key, cost)
-  return 1
+  -- A permit is somebody's, who returns it. What was charged without one is given back, the newest first.
+  local nobody, left = string.rep('\0', 8), cost
+  for _, unit in ipairs(call('ZREVRANGE', key, 0, -1)) do
+    if left == 0 then break end
+    if unit:sub(1, 8) == nobody then
+      call('ZREM', key, unit)
+      left = left - 1
+    end
+  end
+  return left < cost and 1 or 0
 end
 
 -- From a bucket of nothing nothing drains, and nothing was taken: the debt is from a limit that was here before.
@@ -67,7 +75,7 @@ if not value then return 0 end
 if #value ~= 24 then return redis.error_reply('TOLLGATE a foreign value is in the way') end
 local before, a, b = unpack('<I8I8I8', value)
 local at
-at, a, b = move(kind, amount, capacity, period, before, a, b)
+at, a, b = move(kind, amount, period, before, a, b)
 if kind == TOKEN_BUCKET then
   if drawn > 0 then
     -- The bucket has filled up since, and that much of what was drawn is no longer charged.

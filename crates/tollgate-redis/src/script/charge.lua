@@ -18,7 +18,7 @@ local function open(cell, at, a, b)
   cell.taken, cell.since = 0, at
   -- A limit of nothing denies whatever was used, and leaves that as it is for the limit that may come after it.
   if cell.amount > 0 then
-    at, a, b, cell.changed = move(cell.kind, cell.amount, cell.capacity, cell.period, at, a, b)
+    at, a, b, cell.changed = move(cell.kind, cell.amount, cell.period, at, a, b)
   end
   cell.at, cell.a, cell.b = at, a, b
   cell.free = free_units(cell.kind, cell.amount, cell.capacity, cell.period, at, a, b)

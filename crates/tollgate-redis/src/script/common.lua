@@ -49,7 +49,7 @@ end
 
 -- Moves a state to now. The fourth result tells that the clock has stepped back, so that what was used counts as used
 -- now, which has to be written down.
-local function move(kind, amount, capacity, period, at, a, b)
+local function move(kind, amount, period, at, a, b)
   local passed = now - at
   if kind ~= TOKEN_BUCKET then
     if passed < 0 then return now - now % period, a, b, true end
@@ -57,7 +57,6 @@ local function move(kind, amount, capacity, period, at, a, b)
     if passed < 2 * period and kind == SLIDING_WINDOW then return at + period, 0, a end
     return now - now % period, 0, 0
   end
-  if a >= capacity then a, b = capacity, 0 end
   if passed < 0 then return now, a, b, true end
   if passed >= (a + 1) * period then return now, 0, 0 end
   if a == 0 and b == 0 then return now, 0, 0 end

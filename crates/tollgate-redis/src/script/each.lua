@@ -30,7 +30,7 @@ for _ = 1, limits do
       local before, a, b = unpack('<I8I8I8', value)
       local at, changed = before, false
       -- A limit of nothing denies whatever was used, and leaves that as it is for the limit that may come after it.
-      if amount > 0 then at, a, b, changed = move(kind, amount, capacity, period, before, a, b) end
+      if amount > 0 then at, a, b, changed = move(kind, amount, period, before, a, b) end
       local fit = 0
       if cost > 0 then
         fit = math.min(times, floor(free_units(kind, amount, capacity, period, at, a, b) / cost))

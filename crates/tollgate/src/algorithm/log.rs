@@ -51,7 +51,7 @@ impl Log {
         }
     }
 
-    /// Gives back up to `cost` units, the newest first.
+    /// Undoes what was taken last.
     pub(crate) fn take_back(&mut self, cost: u64) {
         let mut left = cost;
         while let Some(last) = self.entries.back_mut().filter(|_| left > 0) {
@@ -64,22 +64,31 @@ impl Log {
         }
     }
 
-    /// Returns the permit `id`. Returning one that is gone changes nothing.
-    pub(crate) fn release(&mut self, id: u64) -> bool {
-        let held = self.entries.len();
-        self.entries.retain(|entry| entry.id != id);
-        self.entries.len() < held
+    /// Gives back up to `cost` units, the newest first. A permit is somebody's, who returns it: it stays.
+    pub(crate) fn refund(&mut self, cost: u64) {
+        let mut left = cost;
+        for entry in self.entries.iter_mut().rev().filter(|entry| entry.id == 0) {
+            let back = left.min(entry.cost);
+            left -= back;
+            entry.cost -= back;
+            if left == 0 {
+                break;
+            }
+        }
+        self.entries.retain(|entry| entry.cost > 0);
     }
 
-    /// Starts the life of permit `id` anew, unless it is gone.
+    /// Returns the permit `id`. Returning one that is gone changes nothing.
+    pub(crate) fn release(&mut self, id: u64) {
+        self.entries.retain(|entry| entry.id != id);
+    }
+
+    /// Starts the life of permit `id` anew, unless it is gone. It may have been charged more than once.
     pub(crate) fn renew(&mut self, now: u64, id: u64) -> bool {
-        let Some(place) = self.entries.iter().position(|entry| entry.id == id) else {
-            return false;
-        };
-        if let Some(entry) = self.entries.remove(place) {
-            self.entries.push_back(Entry { at: now, ..entry });
-        }
-        true
+        let held: Vec<_> = self.entries.iter().copied().filter(|entry| entry.id == id).collect();
+        self.release(id);
+        self.entries.extend(held.iter().map(|entry| Entry { at: now, ..*entry }));
+        !held.is_empty()
     }
 
     /// As [`super::earliest`], on a copy.

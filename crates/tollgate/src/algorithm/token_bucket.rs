@@ -13,7 +13,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     let full = u128::from(limit.capacity()) * token;
     let wanted = debt + u128::from(cost.max(1)) * token;
     if wanted > full {
-        let remaining = divide(full - debt, limit.period_micros());
+        let remaining = divide(full.saturating_sub(debt), limit.period_micros());
         let retry_after = drain_time(limit, wanted - full);
         let reset_after = drain_time(limit, debt);
         return Outcome::refused(remaining, retry_after, reset_after);
@@ -41,14 +41,13 @@ pub(super) fn lifetime(limit: &Limit, debt: u128) -> u64 {
     if limit.amount() == 0 { super::NEVER } else { drain_time(limit, debt) }
 }
 
-/// What is left of the debt. It was at most a full bucket's worth to begin with, also if the bucket has become
-/// smaller since.
+/// What is left of the debt. It may be more than the bucket holds, if that was larger when it was charged: to take it
+/// as a full bucket would forgive the rest, again and again where two limits share one state.
 #[inline]
 fn debt_at(limit: &Limit, state: State, now: u64) -> u128 {
     let passed = now - state.at().as_micros();
     let drained = u128::from(passed) * u128::from(limit.amount());
-    let full = u128::from(limit.capacity()) * u128::from(limit.period_micros());
-    state.payload().min(full).saturating_sub(drained)
+    state.payload().saturating_sub(drained)
 }
 
 /// Microseconds until `debt` has drained, rounded up.

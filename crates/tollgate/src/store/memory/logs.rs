@@ -96,7 +96,7 @@ impl Logs {
         let Some(kept) = self.kept.get_mut(&id) else { return 0 };
         let before = kept.log.len();
         kept.log.settle(limit, now);
-        kept.log.take_back(cost);
+        kept.log.refund(cost);
         before - kept.log.len()
     }
 
@@ -111,8 +111,12 @@ impl Logs {
         Some(kept.log.len())
     }
 
-    pub(super) fn release(&mut self, id: Identity, permit: u64) -> bool {
-        self.kept.get_mut(&id).is_some_and(|kept| kept.log.release(permit))
+    /// Returns how many entries are gone.
+    pub(super) fn release(&mut self, id: Identity, permit: u64) -> usize {
+        let Some(kept) = self.kept.get_mut(&id) else { return 0 };
+        let before = kept.log.len();
+        kept.log.release(permit);
+        before - kept.log.len()
     }
 
     /// Whether the permit was there, and how many entries are gone.
