@@ -123,3 +123,24 @@ fn what_is_given_back_after_a_step_back_is_given_back_once() {
         }
     }
 }
+
+/// The same for the budget that keys without room share: each of them brings the instant of its own shard.
+#[test]
+fn a_clock_that_wavers_gives_nothing_away_to_keys_without_room() {
+    for _ in 0..8 {
+        let clock = ManualClock::new();
+        let limiter = Limiter::builder().limit("10000/second burst 10").max_keys(1);
+        let limiter = limiter.clock(clock.clone()).build().unwrap();
+        let _ = limiter.check("resident");
+        let take = |key| (0..50).filter(|_| limiter.check(key).is_allowed()).count();
+        let mut admitted = take("a");
+        for _ in 0..1_000 {
+            clock.advance(Duration::from_micros(900));
+            admitted += take("a");
+            clock.set(tollgate::Timestamp::from_micros(clock.now().as_micros() - 899));
+            admitted += take("b");
+        }
+        // Ten at once, and what 1,899 microseconds fill up.
+        assert!(admitted <= 28, "{admitted}");
+    }
+}

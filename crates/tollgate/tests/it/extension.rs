@@ -1,9 +1,9 @@
 //! Algorithms, keys and stores of one's own.
 
-use std::cell::Cell;
+use std::{cell::Cell, time::Duration};
 
 use tollgate::{
-    Algorithm, Key, KeyRef, Limit, Limiter, Timestamp,
+    Algorithm, Charge, Key, KeyRef, Limit, Limiter, Timestamp,
     algorithm::{CustomAlgorithm, Outcome, State},
 };
 
@@ -67,4 +67,34 @@ fn a_key_may_ask_the_limiter_while_it_is_read() {
     assert!(limiter.check(&keys[0]).is_allowed());
     let reads: u32 = keys.iter().map(|key| key.1.get()).sum();
     assert_eq!(limiter.stats().policies[0].allowed, 41 + u64::from(reads));
+}
+
+/// Admits everybody and remembers nothing.
+#[derive(Debug)]
+struct Free;
+
+impl CustomAlgorithm for Free {
+    fn name(&self) -> &'static str {
+        "free"
+    }
+
+    fn step(&self, _: &Limit, _: &mut State, _: Timestamp, _: u64) -> Outcome {
+        Outcome::admitted(1, Duration::ZERO)
+    }
+}
+
+#[test]
+fn an_algorithm_that_remembers_nothing_takes_nothing_from_others() {
+    let free = Limit::per_day(1).with_algorithm(Algorithm::custom(&Free)).unwrap();
+    let limiter = Limiter::memory(Limit::per_day(1));
+    for key in 0..50_000_u32 {
+        assert!(limiter.check(key).is_allowed());
+    }
+    for key in 0..50_000_u32 {
+        let name = (key % 10_000).to_le_bytes();
+        let charge = Charge::new("free".parse().unwrap(), KeyRef::new(&name), free);
+        assert!(limiter.check_all(&[charge]).unwrap().is_allowed());
+    }
+    assert_eq!((0..50_000_u32).filter(|key| limiter.check(*key).is_allowed()).count(), 0);
+    assert_eq!(limiter.store().usage().keys, 50_000);
 }

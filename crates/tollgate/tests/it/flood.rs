@@ -331,3 +331,18 @@ fn an_inherited_permit_is_returned_everywhere() {
     assert_eq!(admitted, 2, "nothing is left on the shared budget");
     drop(own);
 }
+
+/// Keys whose permits have all been returned make room for others.
+#[test]
+fn returned_permits_leave_room() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit("2/minute concurrency").max_keys(100);
+    let limiter = limiter.clock(clock.clone()).build().unwrap();
+    let held: Vec<_> = (0..100).map(|key| limiter.acquire(key).into_result().unwrap()).collect();
+    drop(held);
+    clock.advance(std::time::Duration::from_secs(60));
+    // There are hundreds of shards, and a key finds at first only the room in its own.
+    let shared = |key: &u32| limiter.acquire(*key).decision.source() == Source::Overflow;
+    let sharing = (1_000..101_000).filter(shared).count();
+    assert!(sharing < 10_000, "{sharing} of 100000");
+}

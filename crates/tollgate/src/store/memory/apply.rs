@@ -1,7 +1,7 @@
 //! Charging one slot whose shard is locked, and undoing it.
 
 use super::{
-    Inner, MAX_SPARE, Ordering, Spare,
+    Inner, MAX_SPARE, Ordering, Spare, Time,
     charge::{Shard, Slot},
     identity::Identity,
     lock::Guard,
@@ -86,7 +86,8 @@ impl Inner {
         }
         let mut state = self.inherited_state(spare, slot, now);
         let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
-        if !slot.takes(&outcome) {
+        // An algorithm of one's own may admit and have nothing to remember.
+        if !slot.takes(&outcome) || state.is_empty() {
             self.room.give_back_keys(1);
             return (outcome, Undo::Nothing);
         }
@@ -124,7 +125,7 @@ impl Inner {
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
-        if !self.room.take_keys(1) {
+        if !self.room_for_log(logs, now) {
             return self.apply_shared(spare, slot, now);
         }
         let log = self.inherited_log(spare, slot, now);
@@ -152,6 +153,17 @@ impl Inner {
         self.room.take_keys(1)
     }
 
+    /// As [`Inner::room_for_cell`].
+    fn room_for_log(&self, logs: &mut Logs, now: u64) -> bool {
+        if self.room.take_keys(1) {
+            return true;
+        }
+        let (keys, entries) = logs.sweep(16, now);
+        self.room.give_back_keys(keys);
+        self.room.give_back_entries(entries);
+        self.room.take_keys(1)
+    }
+
     /// What a new key starts with: nothing, or while the shared budget of its scope is in use, what is used of that. So
     /// nobody draws on both, and the shared budget comes to rest as soon as there is room again.
     fn inherited_state<'a>(
@@ -161,6 +173,7 @@ impl Inner {
         now: u64,
     ) -> State {
         let Some(spare) = self.spare_in_use(spare) else { return State::EMPTY };
+        let now = spare.pace.settle(&self.time, now);
         match spare.cells.find(slot.scope.overflow()) {
             Some(place) if !spare.cells.state(place).is_expired(now) => spare.cells.state(place),
             _ => State::EMPTY,
@@ -171,6 +184,7 @@ impl Inner {
     fn inherited_log<'a>(&'a self, spare: &mut MaybeSpare<'a>, slot: &Slot<'_>, now: u64) -> Log {
         let Some(spare) = self.spare_in_use(spare) else { return Log::default() };
         let id = slot.scope.overflow();
+        let now = spare.pace.settle(&self.time, now);
         spare.logs.settle(id, slot.limit, now);
         spare.logs.get(id)
     }
@@ -190,6 +204,8 @@ impl Inner {
         now: u64,
     ) -> (Outcome, Undo) {
         let spare = spare.get_or_insert_with(|| self.spare.lock());
+        // Keys of all shards come here, each with the instant of its own.
+        let now = spare.pace.settle(&self.time, now);
         if !spare.has_room(slot, now) {
             return (self.refuse(slot), Undo::Nothing);
         }
@@ -225,6 +241,11 @@ impl Spare {
             self.cells.sweep(self.cells.capacity(), now);
         }
         self.cells.find(id).is_some() || self.cells.live() < MAX_SPARE
+    }
+
+    pub(super) fn renew(&mut self, slot: &Slot<'_>, time: &Time, now: u64) -> (bool, usize) {
+        let now = self.pace.settle(time, now);
+        self.logs.renew(slot.scope.overflow(), slot.limit, now, slot.permit)
     }
 
     fn charge(&mut self, slot: &Slot<'_>, now: u64) -> (Outcome, Undo) {

@@ -96,6 +96,7 @@ struct Padded<T>(T);
 struct Spare {
     cells: Table,
     logs: Logs,
+    pace: Pace,
 }
 
 /// How much may be held, and how much is.
@@ -253,9 +254,8 @@ impl MemoryStore {
         if slot.permit == 0 {
             return;
         }
-        if inner.logs_of(slot.id).lock().release(slot.id, slot.permit) {
-            inner.room.give_back_entries(1);
-        }
+        let freed = inner.logs_of(slot.id).lock().release(slot.id, slot.permit);
+        inner.room.give_back_entries(freed);
         if inner.spares.load(Ordering::Relaxed) > 0 {
             inner.spare.lock().logs.release(slot.scope.overflow(), slot.permit);
         }
@@ -271,8 +271,7 @@ impl MemoryStore {
         if inner.spares.load(Ordering::Relaxed) == 0 {
             return renewed;
         }
-        let id = slot.scope.overflow();
-        let (shared, _) = inner.spare.lock().logs.renew(id, slot.limit, now, slot.permit);
+        let (shared, _) = inner.spare.lock().renew(slot, &inner.time, now);
         renewed || shared
     }
 
@@ -377,9 +376,7 @@ impl Inner {
     fn tend(&self) {
         let turn = self.next_tended.fetch_add(1, Ordering::Relaxed);
         self.tend_cells(turn, TEND_CELLS);
-        if self.room.entries.load(Ordering::Relaxed) > 0 {
-            self.tend_logs(turn, TEND_CELLS);
-        }
+        self.tend_logs(turn, TEND_CELLS);
         if self.spares.load(Ordering::Relaxed) > 0 {
             self.tend_spare();
         }
@@ -396,7 +393,7 @@ impl Inner {
     /// Forgets shared budgets that are no longer in use. Once there are none, new keys need not look any more.
     fn tend_spare(&self) {
         if let Some(mut spare) = self.spare.try_lock() {
-            let now = self.time.now();
+            let now = spare.pace.settle(&self.time, self.time.now());
             spare.cells.sweep(TEND_CELLS, now);
             spare.logs.sweep(TEND_CELLS, now);
             self.spares.store(spare.len(), Ordering::Relaxed);
