@@ -32,8 +32,17 @@ pub struct Plan<'a> {
 pub struct Verdict {
     /// For the request as a whole: the tightest charge speaks.
     pub decision: Decision,
-    /// One for each charge, in their order. One that would have been admitted says so, also if another denied.
+    /// One for each charge, in their order. One that would have been admitted says so, also if another denied. Charges
+    /// that count on one state under one limit are one charge of their sum, and say the same.
     pub each: Vec<Decision>,
+}
+
+/// Charges as a store gets them. Those that count on one state under one limit are one charge of their sum: it is the
+/// sum that has to fit, and whose wait is told. What is enforced comes first, so that nothing else stands in its way.
+struct Joined<'a> {
+    charges: SmallVec<[Charge<'a>; 4]>,
+    /// For each charge of the caller, which of these it is part of.
+    places: SmallVec<[usize; 4]>,
 }
 
 impl Plan<'_> {
@@ -87,10 +96,12 @@ impl Limiter {
     /// They need not belong to a policy. Those that do are counted under it, all others as
     /// [ad hoc](crate::Stats::ad_hoc).
     pub fn verdict(&self, charges: &[Charge<'_>]) -> Result<Verdict, CostError> {
-        fit(charges)?;
+        let joined = Joined::of(charges);
+        fit(&joined.charges)?;
         let core = &self.inner.core;
-        let (outcomes, now) = core.with_slots(charges, |slots| core.memory.charge_all(slots));
-        Ok(core.conclude(charges, outcomes, now, false))
+        let (outcomes, now) =
+            core.with_slots(&joined.charges, |slots| core.memory.charge_all(slots));
+        Ok(core.conclude(charges, joined.spread(outcomes), now, false))
     }
 
     /// Decides charges one after the other, each by itself, and adds the decisions to a vector that can be used again.
@@ -263,8 +274,9 @@ impl Inner {
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<Verdict, CheckError> {
-        fit(charges)?;
-        let held = charges.iter().filter(|charge| fits(charge)).map(|&charge| {
+        let joined = Joined::of(charges);
+        fit(&joined.charges)?;
+        let held = joined.charges.iter().filter(|charge| fits(charge)).map(|&charge| {
             let needs = charge.limit.algorithm() == Algorithm::Concurrency && charge.permit == 0;
             Charge { permit: if needs { permit::next_id() } else { charge.permit }, ..charge }
         });
@@ -273,7 +285,8 @@ impl Inner {
         let id = id.filter(|_| held.iter().any(|charge| charge.cost > 0));
         match self.charge_store(&held, id).await {
             Ok(outcomes) => {
-                Ok(self.core.conclude(charges, outcomes, self.core.memory.now(), false))
+                let (outcomes, now) = (joined.spread(outcomes), self.core.memory.now());
+                Ok(self.core.conclude(charges, outcomes, now, false))
             }
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
             Err(_) => {
@@ -284,7 +297,7 @@ impl Inner {
                     };
                     self.core.charge_shares(slots, failure)
                 });
-                Ok(self.core.conclude(charges, outcomes, now, true))
+                Ok(self.core.conclude(charges, joined.spread(outcomes), now, true))
             }
         }
     }
@@ -342,7 +355,7 @@ impl Core {
         then(&slots)
     }
 
-    /// Makes a verdict of the outcomes of those charges that fit, and counts it.
+    /// Makes a verdict of the outcomes of the charges, and counts it.
     fn conclude(
         &self,
         charges: &[Charge<'_>],
@@ -350,14 +363,12 @@ impl Core {
         now: u64,
         degraded: bool,
     ) -> Verdict {
-        let mut outcomes = outcomes.into_iter();
         let mut decision = Decision::UNLIMITED;
         let mut shadow_denied = false;
         let each: Vec<_> = charges
             .iter()
-            .map(|charge| {
-                let outcome = if fits(charge) { outcomes.next() } else { None };
-                let outcome = outcome.unwrap_or(Outcome::refused(0, NEVER, 0));
+            .zip(outcomes)
+            .map(|(charge, outcome)| {
                 let mut own = Decision::of(charge.policy, charge.limit, outcome);
                 if degraded {
                     own.source = Source::Fallback;
@@ -451,6 +462,50 @@ impl Core {
             self.path.meter.look((places[place], event), charges[place].key, now, weight);
         }
     }
+}
+
+impl<'a> Joined<'a> {
+    fn of(charges: &[Charge<'a>]) -> Self {
+        let mut joined = Self { charges: SmallVec::new(), places: SmallVec::new() };
+        joined.places.resize(charges.len(), 0);
+        for enforced in [true, false] {
+            for (place, charge) in charges.iter().enumerate() {
+                if charge.enforced == enforced {
+                    joined.places[place] = joined.add(charge);
+                }
+            }
+        }
+        joined
+    }
+
+    fn add(&mut self, charge: &Charge<'a>) -> usize {
+        let same = self.charges.iter().position(|other| counts_with(other, charge));
+        if let Some(place) = same {
+            self.charges[place].cost = self.charges[place].cost.saturating_add(charge.cost);
+            return place;
+        }
+        self.charges.push(*charge);
+        self.charges.len() - 1
+    }
+
+    /// The outcomes for the charges of the caller, from those for the ones that fit.
+    fn spread(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
+        let mut outcomes = outcomes.into_iter();
+        let own: SmallVec<[Outcome; 4]> = self
+            .charges
+            .iter()
+            .map(|charge| if fits(charge) { outcomes.next() } else { None })
+            .map(|outcome| outcome.unwrap_or(Outcome::refused(0, NEVER, 0)))
+            .collect();
+        self.places.iter().map(|&place| own[place]).collect()
+    }
+}
+
+/// Whether two charges are on one state, and all the same but for their cost. One of nothing is only a question, and
+/// asked by itself.
+fn counts_with(one: &Charge<'_>, other: &Charge<'_>) -> bool {
+    let same = |charge: &Charge<'_>| (charge.policy, charge.limit, charge.permit, charge.enforced);
+    one.cost > 0 && other.cost > 0 && same(one) == same(other) && one.key == other.key
 }
 
 /// What is charged for one limit of a policy.

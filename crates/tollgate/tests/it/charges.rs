@@ -1,5 +1,7 @@
 //! Charges that the caller has put together.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use tollgate::{
     Charge, CheckError, CostError, Decision, KeyRef, Limiter, ManualClock, Permit, Policy,
@@ -170,4 +172,69 @@ proptest! {
             prop_assert_eq!(decision.ok(), shared.ok());
         }
     }
+}
+
+#[test]
+fn a_refund_leaves_permits_to_those_who_hold_them() {
+    let limiter = Limiter::builder().limit("100/minute").limit("2/minute concurrency");
+    let limiter = limiter.build().unwrap();
+    let held = limiter.acquire("a").into_result().unwrap();
+    assert!(limiter.check("a").is_allowed(), "without a permit: that can be given back");
+    assert!(limiter.acquire("a").permit.is_none());
+    limiter.refund("a", 2);
+    let second = limiter.acquire("a");
+    assert!(second.permit.is_some() && limiter.acquire("a").permit.is_none());
+    assert!(held.renew());
+}
+
+/// A permit may be charged more than once, and is then returned and renewed as a whole.
+#[test]
+fn a_permit_that_was_charged_twice_is_returned_as_a_whole() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit("1/second").max_keys(4).clock(clock.clone());
+    let limiter = limiter.build().unwrap();
+    for round in 0..100 {
+        let held = charge("p", b"k", "4/minute concurrency").holding(Permit::new_id());
+        for _ in 0..2 {
+            assert!(limiter.check_all(&[held]).unwrap().is_allowed(), "round {round}");
+        }
+        clock.advance(Duration::from_secs(40));
+        assert!(limiter.renew_all(&[held]));
+        clock.advance(Duration::from_secs(40));
+        let peek = charge("p", b"k", "4/minute concurrency").cost(0);
+        assert_eq!(limiter.check_all(&[peek]).unwrap().remaining(), 2, "both are renewed");
+        limiter.release_all(&[held]);
+        assert_eq!(limiter.check_all(&[peek]).unwrap().remaining(), 4);
+    }
+}
+
+/// What is charged twice in one request fits if both do, and whoever waits as long as told is admitted.
+#[test]
+fn a_key_that_is_charged_twice_is_charged_the_sum() {
+    for text in
+        ["10/second burst 10", "10/second sliding-window", "10/second sliding-log", "10/second"]
+    {
+        let (limiter, clock) = limiter([policy("unused", "1/hour")]);
+        let one = |cost| charge("p", b"k", text).cost(cost);
+        let verdict = limiter.verdict(&[one(6), one(4)]).unwrap();
+        assert!(verdict.decision.is_allowed(), "{text}");
+        assert_eq!(verdict.each.iter().map(Decision::remaining).collect::<Vec<_>>(), [0, 0]);
+        let denied = limiter.check_all(&[one(3), one(3)]).unwrap();
+        let wait = denied.retry_after().unwrap();
+        clock.advance(wait - Duration::from_micros(1));
+        assert!(!limiter.check_all(&[one(3), one(3)]).unwrap().is_allowed(), "{text}");
+        clock.advance(Duration::from_micros(1));
+        assert!(limiter.check_all(&[one(3), one(3)]).unwrap().is_allowed(), "{text}");
+        let never = limiter.check_all(&[one(6), one(6)]).unwrap_err();
+        assert_eq!((never.cost, never.max), (12, 10), "{text}");
+    }
+}
+
+#[test]
+fn a_charge_that_is_not_enforced_does_not_stand_in_the_way_of_its_own_key() {
+    let (limiter, _) = limiter([policy("unused", "1/hour")]);
+    let enforced = charge("p", b"k", "1/minute");
+    let verdict = limiter.verdict(&[enforced.enforced(false), enforced]).unwrap();
+    assert!(verdict.decision.is_allowed() && verdict.decision.is_shadow_denied());
+    assert_eq!(verdict.each.iter().map(Decision::is_allowed).collect::<Vec<_>>(), [false, true]);
 }
