@@ -1,34 +1,38 @@
-//! The examples of the documents as doctests: `cargo test --doc -p tollgate-docs`.
+//! The examples of the documents as doctests: `cargo test --doc -p tollgate-docs`. `build.rs` makes them whole.
+#![expect(
+    clippy::needless_doctest_main,
+    reason = "what is read on a page and copied has to be a whole program"
+)]
 
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/README.md"))]
 pub mod readme {}
 
-#[doc = include_str!("../../algorithms.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/algorithms.md"))]
 pub mod algorithms {}
 
-#[doc = include_str!("../../guide/rust.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/rust.md"))]
 pub mod guide_rust {}
 
-#[doc = include_str!("../../guide/redis.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/redis.md"))]
 pub mod guide_redis {}
 
-#[doc = include_str!("../../guide/functions.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/functions.md"))]
 pub mod guide_functions {}
 
-#[doc = include_str!("../../guide/actix.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/actix.md"))]
 pub mod guide_actix {}
 
-#[doc = include_str!("../../guide/axum.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/axum.md"))]
 pub mod guide_axum {}
 
-#[doc = include_str!("../../guide/tonic.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/tonic.md"))]
 pub mod guide_tonic {}
 
-#[doc = include_str!("../../guide/outgoing.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/outgoing.md"))]
 pub mod guide_outgoing {}
 
-#[doc = include_str!("../../failure-modes.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/failure-modes.md"))]
 pub mod failure_modes {}
 
-#[doc = include_str!("../../layouts.md")]
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/layouts.md"))]
 pub mod layouts {}

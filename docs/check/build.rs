@@ -1,0 +1,66 @@
+//! Makes the examples of the documents whole. Where a page is read, every line of a block is seen, so what an example
+//! needs around it cannot stand there: a block of Rust without a `main` of its own becomes the inside of one.
+
+use std::{
+    env,
+    error::Error,
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+/// From the root of the repository.
+const PAGES: [&str; 11] = [
+    "README.md",
+    "docs/algorithms.md",
+    "docs/failure-modes.md",
+    "docs/guide/actix.md",
+    "docs/guide/axum.md",
+    "docs/guide/functions.md",
+    "docs/guide/outgoing.md",
+    "docs/guide/redis.md",
+    "docs/guide/rust.md",
+    "docs/guide/tonic.md",
+    "docs/layouts.md",
+];
+
+/// Lines that rustdoc compiles and does not show.
+const BEFORE: &str = "\
+# #[tokio::main(flavor = \"current_thread\")]
+# async fn main() -> Result<(), Box<dyn std::error::Error>> {
+";
+const AFTER: &str = "\
+# Ok(())
+# }
+";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo says where to write")?);
+    for page in PAGES {
+        let path = root.join(page);
+        writeln!(io::stdout(), "cargo::rerun-if-changed={}", path.display())?;
+        let name = path.file_name().ok_or("a page has a name")?;
+        fs::write(out.join(name), whole(&fs::read_to_string(&path)?))?;
+    }
+    Ok(())
+}
+
+fn whole(page: &str) -> String {
+    let mut made = String::new();
+    let mut rest = page;
+    while let Some((before, block)) = rest.split_once("\n```rust") {
+        let (head, block) = block.split_once('\n').unwrap_or((block, ""));
+        let (code, after) = block.split_once("\n```\n").unwrap_or((block, ""));
+        let code = format!("{code}\n");
+        let code = if stands_alone(&code) { code } else { format!("{BEFORE}{code}{AFTER}") };
+        made.push_str(&format!("{before}\n```rust{head}\n{code}```\n"));
+        rest = after;
+    }
+    made + rest
+}
+
+/// It has a `main`, or hides lines for the same purpose.
+fn stands_alone(code: &str) -> bool {
+    code.lines().any(|line| line.contains("fn main(") || line.starts_with("# "))
+}
