@@ -137,7 +137,8 @@ struct Wait<'a, G> {
     gate: &'a G,
     fit: Fit<'a>,
     queue: Identity,
-    deadline: Timestamp,
+    /// As all instants here by [`Clock::elapsed`](crate::Clock::elapsed), which no step changes.
+    deadline: Duration,
     /// The last answer.
     last: Option<Answered>,
 }
@@ -149,7 +150,7 @@ async fn until_ready<G: Gate>(
     within: Duration,
 ) -> Result<Decision, WaitError> {
     let core = gate.core();
-    let deadline = core.now().after(within);
+    let deadline = core.elapsed().saturating_add(within);
     let plan = key.with(|key| core.path.plan_key(key));
     let items = super::items(&plan);
     let Some(queue) = core.queue_of(&items) else { return Ok(Decision::UNLIMITED) };
@@ -174,14 +175,14 @@ impl<G: Gate> Wait<'_, G> {
             .map_err(|Full(waiting)| WaitError::QueueFull { waiting })?;
         let known = match &*ahead {
             [] => self.decision().retry_after,
-            _ => expected.micros_since(core.now()),
+            _ => micros(expected.saturating_sub(core.elapsed())),
         };
         let mut ready = self.in_time(self.gate.earliest(&self.fit, &ahead, known))?;
         if !core.before(self.deadline, turn.comes()).await {
             return Err(WaitError::TimedOut);
         }
         if !ahead.is_empty() {
-            ready = core.now();
+            ready = core.elapsed();
         }
         loop {
             turn.expects(ready);
@@ -206,12 +207,12 @@ impl<G: Gate> Wait<'_, G> {
     }
 
     /// When a wait of so many microseconds would be over, if that is in time.
-    fn in_time(&self, wait: u64) -> Result<Timestamp, WaitError> {
+    fn in_time(&self, wait: u64) -> Result<Duration, WaitError> {
         if wait == NEVER {
             return Err(WaitError::TooLong { needed: None });
         }
         let needed = Duration::from_micros(wait);
-        let ready = self.gate.core().now().after(needed);
+        let ready = self.gate.core().elapsed() + needed;
         if ready > self.deadline {
             return Err(WaitError::TooLong { needed: Some(needed) });
         }
@@ -224,7 +225,7 @@ impl<G: Gate> Wait<'_, G> {
         match (result, &self.last) {
             (Err(WaitError::Cost(_) | WaitError::Store(_)), _) => {}
             (_, Some(last)) => core.path.count(&self.fit, last),
-            (_, None) => core.path.count_unserved(&self.fit, core.now().as_micros()),
+            (_, None) => core.path.count_unserved(&self.fit, core.memory.now()),
         }
     }
 }
@@ -264,12 +265,14 @@ impl Gate for shared::Inner {
 }
 
 impl Core {
-    fn now(&self) -> Timestamp {
-        Timestamp::from_micros(self.memory.now())
+    fn elapsed(&self) -> Duration {
+        self.memory.elapsed()
     }
 
     /// Whether `future` completes before the deadline.
-    async fn before(&self, deadline: Timestamp, future: impl Future<Output = ()>) -> bool {
+    async fn before(&self, deadline: Duration, future: impl Future<Output = ()>) -> bool {
+        let left = deadline.saturating_sub(self.elapsed());
+        let deadline = Timestamp::from_micros(self.memory.now()).after(left);
         let (mut future, mut sleep) = (pin!(future), pin!(self.memory.sleep_until(deadline)));
         poll_fn(|cx| match future.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(true),
@@ -277,4 +280,9 @@ impl Core {
         })
         .await
     }
+}
+
+/// Whole microseconds, short of for ever.
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(NEVER).min(NEVER - 1)
 }

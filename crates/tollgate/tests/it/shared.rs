@@ -401,6 +401,20 @@ fn a_deadline_that_cannot_be_met_fails_at_once() {
     assert_eq!(never.poll(), Some(Err(WaitError::TooLong { needed: None })));
 }
 
+/// What the first expects is not an hour away because the clock is.
+#[test]
+fn whoever_joins_a_queue_after_a_step_back_is_not_turned_away() {
+    let (limiter, _, clock) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    let mut first = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    assert!(first.poll().is_none());
+    clock.set(tollgate::Timestamp::from_micros(clock.now().as_micros() - 3_600_000_000));
+    let mut second = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    assert!(second.poll().is_none());
+    let mut third = Waiting::of(limiter.until_ready("key", SECOND / 2));
+    assert_eq!(third.poll(), Some(Err(WaitError::TooLong { needed: Some(SECOND) })));
+}
+
 #[test]
 fn a_wait_ends_at_its_deadline_behind_others() {
     let (limiter, store, clock) = limiter("1/second burst 1");

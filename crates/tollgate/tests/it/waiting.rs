@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tollgate::{Decision, Limiter, ManualClock, Policy, PolicySet, WaitError};
+use tollgate::{Clock, Decision, Limiter, ManualClock, Policy, PolicySet, Timestamp, WaitError};
 
 use crate::limiter;
 
@@ -180,7 +180,7 @@ fn every_algorithm_knows_when_it_will_be_ready() {
         for waiter in &mut waiters {
             assert!(waiter.poll().is_none());
         }
-        let mut last = tollgate::Clock::now(&clock);
+        let mut last = clock.now();
         let mut served = 0;
         while let Some(next) = clock.next_wake() {
             assert!(next >= last, "{text}");
@@ -250,8 +250,7 @@ fn a_clock_that_steps_back_makes_no_wait_longer() {
         let _ = limiter.check("key");
         let mut first = Waiting::new(&limiter, 1, 60 * SECOND);
         assert!(first.poll().is_none(), "{text}");
-        let now = tollgate::Clock::now(&clock).as_micros();
-        clock.set(tollgate::Timestamp::from_micros(now - 10_000_000));
+        step_back(&clock, 10 * SECOND);
         // One second for the first and one for the second, as if the unit had been used just now.
         let mut second = Waiting::new(&limiter, 1, 2 * SECOND - Duration::from_micros(1));
         let needed = Some(2 * SECOND);
@@ -259,6 +258,46 @@ fn a_clock_that_steps_back_makes_no_wait_longer() {
         let mut third = Waiting::new(&limiter, 1, 2 * SECOND);
         assert!(third.poll().is_none(), "{text}");
     }
+}
+
+/// An hour back while two wait for two seconds: time goes on, whatever the clock shows.
+#[test]
+fn a_clock_that_steps_back_does_not_hold_up_those_who_wait() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let _ = limiter.check("key");
+    let mut first = Waiting::new(&limiter, 1, 2 * SECOND);
+    let mut second = Waiting::new(&limiter, 1, 2 * SECOND);
+    assert!(first.poll().is_none() && second.poll().is_none());
+    step_back(&clock, 3_600 * SECOND);
+    assert_eq!(clock.next_wake(), Some(clock.now().after(SECOND)), "as long as before the step");
+    clock.advance(SECOND);
+    assert!(first.poll_if_woken().is_none(), "as if the unit had been used just now");
+    clock.advance(SECOND);
+    assert_eq!(
+        second.poll_if_woken(),
+        Some(Err(WaitError::TimedOut)),
+        "it has had its two seconds"
+    );
+    assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
+    assert_eq!(clock.sleepers(), 0);
+}
+
+#[test]
+fn a_deadline_is_not_put_off_by_a_clock_that_steps_back() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let _ = limiter.check("key");
+    let mut waiter = Waiting::new(&limiter, 1, 2 * SECOND);
+    assert!(waiter.poll().is_none());
+    clock.advance(SECOND / 2);
+    step_back(&clock, 3_600 * SECOND);
+    clock.advance(600 * SECOND);
+    let needed = Some(SECOND);
+    assert_eq!(waiter.poll_if_woken(), Some(Err(WaitError::TooLong { needed })));
+}
+
+fn step_back(clock: &ManualClock, by: Duration) {
+    let by = u64::try_from(by.as_micros()).unwrap();
+    clock.set(Timestamp::from_micros(clock.now().as_micros() - by));
 }
 
 #[test]
