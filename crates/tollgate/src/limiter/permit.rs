@@ -81,11 +81,13 @@ impl Limiter {
     fn admit(&self, items: Items<'_>, cost: u64) -> Result<Admission, CostError> {
         let id = next_id();
         let decision = self.inner.charge(items.clone(), cost, id)?;
-        let permit = decision.is_allowed().then(|| {
-            let held = self.inner.core.hold(&items, id);
-            Permit { limiter: self.clone(), held }
-        });
+        let permit = decision.is_allowed().then(|| self.permit(&items, id));
         Ok(Admission { decision, permit })
+    }
+
+    /// Permit `id`, which has been taken.
+    pub(super) fn permit(&self, items: &[Item<'_>], id: u64) -> Permit {
+        Permit { limiter: self.clone(), held: self.inner.core.hold(items, id) }
     }
 }
 
