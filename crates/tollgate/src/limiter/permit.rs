@@ -151,9 +151,16 @@ impl Core {
 
     /// Renews a permit that is held in memory. `false` if it is gone.
     pub(super) fn renew(&self, held: &Held) -> bool {
+        self.renew_items(held.items(), held.id)
+    }
+
+    /// Renews permit `id` of these limits in memory. One in shadow mode may never have held it.
+    pub(super) fn renew_items<'a>(&self, items: impl Iterator<Item = Item<'a>>, id: u64) -> bool {
+        let lost = |item: &Item<'_>| {
+            !self.memory.renew(&self.slot(*item, 0, id)) && self.path.target(*item).enforced
+        };
         // All of them, also after one is lost.
-        let lost = |item: &Item<'_>| !self.memory.renew(&self.slot(*item, 0, held.id));
-        held.items().filter(lost).count() == 0
+        items.filter(lost).count() == 0
     }
 }
 
