@@ -98,8 +98,8 @@ impl Disciplined {
     pub(crate) fn micros(&self) -> u64 {
         let tick = self.counter.raw();
         let line = self.read();
-        if tick.wrapping_sub(line.tick) > self.ticks_per_second {
-            return self.bend(tick);
+        if line.is_old(tick, self.ticks_per_second) {
+            return self.bend();
         }
         line.at(tick) >> FRACTION
     }
@@ -126,11 +126,11 @@ impl Disciplined {
 
     /// Compares with the wall clock and starts a new line. A thread that finds another at it goes on with the old line.
     #[cold]
-    fn bend(&self, tick: u64) -> u64 {
-        let Some(_bending) = self.bending.try_lock() else {
-            return self.read().at(tick) >> FRACTION;
-        };
-        let line = self.read().towards(wall(), tick, self.nominal_slope);
+    fn bend(&self) -> u64 {
+        let as_before = || self.read().at(self.counter.raw()) >> FRACTION;
+        let Some(_bending) = self.bending.try_lock() else { return as_before() };
+        let Some((wall, tick)) = self.compare() else { return as_before() };
+        let line = self.read().towards(wall, tick, self.nominal_slope);
         self.version.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
         for (cell, value) in self.line.iter().zip(line.parts()) {
@@ -139,9 +139,24 @@ impl Disciplined {
         self.version.fetch_add(1, Ordering::Release);
         line.micros >> FRACTION
     }
+
+    /// The wall clock and the counter's tick at one instant, to a millisecond. Nothing if this thread was put aside
+    /// between the two each time: the next to come will do it.
+    fn compare(&self) -> Option<(u64, u64)> {
+        (0..3).find_map(|_| {
+            let (before, wall, tick) = (self.counter.raw(), wall(), self.counter.raw());
+            (tick.saturating_sub(before) <= self.ticks_per_second / 1_000).then_some((wall, tick))
+        })
+    }
 }
 
 impl Line {
+    /// Whether it is more than a second since the line began. A tick before that is a slower thread's.
+    #[inline]
+    fn is_old(self, tick: u64, ticks_per_second: u64) -> bool {
+        tick.saturating_sub(self.tick) > ticks_per_second
+    }
+
     /// Microseconds with [`FRACTION`] at `tick`. A tick just before the line began belongs to a slower thread.
     #[inline]
     fn at(self, tick: u64) -> u64 {
@@ -157,6 +172,8 @@ impl Line {
 
     /// The line that goes on from here and meets `wall` in a second, as far as [`SLEW`] allows.
     fn towards(self, wall: u64, tick: u64, nominal_slope: u64) -> Self {
+        // Of what lies before the line nothing is known: from there it would run ahead.
+        let tick = tick.max(self.tick);
         let here = self.at(tick);
         let behind = i128::from(wall) - i128::from(here >> FRACTION);
         if behind.abs() > STEP {
@@ -214,6 +231,27 @@ mod tests {
             let line = start(1_000_000).towards(wall, 7 + SECOND, NOMINAL);
             assert_eq!((line.micros >> FRACTION, line.slope), (wall, NOMINAL));
         }
+    }
+
+    /// A thread that was put aside comes with the tick of two seconds ago, and another has begun a line since.
+    #[test]
+    fn a_tick_from_before_the_line_does_not_move_it() {
+        let line = Line { tick: 7 + 2 * SECOND, ..start(2_000_000) };
+        for wall in [2_000_000, 2_000_300, 9_000_000] {
+            let late = line.towards(wall, 7, NOMINAL);
+            assert_eq!(late.tick, line.tick);
+            let here = if wall == 9_000_000 { wall } else { 2_000_000 };
+            assert_eq!(late.at(line.tick) >> FRACTION, here, "no two seconds ahead");
+        }
+    }
+
+    #[test]
+    fn a_line_is_old_after_a_second_and_not_before_it_began() {
+        let line = Line { tick: 2 * SECOND, ..start(0) };
+        for (tick, old) in [(0, false), (2 * SECOND, false), (3 * SECOND, false)] {
+            assert_eq!(line.is_old(tick, SECOND), old, "{tick}");
+        }
+        assert!(line.is_old(3 * SECOND + 1, SECOND));
     }
 
     #[test]
