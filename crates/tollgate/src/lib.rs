@@ -11,6 +11,8 @@ mod limiter;
 pub mod policy;
 pub mod registry;
 mod request;
+#[cfg(feature = "serde")]
+mod serialize;
 mod stats;
 mod store;
 

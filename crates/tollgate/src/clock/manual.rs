@@ -36,14 +36,17 @@ pub struct ManualClock {
 
 struct Shared {
     now: AtomicU64,
-    /// Held while `now` is compared or moved, so that no wake-up is lost in between.
+    /// Microseconds by which the clock was ever moved forward.
+    elapsed: AtomicU64,
+    /// Held while the two are compared or moved, so that no wake-up is lost in between.
     sleepers: Mutex<Vec<Sleeper>>,
     next_id: AtomicU64,
 }
 
 struct Sleeper {
     id: u64,
-    until: Timestamp,
+    /// What `elapsed` has to reach.
+    due: u64,
     waker: Waker,
 }
 
@@ -57,6 +60,7 @@ impl ManualClock {
     pub fn at(now: Timestamp) -> Self {
         let shared = Shared {
             now: AtomicU64::new(now.as_micros()),
+            elapsed: AtomicU64::new(0),
             sleepers: Mutex::default(),
             next_id: AtomicU64::new(0),
         };
@@ -69,11 +73,17 @@ impl ManualClock {
     }
 
     /// Sets the clock, back as well as forward, and wakes whoever waited for an instant now past.
+    ///
+    /// What lies between is time that passes if the clock is set forward. If it is set back, no time passes: whoever
+    /// waits has as long to wait as before.
     pub fn set(&self, now: Timestamp) {
         let due: Vec<_> = {
             let mut sleepers = self.shared.sleepers.lock();
+            let passed = now.micros_since(self.now());
             self.shared.now.store(now.as_micros(), Ordering::SeqCst);
-            sleepers.extract_if(.., |sleeper| sleeper.until <= now).collect()
+            let elapsed = self.shared.elapsed().saturating_add(passed);
+            self.shared.elapsed.store(elapsed, Ordering::SeqCst);
+            sleepers.extract_if(.., |sleeper| sleeper.due <= elapsed).collect()
         };
         for sleeper in due {
             sleeper.waker.wake();
@@ -85,9 +95,17 @@ impl ManualClock {
         self.shared.sleepers.lock().len()
     }
 
-    /// The earliest instant that anyone waits for.
+    /// The earliest instant that anyone waits for, if the clock is not set back before.
     pub fn next_wake(&self) -> Option<Timestamp> {
-        self.shared.sleepers.lock().iter().map(|sleeper| sleeper.until).min()
+        let sleepers = self.shared.sleepers.lock();
+        let due = sleepers.iter().map(|sleeper| sleeper.due).min()?;
+        Some(self.now().after(Duration::from_micros(due - self.shared.elapsed())))
+    }
+}
+
+impl Shared {
+    fn elapsed(&self) -> u64 {
+        self.elapsed.load(Ordering::SeqCst)
     }
 }
 
@@ -96,9 +114,16 @@ impl Clock for ManualClock {
         Timestamp::from_micros(self.shared.now.load(Ordering::SeqCst))
     }
 
+    fn elapsed(&self) -> Duration {
+        Duration::from_micros(self.shared.elapsed())
+    }
+
     fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let place = Place { clock: self, id, until };
+        let sleepers = self.shared.sleepers.lock();
+        let due = self.shared.elapsed().saturating_add(until.micros_since(self.now()));
+        drop(sleepers);
+        let place = Place { clock: self, id, due };
         Box::pin(std::future::poll_fn(move |cx| place.poll(cx)))
     }
 }
@@ -119,17 +144,17 @@ impl fmt::Debug for ManualClock {
 struct Place<'a> {
     clock: &'a ManualClock,
     id: u64,
-    until: Timestamp,
+    due: u64,
 }
 
 impl Place<'_> {
     fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         let mut sleepers = self.clock.shared.sleepers.lock();
         sleepers.retain(|sleeper| sleeper.id != self.id);
-        if self.clock.now() >= self.until {
+        if self.clock.shared.elapsed() >= self.due {
             return Poll::Ready(());
         }
-        sleepers.push(Sleeper { id: self.id, until: self.until, waker: cx.waker().clone() });
+        sleepers.push(Sleeper { id: self.id, due: self.due, waker: cx.waker().clone() });
         Poll::Pending
     }
 }
@@ -137,5 +162,20 @@ impl Place<'_> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         self.clock.shared.sleepers.lock().retain(|sleeper| sleeper.id != self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_passed_is_not_taken_back() {
+        let clock = ManualClock::at(Timestamp::from_secs(1_000));
+        clock.advance(Duration::from_secs(10));
+        clock.set(Timestamp::from_secs(500));
+        assert_eq!((clock.now().as_micros(), clock.elapsed().as_secs()), (500_000_000, 10));
+        clock.set(Timestamp::from_secs(520));
+        assert_eq!(clock.elapsed(), Duration::from_secs(30));
     }
 }

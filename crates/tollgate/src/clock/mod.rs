@@ -32,19 +32,23 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The instant now.
     fn now(&self) -> Timestamp;
 
-    /// Completes when this clock has reached `until`.
+    /// How much time has passed since some fixed instant, for those who wait.
     ///
-    /// The default waits on a real timer for the difference to [`Clock::now`], and again until the instant is reached.
+    /// A clock that may step has to leave its steps out here. The default is [`Clock::now`], which is right for a clock
+    /// that does not.
+    fn elapsed(&self) -> Duration {
+        Duration::from_micros(self.now().as_micros())
+    }
+
+    /// Completes when as much time has passed as now lies between [`Clock::now`] and `until`.
+    ///
+    /// A clock that steps meanwhile makes that no longer. So it may not show `until` yet: whoever cares looks again.
+    /// The default waits on a real timer.
     fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
-        Box::pin(async move {
-            loop {
-                let left = until.micros_since(self.now());
-                if left == 0 {
-                    return;
-                }
-                futures_timer::Delay::new(Duration::from_micros(left)).await;
-            }
-        })
+        match until.micros_since(self.now()) {
+            0 => Box::pin(std::future::ready(())),
+            left => Box::pin(futures_timer::Delay::new(Duration::from_micros(left))),
+        }
     }
 }
 
@@ -100,5 +104,34 @@ impl Timestamp {
 impl From<SystemTime> for Timestamp {
     fn from(time: SystemTime) -> Self {
         Self::EPOCH.after(time.duration_since(UNIX_EPOCH).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// Shows the year 2020 once, and is an hour behind from then on.
+    #[derive(Debug)]
+    struct SteppingBack(AtomicU64);
+
+    const YEAR_2020: u64 = 1_577_836_800;
+
+    impl Clock for SteppingBack {
+        fn now(&self) -> Timestamp {
+            let steps = self.0.fetch_add(1, Ordering::SeqCst);
+            assert!(steps < 2, "whoever sleeps looks at the clock once");
+            Timestamp::from_secs(YEAR_2020 - 3_600 * steps)
+        }
+    }
+
+    #[test]
+    fn a_sleeper_does_not_wait_for_a_clock_that_steps_back() {
+        let clock = SteppingBack(AtomicU64::new(0));
+        let until = Timestamp::from_secs(YEAR_2020).after(Duration::from_millis(2));
+        pollster::block_on(clock.sleep_until(until));
+        assert_eq!(clock.now(), Timestamp::from_secs(YEAR_2020 - 3_600));
     }
 }

@@ -3,7 +3,7 @@ use std::{
         OnceLock,
         atomic::{AtomicU64, Ordering, fence},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use parking_lot::Mutex;
@@ -31,6 +31,10 @@ impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         Timestamp::from_micros(disciplined().micros())
     }
+
+    fn elapsed(&self) -> Duration {
+        Duration::from_micros(disciplined().elapsed())
+    }
 }
 
 /// The one clock that every [`SystemClock`] shows.
@@ -56,7 +60,7 @@ pub(crate) struct Disciplined {
     nominal_slope: u64,
     /// Odd while `line` is written: readers then try again. A writer holds `bending`.
     version: AtomicU64,
-    line: [AtomicU64; 3],
+    line: [AtomicU64; 4],
     bending: Mutex<()>,
 }
 
@@ -66,6 +70,8 @@ struct Line {
     tick: u64,
     micros: u64,
     slope: u64,
+    /// Microseconds of all steps so far, those back taken from those forward. It wraps.
+    stepped: u64,
 }
 
 impl Disciplined {
@@ -75,13 +81,14 @@ impl Disciplined {
         let nanos = u128::from(counter.delta_as_nanos(0, ticks).max(1));
         let nominal_slope = ((nanos << SLOPE) / 1_000 / u128::from(ticks)) as u64;
         let ticks_per_second = (u128::from(ticks) * 1_000_000_000 / nanos) as u64;
-        let line = Line { tick: counter.raw(), micros: wall() << FRACTION, slope: nominal_slope };
+        let micros = wall() << FRACTION;
+        let line = Line { tick: counter.raw(), micros, slope: nominal_slope, stepped: 0 };
         Self {
             counter,
             ticks_per_second,
             nominal_slope,
             version: AtomicU64::new(0),
-            line: [line.tick, line.micros, line.slope].map(AtomicU64::new),
+            line: line.parts().map(AtomicU64::new),
             bending: Mutex::new(()),
         }
     }
@@ -91,21 +98,27 @@ impl Disciplined {
     pub(crate) fn micros(&self) -> u64 {
         let tick = self.counter.raw();
         let line = self.read();
-        if tick.wrapping_sub(line.tick) > self.ticks_per_second {
-            return self.bend(tick);
+        if line.is_old(tick, self.ticks_per_second) {
+            return self.bend();
         }
         line.at(tick) >> FRACTION
+    }
+
+    /// Microseconds since some instant, steps left out.
+    pub(crate) fn elapsed(&self) -> u64 {
+        let tick = self.counter.raw();
+        self.read().elapsed_at(tick)
     }
 
     #[inline]
     fn read(&self) -> Line {
         loop {
             let before = self.version.load(Ordering::Acquire);
-            let [tick, micros, slope] =
-                [0, 1, 2].map(|part| self.line[part].load(Ordering::Relaxed));
+            let [tick, micros, slope, stepped] =
+                [0, 1, 2, 3].map(|part| self.line[part].load(Ordering::Relaxed));
             fence(Ordering::Acquire);
             if before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before {
-                return Line { tick, micros, slope };
+                return Line { tick, micros, slope, stepped };
             }
             std::hint::spin_loop();
         }
@@ -113,22 +126,37 @@ impl Disciplined {
 
     /// Compares with the wall clock and starts a new line. A thread that finds another at it goes on with the old line.
     #[cold]
-    fn bend(&self, tick: u64) -> u64 {
-        let Some(_bending) = self.bending.try_lock() else {
-            return self.read().at(tick) >> FRACTION;
-        };
-        let line = self.read().towards(wall(), tick, self.nominal_slope);
+    fn bend(&self) -> u64 {
+        let as_before = || self.read().at(self.counter.raw()) >> FRACTION;
+        let Some(_bending) = self.bending.try_lock() else { return as_before() };
+        let Some((wall, tick)) = self.compare() else { return as_before() };
+        let line = self.read().towards(wall, tick, self.nominal_slope);
         self.version.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::Release);
-        for (cell, value) in self.line.iter().zip([line.tick, line.micros, line.slope]) {
+        for (cell, value) in self.line.iter().zip(line.parts()) {
             cell.store(value, Ordering::Relaxed);
         }
         self.version.fetch_add(1, Ordering::Release);
         line.micros >> FRACTION
     }
+
+    /// The wall clock and the counter's tick at one instant, to a millisecond. Nothing if this thread was put aside
+    /// between the two each time: the next to come will do it.
+    fn compare(&self) -> Option<(u64, u64)> {
+        (0..3).find_map(|_| {
+            let (before, wall, tick) = (self.counter.raw(), wall(), self.counter.raw());
+            (tick.saturating_sub(before) <= self.ticks_per_second / 1_000).then_some((wall, tick))
+        })
+    }
 }
 
 impl Line {
+    /// Whether it is more than a second since the line began. A tick before that is a slower thread's.
+    #[inline]
+    fn is_old(self, tick: u64, ticks_per_second: u64) -> bool {
+        tick.saturating_sub(self.tick) > ticks_per_second
+    }
+
     /// Microseconds with [`FRACTION`] at `tick`. A tick just before the line began belongs to a slower thread.
     #[inline]
     fn at(self, tick: u64) -> u64 {
@@ -137,16 +165,28 @@ impl Line {
         self.micros + passed as u64
     }
 
+    /// Microseconds at `tick`, as if there had been no steps.
+    fn elapsed_at(self, tick: u64) -> u64 {
+        (self.at(tick) >> FRACTION).wrapping_sub(self.stepped)
+    }
+
     /// The line that goes on from here and meets `wall` in a second, as far as [`SLEW`] allows.
     fn towards(self, wall: u64, tick: u64, nominal_slope: u64) -> Self {
+        // Of what lies before the line nothing is known: from there it would run ahead.
+        let tick = tick.max(self.tick);
         let here = self.at(tick);
         let behind = i128::from(wall) - i128::from(here >> FRACTION);
         if behind.abs() > STEP {
-            return Self { tick, micros: wall << FRACTION, slope: nominal_slope };
+            let stepped = self.stepped.wrapping_add(wall).wrapping_sub(here >> FRACTION);
+            return Self { tick, micros: wall << FRACTION, slope: nominal_slope, stepped };
         }
         let change = i128::from(nominal_slope) * behind.clamp(-SLEW, SLEW) / 1_000_000;
         let slope = (i128::from(nominal_slope) + change) as u64;
-        Self { tick, micros: here, slope }
+        Self { tick, micros: here, slope, ..self }
+    }
+
+    fn parts(self) -> [u64; 4] {
+        [self.tick, self.micros, self.slope, self.stepped]
     }
 }
 
@@ -163,7 +203,7 @@ mod tests {
     const SECOND: u64 = 3_000_000_000;
 
     fn start(micros: u64) -> Line {
-        Line { tick: 7, micros: micros << FRACTION, slope: NOMINAL }
+        Line { tick: 7, micros: micros << FRACTION, slope: NOMINAL, stepped: 0 }
     }
 
     #[test]
@@ -190,6 +230,41 @@ mod tests {
         for wall in [0, 600_000, 3_600_000_000] {
             let line = start(1_000_000).towards(wall, 7 + SECOND, NOMINAL);
             assert_eq!((line.micros >> FRACTION, line.slope), (wall, NOMINAL));
+        }
+    }
+
+    /// A thread that was put aside comes with the tick of two seconds ago, and another has begun a line since.
+    #[test]
+    fn a_tick_from_before_the_line_does_not_move_it() {
+        let line = Line { tick: 7 + 2 * SECOND, ..start(2_000_000) };
+        for wall in [2_000_000, 2_000_300, 9_000_000] {
+            let late = line.towards(wall, 7, NOMINAL);
+            assert_eq!(late.tick, line.tick);
+            let here = if wall == 9_000_000 { wall } else { 2_000_000 };
+            assert_eq!(late.at(line.tick) >> FRACTION, here, "no two seconds ahead");
+        }
+    }
+
+    #[test]
+    fn a_line_is_old_after_a_second_and_not_before_it_began() {
+        let line = Line { tick: 2 * SECOND, ..start(0) };
+        for (tick, old) in [(0, false), (2 * SECOND, false), (3 * SECOND, false)] {
+            assert_eq!(line.is_old(tick, SECOND), old, "{tick}");
+        }
+        assert!(line.is_old(3 * SECOND + 1, SECOND));
+    }
+
+    #[test]
+    fn what_has_passed_is_the_same_with_steps_and_without() {
+        let mut line = start(1_000_000);
+        for (second, wall) in [(1, 3_600_000_000), (2, 0), (3, 500_000), (4, 1_200_000)] {
+            let tick = 7 + second * SECOND;
+            let before = line.elapsed_at(tick);
+            line = line.towards(wall, tick, NOMINAL);
+            assert_eq!(line.elapsed_at(tick), before, "no jump at second {second}");
+            let expected = 1_000_000 + second * 1_000_000;
+            // A microsecond is lost to rounding at each bend.
+            assert!((expected - 4..=expected).contains(&before), "second {second}: {before}");
         }
     }
 

@@ -1,4 +1,4 @@
-use std::{convert::Infallible, fmt, sync::Arc};
+use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 use super::{Limiter, SharedLimiter, core::Core, path::Path, turnstile::Turnstile};
 use crate::{
@@ -144,6 +144,10 @@ struct Shared(Arc<dyn Clock>);
 impl Clock for Shared {
     fn now(&self) -> Timestamp {
         self.0.now()
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.0.elapsed()
     }
 
     fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {

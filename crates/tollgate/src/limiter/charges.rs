@@ -10,7 +10,7 @@ use crate::{
     Algorithm, Charge, CheckError, CostError, Decision, KeyRef, PolicyName, PolicySet, Request,
     Source, StoreError,
     algorithm::{NEVER, Outcome},
-    policy::{Planned, Target},
+    policy::{FailureMode, Planned, Target},
     stats::Event,
     store::memory::{
         BATCH, Slot,
@@ -141,14 +141,14 @@ impl Limiter {
         self.each_charge(charges, |slot| self.inner.core.memory.release(slot));
     }
 
-    /// Starts the life of the permits of charges anew. `false` if any was gone.
+    /// Starts the life of the permits of charges anew. `false` if any was gone that is enforced.
     pub fn renew_all(&self, charges: &[Charge<'_>]) -> bool {
         let mut kept = true;
         let held = |charge: &&Charge<'_>| charge.permit != 0;
         for charge in charges.iter().filter(held) {
             let scope = self.inner.core.scope_of(charge);
             let memory = &self.inner.core.memory;
-            kept &= memory.renew(&memory.slot(charge, &scope));
+            kept &= memory.renew(&memory.slot(charge, &scope)) || !charge.enforced;
         }
         kept
     }
@@ -254,7 +254,8 @@ impl SharedLimiter {
         result
     }
 
-    /// Starts the life of the permits of charges anew. `false` if any was gone.
+    /// Starts the life of the permits of charges anew. `false` if any was gone that is enforced. While the store is
+    /// away, those that fail open are kept.
     pub async fn renew_all(&self, charges: &[Charge<'_>]) -> Result<bool, StoreError> {
         let mut kept = true;
         for charge in charges.iter().filter(|charge| charge.permit != 0) {
@@ -262,7 +263,7 @@ impl SharedLimiter {
             let memory = &self.inner.core.memory;
             // One that was taken while the store was away is held here.
             let held_here = memory.renew(&memory.slot(charge, &scope));
-            kept &= held_here || self.inner.heard(self.inner.store.renew(charge).await)?;
+            kept &= held_here || self.inner.renew(charge).await? || !charge.enforced;
         }
         Ok(kept)
     }
@@ -291,15 +292,26 @@ impl Inner {
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
             Err(_) => {
                 let (outcomes, now) = self.core.with_slots(&held, |slots| {
-                    let failure = |place: usize| {
-                        let Charge { policy, failure, .. } = held[place];
-                        failure.unwrap_or_else(|| self.core.path.policies.failure_of(policy))
-                    };
-                    self.core.charge_shares(slots, failure)
+                    self.core.charge_shares(slots, |place| self.failure(&held[place]))
                 });
                 Ok(self.core.conclude(charges, joined.spread(outcomes), now, true))
             }
         }
+    }
+
+    /// Renews a permit in the store.
+    async fn renew(&self, charge: &Charge<'_>) -> Result<bool, StoreError> {
+        match self.heard(self.store.renew(charge).await) {
+            Err(error @ StoreError::Unsupported(_)) => Err(error),
+            // It may have been admitted without being counted, and is no more likely to be lost now than it was then.
+            Err(_) if self.failure(charge) == FailureMode::Open => Ok(true),
+            answer => answer,
+        }
+    }
+
+    fn failure(&self, charge: &Charge<'_>) -> FailureMode {
+        let of_policy = || self.core.path.policies.failure_of(charge.policy);
+        charge.failure.unwrap_or_else(of_policy)
     }
 
     fn nudge(&self, charge: &Charge<'_>) {

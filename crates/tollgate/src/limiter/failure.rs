@@ -4,7 +4,8 @@ use smallvec::SmallVec;
 
 use super::{
     core::Core,
-    path::{Answered, Fit},
+    path::{Answered, Fit, Item},
+    permit::Held,
 };
 use crate::{
     Decision, Limit, Source,
@@ -18,11 +19,21 @@ impl Core {
     pub(super) fn fall_back(&self, fit: &Fit<'_>, permit: u64) -> Answered {
         let slots: SmallVec<[Slot<'_>; 8]> =
             fit.items.iter().map(|&item| self.slot(item, fit.cost, permit)).collect();
-        let policies = self.path.policies.policies();
-        let failure = |place: usize| policies[self.path.target(fit.items[place]).policy].failure;
+        let failure = |place: usize| self.failure(fit.items[place]);
         let (outcomes, now) = self.charge_shares(&slots, failure);
         let decision = self.path.fold(fit, &outcomes);
         Answered { decision: Decision { source: Source::Fallback, ..decision }, outcomes, now }
+    }
+
+    /// Renews a permit that was taken while the store was away. `false` if it is gone; what was admitted without being
+    /// counted cannot be.
+    pub(super) fn renew_share(&self, held: &Held) -> bool {
+        let counted = held.items().filter(|item| self.failure(*item) != FailureMode::Open);
+        self.renew_items(counted, held.id)
+    }
+
+    fn failure(&self, item: Item<'_>) -> FailureMode {
+        self.path.policies.policies()[self.path.target(item).policy].failure
     }
 
     /// Charges memory in place of the store, all or nothing: of each slot what its failure mode leaves of its limit.

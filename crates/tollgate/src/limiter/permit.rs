@@ -81,11 +81,13 @@ impl Limiter {
     fn admit(&self, items: Items<'_>, cost: u64) -> Result<Admission, CostError> {
         let id = next_id();
         let decision = self.inner.charge(items.clone(), cost, id)?;
-        let permit = decision.is_allowed().then(|| {
-            let held = self.inner.core.hold(&items, id);
-            Permit { limiter: self.clone(), held }
-        });
+        let permit = decision.is_allowed().then(|| self.permit(&items, id));
         Ok(Admission { decision, permit })
+    }
+
+    /// Permit `id`, which has been taken.
+    pub(super) fn permit(&self, items: &[Item<'_>], id: u64) -> Permit {
+        Permit { limiter: self.clone(), held: self.inner.core.hold(items, id) }
     }
 }
 
@@ -149,9 +151,16 @@ impl Core {
 
     /// Renews a permit that is held in memory. `false` if it is gone.
     pub(super) fn renew(&self, held: &Held) -> bool {
+        self.renew_items(held.items(), held.id)
+    }
+
+    /// Renews permit `id` of these limits in memory. One in shadow mode may never have held it.
+    pub(super) fn renew_items<'a>(&self, items: impl Iterator<Item = Item<'a>>, id: u64) -> bool {
+        let lost = |item: &Item<'_>| {
+            !self.memory.renew(&self.slot(*item, 0, id)) && self.path.target(*item).enforced
+        };
         // All of them, also after one is lost.
-        let lost = |item: &Item<'_>| !self.memory.renew(&self.slot(*item, 0, held.id));
-        held.items().filter(lost).count() == 0
+        items.filter(lost).count() == 0
     }
 }
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::{
     Admission, SharedLimiter,
-    path::Items,
+    path::{Answered, Fit, Items},
     permit::{Held, next_id},
     shared::{CheckError, Inner},
 };
@@ -63,19 +63,39 @@ impl SharedLimiter {
         items: Items<'_>,
         cost: u64,
     ) -> Result<Admission<SharedPermit>, CheckError> {
-        let (core, id) = (&self.inner.core, next_id());
-        let held = core.hold(&items, id);
+        let core = &self.inner.core;
+        let held = core.hold(&items, next_id());
         let fit = core.path.fit(items, cost)?;
-        // Made before the store is asked: if this ends early, dropping it gives back what may have been taken.
-        let mut permit =
-            SharedPermit { inner: self.inner.clone(), held, degraded: false, returned: false };
-        let answered =
-            self.inner.ask(&fit, id, None).await.inspect_err(|_| permit.returned = true)?;
+        let (answered, permit) = self.attempt(&fit, held).await?;
         core.path.count(&fit, &answered);
+        Ok(Admission { decision: answered.decision, permit })
+    }
+
+    /// A permit that the store may hold.
+    pub(super) fn permit(&self, held: Held) -> SharedPermit {
+        SharedPermit { inner: self.inner.clone(), held, degraded: false, returned: false }
+    }
+
+    /// Charges a request, and holds what it says if there is room. Counts nothing yet.
+    pub(super) async fn attempt(
+        &self,
+        fit: &Fit<'_>,
+        held: Held,
+    ) -> Result<(Answered, Option<SharedPermit>), StoreError> {
+        let id = held.id;
+        // Made before the store is asked: if this ends early, dropping it gives back what may have been taken.
+        let mut permit = self.permit(held);
+        let answered =
+            self.inner.ask(fit, id, None).await.inspect_err(|_| permit.returned = true)?;
         let decision = answered.decision;
         permit.degraded = decision.is_degraded();
-        permit.returned = !decision.is_allowed() && !decision.is_degraded();
-        Ok(Admission { decision, permit: decision.is_allowed().then_some(permit) })
+        if decision.is_allowed() {
+            return Ok((answered, Some(permit)));
+        }
+        permit.returned = !decision.is_degraded();
+        // Whoever waits would look, be denied, give back and look again, for as long as the store is away.
+        permit.held.queue = None;
+        Ok((answered, None))
     }
 }
 
@@ -93,14 +113,15 @@ impl SharedPermit {
     /// Starts the permit's life anew. `false` if it had already ended: then somebody else may hold its place.
     pub async fn renew(&self) -> Result<bool, StoreError> {
         if self.degraded {
-            return Ok(self.inner.core.renew(&self.held));
+            return Ok(self.inner.core.renew_share(&self.held));
         }
         let (mut kept, mut error) = (true, None);
         // All of them, also after one is lost.
         for item in self.held.items() {
             let charge = self.inner.charge_of(item, 0, self.held.id);
             match self.inner.heard(self.inner.store.renew(&charge).await) {
-                Ok(renewed) => kept &= renewed,
+                // A limit in shadow mode may never have held it.
+                Ok(renewed) => kept &= renewed || !charge.enforced,
                 Err(failed) => error = error.or(Some(failed)),
             }
         }

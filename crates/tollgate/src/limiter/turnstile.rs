@@ -8,11 +8,12 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::{Poll, Waker},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 
-use crate::{Timestamp, store::memory::identity::Identity};
+use crate::store::memory::identity::Identity;
 
 /// The queues of all keys that somebody waits for.
 #[derive(Clone, Debug)]
@@ -37,8 +38,8 @@ const PARTS: usize = 256;
 struct Queue {
     waiters: VecDeque<Waiter>,
     next_ticket: u64,
-    /// When the first expects to be served, as far as is known.
-    expected: Timestamp,
+    /// When the first expects to be served, as far as is known, by [`Clock::elapsed`](crate::Clock::elapsed).
+    expected: Duration,
 }
 
 #[derive(Debug)]
@@ -63,7 +64,7 @@ pub(super) struct Entered {
     /// The costs of those ahead, first come first.
     pub(super) ahead: Vec<u64>,
     /// Nobody who is behind the first will be served before this instant.
-    pub(super) expected: Timestamp,
+    pub(super) expected: Duration,
 }
 
 /// So many already wait.
@@ -86,7 +87,7 @@ impl Turnstile {
         self.shared.nudges(key).fetch_add(1, Ordering::SeqCst);
         let mut queues = self.shared.queues.lock();
         let Some(queue) = queues.get_mut(&key) else { return };
-        queue.expected = Timestamp::EPOCH;
+        queue.expected = Duration::ZERO;
         let first = queue.waiters.front_mut().and_then(|first| first.waker.take());
         drop(queues);
         if let Some(waker) = first {
@@ -160,7 +161,7 @@ impl Turn {
     }
 
     /// Tells those behind the first, who is the one to call this, when it expects to be served.
-    pub(super) fn expects(&self, ready: Timestamp) {
+    pub(super) fn expects(&self, ready: Duration) {
         if let Some(queue) = self.shared.queues.lock().get_mut(&self.key) {
             queue.expected = ready;
         }
@@ -172,7 +173,7 @@ impl Drop for Turn {
         let mut queues = self.shared.queues.lock();
         let Some(queue) = queues.get_mut(&self.key) else { return };
         if queue.waiters.front().is_some_and(|first| first.ticket == self.ticket) {
-            queue.expected = Timestamp::EPOCH;
+            queue.expected = Duration::ZERO;
         }
         queue.waiters.retain(|waiter| waiter.ticket != self.ticket);
         let next = queue.waiters.front_mut().and_then(|first| first.waker.take());

@@ -260,3 +260,69 @@ fn a_charge_may_say_for_itself() {
     let modes = [charge, charge.failing(Open), charge.failing(local(1, 2)), charge.failing(Closed)];
     assert_eq!(modes.map(admitted), [0, 5, 1, 0]);
 }
+
+#[test]
+fn a_permit_of_a_policy_that_fails_open_is_not_lost() {
+    let slots = |name, mode| policy(name, "5/minute concurrency").failing(mode);
+    let (limiter, store, clock) = degraded([slots("open", Open), slots("local", local(1, 1))]);
+    let acquire = || pollster::block_on(limiter.acquire_request(&Request::new())).unwrap();
+    let permit = acquire().into_result().unwrap();
+    assert_eq!(pollster::block_on(permit.renew()), Ok(true));
+    store.recover();
+    assert_eq!(pollster::block_on(permit.renew()), Ok(true), "it is still held here");
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(pollster::block_on(permit.renew()), Ok(false), "what is counted here has ended");
+}
+
+#[test]
+fn charges_that_fail_open_keep_their_permits_while_the_store_is_away() {
+    let (limiter, store, _) = degraded([policy("open", "5/minute concurrency").failing(Open)]);
+    let permit = tollgate::Permit::new_id();
+    let held = Charge::new("open".parse().unwrap(), KeyRef::new(b"k"), limit("1/30s concurrency"));
+    let held = held.holding(permit);
+    let renew = |charge: Charge<'_>| pollster::block_on(limiter.renew_all(&[charge]));
+    assert!(pollster::block_on(limiter.check_all(&[held])).unwrap().is_allowed());
+    assert_eq!(renew(held), Ok(true));
+    assert_eq!(renew(held.failing(Closed)), Err(StoreError::TimedOut));
+    store.fail(StoreError::Unsupported("permits".into()));
+    assert_eq!(renew(held), Err(StoreError::Unsupported("permits".into())));
+    store.recover();
+    assert_eq!(renew(held), Ok(false), "the store knows, and others may hold its place");
+}
+
+/// What a limit in shadow mode would have denied, it does not hold, and nobody has lost it.
+#[test]
+fn a_limit_in_shadow_mode_loses_no_permit() {
+    let tried = policy("tried", "1/minute concurrency").failing(Closed).shadow();
+    let policies = || PolicySet::new([policy("real", "5/minute concurrency"), tried.clone()]);
+    let own = tollgate::Limiter::builder().policies(policies().unwrap()).build().unwrap();
+    let permits = [(); 2].map(|()| own.acquire_request(&Request::new()).unwrap().permit.unwrap());
+    assert!(permits[0].renew() && permits[1].renew());
+
+    let (limiter, store, clock) = degraded(policies().unwrap().policies().iter().cloned());
+    let acquire = || pollster::block_on(limiter.acquire_request(&Request::new())).unwrap();
+    let away = acquire().into_result().unwrap();
+    assert_eq!(pollster::block_on(away.renew()), Ok(true));
+    store.recover();
+    let held = [(); 2].map(|()| acquire().into_result().unwrap());
+    for permit in &held {
+        assert_eq!(pollster::block_on(permit.renew()), Ok(true));
+    }
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(pollster::block_on(held[1].renew()), Ok(false), "the other limit counts");
+}
+
+#[test]
+fn charges_in_shadow_mode_lose_no_permit() {
+    let (limiter, store, _) = degraded([policy("api", "5/minute")]);
+    store.recover();
+    let own = tollgate::Limiter::memory(limit("1/second"));
+    let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"k"), limit("1/30s concurrency"));
+    for (permit, enforced, kept) in [(1, true, true), (2, false, true), (3, true, false)] {
+        let charge = charge.enforced(enforced).holding(permit);
+        let _ = own.check_all(&[charge]).unwrap();
+        let _ = pollster::block_on(limiter.check_all(&[charge])).unwrap();
+        assert_eq!(own.renew_all(&[charge]), kept, "{permit}");
+        assert_eq!(pollster::block_on(limiter.renew_all(&[charge])), Ok(kept), "{permit}");
+    }
+}

@@ -401,6 +401,20 @@ fn a_deadline_that_cannot_be_met_fails_at_once() {
     assert_eq!(never.poll(), Some(Err(WaitError::TooLong { needed: None })));
 }
 
+/// What the first expects is not an hour away because the clock is.
+#[test]
+fn whoever_joins_a_queue_after_a_step_back_is_not_turned_away() {
+    let (limiter, _, clock) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    let mut first = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    assert!(first.poll().is_none());
+    clock.set(tollgate::Timestamp::from_micros(clock.now().as_micros() - 3_600_000_000));
+    let mut second = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    assert!(second.poll().is_none());
+    let mut third = Waiting::of(limiter.until_ready("key", SECOND / 2));
+    assert_eq!(third.poll(), Some(Err(WaitError::TooLong { needed: Some(SECOND) })));
+}
+
 #[test]
 fn a_wait_ends_at_its_deadline_behind_others() {
     let (limiter, store, clock) = limiter("1/second burst 1");
@@ -522,6 +536,90 @@ fn an_acquire_that_is_cancelled_gives_back_what_it_may_have_taken() {
 }
 
 #[test]
+fn permits_of_a_store_can_be_waited_for() {
+    let (limiter, store, clock) = limiter("1/hour concurrency");
+    let permit = pollster::block_on(limiter.acquire("key")).unwrap().into_result().unwrap();
+    let wait = |_| Waiting::of(limiter.acquire_within("key", 30 * SECOND));
+    let mut waiters: Vec<_> = (0..3).map(wait).collect();
+    assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
+    assert_eq!(pollster::block_on(permit.release()), Ok(()));
+    for number in [2, 1] {
+        assert!(waiters[number].poll_if_woken().is_none(), "it is not the turn of {number}");
+    }
+    let first = waiters[0].poll_if_woken().unwrap().unwrap();
+    assert_eq!(pollster::block_on(first.renew()), Ok(true));
+    assert!(waiters[1].poll_if_woken().is_none(), "its turn");
+    drop(first);
+    assert_eq!(store.run_detached(), 1);
+    let second = waiters[1].poll_if_woken().unwrap().unwrap();
+    clock.advance(30 * SECOND);
+    let third = waiters[2].poll_if_woken().map(|result| result.map(|_| ()));
+    assert_eq!(third, Some(Err(WaitError::TimedOut)));
+    drop(second);
+    assert_eq!(store.run_detached(), 1, "whoever got none has nothing to give back");
+    let own = limiter.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (3, 1));
+}
+
+/// Nobody tells this process of it, so the first in the queue asks every second.
+#[test]
+fn a_permit_that_another_process_returns_is_found_within_a_second() {
+    let (limiter, store, clock) = limiter("1/hour concurrency");
+    let other = SharedLimiter::builder(store.clone()).clock(clock.clone());
+    let other = other.limit("1/hour concurrency").build().unwrap();
+    let permit = pollster::block_on(other.acquire("key")).unwrap().into_result().unwrap();
+    let mut first = Waiting::of(limiter.acquire_within("key", 30 * SECOND));
+    let mut second = Waiting::of(limiter.acquire_within("key", 30 * SECOND));
+    assert!(first.poll().is_none() && second.poll().is_none());
+    store.asked();
+    for _ in 0..5 {
+        clock.advance(SECOND);
+        assert!(first.poll_if_woken().is_none() && second.poll_if_woken().is_none());
+    }
+    assert_eq!(store.asked().len(), 5);
+    assert_eq!(pollster::block_on(permit.release()), Ok(()));
+    assert!(first.poll_if_woken().is_none(), "it is not told");
+    clock.advance(SECOND);
+    assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_wait_for_a_permit_that_is_cancelled_gives_back_what_it_may_have_taken() {
+    let (limiter, store, _) = limiter("1/hour concurrency");
+    store.hold();
+    let mut cancelled = Waiting::of(limiter.acquire_within("key", 30 * SECOND));
+    assert!(cancelled.poll().is_none());
+    drop(cancelled);
+    store.let_go();
+    assert_eq!(store.run_detached(), 1);
+    assert!(pollster::block_on(limiter.acquire_within("key", Duration::ZERO)).is_ok());
+}
+
+#[test]
+fn waiting_for_a_permit_goes_on_while_the_store_is_away() {
+    let closed = policy("api", "1/hour concurrency").per(["key"]).failing(FailureMode::Closed);
+    let clock = ManualClock::new();
+    let store = Double::new(&clock);
+    let builder = SharedLimiter::builder(store.clone()).clock(clock.clone());
+    let limiter = builder.policies(PolicySet::new([closed]).unwrap()).build().unwrap();
+    store.fail(StoreError::TimedOut);
+    let mut waiter = Waiting::of(limiter.acquire_within("key", 30 * SECOND));
+    assert!(waiter.poll().is_none());
+    for looks in 1..=3 {
+        assert_eq!(store.asked().len(), 1, "look {looks}");
+        // The store may have taken what it did not answer to.
+        assert_eq!(store.run_detached(), 1, "look {looks}");
+        assert_eq!(store.asked().len(), 1, "given back, look {looks}");
+        assert!(waiter.poll_if_woken().is_none(), "what is given back is no reason to look");
+        clock.advance(SECOND);
+        assert!(waiter.poll_if_woken().is_none());
+    }
+    store.recover();
+    clock.advance(SECOND);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
 fn a_permit_taken_while_the_store_is_away_is_held_here() {
     let (limiter, store, clock) = limiter("1/minute concurrency");
     let acquire = || pollster::block_on(limiter.acquire("key")).unwrap();
@@ -577,6 +675,7 @@ fn every_future_can_be_sent() {
     sent(limiter.check_request(&request));
     sent(limiter.check_all(&charges));
     sent(limiter.until_ready("key", SECOND));
+    sent(limiter.acquire_within("key", SECOND));
     sent(limiter.acquire("key"));
     sent(limiter.acquire_request(&request));
     sent(limiter.refund("key", 1));
@@ -586,4 +685,5 @@ fn every_future_can_be_sent() {
     sent(permit.release());
     let own = Limiter::memory(limit("1/hour"));
     sent(own.until_ready("key", SECOND));
+    sent(own.acquire_within("key", SECOND));
 }

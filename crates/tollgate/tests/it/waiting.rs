@@ -1,6 +1,7 @@
 //! Waiting, by hand: futures are polled one step at a time, on a clock that moves when told.
 
 use std::{
+    collections::VecDeque,
     future::Future,
     pin::{Pin, pin},
     sync::{
@@ -11,7 +12,9 @@ use std::{
     time::Duration,
 };
 
-use tollgate::{Decision, Limiter, ManualClock, Policy, PolicySet, WaitError};
+use tollgate::{
+    Clock, Decision, Limiter, ManualClock, Permit, Policy, PolicySet, Timestamp, WaitError,
+};
 
 use crate::limiter;
 
@@ -180,7 +183,7 @@ fn every_algorithm_knows_when_it_will_be_ready() {
         for waiter in &mut waiters {
             assert!(waiter.poll().is_none());
         }
-        let mut last = tollgate::Clock::now(&clock);
+        let mut last = clock.now();
         let mut served = 0;
         while let Some(next) = clock.next_wake() {
             assert!(next >= last, "{text}");
@@ -229,6 +232,159 @@ fn a_returned_permit_goes_to_the_first_in_the_queue_at_once() {
 }
 
 #[test]
+fn for_a_permit_the_time_is_waited_out() {
+    let (limiter, clock) = limiter("1/minute concurrency");
+    let permit = limiter.acquire("key").into_result().unwrap();
+    let mut first = Waiting::new(&limiter, 1, 30 * SECOND);
+    let mut second = Waiting::new(&limiter, 1, 30 * SECOND);
+    let mut hopeful = Waiting::new(&limiter, 1, 50 * SECOND);
+    let mut waiters = [&mut first, &mut second, &mut hopeful];
+    assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
+    clock.advance(30 * SECOND - Duration::from_micros(1));
+    assert!(waiters.iter_mut().all(|waiter| waiter.poll_if_woken().is_none()));
+    clock.advance(Duration::from_micros(1));
+    assert_eq!(first.poll_if_woken(), Some(Err(WaitError::TimedOut)));
+    assert_eq!(second.poll_if_woken(), Some(Err(WaitError::TimedOut)));
+    assert!(hopeful.poll_if_woken().is_none());
+    drop(permit);
+    assert!(hopeful.poll_if_woken().is_some_and(|result| result.is_ok()));
+    let own = limiter.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (2, 2));
+    // A timer may be late.
+    let mut late = Waiting::new(&limiter, 1, SECOND);
+    assert!(late.poll().is_none());
+    clock.advance(2 * SECOND);
+    assert_eq!(late.poll_if_woken(), Some(Err(WaitError::TimedOut)));
+    // No time at all: one look.
+    let mut hurried = Waiting::new(&limiter, 1, Duration::ZERO);
+    assert_eq!(hurried.poll(), Some(Err(WaitError::TimedOut)));
+}
+
+#[test]
+fn permits_go_to_those_who_wait_in_the_order_they_came() {
+    let (limiter, _) = limiter("2/hour concurrency");
+    let mut held: VecDeque<_> =
+        (0..2).map(|_| limiter.acquire("key").into_result().unwrap()).collect();
+    let wait = |_| Waiting::of(limiter.acquire_within("key", 60 * SECOND));
+    let mut waiters: Vec<_> = (0..5).map(wait).collect();
+    assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
+    for next in 0..5 {
+        held.pop_front();
+        // The last is asked first, and still it is the first who gets it.
+        for _ in 0..2 {
+            for (number, waiter) in waiters.iter_mut().enumerate().rev() {
+                if let Some(permit) = waiter.poll_if_woken() {
+                    assert_eq!(number, next);
+                    held.push_back(permit.unwrap());
+                }
+            }
+        }
+        assert_eq!(held.len(), 2);
+        assert!(limiter.acquire("key").permit.is_none());
+    }
+    assert!(held.iter().all(Permit::renew), "they are held as others are");
+    held.clear();
+    assert_eq!(limiter.peek("key").remaining(), 2);
+}
+
+#[test]
+fn whoever_gives_up_waiting_for_a_permit_takes_none() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit("1/hour concurrency").max_waiters(2);
+    let limiter = limiter.clock(clock.clone()).build().unwrap();
+    let permit = limiter.acquire("key").into_result().unwrap();
+    let mut waiters = [(); 3].map(|()| Waiting::of(limiter.acquire_within("key", 60 * SECOND)));
+    let [first, second, third] = &mut waiters;
+    assert!(first.poll().is_none() && second.poll().is_none());
+    let full = third.poll().map(|result| result.map(|_| ()));
+    assert_eq!(full, Some(Err(WaitError::QueueFull { waiting: 2 })));
+    let [first, mut second, _] = waiters;
+    drop(permit);
+    // It was told, and does not come.
+    drop(first);
+    let permit = second.poll_if_woken().unwrap().unwrap();
+    assert_eq!(clock.sleepers(), 0);
+    drop(permit);
+    assert_eq!(limiter.peek("key").remaining(), 1);
+}
+
+#[test]
+fn a_permit_that_ends_by_itself_is_there_at_that_instant() {
+    let (limiter, clock) = limiter("1/minute concurrency");
+    let permit = limiter.acquire("key").into_result().unwrap();
+    clock.advance(SECOND / 4);
+    let mut waiter = Waiting::of(limiter.acquire_within("key", 60 * SECOND));
+    assert!(waiter.poll().is_none());
+    let ends = clock.now().after(60 * SECOND - SECOND / 4);
+    while clock.next_wake() < Some(ends) {
+        clock.set(clock.next_wake().unwrap());
+        assert!(waiter.poll_if_woken().is_none());
+    }
+    assert_eq!(clock.next_wake(), Some(ends));
+    clock.set(ends);
+    let next = waiter.poll_if_woken().unwrap().unwrap();
+    assert!(!permit.renew() && next.renew());
+}
+
+/// Whoever holds under another plan of policies does not know of this queue.
+#[test]
+fn a_permit_that_nobody_told_of_is_found_within_a_second() {
+    let builder = Limiter::builder().limit("9/day").limit("1/hour concurrency");
+    let clock = ManualClock::new();
+    let limiter = builder.clock(clock.clone()).build().unwrap();
+    let held = tollgate::Charge::new(
+        tollgate::PolicyName::DEFAULT,
+        tollgate::KeyRef::new(b"key"),
+        crate::limit("1/hour concurrency"),
+    )
+    .holding(Permit::new_id());
+    assert!(limiter.check_all(&[held]).unwrap().is_allowed());
+    let mut waiter = Waiting::of(limiter.acquire_within("key", 60 * SECOND));
+    assert!(waiter.poll().is_none());
+    limiter.release_all(&[held]);
+    assert_eq!(clock.next_wake(), Some(clock.now().after(SECOND)));
+    clock.advance(SECOND);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn what_stands_beside_a_permit_is_known_to_take_long() {
+    let limits = ["1/minute concurrency", "1/hour token-bucket"];
+    let clock = ManualClock::new();
+    let builder = Limiter::builder().clock(clock.clone());
+    let builder = limits.iter().fold(builder, |builder, limit| builder.limit(*limit));
+    let limiter = builder.build().unwrap();
+    let permit = limiter.acquire("key").into_result().unwrap();
+    let wait = |within| Waiting::of(limiter.acquire_within("key", within));
+    let hour = 3_600 * SECOND;
+    let too_long = wait(hour - Duration::from_micros(1)).poll().map(|result| result.map(|_| ()));
+    assert_eq!(too_long, Some(Err(WaitError::TooLong { needed: Some(hour) })));
+    let mut patient = wait(hour);
+    assert!(patient.poll().is_none());
+    assert_eq!(clock.next_wake(), Some(clock.now().after(hour)), "and no look before");
+    drop(permit);
+    assert!(patient.poll_if_woken().is_none(), "a permit, but no unit");
+    clock.advance(hour);
+    assert!(patient.poll_if_woken().is_some_and(|result| result.is_ok()));
+
+    let (none, _) = crate::limiter("0/minute concurrency");
+    let never = pollster::block_on(none.acquire_within("key", SECOND)).map(|_| ());
+    assert_eq!(never, Err(WaitError::TooLong { needed: None }));
+}
+
+#[test]
+fn where_nothing_is_limited_a_permit_is_there_at_once() {
+    let elsewhere = Policy::new("elsewhere".parse().unwrap(), [crate::limit("1/hour concurrency")])
+        .matching("path", tollgate::policy::Condition::equal("/x"));
+    let limiter = Limiter::builder().policies(PolicySet::new([elsewhere]).unwrap());
+    let limiter = limiter.build().unwrap();
+    let wait = || pollster::block_on(limiter.acquire_within("key", Duration::ZERO));
+    assert!(wait().unwrap().renew() && wait().is_ok());
+    let ready = pollster::block_on(limiter.until_ready("key", Duration::ZERO)).unwrap();
+    assert_eq!((ready.is_allowed(), ready.policy()), (true, None));
+}
+
+#[test]
 fn whoever_comes_later_does_not_overtake_the_queue() {
     let (limiter, clock) = limiter("1/second burst 1");
     let _ = limiter.check("key");
@@ -250,8 +406,7 @@ fn a_clock_that_steps_back_makes_no_wait_longer() {
         let _ = limiter.check("key");
         let mut first = Waiting::new(&limiter, 1, 60 * SECOND);
         assert!(first.poll().is_none(), "{text}");
-        let now = tollgate::Clock::now(&clock).as_micros();
-        clock.set(tollgate::Timestamp::from_micros(now - 10_000_000));
+        step_back(&clock, 10 * SECOND);
         // One second for the first and one for the second, as if the unit had been used just now.
         let mut second = Waiting::new(&limiter, 1, 2 * SECOND - Duration::from_micros(1));
         let needed = Some(2 * SECOND);
@@ -259,6 +414,46 @@ fn a_clock_that_steps_back_makes_no_wait_longer() {
         let mut third = Waiting::new(&limiter, 1, 2 * SECOND);
         assert!(third.poll().is_none(), "{text}");
     }
+}
+
+/// An hour back while two wait for two seconds: time goes on, whatever the clock shows.
+#[test]
+fn a_clock_that_steps_back_does_not_hold_up_those_who_wait() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let _ = limiter.check("key");
+    let mut first = Waiting::new(&limiter, 1, 2 * SECOND);
+    let mut second = Waiting::new(&limiter, 1, 2 * SECOND);
+    assert!(first.poll().is_none() && second.poll().is_none());
+    step_back(&clock, 3_600 * SECOND);
+    assert_eq!(clock.next_wake(), Some(clock.now().after(SECOND)), "as long as before the step");
+    clock.advance(SECOND);
+    assert!(first.poll_if_woken().is_none(), "as if the unit had been used just now");
+    clock.advance(SECOND);
+    assert_eq!(
+        second.poll_if_woken(),
+        Some(Err(WaitError::TimedOut)),
+        "it has had its two seconds"
+    );
+    assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
+    assert_eq!(clock.sleepers(), 0);
+}
+
+#[test]
+fn a_deadline_is_not_put_off_by_a_clock_that_steps_back() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let _ = limiter.check("key");
+    let mut waiter = Waiting::new(&limiter, 1, 2 * SECOND);
+    assert!(waiter.poll().is_none());
+    clock.advance(SECOND / 2);
+    step_back(&clock, 3_600 * SECOND);
+    clock.advance(600 * SECOND);
+    let needed = Some(SECOND);
+    assert_eq!(waiter.poll_if_woken(), Some(Err(WaitError::TooLong { needed })));
+}
+
+fn step_back(clock: &ManualClock, by: Duration) {
+    let by = u64::try_from(by.as_micros()).unwrap();
+    clock.set(Timestamp::from_micros(clock.now().as_micros() - by));
 }
 
 #[test]

@@ -208,6 +208,14 @@ impl MemoryStore {
         self.inner.time.now()
     }
 
+    /// How much time has passed, by the clock of this store. See [`Clock::elapsed`].
+    pub(crate) fn elapsed(&self) -> std::time::Duration {
+        match &self.inner.time {
+            Time::System(_) => SystemClock::new().elapsed(),
+            Time::Other(clock) => clock.elapsed(),
+        }
+    }
+
     pub(crate) async fn sleep_until(&self, until: crate::Timestamp) {
         match &self.inner.time {
             Time::System(_) => SystemClock::new().sleep_until(until).await,

@@ -1,0 +1,113 @@
+//! Forms for serde: text for limits and policy names, and for decisions what the service answers.
+
+use std::{borrow::Cow, fmt::Display, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error, ser::SerializeStruct};
+
+use crate::{Decision, Limit, PolicyName, Source};
+
+/// As its text, `10/second burst 20`. A limit with an algorithm of your own can be written and not be read.
+impl Serialize for Limit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        parsed(deserializer)
+    }
+}
+
+impl Serialize for PolicyName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// A name that was read stays in memory: read names from configuration, never from requests.
+impl<'de> Deserialize<'de> for PolicyName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        parsed(deserializer)
+    }
+}
+
+/// Its [word](Source::as_str).
+impl Serialize for Source {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// With the fields that the service answers a check with. Times are in seconds, to the microsecond.
+impl Serialize for Decision {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Decision", 9)?;
+        fields.serialize_field("allowed", &self.is_allowed())?;
+        fields.serialize_field("policy", &self.policy())?;
+        fields.serialize_field("limit", &self.limit())?;
+        fields.serialize_field("remaining", &self.remaining())?;
+        fields
+            .serialize_field("retry_after", &self.retry_after().map(|wait| wait.as_secs_f64()))?;
+        fields.serialize_field("reset_after", &self.reset_after().as_secs_f64())?;
+        fields.serialize_field("source", &self.source())?;
+        fields.serialize_field("shadow_denied", &self.is_shadow_denied())?;
+        fields.serialize_field("degraded", &self.is_degraded())?;
+        fields.end()
+    }
+}
+
+fn parsed<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: FromStr<Err: Display>,
+    D: Deserializer<'de>,
+{
+    Cow::<str>::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn limits_and_names_are_text() {
+        for text in ["10/second burst 20", "5/30s sliding-log", "2/minute concurrency", "0/day"] {
+            let limit: Limit = text.parse().unwrap();
+            let json = serde_json::to_string(&limit).unwrap();
+            assert_eq!(json, format!("\"{text}\""));
+            assert_eq!(serde_json::from_str::<Limit>(&json).unwrap(), limit);
+        }
+        let name: PolicyName = "login-per-ip".parse().unwrap();
+        assert_eq!(serde_json::to_string(&name).unwrap(), "\"login-per-ip\"");
+        assert_eq!(serde_json::from_str::<PolicyName>("\"login-\\u0070er-ip\"").unwrap(), name);
+    }
+
+    #[test]
+    fn what_is_none_is_refused_with_the_reason() {
+        let own = |text: &str| text.parse::<Limit>().unwrap_err().to_string();
+        let error = serde_json::from_str::<Limit>("\"10/fortnight\"").unwrap_err();
+        assert!(error.to_string().starts_with(&own("10/fortnight")), "{error}");
+        let error = serde_json::from_str::<PolicyName>("\"a b\"").unwrap_err();
+        assert!(error.to_string().starts_with("`a b` is not a policy name"), "{error}");
+        assert!(serde_json::from_str::<Limit>("10").is_err());
+    }
+
+    #[test]
+    fn a_decision_is_what_the_service_answers() {
+        let limit = Limit::per_minute(3);
+        let policy = "api".parse().unwrap();
+        let denied = Decision::denial(policy, limit, 0, Some(Duration::from_micros(48_507_849)));
+        let expected = concat!(
+            r#"{"allowed":false,"policy":"api","limit":"3/minute","remaining":0,"#,
+            r#""retry_after":48.507849,"reset_after":48.507849,"source":"store","#,
+            r#""shadow_denied":false,"degraded":false}"#,
+        );
+        assert_eq!(serde_json::to_string(&denied).unwrap(), expected);
+        let unlimited = serde_json::to_value(Decision::UNLIMITED).unwrap();
+        assert_eq!(unlimited["policy"], serde_json::Value::Null);
+        assert_eq!(unlimited["retry_after"], serde_json::Value::Null);
+        assert_eq!(unlimited["source"], "unlimited");
+    }
+}
