@@ -159,7 +159,7 @@ fn refused_with(decision: Decision) -> Answer {
         fn decide(&self, _: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
             Reply::Now(Ok(self.0))
         }
-        fn settle(&self, _: &Question, _: Adjustment) -> Reply<(), Self::Settling> {
+        fn settle(&self, _: &Question, _: &Decision, _: Adjustment) -> Reply<(), Self::Settling> {
             Reply::Now(())
         }
     }

@@ -241,7 +241,7 @@ impl Decide for EverySecond {
         })))
     }
 
-    fn settle(&self, _: &Question, _: Adjustment) -> Reply<(), Self::Settling> {
+    fn settle(&self, _: &Question, _: &Decision, _: Adjustment) -> Reply<(), Self::Settling> {
         Reply::Now(())
     }
 }
