@@ -159,6 +159,9 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// 0 before lets requests that run at the same time pass together. A request that is given up, because its client
     /// went away or the service failed without a response, keeps its charge. What was decided while the store was away
     /// is not given back: the store was not charged for it.
+    ///
+    /// The headers tell what was decided before, and so does what `settle` sees of them: a correction shows in those of
+    /// the next response.
     #[must_use]
     pub fn settle_with(self, settle: impl Fn(&A) -> Adjustment + Send + Sync + 'static) -> Self {
         Self { settle: Some(Arc::new(settle)), ..self }

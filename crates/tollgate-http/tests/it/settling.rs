@@ -97,6 +97,14 @@ fn a_refund_gives_the_charge_back() {
     assert_eq!(statuses(&store, "/401", 3), [401, 401, 429]);
 }
 
+/// As `settle_with` says.
+#[test]
+fn headers_tell_of_the_time_before() {
+    let service = service(Limiter::memory(Limit::per_minute(9)), |_| Adjustment::Charge(3));
+    let left = || ask(&service, get("/200")).headers()["x-ratelimit-remaining"].clone();
+    assert_eq!([left(), left()], ["8", "4"]);
+}
+
 #[test]
 fn a_part_can_be_given_back() {
     let limiter = Limiter::memory(Limit::per_minute(10));
