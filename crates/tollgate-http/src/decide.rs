@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::{Future, Pending},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use smallvec::SmallVec;
@@ -56,6 +56,8 @@ pub struct Question {
     /// The names of the attributes, one for each part of `key`. None: the parts are one key.
     pub(crate) names: Option<Arc<[String]>>,
     pub(crate) key: KeyParts,
+    /// The parts of `key` as one, if anybody has asked.
+    pub(crate) whole: OnceLock<Box<KeyParts>>,
     pub(crate) domain: Option<Arc<str>>,
     pub(crate) cost: u64,
     pub(crate) limits: Vec<(PolicyName, Limit)>,
@@ -103,11 +105,16 @@ impl Question {
         &self.key
     }
 
-    /// The attributes that the request has. One that is only a key has it under [`Request::KEY`].
+    /// The attributes that the request has. One that is only a key has it under [`Request::KEY`], several parts as one
+    /// that no others make.
     pub fn attributes(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let names = self.names.iter().flat_map(|names| names.iter()).map(String::as_str);
         let key = self.names.is_none().then_some(Request::KEY);
-        let pairs = names.chain(key).zip(self.key.iter());
+        let values = match self.names {
+            None if self.key.len() > 1 => self.whole.get_or_init(|| Box::new(self.key.joined())),
+            _ => &self.key,
+        };
+        let pairs = names.chain(key).zip(values.iter());
         pairs.filter_map(|(name, value)| Some((name, value?)))
     }
 

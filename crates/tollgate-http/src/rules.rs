@@ -1,6 +1,9 @@
 //! What is done with a request, whichever framework it comes through: the part that all middleware shares.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Response, request, response};
@@ -203,6 +206,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Asked::Ask(Question {
             names: (!is_key && !self.names.is_empty()).then(|| Arc::clone(&self.names)),
             key,
+            whole: OnceLock::new(),
             domain: self.domain.clone(),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
             limits: self.limits.as_ref().map(|limits| limits(head)).unwrap_or_default(),

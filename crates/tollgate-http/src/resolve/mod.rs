@@ -140,6 +140,13 @@ impl KeyParts {
         self.write(|bytes| joined.as_ref().feed(|part| bytes.extend_from_slice(part)));
     }
 
+    /// The same as one part.
+    pub(crate) fn joined(&self) -> Self {
+        let mut joined = self.clone();
+        joined.join(0);
+        joined
+    }
+
     /// Heads are far below 4 GiB; no server takes longer ones.
     fn end(&self) -> u32 {
         u32::try_from(self.bytes.len()).unwrap_or(u32::MAX)

@@ -287,6 +287,61 @@ fn the_headers_of_a_layer_further_in_stay() {
 }
 
 #[test]
+fn a_key_of_two_parts_is_one_in_a_domain_too() {
+    fn check<L: Decide>(limiter: L) {
+        let layer = RateLimitLayer::new(limiter).by(Header::from_static("x-user").and(Path));
+        let layer = layer.domain("shop").settle_with(|answer| match answer.headers.get("x-free") {
+            Some(_) => Adjustment::Refund,
+            None => Adjustment::Keep,
+        });
+        let free = |request: Asking| {
+            let mut answer = Response::new(Full::default());
+            if request.headers().contains_key("x-free") {
+                answer.headers_mut().insert("x-free", "yes".parse().unwrap());
+            }
+            ready(Ok::<_, Infallible>(answer))
+        };
+        let service = layer.layer(service_fn(free));
+        let status = |mut request: Asking, free: bool| {
+            if free {
+                request.headers_mut().insert("x-free", "yes".parse().unwrap());
+            }
+            ask(&service, request).status().as_u16()
+        };
+        let of = |user: &str, path| with(path, "x-user", user);
+        assert_eq!([status(of("alice", "/a"), true), status(of("alice", "/a"), false)], [200; 2]);
+        assert_eq!([status(of("alice", "/b"), false), status(of("bob", "/a"), false)], [200; 2]);
+        assert_eq!([status(of("alice", "/a"), false), status(of("bob", "/a"), false)], [429; 2]);
+        assert_eq!([status(get("/a"), false), status(get("/b"), false)], [200; 2]);
+        assert_eq!(status(get("/a"), false), 429);
+    }
+    let policies = || {
+        let limits = ["1/day".parse().unwrap()];
+        let policy = Policy::new("shop".parse().unwrap(), limits).per(["key"]);
+        PolicySet::new([policy.in_domain("shop")]).unwrap()
+    };
+    check(Limiter::builder().policies(policies()).build().unwrap());
+    check(SharedLimiter::new(MemoryStore::default(), policies()));
+}
+
+/// As a limiter of one's own sees it.
+#[test]
+fn the_key_of_a_question_is_an_attribute_as_a_whole() {
+    let two = || Header::from_static("x-user").and(Path);
+    let attributes = |layer: RateLimitLayer<Limiter>| {
+        let head = with("/a", "x-user", "alice").into_parts().0;
+        let tollgate_http::Asked::Ask(question) = layer.ask(&head) else { panic!("it is asked") };
+        assert_eq!(question.key().len(), 2, "and the key has its parts");
+        let pairs = question.attributes().map(|(name, value)| (name.to_owned(), value.to_vec()));
+        pairs.collect::<Vec<_>>()
+    };
+    let joined = b"\x01\x05\0\0\0alice\x02\0\0\0/a".to_vec();
+    let layer = RateLimitLayer::new(per_minute(1)).by(two());
+    assert_eq!(attributes(layer.clone()), [("key".to_owned(), joined.clone())]);
+    assert_eq!(attributes(layer.domain("shop")), [("key".to_owned(), joined)]);
+}
+
+#[test]
 fn errors_of_the_service_are_its_own() {
     let failing = |_: Request<Full<Bytes>>| ready(Err::<Answer, &str>("broken"));
     let service = RateLimitLayer::new(per_minute(1)).layer(service_fn(failing));
