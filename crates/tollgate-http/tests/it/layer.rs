@@ -287,6 +287,50 @@ fn the_headers_of_a_layer_further_in_stay() {
 }
 
 #[test]
+fn headers_that_are_there_stay_line_by_line() {
+    // What the service says, and what its responses say in the end, by these settings.
+    let own: [&[(&str, &str)]; 4] = [
+        &[
+            ("ratelimit", "\"a\";r=1"),
+            ("ratelimit", "\"b\";r=2"),
+            ("ratelimit-policy", "\"a\";q=1"),
+        ],
+        &[("x-ratelimit-limit", "7"), ("x-ratelimit-limit", "8"), ("x-ratelimit-reset", "9")],
+        &[
+            ("ratelimit-policy", "\"a\";q=1"),
+            ("ratelimit-policy", "\"b\";q=2"),
+            ("x-ratelimit-limit", "7"),
+        ],
+        &[("x-ratelimit-limit", "7"), ("ratelimit", "\"a\";r=1")],
+    ];
+    for lines in own {
+        let handler = move |_: Asking| {
+            let answer = lines
+                .iter()
+                .fold(Response::builder(), |answer, (name, value)| answer.header(*name, *value));
+            ready(Ok::<_, Infallible>(answer.body(Full::<Bytes>::default()).unwrap()))
+        };
+        let answer = ask(&RateLimitLayer::new(per_minute(5)).layer(service_fn(handler)), get("/"));
+        let pairs =
+            answer.headers().iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+        let mut told: Vec<_> = pairs.collect();
+        let mut lines = lines.to_vec();
+        told.sort_unstable();
+        lines.sort_unstable();
+        assert_eq!(told, lines);
+    }
+    let alone = |_: Asking| {
+        let answer = Response::builder().header("ratelimit-policy", "\"a\";q=1");
+        let answer = answer.header("ratelimit-policy", "\"b\";q=2");
+        ready(Ok::<_, Infallible>(answer.body(Full::<Bytes>::default()).unwrap()))
+    };
+    let answer = ask(&RateLimitLayer::new(per_minute(5)).layer(service_fn(alone)), get("/"));
+    let policies: Vec<_> = answer.headers().get_all("ratelimit-policy").iter().collect();
+    assert_eq!(policies, ["\"default\";q=5;w=60"], "what tells nothing of a decision is replaced");
+    assert_eq!(text(answer.headers(), "x-ratelimit-limit"), "5");
+}
+
+#[test]
 fn a_key_of_two_parts_is_one_in_a_domain_too() {
     fn check<L: Decide>(limiter: L) {
         let layer = RateLimitLayer::new(limiter).by(Header::from_static("x-user").and(Path));
