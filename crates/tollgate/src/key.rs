@@ -1,6 +1,6 @@
 //! Whose budget: keys of one or several parts, encoded so that different keys never meet.
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, mem, net::IpAddr};
 
 use smallvec::SmallVec;
 
@@ -131,9 +131,12 @@ impl KeyBuf {
         Self { bytes: SmallVec::new(), tuple: true }
     }
 
-    /// Adds a part, or the fact that it is absent.
+    /// Adds a part, or the fact that it is absent. A key that is one part becomes the first of a tuple.
     pub fn push(&mut self, part: Option<&[u8]>) {
-        debug_assert!(self.tuple, "only a tuple grows");
+        if !self.tuple {
+            let first = mem::replace(self, Self::empty());
+            self.push(Some(&first.bytes));
+        }
         // A part of 4 GiB cannot be told from an absent one; nothing lets such a request in.
         let length = part.map_or(ABSENT, |part| u32::try_from(part.len()).unwrap_or(ABSENT));
         self.bytes.extend_from_slice(&length.to_le_bytes());
@@ -328,6 +331,24 @@ mod tests {
         assert_ne!(absent, empty);
         assert_eq!(absent.as_ref().parts().collect::<Vec<_>>(), [None]);
         assert_eq!(absent.as_ref().to_string(), "(absent)");
+    }
+
+    #[test]
+    fn any_key_can_grow() {
+        let mut key = "a".with(|key| key.to_buf());
+        key.push(Some(b"b"));
+        assert!(same(&key, ("a", "b")));
+        key.push(None);
+        assert_eq!(key.as_ref().parts().collect::<Vec<_>>(), [Some(&b"a"[..]), Some(b"b"), None]);
+        // One part that spells out the encoding of a pair is one part of what it becomes.
+        let spelt = ("a", "b").with(|key| key.as_bytes().to_vec());
+        let mut grown = KeyRef::new(&spelt).to_buf();
+        grown.push(Some(b"c"));
+        assert!(!same(&grown, ("a", "b", "c")));
+        assert!(same(&grown, (spelt, "c")));
+        let mut empty = "".with(|key| key.to_buf());
+        empty.push(Some(b"b"));
+        assert!(same(&empty, ("", "b")));
     }
 
     #[test]
