@@ -41,6 +41,22 @@ impl FromStr for Limit {
     }
 }
 
+impl TryFrom<String> for Limit {
+    type Error = ParseLimitError;
+
+    fn try_from(text: String) -> Result<Self, ParseLimitError> {
+        text.parse()
+    }
+}
+
+impl TryFrom<&String> for Limit {
+    type Error = ParseLimitError;
+
+    fn try_from(text: &String) -> Result<Self, ParseLimitError> {
+        text.parse()
+    }
+}
+
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.amount(), Period(self.period()))?;
@@ -187,6 +203,18 @@ mod tests {
                 Err(_) => assert_eq!(printed, "", "{text}"),
             }
         }
+    }
+
+    #[test]
+    fn builders_take_any_text() {
+        let text = "5/minute".to_owned();
+        let build = |builder: crate::limiter::LimiterBuilder| builder.build().unwrap().peek("a");
+        let expected = build(crate::Limiter::builder().limit("5/minute")).limit();
+        assert_eq!(expected, Some(Limit::per_minute(5)));
+        assert_eq!(build(crate::Limiter::builder().limit(&text)).limit(), expected);
+        assert_eq!(build(crate::Limiter::builder().limit(text)).limit(), expected);
+        let error = crate::Limiter::builder().limit("5".to_owned()).build().unwrap_err();
+        assert_eq!(error, "5".parse::<Limit>().unwrap_err().into());
     }
 
     #[test]
