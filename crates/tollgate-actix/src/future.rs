@@ -179,7 +179,7 @@ fn settle<L: Decide, B>(
     if !rules.settles() {
         return (response, None);
     }
-    let settling = match rules.settle(&question, response.response().head()) {
+    let settling = match rules.settle(&question, &decision, response.response().head()) {
         Reply::Now(()) => None,
         Reply::Later(settling) => Some(settling),
     };

@@ -4,13 +4,13 @@ use std::{
     fmt,
     future::{Future, Pending},
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use smallvec::SmallVec;
 use tollgate::{
-    Charge, CheckError, Decision, Key, Limit, Limiter, PolicyName, Request, SharedLimiter,
-    Timestamp,
+    Charge, CheckError, Decision, Key, KeyRef, Limit, Limiter, Plan, PolicyName, PolicySet,
+    Request, SharedLimiter, Timestamp,
 };
 
 use crate::KeyParts;
@@ -30,8 +30,15 @@ pub trait Decide: Clone + Send + Sync + 'static {
     /// Charges what is asked for, all or nothing.
     fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding>;
 
-    /// Corrects what was charged for a question that was allowed. What cannot be corrected is let be.
-    fn settle(&self, question: &Question, by: Adjustment) -> Reply<(), Self::Settling>;
+    /// Corrects what was charged for a question that was allowed by this decision. What cannot be corrected is let be,
+    /// and what was not charged is not given back: a [degraded](Decision::is_degraded) decision took nothing from the
+    /// store.
+    fn settle(
+        &self,
+        question: &Question,
+        decision: &Decision,
+        by: Adjustment,
+    ) -> Reply<(), Self::Settling>;
 }
 
 /// An answer, or the future of one.
@@ -49,6 +56,8 @@ pub struct Question {
     /// The names of the attributes, one for each part of `key`. None: the parts are one key.
     pub(crate) names: Option<Arc<[String]>>,
     pub(crate) key: KeyParts,
+    /// The parts of `key` as one, if anybody has asked.
+    pub(crate) whole: OnceLock<Box<KeyParts>>,
     pub(crate) domain: Option<Arc<str>>,
     pub(crate) cost: u64,
     pub(crate) limits: Vec<(PolicyName, Limit)>,
@@ -96,11 +105,16 @@ impl Question {
         &self.key
     }
 
-    /// The attributes that the request has. One that is only a key has it under [`Request::KEY`].
+    /// The attributes that the request has. One that is only a key has it under [`Request::KEY`], several parts as one
+    /// that no others make.
     pub fn attributes(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let names = self.names.iter().flat_map(|names| names.iter()).map(String::as_str);
         let key = self.names.is_none().then_some(Request::KEY);
-        let pairs = names.chain(key).zip(self.key.iter());
+        let values = match self.names {
+            None if self.key.len() > 1 => self.whole.get_or_init(|| Box::new(self.key.joined())),
+            _ => &self.key,
+        };
+        let pairs = names.chain(key).zip(values.iter());
         pairs.filter_map(|(name, value)| Some((name, value?)))
     }
 
@@ -158,6 +172,31 @@ impl Question {
         };
         self.at_cost(units)
     }
+
+    /// What was taken by the limits of a plan, where `key` is that of this question. Policies in shadow mode of which
+    /// one would have denied may have taken nothing.
+    fn taken<'a>(
+        &self,
+        plan: &'a Plan<'_>,
+        policies: &PolicySet,
+        key: KeyRef<'a>,
+        decision: &Decision,
+    ) -> Vec<Charge<'a>> {
+        let mut charges = plan.charges(self.cost).unwrap_or_default();
+        charges.retain(|charge| charge.enforced || !decision.is_shadow_denied());
+        let whole = |charge: &&mut Charge<'_>| {
+            let policy = policies.get(charge.policy);
+            self.is_key() && policy.is_some_and(|policy| policy.per == [Request::KEY])
+        };
+        // A key that was checked as such may have any number of parts.
+        for charge in charges.iter_mut().filter(whole) {
+            if charge.tag == charge.key {
+                charge.tag = key;
+            }
+            charge.key = key;
+        }
+        charges
+    }
 }
 
 /// In this process: always at once.
@@ -177,7 +216,12 @@ impl Decide for Limiter {
         })
     }
 
-    fn settle(&self, question: &Question, by: Adjustment) -> Reply<(), Self::Settling> {
+    fn settle(
+        &self,
+        question: &Question,
+        decision: &Decision,
+        by: Adjustment,
+    ) -> Reply<(), Self::Settling> {
         match by {
             Adjustment::Keep => {}
             Adjustment::Charge(units) => {
@@ -191,10 +235,13 @@ impl Decide for Limiter {
                 let refunded = question.refunded(by);
                 if !refunded.limits.is_empty() {
                     refunded.with_charges(|charges| self.refund_all(charges));
-                } else if refunded.is_key() {
+                } else if refunded.is_key() && !decision.is_shadow_denied() {
                     self.refund(&refunded.key, refunded.cost);
-                } else if let Ok(charges) = self.plan(&refunded.request()).charges(refunded.cost) {
-                    self.refund_all(&charges);
+                } else {
+                    let (plan, policies) = (self.plan(&refunded.request()), self.policies());
+                    refunded.key.with(|key| {
+                        self.refund_all(&refunded.taken(&plan, policies, key, decision));
+                    });
                 }
             }
         }
@@ -212,12 +259,24 @@ impl Decide for SharedLimiter {
         Reply::Later(Box::pin(async move { decide_shared(&limiter, &question).await }))
     }
 
-    fn settle(&self, question: &Question, by: Adjustment) -> Reply<(), Self::Settling> {
-        if by == Adjustment::Keep {
+    fn settle(
+        &self,
+        question: &Question,
+        decision: &Decision,
+        by: Adjustment,
+    ) -> Reply<(), Self::Settling> {
+        let refunds = matches!(by, Adjustment::Refund | Adjustment::RefundUnits(_));
+        // What the store was not charged would be given back out of what others have used.
+        if by == Adjustment::Keep || refunds && decision.is_degraded() {
             return Reply::Now(());
         }
-        let (limiter, question) = (self.clone(), question.clone());
-        Reply::Later(Box::pin(async move { settle_shared(&limiter, &question, by).await }))
+        let (limiter, question, decision) = (self.clone(), question.clone(), *decision);
+        Reply::Later(Box::pin(async move {
+            match by {
+                Adjustment::Charge(units) => charge_more(&limiter, &question, units).await,
+                _ => refund_shared(&limiter, &question.refunded(by), &decision).await,
+            }
+        }))
     }
 }
 
@@ -238,32 +297,27 @@ async fn decide_shared(
     }
 }
 
-/// A store that fails here has already been counted as failing; there is nobody to tell.
-async fn settle_shared(limiter: &SharedLimiter, question: &Question, by: Adjustment) {
-    if let Adjustment::Charge(units) = by {
-        let mut ask = units;
-        while let Some(less) = less_than(ask, &decide_shared(limiter, &question.at_cost(ask)).await)
-        {
-            ask = less;
-        }
-        return;
+async fn charge_more(limiter: &SharedLimiter, question: &Question, units: u64) {
+    let mut ask = units;
+    while let Some(less) = less_than(ask, &decide_shared(limiter, &question.at_cost(ask)).await) {
+        ask = less;
     }
-    let refunded = question.refunded(by);
+}
+
+/// A store that fails here has already been counted as failing; there is nobody to tell.
+async fn refund_shared(limiter: &SharedLimiter, refunded: &Question, decision: &Decision) {
+    let key = refunded.key.with(|key| key.to_buf());
+    let key = key.as_ref();
     let _ = if !refunded.limits.is_empty() {
-        let key = refunded.key.with(|key| key.to_buf());
-        let charge =
-            |&(policy, limit): &_| Charge::new(policy, key.as_ref(), limit).cost(refunded.cost);
+        let charge = |&(policy, limit): &_| Charge::new(policy, key, limit).cost(refunded.cost);
         let charges: SmallVec<[_; 1]> = refunded.limits.iter().map(charge).collect();
         limiter.refund_all(&charges).await
-    } else if refunded.is_key() {
-        limiter.refund(&refunded.key, refunded.cost).await
+    } else if refunded.is_key() && !decision.is_shadow_denied() {
+        limiter.refund(key, refunded.cost).await
     } else {
-        let request = refunded.request();
-        let plan = limiter.plan(&request);
-        match plan.charges(refunded.cost) {
-            Ok(charges) => limiter.refund_all(&charges).await,
-            Err(_) => Ok(()),
-        }
+        let plan = limiter.plan(&refunded.request());
+        let charges = refunded.taken(&plan, limiter.policies(), key, decision);
+        limiter.refund_all(&charges).await
     };
 }
 
@@ -289,8 +343,13 @@ where
         (self.0)().decide(question)
     }
 
-    fn settle(&self, question: &Question, by: Adjustment) -> Reply<(), Self::Settling> {
-        (self.0)().settle(question, by)
+    fn settle(
+        &self,
+        question: &Question,
+        decision: &Decision,
+        by: Adjustment,
+    ) -> Reply<(), Self::Settling> {
+        (self.0)().settle(question, decision, by)
     }
 }
 

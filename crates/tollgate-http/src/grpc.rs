@@ -19,10 +19,12 @@ enum Code {
     Internal = 13,
 }
 
-/// Whether a request is one of gRPC.
+/// Whether a request is one of gRPC. Its refusals are 200, so nothing else may get one: a page that is asked for with
+/// the content type of gRPC would be kept empty by caches. gRPC-Web has another form, which is not ours.
 pub(crate) fn speaks<H: Head>(head: &H) -> bool {
     let kind = only(head.lines(&header::CONTENT_TYPE));
-    kind.is_some_and(|kind| kind.starts_with(b"application/grpc"))
+    let rest = kind.and_then(|kind| kind.strip_prefix(b"application/grpc"));
+    head.method() == "POST" && matches!(rest, Some([] | [b'+' | b';', ..]))
 }
 
 pub(crate) fn response(refusal: &Refusal) -> Response<Bytes> {
@@ -34,6 +36,7 @@ pub(crate) fn response(refusal: &Refusal) -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(&STATUS, HeaderValue::from(code as u16));
     headers.insert(&MESSAGE, HeaderValue::from_static(refusal.title()));
     if let Refusal::Denied(decision) = refusal {

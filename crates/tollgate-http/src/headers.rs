@@ -1,9 +1,12 @@
 //! What a client is told about its limit: `Retry-After`, `RateLimit`, `RateLimit-Policy` and `X-RateLimit-*`.
 
-use std::{ptr, sync::OnceLock};
+use std::{mem, ptr, sync::OnceLock};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{self, Entry},
+};
 use smallvec::SmallVec;
 use tollgate::{Algorithm, Decision, Limit, PolicyName, Timestamp};
 
@@ -145,15 +148,36 @@ impl Headers {
     /// [`Headers::write`] for headers that may be there already: if so, all stay as they are.
     pub(crate) fn add(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
         make_room(decision, headers);
+        // Looked up once each, since most responses have none of them.
+        let mut replaced = Vec::new();
         self.each(decision, now, |name, said| {
-            let there = headers.insert(name, said.into());
             // The first of each kind tells.
             let tells = ptr::eq(name, &RATE_LIMIT) || ptr::eq(name, &X_LIMIT);
-            let Some(there) = there.filter(|_| tells) else { return true };
-            headers.insert(name, there);
-            false
+            match headers.entry(name) {
+                Entry::Vacant(room) => {
+                    room.insert(said.into());
+                }
+                Entry::Occupied(mut there) if !tells => {
+                    replaced.extend(there.insert_mult(said.into()));
+                }
+                Entry::Occupied(_) => {
+                    if ptr::eq(name, &X_LIMIT) && self.standard == HeaderStyle::Draft8 {
+                        take_back(headers, mem::take(&mut replaced));
+                    }
+                    return false;
+                }
+            }
+            true
         });
     }
+}
+
+/// Takes the standard headers out again, and puts the policies there that were.
+#[cold]
+fn take_back(headers: &mut HeaderMap, policies: Vec<HeaderValue>) {
+    headers.remove(&RATE_LIMIT);
+    headers.remove(&RATE_LIMIT_POLICY);
+    headers.extend(policies.into_iter().map(|policy| (RATE_LIMIT_POLICY.clone(), policy)));
 }
 
 /// Most responses have a few headers already, and would grow in the middle of it.

@@ -1,6 +1,9 @@
 //! What is done with a request, whichever framework it comes through: the part that all middleware shares.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Response, request, response};
@@ -157,7 +160,11 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     ///
     /// To charge only some outcomes, charge before and refund the others: that is exact. Charging afterwards what cost
     /// 0 before lets requests that run at the same time pass together. A request that is given up, because its client
-    /// went away or the service failed without a response, keeps its charge.
+    /// went away or the service failed without a response, keeps its charge. What was decided while the store was away
+    /// is not given back: the store was not charged for it.
+    ///
+    /// The headers tell what was decided before, and so does what `settle` sees of them: a correction shows in those of
+    /// the next response.
     #[must_use]
     pub fn settle_with(self, settle: impl Fn(&A) -> Adjustment + Send + Sync + 'static) -> Self {
         Self { settle: Some(Arc::new(settle)), ..self }
@@ -199,6 +206,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Asked::Ask(Question {
             names: (!is_key && !self.names.is_empty()).then(|| Arc::clone(&self.names)),
             key,
+            whole: OnceLock::new(),
             domain: self.domain.clone(),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
             limits: self.limits.as_ref().map(|limits| limits(head)).unwrap_or_default(),
@@ -277,10 +285,15 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         self.settle.is_some()
     }
 
-    /// Corrects what was charged, now that the response is known.
-    pub fn settle(&self, question: &Question, answer: &A) -> Reply<(), L::Settling> {
+    /// Corrects what was charged by this decision, now that the response is known.
+    pub fn settle(
+        &self,
+        question: &Question,
+        decision: &Decision,
+        answer: &A,
+    ) -> Reply<(), L::Settling> {
         let adjustment = self.settle.as_ref().map(|settle| settle(answer)).unwrap_or_default();
-        self.limiter.settle(question, adjustment)
+        self.limiter.settle(question, decision, adjustment)
     }
 }
 

@@ -1,8 +1,10 @@
 //! What stands in the parentheses.
 
-use proc_macro2::Span;
+use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens as _, quote, quote_spanned};
 use syn::{
-    Error, Expr, ExprLit, Ident, Lit, LitStr, Result, Token,
+    Error, Expr, ExprLit, ExprPath, Ident, Lit, LitStr, Path, Result, Token,
+    ext::IdentExt as _,
     parse::{Parse, ParseStream},
     spanned::Spanned as _,
 };
@@ -18,6 +20,7 @@ pub(crate) struct Args {
     pub(crate) failure: Option<Failure>,
     pub(crate) enabled: Option<Expr>,
     pub(crate) on_denied: Option<Expr>,
+    root: Option<Path>,
 }
 
 pub(crate) enum Limits {
@@ -32,8 +35,7 @@ pub(crate) enum Failure {
     Given(Box<Expr>),
 }
 
-const NAMES: &str =
-    "`limit`, `key`, `cost`, `scope`, `name`, `limiter`, `failure`, `enabled`, `on_denied`";
+const NAMES: &str = "`limit`, `key`, `cost`, `scope`, `name`, `limiter`, `failure`, `enabled`, `on_denied`, `crate`";
 
 /// As they come, before anything is known of the others.
 #[derive(Default)]
@@ -56,6 +58,7 @@ impl Parse for Args {
             failure: raw.take("failure").map(failure).transpose()?,
             enabled: raw.take("enabled"),
             on_denied: raw.take("on_denied"),
+            root: raw.take("crate").map(path).transpose()?,
         };
         match raw.named.first() {
             Some((name, _)) => Err(Error::new(
@@ -67,12 +70,29 @@ impl Parse for Args {
     }
 }
 
+impl Args {
+    /// The library, as a path.
+    pub(crate) fn root(&self) -> TokenStream {
+        self.root.as_ref().map_or_else(|| quote! { ::tollgate }, Path::to_token_stream)
+    }
+
+    /// [`Args::root`], where what is called by it has its errors shown at `at`.
+    pub(crate) fn root_at(&self, at: Span) -> TokenStream {
+        let Some(root) = &self.root else { return quote_spanned! {at=> ::tollgate } };
+        let moved = root.to_token_stream().into_iter().map(|mut token| {
+            token.set_span(at.resolved_at(token.span()));
+            token
+        });
+        moved.collect()
+    }
+}
+
 impl Raw {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         let mut raw = Self::default();
         while !input.is_empty() {
-            if input.peek(Ident) && input.peek2(Token![=]) {
-                let name: Ident = input.parse()?;
+            if input.peek(Ident::peek_any) && input.peek2(Token![=]) {
+                let name = input.call(Ident::parse_any)?;
                 input.parse::<Token![=]>()?;
                 if raw.named.iter().any(|(other, _)| *other == name) {
                     return Err(Error::new(name.span(), format!("`{name}` is given twice")));
@@ -140,6 +160,16 @@ fn text(value: &Expr, otherwise: &str) -> Result<LitStr> {
     match value {
         Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Ok(text.clone()),
         other => Err(Error::new(other.span(), otherwise)),
+    }
+}
+
+fn path(value: Expr) -> Result<Path> {
+    match value {
+        Expr::Path(ExprPath { qself: None, path, .. }) => Ok(path),
+        other => Err(Error::new(
+            other.span(),
+            "where is the library? write a path, such as `crate = shop::tollgate`",
+        )),
     }
 }
 

@@ -112,7 +112,7 @@ fn admission(args: &Args, sig: &Signature) -> TokenStream {
     let (site, ask) = (site(args), ask(args));
     let [asked, pass, refusal, enabled] =
         ["asked", "pass", "denied", "enabled"].map(|name| Ident::new(name, Span::mixed_site()));
-    let decided = decided(args.limiter.as_ref(), sig, &asked);
+    let decided = decided(args, sig, &asked);
     let denied = denied(args, &sig.output, &refusal);
     // What the expressions leave behind is gone before anything waits.
     let admitted = quote! {
@@ -141,11 +141,12 @@ fn site(args: &Args) -> TokenStream {
         Some(name) => quote! { ::core::option::Option::Some(#name) },
         None => quote! { ::core::option::Option::None },
     };
-    let mode = quote! { ::tollgate::policy::FailureMode };
+    let root = args.root();
+    let mode = quote! { #root::policy::FailureMode };
     let failure = args.failure.as_ref().map(|failure| match failure {
         Failure::Open => quote! { #mode::Open },
         Failure::Closed => quote! { #mode::Closed },
-        Failure::Local => quote! { ::tollgate::attribute::LOCAL },
+        Failure::Local => quote! { #root::attribute::LOCAL },
         Failure::Given(given) => given.to_token_stream(),
     });
     let failure = match failure {
@@ -153,8 +154,8 @@ fn site(args: &Args) -> TokenStream {
         None => quote! { ::core::option::Option::None },
     };
     quote! {
-        static __TOLLGATE_SITE: ::tollgate::attribute::Site =
-            ::tollgate::attribute::Site::new(&[#(#limits),*], #name, #failure);
+        static __TOLLGATE_SITE: #root::attribute::Site =
+            #root::attribute::Site::new(&[#(#limits),*], #name, #failure);
         fn __tollgate_here() {}
     }
 }
@@ -167,7 +168,8 @@ fn ask(args: &Args) -> TokenStream {
     let cost = match &args.cost {
         Some(cost) => {
             let cost = with_suffix(cost);
-            quote_spanned! {cost.span()=> ::tollgate::attribute::units(#cost) }
+            let root = args.root_at(cost.span());
+            quote_spanned! {cost.span()=> #root::attribute::units(#cost) }
         }
         None => quote! { 1 },
     };
@@ -190,20 +192,21 @@ fn with_suffix(cost: &Expr) -> TokenStream {
     cost.to_token_stream()
 }
 
-fn decided(limiter: Option<&Expr>, sig: &Signature, asked: &Ident) -> TokenStream {
+fn decided(args: &Args, sig: &Signature, asked: &Ident) -> TokenStream {
     let waits = sig.asyncness.is_some();
-    let limiter = match (limiter, waits) {
-        (None, true) => quote! { &::tollgate::attribute::Installed },
-        (None, false) => quote! { ::tollgate::registry::memory() },
+    let root = args.root();
+    let limiter = match (&args.limiter, waits) {
+        (None, true) => quote! { &#root::attribute::Installed },
+        (None, false) => quote! { #root::registry::memory() },
         (Some(limiter), _) => match name_of(limiter) {
-            Some(name) => quote! { &::tollgate::attribute::Named(#name) },
+            Some(name) => quote! { &#root::attribute::Named(#name) },
             None => quote_spanned! {limiter.span()=> &(#limiter) },
         },
     };
     if waits {
-        quote! { ::tollgate::attribute::admit(#limiter, #asked).await }
+        quote! { #root::attribute::admit(#limiter, #asked).await }
     } else {
-        quote! { ::tollgate::attribute::decide(#limiter, #asked) }
+        quote! { #root::attribute::decide(#limiter, #asked) }
     }
 }
 
@@ -216,13 +219,52 @@ fn name_of(limiter: &Expr) -> Option<&LitStr> {
 
 fn denied(args: &Args, output: &ReturnType, denied: &Ident) -> TokenStream {
     match &args.on_denied {
-        Some(answer) => quote! { ::tollgate::attribute::answer(#denied, #answer) },
+        Some(answer) => {
+            let root = args.root();
+            quote! { #root::attribute::answer(#denied, #answer) }
+        }
         None => {
             let at = match output {
                 ReturnType::Default => Span::call_site(),
                 ReturnType::Type(_, of) => of.span(),
             };
-            quote_spanned! {at=> ::tollgate::attribute::deny(#denied) }
+            let root = args.root_at(at);
+            quote_spanned! {at=> #root::attribute::deny(#denied) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(args: &str, function: &str) -> String {
+        let args = syn::parse_str(args).unwrap();
+        expand(&args, &syn::parse_str(function).unwrap()).unwrap().to_string()
+    }
+
+    #[test]
+    fn every_path_begins_where_the_library_is() {
+        let of = |args: &str, root: &str| {
+            let args = format!("{args}, crate = {root}");
+            let sync = "fn send(to: &[u8]) -> Result<(), Denied> { Ok(()) }";
+            [expanded(&args, sync), expanded(&args, &format!("async {sync}"))]
+        };
+        for args in [
+            r#""1/minute", failure = "local""#,
+            r#""1/minute", failure = "open", cost = to.len(), key = to"#,
+            r#"limit = limit(), limiter = LIMITER, on_denied = |_| Ok(())"#,
+        ] {
+            for (own, renamed) in of(args, "::tollgate").into_iter().zip(of(args, "shop::limits")) {
+                assert!(own.contains(":: tollgate :: attribute"), "{own}");
+                assert!(!renamed.contains("tollgate ::"), "{renamed}");
+                assert_eq!(renamed.replace("shop :: limits", ":: tollgate"), own);
+            }
+        }
+        let plain = "async fn send() -> Result<(), Denied> { Ok(()) }";
+        assert_eq!(
+            expanded(r#""1/minute", limiter = "bulk""#, plain),
+            expanded(r#""1/minute", limiter = "bulk", crate = ::tollgate"#, plain)
+        );
     }
 }

@@ -4,7 +4,6 @@ mod args;
 mod expand;
 
 use proc_macro::TokenStream;
-use syn::parse_macro_input;
 
 use crate::{args::Args, expand::Function};
 
@@ -59,6 +58,7 @@ use crate::{args::Args, expand::Function};
 ///   happens when the store is away. Without it, what the limiter says.
 /// - `enabled = EXPR`: a switch, looked at for each call. While it is off, nothing else is.
 /// - `on_denied = |denied| ..`: what a denied call returns. Without it, `Err(denied.into())`.
+/// - `crate = PATH`: where `tollgate` is found, if not as `::tollgate`: renamed, or reexported by another crate.
 ///
 /// The expressions see the arguments of the function, and are evaluated in this order: `enabled`, `limit`, `key`,
 /// `cost`, `limiter`. A limit of concurrency holds its place until the call has returned, or its future is dropped.
@@ -70,11 +70,13 @@ use crate::{args::Args, expand::Function};
 #[proc_macro_attribute]
 pub fn rate_limit(args: TokenStream, function: TokenStream) -> TokenStream {
     let untouched = proc_macro2::TokenStream::from(function.clone());
-    let function = parse_macro_input!(function as Function);
-    let expanded = syn::parse::<Args>(args).and_then(|args| expand::expand(&args, &function));
+    let expanded = syn::parse::<Function>(function).and_then(|function| {
+        let args = syn::parse::<Args>(args)?;
+        expand::expand(&args, &function)
+    });
     expanded
         .unwrap_or_else(|error| {
-            // Whoever calls the function should not be told that it is missing.
+            // Whoever uses the item should not be told that it is missing.
             let error = error.into_compile_error();
             quote::quote! { #untouched #error }
         })

@@ -1,6 +1,6 @@
 //! What is answered: one [`Decision`] for a whole request.
 
-use std::{fmt, time::Duration};
+use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{
     Limit,
@@ -45,7 +45,22 @@ pub enum Source {
     Unlimited,
 }
 
+/// A text that is not the word of a [`Source`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{}` is not where a decision comes from: {}", .0.escape_debug(), Source::ALL.map(Source::as_str).join(", "))]
+pub struct ParseSourceError(String);
+
 impl Source {
+    const ALL: [Self; 7] = [
+        Self::Store,
+        Self::Overflow,
+        Self::DenyCache,
+        Self::Lease,
+        Self::Fallback,
+        Self::Blocked,
+        Self::Unlimited,
+    ];
+
     /// The word for it in JSON, logs and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -235,6 +250,21 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000)).unwrap_or(NEVER).min(NEVER - 1)
 }
 
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Source {
+    type Err = ParseSourceError;
+
+    fn from_str(word: &str) -> Result<Self, ParseSourceError> {
+        let source = Self::ALL.into_iter().find(|source| source.as_str() == word);
+        source.ok_or_else(|| ParseSourceError(word.chars().take(80).collect()))
+    }
+}
+
 impl From<Origin> for Source {
     #[inline]
     fn from(origin: Origin) -> Self {
@@ -287,5 +317,21 @@ impl fmt::Debug for Decision {
             .field("shadow_denied", &self.shadow_denied)
             .field("degraded", &self.is_degraded())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_read_and_printed() {
+        for source in Source::ALL {
+            assert_eq!(source.to_string().parse(), Ok(source));
+        }
+        assert_eq!(Source::DenyCache.to_string(), "deny-cache");
+        let error = "shop\n".parse::<Source>().unwrap_err().to_string();
+        let words = "store, overflow, deny-cache, lease, fallback, blocked, unlimited";
+        assert_eq!(error, format!("`shop\\n` is not where a decision comes from: {words}"));
     }
 }

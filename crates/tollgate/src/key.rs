@@ -1,10 +1,17 @@
 //! Whose budget: keys of one or several parts, encoded so that different keys never meet.
 
-use std::{fmt, net::IpAddr};
+use std::{
+    borrow::Cow,
+    fmt, mem,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    rc::Rc,
+    sync::Arc,
+};
 
 use smallvec::SmallVec;
 
-/// A value that says whose budget a request draws on: text, bytes, a number, an address, or a tuple of these.
+/// A value that says whose budget a request draws on: text, bytes, a number, an address, an option or a tuple of
+/// these.
 ///
 /// Numbers and addresses are their usual text, so that `42_u64` here and `"42"` over the wire are the same key. The
 /// parts of a tuple keep their borders: `("ab", "c")` and `("a", "bc")` are different keys, whatever the parts
@@ -131,9 +138,12 @@ impl KeyBuf {
         Self { bytes: SmallVec::new(), tuple: true }
     }
 
-    /// Adds a part, or the fact that it is absent.
+    /// Adds a part, or the fact that it is absent. A key that is one part becomes the first of a tuple.
     pub fn push(&mut self, part: Option<&[u8]>) {
-        debug_assert!(self.tuple, "only a tuple grows");
+        if !self.tuple {
+            let first = mem::replace(self, Self::empty());
+            self.push(Some(&first.bytes));
+        }
         // A part of 4 GiB cannot be told from an absent one; nothing lets such a request in.
         let length = part.map_or(ABSENT, |part| u32::try_from(part.len()).unwrap_or(ABSENT));
         self.bytes.extend_from_slice(&length.to_le_bytes());
@@ -173,9 +183,22 @@ impl fmt::Debug for KeyRef<'_> {
     }
 }
 
+/// As its [`KeyRef`].
+impl fmt::Display for KeyBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.as_ref(), f)
+    }
+}
+
+impl From<KeyRef<'_>> for KeyBuf {
+    fn from(key: KeyRef<'_>) -> Self {
+        key.to_buf()
+    }
+}
+
 impl fmt::Debug for KeyBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.as_ref().fmt(f)
+        fmt::Debug::fmt(&self.as_ref(), f)
     }
 }
 
@@ -235,6 +258,36 @@ impl<K: Key + ?Sized> Key for &K {
     }
 }
 
+impl<K: Key + ToOwned + ?Sized> Key for Cow<'_, K> {
+    #[inline]
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        (**self).with(read)
+    }
+}
+
+macro_rules! pointed_keys {
+    ($($pointer:ident),*) => {$(
+        impl<K: Key + ?Sized> Key for $pointer<K> {
+            #[inline]
+            fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+                (**self).with(read)
+            }
+        }
+    )*};
+}
+
+pointed_keys!(Box, Rc, Arc);
+
+/// `None` is an absent part, which is not the same as an empty one: all who lack it share a budget.
+impl<K: Key> Key for Option<K> {
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        match self {
+            Some(key) => key.with(read),
+            None => read(KeyRef { bytes: &ABSENT.to_le_bytes(), tuple: true }),
+        }
+    }
+}
+
 /// One budget for all.
 impl Key for () {
     fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
@@ -256,7 +309,8 @@ macro_rules! printed_keys {
     )*};
 }
 
-printed_keys!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize, IpAddr);
+printed_keys!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize);
+printed_keys!(IpAddr, Ipv4Addr, Ipv6Addr);
 
 macro_rules! tuple_keys {
     ($($name:ident)+) => {
@@ -290,6 +344,8 @@ mod tests {
         assert!(same(-7_i32, b"-7"));
         assert!(same(u128::MAX, u128::MAX.to_string()));
         assert!(same("203.0.113.7".parse::<IpAddr>().unwrap(), "203.0.113.7"));
+        assert!(same(Ipv4Addr::LOCALHOST, "127.0.0.1"));
+        assert!(same(Ipv6Addr::LOCALHOST, IpAddr::from(Ipv6Addr::LOCALHOST)));
     }
 
     #[test]
@@ -328,6 +384,55 @@ mod tests {
         assert_ne!(absent, empty);
         assert_eq!(absent.as_ref().parts().collect::<Vec<_>>(), [None]);
         assert_eq!(absent.as_ref().to_string(), "(absent)");
+    }
+
+    #[test]
+    fn whoever_holds_it_is_the_same_key() {
+        assert!(same(Cow::Borrowed("a"), "a"));
+        assert!(same(Cow::<str>::Owned("a".to_owned()), "a"));
+        assert!(same(Box::<str>::from("a"), "a"));
+        assert!(same(Arc::<str>::from("a"), "a"));
+        assert!(same(Rc::new(("a", 7)), ("a", "7")));
+        assert!(same(Box::<[u8]>::from(*b"a"), "a"));
+    }
+
+    #[test]
+    fn an_option_is_its_value_or_absent() {
+        assert!(same(Some("a"), "a"));
+        assert!(same(Some(("a", "b")), ("a", "b")));
+        let none = None::<&str>;
+        assert!(same(("a", none, 7), ("a", none, Some("7"))));
+        assert!(!same(none, ""));
+        assert!(!same(none, ()));
+        assert!(!same((none, "a"), ("a", none)));
+        assert!(!same(("a", none), "a"));
+        assert!(!same(none, u32::MAX.to_le_bytes()));
+        let mut absent = KeyBuf::empty();
+        absent.push(None);
+        assert!(same(none, &absent));
+        ("a", none).with(|key| {
+            assert_eq!(key.parts().collect::<Vec<_>>(), [Some(&b"a"[..]), None]);
+            assert_eq!(KeyBuf::from(key).to_string(), "a, (absent)");
+            assert_eq!(format!("{:?}", KeyBuf::from(key)), "Key(a, (absent))");
+        });
+    }
+
+    #[test]
+    fn any_key_can_grow() {
+        let mut key = "a".with(|key| key.to_buf());
+        key.push(Some(b"b"));
+        assert!(same(&key, ("a", "b")));
+        key.push(None);
+        assert_eq!(key.as_ref().parts().collect::<Vec<_>>(), [Some(&b"a"[..]), Some(b"b"), None]);
+        // One part that spells out the encoding of a pair is one part of what it becomes.
+        let spelt = ("a", "b").with(|key| key.as_bytes().to_vec());
+        let mut grown = KeyRef::new(&spelt).to_buf();
+        grown.push(Some(b"c"));
+        assert!(!same(&grown, ("a", "b", "c")));
+        assert!(same(&grown, (spelt, "c")));
+        let mut empty = "".with(|key| key.to_buf());
+        empty.push(Some(b"b"));
+        assert!(same(&empty, ("", "b")));
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod store;
 
 pub use algorithm::Algorithm;
 pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
-pub use decision::{CostError, Decision, Denied, Source};
+pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};
 pub use key::{Key, KeyBuf, KeyRef};
 pub use limit::{Limit, LimitError, ParseLimitError};
 pub use limiter::{

@@ -1,9 +1,21 @@
 //! Limiters that take their time.
 
-use std::{cell::Cell, pin::pin, rc::Rc, task::Poll};
+use std::{
+    cell::Cell,
+    future::ready,
+    pin::pin,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::Poll,
+};
 
 use actix_web::{App, HttpResponse, dev::Service as _, test::init_service, web};
-use tollgate::SharedLimiter;
+use tollgate::{
+    Answer, Charge, Limit, PolicySet, SharedLimiter, Store, StoreError, algorithm::Outcome,
+};
 use tollgate_actix::{Adjustment, RateLimit, Rules};
 
 use crate::kit::{get, limiter, send, statuses};
@@ -42,4 +54,44 @@ async fn a_future_that_is_dropped_runs_nothing() {
     });
     assert_eq!(response.await, 200, "and which charged nothing");
     assert_eq!(runs.get(), 1);
+}
+
+/// A store that is away whenever it is charged, and back when something is given back to it.
+#[derive(Debug, Default)]
+struct Away {
+    refunded: Arc<AtomicU64>,
+}
+
+impl Store for Away {
+    fn charge<'a>(&'a self, _: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
+        Box::pin(ready(Err(StoreError::TimedOut)))
+    }
+
+    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.refunded.fetch_add(charge.cost, Relaxed);
+        Box::pin(ready(Ok(())))
+    }
+
+    fn reset<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn release<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn renew<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, bool> {
+        Box::pin(ready(Ok(true)))
+    }
+}
+
+#[actix_web::test]
+async fn what_no_store_was_charged_is_not_given_back() {
+    let store = Away::default();
+    let refunded = Arc::clone(&store.refunded);
+    let policies = PolicySet::of_limits([Limit::per_minute(2)]).unwrap();
+    let rules = Rules::new(SharedLimiter::new(store, policies));
+    let answers = send(rules.settle_with(|_| Adjustment::Refund), [get("/")]).await;
+    assert_eq!(statuses(&answers), [200]);
+    assert_eq!(refunded.load(Relaxed), 0);
 }

@@ -170,7 +170,7 @@ fn settle<L: Decide, B>(
     rules.write_headers(&decision, asked, response.headers_mut());
     let Some(question) = question else { return (response, None) };
     let (head, body) = response.into_parts();
-    let settling = match rules.settle(&question, &head) {
+    let settling = match rules.settle(&question, &decision, &head) {
         Reply::Now(()) => None,
         Reply::Later(settling) => Some(settling),
     };

@@ -117,6 +117,18 @@ impl KeyParts {
         self.ends.is_empty()
     }
 
+    /// Adds all parts of a key, unless they are all missing.
+    pub(crate) fn push_found(&mut self, key: impl Key) -> Result<(), Missing> {
+        let before = self.len();
+        self.push_key(key);
+        let found = &self.ends[before..];
+        if found.is_empty() || found.iter().any(|&(_, present)| present) {
+            return Ok(());
+        }
+        self.truncate(before);
+        Err(Missing::default())
+    }
+
     pub(crate) fn write(&mut self, write: impl FnOnce(&mut SmallVec<[u8; 64]>)) {
         write(&mut self.bytes);
         self.ends.push((self.end(), true));
@@ -138,6 +150,13 @@ impl KeyParts {
         self.iter().skip(parts).for_each(|part| joined.push(part));
         self.truncate(parts);
         self.write(|bytes| joined.as_ref().feed(|part| bytes.extend_from_slice(part)));
+    }
+
+    /// The same as one part.
+    pub(crate) fn joined(&self) -> Self {
+        let mut joined = self.clone();
+        joined.join(0);
+        joined
     }
 
     /// Heads are far below 4 GiB; no server takes longer ones.
@@ -163,8 +182,7 @@ where
     K: Key,
 {
     fn resolve(&self, head: &H, key: &mut KeyParts) -> Result<(), Missing> {
-        key.push_key(self(head).ok_or_default()?);
-        Ok(())
+        key.push_found(self(head).ok_or_default()?)
     }
 }
 

@@ -156,6 +156,6 @@ where
     F: Fn(&T) -> K + Send + Sync + 'static,
 {
     fn resolve(&self, head: &H, key: &mut KeyParts) -> Result<(), Missing> {
-        head.extension(|value: &T| key.push_key((self.read)(value))).ok_or_default()
+        head.extension(|value: &T| key.push_found((self.read)(value))).ok_or_default()?
     }
 }

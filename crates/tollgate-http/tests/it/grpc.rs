@@ -1,6 +1,6 @@
 //! Refusals over gRPC, decoded as a client would.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
 use http::HeaderMap;
 use prost::Message;
@@ -8,7 +8,7 @@ use tollgate::{Decision, Limit, Limiter};
 use tollgate_http::{RateLimitLayer, ResolveExt, resolve::Header};
 use tower::{Layer, service_fn};
 
-use crate::kit::{self, Answer, ask, body, text, with};
+use crate::kit::{self, Answer, Asking, ask, body, text, with};
 
 #[derive(Message)]
 struct Status {
@@ -61,12 +61,13 @@ fn a_denial_is_a_status_with_details() {
     let clock = kit::clock();
     let limiter = Limiter::builder().limit("1/minute").clock(clock.clone()).build().unwrap();
     let service = RateLimitLayer::new(limiter).clock(clock).layer(service_fn(kit::fine));
-    let call = || with("/grpc.health.v1.Health/Check", "content-type", "application/grpc+proto");
+    let call = || call_of("application/grpc+proto");
     assert_eq!(ask(&service, call()).status(), 200);
     let denied = ask(&service, call());
     assert_eq!(denied.status(), 200);
     let headers = denied.headers();
     assert_eq!(text(headers, "content-type"), "application/grpc");
+    assert_eq!(text(headers, "cache-control"), "no-store");
     assert_eq!(text(headers, "grpc-status"), "8");
     assert_eq!(text(headers, "grpc-message"), "The quota is used up for now");
     // The window ends 39.749999 s later.
@@ -102,11 +103,46 @@ fn mistakes_of_the_caller_are_invalid_arguments() {
     let missing = RateLimitLayer::new(limiter.clone()).by(Header::from_static("x-a").or_reject());
     let dear = RateLimitLayer::new(limiter).cost(|_| 2);
     for layer in [missing, dear] {
-        let call = with("/", "content-type", "application/grpc");
-        let refused = ask(&layer.layer(service_fn(kit::fine)), call);
+        let refused = ask(&layer.layer(service_fn(kit::fine)), call_of("application/grpc"));
         assert_eq!((refused.status().as_u16(), text(refused.headers(), "grpc-status")), (200, "3"));
         assert_eq!(refused.headers().get("grpc-retry-pushback-ms"), None);
     }
+}
+
+/// Whoever can make a cache keep an empty 200 for a page takes that page away from everybody.
+#[test]
+fn only_calls_of_grpc_are_answered_by_it() {
+    let post = |kind| (http::Method::POST, kind);
+    for (method, kind) in [
+        (http::Method::GET, "application/grpc"),
+        (http::Method::HEAD, "application/grpc"),
+        post("application/grpcx"),
+        post("application/grpc-web+proto"),
+        post("application/json"),
+    ] {
+        let mut call = call_of(kind);
+        *call.method_mut() = method.clone();
+        let denied = ask(&denying(), call);
+        assert_eq!(denied.status(), 429, "{method} {kind}");
+        assert_eq!(text(denied.headers(), "content-type"), "application/problem+json");
+        assert_eq!(text(denied.headers(), "cache-control"), "no-store");
+        assert_eq!(denied.headers().get("grpc-status"), None);
+    }
+    for kind in ["application/grpc", "application/grpc+json", "application/grpc;charset=utf-8"] {
+        let denied = ask(&denying(), call_of(kind));
+        assert_eq!((denied.status().as_u16(), text(denied.headers(), "grpc-status")), (200, "8"));
+    }
+}
+
+/// A service that serves nothing.
+fn denying() -> impl tower::Service<Asking, Response = Answer, Error = Infallible> + Clone {
+    RateLimitLayer::new(Limiter::memory(Limit::per_minute(0))).layer(service_fn(kit::fine))
+}
+
+fn call_of(kind: &str) -> Asking {
+    let mut call = with("/grpc.health.v1.Health/Check", "content-type", kind);
+    *call.method_mut() = http::Method::POST;
+    call
 }
 
 /// The answer to a call that a limiter of our own denies.
@@ -123,12 +159,12 @@ fn refused_with(decision: Decision) -> Answer {
         fn decide(&self, _: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
             Reply::Now(Ok(self.0))
         }
-        fn settle(&self, _: &Question, _: Adjustment) -> Reply<(), Self::Settling> {
+        fn settle(&self, _: &Question, _: &Decision, _: Adjustment) -> Reply<(), Self::Settling> {
             Reply::Now(())
         }
     }
     let service = RateLimitLayer::new(Fixed(decision)).layer(service_fn(kit::fine));
-    ask(&service, with("/", "content-type", "application/grpc"))
+    ask(&service, call_of("application/grpc"))
 }
 
 fn details(headers: &HeaderMap) -> Status {

@@ -241,7 +241,7 @@ impl Decide for EverySecond {
         })))
     }
 
-    fn settle(&self, _: &Question, _: Adjustment) -> Reply<(), Self::Settling> {
+    fn settle(&self, _: &Question, _: &Decision, _: Adjustment) -> Reply<(), Self::Settling> {
         Reply::Now(())
     }
 }
@@ -284,6 +284,105 @@ fn the_headers_of_a_layer_further_in_stay() {
     assert_eq!(text(ask(&outer, get("/")).headers(), "x-ratelimit-limit"), "1");
     let denied = ask(&outer, get("/"));
     assert_eq!((denied.status().as_u16(), text(denied.headers(), "x-ratelimit-limit")), (429, "1"));
+}
+
+#[test]
+fn headers_that_are_there_stay_line_by_line() {
+    // What the service says, and what its responses say in the end, by these settings.
+    let own: [&[(&str, &str)]; 4] = [
+        &[
+            ("ratelimit", "\"a\";r=1"),
+            ("ratelimit", "\"b\";r=2"),
+            ("ratelimit-policy", "\"a\";q=1"),
+        ],
+        &[("x-ratelimit-limit", "7"), ("x-ratelimit-limit", "8"), ("x-ratelimit-reset", "9")],
+        &[
+            ("ratelimit-policy", "\"a\";q=1"),
+            ("ratelimit-policy", "\"b\";q=2"),
+            ("x-ratelimit-limit", "7"),
+        ],
+        &[("x-ratelimit-limit", "7"), ("ratelimit", "\"a\";r=1")],
+    ];
+    for lines in own {
+        let handler = move |_: Asking| {
+            let answer = lines
+                .iter()
+                .fold(Response::builder(), |answer, (name, value)| answer.header(*name, *value));
+            ready(Ok::<_, Infallible>(answer.body(Full::<Bytes>::default()).unwrap()))
+        };
+        let answer = ask(&RateLimitLayer::new(per_minute(5)).layer(service_fn(handler)), get("/"));
+        let pairs =
+            answer.headers().iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+        let mut told: Vec<_> = pairs.collect();
+        let mut lines = lines.to_vec();
+        told.sort_unstable();
+        lines.sort_unstable();
+        assert_eq!(told, lines);
+    }
+    let alone = |_: Asking| {
+        let answer = Response::builder().header("ratelimit-policy", "\"a\";q=1");
+        let answer = answer.header("ratelimit-policy", "\"b\";q=2");
+        ready(Ok::<_, Infallible>(answer.body(Full::<Bytes>::default()).unwrap()))
+    };
+    let answer = ask(&RateLimitLayer::new(per_minute(5)).layer(service_fn(alone)), get("/"));
+    let policies: Vec<_> = answer.headers().get_all("ratelimit-policy").iter().collect();
+    assert_eq!(policies, ["\"default\";q=5;w=60"], "what tells nothing of a decision is replaced");
+    assert_eq!(text(answer.headers(), "x-ratelimit-limit"), "5");
+}
+
+#[test]
+fn a_key_of_two_parts_is_one_in_a_domain_too() {
+    fn check<L: Decide>(limiter: L) {
+        let layer = RateLimitLayer::new(limiter).by(Header::from_static("x-user").and(Path));
+        let layer = layer.domain("shop").settle_with(|answer| match answer.headers.get("x-free") {
+            Some(_) => Adjustment::Refund,
+            None => Adjustment::Keep,
+        });
+        let free = |request: Asking| {
+            let mut answer = Response::new(Full::default());
+            if request.headers().contains_key("x-free") {
+                answer.headers_mut().insert("x-free", "yes".parse().unwrap());
+            }
+            ready(Ok::<_, Infallible>(answer))
+        };
+        let service = layer.layer(service_fn(free));
+        let status = |mut request: Asking, free: bool| {
+            if free {
+                request.headers_mut().insert("x-free", "yes".parse().unwrap());
+            }
+            ask(&service, request).status().as_u16()
+        };
+        let of = |user: &str, path| with(path, "x-user", user);
+        assert_eq!([status(of("alice", "/a"), true), status(of("alice", "/a"), false)], [200; 2]);
+        assert_eq!([status(of("alice", "/b"), false), status(of("bob", "/a"), false)], [200; 2]);
+        assert_eq!([status(of("alice", "/a"), false), status(of("bob", "/a"), false)], [429; 2]);
+        assert_eq!([status(get("/a"), false), status(get("/b"), false)], [200; 2]);
+        assert_eq!(status(get("/a"), false), 429);
+    }
+    let policies = || {
+        let limits = ["1/day".parse().unwrap()];
+        let policy = Policy::new("shop".parse().unwrap(), limits).per(["key"]);
+        PolicySet::new([policy.in_domain("shop")]).unwrap()
+    };
+    check(Limiter::builder().policies(policies()).build().unwrap());
+    check(SharedLimiter::new(MemoryStore::default(), policies()));
+}
+
+/// As a limiter of one's own sees it.
+#[test]
+fn the_key_of_a_question_is_an_attribute_as_a_whole() {
+    let two = || Header::from_static("x-user").and(Path);
+    let attributes = |layer: RateLimitLayer<Limiter>| {
+        let head = with("/a", "x-user", "alice").into_parts().0;
+        let tollgate_http::Asked::Ask(question) = layer.ask(&head) else { panic!("it is asked") };
+        assert_eq!(question.key().len(), 2, "and the key has its parts");
+        let pairs = question.attributes().map(|(name, value)| (name.to_owned(), value.to_vec()));
+        pairs.collect::<Vec<_>>()
+    };
+    let joined = b"\x01\x05\0\0\0alice\x02\0\0\0/a".to_vec();
+    let layer = RateLimitLayer::new(per_minute(1)).by(two());
+    assert_eq!(attributes(layer.clone()), [("key".to_owned(), joined.clone())]);
+    assert_eq!(attributes(layer.domain("shop")), [("key".to_owned(), joined)]);
 }
 
 #[test]

@@ -62,6 +62,11 @@ fn what_is_not_there_is_missed_in_the_way_that_was_chosen() {
         found(&Host, &none),
         found(&ApiKey::bearer(), &none),
         found(&|_: &Parts| None::<u64>, &none),
+        found(&|_: &Parts| Some(None::<u64>), &none),
+        found(
+            &Extension::new(|_: &User| None::<u64>),
+            &head(|request| request.extension(User { id: 7 })),
+        ),
     ] {
         assert_eq!(missing, Err(Missing::Share));
     }

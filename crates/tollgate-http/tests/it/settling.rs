@@ -1,14 +1,67 @@
 //! Charges that are corrected when the response is known.
 
-use std::{convert::Infallible, future::ready};
+use std::{
+    convert::Infallible,
+    future::ready,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use http::{Response, StatusCode};
 use http_body_util::Full;
-use tollgate::{Limit, Limiter, MemoryStore, PolicySet, SharedLimiter, policy::Policy};
-use tollgate_http::{Adjustment, Decide, RateLimitLayer, resolve::Header};
+use pollster::block_on;
+use tollgate::{
+    Charge, Limit, Limiter, MemoryStore, PolicySet, SharedLimiter, Store, StoreError,
+    algorithm::Outcome,
+    policy::{FailureMode, Policy},
+};
+use tollgate_http::{
+    Adjustment, Decide, RateLimitLayer, ResolveExt,
+    resolve::{Header, Method, Path},
+};
 use tower::{Layer, Service, service_fn};
 
 use crate::kit::{Answer, Asking, ask, get, statuses, with};
+
+/// Memory that can be away.
+#[derive(Clone, Debug, Default)]
+struct Remote {
+    store: Arc<MemoryStore>,
+    away: Arc<AtomicBool>,
+}
+
+impl Remote {
+    fn answer<'a, T: Send + 'a>(&self, answer: tollgate::Answer<'a, T>) -> tollgate::Answer<'a, T> {
+        match self.away.load(Relaxed) {
+            true => Box::pin(ready(Err(StoreError::TimedOut))),
+            false => answer,
+        }
+    }
+}
+
+impl Store for Remote {
+    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> tollgate::Answer<'a, Vec<Outcome>> {
+        self.answer(Store::charge(&*self.store, charges))
+    }
+
+    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> tollgate::Answer<'a, ()> {
+        self.answer(Store::refund(&*self.store, charge))
+    }
+
+    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> tollgate::Answer<'a, ()> {
+        self.answer(Store::reset(&*self.store, charge))
+    }
+
+    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> tollgate::Answer<'a, ()> {
+        self.answer(Store::release(&*self.store, charge))
+    }
+
+    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> tollgate::Answer<'a, bool> {
+        self.answer(Store::renew(&*self.store, charge))
+    }
+}
 
 /// Answers with the status in the path, and 7 as what it cost.
 fn echo(request: Asking) -> std::future::Ready<Result<Answer, Infallible>> {
@@ -42,6 +95,14 @@ fn a_refund_gives_the_charge_back() {
     assert_eq!(statuses(&memory, "/401", 3), [401, 401, 429]);
     assert_eq!(statuses(&store, "/200", 5), [200; 5]);
     assert_eq!(statuses(&store, "/401", 3), [401, 401, 429]);
+}
+
+/// As `settle_with` says.
+#[test]
+fn headers_tell_of_the_time_before() {
+    let service = service(Limiter::memory(Limit::per_minute(9)), |_| Adjustment::Charge(3));
+    let left = || ask(&service, get("/200")).headers()["x-ratelimit-remaining"].clone();
+    assert_eq!([left(), left()], ["8", "4"]);
 }
 
 #[test]
@@ -105,4 +166,74 @@ fn refunds_reach_every_policy_of_a_request() {
     }
     check(Limiter::builder().policies(policies()).build().unwrap());
     check(SharedLimiter::new(MemoryStore::default(), policies()));
+}
+
+/// What passes while the store is away takes nothing from it, so nothing of it can be given back.
+#[test]
+fn what_no_store_was_charged_is_not_given_back() {
+    let three = || "3/hour".parse::<Limit>().unwrap();
+    let policy = Policy::new("api".parse().unwrap(), [three()]).failing(FailureMode::Open);
+    let remote = Remote::default();
+    let limiter = SharedLimiter::new(remote.clone(), PolicySet::new([policy]).unwrap());
+    let chosen = RateLimitLayer::new(limiter.clone())
+        .limits(move |_| [("chosen".parse().unwrap(), three())]);
+    let named = RateLimitLayer::new(limiter.clone()).attribute("path", Path);
+    for layer in [RateLimitLayer::new(limiter), chosen, named] {
+        let away = Arc::clone(&remote.away);
+        // The store is back by the time that there is a response.
+        let handler = move |request| {
+            away.store(false, Relaxed);
+            echo(request)
+        };
+        let service = layer.settle_with(refund_success).layer(service_fn(handler));
+        block_on(reset(&remote, three()));
+        assert_eq!(statuses(&service, "/401", 4), [401, 401, 401, 429]);
+        for _ in 0..3 {
+            remote.away.store(true, Relaxed);
+            assert_eq!(statuses(&service, "/200", 1), [200]);
+        }
+        assert_eq!(statuses(&service, "/401", 1), [429]);
+    }
+}
+
+/// Forgets what was charged to the policy for all.
+async fn reset(store: &Remote, limit: Limit) {
+    let key = tollgate::KeyBuf::empty();
+    store.reset(&Charge::new("api".parse().unwrap(), key.as_ref(), limit)).await.unwrap();
+}
+
+/// A policy in shadow mode that would have denied was not charged. What others took is given back.
+#[test]
+fn what_was_denied_in_the_shadow_is_not_given_back() {
+    let policies = || {
+        let policy = |name: &str, limit: &str| {
+            Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).per(["key"])
+        };
+        PolicySet::new([policy("real", "9/day"), policy("trial", "1/day").shadow()]).unwrap()
+    };
+    fn check<L: Decide>(
+        limiter: L,
+        by: fn(RateLimitLayer<L>) -> RateLimitLayer<L>,
+        peek: impl Fn() -> tollgate::Decision,
+    ) {
+        let layer = by(RateLimitLayer::new(limiter)).settle_with(refund_success);
+        let service = layer.layer(service_fn(echo));
+        let status = |path| ask(&service, with(path, "x-user", "alice")).status().as_u16();
+        assert_eq!([status("/401"), status("/200")], [401, 200]);
+        assert!(peek().is_shadow_denied(), "its only unit is used");
+        assert_eq!(peek().remaining(), 8);
+    }
+    fn user() -> Header {
+        Header::from_static("x-user")
+    }
+    let pair = ("alice", "GET");
+    let all = Limiter::builder().policies(policies()).build().unwrap();
+    check(all.clone(), |layer| layer, || all.peek(()));
+    check(all.clone(), |layer| layer.by(user()), || all.peek("alice"));
+    check(all.clone(), |layer| layer.by(user().and(Method)), || all.peek(pair));
+    let shared = SharedLimiter::new(MemoryStore::default(), policies());
+    let by_pair = |layer: RateLimitLayer<_>| layer.by(user().and(Method));
+    check(shared.clone(), |layer| layer, || block_on(shared.peek(())).unwrap());
+    check(shared.clone(), |layer| layer.by(user()), || block_on(shared.peek("alice")).unwrap());
+    check(shared.clone(), by_pair, || block_on(shared.peek(pair)).unwrap());
 }

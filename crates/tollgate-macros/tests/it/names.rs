@@ -54,6 +54,25 @@ fn methods_of_one_name_are_apart() {
 }
 
 #[test]
+fn functions_in_any_letters_are_apart() {
+    #[rate_limit("1/minute", limiter = limiter)]
+    fn 送信(limiter: &Limiter) -> Result<(), Denied> {
+        Ok(())
+    }
+
+    #[rate_limit("1/minute", limiter = limiter)]
+    fn 受信(limiter: &Limiter) -> Result<(), Denied> {
+        Ok(())
+    }
+
+    let (limiter, _) = limiter();
+    assert_eq!(admitted(3, || 送信(&limiter)), 1);
+    assert_eq!(admitted(3, || 受信(&limiter)), 1);
+    let name = name(送信(&limiter));
+    assert!(name.ends_with(".it.names.functions_in_any_letters_are_apart"), "{name}");
+}
+
+#[test]
 fn one_name_is_one_budget() {
     #[rate_limit("3/minute", name = "reports", limiter = limiter)]
     fn weekly(limiter: &Limiter) -> Result<(), Denied> {

@@ -135,22 +135,25 @@ impl Asked {
 }
 
 /// The path of a function as the name of a policy: `shop::Orders::list` is `shop.Orders.list`.
+///
+/// If that leaves something out, a hash tells it apart, which is the same in every process.
 fn policy_name(path: &str) -> String {
     const MAX: usize = 64;
-    let words = path.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-');
-    let mut words: Vec<_> = words.filter(|word| !["", "closure"].contains(word)).collect();
-    // The item inside the function, by which it was found.
-    words.pop();
-    let name = words.join(".");
-    if name.len() <= MAX {
+    // The item inside the function, by which it was found, and the future of one that is async.
+    let path = path.rsplit_once("::").map_or(path, |(function, _)| function);
+    let path = path.trim_end_matches("::{{closure}}");
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let words = path.split(|c| !fits(c)).filter(|word| !word.is_empty());
+    let name = words.collect::<Vec<_>>().join(".");
+    if name.len() <= MAX && path.chars().all(|c| fits(c) || " :<>".contains(c)) {
         return name;
     }
-    // Its end says most. The rest is told apart by a hash that is the same in every process.
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    let hash = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     let hash = format!("{hash:016x}.");
-    format!("{hash}{}", &name[name.len() - (MAX - hash.len())..])
+    // Its end says most.
+    format!("{hash}{}", &name[name.len().saturating_sub(MAX - hash.len())..])
 }
 
 #[cfg(test)]
@@ -168,6 +171,31 @@ mod tests {
             assert_eq!(policy_name(path), name);
             assert!(name.parse::<PolicyName>().is_ok());
         }
+    }
+
+    #[test]
+    fn what_a_name_cannot_hold_is_told_apart() {
+        let (send, receive) = (policy_name("shop::送信::here"), policy_name("shop::受信::here"));
+        assert_eq!(send, "8b0492393753196d.shop");
+        assert_ne!(send, receive);
+        for (one, other) in [
+            ("shop::é::here", "shop::è::here"),
+            ("送信::here", "受信::here"),
+            ("shop::closure::here", "shop::here"),
+            ("shop::closure::here", "shop::{{closure}}::here"),
+            ("shop::list::{{closure}}::next::here", "shop::list::next::here"),
+            (
+                "<&shop::Orders as shop::Service>::list::here",
+                "<shop::Orders as shop::Service>::list::here",
+            ),
+            ("shop::Pair<A, B>::list::here", "shop::Pair<A<B>>::list::here"),
+        ] {
+            let names = [policy_name(one), policy_name(other)];
+            assert_ne!(names[0], names[1], "{one}, {other}");
+            assert!(names.iter().all(|name| name.parse::<PolicyName>().is_ok()), "{names:?}");
+        }
+        assert_eq!(policy_name("shop::送信::{{closure}}::here"), send, "async or not");
+        assert_eq!(policy_name("shop::closure::here"), "shop.closure");
     }
 
     #[test]

@@ -25,6 +25,10 @@ enum Problem {
     Burst,
     #[error("`{word}` is neither `burst` nor an algorithm ({})", Algorithm::names())]
     Word { word: String },
+    #[error("`burst` is there twice: keep one of them")]
+    TwoBursts,
+    #[error("an algorithm is there twice, `{0}` and `{1}`: keep one of them")]
+    TwoAlgorithms(Algorithm, Algorithm),
     #[error(transparent)]
     Impossible(#[from] LimitError),
 }
@@ -34,6 +38,22 @@ impl FromStr for Limit {
 
     fn from_str(text: &str) -> Result<Self, ParseLimitError> {
         parse(text).map_err(|problem| ParseLimitError { input: shorten(text), problem })
+    }
+}
+
+impl TryFrom<String> for Limit {
+    type Error = ParseLimitError;
+
+    fn try_from(text: String) -> Result<Self, ParseLimitError> {
+        text.parse()
+    }
+}
+
+impl TryFrom<&String> for Limit {
+    type Error = ParseLimitError;
+
+    fn try_from(text: &String) -> Result<Self, ParseLimitError> {
+        text.parse()
     }
 }
 
@@ -59,10 +79,15 @@ fn parse(text: &str) -> Result<Limit, Problem> {
     let (mut burst, mut algorithm) = (None, None);
     while let Some(word) = words.next() {
         if word == "burst" {
+            if burst.is_some() {
+                return Err(Problem::TwoBursts);
+            }
             burst = Some(words.next().and_then(parse_number).ok_or(Problem::Burst)?);
         } else {
             let named = word.parse().map_err(|_| Problem::Word { word: shorten(word) })?;
-            algorithm = Some(named);
+            if let Some(first) = algorithm.replace(named) {
+                return Err(Problem::TwoAlgorithms(first, named));
+            }
         }
     }
     build(amount, period, burst, algorithm)
@@ -181,6 +206,18 @@ mod tests {
     }
 
     #[test]
+    fn builders_take_any_text() {
+        let text = "5/minute".to_owned();
+        let build = |builder: crate::limiter::LimiterBuilder| builder.build().unwrap().peek("a");
+        let expected = build(crate::Limiter::builder().limit("5/minute")).limit();
+        assert_eq!(expected, Some(Limit::per_minute(5)));
+        assert_eq!(build(crate::Limiter::builder().limit(&text)).limit(), expected);
+        assert_eq!(build(crate::Limiter::builder().limit(text)).limit(), expected);
+        let error = crate::Limiter::builder().limit("5".to_owned()).build().unwrap_err();
+        assert_eq!(error, "5".parse::<Limit>().unwrap_err().into());
+    }
+
+    #[test]
     fn says_what_is_wrong() {
         let period = "is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`";
         let whole = "is not a whole number; write one, such as `100/minute`";
@@ -206,6 +243,19 @@ mod tests {
             (
                 "1/s burst 2 fixed-window",
                 "fixed-window has no burst: leave it out, or use token-bucket".to_owned(),
+            ),
+            ("10/s burst 20 burst 2000", "`burst` is there twice: keep one of them".to_owned()),
+            ("10/s burst 20 burst 20", "`burst` is there twice: keep one of them".to_owned()),
+            ("9/s burst 2 burst", "`burst` is there twice: keep one of them".to_owned()),
+            (
+                "5/s sliding-log fixed-window",
+                "an algorithm is there twice, `sliding-log` and `fixed-window`: keep one of them"
+                    .to_owned(),
+            ),
+            (
+                "5/s token-bucket burst 9 token-bucket",
+                "an algorithm is there twice, `token-bucket` and `token-bucket`: keep one of them"
+                    .to_owned(),
             ),
             (
                 "20000/s sliding-log",

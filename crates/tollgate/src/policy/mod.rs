@@ -9,6 +9,7 @@ mod matcher;
 mod name;
 mod set;
 mod tag;
+mod words;
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -20,6 +21,7 @@ pub use matcher::{Condition, Match};
 pub use name::{PolicyName, PolicyNameError};
 pub use set::{PolicyError, PolicySet};
 pub use tag::Tag;
+pub use words::{ParseFailureModeError, ParseModeError};
 
 pub(crate) use set::{Planned, Target};
 
@@ -80,7 +82,7 @@ pub struct Override {
     pub limits: Vec<Limit>,
 }
 
-/// Whether a policy denies.
+/// Whether a policy denies. Parses from and prints as the word that configurations have: `enforce`, `shadow`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
@@ -94,6 +96,17 @@ pub enum Mode {
 /// What a policy does when the store cannot answer: the decision is then [degraded](crate::Decision::is_degraded).
 ///
 /// A limit of 0 denies in every mode, and a policy in shadow mode in none.
+///
+/// Parses from and prints as text: `open`, `closed`, `local` with all of the limit, `local 1/3` with a part of it.
+///
+/// ```
+/// use tollgate::policy::FailureMode;
+///
+/// let share: FailureMode = "local 1/3".parse()?;
+/// assert!(matches!(share, FailureMode::Local { numerator: 1, denominator } if denominator.get() == 3));
+/// assert_eq!(FailureMode::default().to_string(), "local");
+/// # Ok::<(), tollgate::policy::ParseFailureModeError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureMode {

@@ -20,4 +20,9 @@ fn twice() -> Result<(), Denied> {
     Ok(())
 }
 
-fn main() {}
+// What is there stays there: nothing is said of those who use it.
+fn main() {
+    let _ = Service;
+    let _ = |call: &dyn Call| call.call();
+    let _ = (constant(), twice());
+}
