@@ -34,6 +34,16 @@ pub(super) fn response(
     }
 }
 
+/// The answer to more than is looked at: as many statuses, none with a limit.
+pub(super) fn refusal(descriptors: usize, shadow: bool) -> RateLimitResponse {
+    let status = DescriptorStatus { code: code(true), ..DescriptorStatus::default() };
+    RateLimitResponse {
+        overall_code: code(!shadow),
+        statuses: vec![status; descriptors],
+        ..RateLimitResponse::default()
+    }
+}
+
 fn code(is_over: bool) -> i32 {
     if is_over { Code::OverLimit } else { Code::Ok }.into()
 }

@@ -22,8 +22,6 @@ pub(crate) enum AskError {
     EmptyDomain,
     #[error("there is no descriptor: send at least one")]
     NoDescriptors,
-    #[error("too many descriptors or entries, or one of them is too long")]
-    TooLarge,
     #[error("the limit of a descriptor has no known unit")]
     Unit,
     #[error("a domain or key is not UTF-8")]
@@ -51,7 +49,11 @@ pub(crate) async fn decide(
     request: &RateLimitRequest,
 ) -> Result<RateLimitResponse, AskError> {
     let settings = &*revision.settings;
-    ask::check_size(request, &settings.bounds)?;
+    ask::check(request)?;
+    if ask::is_too_much(request, &settings.bounds) {
+        tracing::debug!(descriptors = request.descriptors.len(), "more than a request may bring");
+        return Ok(answer::refusal(request.descriptors.len(), settings.shadow));
+    }
     let asked = ask::find(revision, request)?;
     let mut bill = Bill::new(&asked);
     give_back(&revision.engine, &asked, &mut bill).await?;
