@@ -98,3 +98,24 @@ async fn long_values_are_counted_like_any_other() {
     let free = server.send("GET /v1/auth", &uri, "").await;
     assert_eq!((free.status, free.header("ratelimit")), (200, None));
 }
+
+#[tokio::test]
+async fn an_address_has_one_form() {
+    let server = Server::new();
+    let login = "X-Original-URI: /login\r\nX-Real-IP: ";
+    for (ip, status) in [
+        ("203.0.113.7", 200),
+        ("203.0.113.7:5555", 200),
+        ("64:ff9b::203.0.113.7", 403),
+        ("::ffff:203.0.113.7", 403),
+        ("2001:db8:0:1::1", 200),
+        ("[2001:db8:0:1:ffff::2]:9", 200),
+        ("2001:db8:0:1:1:2:3:4", 403),
+        ("2001:db8:0:2::1", 200),
+    ] {
+        let reply = server.send(&shop(""), &format!("{login}{ip}\r\n"), "").await;
+        assert_eq!(reply.status, status, "{ip}");
+    }
+    let check = r#"{"domain":"shop","attributes":{"path":"/login","ip":"2001:db8:0:1::"}}"#;
+    assert_eq!(server.check(check).await.status, 429);
+}
