@@ -18,6 +18,7 @@ use tokio::{
 
 use crate::{
     config::Settings,
+    envoy::RuleFile,
     gate::Gate,
     service::{Tls, check_exposure},
     source::Source,
@@ -173,6 +174,8 @@ impl Reloader {
                 folders.insert(parent(&behind_links));
             }
             if path.is_dir() {
+                let files = RuleFile::files(&path).unwrap_or_default();
+                folders.extend(files.iter().map(|file| parent(file)));
                 folders.insert(path);
             }
         }
@@ -184,9 +187,8 @@ impl Reloader {
         let mut hasher = Sha256::new();
         for path in self.paths() {
             let mut files = vec![path.clone()];
-            if let Ok(entries) = fs::read_dir(&path) {
-                files = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-                files.sort();
+            if path.is_dir() {
+                files = RuleFile::files(&path).unwrap_or_default();
             }
             for file in files {
                 hasher.update(file.as_os_str().as_encoded_bytes());

@@ -68,7 +68,7 @@ const WITHOUT_EFFECT: [(&str, &str); 26] = [
     ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "what is denied is not counted"),
     ("NEAR_LIMIT_RATIO", "metrics tell what remains"),
     ("RUNTIME_WATCH_ROOT", "the folder of files is watched"),
-    ("RUNTIME_IGNOREDOTFILES", "only files that end in .yaml or .yml are read"),
+    ("RUNTIME_IGNOREDOTFILES", "files and folders that begin with a dot are never read"),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", "the files have to be there"),
     ("DEBUG_PORT", "the HTTP listener tells everything"),
     ("USE_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),

@@ -124,7 +124,7 @@ pub(super) enum Subject<'a> {
 }
 
 impl Rules {
-    /// Reads a file, or every YAML file of a directory.
+    /// Reads a file, or every file of a directory.
     #[cfg(test)]
     pub(crate) fn load(path: &std::path::Path, options: Options) -> Result<Self, FileError> {
         Self::parse(&Source::read(path)?, options)
