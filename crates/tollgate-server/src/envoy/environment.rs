@@ -84,6 +84,8 @@ const WITHOUT_EFFECT: [(&str, &str); 26] = [
     ("RESPONSE_DYNAMIC_METADATA", "metadata tells limits that Envoy's units cannot"),
 ];
 
+const NO_TLS: &str = "asks for TLS, which a unix socket does not have: leave it out";
+
 impl Deployment {
     /// Reads the variables that `lookup` knows. `None` if they are not those of such a deployment.
     pub(crate) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
@@ -250,14 +252,24 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 
     /// Their address, type and secrets in one line.
     fn url(&self, address: &str) -> Result<String> {
-        let redis = if self.switch("REDIS_TLS")? { "rediss" } else { "redis" };
+        let tls = self.switch("REDIS_TLS")?;
+        let redis = if tls { "rediss" } else { "redis" };
         let login = self.text("REDIS_AUTH").map(|auth| login(&auth)).unwrap_or_default();
         let kind = self.text("REDIS_TYPE").unwrap_or_default().to_ascii_uppercase();
         let socket = self.text("REDIS_SOCKET_TYPE").unwrap_or_default();
-        let options = self.url_options(kind == "SENTINEL");
+        let is_sentinel = kind == "SENTINEL" || address.contains("+sentinel://");
+        let options = self.url_options(is_sentinel);
         Ok(match &*kind {
-            "" | "SINGLE" if address.contains("://") => format!("{address}{options}"),
+            "" | "SINGLE" if address.contains("://") => self.complete(address, &login, &options)?,
+            "CLUSTER" | "SENTINEL" if address.contains("://") => {
+                let problem =
+                    "has a scheme, and there is a REDIS_TYPE as well: leave one of them out";
+                return Err(error("REDIS_URL", problem));
+            }
             "" | "SINGLE" if socket == "unix" || address.starts_with('/') => {
+                if tls {
+                    return Err(error("REDIS_TLS", NO_TLS));
+                }
                 format!("redis+unix://{login}{address}")
             }
             "" | "SINGLE" => format!("{redis}://{login}{address}{options}"),
@@ -270,6 +282,34 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             }
             _ => return Err(error("REDIS_TYPE", "is not one of SINGLE, SENTINEL and CLUSTER")),
         })
+    }
+
+    /// An address that has a scheme, with what the variables beside it say.
+    fn complete(&self, address: &str, login: &str, options: &str) -> Result<String> {
+        let (scheme, rest) = address.split_once("://").unwrap_or(("redis", address));
+        let (base, shape) = scheme.split_at(scheme.find('+').unwrap_or(scheme.len()));
+        let wants_tls = self.switch("REDIS_TLS")?;
+        if wants_tls && shape == "+unix" {
+            return Err(error("REDIS_TLS", NO_TLS));
+        }
+        let is_plain = matches!(base, "redis" | "valkey");
+        let secure = if wants_tls && is_plain { "s" } else { "" };
+        let authority = &rest[..rest.find(['/', '?']).unwrap_or(rest.len())];
+        let own = authority.rfind('@').map(|at| &rest[..=at]);
+        let login = match own {
+            Some(own) if !login.is_empty() && own != login => {
+                let problem = "is another login than the one in REDIS_URL: leave one of them out";
+                return Err(error("REDIS_AUTH", problem));
+            }
+            Some(_) => "",
+            None => login,
+        };
+        // There are options already, which others can follow.
+        let options = match rest.contains('?') {
+            true => options.replacen('?', "&", 1),
+            false => options.to_owned(),
+        };
+        Ok(format!("{base}{secure}{shape}://{login}{rest}{options}"))
     }
 
     fn url_options(&self, sentinel: bool) -> String {
@@ -425,6 +465,27 @@ mod tests {
                 "rediss://me:p%3Aq@a:1",
             ),
             (&[("REDIS_URL", "redis://a:1/2")], "redis://a:1/2"),
+            (
+                &[("REDIS_URL", "redis://a:1/2"), ("REDIS_TLS", "true"), ("REDIS_AUTH", "me:p@ss")],
+                "rediss://me:p%40ss@a:1/2",
+            ),
+            (
+                &[
+                    ("REDIS_URL", "redis+sentinel://a/main?sentinel_user=s"),
+                    ("REDIS_SENTINEL_AUTH", "t"),
+                ],
+                "redis+sentinel://a/main?sentinel_user=s&sentinel_password=t",
+            ),
+            (
+                &[("REDIS_URL", "valkey+cluster://a,b"), ("REDIS_TLS", "true")],
+                "valkeys+cluster://a,b",
+            ),
+            (&[("REDIS_URL", "rediss://a:1"), ("REDIS_TLS", "false")], "rediss://a:1"),
+            (&[("REDIS_URL", "redis://:p@a:1"), ("REDIS_AUTH", "p")], "redis://:p@a:1"),
+            (
+                &[("REDIS_URL", "redis+unix:///run/r.sock"), ("REDIS_AUTH", "p")],
+                "redis+unix://:p@/run/r.sock",
+            ),
             (&[("REDIS_URL", "/run/redis.sock")], "redis+unix:///run/redis.sock"),
             (
                 &[
@@ -486,6 +547,22 @@ mod tests {
             (
                 &[("REDIS_URL", "a:1"), ("REDIS_TYPE", "ring")],
                 "REDIS_TYPE is not one of SINGLE, SENTINEL and CLUSTER",
+            ),
+            (
+                &[("REDIS_URL", "redis://me:x@a:1"), ("REDIS_AUTH", "me:y")],
+                "REDIS_AUTH is another login than the one in REDIS_URL: leave one of them out",
+            ),
+            (
+                &[("REDIS_URL", "/run/redis.sock"), ("REDIS_TLS", "true")],
+                "REDIS_TLS asks for TLS, which a unix socket does not have: leave it out",
+            ),
+            (
+                &[("REDIS_URL", "redis+unix:///run/redis.sock"), ("REDIS_TLS", "true")],
+                "REDIS_TLS asks for TLS, which a unix socket does not have: leave it out",
+            ),
+            (
+                &[("REDIS_URL", "redis://a:1"), ("REDIS_TYPE", "cluster")],
+                "REDIS_URL has a scheme, and there is a REDIS_TYPE as well: leave one of them out",
             ),
         ] {
             assert_eq!(problem(variables), expected);
