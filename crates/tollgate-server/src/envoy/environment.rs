@@ -55,9 +55,7 @@ type Result<T> = std::result::Result<T, EnvironmentError>;
 const SIGNS: [&str; 2] = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY"];
 
 /// What has no effect here, each with what there is instead.
-const WITHOUT_EFFECT: [(&str, &str); 26] = [
-    ("REDIS_PERSECOND", "limits per second count in the same store"),
-    ("REDIS_PERSECOND_URL", "limits per second count in the same store"),
+const WITHOUT_EFFECT: [(&str, &str); 23] = [
     ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "the server's name is always verified"),
     ("REDIS_POOL_SIZE", "requests share connections"),
     ("REDIS_PIPELINE_WINDOW", "what arrives together travels together"),
@@ -80,8 +78,25 @@ const WITHOUT_EFFECT: [(&str, &str); 26] = [
     ("GRPC_MAX_CONNECTION_AGE", "connections live as long as they answer"),
     ("GRPC_CLIENT_TLS_SAN", "every certificate of the clients' authority is taken"),
     ("TRACING_ENABLED", "traces are sent where OTEL_EXPORTER_OTLP_ENDPOINT says"),
-    ("REDIS_PERSECOND_TYPE", "limits per second count in the same store"),
     ("RESPONSE_DYNAMIC_METADATA", "metadata tells limits that Envoy's units cannot"),
+];
+
+/// What comes after `REDIS_PERSECOND` in the names of variables about their second Redis.
+const PER_SECOND: [&str; 14] = [
+    "",
+    "_SOCKET_TYPE",
+    "_TYPE",
+    "_URL",
+    "_AUTH",
+    "_SENTINEL_AUTH",
+    "_TLS",
+    "_POOL_SIZE",
+    "_POOL_ON_EMPTY_BEHAVIOR",
+    "_POOL_ON_EMPTY_WAIT_DURATION",
+    "_PIPELINE_WINDOW",
+    "_PIPELINE_LIMIT",
+    "_TIMEOUT",
+    "_HEALTH_CHECK_ACTIVE_CONNECTION",
 ];
 
 const NO_TLS: &str = "asks for TLS, which a unix socket does not have: leave it out";
@@ -95,9 +110,6 @@ impl Deployment {
         }
         variables.refuse_what_is_missing_here()?;
         let text = |name, default: &str| variables.text(name).unwrap_or_else(|| default.to_owned());
-        let known = |(name, instead): &(&'static str, &str)| {
-            variables.text(name).map(|_| format!("{name} has no effect: {instead}"))
-        };
         Ok(Some(Self {
             files: runtime_path(
                 &text("RUNTIME_ROOT", "/srv/runtime_data/current"),
@@ -106,7 +118,7 @@ impl Deployment {
             ),
             options: variables.options()?,
             log: variables.logging()?,
-            warnings: WITHOUT_EFFECT.iter().filter_map(known).collect(),
+            warnings: variables.warnings(),
             store: variables.store()?,
             http: variables.bind("HOST", "PORT", 8080)?,
             grpc: variables.bind("GRPC_HOST", "GRPC_PORT", 8081)?,
@@ -141,6 +153,18 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Ok(true),
             Some(_) => Err(error(name, "is neither true nor false: write one of them")),
         }
+    }
+
+    /// What is set and has no effect.
+    fn warnings(&self) -> Vec<String> {
+        let about = |name: &str, instead: &str| {
+            self.text(name).map(|_| format!("{name} has no effect: {instead}"))
+        };
+        let per_second = PER_SECOND.iter().filter_map(|end| {
+            about(&format!("REDIS_PERSECOND{end}"), "limits per second count in the same store")
+        });
+        let others = WITHOUT_EFFECT.iter().filter_map(|(name, instead)| about(name, instead));
+        per_second.chain(others).collect()
     }
 
     /// Where a service that starts all the same would do something else than is expected.
@@ -570,6 +594,17 @@ mod tests {
         let secret = problem(&[("REDIS_URL", "a:port"), ("REDIS_AUTH", "hidden")]);
         assert!(secret.starts_with("REDIS_URL and the variables beside it make no address: "));
         assert!(!secret.contains("hidden"), "{secret}");
+    }
+
+    #[test]
+    fn everything_about_a_second_redis_is_said_to_have_no_effect() {
+        for end in ["", "_URL", "_TYPE", "_AUTH", "_TLS", "_POOL_SIZE", "_SENTINEL_AUTH"] {
+            let name = format!("REDIS_PERSECOND{end}");
+            let warnings = deployed(&[(&name, "x")]).unwrap().warnings;
+            let expected =
+                format!("{name} has no effect: limits per second count in the same store");
+            assert_eq!(warnings, [expected]);
+        }
     }
 
     #[test]
