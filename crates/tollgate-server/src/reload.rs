@@ -123,7 +123,10 @@ impl Reloader {
     fn warn_of_what_stays(&self, new: &Settings) {
         let old = &self.first;
         let listens = |settings: &Settings| [settings.http, settings.grpc, settings.resp];
-        if listens(old) != listens(new) || old.security.tls != new.security.tls {
+        let tls = |settings: &Settings| {
+            [settings.security.tls.clone(), settings.security.grpc_tls.clone()]
+        };
+        if listens(old) != listens(new) || tls(old) != tls(new) {
             tracing::warn!("listeners and paths of certificates stay as they are until a restart");
         }
         if old.store != new.store {

@@ -25,6 +25,7 @@ pub(crate) struct Deployment {
     store: Option<StoreSettings>,
     http: Bind,
     grpc: Bind,
+    /// Of gRPC alone, as theirs: probes of the HTTP port come without it.
     tls: Option<TlsFiles>,
     shadow: bool,
 }
@@ -135,9 +136,7 @@ impl Deployment {
         settings.http = self.http;
         settings.grpc = self.grpc;
         settings.shadow |= self.shadow;
-        if self.tls.is_some() {
-            settings.security.tls.clone_from(&self.tls);
-        }
+        settings.security.grpc_tls.clone_from(&self.tls);
     }
 }
 
@@ -428,7 +427,7 @@ mod tests {
         assert_eq!(settings.http, Bind::At(([0, 0, 0, 0], 8080).into()));
         assert_eq!(settings.grpc, Bind::At(([0, 0, 0, 0], 8081).into()));
         assert_eq!(settings.store, StoreSettings::default());
-        assert!(!settings.shadow && settings.security.tls.is_none());
+        assert!(!settings.shadow && settings.security.grpc_tls.is_none());
     }
 
     #[test]
@@ -471,7 +470,8 @@ mod tests {
         assert_eq!(settings.http, Bind::At("[::1]:9090".parse().unwrap()));
         assert_eq!(settings.grpc, Bind::At(([127, 0, 0, 1], 9091).into()));
         assert!(settings.shadow);
-        let tls = settings.security.tls.unwrap();
+        assert!(settings.security.tls.is_none());
+        let tls = settings.security.grpc_tls.unwrap();
         assert_eq!((tls.key, tls.client_ca), ("/tls/key".into(), Some("/tls/ca".into())));
         let StoreSettings::Redis { url, prefix, .. } = settings.store else { panic!() };
         assert_eq!((&*url, &*prefix), ("redis://redis:6379", "rl:"));
