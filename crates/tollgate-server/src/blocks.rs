@@ -59,6 +59,10 @@ impl Blocks {
         Self::with_clock(Arc::new(SystemClock::new()))
     }
 
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
     /// None, with another clock.
     pub(crate) fn with_clock(clock: Arc<dyn Clock>) -> Self {
         let held =

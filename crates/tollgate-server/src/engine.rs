@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use smallvec::SmallVec;
 use tollgate::{
     Charge, CheckError, Decision, KeyRef, Limiter, Plan, PolicyName, PolicySet, Request,
-    SharedLimiter, Stats, StoreError, Verdict,
+    SharedLimiter, Stats, StoreError, Timestamp, Verdict,
 };
 
 use crate::blocks::Blocks;
@@ -47,6 +47,11 @@ impl Engine {
     /// The keys that are denied by hand.
     pub(crate) fn blocks(&self) -> &Blocks {
         &self.blocks
+    }
+
+    /// The time as this process has it, which need not be that of a store.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.blocks.now()
     }
 
     /// Whether decisions are waited for, so that it is better to ask for several at once.

@@ -25,6 +25,7 @@ mod service;
 #[cfg(feature = "cli")]
 mod simulate;
 mod source;
+mod stand_in;
 #[cfg(feature = "cli")]
 mod top;
 mod trace;

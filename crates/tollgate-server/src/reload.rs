@@ -18,6 +18,7 @@ use tokio::{
 
 use crate::{
     config::Settings,
+    envoy::RuleFile,
     gate::Gate,
     service::{Tls, check_exposure},
     source::Source,
@@ -122,7 +123,10 @@ impl Reloader {
     fn warn_of_what_stays(&self, new: &Settings) {
         let old = &self.first;
         let listens = |settings: &Settings| [settings.http, settings.grpc, settings.resp];
-        if listens(old) != listens(new) || old.security.tls != new.security.tls {
+        let tls = |settings: &Settings| {
+            [settings.security.tls.clone(), settings.security.grpc_tls.clone()]
+        };
+        if listens(old) != listens(new) || tls(old) != tls(new) {
             tracing::warn!("listeners and paths of certificates stay as they are until a restart");
         }
         if old.store != new.store {
@@ -173,6 +177,8 @@ impl Reloader {
                 folders.insert(parent(&behind_links));
             }
             if path.is_dir() {
+                let files = RuleFile::files(&path).unwrap_or_default();
+                folders.extend(files.iter().map(|file| parent(file)));
                 folders.insert(path);
             }
         }
@@ -184,9 +190,8 @@ impl Reloader {
         let mut hasher = Sha256::new();
         for path in self.paths() {
             let mut files = vec![path.clone()];
-            if let Ok(entries) = fs::read_dir(&path) {
-                files = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-                files.sort();
+            if path.is_dir() {
+                files = RuleFile::files(&path).unwrap_or_default();
             }
             for file in files {
                 hasher.update(file.as_os_str().as_encoded_bytes());

@@ -222,7 +222,8 @@ fn bind(
     let Bind::At(address) = bind else { return Ok(None) };
     let listener = Listener::bind(name, address, settings.bounds.connections);
     let listener = listener.map_err(|error| StartError::Bind { name, address, error })?;
-    let tls = settings.security.tls.clone().map(|files| Tls::load(files, protocols)).transpose()?;
+    let tls = settings.security.tls_of(name).cloned();
+    let tls = tls.map(|files| Tls::load(files, protocols)).transpose()?;
     Ok(Some(Entrance { listener: Arc::new(listener), tls: tls.map(Arc::new) }))
 }
 

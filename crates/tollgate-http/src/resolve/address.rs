@@ -220,6 +220,24 @@ impl<H: Head, P: Peer<H>> Resolve<H> for ClientAddress<P> {
     }
 }
 
+/// The text of an address as [`PeerAddress`] and [`ClientAddress`] count by it: IPv4 as such, and of IPv6 the first 64
+/// bits. It may come with brackets, a zone and a port, as proxies write it; `None` if it is no address.
+///
+/// ```
+/// use tollgate_http::resolve::plain_address;
+///
+/// assert_eq!(plain_address(b"[2001:db8:0:1:2::3]:443").as_deref(), Some("2001:db8:0:1::"));
+/// assert_eq!(plain_address(b"64:ff9b::203.0.113.7").as_deref(), Some("203.0.113.7"));
+/// assert_eq!(plain_address(b"203.0.113.7:5555").as_deref(), Some("203.0.113.7"));
+/// assert_eq!(plain_address(b"unknown"), None);
+/// ```
+pub fn plain_address(text: &[u8]) -> Option<String> {
+    Some(match canonical(forwarded::node(text)?) {
+        IpAddr::V4(v4) => v4.to_string(),
+        IpAddr::V6(v6) => prefix_of(v6, PREFIX).to_string(),
+    })
+}
+
 /// IPv4 as such, also where it is written as IPv6.
 fn canonical(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
@@ -263,11 +281,14 @@ fn push_address(key: &mut KeyParts, address: IpAddr, prefix: u8) {
         }),
         IpAddr::V6(v6) => key.write(|out| {
             use std::io::Write;
-            let hidden = 128 - u32::from(prefix.min(128));
-            let bits = u128::from(v6);
-            let kept = bits.checked_shr(hidden).and_then(|bits| bits.checked_shl(hidden));
             // Writing into a vector cannot fail.
-            let _ = write!(out, "{}", Ipv6Addr::from(kept.unwrap_or(0)));
+            let _ = write!(out, "{}", prefix_of(v6, prefix));
         }),
     }
+}
+
+fn prefix_of(address: Ipv6Addr, bits: u8) -> Ipv6Addr {
+    let hidden = 128 - u32::from(bits.min(128));
+    let kept = u128::from(address).checked_shr(hidden).and_then(|bits| bits.checked_shl(hidden));
+    Ipv6Addr::from(kept.unwrap_or(0))
 }

@@ -30,7 +30,7 @@ use http::request::Parts;
 use smallvec::SmallVec;
 use tollgate::{Key, KeyBuf, KeyRef};
 
-pub use address::{ClientAddress, Peer, PeerAddress};
+pub use address::{ClientAddress, Peer, PeerAddress, plain_address};
 pub use combine::{And, Instead, Or, ResolveExt};
 pub use parts::{Cookie, Everyone, Extension, Header, Host, MatchedRoute, Method, Path};
 pub use secret::{ApiKey, BearerSubject};

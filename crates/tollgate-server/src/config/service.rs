@@ -49,6 +49,7 @@ impl Reader<'_, '_> {
             tls: written.tls.as_ref().map(|tls| self.tls(tls)),
             credentials: self.credentials(&written.keys),
             insecure: settings.security.insecure,
+            ..Security::default()
         };
         self.bounds(&written.bounds, &mut settings.bounds);
     }

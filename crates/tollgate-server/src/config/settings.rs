@@ -90,6 +90,8 @@ pub enum Descriptors {
 pub struct Security {
     /// The service's certificate, and whose clients it trusts.
     pub tls: Option<TlsFiles>,
+    /// The same for gRPC alone, before what holds for all listeners.
+    pub grpc_tls: Option<TlsFiles>,
     /// Whoever may ask. None at all: everybody who can connect.
     pub credentials: Vec<Credential>,
     /// Listens also where others can reach it without certificates or credentials: the network keeps them out.
@@ -174,6 +176,14 @@ impl Settings {
             security: Security::default(),
             bounds: Bounds::default(),
         }
+    }
+}
+
+impl Security {
+    /// What the listener of this name has: `http`, `grpc` or `resp`.
+    pub(crate) fn tls_of(&self, listener: &str) -> Option<&TlsFiles> {
+        let own = self.grpc_tls.as_ref().filter(|_| listener == "grpc");
+        own.or(self.tls.as_ref())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use tollgate::Decision;
+use tollgate::{Algorithm, Decision};
 
 use super::{
     ask::{Asked, Limits},
@@ -15,16 +15,18 @@ use super::{
     },
     rules::{HeaderNames, Options},
 };
+use crate::engine::Engine;
 
 /// The answer, given what became of each descriptor.
 pub(super) fn response(
+    engine: &Engine,
     options: &Options,
     asked: &[Asked<'_>],
     findings: &[Finding],
     is_over: bool,
 ) -> RateLimitResponse {
     let both = || asked.iter().zip(findings);
-    let statuses: Vec<_> = both().map(|(asked, finding)| status(asked, finding)).collect();
+    let statuses: Vec<_> = both().map(|(asked, finding)| status(engine, asked, finding)).collect();
     let names = options.headers.as_ref();
     RateLimitResponse {
         overall_code: code(is_over),
@@ -34,11 +36,21 @@ pub(super) fn response(
     }
 }
 
+/// The answer to more than is looked at: as many statuses, none with a limit.
+pub(super) fn refusal(descriptors: usize, shadow: bool) -> RateLimitResponse {
+    let status = DescriptorStatus { code: code(true), ..DescriptorStatus::default() };
+    RateLimitResponse {
+        overall_code: code(!shadow),
+        statuses: vec![status; descriptors],
+        ..RateLimitResponse::default()
+    }
+}
+
 fn code(is_over: bool) -> i32 {
     if is_over { Code::OverLimit } else { Code::Ok }.into()
 }
 
-fn status(asked: &Asked<'_>, finding: &Finding) -> DescriptorStatus {
+fn status(engine: &Engine, asked: &Asked<'_>, finding: &Finding) -> DescriptorStatus {
     let is_unlimited = match &asked.limits {
         Limits::Unlimited => true,
         Limits::Rule(rule, _) => rule.is_unlimited(),
@@ -53,7 +65,7 @@ fn status(asked: &Asked<'_>, finding: &Finding) -> DescriptorStatus {
         code,
         current_limit: current_limit(asked, place, &decision),
         limit_remaining: clamp(decision.remaining()),
-        duration_until_reset: Some(reset(&decision)),
+        duration_until_reset: Some(reset(engine, &decision)),
     }
 }
 
@@ -83,9 +95,16 @@ fn name(decision: &Decision) -> Bytes {
     Bytes::from_static(name.as_bytes())
 }
 
-/// Whole seconds, rounded up, as theirs are.
-fn reset(decision: &Decision) -> Duration {
-    let micros = decision.reset_after().as_micros();
+/// Whole seconds, rounded up, as theirs are. A fixed window ends also if nothing of it is used, or can be.
+fn reset(engine: &Engine, decision: &Decision) -> Duration {
+    let window = decision.limit().filter(|limit| limit.algorithm() == Algorithm::FixedWindow);
+    let micros = match (decision.reset_after().as_micros(), window) {
+        (0, Some(limit)) => {
+            let period = limit.period().as_micros().max(1);
+            period - u128::from(engine.now().as_micros()) % period
+        }
+        (used, _) => used,
+    };
     let seconds = i64::try_from(micros.div_ceil(1_000_000)).unwrap_or(i64::MAX);
     Duration { seconds, nanos: 0 }
 }

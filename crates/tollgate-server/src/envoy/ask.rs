@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use tollgate::{Charge, Limit, Plan, PolicyName, Request};
+use tollgate::{Charge, Limit, PolicyName, Request};
 
 use super::{
     decide::AskError,
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     config::{Bounds, Scope},
     gate::Revision,
+    stand_in::BoundedPlan,
 };
 
 /// One descriptor, with what it led to.
@@ -38,7 +39,7 @@ pub(super) enum Limits<'a> {
     /// The limit that came with it.
     Override(Bound, Subject<'a>),
     /// Policies of our own, in a domain that no rule is about.
-    Native(Box<Plan<'a>>),
+    Native(Box<BoundedPlan<'a>>),
 }
 
 /// What all descriptors are charged.
@@ -66,27 +67,22 @@ impl RateLimitRequest {
     }
 }
 
-/// Refuses more than one request may bring.
-pub(super) fn check_size(request: &RateLimitRequest, bounds: &Bounds) -> Result<(), AskError> {
+/// Refuses what asks for nothing.
+pub(super) fn check(request: &RateLimitRequest) -> Result<(), AskError> {
     if request.domain.is_empty() {
         return Err(AskError::EmptyDomain);
     }
     if request.descriptors.is_empty() {
         return Err(AskError::NoDescriptors);
     }
-    let entries = |descriptor: &RateLimitDescriptor| {
-        let long = |bytes: &[u8]| bytes.len() > bounds.key_bytes;
-        descriptor.entries.len() > bounds.attributes
-            || descriptor.entries.iter().any(|entry| long(&entry.key) || long(&entry.value))
-    };
-    let too_many = request.descriptors.len() > bounds.attributes;
-    if too_many
-        || request.domain.len() > bounds.key_bytes
-        || request.descriptors.iter().any(entries)
-    {
-        return Err(AskError::TooLarge);
-    }
     Ok(())
+}
+
+/// Whether there is more than one request may bring. That is a denial and no error, which Envoy would let pass.
+pub(super) fn is_too_much(request: &RateLimitRequest, bounds: &Bounds) -> bool {
+    let descriptors = &request.descriptors;
+    descriptors.len() > bounds.attributes
+        || descriptors.iter().any(|descriptor| descriptor.entries.len() > bounds.attributes)
 }
 
 /// Finds what applies to each descriptor.
@@ -95,10 +91,11 @@ pub(super) fn find<'a>(
     request: &'a RateLimitRequest,
 ) -> Result<SmallVec<[Asked<'a>; 4]>, AskError> {
     let level = revision.settings.rules.domain(&request.domain);
+    let most = revision.settings.bounds.key_bytes;
     let mut asked = SmallVec::new();
     for descriptor in &request.descriptors {
         let limits = match level {
-            Some(level) => by_rules(level, &request.domain, descriptor)?,
+            Some(level) => by_rules(level, &request.domain, descriptor, most)?,
             None => by_policies(revision, &request.domain, descriptor)?,
         };
         let hits = descriptor.hits_addend.unwrap_or(u64::from(request.hits_addend.max(1)));
@@ -112,6 +109,7 @@ fn by_rules<'a>(
     level: &'a Level,
     domain: &[u8],
     descriptor: &'a RateLimitDescriptor,
+    most: usize,
 ) -> Result<Limits<'a>, AskError> {
     let entries = &*descriptor.entries;
     if let Some(given) = &descriptor.limit {
@@ -119,12 +117,13 @@ fn by_rules<'a>(
         let period = unit.period().ok_or(AskError::Unit)?;
         let limit =
             Limit::new(u64::from(given.requests_per_unit), period).map_err(|_| AskError::Unit)?;
-        return Ok(Limits::Override(Bound::new(limit), Subject::whole(domain, entries)));
+        let subject = Subject::whole(domain, entries).bounded(most);
+        return Ok(Limits::Override(Bound::new(limit), subject));
     }
     Ok(match level.rule(entries) {
         None => Limits::None,
         Some(rule) if rule.is_unlimited() && rule.replaces.is_empty() => Limits::Unlimited,
-        Some(rule) => Limits::Rule(rule, rule.subject(entries)),
+        Some(rule) => Limits::Rule(rule, rule.subject(entries).bounded(most)),
     })
 }
 
@@ -139,7 +138,8 @@ fn by_policies<'a>(
     for entry in &descriptor.entries {
         request = request.with(text(&entry.key)?, &entry.value);
     }
-    let plan = revision.engine.plan(&request);
+    let most = revision.settings.bounds.key_bytes;
+    let plan = BoundedPlan::new(&revision.engine, &request, most);
     Ok(if plan.is_empty() { Limits::None } else { Limits::Native(Box::new(plan)) })
 }
 
@@ -216,7 +216,7 @@ impl<'a> Asked<'a> {
     }
 
     /// What policies of our own charge; `None` if it could never be admitted. As much as there can be is given back.
-    fn planned<'p>(&self, plan: &'p Plan<'_>) -> Option<Vec<Charge<'p>>> {
+    fn planned<'p>(&self, plan: &'p BoundedPlan<'_>) -> Option<Vec<Charge<'p>>> {
         let mut cost = self.cost;
         loop {
             match plan.charges(cost) {

@@ -97,7 +97,7 @@ fn gate(rules: &Path, case: &Case, clock: &ManualClock) -> Gate {
         settings.descriptors = Descriptors::Apart;
     }
     let state = State::Memory(limiter.store().clone());
-    Gate::new(Engine::memory(limiter), state, settings)
+    Gate::new(Engine::memory(limiter).with_clock(clock.clone()), state, settings)
 }
 
 fn unit(word: &str) -> Unit {

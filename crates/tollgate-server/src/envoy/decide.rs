@@ -22,8 +22,6 @@ pub(crate) enum AskError {
     EmptyDomain,
     #[error("there is no descriptor: send at least one")]
     NoDescriptors,
-    #[error("too many descriptors or entries, or one of them is too long")]
-    TooLarge,
     #[error("the limit of a descriptor has no known unit")]
     Unit,
     #[error("a domain or key is not UTF-8")]
@@ -51,7 +49,11 @@ pub(crate) async fn decide(
     request: &RateLimitRequest,
 ) -> Result<RateLimitResponse, AskError> {
     let settings = &*revision.settings;
-    ask::check_size(request, &settings.bounds)?;
+    ask::check(request)?;
+    if ask::is_too_much(request, &settings.bounds) {
+        tracing::debug!(descriptors = request.descriptors.len(), "more than a request may bring");
+        return Ok(answer::refusal(request.descriptors.len(), settings.shadow));
+    }
     let asked = ask::find(revision, request)?;
     let mut bill = Bill::new(&asked);
     give_back(&revision.engine, &asked, &mut bill).await?;
@@ -68,7 +70,7 @@ pub(crate) async fn decide(
     }
     let options = &settings.rules.options;
     let denies = is_blocked || (is_over && !settings.shadow);
-    Ok(answer::response(options, &asked, &findings, denies))
+    Ok(answer::response(&revision.engine, options, &asked, &findings, denies))
 }
 
 /// Gives back what is to be given back. From then on those charges only ask what is left.
@@ -172,14 +174,15 @@ async fn apart(
             }
         }
     }
-    let findings = findings(asked, bill, &decisions);
-    use_up(engine, asked, bill, &findings).await;
+    let mut findings = findings(asked, bill, &decisions);
+    use_up(engine, asked, bill, &mut findings).await;
     Ok(findings)
 }
 
-/// Theirs counts what it denies: hits that are more than what is left use that up.
-async fn use_up(engine: &Engine, asked: &[Asked<'_>], bill: &Bill<'_>, findings: &[Finding]) {
+/// Theirs counts what it denies: hits that are more than what is left use that up, and are told so.
+async fn use_up(engine: &Engine, asked: &[Asked<'_>], bill: &Bill<'_>, findings: &mut [Finding]) {
     let mut rest: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
+    let mut told: SmallVec<[&mut Finding; 4]> = SmallVec::new();
     for ((asked, part), finding) in asked.iter().zip(&bill.parts).zip(findings) {
         let theirs =
             asked.rule().is_none_or(|rule| rule.bounds.iter().all(|bound| !bound.is_extension));
@@ -189,12 +192,21 @@ async fn use_up(engine: &Engine, asked: &[Asked<'_>], bill: &Bill<'_>, findings:
             && decision.remaining() > 0
             && theirs
         {
-            rest.push(charge.cost(decision.remaining()));
+            // In shadow mode as well: otherwise it would not be told.
+            rest.push(charge.cost(decision.remaining()).enforced(true));
+            told.push(finding);
         }
     }
-    if !rest.is_empty() {
-        // Somebody else may have been faster; then there is nothing left to use up.
-        engine.check_each(&rest, &mut Vec::new()).await;
+    if rest.is_empty() {
+        return;
+    }
+    let mut answers = Vec::new();
+    engine.check_each(&rest, &mut answers).await;
+    for (finding, answer) in told.into_iter().zip(answers) {
+        // Without an answer, or if somebody else was faster, it is still over.
+        if let Ok(decision) = answer {
+            finding.spoken = Some((0, decision));
+        }
     }
 }
 

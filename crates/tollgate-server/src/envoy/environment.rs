@@ -25,6 +25,7 @@ pub(crate) struct Deployment {
     store: Option<StoreSettings>,
     http: Bind,
     grpc: Bind,
+    /// Of gRPC alone, as theirs: probes of the HTTP port come without it.
     tls: Option<TlsFiles>,
     shadow: bool,
 }
@@ -55,9 +56,7 @@ type Result<T> = std::result::Result<T, EnvironmentError>;
 const SIGNS: [&str; 2] = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY"];
 
 /// What has no effect here, each with what there is instead.
-const WITHOUT_EFFECT: [(&str, &str); 26] = [
-    ("REDIS_PERSECOND", "limits per second count in the same store"),
-    ("REDIS_PERSECOND_URL", "limits per second count in the same store"),
+const WITHOUT_EFFECT: [(&str, &str); 23] = [
     ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "the server's name is always verified"),
     ("REDIS_POOL_SIZE", "requests share connections"),
     ("REDIS_PIPELINE_WINDOW", "what arrives together travels together"),
@@ -68,7 +67,7 @@ const WITHOUT_EFFECT: [(&str, &str); 26] = [
     ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "what is denied is not counted"),
     ("NEAR_LIMIT_RATIO", "metrics tell what remains"),
     ("RUNTIME_WATCH_ROOT", "the folder of files is watched"),
-    ("RUNTIME_IGNOREDOTFILES", "only files that end in .yaml or .yml are read"),
+    ("RUNTIME_IGNOREDOTFILES", "files and folders that begin with a dot are never read"),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", "the files have to be there"),
     ("DEBUG_PORT", "the HTTP listener tells everything"),
     ("USE_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
@@ -80,9 +79,28 @@ const WITHOUT_EFFECT: [(&str, &str); 26] = [
     ("GRPC_MAX_CONNECTION_AGE", "connections live as long as they answer"),
     ("GRPC_CLIENT_TLS_SAN", "every certificate of the clients' authority is taken"),
     ("TRACING_ENABLED", "traces are sent where OTEL_EXPORTER_OTLP_ENDPOINT says"),
-    ("REDIS_PERSECOND_TYPE", "limits per second count in the same store"),
     ("RESPONSE_DYNAMIC_METADATA", "metadata tells limits that Envoy's units cannot"),
 ];
+
+/// What comes after `REDIS_PERSECOND` in the names of variables about their second Redis.
+const PER_SECOND: [&str; 14] = [
+    "",
+    "_SOCKET_TYPE",
+    "_TYPE",
+    "_URL",
+    "_AUTH",
+    "_SENTINEL_AUTH",
+    "_TLS",
+    "_POOL_SIZE",
+    "_POOL_ON_EMPTY_BEHAVIOR",
+    "_POOL_ON_EMPTY_WAIT_DURATION",
+    "_PIPELINE_WINDOW",
+    "_PIPELINE_LIMIT",
+    "_TIMEOUT",
+    "_HEALTH_CHECK_ACTIVE_CONNECTION",
+];
+
+const NO_TLS: &str = "asks for TLS, which a unix socket does not have: leave it out";
 
 impl Deployment {
     /// Reads the variables that `lookup` knows. `None` if they are not those of such a deployment.
@@ -93,9 +111,6 @@ impl Deployment {
         }
         variables.refuse_what_is_missing_here()?;
         let text = |name, default: &str| variables.text(name).unwrap_or_else(|| default.to_owned());
-        let known = |(name, instead): &(&'static str, &str)| {
-            variables.text(name).map(|_| format!("{name} has no effect: {instead}"))
-        };
         Ok(Some(Self {
             files: runtime_path(
                 &text("RUNTIME_ROOT", "/srv/runtime_data/current"),
@@ -104,7 +119,7 @@ impl Deployment {
             ),
             options: variables.options()?,
             log: variables.logging()?,
-            warnings: WITHOUT_EFFECT.iter().filter_map(known).collect(),
+            warnings: variables.warnings(),
             store: variables.store()?,
             http: variables.bind("HOST", "PORT", 8080)?,
             grpc: variables.bind("GRPC_HOST", "GRPC_PORT", 8081)?,
@@ -121,9 +136,7 @@ impl Deployment {
         settings.http = self.http;
         settings.grpc = self.grpc;
         settings.shadow |= self.shadow;
-        if self.tls.is_some() {
-            settings.security.tls.clone_from(&self.tls);
-        }
+        settings.security.grpc_tls.clone_from(&self.tls);
     }
 }
 
@@ -139,6 +152,18 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Ok(true),
             Some(_) => Err(error(name, "is neither true nor false: write one of them")),
         }
+    }
+
+    /// What is set and has no effect.
+    fn warnings(&self) -> Vec<String> {
+        let about = |name: &str, instead: &str| {
+            self.text(name).map(|_| format!("{name} has no effect: {instead}"))
+        };
+        let per_second = PER_SECOND.iter().filter_map(|end| {
+            about(&format!("REDIS_PERSECOND{end}"), "limits per second count in the same store")
+        });
+        let others = WITHOUT_EFFECT.iter().filter_map(|(name, instead)| about(name, instead));
+        per_second.chain(others).collect()
     }
 
     /// Where a service that starts all the same would do something else than is expected.
@@ -250,14 +275,24 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 
     /// Their address, type and secrets in one line.
     fn url(&self, address: &str) -> Result<String> {
-        let redis = if self.switch("REDIS_TLS")? { "rediss" } else { "redis" };
+        let tls = self.switch("REDIS_TLS")?;
+        let redis = if tls { "rediss" } else { "redis" };
         let login = self.text("REDIS_AUTH").map(|auth| login(&auth)).unwrap_or_default();
         let kind = self.text("REDIS_TYPE").unwrap_or_default().to_ascii_uppercase();
         let socket = self.text("REDIS_SOCKET_TYPE").unwrap_or_default();
-        let options = self.url_options(kind == "SENTINEL");
+        let is_sentinel = kind == "SENTINEL" || address.contains("+sentinel://");
+        let options = self.url_options(is_sentinel);
         Ok(match &*kind {
-            "" | "SINGLE" if address.contains("://") => format!("{address}{options}"),
+            "" | "SINGLE" if address.contains("://") => self.complete(address, &login, &options)?,
+            "CLUSTER" | "SENTINEL" if address.contains("://") => {
+                let problem =
+                    "has a scheme, and there is a REDIS_TYPE as well: leave one of them out";
+                return Err(error("REDIS_URL", problem));
+            }
             "" | "SINGLE" if socket == "unix" || address.starts_with('/') => {
+                if tls {
+                    return Err(error("REDIS_TLS", NO_TLS));
+                }
                 format!("redis+unix://{login}{address}")
             }
             "" | "SINGLE" => format!("{redis}://{login}{address}{options}"),
@@ -270,6 +305,34 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             }
             _ => return Err(error("REDIS_TYPE", "is not one of SINGLE, SENTINEL and CLUSTER")),
         })
+    }
+
+    /// An address that has a scheme, with what the variables beside it say.
+    fn complete(&self, address: &str, login: &str, options: &str) -> Result<String> {
+        let (scheme, rest) = address.split_once("://").unwrap_or(("redis", address));
+        let (base, shape) = scheme.split_at(scheme.find('+').unwrap_or(scheme.len()));
+        let wants_tls = self.switch("REDIS_TLS")?;
+        if wants_tls && shape == "+unix" {
+            return Err(error("REDIS_TLS", NO_TLS));
+        }
+        let is_plain = matches!(base, "redis" | "valkey");
+        let secure = if wants_tls && is_plain { "s" } else { "" };
+        let authority = &rest[..rest.find(['/', '?']).unwrap_or(rest.len())];
+        let own = authority.rfind('@').map(|at| &rest[..=at]);
+        let login = match own {
+            Some(own) if !login.is_empty() && own != login => {
+                let problem = "is another login than the one in REDIS_URL: leave one of them out";
+                return Err(error("REDIS_AUTH", problem));
+            }
+            Some(_) => "",
+            None => login,
+        };
+        // There are options already, which others can follow.
+        let options = match rest.contains('?') {
+            true => options.replacen('?', "&", 1),
+            false => options.to_owned(),
+        };
+        Ok(format!("{base}{secure}{shape}://{login}{rest}{options}"))
     }
 
     fn url_options(&self, sentinel: bool) -> String {
@@ -364,7 +427,7 @@ mod tests {
         assert_eq!(settings.http, Bind::At(([0, 0, 0, 0], 8080).into()));
         assert_eq!(settings.grpc, Bind::At(([0, 0, 0, 0], 8081).into()));
         assert_eq!(settings.store, StoreSettings::default());
-        assert!(!settings.shadow && settings.security.tls.is_none());
+        assert!(!settings.shadow && settings.security.grpc_tls.is_none());
     }
 
     #[test]
@@ -407,7 +470,8 @@ mod tests {
         assert_eq!(settings.http, Bind::At("[::1]:9090".parse().unwrap()));
         assert_eq!(settings.grpc, Bind::At(([127, 0, 0, 1], 9091).into()));
         assert!(settings.shadow);
-        let tls = settings.security.tls.unwrap();
+        assert!(settings.security.tls.is_none());
+        let tls = settings.security.grpc_tls.unwrap();
         assert_eq!((tls.key, tls.client_ca), ("/tls/key".into(), Some("/tls/ca".into())));
         let StoreSettings::Redis { url, prefix, .. } = settings.store else { panic!() };
         assert_eq!((&*url, &*prefix), ("redis://redis:6379", "rl:"));
@@ -425,6 +489,27 @@ mod tests {
                 "rediss://me:p%3Aq@a:1",
             ),
             (&[("REDIS_URL", "redis://a:1/2")], "redis://a:1/2"),
+            (
+                &[("REDIS_URL", "redis://a:1/2"), ("REDIS_TLS", "true"), ("REDIS_AUTH", "me:p@ss")],
+                "rediss://me:p%40ss@a:1/2",
+            ),
+            (
+                &[
+                    ("REDIS_URL", "redis+sentinel://a/main?sentinel_user=s"),
+                    ("REDIS_SENTINEL_AUTH", "t"),
+                ],
+                "redis+sentinel://a/main?sentinel_user=s&sentinel_password=t",
+            ),
+            (
+                &[("REDIS_URL", "valkey+cluster://a,b"), ("REDIS_TLS", "true")],
+                "valkeys+cluster://a,b",
+            ),
+            (&[("REDIS_URL", "rediss://a:1"), ("REDIS_TLS", "false")], "rediss://a:1"),
+            (&[("REDIS_URL", "redis://:p@a:1"), ("REDIS_AUTH", "p")], "redis://:p@a:1"),
+            (
+                &[("REDIS_URL", "redis+unix:///run/r.sock"), ("REDIS_AUTH", "p")],
+                "redis+unix://:p@/run/r.sock",
+            ),
             (&[("REDIS_URL", "/run/redis.sock")], "redis+unix:///run/redis.sock"),
             (
                 &[
@@ -487,12 +572,39 @@ mod tests {
                 &[("REDIS_URL", "a:1"), ("REDIS_TYPE", "ring")],
                 "REDIS_TYPE is not one of SINGLE, SENTINEL and CLUSTER",
             ),
+            (
+                &[("REDIS_URL", "redis://me:x@a:1"), ("REDIS_AUTH", "me:y")],
+                "REDIS_AUTH is another login than the one in REDIS_URL: leave one of them out",
+            ),
+            (
+                &[("REDIS_URL", "/run/redis.sock"), ("REDIS_TLS", "true")],
+                "REDIS_TLS asks for TLS, which a unix socket does not have: leave it out",
+            ),
+            (
+                &[("REDIS_URL", "redis+unix:///run/redis.sock"), ("REDIS_TLS", "true")],
+                "REDIS_TLS asks for TLS, which a unix socket does not have: leave it out",
+            ),
+            (
+                &[("REDIS_URL", "redis://a:1"), ("REDIS_TYPE", "cluster")],
+                "REDIS_URL has a scheme, and there is a REDIS_TYPE as well: leave one of them out",
+            ),
         ] {
             assert_eq!(problem(variables), expected);
         }
         let secret = problem(&[("REDIS_URL", "a:port"), ("REDIS_AUTH", "hidden")]);
         assert!(secret.starts_with("REDIS_URL and the variables beside it make no address: "));
         assert!(!secret.contains("hidden"), "{secret}");
+    }
+
+    #[test]
+    fn everything_about_a_second_redis_is_said_to_have_no_effect() {
+        for end in ["", "_URL", "_TYPE", "_AUTH", "_TLS", "_POOL_SIZE", "_SENTINEL_AUTH"] {
+            let name = format!("REDIS_PERSECOND{end}");
+            let warnings = deployed(&[(&name, "x")]).unwrap().warnings;
+            let expected =
+                format!("{name} has no effect: limits per second count in the same store");
+            assert_eq!(warnings, [expected]);
+        }
     }
 
     #[test]

@@ -84,27 +84,28 @@ pub(super) struct Replaces {
 
 /// How many bytes a file may have: far more than ten thousand rules.
 const MAX_BYTES: u64 = 16 * 1024 * 1024;
+/// How many folders may be in one another.
+const MAX_DEPTH: usize = 16;
 
 impl Source {
-    /// A file, or all files of a directory that end in `.yaml` or `.yml`, in the order of their names.
+    /// A file, or all files of a directory and of those below, in the order of their names.
     pub(crate) fn read(path: &Path) -> Result<Vec<Self>, FileError> {
         let files = Self::files(path)
             .map_err(|error| FileError::whole(path, format!("it cannot be read: {error}")))?;
         files.iter().map(|file| Self::open(file)).collect()
     }
 
-    /// Which files [`Source::read`] would open.
+    /// Which files [`Source::read`] would open. None at all is an error: nothing would be limited.
     pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
         if !fs::metadata(path)?.is_dir() {
             return Ok(vec![path.to_owned()]);
         }
         let mut files = Vec::new();
-        for entry in fs::read_dir(path)? {
-            let file = entry?.path();
-            // Follows the links of Kubernetes, whose `..data` is a directory.
-            if is_yaml(&file) && file.is_file() {
-                files.push(file);
-            }
+        gather(path, 0, &mut files)?;
+        if files.is_empty() {
+            let message = "there is no file in it or below, but for names that begin with a dot: \
+                           put files of rules there, such as config.yaml with `domain: edge`";
+            return Err(io::Error::new(io::ErrorKind::NotFound, message));
         }
         files.sort_unstable();
         Ok(files)
@@ -125,10 +126,18 @@ impl Source {
     /// The documents of the file.
     pub(super) fn parse(&self) -> Result<Vec<Root>, FileError> {
         let options = serde_saphyr::options! { with_snippet: false };
-        serde_saphyr::from_multiple_with_options(&self.text, options).map_err(|error| {
+        let parsed = serde_saphyr::from_multiple_with_options(&self.text, options);
+        let roots: Vec<Root> = parsed.map_err(|error| {
             let message = DefaultMessageFormatter.format_message(error.without_snippet());
             self.error(error.location(), message.escape_debug())
-        })
+        })?;
+        match roots.is_empty() {
+            true => {
+                Err(self
+                    .error(None, "there are no rules in it: write `domain: edge` and descriptors"))
+            }
+            false => Ok(roots),
+        }
     }
 
     /// An error at a place of this file.
@@ -150,8 +159,26 @@ impl Source {
     }
 }
 
-fn is_yaml(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end == "yaml" || end == "yml")
+/// Every file in a folder and below, whatever its name ends in, as envoyproxy/ratelimit has it. Links are followed, as
+/// Kubernetes makes them, and what they lead to is in folders that begin with a dot, as do files of editors.
+fn gather(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    if depth > MAX_DEPTH {
+        let message = format!("folders are more than {MAX_DEPTH} deep, or go round in circles");
+        return Err(io::Error::other(message));
+    }
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        if path.is_dir() {
+            gather(&path, depth + 1, files)?;
+        } else if path.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(())
 }
 
 /// At most `length` characters of what somebody wrote, safe to print.

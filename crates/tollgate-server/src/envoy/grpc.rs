@@ -27,6 +27,7 @@ use tokio::{
 use tracing::Instrument;
 
 use super::{
+    answer,
     decide::{AskError, decide},
     preface,
     proto::{Health, HealthCheckRequest, HealthCheckResponse, RateLimitRequest},
@@ -35,7 +36,7 @@ use crate::{
     config::Bounds,
     gate::Gate,
     metrics::ListenerMetrics,
-    service::{Drain, Keys, Protocol},
+    service::{Access, Drain, Keys, Protocol},
     trace,
 };
 
@@ -181,7 +182,12 @@ async fn respond(gate: &Gate, request: Request<Incoming>) -> Response<Reply> {
 async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<Bytes, Failure> {
     let (head, body) = request.into_parts();
     let bounds = gate.revision().settings.bounds;
-    let message = receive(body, &bounds).await?;
+    let message = match receive(body, &bounds).await {
+        Err(failure) if failure.code == GrpcCode::ResourceExhausted => {
+            return refuse_unread(gate, &head.headers);
+        }
+        received => received?,
+    };
     let request = RateLimitRequest::decode(message)
         .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "not a RateLimitRequest"))?;
     let revision = gate.revision();
@@ -192,16 +198,27 @@ async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<By
     Ok(framed(&decide(&revision, &request).await?))
 }
 
+/// Denies what is too large to be read: Envoy would let an error pass, and clients choose what it sends along.
+fn refuse_unread(gate: &Gate, headers: &HeaderMap) -> Result<Bytes, Failure> {
+    let revision = gate.revision();
+    known(Keys(&revision.settings.security.credentials), headers)?;
+    Ok(framed(&answer::refusal(0, revision.settings.shadow)))
+}
+
 fn permit(keys: Keys<'_>, headers: &HeaderMap, request: &RateLimitRequest) -> Result<(), Failure> {
-    let access = keys.access(bearer(headers)).ok_or(Failure::new(
-        GrpcCode::Unauthenticated,
-        "send a known API key as `authorization: Bearer KEY`",
-    ))?;
+    let access = known(keys, headers)?;
     let domain = std::str::from_utf8(&request.domain).map_err(|_| AskError::NotText)?;
     if access.allows(request.scope(), domain) {
         return Ok(());
     }
     Err(Failure::new(GrpcCode::PermissionDenied, "this API key may not do that in this domain"))
+}
+
+fn known<'a>(keys: Keys<'a>, headers: &HeaderMap) -> Result<Access<'a>, Failure> {
+    keys.access(bearer(headers)).ok_or(Failure::new(
+        GrpcCode::Unauthenticated,
+        "send a known API key as `authorization: Bearer KEY`",
+    ))
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
@@ -321,7 +338,6 @@ impl From<AskError> for Failure {
             AskError::Check(_) | AskError::Store(_) => GrpcCode::Unavailable,
             AskError::EmptyDomain
             | AskError::NoDescriptors
-            | AskError::TooLarge
             | AskError::Unit
             | AskError::NotText => GrpcCode::InvalidArgument,
         };

@@ -25,7 +25,10 @@ use super::{
     CODES,
     file::Source,
     grpc::Grpc,
-    proto::{Code, Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse},
+    proto::{
+        Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse,
+        Unit,
+    },
     rules::{Options, Rules},
 };
 use crate::{
@@ -49,11 +52,7 @@ const HEALTH: &str = "/grpc.health.v1.Health/Check";
 
 fn settings() -> Settings {
     let text = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1}}]";
-    let source = Source { file: "rules.yaml".into(), text: text.to_owned() };
-    let rules = Rules::parse(&[source], Options::default()).unwrap();
-    let mut settings = Settings::new(rules.beside(&PolicySet::new([]).unwrap()).unwrap());
-    settings.rules = Arc::new(rules);
-    settings
+    of_rules(text)
 }
 
 fn server(settings: Settings) -> (Server, DuplexStream) {
@@ -153,24 +152,16 @@ async fn what_cannot_be_answered_has_a_status() {
     let mut settings = settings();
     settings.bounds.request_bytes = 100;
     let (_server, mut client) = connect(settings).await;
-    let many = vec![RateLimitDescriptor::default(); 33];
-    let many = RateLimitRequest { domain: "d".into(), descriptors: many, hits_addend: 0 };
     for (path, body, status, text) in [
         ("/any.Service/Method", question("d"), 12, "there is no such method"),
         ("/grpc.health.v1.Health/Watch", framed(b""), 12, "there is no such method"),
         (ASK, framed(&[0xff]), 3, "not a RateLimitRequest"),
         (ASK, framed(b""), 3, "the domain is empty: name one"),
         (ASK, framed(b"\x0a\x01d"), 3, "there is no descriptor: send at least one"),
-        (
-            ASK,
-            framed(&many.encode_to_vec()),
-            3,
-            "too many descriptors or entries, or one of them is too long",
-        ),
         (ASK, Bytes::from_static(b"\x01\0\0\0\0"), 12, "send messages uncompressed"),
         (ASK, Bytes::from_static(b"\0\0\0\0\x01"), 13, "the request is not one whole message"),
         (ASK, Bytes::new(), 13, "the request holds no message"),
-        (ASK, framed(&[0; 101]), 8, "the request is too large"),
+        (HEALTH, framed(&[0; 101]), 8, "the request is too large"),
         (HEALTH, framed(b"\x0a\x01x"), 5, "there is no such service"),
         (HEALTH, framed(&[0xff]), 3, "not a HealthCheckRequest"),
     ] {
@@ -181,6 +172,76 @@ async fn what_cannot_be_answered_has_a_status() {
     let response = client.send_request(get).await.unwrap();
     assert_eq!(response.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
     assert_eq!(ask(&mut client).await, Code::Ok);
+}
+
+fn of_rules(text: &str) -> Settings {
+    let source = Source { file: "rules.yaml".into(), text: text.to_owned() };
+    let rules = Rules::parse(&[source], Options::default()).unwrap();
+    let mut settings = Settings::new(rules.beside(&PolicySet::new([]).unwrap()).unwrap());
+    settings.rules = Arc::new(rules);
+    settings
+}
+
+/// What is answered to these descriptors: the code, and how many statuses.
+async fn answer(client: &mut Client, descriptors: Vec<RateLimitDescriptor>) -> (Code, usize) {
+    let request = RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 };
+    let (message, status, text) = call(client, ASK, framed(&request.encode_to_vec()), None).await;
+    assert_eq!((status, &*text), (0, ""));
+    let response = RateLimitResponse::decode(message.slice(5..)).unwrap();
+    (response.overall_code(), response.statuses.len())
+}
+
+fn descriptor(entries: &[(&'static str, String)]) -> RateLimitDescriptor {
+    let entry = |(key, value): &(&'static str, String)| Entry {
+        key: Bytes::from_static(key.as_bytes()),
+        value: value.clone().into(),
+    };
+    RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_long_value_is_counted_like_any_other() {
+    let rules = "domain: d\ndescriptors:\n\
+                 - {key: k, rate_limit: {unit: year, requests_per_unit: 1}}\n\
+                 - {key: k, value: v*w, rate_limit: {unit: year, requests_per_unit: 2}}";
+    let (_server, mut client) = connect(of_rules(rules)).await;
+    let (one, other) = ("x".repeat(2_000), "x".repeat(2_001));
+    let matched = format!("v{one}w");
+    for (value, code) in [
+        (&one, Code::Ok),
+        (&one, Code::OverLimit),
+        (&other, Code::Ok),
+        (&matched, Code::Ok),
+        (&matched, Code::Ok),
+        (&matched, Code::OverLimit),
+    ] {
+        let asked = vec![descriptor(&[("k", value.clone())])];
+        assert_eq!(answer(&mut client, asked).await, (code, 1), "{}", value.len());
+    }
+    for code in [Code::Ok, Code::OverLimit] {
+        let limit = Some(RateLimitOverride { requests_per_unit: 1, unit: Unit::Year.into() });
+        let own = RateLimitDescriptor { limit, ..descriptor(&[("any", one.clone())]) };
+        assert_eq!(answer(&mut client, vec![own]).await, (code, 1));
+    }
+}
+
+#[tokio::test]
+async fn too_much_is_denied_and_no_error() {
+    let (_server, mut client) = connect(settings()).await;
+    let free = || descriptor(&[("free", "x".into())]);
+    let most = vec![("free", "x".to_owned()); 32];
+    assert_eq!(answer(&mut client, vec![free(); 32]).await, (Code::Ok, 32));
+    assert_eq!(answer(&mut client, vec![free(); 33]).await, (Code::OverLimit, 33));
+    assert_eq!(answer(&mut client, vec![descriptor(&most)]).await, (Code::Ok, 1));
+    let more = descriptor(&[most, vec![("free", "x".into())]].concat());
+    assert_eq!(answer(&mut client, vec![free(), more]).await, (Code::OverLimit, 2));
+    let large = || vec![descriptor(&[("free", "x".repeat(65_536))])];
+    assert_eq!(answer(&mut client, large()).await, (Code::OverLimit, 0));
+    let mut shadow = settings();
+    shadow.shadow = true;
+    let (_server, mut client) = connect(shadow).await;
+    assert_eq!(answer(&mut client, vec![free(); 33]).await, (Code::Ok, 33));
+    assert_eq!(answer(&mut client, large()).await, (Code::Ok, 0));
 }
 
 #[tokio::test]
@@ -232,6 +293,9 @@ async fn credentials_open_their_domains() {
     let back = RateLimitRequest { domain: "d".into(), descriptors: vec![back], hits_addend: 0 };
     assert_eq!(ask(framed(&back.encode_to_vec()), Some("secret")).await, 7);
     assert_eq!(ask(question("d"), Some("secret")).await, 0);
+    let large = framed(&[0; 65_537]);
+    assert_eq!(ask(large.clone(), Some("wrong")).await, 16);
+    assert_eq!(ask(large, Some("secret")).await, 0);
 }
 
 #[tokio::test]

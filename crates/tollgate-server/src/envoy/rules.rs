@@ -18,6 +18,7 @@ use super::{
     pattern::Pattern,
     proto::{Entry, Struct},
 };
+use crate::stand_in;
 
 /// What the files of envoyproxy/ratelimit say, compiled. Never changed: a reload makes another.
 ///
@@ -118,12 +119,12 @@ pub(crate) struct Rule {
 pub(super) enum Subject<'a> {
     /// The value of one entry, as it is.
     One(KeyRef<'a>),
-    /// None of them, or several.
-    Many(KeyBuf),
+    /// None of them, or several, or what stands for one that is too long.
+    Made(KeyBuf),
 }
 
 impl Rules {
-    /// Reads a file, or every YAML file of a directory.
+    /// Reads a file, or every file of a directory.
     #[cfg(test)]
     pub(crate) fn load(path: &std::path::Path, options: Options) -> Result<Self, FileError> {
         Self::parse(&Source::read(path)?, options)
@@ -226,7 +227,7 @@ impl Rule {
         for place in &self.varying {
             key.push(entries.get(*place).map(|entry| &*entry.value));
         }
-        Subject::Many(key)
+        Subject::Made(key)
     }
 }
 
@@ -241,13 +242,18 @@ impl Subject<'_> {
             key.push(Some(&entry.key));
             key.push(Some(&entry.value));
         }
-        Self::Many(key)
+        Self::Made(key)
+    }
+
+    /// With a stand-in for every part that has more bytes than this.
+    pub(super) fn bounded(self, most: usize) -> Self {
+        stand_in::key(self.as_key(), most).map_or(self, Self::Made)
     }
 
     pub(super) fn as_key(&self) -> KeyRef<'_> {
         match self {
             Self::One(key) => *key,
-            Self::Many(key) => key.as_ref(),
+            Self::Made(key) => key.as_ref(),
         }
     }
 }

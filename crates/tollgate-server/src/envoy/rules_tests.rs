@@ -368,10 +368,22 @@ fn a_directory_is_all_of_its_files_in_order() {
         |merge_domains| Rules::load(folder.path(), Options { merge_domains, ..Options::default() });
     write("a.yaml", "domain: a\ndescriptors: [{key: k}]");
     write("b.yml", "domain: b");
-    write("c.txt", "domain: [");
-    std::fs::create_dir(folder.path().join("d.yaml")).unwrap();
+    std::fs::create_dir_all(folder.path().join("d.yaml/below")).unwrap();
+    write("c", "domain: c");
+    write("d.yaml/below/e.conf", "domain: e");
+    // Kubernetes has what its links lead to in such folders.
+    std::fs::create_dir(folder.path().join("..2026_11_16")).unwrap();
+    write("..2026_11_16/linked", "domain: l");
+    write(".swp", "domain: [");
+    let link = |to: &str, from: &str| {
+        std::os::unix::fs::symlink(to, folder.path().join(from)).unwrap();
+    };
+    link("..2026_11_16", "..data");
+    link("..data/linked", "linked");
     let rules = load(false).unwrap();
-    assert!(rules.domain(b"a").is_some() && rules.domain(b"b").is_some());
+    let mut domains: Vec<_> = rules.domains.keys().map(|name| &**name).collect();
+    domains.sort_unstable();
+    assert_eq!(domains, [b"a", b"b", b"c", b"e", b"l"]);
 
     write("e.yaml", "domain: a\ndescriptors: [{key: l}]");
     let error = load(false).unwrap_err();
@@ -383,6 +395,39 @@ fn a_directory_is_all_of_its_files_in_order() {
     let error = load(true).unwrap_err();
     assert!(error.message.starts_with("descriptor `k` without a value"), "{error}");
 
+    std::fs::remove_file(folder.path().join("f.yaml")).unwrap();
+    write("g.txt", "domain: [");
+    let error = load(true).unwrap_err();
+    assert!(error.file.ends_with("g.txt"), "{error}");
+
     let error = Rules::load(Path::new("/nowhere/at/all"), Options::default()).unwrap_err();
     assert!(error.to_string().starts_with("/nowhere/at/all: it cannot be read: "), "{error}");
+}
+
+#[test]
+fn where_there_are_no_rules_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let load = || Rules::load(folder.path(), Options::default()).unwrap_err();
+    std::fs::create_dir(folder.path().join("config")).unwrap();
+    std::fs::write(folder.path().join(".hidden.yaml"), "domain: a").unwrap();
+    let expected = format!(
+        "{}: it cannot be read: there is no file in it or below, but for names that begin with a dot: \
+         put files of rules there, such as config.yaml with `domain: edge`",
+        folder.path().display()
+    );
+    assert_eq!(load().to_string(), expected);
+    let empty = folder.path().join("empty.yaml");
+    std::fs::write(&empty, "# nothing\n").unwrap();
+    let error = load();
+    assert_eq!(
+        (&error.file, &*error.message),
+        (&empty, "there are no rules in it: write `domain: edge` and descriptors")
+    );
+    std::fs::remove_file(empty).unwrap();
+    std::os::unix::fs::symlink(".", folder.path().join("loop")).unwrap();
+    let error = load();
+    assert!(
+        error.message.ends_with("folders are more than 16 deep, or go round in circles"),
+        "{error}"
+    );
 }

@@ -212,7 +212,6 @@ impl From<AskError> for Problem {
         match error {
             AskError::Check(error) => error.into(),
             AskError::Store(error) => error.into(),
-            AskError::TooLarge => Self::bounds(error.to_string()),
             other => Self::request(other.to_string()),
         }
     }

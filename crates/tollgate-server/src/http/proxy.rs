@@ -1,6 +1,6 @@
 //! Requests that come from another system: forward authentication by a proxy, and the check of seed 000.
 
-use std::{borrow::Cow, net::IpAddr, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 use axum::extract::{Query, Request as Asking, State};
 use http::{HeaderMap, StatusCode, request::Parts};
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use tollgate::Request;
 use tollgate_http::{
     headers::reset_seconds,
-    resolve::{plain_host, plain_path},
+    resolve::{plain_address, plain_host, plain_path},
 };
 
 use super::{
@@ -16,7 +16,10 @@ use super::{
     answer::{Decided, uncached},
     model::SeedAnswer,
 };
-use crate::config::{Bounds, Scope};
+use crate::{
+    config::{Bounds, Scope},
+    stand_in,
+};
 
 /// `/v1/auth` by any method: decides about the request that a proxy describes in headers.
 pub(super) async fn auth(shared: &Shared, head: &Parts) -> Result<Answer, Problem> {
@@ -30,7 +33,7 @@ pub(super) async fn auth(shared: &Shared, head: &Parts) -> Result<Answer, Proble
         request = request.with(name, &**value);
     }
     let now = shared.now();
-    let decision = revision.engine.check(&request).await?;
+    let decision = stand_in::check(&revision.engine, &request, bounds.key_bytes).await?;
     let decided = Decided { decision, headers: revision.settings.headers, now };
     let status = match decision.is_allowed() {
         true => StatusCode::OK,
@@ -155,7 +158,7 @@ fn attributes<'a>(
     add("path", value(uri).map(plain_path));
     add("method", value(method).map(Cow::Borrowed));
     add("host", value(host).map(plain_host));
-    add("ip", ip(headers, address).map(|ip| Cow::Owned(ip.to_string().into_bytes())));
+    add("ip", ip(headers, address).map(|ip| Cow::Owned(ip.into_bytes())));
     for (name, value) in headers {
         let Some(name) = name.as_str().strip_prefix(OWN) else { continue };
         let is_known = attributes.iter().any(|(other, _)| other == name);
@@ -167,23 +170,13 @@ fn attributes<'a>(
     if attributes.len() > most {
         return Err(Problem::bounds(format!("a request has at most {most} attributes")));
     }
-    let longest = bounds.key_bytes;
-    match attributes.iter().find(|(_, value)| value.len() > longest) {
-        Some((name, _)) => {
-            let detail = format!("the attribute `{name}` is longer than {longest} bytes");
-            Err(Problem::bounds(detail))
-        }
-        None => Ok(attributes),
-    }
+    Ok(attributes)
 }
 
 /// The last address in the last header of this name: the one that the proxy itself has seen.
-fn ip(headers: &HeaderMap, name: &str) -> Option<IpAddr> {
-    let last = headers.get_all(name).iter().next_back()?.to_str().ok()?;
-    let text = last.rsplit(',').next()?.trim();
-    let bare = text.strip_prefix('[').and_then(|text| text.split_once(']')).map(|(ip, _)| ip);
-    let address: IpAddr = bare.unwrap_or(text).parse().ok()?;
-    Some(address.to_canonical())
+fn ip(headers: &HeaderMap, name: &str) -> Option<String> {
+    let last = headers.get_all(name).iter().next_back()?.as_bytes();
+    plain_address(last.rsplit(|&byte| byte == b',').next()?)
 }
 
 #[cfg(test)]
@@ -196,8 +189,10 @@ mod tests {
             (&["10.0.0.1, 203.0.113.7"][..], Some("203.0.113.7")),
             (&["6.6.6.6", "203.0.113.7"], Some("203.0.113.7")),
             (&["::ffff:203.0.113.7"], Some("203.0.113.7")),
-            (&["2001:DB8::0:1"], Some("2001:db8::1")),
-            (&["[2001:db8::1]:443"], Some("2001:db8::1")),
+            (&["203.0.113.7:5555"], Some("203.0.113.7")),
+            (&["64:ff9b::203.0.113.7"], Some("203.0.113.7")),
+            (&["2001:DB8::0:1"], Some("2001:db8::")),
+            (&["[2001:db8:1:2:3::1]:443"], Some("2001:db8:1:2::")),
             (&["203.0.113.7, nonsense"], None),
             (&[""], None),
             (&[], None),
@@ -206,7 +201,7 @@ mod tests {
             for line in lines {
                 headers.append("x-forwarded-for", line.parse().unwrap());
             }
-            let found = ip(&headers, "x-forwarded-for").map(|ip| ip.to_string());
+            let found = ip(&headers, "x-forwarded-for");
             assert_eq!(found.as_deref(), expected, "{lines:?}");
         }
     }

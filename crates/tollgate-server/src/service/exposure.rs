@@ -15,7 +15,7 @@ pub(crate) fn check_exposure(settings: &Settings) -> Result<(), Exposed> {
     for (name, bind) in [("http", http), ("grpc", grpc), ("resp", resp)] {
         if let Bind::At(address) = *bind
             && !address.ip().to_canonical().is_loopback()
-            && let Some(missing) = missing(security)
+            && let Some(missing) = missing(security, name)
         {
             return Err(Exposed { name, address, missing });
         }
@@ -23,9 +23,10 @@ pub(crate) fn check_exposure(settings: &Settings) -> Result<(), Exposed> {
     Ok(())
 }
 
-fn missing(security: &Security) -> Option<&'static str> {
-    let has_clients = security.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-    match (&security.tls, has_clients || !security.credentials.is_empty()) {
+fn missing(security: &Security, listener: &str) -> Option<&'static str> {
+    let tls = security.tls_of(listener);
+    let has_clients = tls.is_some_and(|tls| tls.client_ca.is_some());
+    match (tls, has_clients || !security.credentials.is_empty()) {
         _ if security.insecure => None,
         (Some(_), true) => None,
         (None, false) => Some("certificates (tls) and API keys (keys)"),

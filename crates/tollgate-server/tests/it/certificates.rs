@@ -122,6 +122,36 @@ fn all_listeners_speak_tls_and_nothing_else() {
 }
 
 #[test]
+fn a_deployment_of_theirs_has_it_for_grpc_alone() {
+    let (certificates, folder) = (Certificates::new(), Folder::new());
+    fs::create_dir(folder.path("config")).unwrap();
+    fs::write(folder.path("config/edge.yaml"), "domain: edge\n").unwrap();
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let root = text(&folder.path(""));
+    let (cert, key) = (text(&certificates.server_cert()), text(&certificates.server_key()));
+    let ca = text(certificates.ca().as_ref());
+    let variables = [
+        ("RUNTIME_ROOT", &*root),
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_SERVER_TLS_CERT", &cert),
+        ("GRPC_SERVER_TLS_KEY", &key),
+        ("GRPC_CLIENT_TLS_CACERT", &ca),
+    ];
+    let service = Service::start_with(&[], &variables);
+    // What probes it has no certificate.
+    let mut probe = Http::connect(service.address("http")).unwrap();
+    assert_eq!(probe.get("/healthcheck").unwrap().status, 200);
+    let (shown, hidden) = (client(&certificates, Some(&certificates)), client(&certificates, None));
+    assert!(by_grpc(service.address("grpc"), "localhost", &shown).unwrap());
+    assert!(by_grpc(service.address("grpc"), "localhost", &hidden).is_err());
+    let args = ["serve", "--grpc", "off", "--resp", "off", "--http", "0.0.0.0:0"];
+    let refused =
+        Command::new(env!("CARGO_BIN_EXE_tollgate")).args(args).envs(variables).output().unwrap();
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert!(told.contains("without certificates (tls) and API keys (keys)"), "{told}");
+}
+
+#[test]
 fn stock_clients_connect_with_tls() {
     let ours = Certificates::new();
     let (_folder, service) = start(&ours, ", client_ca: ca.crt");

@@ -217,3 +217,20 @@ fn by_our_policy_on_redis() {
     }
     assert!(front.folder.path("tollgate.yaml").exists());
 }
+
+#[test]
+fn a_long_header_is_no_way_around_a_limit() {
+    let folder = Folder::with_config(
+        "bounds: { request_bytes: 8KiB }\n\
+         policies: [{ name: api, domain: edge, per: [user], limit: 1/365d }]\n",
+    );
+    let config = folder.config();
+    let front = Front::new(folder, &["--config", &config], Vec::new());
+    // The longest is more than is read at all.
+    for (length, status) in [(2_000, 200), (2_000, 429), (2_001, 200), (20_000, 429), (5, 200)] {
+        let answer = front.ask(&ALICE.replace("alice", &"x".repeat(length)));
+        assert_eq!(answer.status, status, "{length}: {answer:?}");
+        let is_limited = answer.header("x-envoy-ratelimited") == Some("true");
+        assert_eq!(is_limited, status == 429, "{length}: {answer:?}");
+    }
+}

@@ -134,6 +134,29 @@ fn a_link_into_another_folder_is_followed() {
 }
 
 #[test]
+fn rules_in_a_folder_below_are_read_again() {
+    let folder = Folder::new();
+    let rule = |amount: u32| {
+        format!(
+            "domain: edge\ndescriptors: [{{ key: user, rate_limit: {{ unit: day, \
+             requests_per_unit: {amount} }} }}]\n"
+        )
+    };
+    fs::create_dir_all(folder.path("rules/below")).unwrap();
+    let file = folder.path("rules/below/edge");
+    fs::write(&file, rule(1)).unwrap();
+    let rules = folder.path("rules");
+    let service = Service::start(&["--config", rules.to_str().unwrap(), "--grpc", "off"]);
+    let mut client = resp(&service);
+    fs::write(&file, rule(2)).unwrap();
+    until_revision(&mut client, 2);
+    fs::remove_file(&file).unwrap();
+    let lost = "there is no file in it or below";
+    eventually(WITHIN, "the loss is told", || service.log().contains(lost));
+    assert_eq!(revision(&mut client), 2);
+}
+
+#[test]
 fn a_folder_in_which_something_is_written_all_the_time_is_looked_at_all_the_same() {
     let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);

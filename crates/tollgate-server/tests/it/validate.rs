@@ -254,7 +254,7 @@ fn a_folder_of_rules_is_checked_as_a_whole() {
     let path = folder.path().to_str().unwrap();
     fs::write(folder.path().join("a.yaml"), RULES).unwrap();
     fs::write(folder.path().join("b.yml"), RULES.replace("edge", "shop")).unwrap();
-    fs::write(folder.path().join("c.txt"), "not: [read").unwrap();
+    fs::write(folder.path().join(".c.txt"), "not: [read").unwrap();
     let good = run(&["validate", path], b"");
     assert_eq!(good.code, Some(0), "{good:?}");
     assert!(good.stdout.starts_with(&format!("{path}: good, 8 rules\n")), "{good:?}");
@@ -265,6 +265,14 @@ fn a_folder_of_rules_is_checked_as_a_whole() {
         "domain `edge` is already in {path}/a.yaml:1: write it once\n --> {path}/b.yml:1:9\n"
     );
     assert!(twice.stdout.starts_with(&place), "{twice:?}");
+    fs::remove_file(folder.path().join("b.yml")).unwrap();
+    fs::create_dir(folder.path().join("below")).unwrap();
+    let empty = run(&["validate", &format!("{path}/below")], b"");
+    assert_eq!(empty.code, Some(2), "{empty:?}");
+    assert!(empty.stderr.contains("there is no file in it or below"), "{empty:?}");
+    fs::write(folder.path().join("below/shop"), RULES.replace("edge", "shop")).unwrap();
+    let below = run(&["validate", path], b"");
+    assert!(below.stdout.starts_with(&format!("{path}: good, 8 rules\n")), "{below:?}");
     let missing = run(&["validate", &format!("{path}/nowhere")], b"");
     assert_eq!(missing.code, Some(2), "{missing:?}");
 }

@@ -79,8 +79,43 @@ async fn other_headers_are_attributes_by_their_name() {
     for (line, headers) in [("GET /v1/auth?deny=500", ""), ("GET /v1/auth?dney=429", "")] {
         assert_eq!(server.send(line, headers, "").await.problem(), "request");
     }
-    let long = format!("X-Tollgate-User: {}\r\n", "u".repeat(1_025));
-    assert_eq!(server.send("GET /v1/auth", &long, "").await.problem(), "bounds");
     let many: String = (0..33).map(|n| format!("X-Tollgate-{n}: x\r\n")).collect();
     assert_eq!(server.send("GET /v1/auth", &many, "").await.problem(), "bounds");
+}
+
+#[tokio::test]
+async fn long_values_are_counted_like_any_other() {
+    let server = Server::new();
+    let user = |length| format!("X-Tollgate-User: {}\r\n", "u".repeat(length));
+    for (length, status) in [(1_025, 200), (1_025, 200), (1_025, 200), (1_025, 403), (1_026, 200)] {
+        let reply = server.send("GET /v1/auth", &user(length), "").await;
+        assert_eq!((reply.status, &*reply.body), (status, ""), "{length}");
+    }
+    // Nothing counts by the path, and it is matched as it is.
+    let uri = format!("X-Original-URI: /{}\r\n", "p".repeat(2_000));
+    let reply = server.send(&shop(""), &format!("{uri}X-Real-IP: 203.0.113.7\r\n"), "").await;
+    assert_eq!((reply.status, reply.header("ratelimit")), (200, Some("\"shop\";r=9;t=1")));
+    let free = server.send("GET /v1/auth", &uri, "").await;
+    assert_eq!((free.status, free.header("ratelimit")), (200, None));
+}
+
+#[tokio::test]
+async fn an_address_has_one_form() {
+    let server = Server::new();
+    let login = "X-Original-URI: /login\r\nX-Real-IP: ";
+    for (ip, status) in [
+        ("203.0.113.7", 200),
+        ("203.0.113.7:5555", 200),
+        ("64:ff9b::203.0.113.7", 403),
+        ("::ffff:203.0.113.7", 403),
+        ("2001:db8:0:1::1", 200),
+        ("[2001:db8:0:1:ffff::2]:9", 200),
+        ("2001:db8:0:1:1:2:3:4", 403),
+        ("2001:db8:0:2::1", 200),
+    ] {
+        let reply = server.send(&shop(""), &format!("{login}{ip}\r\n"), "").await;
+        assert_eq!(reply.status, status, "{ip}");
+    }
+    let check = r#"{"domain":"shop","attributes":{"path":"/login","ip":"2001:db8:0:1::"}}"#;
+    assert_eq!(server.check(check).await.status, 429);
 }
