@@ -86,7 +86,9 @@ impl Reloader {
         let certificates = self.reload_certificates();
         let settings = self.source.load().and_then(|settings| {
             self.check_exposure(&settings)?;
+            self.check_policies(&settings)?;
             self.warn_of_what_stays(&settings);
+            self.warn_of_the_last_key(&settings);
             let policies = settings.policies.policies().len();
             let revision = self.gate.replace(settings);
             tracing::info!(revision, policies, "other settings are in force");
@@ -117,6 +119,23 @@ impl Reloader {
         let mut effective = Settings::clone(&self.first);
         effective.security.credentials.clone_from(&new.security.credentials);
         check_exposure(&effective).map_err(|error| error.to_string())
+    }
+
+    /// Limits do not go because half of a file is gone.
+    fn check_policies(&self, new: &Settings) -> Result<(), String> {
+        let is_empty = |settings: &Settings| settings.policies.policies().is_empty();
+        if is_empty(new) && !new.may_limit_nothing && !is_empty(&self.gate.revision().settings) {
+            let error = "there are no policies any more: write `policies: []` if that is meant";
+            return Err(error.to_owned());
+        }
+        Ok(())
+    }
+
+    fn warn_of_the_last_key(&self, new: &Settings) {
+        let needs_key = |settings: &Settings| !settings.security.credentials.is_empty();
+        if needs_key(&self.gate.revision().settings) && !needs_key(new) {
+            tracing::warn!("the last API key is gone: whoever can connect may do everything");
+        }
     }
 
     fn warn_of_what_stays(&self, new: &Settings) {

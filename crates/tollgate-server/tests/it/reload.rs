@@ -182,6 +182,48 @@ fn a_bad_file_changes_nothing_and_is_told_with_its_place() {
 }
 
 #[test]
+fn limits_do_not_go_because_a_file_is_empty() {
+    let folder = Folder::with_config(&policy("10/day"));
+    let service = start(&folder);
+    let mut client = resp(&service);
+    charge(&mut client);
+    let nothing = "the file says nothing: write `policies: []` if nothing is to be limited";
+    let no_policies = "there are no policies any more: write `policies: []` if that is meant";
+    for (count, (text, why)) in
+        [("", nothing), ("shadow: true\n", no_policies), ("policies:\n", no_policies)]
+            .into_iter()
+            .enumerate()
+    {
+        folder.replace("tollgate.yaml", text);
+        eventually(WITHIN, "it is told", || {
+            let log = service.log();
+            log.matches("those in force stay").count() == count + 1 && log.contains(why)
+        });
+        assert_eq!(revision(&mut client), 1, "{text:?}");
+    }
+    assert_eq!(charge(&mut client), ("10/day".into(), 8), "the last good one is in force");
+    folder.replace("tollgate.yaml", "policies: []\n");
+    until_revision(&mut client, 2);
+    folder.replace("tollgate.yaml", "shadow: true\n");
+    until_revision(&mut client, 3);
+}
+
+#[test]
+fn that_the_last_key_goes_is_told() {
+    let key = format!("keys: [{{ name: boss, sha256: {} }}]\n", "0".repeat(64));
+    let folder = Folder::with_config(&(policy("10/day") + &key));
+    let service = start(&folder);
+    let told = "the last API key is gone: whoever can connect may do everything";
+    folder.replace("tollgate.yaml", &policy("10/day"));
+    eventually(WITHIN, "it is told", || service.log().contains(told));
+    let mut client = resp(&service);
+    until_revision(&mut client, 2);
+    folder.replace("tollgate.yaml", &policy("20/day"));
+    until_revision(&mut client, 3);
+    assert_eq!(service.log().matches(told).count(), 1);
+}
+
+#[test]
 fn what_needs_a_restart_is_told() {
     let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
