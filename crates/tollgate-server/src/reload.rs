@@ -179,20 +179,20 @@ impl Reloader {
     }
 
     /// Where changes show. A file may be replaced, or be behind a link that is, as Kubernetes does.
+    ///
+    /// Each folder goes by one name: under two it would be watched once, and no longer watched once one of them is
+    /// left out. One that is gone is left out, so that it is watched when it is there again.
     fn folders(&self) -> BTreeSet<PathBuf> {
-        let parent = |path: &Path| match path.parent() {
-            Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
-            Some(parent) => parent.to_owned(),
-            None => path.to_owned(),
-        };
+        let parent = |path: &Path| path.parent().unwrap_or(path).to_owned();
         let mut folders = BTreeSet::new();
         for path in self.paths() {
-            folders.insert(parent(&path));
+            let Ok(path) = std::path::absolute(path) else { continue };
+            folders.extend(parent(&path).canonicalize());
             if let Ok(behind_links) = path.canonicalize() {
                 folders.insert(parent(&behind_links));
-            }
-            if path.is_dir() {
-                folders.insert(path);
+                if behind_links.is_dir() {
+                    folders.insert(behind_links);
+                }
             }
         }
         folders

@@ -1,6 +1,6 @@
 //! Other settings while the service runs.
 
-use std::{fs, os::unix::fs::symlink, time::Duration};
+use std::{fs, os::unix::fs::symlink, process::Command, time::Duration};
 
 use tollgate_testkit::servers::{Client, eventually};
 
@@ -221,6 +221,27 @@ fn that_the_last_key_goes_is_told() {
     folder.replace("tollgate.yaml", &policy("20/day"));
     until_revision(&mut client, 3);
     assert_eq!(service.log().matches(told).count(), 1);
+}
+
+#[test]
+fn a_file_named_without_its_folder_is_watched_after_it_was_gone() {
+    let folder = Folder::with_config(&policy("10/day"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    let service = Service::launch(
+        command
+            .args(["serve", "--config", "tollgate.yaml", "--http", "off", "--grpc", "off"])
+            .args(["--resp", "127.0.0.1:0"])
+            .current_dir(folder.path("")),
+    );
+    let mut client = resp(&service);
+    for (number, limit) in [(2, "20/day"), (3, "30/day")] {
+        fs::remove_file(folder.config()).unwrap();
+        let lost = || service.log().matches("cannot read").count() == number as usize - 1;
+        eventually(WITHIN, "the loss is told", lost);
+        fs::write(folder.config(), policy(limit)).unwrap();
+        // Sooner than files are looked at that no change is told of.
+        until_revision(&mut client, number);
+    }
 }
 
 #[test]
