@@ -20,6 +20,7 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     time::{Instant, Sleep, sleep, timeout},
@@ -39,6 +40,8 @@ pub(crate) struct RespService {
     gate: Arc<Gate>,
     metrics: Arc<ListenerMetrics>,
     connections: AtomicU64,
+    /// When it was last logged that somebody spoke HTTP.
+    told: Mutex<Option<Instant>>,
 }
 
 /// How commands are answered, for [`ListenerMetrics`].
@@ -49,7 +52,8 @@ struct Connection<'a, I> {
     io: I,
     input: BytesMut,
     session: Session,
-    metrics: &'a ListenerMetrics,
+    service: &'a RespService,
+    peer: SocketAddr,
 }
 
 /// Room that a read has at least, and that a buffer keeps when it is empty.
@@ -58,13 +62,27 @@ const ROOM: usize = 16 * 1024;
 const SLOW_READER: Duration = Duration::from_secs(30);
 /// How long a client may take to hear that nothing more will be read.
 const LINGER: Duration = Duration::from_millis(500);
+/// That somebody spoke HTTP is logged once in so long.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 /// At the end, whoever has sent nothing for so long has nothing under way.
 const QUIET: Duration = Duration::from_millis(20);
 
 impl RespService {
     /// Counts its commands in `metrics`.
     pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
-        Self { gate, metrics, connections: AtomicU64::new(0) }
+        Self { gate, metrics, connections: AtomicU64::new(0), told: Mutex::new(None) }
+    }
+
+    /// Nothing of the request is told: it may hold what is nobody else's business.
+    fn tell_of_http(&self, peer: SocketAddr) {
+        let mut told = self.told.lock();
+        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            tracing::warn!(
+                %peer,
+                "somebody spoke HTTP to the listener for the protocol of Redis: the connection was ended"
+            );
+        }
     }
 }
 
@@ -76,8 +94,8 @@ impl Protocol for RespService {
         let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
         let session = Session::new(self.gate.clone(), id);
         let bounds = self.gate.revision().settings.bounds;
-        let (input, metrics) = (BytesMut::with_capacity(ROOM), &*self.metrics);
-        let connection = Connection { io, input, session, metrics };
+        let input = BytesMut::with_capacity(ROOM);
+        let connection = Connection { io, input, session, service: self, peer };
         if let Err(error) = connection.run(bounds, drain).await {
             tracing::debug!(%peer, %error, "a connection ended");
         }
@@ -115,6 +133,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 alarm.as_mut().reset(deadline);
             }
         }
+        if self.session.spoke_http {
+            self.service.tell_of_http(self.peer);
+        }
         self.part().await
     }
 
@@ -150,8 +171,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             let (all, failed) = std::mem::take(&mut self.session.answered);
             let now = Instant::now();
             let took = now - begun;
-            self.metrics.count_many(0, all - failed.min(all), took);
-            self.metrics.count_many(1, failed, took);
+            self.service.metrics.count_many(0, all - failed.min(all), took);
+            self.service.metrics.count_many(1, failed, took);
             if !self.session.replies.bytes.is_empty() {
                 let mut write = pin!(self.io.write_all(&self.session.replies.bytes));
                 // Most find room at once, and need no clock.

@@ -26,6 +26,8 @@ pub(super) struct Session {
     pub(super) replies: Replies,
     /// Set once nothing more can be read.
     pub(super) is_over: bool,
+    /// Whether that is because the client has sent a request of HTTP.
+    pub(super) spoke_http: bool,
     /// Commands answered, and those among them that got an error.
     pub(super) answered: (u64, u64),
     gate: Arc<Gate>,
@@ -63,6 +65,7 @@ impl Session {
         Self {
             replies: Replies::new(),
             is_over: false,
+            spoke_http: false,
             answered: (0, 0),
             gate,
             id,
@@ -110,6 +113,11 @@ impl Session {
                                     self.fail(error);
                                 }
                             }
+                        }
+                        None if is_http(rest, name) => {
+                            self.flush(&revision.engine, &mut pending).await;
+                            self.fail("this is the protocol of Redis, and not HTTP".to_owned());
+                            (self.spoke_http, self.is_over) = (true, true);
                         }
                         _ => self.command(&words, &revision, &mut pending).await,
                     }
@@ -458,6 +466,16 @@ const COMMANDS: i64 = 18;
 const LONGEST_NAME: usize = 128;
 /// Room for as many commands as are often sent together.
 const PIPELINE: usize = 62;
+
+/// Words that lines of a request over HTTP begin with.
+const HTTP: [&str; 8] = ["POST", "GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "Host:"];
+
+/// Whether a command is a line of HTTP. A web page can make a browser send a request here, and some services send one
+/// wherever they are told to: the commands in its body are not theirs to give. A list of words is none of that.
+fn is_http(input: &[u8], name: &[u8]) -> bool {
+    let is_line = input.first() != Some(&b'*');
+    is_line && HTTP.iter().any(|word| name.eq_ignore_ascii_case(word.as_bytes()))
+}
 
 fn info(revision: &Revision) -> String {
     format!(

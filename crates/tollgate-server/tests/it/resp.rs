@@ -274,3 +274,30 @@ fn an_explanation_is_json() {
     assert_eq!(told["policies"][0]["key"], serde_json::json!(["alice"]));
     assert_eq!(told["policies"][0]["limits"][0]["remaining"], 100, "nothing was charged");
 }
+
+#[test]
+fn a_request_of_http_ends_the_connection() {
+    let service = resp_only(&[]);
+    let check: &[&[u8]] = &[b"TOLLGATE.CHECK", b"COST", b"60", b"ATTR", b"key", b"alice"];
+    talk(&service, &[check]);
+    let words =
+        ["POST", "GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "get", "Host:", "host:"];
+    for word in words {
+        let request = format!(
+            "{word} /secret HTTP/1.1\r\nAccept: */*\r\n\r\nTOLLGATE.RESET ATTR key alice\r\n"
+        );
+        let told = until_the_end(&service, request.as_bytes());
+        assert_eq!(told, "-ERR this is the protocol of Redis, and not HTTP\r\n", "{word}");
+    }
+    let header = until_the_end(&service, b"PING\r\nFOO / HTTP/1.1\r\nHost: a\r\nPING\r\n");
+    assert_eq!(header.matches("+PONG\r\n").count(), 1, "{header}");
+    let remaining = talk(&service, &[check]);
+    assert!(remaining.contains("$9\r\nremaining\r\n:40\r\n"), "nothing was reset: {remaining}");
+    let log = service.log();
+    let told =
+        "somebody spoke HTTP to the listener for the protocol of Redis: the connection was ended";
+    assert!((1..words.len()).contains(&log.matches(told).count()), "not for each: {log}");
+    assert!(!log.contains("secret") && !log.contains("RESET"), "{log}");
+    // A client of Redis may try a command that is not there.
+    assert!(talk(&service, &[&[b"GET", b"a"]]).starts_with("-ERR unknown command 'GET'"));
+}
