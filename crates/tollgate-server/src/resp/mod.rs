@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, Sleep, sleep, timeout},
 };
 
-use self::session::Session;
+use self::session::{MOST_AT_ONCE, Session};
 use crate::{
     config::Bounds,
     gate::Gate,
@@ -185,6 +185,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                     }
                 }
                 self.session.replies.bytes.clear();
+                self.session.replies.bytes.shrink_to(MOST_AT_ONCE);
             }
             if used == 0 || self.input.is_empty() || self.session.is_over {
                 return Ok((has_answered, !self.input.is_empty(), now));
@@ -228,13 +229,50 @@ async fn ring(mut alarm: std::pin::Pin<&mut Sleep>, deadline: &mut Instant) {
 /// Answers all whole commands among these bytes, as a connection that has got nothing else would.
 pub(crate) async fn answer_all(gate: Arc<Gate>, bytes: &[u8]) -> Vec<u8> {
     let mut session = Session::new(gate, 1);
-    let mut rest = bytes;
+    let (mut rest, mut answers) = (bytes, Vec::new());
     while !session.is_over {
         let used = session.answer(rest).await;
         rest = &rest[used..];
+        answers.append(&mut session.replies.bytes);
         if used == 0 {
             break;
         }
     }
-    session.replies.bytes
+    answers
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Limit, Limiter, Policy, PolicySet, policy::Condition};
+
+    use super::*;
+    use crate::{config::Settings, engine::Engine, gate::State};
+
+    #[tokio::test]
+    async fn answers_are_written_before_many_are_made() {
+        let policy = |n: usize| {
+            let policy = Policy::new(format!("p{n}").parse().unwrap(), [Limit::per_hour(1)]);
+            policy.matching("path", Condition::equal(format!("/{n}")))
+        };
+        let policies = PolicySet::new((0..200).map(policy)).unwrap();
+        let limiter = Limiter::builder().policies(policies.clone()).build().unwrap();
+        let state = State::Memory(limiter.store().clone());
+        let gate = Gate::new(Engine::memory(limiter), state, Settings::new(policies));
+        let mut session = Session::new(Arc::new(gate), 1);
+        let command = b"TOLLGATE.EXPLAIN ATTR user a\r\n";
+        assert_eq!(session.answer(command).await, command.len());
+        let one = session.replies.bytes.len();
+        assert!(one > 10_000, "{one}");
+        let input = command.repeat(500);
+        let (mut at, mut written) = (0, 0);
+        while at < input.len() {
+            session.replies.bytes.clear();
+            let used = session.answer(&input[at..]).await;
+            let made = session.replies.bytes.len();
+            assert!(used > 0 && made < 64 * 1024 + one, "{used} {made}");
+            at += used;
+            written += made;
+        }
+        assert_eq!((written, session.answered), (501 * one - one, (501, 0)));
+    }
 }

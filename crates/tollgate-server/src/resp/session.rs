@@ -77,7 +77,8 @@ impl Session {
         }
     }
 
-    /// Answers all whole commands at the beginning of `input`, under one revision, and tells how many bytes they were.
+    /// Answers whole commands at the beginning of `input`, under one revision, and tells how many bytes they were. Ends
+    /// once there are so many answers that they should be written first.
     pub(super) async fn answer(&mut self, input: &[u8]) -> usize {
         let gate = self.gate.clone();
         let revision = gate.revision();
@@ -85,7 +86,7 @@ impl Session {
         let frames = FrameBounds { words: 2 * bounds.attributes + 16, bytes: bounds.request_bytes };
         let mut pending = Pending::default();
         let (mut at, mut commands, mut words) = (0, 0, Words::new());
-        while commands < bounds.batch && !self.is_over {
+        while commands < bounds.batch && !self.is_over && self.replies.bytes.len() < MOST_AT_ONCE {
             let rest = &input[at..];
             if pending.queries.is_empty()
                 && let Some((charge, form, length)) = self.repeated(rest, &revision)
@@ -464,6 +465,9 @@ impl Session {
 /// How many commands there are, for those who count them.
 const COMMANDS: i64 = 18;
 const LONGEST_NAME: usize = 128;
+/// Answers that wait to be written have so many bytes, and those of one command more: some are a thousand times as long
+/// as what asks for them.
+pub(super) const MOST_AT_ONCE: usize = 64 * 1024;
 /// Room for as many commands as are often sent together.
 const PIPELINE: usize = 62;
 
