@@ -222,10 +222,18 @@ impl Subject<'_> {
         }
     }
 
-    /// The limits that apply, each with its key.
+    /// The limits that apply, each with its key, to be decided.
     pub(super) fn budgets<'e>(&self, engine: &'e Engine) -> Budgets<'e, '_> {
         match self {
             Self::Policies(request) => Budgets::Policies(engine.plan(request)),
+            Self::AdHoc { key, limits, .. } => Budgets::AdHoc(key, limits),
+        }
+    }
+
+    /// The limits that were counted, each with its key, for giving back.
+    pub(super) fn counted<'e>(&self, engine: &'e Engine) -> Budgets<'e, '_> {
+        match self {
+            Self::Policies(request) => Budgets::Policies(engine.plan_counted(request)),
             Self::AdHoc { key, limits, .. } => Budgets::AdHoc(key, limits),
         }
     }

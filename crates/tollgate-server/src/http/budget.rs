@@ -60,7 +60,7 @@ pub(super) async fn reset(
     let asked = from_query(request.uri())?;
     let subject = asked.subject(&revision.settings.bounds)?;
     let access = revision.access_to(request.headers(), Scope::Admin, subject.domain())?;
-    let budgets = subject.budgets(&revision.engine);
+    let budgets = subject.counted(&revision.engine);
     let charges = budgets.charges(0)?;
     revision.engine.reset(&charges).await?;
     shared.audit("reset", &access, &charges);
@@ -77,7 +77,7 @@ pub(super) async fn refund(
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
     let access = revision.access_to(&head.headers, Scope::Admin, subject.domain())?;
-    let budgets = subject.budgets(&revision.engine);
+    let budgets = subject.counted(&revision.engine);
     let charges = budgets.charges(subject.cost())?;
     revision.engine.refund(&charges).await?;
     shared.audit("refund", &access, &charges);
@@ -141,7 +141,7 @@ async fn with_permit(shared: &Shared, request: Request, what: Release) -> Result
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
     revision.access_to(&head.headers, Scope::Check, subject.domain())?;
-    let budgets = subject.budgets(&revision.engine);
+    let budgets = subject.counted(&revision.engine);
     let mut charges = held(budgets.charges(0)?, permit);
     charges.retain(|charge| charge.permit != 0);
     match what {

@@ -516,7 +516,7 @@ async fn decide_one(engine: &Engine, query: &Query<'_>) -> Result<Decision, Chec
 
 async fn give_back(engine: &Engine, query: &Query<'_>, reset: bool) -> Result<(), String> {
     let own = query.own_charges();
-    let plan = query.request().map(|request| engine.plan(&request));
+    let plan = query.request().map(|request| engine.plan_counted(&request));
     let planned = match &plan {
         // What is given back need not fit at once.
         Some(plan) => plan.charges(0).map_err(|error| error.to_string())?,
