@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(feature = "cli"), allow(dead_code, reason = "the command line uses the rest"))]
 
+mod ad_hoc;
 #[cfg(feature = "cli")]
 mod bench;
 mod blocks;

@@ -12,6 +12,7 @@ use super::{
     Trouble,
     asking::{Asking, Own},
 };
+use crate::ad_hoc::{self, Limits};
 
 /// Decide about one request: here, in Redis, or by asking a service
 ///
@@ -100,7 +101,7 @@ async fn decide(args: &Args, limits: &[Limit]) -> Result<ExitCode, Trouble> {
     Ok(code)
 }
 
-fn limits(args: &Args) -> Result<Vec<Limit>, Trouble> {
+fn limits(args: &Args) -> Result<Limits, Trouble> {
     let hint =
         "a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
     if args.key.is_some() && args.limits.is_empty() {
@@ -112,9 +113,12 @@ fn limits(args: &Args) -> Result<Vec<Limit>, Trouble> {
         let hint = "name a file with --config, or a service with --server";
         return Err(Trouble::new(error, "cannot use --attribute", hint));
     }
-    let parsed = args.limits.iter().map(|text| text.parse());
-    let parsed: Result<Vec<Limit>, _> = parsed.collect();
-    parsed.map_err(|error| Trouble::new(error, "cannot use --limit", hint))
+    let mut limits = Limits::new();
+    for text in &args.limits {
+        ad_hoc::add(&mut limits, text)
+            .map_err(|error| Trouble::new(error, "cannot use --limit", hint))?;
+    }
+    Ok(limits)
 }
 
 fn unwritable(error: io::Error) -> Trouble {

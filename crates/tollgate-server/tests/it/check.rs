@@ -130,6 +130,15 @@ fn redis_and_a_service_share_what_is_charged() {
     assert_eq!(run(&own, b"").code, Some(1));
 }
 
+#[test]
+fn limits_that_would_count_twice_are_refused() {
+    refuses(
+        &["--limit", "5/minute", "--limit", "6/minute"],
+        "error: cannot use --limit: `5/minute` and `6/minute` have one algorithm and period\n\
+         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+    );
+}
+
 fn refuses(args: &[&str], stderr: &str) {
     let args = [&["check", "alice"], args].concat();
     let finished = Finished { code: Some(2), stdout: String::new(), stderr: stderr.to_owned() };

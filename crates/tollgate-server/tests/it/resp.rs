@@ -301,3 +301,17 @@ fn a_request_of_http_ends_the_connection() {
     // A client of Redis may try a command that is not there.
     assert!(talk(&service, &[&[b"GET", b"a"]]).starts_with("-ERR unknown command 'GET'"));
 }
+
+#[test]
+fn limits_that_would_count_twice_are_refused() {
+    let service = resp_only(&[]);
+    let check = |command: &'static [u8], second: &'static [u8]| {
+        talk(&service, &[&[command, b"KEY", b"k", b"LIMIT", b"5/minute", b"LIMIT", second]])
+    };
+    let alike = "-ERR `5/minute` and `6/minute` have one algorithm and period\r\n";
+    for command in [&b"TOLLGATE.CHECK"[..], b"TOLLGATE.PEEK", b"TOLLGATE.RESET", b"TOLLGATE.REFUND"]
+    {
+        assert_eq!(check(command, b"6/minute"), alike);
+    }
+    assert!(check(b"TOLLGATE.CHECK", b"6/hour").starts_with("*18\r\n$7\r\nallowed\r\n:1\r\n"));
+}
