@@ -2,6 +2,7 @@
 #![cfg_attr(not(feature = "cli"), allow(dead_code, reason = "the command line uses the rest"))]
 
 mod ad_hoc;
+mod audit;
 #[cfg(feature = "cli")]
 mod bench;
 mod blocks;

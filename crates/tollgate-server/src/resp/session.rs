@@ -264,7 +264,8 @@ impl Session {
             let reset = is("TOLLGATE.RESET");
             match self.query(&words[1..], revision, Scope::Admin) {
                 Ok(query) => {
-                    give_back(engine, &query, reset).await.map(|()| self.replies.simple("OK"))
+                    let given = self.give_back(revision, &query, reset).await;
+                    given.map(|()| self.replies.simple("OK"))
                 }
                 Err(error) => Err(error),
             }
@@ -275,6 +276,31 @@ impl Session {
             self.fail(error);
         }
         true
+    }
+
+    async fn give_back(
+        &self,
+        revision: &Revision,
+        query: &Query<'_>,
+        reset: bool,
+    ) -> Result<(), String> {
+        let engine = &revision.engine;
+        let (own, cost) = (query.own_charges(), if reset { 0 } else { query.cost });
+        let plan = query.request().map(|request| engine.plan_counted(&request));
+        let charges = match &plan {
+            Some(plan) => plan.charges(cost).map_err(|error| error.to_string())?,
+            None => own.to_vec(),
+        };
+        let done = match reset {
+            true => engine.reset(&charges).await,
+            false => engine.refund(&charges).await,
+        };
+        done.map_err(|error| error.to_string())?;
+        if let Some(access) = self.access(revision) {
+            let action = if reset { "reset" } else { "refund" };
+            self.gate.audit().charges(action, &access, &charges);
+        }
+        Ok(())
     }
 
     fn fail(&mut self, error: String) {
@@ -512,19 +538,6 @@ async fn decide_one(engine: &Engine, query: &Query<'_>) -> Result<Decision, Chec
         Some(request) => engine.check(&request).await,
         None => Ok(engine.verdict(&query.own_charges(), query.id).await?.decision),
     }
-}
-
-async fn give_back(engine: &Engine, query: &Query<'_>, reset: bool) -> Result<(), String> {
-    let own = query.own_charges();
-    let plan = query.request().map(|request| engine.plan_counted(&request));
-    let planned = match &plan {
-        // What is given back need not fit at once.
-        Some(plan) => plan.charges(0).map_err(|error| error.to_string())?,
-        None => own.to_vec(),
-    };
-    let charges: Vec<_> = planned.into_iter().map(|charge| charge.cost(query.cost)).collect();
-    let done = if reset { engine.reset(&charges).await } else { engine.refund(&charges).await };
-    done.map_err(|error| error.to_string())
 }
 
 /// Which policies decide about a request and why, as JSON.
