@@ -142,7 +142,10 @@ pub(super) fn write(decision: &Decision, to: &mut Replies) {
         None => to.null(),
     }
     to.bulk("remaining");
-    to.integer(i64::try_from(decision.remaining()).unwrap_or(i64::MAX));
+    match decision.limit() {
+        Some(_) => to.integer(i64::try_from(decision.remaining()).unwrap_or(i64::MAX)),
+        None => to.null(),
+    }
     to.bulk("retry_after_ms");
     match decision.retry_after() {
         Some(wait) => to.integer(millis(wait.as_micros())),

@@ -360,3 +360,13 @@ fn more_than_ever_fits_is_not_given_back() {
     let answer = http.request("POST", "/v1/refund", None, body).unwrap();
     assert_eq!((answer.status, &answer.json()["detail"]), (400, &too_much.into()));
 }
+
+#[test]
+fn what_no_policy_covers_has_no_remainder() {
+    let service = resp_only(&[]);
+    let check: &[&[u8]] = &[b"TOLLGATE.CHECK", b"DOMAIN", b"nowhere", b"ATTR", b"key", b"alice"];
+    let answer = talk(&service, &[check]);
+    assert!(answer.contains("$9\r\nremaining\r\n$-1\r\n"), "{answer:?}");
+    let answer = talk(&service, &[&[b"HELLO", b"3"], check]);
+    assert!(answer.contains("$9\r\nremaining\r\n_\r\n"), "{answer:?}");
+}
