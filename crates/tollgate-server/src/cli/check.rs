@@ -17,8 +17,9 @@ use crate::ad_hoc::{self, Limits};
 /// Decide about one request: here, in Redis, or by asking a service
 ///
 /// The request is a key with limits that are given here, or attributes that policies decide about.
-/// Without --store or --server the state lives only for this run: nothing that any other program has
-/// charged counts, and nothing stays charged. With --times one sees how a limit behaves.
+/// Without --store, TOLLGATE_STORE or --server the state lives only for this run: nothing that any
+/// other program has charged counts, and nothing stays charged. With --times one sees how a limit
+/// behaves.
 ///
 /// Exits with 0 if the last request was allowed, 1 if it was denied, 2 if nothing could be decided, for
 /// example because the limit is not one.
@@ -34,7 +35,7 @@ pub(super) struct Args {
     limits: Vec<String>,
 
     #[command(flatten)]
-    asking: Asking,
+    pub(super) asking: Asking,
 
     /// Units to charge each time; 0 asks without charging
     #[arg(long, value_name = "N", default_value_t = 1)]
