@@ -1,5 +1,8 @@
 #![doc = include_str!("../README.md")]
-#![cfg_attr(not(feature = "cli"), allow(dead_code, reason = "the command line uses the rest"))]
+#![cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, unused_imports, reason = "the command line uses the rest")
+)]
 
 mod ad_hoc;
 mod audit;
