@@ -89,7 +89,7 @@ function fill(id, values) {
 export function curl(request) {
   const body = JSON.stringify(request).replaceAll("'", "'\\''");
   const address = new URL("v1/check", location.href).href;
-  return `curl --json '${body}' ${address}`;
+  return `curl -H 'Content-Type: application/json' -d '${body}' ${address}`;
 }
 
 function verdict(told, covering) {

@@ -74,8 +74,17 @@ impl Engine {
         }
     }
 
-    /// Which limits apply to a request.
+    /// Which limits apply to a request, to be decided: a block holds also where an override lifts the limit.
     pub(crate) fn plan(&self, request: &Request<'_>) -> Plan<'_> {
+        let plan = self.plan_counted(request);
+        match self.blocks.any() {
+            true => plan.with_lifted(|policy, key| self.blocks.wait(policy, key).is_some()),
+            false => plan,
+        }
+    }
+
+    /// Which limits a request was counted by, for giving back.
+    pub(crate) fn plan_counted(&self, request: &Request<'_>) -> Plan<'_> {
         match &self.limiter {
             Kind::Memory(limiter) => limiter.plan(request),
             Kind::Shared(limiter) => limiter.plan(request),

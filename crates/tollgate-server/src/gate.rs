@@ -10,6 +10,7 @@ use tollgate::{BuildError, Limiter, MemoryStore, SharedLimiter, policy::Mode};
 use tollgate_redis::{RedisStore, UrlError};
 
 use crate::{
+    audit::Audit,
     config::{Settings, StoreSettings},
     engine::Engine,
     live::Live,
@@ -25,6 +26,7 @@ pub(crate) struct Gate {
     complaint: ArcSwap<Option<String>>,
     draining: AtomicBool,
     live: Live,
+    audit: Audit,
 }
 
 /// A configuration in force.
@@ -85,6 +87,7 @@ impl Gate {
             complaint: ArcSwap::from_pointee(None),
             draining: AtomicBool::new(false),
             live: Live::new(),
+            audit: Audit::default(),
         }
     }
 
@@ -125,6 +128,11 @@ impl Gate {
     /// What is remembered for those who watch.
     pub(crate) fn live(&self) -> &Live {
         &self.live
+    }
+
+    /// Where operators' doings are told.
+    pub(crate) fn audit(&self) -> &Audit {
+        &self.audit
     }
 
     /// From now on the service is going away: it answers what it has, and says that it is not ready for more.

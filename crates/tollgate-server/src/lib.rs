@@ -1,6 +1,11 @@
 #![doc = include_str!("../README.md")]
-#![cfg_attr(not(feature = "cli"), allow(dead_code, reason = "the command line uses the rest"))]
+#![cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, unused_imports, reason = "the command line uses the rest")
+)]
 
+mod ad_hoc;
+mod audit;
 #[cfg(feature = "cli")]
 mod bench;
 mod blocks;

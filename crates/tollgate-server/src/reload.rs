@@ -87,7 +87,9 @@ impl Reloader {
         let certificates = self.reload_certificates();
         let settings = self.source.load().and_then(|settings| {
             self.check_exposure(&settings)?;
+            self.check_policies(&settings)?;
             self.warn_of_what_stays(&settings);
+            self.warn_of_the_last_key(&settings);
             let policies = settings.policies.policies().len();
             let revision = self.gate.replace(settings);
             tracing::info!(revision, policies, "other settings are in force");
@@ -118,6 +120,23 @@ impl Reloader {
         let mut effective = Settings::clone(&self.first);
         effective.security.credentials.clone_from(&new.security.credentials);
         check_exposure(&effective).map_err(|error| error.to_string())
+    }
+
+    /// Limits do not go because half of a file is gone.
+    fn check_policies(&self, new: &Settings) -> Result<(), String> {
+        let is_empty = |settings: &Settings| settings.policies.policies().is_empty();
+        if is_empty(new) && !new.may_limit_nothing && !is_empty(&self.gate.revision().settings) {
+            let error = "there are no policies any more: write `policies: []` if that is meant";
+            return Err(error.to_owned());
+        }
+        Ok(())
+    }
+
+    fn warn_of_the_last_key(&self, new: &Settings) {
+        let needs_key = |settings: &Settings| !settings.security.credentials.is_empty();
+        if needs_key(&self.gate.revision().settings) && !needs_key(new) {
+            tracing::warn!("the last API key is gone: whoever can connect may do everything");
+        }
     }
 
     fn warn_of_what_stays(&self, new: &Settings) {
@@ -164,22 +183,23 @@ impl Reloader {
     }
 
     /// Where changes show. A file may be replaced, or be behind a link that is, as Kubernetes does.
+    ///
+    /// Each folder goes by one name: under two it would be watched once, and no longer watched once one of them is
+    /// left out. One that is gone is left out, so that it is watched when it is there again.
     fn folders(&self) -> BTreeSet<PathBuf> {
-        let parent = |path: &Path| match path.parent() {
-            Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
-            Some(parent) => parent.to_owned(),
-            None => path.to_owned(),
-        };
+        let parent = |path: &Path| path.parent().unwrap_or(path).to_owned();
         let mut folders = BTreeSet::new();
         for path in self.paths() {
-            folders.insert(parent(&path));
+            let Ok(path) = std::path::absolute(path) else { continue };
+            folders.extend(parent(&path).canonicalize());
             if let Ok(behind_links) = path.canonicalize() {
                 folders.insert(parent(&behind_links));
-            }
-            if path.is_dir() {
-                let files = RuleFile::files(&path).unwrap_or_default();
-                folders.extend(files.iter().map(|file| parent(file)));
-                folders.insert(path);
+                if behind_links.is_dir() {
+                    let files = RuleFile::files(&behind_links).unwrap_or_default();
+                    let below = files.iter().map(|file| parent(file).canonicalize());
+                    folders.extend(below.filter_map(Result::ok));
+                    folders.insert(behind_links);
+                }
             }
         }
         folders

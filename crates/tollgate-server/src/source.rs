@@ -139,6 +139,8 @@ fn add_rules(paths: &[&Path], options: Options, settings: &mut Settings) -> Resu
     let rules = Rules::parse(&files, options).map_err(|error| error.to_string())?;
     settings.policies = rules.beside(&settings.policies).map_err(|error| error.to_string())?;
     settings.rules = Arc::new(rules);
+    // Each of them names a domain at least.
+    settings.may_limit_nothing |= !files.is_empty();
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
+use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use serde_json::{Value, json};
 use tollgate::{
     Charge, Decision, KeyRef, Limit, Limiter, PolicyName, PolicySet, Request, SharedLimiter,
@@ -35,8 +36,8 @@ pub(super) struct Asking {
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(super) domain: String,
 
-    /// Ask this service, such as http://127.0.0.1:8080
-    #[arg(long, value_name = "URL", env = "TOLLGATE_SERVER", conflicts_with_all = ["config", "store"])]
+    /// Ask this service, such as http://127.0.0.1:8080; if only a variable names it, only about attributes
+    #[arg(long, value_name = "URL", env = "TOLLGATE_SERVER")]
     server: Option<String>,
 
     /// Decide here by the policies of this file
@@ -99,6 +100,30 @@ impl FromStr for Attribute {
 }
 
 impl Asking {
+    /// Leaves out what only variables say, where the command line says otherwise. An error is two options of which one
+    /// alone can be meant.
+    pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        let is_typed = |name: &str| {
+            matches.ids().any(|id| id == name)
+                && matches.value_source(name) == Some(ValueSource::CommandLine)
+        };
+        let here = [("config", "--config <FILE>"), ("store", "--store <URL>")];
+        let here = here.into_iter().find(|(name, _)| is_typed(name));
+        let of_service = is_typed("ca") || is_typed("key_file");
+        match (is_typed("server"), here) {
+            (true, Some((_, other))) => {
+                let text = format!("the argument '--server <URL>' cannot be used with '{other}'");
+                return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text));
+            }
+            (true, None) => self.store = None,
+            (false, Some(_)) => self.server = None,
+            // A limit is tried out here, unless it is said whom to ask about it.
+            (false, None) if is_typed("limits") && !of_service => self.server = None,
+            (false, None) => {}
+        }
+        Ok(())
+    }
+
     /// Whether policies from somewhere decide.
     pub(super) fn has_policies(&self) -> bool {
         self.server.is_some() || !self.config.is_empty()
@@ -170,7 +195,7 @@ pub(super) fn key(file: Option<&Path>) -> anyhow::Result<Option<String>> {
                 .with_context(|| format!("cannot read {}", file.display()))?;
             Ok(Some(text.trim().to_owned()))
         }
-        None => Ok(Environment::process().get("TOLLGATE_KEY")),
+        None => Ok(Environment::process().get("TOLLGATE_KEY").filter(|key| !key.is_empty())),
     }
 }
 

@@ -12,12 +12,14 @@ use super::{
     Trouble,
     asking::{Asking, Own},
 };
+use crate::ad_hoc::{self, Limits};
 
 /// Decide about one request: here, in Redis, or by asking a service
 ///
 /// The request is a key with limits that are given here, or attributes that policies decide about.
-/// Without --store or --server the state lives only for this run: nothing that any other program has
-/// charged counts, and nothing stays charged. With --times one sees how a limit behaves.
+/// Without --store, TOLLGATE_STORE or --server the state lives only for this run: nothing that any
+/// other program has charged counts, and nothing stays charged. With --times one sees how a limit
+/// behaves.
 ///
 /// Exits with 0 if the last request was allowed, 1 if it was denied, 2 if nothing could be decided, for
 /// example because the limit is not one.
@@ -33,7 +35,7 @@ pub(super) struct Args {
     limits: Vec<String>,
 
     #[command(flatten)]
-    asking: Asking,
+    pub(super) asking: Asking,
 
     /// Units to charge each time; 0 asks without charging
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -100,7 +102,7 @@ async fn decide(args: &Args, limits: &[Limit]) -> Result<ExitCode, Trouble> {
     Ok(code)
 }
 
-fn limits(args: &Args) -> Result<Vec<Limit>, Trouble> {
+fn limits(args: &Args) -> Result<Limits, Trouble> {
     let hint =
         "a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
     if args.key.is_some() && args.limits.is_empty() {
@@ -112,9 +114,12 @@ fn limits(args: &Args) -> Result<Vec<Limit>, Trouble> {
         let hint = "name a file with --config, or a service with --server";
         return Err(Trouble::new(error, "cannot use --attribute", hint));
     }
-    let parsed = args.limits.iter().map(|text| text.parse());
-    let parsed: Result<Vec<Limit>, _> = parsed.collect();
-    parsed.map_err(|error| Trouble::new(error, "cannot use --limit", hint))
+    let mut limits = Limits::new();
+    for text in &args.limits {
+        ad_hoc::add(&mut limits, text)
+            .map_err(|error| Trouble::new(error, "cannot use --limit", hint))?;
+    }
+    Ok(limits)
 }
 
 fn unwritable(error: io::Error) -> Trouble {

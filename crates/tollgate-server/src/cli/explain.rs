@@ -23,7 +23,7 @@ use crate::explain;
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
     #[command(flatten)]
-    asking: Asking,
+    pub(super) asking: Asking,
 
     /// Print one line of JSON
     #[arg(long)]

@@ -16,16 +16,17 @@ mod trouble;
 mod validate;
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fmt::Display,
     io::{self, Write},
     path::Path,
     process::ExitCode,
 };
 
-use clap::{Parser, Subcommand};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::trouble::Trouble;
+use crate::config::Environment;
 
 /// Decides, for every request, whether it may pass now.
 #[derive(Debug, Parser)]
@@ -77,8 +78,8 @@ const TROUBLE: u8 = 2;
 
 /// Does what the command line says.
 pub(crate) fn run() -> ExitCode {
-    let command = match Cli::try_parse_from(words(std::env::args_os())) {
-        Ok(cli) => cli.command,
+    let command = match parse(words(std::env::args_os())) {
+        Ok(command) => command,
         Err(error) => return explain(&error),
     };
     let done = match command {
@@ -97,6 +98,39 @@ pub(crate) fn run() -> ExitCode {
     done.unwrap_or_else(|trouble| {
         say(trouble);
         ExitCode::from(TROUBLE)
+    })
+}
+
+/// Reads the command line, and what variables say besides. What is typed goes before those.
+fn parse(words: Vec<OsString>) -> Result<Command, clap::Error> {
+    let mut cli = without_empty_variables(Cli::command());
+    let matches = cli.try_get_matches_from_mut(words)?;
+    let mut command = Cli::from_arg_matches(&matches)?.command;
+    let asking = match &mut command {
+        Command::Check(args) => &mut args.asking,
+        Command::Explain(args) => &mut args.asking,
+        _ => return Ok(command),
+    };
+    if let Some((name, matches)) = matches.subcommand()
+        && let Err(error) = asking.settle(matches)
+    {
+        return Err(match cli.find_subcommand_mut(name) {
+            Some(own) => error.format(own),
+            None => error,
+        });
+    }
+    Ok(command)
+}
+
+/// Deployments often set a variable to nothing where they mean that it is not set.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let environment = Environment::process();
+    let is_empty = |arg: &Arg| {
+        let value = arg.get_env().and_then(OsStr::to_str).and_then(|name| environment.get(name));
+        value.is_some_and(|value| value.is_empty())
+    };
+    command.mut_subcommands(|command| {
+        command.mut_args(|arg| if is_empty(&arg) { arg.env(None::<&'static str>) } else { arg })
     })
 }
 

@@ -56,7 +56,8 @@ const EXAMPLES: &str = "\
 Examples:
   In memory, on the loopback, and a request:
     tollgate serve
-    curl --json '{\"attributes\": {\"key\": \"alice\"}}' http://127.0.0.1:8080/v1/check
+    curl -H 'Content-Type: application/json' -d '{\"attributes\": {\"key\": \"alice\"}}' \\
+      http://127.0.0.1:8080/v1/check
 
   Policies of your own, with state that several processes share:
     tollgate serve --config tollgate.yaml --store redis://127.0.0.1:6379
@@ -175,7 +176,9 @@ fn greet(server: &Server) {
         let scheme = if http.is_tls { "https" } else { "http" };
         let url = format!("{scheme}://{}", http.address);
         let body = r#"{"attributes": {"key": "alice"}}"#;
-        print_line(format_args!("try: curl --json '{body}' {url}/v1/check"));
+        // Not `--json`, which curl has only since 7.82.
+        let json = "-H 'Content-Type: application/json' -d";
+        print_line(format_args!("try: curl {json} '{body}' {url}/v1/check"));
         print_line(format_args!("see: {url}/ in a browser, or tollgate top {url}"));
     }
     let revision = server.gate().revision();

@@ -21,9 +21,11 @@ pub(crate) struct Config {
     )]
     pub(crate) store: Option<At<Form<Store>>>,
 
-    /// Which requests are limited, and how. Every policy that covers a request applies to it, all or nothing.
+    /// Which requests are limited, and how. Every policy that covers a request applies to it, all or nothing. Only
+    /// `[]` takes all of them away from a service that runs.
     #[serde(default)]
-    pub(crate) policies: Vec<At<Policy>>,
+    #[schemars(with = "Vec<At<Policy>>")]
+    pub(crate) policies: Option<Vec<At<Policy>>>,
 
     /// Limits that come with a request, such as those of `CL.THROTTLE`, instead of from a policy.
     #[serde(default)]

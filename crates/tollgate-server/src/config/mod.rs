@@ -66,16 +66,23 @@ pub fn read(
     }
 }
 
+/// What empties a file by mistake, such as a full disk, must not lift all limits.
+const NOTHING: &str = "the file says nothing: write `policies: []` if nothing is to be limited";
+
 fn read_tollgate(
     text: &str,
     file: &str,
     environment: &Environment<'_>,
 ) -> Result<Settings, ConfigError> {
-    let written: file::Config = yaml::parse(text, file)?;
+    let written: Option<file::Config> = yaml::parse(text, file)?;
+    let written = written.ok_or_else(|| ConfigError::whole(file, NOTHING))?;
     let mut problems = Problems::new(file, text);
-    let policies = policies::policies(&written.policies, &mut problems);
+    let policies = written.policies.as_deref();
+    let is_told_that_none = policies.is_some_and(<[_]>::is_empty);
+    let policies = policies::policies(policies.unwrap_or_default(), &mut problems);
     let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };
     let mut settings = Settings::new(policies.unwrap_or(none));
+    settings.may_limit_nothing = is_told_that_none;
     Reader { file, environment, problems: &mut problems }.service(&written, &mut settings);
     problems.finish(Some(settings))
 }

@@ -21,6 +21,8 @@ pub struct Settings {
     pub layout: Layout,
     /// The policies in force, those that only Envoy's descriptors lead to among them.
     pub policies: PolicySet,
+    /// Whether it is said that there are no policies, and not just none of them.
+    pub(crate) may_limit_nothing: bool,
     /// What Envoy's descriptors lead to.
     pub(crate) rules: Arc<Rules>,
     /// What happens to limits that come with a request, such as those of `CL.THROTTLE`, when the store fails.
@@ -165,6 +167,7 @@ impl Settings {
             store: StoreSettings::default(),
             layout: Layout::native(),
             policies,
+            may_limit_nothing: false,
             rules: Arc::default(),
             ad_hoc_failure: FailureMode::default(),
             shadow: false,

@@ -10,7 +10,11 @@ use smallvec::SmallVec;
 use tollgate::{Charge, CostError, KeyRef, Limit, Plan, PolicyName, Request};
 
 use super::Problem;
-use crate::{config::Bounds, engine::Engine};
+use crate::{
+    ad_hoc::{self, AdHocError, Limits, MOST_LIMITS},
+    config::Bounds,
+    engine::Engine,
+};
 
 /// What was said about whose budget and how much, as it was written.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -33,7 +37,7 @@ pub(super) enum Subject<'a> {
     /// What the policies say about these attributes.
     Policies(Request<'a>),
     /// Limits that came along, for one key.
-    AdHoc { key: &'a str, limits: SmallVec<[Limit; 2]>, cost: u64, id: Option<&'a [u8]> },
+    AdHoc { key: &'a str, limits: Limits, cost: u64, id: Option<&'a [u8]> },
 }
 
 /// What is charged for a [`Subject`].
@@ -55,9 +59,6 @@ pub(super) enum Form {
 /// The members of a check, and last that of a permit.
 pub(super) const FIELDS: [&str; 7] =
     ["domain", "attributes", "key", "limit", "cost", "id", "permit"];
-
-/// The most limits that come along with a request.
-const MOST_LIMITS: usize = 16;
 
 /// The most bytes of a limit's text.
 const MOST_LIMIT_BYTES: usize = 64;
@@ -166,22 +167,20 @@ impl Asked<'_> {
         Ok(request)
     }
 
-    fn parsed_limits(&self) -> Result<SmallVec<[Limit; 2]>, Problem> {
-        let mut limits = SmallVec::<[Limit; 2]>::new();
+    fn parsed_limits(&self) -> Result<Limits, Problem> {
+        let too_much = || {
+            let most = format!("at most {MOST_LIMITS}, of {MOST_LIMIT_BYTES} bytes each");
+            Problem::bounds(format!("too many limits, or too long: {most}"))
+        };
+        let mut limits = Limits::new();
         for text in &self.limits {
-            if text.len() > MOST_LIMIT_BYTES || limits.len() == MOST_LIMITS {
-                let most = format!("at most {MOST_LIMITS}, of {MOST_LIMIT_BYTES} bytes each");
-                return Err(Problem::bounds(format!("too many limits, or too long: {most}")));
+            if text.len() > MOST_LIMIT_BYTES {
+                return Err(too_much());
             }
-            let limit: Limit = text.parse().map_err(|e| Problem::limit(format!("{e}")))?;
-            let alike = |other: &&Limit| {
-                (other.algorithm(), other.period()) == (limit.algorithm(), limit.period())
-            };
-            if let Some(other) = limits.iter().find(alike) {
-                let detail = format!("`{other}` and `{limit}` have one algorithm and period");
-                return Err(Problem::limit(detail));
-            }
-            limits.push(limit);
+            ad_hoc::add(&mut limits, text).map_err(|error| match error {
+                AdHocError::TooMany => too_much(),
+                error => Problem::limit(error.to_string()),
+            })?;
         }
         Ok(limits)
     }
@@ -222,10 +221,18 @@ impl Subject<'_> {
         }
     }
 
-    /// The limits that apply, each with its key.
+    /// The limits that apply, each with its key, to be decided.
     pub(super) fn budgets<'e>(&self, engine: &'e Engine) -> Budgets<'e, '_> {
         match self {
             Self::Policies(request) => Budgets::Policies(engine.plan(request)),
+            Self::AdHoc { key, limits, .. } => Budgets::AdHoc(key, limits),
+        }
+    }
+
+    /// The limits that were counted, each with its key, for giving back.
+    pub(super) fn counted<'e>(&self, engine: &'e Engine) -> Budgets<'e, '_> {
+        match self {
+            Self::Policies(request) => Budgets::Policies(engine.plan_counted(request)),
             Self::AdHoc { key, limits, .. } => Budgets::AdHoc(key, limits),
         }
     }
@@ -250,7 +257,7 @@ impl Budgets<'_, '_> {
 struct Text<'a>(Cow<'a, str>);
 
 /// One limit or a list of them.
-struct Limits<'a>(SmallVec<[Cow<'a, str>; 2]>);
+struct LimitTexts<'a>(SmallVec<[Cow<'a, str>; 2]>);
 
 struct Attributes<'a>(Pairs<'a>);
 
@@ -289,35 +296,35 @@ impl<'de> Visitor<'de> for TextVisitor {
     }
 }
 
-impl<'de> Deserialize<'de> for Limits<'de> {
+impl<'de> Deserialize<'de> for LimitTexts<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(LimitsVisitor)
     }
 }
 
 impl<'de> Visitor<'de> for LimitsVisitor {
-    type Value = Limits<'de>;
+    type Value = LimitTexts<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a limit, such as \"100/minute\", or a list of limits")
     }
 
-    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Limits<'de>, E> {
-        Ok(Limits(SmallVec::from_iter([Cow::Borrowed(text)])))
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<LimitTexts<'de>, E> {
+        Ok(LimitTexts(SmallVec::from_iter([Cow::Borrowed(text)])))
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Limits<'de>, E> {
-        Ok(Limits(SmallVec::from_iter([Cow::Owned(text.to_owned())])))
+    fn visit_str<E: Error>(self, text: &str) -> Result<LimitTexts<'de>, E> {
+        Ok(LimitTexts(SmallVec::from_iter([Cow::Owned(text.to_owned())])))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Limits<'de>, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<LimitTexts<'de>, A::Error> {
         let mut limits = SmallVec::new();
         while let Some(Text(limit)) = list.next_element()? {
             limits.push(limit);
         }
         match limits.is_empty() {
             true => Err(A::Error::invalid_length(0, &"at least one limit")),
-            false => Ok(Limits(limits)),
+            false => Ok(LimitTexts(limits)),
         }
     }
 }
@@ -397,11 +404,11 @@ impl<'de> Visitor<'de> for Form {
                     set(&mut asked.attributes, "attributes", pairs)?;
                 }
                 "limit" => {
-                    let limits = map.next_value::<Option<Limits<'de>>>()?;
+                    let limits = map.next_value::<Option<LimitTexts<'de>>>()?;
                     if !asked.limits.is_empty() {
                         return Err(A::Error::duplicate_field("limit"));
                     }
-                    asked.limits = limits.map(|Limits(limits)| limits).unwrap_or_default();
+                    asked.limits = limits.map(|LimitTexts(limits)| limits).unwrap_or_default();
                 }
                 "permit" if self == Self::Held => {
                     set(&mut asked.permit, "permit", text(&mut map)?)?;

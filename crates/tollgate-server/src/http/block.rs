@@ -78,7 +78,7 @@ pub(super) async fn block(
     let blocks = revision.engine.blocks();
     let until = blocks.add(named.policy, named.key.clone(), Duration::from_secs(seconds));
     let until = until.map_err(|error| Problem::too_many_blocks(error.to_string()))?;
-    shared.audit_keys("block", &access, &[(named.policy, named.key.as_ref())]);
+    shared.gate.audit().keys("block", &access, &[(named.policy, named.key.as_ref())]);
     json(StatusCode::OK, &BlockModel::new(named.policy, &named.key, until))
 }
 
@@ -105,7 +105,7 @@ pub(super) async fn unblock(
         Named::new(&policy, &key, &revision)?;
     } else {
         let keys: Vec<_> = lifted.iter().map(|block| (block.policy, block.key.as_ref())).collect();
-        shared.audit_keys("unblock", &access, &keys);
+        shared.gate.audit().keys("unblock", &access, &keys);
     }
     json(StatusCode::OK, &Done { limits: lifted.len() })
 }

@@ -1,10 +1,10 @@
 //! What is done to budgets besides a check: look at them, empty them, give back, hold and let go.
 
-use std::{hash::BuildHasher, hash::Hasher, sync::Arc};
+use std::sync::Arc;
 
 use axum::extract::{Query, Request, State};
 use http::{StatusCode, Uri};
-use tollgate::{Charge, KeyRef, Permit, PolicyName};
+use tollgate::{Charge, Permit};
 
 use super::{
     Answer, Problem, Shared,
@@ -14,7 +14,7 @@ use super::{
     model::{DecisionModel, Done, StateModel},
     posted,
 };
-use crate::{config::Scope, gate::Revision, service::Access};
+use crate::{config::Scope, gate::Revision};
 
 /// `GET /v1/state`: what a request would meet, without charging anything.
 pub(super) async fn peek(
@@ -54,16 +54,16 @@ pub(super) async fn reset(
         let plan = revision.engine.plan_for_all(named.counting()?, named.key.as_ref());
         let charges = plan.charges(0)?;
         revision.engine.reset(&charges).await?;
-        shared.audit("reset", &access, &charges[..1]);
+        shared.gate.audit().charges("reset", &access, &charges[..1]);
         return json(StatusCode::OK, &Done { limits: charges.len() });
     }
     let asked = from_query(request.uri())?;
     let subject = asked.subject(&revision.settings.bounds)?;
     let access = revision.access_to(request.headers(), Scope::Admin, subject.domain())?;
-    let budgets = subject.budgets(&revision.engine);
+    let budgets = subject.counted(&revision.engine);
     let charges = budgets.charges(0)?;
     revision.engine.reset(&charges).await?;
-    shared.audit("reset", &access, &charges);
+    shared.gate.audit().charges("reset", &access, &charges);
     json(StatusCode::OK, &Done { limits: charges.len() })
 }
 
@@ -77,10 +77,10 @@ pub(super) async fn refund(
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
     let access = revision.access_to(&head.headers, Scope::Admin, subject.domain())?;
-    let budgets = subject.budgets(&revision.engine);
+    let budgets = subject.counted(&revision.engine);
     let charges = budgets.charges(subject.cost())?;
     revision.engine.refund(&charges).await?;
-    shared.audit("refund", &access, &charges);
+    shared.gate.audit().charges("refund", &access, &charges);
     json(StatusCode::OK, &Done { limits: charges.len() })
 }
 
@@ -141,7 +141,7 @@ async fn with_permit(shared: &Shared, request: Request, what: Release) -> Result
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
     revision.access_to(&head.headers, Scope::Check, subject.domain())?;
-    let budgets = subject.budgets(&revision.engine);
+    let budgets = subject.counted(&revision.engine);
     let mut charges = held(budgets.charges(0)?, permit);
     charges.retain(|charge| charge.permit != 0);
     match what {
@@ -176,31 +176,5 @@ pub(super) fn without_id(asked: Asked<'_>) -> Result<Asked<'_>, Problem> {
     match asked.id {
         Some(_) => Err(Problem::request("leave `id` out: only a check has one")),
         None => Ok(asked),
-    }
-}
-
-impl Shared {
-    /// Tells the log who did what to which budgets. Keys are somebody's names and addresses: only a mark of them is
-    /// told, which another run of the program makes differently.
-    fn audit(&self, action: &str, access: &Access<'_>, charges: &[Charge<'_>]) {
-        let keys: Vec<_> = charges.iter().map(|charge| (charge.policy, charge.key)).collect();
-        self.audit_keys(action, access, &keys);
-    }
-
-    pub(super) fn audit_keys(
-        &self,
-        action: &str,
-        access: &Access<'_>,
-        keys: &[(PolicyName, KeyRef<'_>)],
-    ) {
-        let mut hasher = self.marks.build_hasher();
-        for (policy, key) in keys {
-            hasher.write(policy.as_str().as_bytes());
-            key.feed(|bytes| hasher.write(bytes));
-        }
-        let mark = format!("{:08x}", hasher.finish() >> 32);
-        let policies: Vec<_> = keys.iter().map(|(policy, _)| policy.as_str()).collect();
-        let (credential, policies) = (access.name(), policies.join(","));
-        tracing::info!(target: "audit", action, credential, key = mark, policies, "changed state");
     }
 }

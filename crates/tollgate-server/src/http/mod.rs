@@ -21,7 +21,6 @@ mod tests;
 use std::{
     fmt,
     future::{Future, poll_fn},
-    hash::RandomState,
     net::{IpAddr, SocketAddr},
     pin::pin,
     sync::Arc,
@@ -72,8 +71,6 @@ pub(crate) const CODES: [&str; 16] = [
 
 /// What all connections have in common.
 struct Shared {
-    /// What the log calls a key.
-    marks: RandomState,
     gate: Arc<Gate>,
     metrics: Arc<Metrics>,
     listener: Arc<ListenerMetrics>,
@@ -96,8 +93,7 @@ impl HttpService {
         reload: Reload,
     ) -> Self {
         let clock = Arc::new(SystemClock::new());
-        let marks = RandomState::new();
-        Self::over(Shared { marks, gate, metrics, listener, clock, reload })
+        Self::over(Shared { gate, metrics, listener, clock, reload })
     }
 
     fn over(shared: Shared) -> Self {
@@ -109,10 +105,10 @@ impl HttpService {
     /// With another idea of the hour, for tests.
     #[cfg(test)]
     fn with_clock(self, clock: impl Clock) -> Self {
-        let Shared { gate, metrics, listener, reload, marks, .. } = &*self.shared;
-        let (gate, metrics, marks) = (gate.clone(), metrics.clone(), marks.clone());
+        let Shared { gate, metrics, listener, reload, .. } = &*self.shared;
+        let (gate, metrics) = (gate.clone(), metrics.clone());
         let (listener, reload, clock) = (listener.clone(), reload.clone(), Arc::new(clock));
-        Self::over(Shared { marks, gate, metrics, listener, clock, reload })
+        Self::over(Shared { gate, metrics, listener, clock, reload })
     }
 }
 

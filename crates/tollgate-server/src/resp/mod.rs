@@ -20,12 +20,13 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     time::{Instant, Sleep, sleep, timeout},
 };
 
-use self::session::Session;
+use self::session::{MOST_AT_ONCE, Session};
 use crate::{
     config::Bounds,
     gate::Gate,
@@ -39,6 +40,8 @@ pub(crate) struct RespService {
     gate: Arc<Gate>,
     metrics: Arc<ListenerMetrics>,
     connections: AtomicU64,
+    /// When it was last logged that somebody spoke HTTP.
+    told: Mutex<Option<Instant>>,
 }
 
 /// How commands are answered, for [`ListenerMetrics`].
@@ -49,7 +52,8 @@ struct Connection<'a, I> {
     io: I,
     input: BytesMut,
     session: Session,
-    metrics: &'a ListenerMetrics,
+    service: &'a RespService,
+    peer: SocketAddr,
 }
 
 /// Room that a read has at least, and that a buffer keeps when it is empty.
@@ -58,13 +62,27 @@ const ROOM: usize = 16 * 1024;
 const SLOW_READER: Duration = Duration::from_secs(30);
 /// How long a client may take to hear that nothing more will be read.
 const LINGER: Duration = Duration::from_millis(500);
+/// That somebody spoke HTTP is logged once in so long.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 /// At the end, whoever has sent nothing for so long has nothing under way.
 const QUIET: Duration = Duration::from_millis(20);
 
 impl RespService {
     /// Counts its commands in `metrics`.
     pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
-        Self { gate, metrics, connections: AtomicU64::new(0) }
+        Self { gate, metrics, connections: AtomicU64::new(0), told: Mutex::new(None) }
+    }
+
+    /// Nothing of the request is told: it may hold what is nobody else's business.
+    fn tell_of_http(&self, peer: SocketAddr) {
+        let mut told = self.told.lock();
+        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            tracing::warn!(
+                %peer,
+                "somebody spoke HTTP to the listener for the protocol of Redis: the connection was ended"
+            );
+        }
     }
 }
 
@@ -76,8 +94,8 @@ impl Protocol for RespService {
         let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
         let session = Session::new(self.gate.clone(), id);
         let bounds = self.gate.revision().settings.bounds;
-        let (input, metrics) = (BytesMut::with_capacity(ROOM), &*self.metrics);
-        let connection = Connection { io, input, session, metrics };
+        let input = BytesMut::with_capacity(ROOM);
+        let connection = Connection { io, input, session, service: self, peer };
         if let Err(error) = connection.run(bounds, drain).await {
             tracing::debug!(%peer, %error, "a connection ended");
         }
@@ -115,6 +133,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 alarm.as_mut().reset(deadline);
             }
         }
+        if self.session.spoke_http {
+            self.service.tell_of_http(self.peer);
+        }
         self.part().await
     }
 
@@ -150,8 +171,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             let (all, failed) = std::mem::take(&mut self.session.answered);
             let now = Instant::now();
             let took = now - begun;
-            self.metrics.count_many(0, all - failed.min(all), took);
-            self.metrics.count_many(1, failed, took);
+            self.service.metrics.count_many(0, all - failed.min(all), took);
+            self.service.metrics.count_many(1, failed, took);
             if !self.session.replies.bytes.is_empty() {
                 let mut write = pin!(self.io.write_all(&self.session.replies.bytes));
                 // Most find room at once, and need no clock.
@@ -164,6 +185,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                     }
                 }
                 self.session.replies.bytes.clear();
+                self.session.replies.bytes.shrink_to(MOST_AT_ONCE);
             }
             if used == 0 || self.input.is_empty() || self.session.is_over {
                 return Ok((has_answered, !self.input.is_empty(), now));
@@ -207,13 +229,50 @@ async fn ring(mut alarm: std::pin::Pin<&mut Sleep>, deadline: &mut Instant) {
 /// Answers all whole commands among these bytes, as a connection that has got nothing else would.
 pub(crate) async fn answer_all(gate: Arc<Gate>, bytes: &[u8]) -> Vec<u8> {
     let mut session = Session::new(gate, 1);
-    let mut rest = bytes;
+    let (mut rest, mut answers) = (bytes, Vec::new());
     while !session.is_over {
         let used = session.answer(rest).await;
         rest = &rest[used..];
+        answers.append(&mut session.replies.bytes);
         if used == 0 {
             break;
         }
     }
-    session.replies.bytes
+    answers
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Limit, Limiter, Policy, PolicySet, policy::Condition};
+
+    use super::*;
+    use crate::{config::Settings, engine::Engine, gate::State};
+
+    #[tokio::test]
+    async fn answers_are_written_before_many_are_made() {
+        let policy = |n: usize| {
+            let policy = Policy::new(format!("p{n}").parse().unwrap(), [Limit::per_hour(1)]);
+            policy.matching("path", Condition::equal(format!("/{n}")))
+        };
+        let policies = PolicySet::new((0..200).map(policy)).unwrap();
+        let limiter = Limiter::builder().policies(policies.clone()).build().unwrap();
+        let state = State::Memory(limiter.store().clone());
+        let gate = Gate::new(Engine::memory(limiter), state, Settings::new(policies));
+        let mut session = Session::new(Arc::new(gate), 1);
+        let command = b"TOLLGATE.EXPLAIN ATTR user a\r\n";
+        assert_eq!(session.answer(command).await, command.len());
+        let one = session.replies.bytes.len();
+        assert!(one > 10_000, "{one}");
+        let input = command.repeat(500);
+        let (mut at, mut written) = (0, 0);
+        while at < input.len() {
+            session.replies.bytes.clear();
+            let used = session.answer(&input[at..]).await;
+            let made = session.replies.bytes.len();
+            assert!(used > 0 && made < 64 * 1024 + one, "{used} {made}");
+            at += used;
+            written += made;
+        }
+        assert_eq!((written, session.answered), (501 * one - one, (501, 0)));
+    }
 }

@@ -4,7 +4,10 @@ use smallvec::SmallVec;
 use tollgate::{Charge, Decision, KeyRef, Limit, PolicyName, Request};
 
 use super::reply::Replies;
-use crate::config::Bounds;
+use crate::{
+    ad_hoc::{self, Limits},
+    config::Bounds,
+};
 
 /// A request, or a key with limits of its own.
 #[derive(Debug)]
@@ -13,7 +16,7 @@ pub(super) struct Query<'a> {
     pub(super) cost: u64,
     pub(super) id: Option<&'a [u8]>,
     attributes: SmallVec<[(&'a str, &'a [u8]); 8]>,
-    own: Option<(&'a [u8], SmallVec<[Limit; 1]>)>,
+    own: Option<(&'a [u8], Limits)>,
 }
 
 const USAGE: &str = "write: [COST n] [DOMAIN name] [ID text] ATTR name value [name value ...], \
@@ -55,17 +58,11 @@ impl<'a> Query<'a> {
             self.id.ok_or_else(|| format!("an id has from 1 to {} bytes", Request::MAX_ID))?;
         } else if is("KEY") {
             within("the key", value, bounds)?;
-            self.own = Some((value, self.own.take().map_or_else(SmallVec::new, |own| own.1)));
+            self.own = Some((value, self.own.take().map_or_else(Limits::new, |own| own.1)));
         } else if is("LIMIT") {
-            let limit: Limit =
-                text("the limit", value, bounds)?.parse().map_err(|error| format!("{error}"))?;
-            let Some((_, limits)) = &mut self.own else {
-                return Err("KEY comes before LIMIT".to_owned());
-            };
-            if limits.len() == 16 {
-                return Err("no more than 16 limits at once".to_owned());
-            }
-            limits.push(limit);
+            let text = text("the limit", value, bounds)?;
+            let (_, limits) = self.own.as_mut().ok_or("KEY comes before LIMIT")?;
+            ad_hoc::add(limits, text).map_err(|error| error.to_string())?;
         } else {
             return Err(USAGE.to_owned());
         }
@@ -145,7 +142,10 @@ pub(super) fn write(decision: &Decision, to: &mut Replies) {
         None => to.null(),
     }
     to.bulk("remaining");
-    to.integer(i64::try_from(decision.remaining()).unwrap_or(i64::MAX));
+    match decision.limit() {
+        Some(_) => to.integer(i64::try_from(decision.remaining()).unwrap_or(i64::MAX)),
+        None => to.null(),
+    }
     to.bulk("retry_after_ms");
     match decision.retry_after() {
         Some(wait) => to.integer(millis(wait.as_micros())),

@@ -26,6 +26,8 @@ pub(super) struct Session {
     pub(super) replies: Replies,
     /// Set once nothing more can be read.
     pub(super) is_over: bool,
+    /// Whether that is because the client has sent a request of HTTP.
+    pub(super) spoke_http: bool,
     /// Commands answered, and those among them that got an error.
     pub(super) answered: (u64, u64),
     gate: Arc<Gate>,
@@ -63,6 +65,7 @@ impl Session {
         Self {
             replies: Replies::new(),
             is_over: false,
+            spoke_http: false,
             answered: (0, 0),
             gate,
             id,
@@ -74,7 +77,8 @@ impl Session {
         }
     }
 
-    /// Answers all whole commands at the beginning of `input`, under one revision, and tells how many bytes they were.
+    /// Answers whole commands at the beginning of `input`, under one revision, and tells how many bytes they were. Ends
+    /// once there are so many answers that they should be written first.
     pub(super) async fn answer(&mut self, input: &[u8]) -> usize {
         let gate = self.gate.clone();
         let revision = gate.revision();
@@ -82,7 +86,7 @@ impl Session {
         let frames = FrameBounds { words: 2 * bounds.attributes + 16, bytes: bounds.request_bytes };
         let mut pending = Pending::default();
         let (mut at, mut commands, mut words) = (0, 0, Words::new());
-        while commands < bounds.batch && !self.is_over {
+        while commands < bounds.batch && !self.is_over && self.replies.bytes.len() < MOST_AT_ONCE {
             let rest = &input[at..];
             if pending.queries.is_empty()
                 && let Some((charge, form, length)) = self.repeated(rest, &revision)
@@ -110,6 +114,11 @@ impl Session {
                                     self.fail(error);
                                 }
                             }
+                        }
+                        None if is_http(rest, name) => {
+                            self.flush(&revision.engine, &mut pending).await;
+                            self.fail("this is the protocol of Redis, and not HTTP".to_owned());
+                            (self.spoke_http, self.is_over) = (true, true);
                         }
                         _ => self.command(&words, &revision, &mut pending).await,
                     }
@@ -255,7 +264,8 @@ impl Session {
             let reset = is("TOLLGATE.RESET");
             match self.query(&words[1..], revision, Scope::Admin) {
                 Ok(query) => {
-                    give_back(engine, &query, reset).await.map(|()| self.replies.simple("OK"))
+                    let given = self.give_back(revision, &query, reset).await;
+                    given.map(|()| self.replies.simple("OK"))
                 }
                 Err(error) => Err(error),
             }
@@ -266,6 +276,31 @@ impl Session {
             self.fail(error);
         }
         true
+    }
+
+    async fn give_back(
+        &self,
+        revision: &Revision,
+        query: &Query<'_>,
+        reset: bool,
+    ) -> Result<(), String> {
+        let engine = &revision.engine;
+        let (own, cost) = (query.own_charges(), if reset { 0 } else { query.cost });
+        let plan = query.request().map(|request| engine.plan_counted(&request));
+        let charges = match &plan {
+            Some(plan) => plan.charges(cost).map_err(|error| error.to_string())?,
+            None => own.to_vec(),
+        };
+        let done = match reset {
+            true => engine.reset(&charges).await,
+            false => engine.refund(&charges).await,
+        };
+        done.map_err(|error| error.to_string())?;
+        if let Some(access) = self.access(revision) {
+            let action = if reset { "reset" } else { "refund" };
+            self.gate.audit().charges(action, &access, &charges);
+        }
+        Ok(())
     }
 
     fn fail(&mut self, error: String) {
@@ -456,8 +491,21 @@ impl Session {
 /// How many commands there are, for those who count them.
 const COMMANDS: i64 = 18;
 const LONGEST_NAME: usize = 128;
+/// Answers that wait to be written have so many bytes, and those of one command more: some are a thousand times as long
+/// as what asks for them.
+pub(super) const MOST_AT_ONCE: usize = 64 * 1024;
 /// Room for as many commands as are often sent together.
 const PIPELINE: usize = 62;
+
+/// Words that lines of a request over HTTP begin with.
+const HTTP: [&str; 8] = ["POST", "GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "Host:"];
+
+/// Whether a command is a line of HTTP. A web page can make a browser send a request here, and some services send one
+/// wherever they are told to: the commands in its body are not theirs to give. A list of words is none of that.
+fn is_http(input: &[u8], name: &[u8]) -> bool {
+    let is_line = input.first() != Some(&b'*');
+    is_line && HTTP.iter().any(|word| name.eq_ignore_ascii_case(word.as_bytes()))
+}
 
 fn info(revision: &Revision) -> String {
     format!(
@@ -490,19 +538,6 @@ async fn decide_one(engine: &Engine, query: &Query<'_>) -> Result<Decision, Chec
         Some(request) => engine.check(&request).await,
         None => Ok(engine.verdict(&query.own_charges(), query.id).await?.decision),
     }
-}
-
-async fn give_back(engine: &Engine, query: &Query<'_>, reset: bool) -> Result<(), String> {
-    let own = query.own_charges();
-    let plan = query.request().map(|request| engine.plan(&request));
-    let planned = match &plan {
-        // What is given back need not fit at once.
-        Some(plan) => plan.charges(0).map_err(|error| error.to_string())?,
-        None => own.to_vec(),
-    };
-    let charges: Vec<_> = planned.into_iter().map(|charge| charge.cost(query.cost)).collect();
-    let done = if reset { engine.reset(&charges).await } else { engine.refund(&charges).await };
-    done.map_err(|error| error.to_string())
 }
 
 /// Which policies decide about a request and why, as JSON.

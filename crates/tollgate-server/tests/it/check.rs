@@ -1,7 +1,8 @@
 use tollgate_testkit::servers::{Flavor, Server};
 
 use crate::{
-    program::{Finished, run, without_times},
+    clients::Folder,
+    program::{Finished, run, run_with, without_times},
     service::Service,
 };
 
@@ -128,6 +129,73 @@ fn redis_and_a_service_share_what_is_charged() {
     assert!(second.stdout.starts_with("1: allowed by 2/day, 0 remaining"), "{second:?}");
     assert_eq!(run(&asked, b"").code, Some(1));
     assert_eq!(run(&own, b"").code, Some(1));
+}
+
+#[test]
+fn what_is_typed_goes_before_the_environment() {
+    let folder = Folder::with_config("policies: [{ name: api, per: [user], limit: 1/day }]\n");
+    let service = Service::start(&["--grpc", "off", "--resp", "off"]);
+    let server = format!("http://{}", service.address("http"));
+    let nobody = ("TOLLGATE_SERVER", "http://127.0.0.1:1");
+    let away = ("TOLLGATE_STORE", "redis://127.0.0.1:1");
+    let config = folder.config();
+    let by_service = "1: allowed by 100/minute of policy default, ";
+    let by_file = "1: allowed by 1/day of policy api, 0 remaining, ";
+    let own = "1: allowed by 5/minute, 4 remaining, ";
+    let here = ("TOLLGATE_SERVER", &*server);
+    for (args, variables, told) in [
+        (&["check", "--server", &server, "-a", "key=a"][..], &[away][..], by_service),
+        (&["check", "-a", "key=a"], &[away, here], by_service),
+        (&["check", "--config", &config, "-a", "user=a"], &[nobody], by_file),
+        (&["explain", "--config", &config, "-a", "user=a"], &[nobody], "+ api covers it; "),
+        (&["check", "--limit", "5/minute", "alice"], &[nobody], own),
+        (&["check", "--store", "memory", "--limit", "5/minute", "alice"], &[nobody], own),
+        (&["check", "--server", &server, "--limit", "5/minute", "alice"], &[away, nobody], own),
+    ] {
+        let finished = run_with(args, variables);
+        assert!(finished.stdout.starts_with(told), "{args:?} {finished:?}");
+        assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{args:?}");
+    }
+    for other in [["--config", &config], ["--store", "memory"]] {
+        for command in ["check", "explain"] {
+            let args = [command, "-a", "user=a", "--server", &server, other[0], other[1]];
+            let both = run(&args, b"");
+            assert_eq!(both.code, Some(2), "{both:?}");
+            let told =
+                format!("error: the argument '--server <URL>' cannot be used with '{} <", other[0]);
+            assert!(both.stderr.starts_with(&told), "{both:?}");
+            assert!(both.stderr.contains("Usage: tollgate"), "{both:?}");
+        }
+    }
+}
+
+#[test]
+fn a_variable_that_is_empty_is_not_set() {
+    let variables = ["TOLLGATE_STORE", "TOLLGATE_SERVER"].map(|name| (name, ""));
+    let finished = run_with(&["check", "--limit", "5/minute", "alice"], &variables);
+    assert_eq!((finished.code, &*finished.stderr), (Some(0), ""));
+    let variables = [
+        "TOLLGATE_STORE",
+        "TOLLGATE_CONFIG",
+        "TOLLGATE_WORKERS",
+        "TOLLGATE_LOG",
+        "TOLLGATE_LOG_FORMAT",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+    ];
+    let service = Service::start_with(&["--grpc", "off"], &variables.map(|name| (name, "")));
+    assert_eq!(
+        service.greeting.last().unwrap(),
+        "ready: 1 policy, state in memory for up to 1000000 keys"
+    );
+}
+
+#[test]
+fn limits_that_would_count_twice_are_refused() {
+    refuses(
+        &["--limit", "5/minute", "--limit", "6/minute"],
+        "error: cannot use --limit: `5/minute` and `6/minute` have one algorithm and period\n\
+         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+    );
 }
 
 fn refuses(args: &[&str], stderr: &str) {

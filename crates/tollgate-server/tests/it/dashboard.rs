@@ -103,10 +103,9 @@ fn has(selector: &str, text: &str) -> String {
 fn numbers_move_while_requests_come() {
     let mut shown = Shown::start("");
     shown.page.wait_until(&has("#first-steps", "No traffic yet"));
-    let line = format!(
-        r#"curl --json '{{"attributes":{{"path":"/login","ip":"203.0.113.9"}}}}' {}v1/check"#,
-        shown.origin()
-    );
+    let body = r#"{"attributes":{"path":"/login","ip":"203.0.113.9"}}"#;
+    let origin = shown.origin();
+    let line = format!("curl -H 'Content-Type: application/json' -d '{body}' {origin}v1/check");
     assert_eq!(shown.page.text("#first-curl"), line);
     assert_eq!(shown.page.text("#state"), "live");
 

@@ -25,6 +25,18 @@ pub(crate) fn run(args: &[&str], input: &[u8]) -> Finished {
     }
 }
 
+/// [`run`] without input, and with variables in its environment.
+pub(crate) fn run_with(args: &[&str], variables: &[(&str, &str)]) -> Finished {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.args(args).envs(variables.iter().copied());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
 /// Runs `tollgate` to its end in a folder, with nothing to read.
 pub(crate) fn run_in(folder: &Path, args: &[&str]) -> Finished {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));

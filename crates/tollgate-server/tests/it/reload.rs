@@ -1,6 +1,6 @@
 //! Other settings while the service runs.
 
-use std::{fs, os::unix::fs::symlink, time::Duration};
+use std::{fs, os::unix::fs::symlink, process::Command, time::Duration};
 
 use tollgate_testkit::servers::{Client, eventually};
 
@@ -202,6 +202,69 @@ fn a_bad_file_changes_nothing_and_is_told_with_its_place() {
     folder.replace("tollgate.yaml", &policy("20/day"));
     until_revision(&mut client, 2);
     assert_eq!(charge(&mut client), ("20/day".into(), 17));
+}
+
+#[test]
+fn limits_do_not_go_because_a_file_is_empty() {
+    let folder = Folder::with_config(&policy("10/day"));
+    let service = start(&folder);
+    let mut client = resp(&service);
+    charge(&mut client);
+    let nothing = "the file says nothing: write `policies: []` if nothing is to be limited";
+    let no_policies = "there are no policies any more: write `policies: []` if that is meant";
+    for (count, (text, why)) in
+        [("", nothing), ("shadow: true\n", no_policies), ("policies:\n", no_policies)]
+            .into_iter()
+            .enumerate()
+    {
+        folder.replace("tollgate.yaml", text);
+        eventually(WITHIN, "it is told", || {
+            let log = service.log();
+            log.matches("those in force stay").count() == count + 1 && log.contains(why)
+        });
+        assert_eq!(revision(&mut client), 1, "{text:?}");
+    }
+    assert_eq!(charge(&mut client), ("10/day".into(), 8), "the last good one is in force");
+    folder.replace("tollgate.yaml", "policies: []\n");
+    until_revision(&mut client, 2);
+    folder.replace("tollgate.yaml", "shadow: true\n");
+    until_revision(&mut client, 3);
+}
+
+#[test]
+fn that_the_last_key_goes_is_told() {
+    let key = format!("keys: [{{ name: boss, sha256: {} }}]\n", "0".repeat(64));
+    let folder = Folder::with_config(&(policy("10/day") + &key));
+    let service = start(&folder);
+    let told = "the last API key is gone: whoever can connect may do everything";
+    folder.replace("tollgate.yaml", &policy("10/day"));
+    eventually(WITHIN, "it is told", || service.log().contains(told));
+    let mut client = resp(&service);
+    until_revision(&mut client, 2);
+    folder.replace("tollgate.yaml", &policy("20/day"));
+    until_revision(&mut client, 3);
+    assert_eq!(service.log().matches(told).count(), 1);
+}
+
+#[test]
+fn a_file_named_without_its_folder_is_watched_after_it_was_gone() {
+    let folder = Folder::with_config(&policy("10/day"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    let service = Service::launch(
+        command
+            .args(["serve", "--config", "tollgate.yaml", "--http", "off", "--grpc", "off"])
+            .args(["--resp", "127.0.0.1:0"])
+            .current_dir(folder.path("")),
+    );
+    let mut client = resp(&service);
+    for (number, limit) in [(2, "20/day"), (3, "30/day")] {
+        fs::remove_file(folder.config()).unwrap();
+        let lost = || service.log().matches("cannot read").count() == number as usize - 1;
+        eventually(WITHIN, "the loss is told", lost);
+        fs::write(folder.config(), policy(limit)).unwrap();
+        // Sooner than files are looked at that no change is told of.
+        until_revision(&mut client, number);
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 
 use tollgate_testkit::servers::python;
 
-use crate::service::Service;
+use crate::{clients::Http, service::Service};
 
 fn resp_only(args: &[&str]) -> Service {
     Service::start(&[&["--http", "off", "--grpc", "off"], args].concat())
@@ -273,4 +273,100 @@ fn an_explanation_is_json() {
     assert_eq!(told["policies"][0]["policy"], "default");
     assert_eq!(told["policies"][0]["key"], serde_json::json!(["alice"]));
     assert_eq!(told["policies"][0]["limits"][0]["remaining"], 100, "nothing was charged");
+}
+
+#[test]
+fn a_request_of_http_ends_the_connection() {
+    let service = resp_only(&[]);
+    let check: &[&[u8]] = &[b"TOLLGATE.CHECK", b"COST", b"60", b"ATTR", b"key", b"alice"];
+    talk(&service, &[check]);
+    let words =
+        ["POST", "GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "get", "Host:", "host:"];
+    for word in words {
+        let request = format!(
+            "{word} /secret HTTP/1.1\r\nAccept: */*\r\n\r\nTOLLGATE.RESET ATTR key alice\r\n"
+        );
+        let told = until_the_end(&service, request.as_bytes());
+        assert_eq!(told, "-ERR this is the protocol of Redis, and not HTTP\r\n", "{word}");
+    }
+    let header = until_the_end(&service, b"PING\r\nFOO / HTTP/1.1\r\nHost: a\r\nPING\r\n");
+    assert_eq!(header.matches("+PONG\r\n").count(), 1, "{header}");
+    let remaining = talk(&service, &[check]);
+    assert!(remaining.contains("$9\r\nremaining\r\n:40\r\n"), "nothing was reset: {remaining}");
+    let log = service.log();
+    let told =
+        "somebody spoke HTTP to the listener for the protocol of Redis: the connection was ended";
+    assert!((1..words.len()).contains(&log.matches(told).count()), "not for each: {log}");
+    assert!(!log.contains("secret") && !log.contains("RESET"), "{log}");
+    // A client of Redis may try a command that is not there.
+    assert!(talk(&service, &[&[b"GET", b"a"]]).starts_with("-ERR unknown command 'GET'"));
+}
+
+#[test]
+fn limits_that_would_count_twice_are_refused() {
+    let service = resp_only(&[]);
+    let check = |command: &'static [u8], second: &'static [u8]| {
+        talk(&service, &[&[command, b"KEY", b"k", b"LIMIT", b"5/minute", b"LIMIT", second]])
+    };
+    let alike = "-ERR `5/minute` and `6/minute` have one algorithm and period\r\n";
+    for command in [&b"TOLLGATE.CHECK"[..], b"TOLLGATE.PEEK", b"TOLLGATE.RESET", b"TOLLGATE.REFUND"]
+    {
+        assert_eq!(check(command, b"6/minute"), alike);
+    }
+    assert!(check(b"TOLLGATE.CHECK", b"6/hour").starts_with("*18\r\n$7\r\nallowed\r\n:1\r\n"));
+}
+
+#[test]
+fn what_is_reset_and_given_back_is_in_the_log() {
+    let service = Service::start(&["--grpc", "off"]);
+    let reset: &[&[u8]] = &[b"TOLLGATE.RESET", b"ATTR", b"key", b"alice"];
+    let refund: &[&[u8]] = &[b"TOLLGATE.REFUND", b"ATTR", b"key", b"alice"];
+    let own: &[&[u8]] = &[b"TOLLGATE.RESET", b"KEY", b"k", b"LIMIT", b"5/minute"];
+    assert_eq!(talk(&service, &[reset, refund, own]), "+OK\r\n".repeat(3));
+    let mut http = Http::connect(service.address("http")).unwrap();
+    let answer = http.request("DELETE", "/v1/state?attribute=key:alice", None, "").unwrap();
+    assert_eq!(answer.status, 200);
+    let log = service.log();
+    let audits: Vec<_> = log
+        .lines()
+        .filter_map(|line| line.split_once("changed state "))
+        .map(|(_, told)| told)
+        .collect();
+    assert_eq!(audits.len(), 4, "{log}");
+    let mark = |audit: &str| audit.split("key=\"").nth(1).unwrap()[..8].to_owned();
+    let of_alice = mark(audits[0]);
+    let told = |action: &str, mark: &str, policies: &str| {
+        format!("action=\"{action}\" credential=\"anybody\" key=\"{mark}\" policies=\"{policies}\"")
+    };
+    assert_eq!(audits[0], told("reset", &of_alice, "default"));
+    assert_eq!(audits[1], told("refund", &of_alice, "default"));
+    assert_eq!(audits[2], told("reset", &mark(audits[2]), "ad-hoc"));
+    assert_eq!(audits[3], audits[0], "over HTTP it is told in the same way");
+    assert!(!log.contains("alice"), "{log}");
+}
+
+#[test]
+fn more_than_ever_fits_is_not_given_back() {
+    let service = Service::start(&["--grpc", "off"]);
+    let refund =
+        |words: &[&'static [u8]]| talk(&service, &[&[&[&b"TOLLGATE.REFUND"[..]], words].concat()]);
+    let too_much =
+        "a cost of 1000 can never be admitted: policy `default` takes at most 100 at once";
+    let refused = refund(&[b"COST", b"1000", b"ATTR", b"key", b"alice"]);
+    assert_eq!(refused, format!("-ERR {too_much}\r\n"));
+    assert_eq!(refund(&[b"COST", b"100", b"ATTR", b"key", b"alice"]), "+OK\r\n");
+    let mut http = Http::connect(service.address("http")).unwrap();
+    let body = r#"{"attributes": {"key": "alice"}, "cost": 1000}"#;
+    let answer = http.request("POST", "/v1/refund", None, body).unwrap();
+    assert_eq!((answer.status, &answer.json()["detail"]), (400, &too_much.into()));
+}
+
+#[test]
+fn what_no_policy_covers_has_no_remainder() {
+    let service = resp_only(&[]);
+    let check: &[&[u8]] = &[b"TOLLGATE.CHECK", b"DOMAIN", b"nowhere", b"ATTR", b"key", b"alice"];
+    let answer = talk(&service, &[check]);
+    assert!(answer.contains("$9\r\nremaining\r\n$-1\r\n"), "{answer:?}");
+    let answer = talk(&service, &[&[b"HELLO", b"3"], check]);
+    assert!(answer.contains("$9\r\nremaining\r\n_\r\n"), "{answer:?}");
 }

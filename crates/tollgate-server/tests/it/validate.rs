@@ -52,6 +52,17 @@ tollgate.yaml: good, 2 policies
 }
 
 #[test]
+fn a_file_that_says_nothing_is_bad() {
+    let why = "the file says nothing: write `policies: []` if nothing is to be limited\n --> tollgate.yaml\n";
+    for text in ["", "null\n", "~", "---\n", "# policies: []\n", "\u{feff}\n"] {
+        assert_eq!(validate(&[], text), finished(1, why), "{text:?}");
+    }
+    let none = finished(0, "tollgate.yaml: good, 0 policies\n");
+    assert_eq!(validate(&[], "policies: []\n"), none);
+    assert_eq!(validate(&[], "{}\n"), none);
+}
+
+#[test]
 fn a_bad_file_is_told_why() {
     let why = "\
 unknown field `limits`: did you mean `limit`?

@@ -23,6 +23,8 @@ use crate::{
 pub struct Plan<'a> {
     policies: &'a PolicySet,
     planned: SmallVec<[Planned; 4]>,
+    /// Places in `planned` of policies that are charged although an override lifts their limit.
+    held: SmallVec<[usize; 1]>,
 }
 
 /// The answer for several charges together, and for each of them.
@@ -49,7 +51,7 @@ impl Plan<'_> {
     /// What the request is charged at this cost. An error is a cost that could never be admitted.
     pub fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
         let mut charges = Vec::new();
-        for Planned { targets, key } in &self.planned {
+        for Planned { targets, key, .. } in &self.planned {
             for target in &self.policies.targets()[targets.clone()] {
                 if let Some(error) = path::excess(self.policies, target, cost)
                     && target.enforced
@@ -59,7 +61,26 @@ impl Plan<'_> {
                 charges.push(charge(self.policies, target, key.as_ref(), cost));
             }
         }
+        let held = self.held.iter().map(|&place| {
+            let Planned { policy, key, .. } = &self.planned[place];
+            charge(self.policies, self.policies.first_target(*policy), key.as_ref(), cost.min(1))
+        });
+        charges.extend(held);
         Ok(charges)
+    }
+
+    /// Adds a charge of at most 1 to the first limit of each policy whose limit an override lifts for this request, if
+    /// it `is_meant`. For those who [refuse](Limiter::refuse) a key whatever its limits are: there has to be a charge
+    /// that they can refuse.
+    #[must_use]
+    pub fn with_lifted(mut self, is_meant: impl Fn(PolicyName, KeyRef<'_>) -> bool) -> Self {
+        let is_held = |planned: &Planned| {
+            let name = self.policies.policies()[planned.policy].name;
+            planned.targets.is_empty() && is_meant(name, planned.key.as_ref())
+        };
+        let places = self.planned.iter().enumerate().filter(|(_, planned)| is_held(planned));
+        self.held = places.map(|(place, _)| place).collect();
+        self
     }
 
     /// Whether no policy covers the request.
@@ -323,12 +344,13 @@ impl Inner {
 impl Core {
     fn plan(&self, request: &Request<'_>) -> Plan<'_> {
         let policies = &self.path.policies;
-        Plan { policies, planned: policies.plan(request) }
+        Plan { policies, planned: policies.plan(request), held: SmallVec::new() }
     }
 
     fn plan_for(&self, policy: PolicyName, key: KeyRef<'_>, overrides: bool) -> Plan<'_> {
         let policies = &self.path.policies;
-        Plan { policies, planned: policies.plan_for(policy, key, overrides) }
+        let planned = policies.plan_for(policy, key, overrides);
+        Plan { policies, planned, held: SmallVec::new() }
     }
 
     fn refuse(&self, charge: &Charge<'_>, retry_after: Option<Duration>) -> Decision {

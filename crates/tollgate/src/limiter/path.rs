@@ -57,7 +57,9 @@ impl Path {
     /// The limits that apply to a request that is only a key.
     pub(super) fn plan_key(&self, key: KeyRef<'_>) -> SmallVec<[Planned; 4]> {
         match self.policies.direct() {
-            Some(targets) => [Planned { targets, key: key.to_buf() }].into_iter().collect(),
+            Some(targets) => {
+                [Planned { policy: 0, targets, key: key.to_buf() }].into_iter().collect()
+            }
             None => {
                 let request = Request::new().with(Request::KEY, key.as_bytes());
                 let mut plan = self.policies.plan(&request);

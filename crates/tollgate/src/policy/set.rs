@@ -45,7 +45,9 @@ pub(crate) struct Target {
 /// The limits of one policy that apply to a request, and the key they apply to.
 #[derive(Debug)]
 pub(crate) struct Planned {
-    /// Places in [`PolicySet::targets`].
+    /// The place of the policy.
+    pub(crate) policy: usize,
+    /// Places in [`PolicySet::targets`]. None of them where an override lifts the limit.
     pub(crate) targets: std::ops::Range<usize>,
     pub(crate) key: KeyBuf,
 }
@@ -250,6 +252,11 @@ impl PolicySet {
         &self.inner.limits
     }
 
+    /// The first limit of a policy's own, which every policy has.
+    pub(crate) fn first_target(&self, place: usize) -> &Target {
+        &self.inner.limits[self.inner.ranges[place][0].start]
+    }
+
     /// If there is one policy alone, for every request, by its [`Request::KEY`]: the places of its limits.
     pub(crate) fn direct(&self) -> Option<std::ops::Range<usize>> {
         let [policy] = &*self.inner.policies else { return None };
@@ -264,8 +271,7 @@ impl PolicySet {
 
     /// Whether the key of some planned limits is the [`Request::KEY`] itself, which may have several parts.
     pub(crate) fn is_by_key(&self, planned: &Planned) -> bool {
-        let policy = self.inner.limits.get(planned.targets.start).map(|target| target.policy);
-        policy.is_some_and(|place| self.inner.policies[place].per == [Request::KEY])
+        self.inner.policies[planned.policy].per == [Request::KEY]
     }
 
     /// What a store places the state of `key` by.
@@ -284,6 +290,7 @@ impl PolicySet {
         let ranges = self.inner.ranges[place].iter();
         let most = if overrides { usize::MAX } else { 1 };
         let planned = |targets: &std::ops::Range<usize>| Planned {
+            policy: place,
             targets: targets.clone(),
             key: key.to_buf(),
         };
@@ -303,7 +310,8 @@ impl PolicySet {
                     .iter()
                     .position(|other| other.matching.covers(request))
                     .map_or(0, |place| place + 1);
-                Some(Planned { targets: self.inner.ranges[place][which].clone(), key })
+                let targets = self.inner.ranges[place][which].clone();
+                Some(Planned { policy: place, targets, key })
             })
             .collect()
     }

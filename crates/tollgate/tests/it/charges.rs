@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tollgate::{
     Charge, CheckError, CostError, Decision, KeyRef, Limiter, ManualClock, Permit, Policy,
     PolicyName, PolicySet, Request, SharedLimiter,
-    policy::{Match, PolicyError},
+    policy::{Condition, Match, PolicyError},
 };
 
 use crate::{limit, shared::policy};
@@ -73,6 +73,27 @@ fn a_plan_is_what_a_request_is_charged() {
         panic!("max_cost")
     };
     assert!(limiter.plan(&Request::new().in_domain("else")).is_empty());
+}
+
+#[test]
+fn a_lifted_limit_is_charged_where_it_is_wanted() {
+    let pro = || Match::any().and("plan", Condition::equal("pro"));
+    let lifted = |name| policy(name, "5/hour").per(["user"]).overriding(pro(), []);
+    let (limiter, _) = limiter([lifted("a"), policy("b", "9/hour"), lifted("c")]);
+    let shown = |request: &Request<'_>, cost: u64| -> Vec<_> {
+        let is_meant = |policy: PolicyName, key: KeyRef<'_>| {
+            (policy.as_str(), key) == ("c", KeyRef::new(b"x"))
+        };
+        let plan = limiter.plan(request).with_lifted(is_meant);
+        let charges = plan.charges(cost).unwrap();
+        charges.iter().map(|charge| (charge.policy.as_str(), charge.cost)).collect()
+    };
+    let request = |user| Request::new().with("user", user).with("plan", "pro");
+    assert_eq!(shown(&request("x"), 7), [("b", 7), ("c", 1)]);
+    assert_eq!(shown(&request("x"), 0), [("b", 0), ("c", 0)]);
+    assert_eq!(shown(&request("y"), 7), [("b", 7)]);
+    let limited = Request::new().with("user", "x");
+    assert_eq!(shown(&limited, 2), [("a", 2), ("b", 2), ("c", 2)], "once");
 }
 
 #[test]

@@ -325,6 +325,56 @@ async fn the_other_listeners_deny_what_is_blocked() {
 }
 
 #[tokio::test]
+async fn a_block_holds_where_an_override_lifts_the_limit() {
+    let any = Policy::new("any".parse().unwrap(), ["9/minute".parse().unwrap()]).in_domain("d");
+    let lifted = Policy::new("lifted".parse().unwrap(), ["3/minute".parse().unwrap()])
+        .in_domain("d")
+        .per(["user"])
+        .overriding(Match::any().and("plan", Condition::equal("pro")), []);
+    for (policies, count) in [(vec![lifted.clone()], 1), (vec![any, lifted], 2)] {
+        let server = Server::with(Settings::new(PolicySet::new(policies).unwrap()));
+        let pro = r#"{"domain":"d","attributes":{"user":"x","plan":"pro"},"cost":5}"#;
+        let other = r#"{"domain":"d","attributes":{"user":"y","plan":"pro"},"cost":2}"#;
+        let batch = format!(r#"{{"requests":[{pro},{other}]}}"#);
+        let entry = |key: &str, value: &str| json!({ "key": key, "value": value });
+        let entries = [entry("user", "x"), entry("plan", "pro")];
+        let envoy = json!({ "domain": "d", "descriptors": [{ "entries": entries }] }).to_string();
+        let state = "/v1/state?domain=d&attribute=user:x&attribute=plan:pro";
+        assert_eq!(server.check(pro).await.status, 200);
+        assert_eq!(server.post("/v1/block", r#"{"policy":"lifted","key":"x"}"#).await.status, 200);
+        let told = server.check(pro).await;
+        assert_eq!((told.status, &told.json()["source"]), (429, &json!("blocked")));
+        assert_eq!(told.json()["policy"], "lifted");
+        assert_eq!(server.check(other).await.status, 200);
+        let told = server.post("/v1/check/batch", &batch).await.json();
+        let answers = told["answers"].as_array().unwrap().iter();
+        assert_eq!(answers.map(|one| &one["allowed"]).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(server.post("/v1/acquire", pro).await.status, 429);
+        assert_eq!(server.get(state).await.json()["source"], "blocked");
+        assert_eq!(server.post("/json", &envoy).await.status, 429);
+        let resp = b"TOLLGATE.CHECK DOMAIN d ATTR user x plan pro\r\n";
+        let answer = crate::resp::answer_all(server.gate.clone(), resp).await;
+        assert!(answer.starts_with(b"*18\r\n$7\r\nallowed\r\n:0\r\n"));
+        let told = server
+            .post("/v1/explain", r#"{"domain":"d","attributes":{"user":"x","plan":"pro"}}"#)
+            .await
+            .json();
+        assert_eq!((&told["allowed"], &told["policy"]), (&json!(false), &json!("lifted")));
+        assert_eq!(told["policies"][count - 1]["limits"][0]["source"], "blocked");
+        let given = server.post("/v1/refund", pro).await;
+        assert_eq!(given.json(), json!({ "limits": count - 1 }), "where nothing was counted");
+        let lift = server.send("DELETE /v1/block?policy=lifted&key=x", "", "").await;
+        assert_eq!(lift.json(), json!({ "limits": 1 }));
+        assert_eq!(
+            server.check(r#"{"domain":"d","attributes":{"user":"x","plan":"pro"}}"#).await.status,
+            200
+        );
+        let plain = server.check(r#"{"domain":"d","attributes":{"user":"x"},"cost":3}"#).await;
+        assert_eq!(plain.status, 200, "the block took nothing of the limit");
+    }
+}
+
+#[tokio::test]
 async fn only_what_can_be_blocked_is() {
     let server = Server::new();
     for wrong in [
