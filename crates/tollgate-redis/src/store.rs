@@ -474,7 +474,7 @@ impl Inner {
         for (charge, want) in charges.iter().zip(wants) {
             if want.cost > 0
                 && want.kind.is_string()
-                && let Some(draw) = self.leases.start_draw(want)
+                && let Some(draw) = self.leases.start_draw(want, Instant::now())
             {
                 let want = Want { cost: 1, ..*want };
                 let units = charge.lease.min(want.limit.capacity());
