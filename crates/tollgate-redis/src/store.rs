@@ -4,6 +4,7 @@ mod counters;
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::stream::{self, StreamExt};
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
@@ -279,6 +280,9 @@ impl RedisStoreBuilder {
     }
 }
 
+/// So many leases are given back at a time: few trips for all of them, and no trip takes so long that others feel it.
+const RETURNING: usize = 256;
+
 /// How often the sentinels are asked where the master is.
 const FOLLOW: Duration = Duration::from_millis(250);
 
@@ -496,12 +500,11 @@ impl Inner {
     async fn return_leases(self: Arc<Self>) -> Result<(), StoreError> {
         // What is still on its way would be lost to everybody.
         drop(timeout(self.common.deadline, self.leases.settled()).await);
-        let mut returned = Ok(());
-        for Unspent { want, part, drawn } in self.leases.take_all() {
-            let amended = self.amend(want, Some(Action::Return { part, drawn })).await;
-            returned = amended.map(drop).and(returned);
-        }
-        returned
+        let give_back =
+            |Unspent { want, part, drawn }| self.amend(want, Some(Action::Return { part, drawn }));
+        let returning = stream::iter(self.leases.take_all()).map(give_back);
+        let returning = returning.buffer_unordered(RETURNING);
+        returning.fold(Ok(()), async |so_far, amended| amended.map(drop).and(so_far)).await
     }
 
     async fn change(&self, charge: &Charge<'_>, action: Option<Action>) -> Result<(), StoreError> {

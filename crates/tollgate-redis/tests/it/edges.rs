@@ -108,6 +108,35 @@ fn leases_are_returned_as_soon_as_they_are_drawn() {
     });
 }
 
+/// Leases are given back many at a time, not one by one: whoever ends has little time for it.
+#[test]
+fn many_leases_are_returned_in_few_trips() {
+    const KEYS: u64 = 2_000;
+    let server = Server::start(Flavor::Redis);
+    let runtime = two_threads();
+    let store = runtime.block_on(connect(&server.url()));
+    let take = |key: u64, lease: u64| {
+        let (store, key) = (store.clone(), key.to_le_bytes());
+        async move {
+            let mut unit = charge(limit(100, Algorithm::FixedWindow));
+            (unit.key, unit.tag, unit.lease) = (KeyRef::new(&key), KeyRef::new(&key), lease);
+            store.charge(&[unit]).await.unwrap()[0].remaining()
+        }
+    };
+    for key in 0..KEYS {
+        runtime.block_on(take(key, 5));
+    }
+    let drawn = || store.stats().lease_units_outstanding == 5 * KEYS;
+    eventually(PATIENT, "all leases are drawn", drawn);
+    let before = store.stats().trips;
+    runtime.block_on(store.return_leases()).unwrap();
+    let trips = store.stats().trips - before;
+    assert!(trips <= KEYS / 20, "{trips} trips for {KEYS} leases");
+    for key in [0, KEYS / 2, KEYS - 1] {
+        assert_eq!(runtime.block_on(take(key, 0)), 98);
+    }
+}
+
 /// What was drawn in a window is not spent in the next one; and what was drawn from a bucket not when that is full.
 #[test]
 fn leases_end_in_time() {
