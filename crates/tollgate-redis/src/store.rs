@@ -323,15 +323,15 @@ impl Store for RedisStore {
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.change(charge, Some(Action::Refund)))
+        Box::pin(self.inner.clone().change(charge, Some(Action::Refund)))
     }
 
     fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.change(charge, None))
+        Box::pin(self.inner.clone().change(charge, None))
     }
 
     fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.change(charge, Some(Action::Release)))
+        Box::pin(self.inner.clone().change(charge, Some(Action::Release)))
     }
 
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
@@ -507,12 +507,24 @@ impl Inner {
         returning.fold(Ok(()), async |so_far, amended| amended.map(drop).and(so_far)).await
     }
 
-    async fn change(&self, charge: &Charge<'_>, action: Option<Action>) -> Result<(), StoreError> {
-        if let Some(counters) = &self.common.layout {
-            return self.change_counter(counters, charge, action).await;
-        }
-        let want = self.common.names.want(charge)?;
-        self.amend(want, action).await.map(drop)
+    /// As a task of its own: what has to be forgotten here is, also when nobody waits for the answer any more.
+    async fn change(
+        self: Arc<Self>,
+        charge: &Charge<'_>,
+        action: Option<Action>,
+    ) -> Result<(), StoreError> {
+        let runtime = self.runtime.clone();
+        let changing = match self.common.layout.clone() {
+            Some(counters) => {
+                let (spot, act) = counters::change(&self.common, &counters, charge, action)?;
+                runtime.spawn(self.change_counter(counters, spot, act))
+            }
+            None => {
+                let want = self.common.names.want(charge)?;
+                runtime.spawn(async move { self.amend(want, action).await.map(drop) })
+            }
+        };
+        changing.await.unwrap_or_else(|_| Err(gone()))
     }
 
     async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::time::timeout;
 use tollgate::{
-    Algorithm, Charge, KeyRef, Limit, ManualClock, MemoryStore, Store, StoreError, Timestamp,
-    algorithm::Outcome,
+    Algorithm, Answer, Charge, KeyRef, Limit, ManualClock, MemoryStore, Store, StoreError,
+    Timestamp, algorithm::Outcome,
 };
 use tollgate_redis::RedisStore;
 use tollgate_testkit::{
@@ -134,6 +135,40 @@ fn many_leases_are_returned_in_few_trips() {
     assert!(trips <= KEYS / 20, "{trips} trips for {KEYS} leases");
     for key in [0, KEYS / 2, KEYS - 1] {
         assert_eq!(runtime.block_on(take(key, 0)), 98);
+    }
+}
+
+/// Whoever gives up waiting for a reset or a refund has made it nevertheless, with all that follows here.
+#[test]
+fn changes_that_nobody_waits_for() {
+    let server = Server::start(Flavor::Redis);
+    let runtime = two_threads();
+    let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
+    let store = runtime.block_on(builder.deny_cache_for(LONG).connect()).unwrap();
+    let mut leased = charge(limit(10, Algorithm::FixedWindow));
+    leased.lease = 5;
+    runtime.block_on(store.charge(&[leased])).unwrap();
+    let outstanding = || store.stats().lease_units_outstanding;
+    eventually(PATIENT, "a lease is drawn", || outstanding() == 5);
+    let give_up = |change: Answer<'_, ()>| {
+        server.pause();
+        let answered = change.now_or_never();
+        server.resume();
+        assert!(answered.is_none(), "{answered:?}");
+    };
+    give_up(store.reset(&leased));
+    eventually(PATIENT, "the lease is forgotten", || outstanding() == 0);
+    let unit = charge(limit(10, Algorithm::SlidingWindow));
+    let admitted = |cost| runtime.block_on(store.charge(&[unit.cost(cost)])).unwrap()[0];
+    type Change = for<'a> fn(&'a RedisStore, &'a Charge<'a>) -> Answer<'a, ()>;
+    for change in [RedisStore::reset as Change, RedisStore::refund] {
+        assert!(admitted(10).is_admitted());
+        assert!(!admitted(10).is_admitted());
+        assert_eq!(store.stats().deny_cache_entries, 1);
+        give_up(change(&store, &unit));
+        eventually(PATIENT, "the denial is forgotten", || store.stats().deny_cache_entries == 0);
+        assert!(admitted(1).is_admitted());
+        runtime.block_on(store.reset(&unit)).unwrap();
     }
 }
 
