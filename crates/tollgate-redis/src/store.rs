@@ -17,7 +17,7 @@ use charging::{Charging, Started};
 
 use crate::{
     batch::{self, Ask},
-    cell::{Names, Want},
+    cell::{Names, Secret, Want},
     cluster::{Cluster, NO_SERVER},
     denials::Denials,
     job::Amend,
@@ -74,7 +74,7 @@ enum Topology {
 pub struct RedisStoreBuilder {
     url: RedisUrl,
     prefix: String,
-    secret: Vec<u8>,
+    secret: Secret,
     deadline: Duration,
     deny_cache: usize,
     deny_cache_for: Duration,
@@ -161,7 +161,7 @@ impl RedisStoreBuilder {
         Self {
             url,
             prefix: DEFAULT_PREFIX.to_owned(),
-            secret: Vec::new(),
+            secret: Secret::default(),
             deadline: DEFAULT_DEADLINE,
             deny_cache: 100_000,
             deny_cache_for: Duration::from_secs(1),
@@ -181,7 +181,7 @@ impl RedisStoreBuilder {
     /// What the names of keys are hashed with. All who share budgets need the same. With a secret of your own, nobody
     /// can find out from a name whom it is about, or choose names that burden one server of a cluster.
     pub fn secret(self, secret: impl Into<Vec<u8>>) -> Self {
-        Self { secret: secret.into(), ..self }
+        Self { secret: Secret(secret.into()), ..self }
     }
 
     /// How long a call may take before the policy's failure mode decides instead: 20 ms unless said.
@@ -240,7 +240,7 @@ impl RedisStoreBuilder {
         let counters = rules.map(|rules| layout::Counters::new(rules, self.time.clone()));
         let common = Arc::new(Common {
             layout: counters.map(Arc::new),
-            names: Names::new(&self.prefix, &self.secret),
+            names: Names::new(&self.prefix, &self.secret.0),
             deadline: self.deadline,
             once: self.once,
             denials: Denials::new(self.deny_cache, self.deny_cache_for, self.time.clone()),
