@@ -341,3 +341,25 @@ fn a_denial_beside_a_server_that_stands_still() {
         });
     }
 }
+
+/// Redirections without a host lead to another port of the same host.
+#[test]
+fn a_cluster_that_names_no_hosts() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start_with(flavor, 3, 0, |options| {
+            options.arg("cluster-preferred-endpoint-type", "unknown-endpoint")
+        });
+        let runtime = two_threads();
+        let builder = RedisStore::builder(&cluster.url()).unwrap().deadline(PATIENT);
+        let store = runtime.block_on(builder.connect()).unwrap();
+        let unit = apart("a", Limit::new(10, Duration::from_secs(1_000 * 3_600)).unwrap());
+        let left = || runtime.block_on(store.charge(&[unit])).unwrap()[0].remaining();
+        assert_eq!(left(), 9);
+        let slot = only_slot(&cluster);
+        for expected in [8, 7] {
+            cluster.move_slot(slot, (cluster.owner(slot) + 1) % 3);
+            assert_eq!(left(), expected);
+        }
+        assert_eq!(store.stats().redirects, 2);
+    }
+}
