@@ -59,6 +59,10 @@ thread_local! {
     static LAST: std::cell::Cell<Option<(Mark, CellId)>> = const { std::cell::Cell::new(None) };
 }
 
+/// What names are hashed with. It is not shown.
+#[derive(Clone, Default)]
+pub(crate) struct Secret(pub(crate) Vec<u8>);
+
 /// Which of the states of a key: policy, algorithm and period.
 type Scope = (PolicyName, Algorithm, Duration);
 
@@ -177,6 +181,12 @@ impl Names {
 }
 
 /// Without the secret.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
 impl fmt::Debug for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = String::from_utf8_lossy(&self.prefix);

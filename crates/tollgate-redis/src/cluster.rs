@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -27,7 +28,7 @@ pub(crate) struct Cluster {
     seeds: Vec<Address>,
     access: Access,
     common: Arc<Common>,
-    lanes: Mutex<HashMap<String, Arc<Lane>>>,
+    lanes: Mutex<HashMap<Address, Arc<Lane>>>,
     /// One for each slot that is known.
     slots: ArcSwap<Vec<Option<Arc<Lane>>>>,
     changed: Notify,
@@ -69,10 +70,10 @@ impl Cluster {
     }
 
     /// The lane to a server, made if there is none yet.
-    pub(crate) fn lane(&self, address: &str) -> Arc<Lane> {
+    pub(crate) fn lane(&self, address: &Address) -> Arc<Lane> {
         let mut lanes = self.lanes.lock();
-        let lane = lanes.entry(address.to_owned()).or_insert_with(|| {
-            let resolver = Resolver::Fixed(parse(address), self.access.clone());
+        let lane = lanes.entry(address.clone()).or_insert_with(|| {
+            let resolver = Resolver::Fixed(address.clone(), self.access.clone());
             let lane = Lane::new(self.common.clone(), resolver, self.this.clone());
             lane.start();
             lane
@@ -81,7 +82,7 @@ impl Cluster {
     }
 
     /// A server said that a slot has moved. The rest of the map is probably out of date, too.
-    pub(crate) fn moved(&self, slot: Option<u16>, address: &str) -> Arc<Lane> {
+    pub(crate) fn moved(&self, slot: Option<u16>, address: &Address) -> Arc<Lane> {
         let lane = self.lane(address);
         let is_known = |slot| self.of_slot(slot).is_some_and(|known| Arc::ptr_eq(&known, &lane));
         if let Some(slot) = slot.filter(|&slot| !is_known(slot)) {
@@ -101,13 +102,10 @@ impl Cluster {
 
     /// Reads the map from the first server that answers.
     pub(crate) async fn refresh(&self) -> bool {
-        let mut addresses: Vec<String> = Vec::new();
         let (open, closed): (Vec<_>, Vec<_>) =
             self.lanes.lock().clone().into_iter().partition(|(_, lane)| lane.is_open());
-        addresses.extend(open.into_iter().map(|(address, _)| address));
-        addresses.extend(self.seeds.iter().map(Address::to_string));
-        addresses.extend(closed.into_iter().map(|(address, _)| address));
-        for address in addresses {
+        let [open, closed] = [open, closed].map(|lanes| lanes.into_iter().map(|(it, _)| it));
+        for address in open.chain(self.seeds.iter().cloned()).chain(closed) {
             let asked = timeout(2 * CONNECT_TIMEOUT, self.ask(&address)).await;
             if let Ok(Some(ranges)) = asked {
                 self.apply(ranges);
@@ -117,10 +115,9 @@ impl Cluster {
         false
     }
 
-    async fn ask(&self, address: &str) -> Option<Vec<Range>> {
-        let seed = parse(address);
-        let mut link = Link::open(&seed, &self.access, false).await.ok()?;
-        read(&mut link, &seed).await.ok().flatten()
+    async fn ask(&self, seed: &Address) -> Option<Vec<Range>> {
+        let mut link = Link::open(seed, &self.access, false).await.ok()?;
+        read(&mut link, seed).await.ok().flatten()
     }
 
     fn apply(&self, ranges: Vec<Range>) {
@@ -134,7 +131,7 @@ impl Cluster {
         }
         self.slots.store(Arc::new(slots));
         // Servers that are masters of nothing any more, unless a slot is just on its way to one.
-        let is_used = |address: &String| ranges.iter().any(|range| range.master == *address);
+        let is_used = |address: &Address| ranges.iter().any(|range| range.master == *address);
         self.lanes.lock().retain(|address, lane| {
             let keep = is_used(address) || lane.is_open();
             if !keep {
@@ -157,7 +154,7 @@ impl Drop for Cluster {
 pub(crate) struct Range {
     pub(crate) first: u16,
     pub(crate) last: u16,
-    pub(crate) master: String,
+    pub(crate) master: Address,
 }
 
 /// The map as the server at `seed` has it, unless it is empty or cannot be read.
@@ -180,23 +177,31 @@ fn range(row: &Value, seed: &Address) -> Option<Range> {
     else {
         return None;
     };
-    let host = match (master.first()?, seed) {
-        // The server does not know its own name: it is where it was asked.
-        (Value::Nil, Address::Tcp(host, _)) => host.clone(),
-        (Value::BulkString(name), Address::Tcp(host, _)) if name.is_empty() => host.clone(),
-        (Value::BulkString(name), _) => String::from_utf8(name.clone()).ok()?,
+    let host = match master.first()? {
+        Value::Nil => "",
+        Value::BulkString(name) => std::str::from_utf8(name).ok()?,
         _ => return None,
     };
     let Value::Int(port) = master.get(1)? else { return None };
-    let master = Address::Tcp(host, u16::try_from(*port).ok()?).to_string();
+    let master = located(host, u16::try_from(*port).ok()?, seed)?;
     Some(Range { first: u16::try_from(*first).ok()?, last: u16::try_from(*last).ok()?, master })
 }
 
-/// `host:port`, as servers write it.
-pub(crate) fn parse(address: &str) -> Address {
-    let (host, port) = address.rsplit_once(':').unwrap_or((address, "6379"));
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    Address::Tcp(host.to_owned(), port.parse().unwrap_or(6379))
+/// `host:port`, as the server at `from` writes it.
+pub(crate) fn parse(address: &str, from: &Address) -> Option<Address> {
+    let (host, port) = address.rsplit_once(':')?;
+    located(host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?, from)
+}
+
+/// One spelling for one server. A server that is told without a host, because nobody knows its name, is on the host of
+/// the one that told.
+fn located(host: &str, port: u16, from: &Address) -> Option<Address> {
+    if matches!(host, "" | "?") {
+        let Address::Tcp(host, _) = from else { return None };
+        return Some(Address::Tcp(host.clone(), port));
+    }
+    let host = host.parse::<IpAddr>().map_or_else(|_| host.to_owned(), |ip| ip.to_string());
+    Some(Address::Tcp(host, port))
 }
 
 /// Reads the map again whenever it may have changed, and now and then.
@@ -213,5 +218,50 @@ async fn keep_true(cluster: Weak<Cluster>) {
             drop(timeout(rest, changed).await);
         };
         notified.await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_server_has_one_address() {
+        let from = Address::Tcp("db.example".to_owned(), 7_000);
+        for (text, address) in [
+            ("10.0.0.1:6379", "10.0.0.1:6379"),
+            ("::1:7000", "[::1]:7000"),
+            ("[::1]:7000", "[::1]:7000"),
+            ("0:0:0:0:0:0:0:1:7000", "[::1]:7000"),
+            ("other.example:7000", "other.example:7000"),
+            (":6380", "db.example:6380"),
+            ("?:6380", "db.example:6380"),
+        ] {
+            assert_eq!(parse(text, &from).unwrap().to_string(), address, "{text}");
+        }
+        for text in ["", "host", "host:", "host:x", "host:65536"] {
+            assert_eq!(parse(text, &from), None, "{text}");
+        }
+        assert_eq!(parse(":6380", &Address::Unix("/run/redis.sock".into())), None);
+    }
+
+    #[test]
+    fn the_map_names_hosts_as_redirections_do() {
+        let seed = Address::Tcp("::1".to_owned(), 7_000);
+        let row = |host: Value| {
+            let master = Value::Array(vec![host, Value::Int(7_001)]);
+            let row = Value::Array(vec![Value::Int(0), Value::Int(9), master]);
+            range(&row, &seed).unwrap().master.to_string()
+        };
+        let named = |name: &str| row(Value::BulkString(name.as_bytes().to_vec()));
+        for (master, address) in [
+            (row(Value::Nil), "[::1]:7001"),
+            (named(""), "[::1]:7001"),
+            (named("?"), "[::1]:7001"),
+            (named("0:0::1"), "[::1]:7001"),
+            (named("10.0.0.1"), "10.0.0.1:7001"),
+        ] {
+            assert_eq!(master, address);
+        }
     }
 }

@@ -29,7 +29,7 @@ use drive::{Driver, drive};
 use crate::{
     batch::{Ask, Batch},
     cell::Names,
-    cluster::Cluster,
+    cluster::{self, Cluster},
     denials::Denials,
     job::{Amend, Job, Next, Redirect, Work},
     layout::{self, Note},
@@ -374,7 +374,7 @@ impl Lane {
         match job.slot().and_then(|slot| cluster.of_slot(slot)) {
             Some(lane) if std::ptr::eq(&*lane, self) => return Some(job),
             Some(lane) => lane.send(job),
-            None => job.fail(|| StoreError::Unavailable(crate::cluster::NO_SERVER.to_owned())),
+            None => job.fail(|| StoreError::Unavailable(cluster::NO_SERVER.to_owned())),
         }
         None
     }
@@ -389,16 +389,19 @@ impl Lane {
         if self.is_late(&job) {
             return job.fail(|| StoreError::Unavailable(ON_ITS_WAY.to_owned()));
         }
-        let lane = match redirect {
-            Redirect::Moved(address) => {
-                job.asking = false;
-                cluster.moved(job.slot(), &address)
-            }
-            Redirect::Ask(address) => {
-                job.asking = true;
-                cluster.lane(&address)
-            }
+        let (address, for_good) = match &redirect {
+            Redirect::Moved(address) => (address, true),
+            Redirect::Ask(address) => (address, false),
             Redirect::TryAgain => return self.clone().try_again(job),
+        };
+        let from = self.resolver.address();
+        let Some(address) = from.and_then(|from| cluster::parse(address, from)) else {
+            return job.fail(|| StoreError::Unavailable(cluster::NO_SERVER.to_owned()));
+        };
+        job.asking = !for_good;
+        let lane = match for_good {
+            true => cluster.moved(job.slot(), &address),
+            false => cluster.lane(&address),
         };
         if lane.is_open() {
             lane.send(job);

@@ -5,7 +5,7 @@
 //! bucket dwindles at the bucket's rate, because the bucket refills meanwhile: bucket and leases together never hold
 //! more than the burst.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
@@ -34,6 +34,8 @@ struct Held {
     leases: HashMap<Mark, Lease, ByMark>,
     /// The number of the last draw.
     draws: u64,
+    /// When leases that are spent were last cleared away.
+    swept: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -68,6 +70,9 @@ pub(crate) struct Drawn {
 
 /// So many keys may have a lease.
 const MAX_LEASES: usize = 100_000;
+/// Once there are as many, they are all looked at no more often than this: it takes milliseconds, for which everybody
+/// waits.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
 impl Leases {
     pub(crate) fn new(time: Time) -> Self {
@@ -99,17 +104,15 @@ impl Leases {
     }
 
     /// The number of a draw to be made for this cell now. There is one at a time, until [`Leases::deposit`].
-    pub(crate) fn start_draw(&self, want: &Want) -> Option<u64> {
+    pub(crate) fn start_draw(&self, want: &Want, now: Instant) -> Option<u64> {
         let held = &mut *self.held.lock();
-        if held.leases.len() >= MAX_LEASES && !held.leases.contains_key(&want.mark) {
-            held.leases.retain(|_, lease| lease.draw.is_some() || !lease.is_spent(&self.time));
-            if held.leases.len() >= MAX_LEASES {
-                return None;
-            }
+        if !held.leases.contains_key(&want.mark) && !held.has_room(&self.time, now) {
+            return None;
         }
         let lease = held.leases.entry(want.mark).or_insert_with(|| Lease::nothing(want));
         // It may be another limit's lease that was too small.
-        if lease.draw.is_some() || lease.units(&self.time, Instant::now()) >= want.cost {
+        let enough = lease.want.limit == want.limit && lease.units(&self.time, now) >= want.cost;
+        if lease.draw.is_some() || enough {
             return None;
         }
         held.draws += 1;
@@ -125,7 +128,9 @@ impl Leases {
             lease.draw = None;
             match drawn.filter(|drawn| drawn.units > 0) {
                 Some(drawn) => lease.add(want, drawn),
-                None if lease.is_spent(&self.time) => drop(leases.remove(&want.mark)),
+                None if lease.is_spent(&self.time, Instant::now()) => {
+                    leases.remove(&want.mark);
+                }
                 None => {}
             }
         }
@@ -163,6 +168,18 @@ impl Leases {
     }
 }
 
+impl Held {
+    /// Whether one more key may have a lease, if need be after those that are spent have gone.
+    fn has_room(&mut self, time: &Time, now: Instant) -> bool {
+        let rests = self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP_EVERY);
+        if self.leases.len() >= MAX_LEASES && !rests {
+            self.swept = Some(now);
+            self.leases.retain(|_, lease| lease.draw.is_some() || !lease.is_spent(time, now));
+        }
+        self.leases.len() < MAX_LEASES
+    }
+}
+
 impl Lease {
     fn nothing(want: &Want) -> Self {
         let trip = Trip::new(Instant::now(), Instant::now());
@@ -185,8 +202,8 @@ impl Lease {
     }
 
     /// Whether not even a part of a unit is left.
-    fn is_spent(&self, time: &Time) -> bool {
-        self.left_at(self.bounds(time, Instant::now()).1) == 0
+    fn is_spent(&self, time: &Time, now: Instant) -> bool {
+        self.left_at(self.bounds(time, now).1) == 0
     }
 
     /// Units that may be spent whatever the server's clock says, within what it can say now.
@@ -254,4 +271,77 @@ fn repeats(claims: &[Claim<'_>]) -> bool {
         .iter()
         .enumerate()
         .any(|(place, claim)| claims[..place].iter().any(|earlier| earlier.mark == claim.mark))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tollgate::{Charge, Clock, KeyRef, ManualClock};
+
+    use super::*;
+    use crate::cell::Names;
+
+    /// Leases whose server's clock is in our hands.
+    struct Holder {
+        leases: Leases,
+        names: Names,
+        clock: ManualClock,
+    }
+
+    impl Holder {
+        fn new() -> Self {
+            let clock = ManualClock::new();
+            let leases = Leases::new(Time::Given(Arc::new(clock.clone())));
+            Self { leases, names: Names::new("", b""), clock }
+        }
+
+        fn want(&self, key: usize, limit: Limit) -> Want {
+            let key = key.to_le_bytes();
+            let charge = Charge::new("a".parse().unwrap(), KeyRef::new(&key), limit);
+            self.names.want(&charge).unwrap()
+        }
+
+        /// Draws so many units, if any are to be drawn.
+        fn draw(&self, want: &Want, units: u64, now: Instant) -> bool {
+            let Some(draw) = self.leases.start_draw(want, now) else { return false };
+            let at = self.clock.now();
+            let mut state = State::EMPTY;
+            want.limit.step(&mut state, at, units);
+            let drawn = Drawn { units, state, now: at.as_micros(), trip: Trip::new(now, now) };
+            self.leases.deposit(want, draw, Some(drawn));
+            true
+        }
+    }
+
+    /// While there is no room, a request for yet another key does not look for some again and again.
+    #[test]
+    fn a_full_house_is_swept_once_a_second() {
+        let (holder, start) = (Holder::new(), Instant::now());
+        let [short, long] = [Limit::per_minute(10), Limit::per_hour(10)];
+        for key in 0..MAX_LEASES {
+            assert!(holder.draw(&holder.want(key, if key < 2 { short } else { long }), 5, start));
+        }
+        let new = [1, 2, 3].map(|n| holder.want(MAX_LEASES + n, short));
+        assert!(!holder.draw(&new[0], 5, start), "all are in use");
+        holder.clock.advance(Duration::from_secs(60));
+        let soon = start + Duration::from_millis(999);
+        assert!(!holder.draw(&new[0], 5, soon), "nobody has looked again");
+        assert!(holder.draw(&holder.want(0, short), 5, soon), "what is there needs no room");
+        let later = start + Duration::from_secs(1);
+        assert!(holder.draw(&new[0], 5, later), "one was spent");
+        assert!(!holder.draw(&new[1], 5, later));
+        assert_eq!(holder.leases.held.lock().leases.len(), MAX_LEASES);
+    }
+
+    #[test]
+    fn a_lease_of_a_limit_that_was_changed_keeps_nobody_from_drawing() {
+        let (holder, now) = (Holder::new(), Instant::now());
+        let [old, new] = [10, 20].map(|amount| holder.want(0, Limit::per_minute(amount)));
+        assert_eq!(old.mark, new.mark);
+        assert!(holder.draw(&old, 5, now));
+        assert!(!holder.draw(&old, 5, now), "it has enough");
+        assert!(holder.draw(&new, 7, now));
+        assert_eq!(holder.leases.outstanding(), 7);
+    }
 }

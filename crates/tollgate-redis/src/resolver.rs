@@ -51,6 +51,14 @@ const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
 const BELIEVED: Duration = Duration::from_secs(10);
 
 impl Resolver {
+    /// Where the server is, if that does not change.
+    pub(crate) fn address(&self) -> Option<&Address> {
+        match self {
+            Self::Fixed(address, _) => Some(address),
+            Self::Sentinel(_) => None,
+        }
+    }
+
     pub(crate) async fn connect(&self) -> Result<Link, RedisError> {
         match self {
             Self::Fixed(address, access) => Link::open(address, access, true).await,

@@ -4,6 +4,7 @@ mod counters;
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::stream::{self, StreamExt};
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
@@ -16,7 +17,7 @@ use charging::{Charging, Started};
 
 use crate::{
     batch::{self, Ask},
-    cell::{Names, Want},
+    cell::{Names, Secret, Want},
     cluster::{Cluster, NO_SERVER},
     denials::Denials,
     job::Amend,
@@ -73,7 +74,7 @@ enum Topology {
 pub struct RedisStoreBuilder {
     url: RedisUrl,
     prefix: String,
-    secret: Vec<u8>,
+    secret: Secret,
     deadline: Duration,
     deny_cache: usize,
     deny_cache_for: Duration,
@@ -160,7 +161,7 @@ impl RedisStoreBuilder {
         Self {
             url,
             prefix: DEFAULT_PREFIX.to_owned(),
-            secret: Vec::new(),
+            secret: Secret::default(),
             deadline: DEFAULT_DEADLINE,
             deny_cache: 100_000,
             deny_cache_for: Duration::from_secs(1),
@@ -180,7 +181,7 @@ impl RedisStoreBuilder {
     /// What the names of keys are hashed with. All who share budgets need the same. With a secret of your own, nobody
     /// can find out from a name whom it is about, or choose names that burden one server of a cluster.
     pub fn secret(self, secret: impl Into<Vec<u8>>) -> Self {
-        Self { secret: secret.into(), ..self }
+        Self { secret: Secret(secret.into()), ..self }
     }
 
     /// How long a call may take before the policy's failure mode decides instead: 20 ms unless said.
@@ -239,7 +240,7 @@ impl RedisStoreBuilder {
         let counters = rules.map(|rules| layout::Counters::new(rules, self.time.clone()));
         let common = Arc::new(Common {
             layout: counters.map(Arc::new),
-            names: Names::new(&self.prefix, &self.secret),
+            names: Names::new(&self.prefix, &self.secret.0),
             deadline: self.deadline,
             once: self.once,
             denials: Denials::new(self.deny_cache, self.deny_cache_for, self.time.clone()),
@@ -278,6 +279,9 @@ impl RedisStoreBuilder {
         RedisStore { inner: Arc::new(Inner { common, leases, servers, runtime }) }
     }
 }
+
+/// So many leases are given back at a time: few trips for all of them, and no trip takes so long that others feel it.
+const RETURNING: usize = 256;
 
 /// How often the sentinels are asked where the master is.
 const FOLLOW: Duration = Duration::from_millis(250);
@@ -319,15 +323,15 @@ impl Store for RedisStore {
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.change(charge, Some(Action::Refund)))
+        Box::pin(self.inner.clone().change(charge, Some(Action::Refund)))
     }
 
     fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.change(charge, None))
+        Box::pin(self.inner.clone().change(charge, None))
     }
 
     fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.change(charge, Some(Action::Release)))
+        Box::pin(self.inner.clone().change(charge, Some(Action::Release)))
     }
 
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
@@ -474,7 +478,7 @@ impl Inner {
         for (charge, want) in charges.iter().zip(wants) {
             if want.cost > 0
                 && want.kind.is_string()
-                && let Some(draw) = self.leases.start_draw(want)
+                && let Some(draw) = self.leases.start_draw(want, Instant::now())
             {
                 let want = Want { cost: 1, ..*want };
                 let units = charge.lease.min(want.limit.capacity());
@@ -496,20 +500,31 @@ impl Inner {
     async fn return_leases(self: Arc<Self>) -> Result<(), StoreError> {
         // What is still on its way would be lost to everybody.
         drop(timeout(self.common.deadline, self.leases.settled()).await);
-        let mut returned = Ok(());
-        for Unspent { want, part, drawn } in self.leases.take_all() {
-            let amended = self.amend(want, Some(Action::Return { part, drawn })).await;
-            returned = amended.map(drop).and(returned);
-        }
-        returned
+        let give_back =
+            |Unspent { want, part, drawn }| self.amend(want, Some(Action::Return { part, drawn }));
+        let returning = stream::iter(self.leases.take_all()).map(give_back);
+        let returning = returning.buffer_unordered(RETURNING);
+        returning.fold(Ok(()), async |so_far, amended| amended.map(drop).and(so_far)).await
     }
 
-    async fn change(&self, charge: &Charge<'_>, action: Option<Action>) -> Result<(), StoreError> {
-        if let Some(counters) = &self.common.layout {
-            return self.change_counter(counters, charge, action).await;
-        }
-        let want = self.common.names.want(charge)?;
-        self.amend(want, action).await.map(drop)
+    /// As a task of its own: what has to be forgotten here is, also when nobody waits for the answer any more.
+    async fn change(
+        self: Arc<Self>,
+        charge: &Charge<'_>,
+        action: Option<Action>,
+    ) -> Result<(), StoreError> {
+        let runtime = self.runtime.clone();
+        let changing = match self.common.layout.clone() {
+            Some(counters) => {
+                let (spot, act) = counters::change(&self.common, &counters, charge, action)?;
+                runtime.spawn(self.change_counter(counters, spot, act))
+            }
+            None => {
+                let want = self.common.names.want(charge)?;
+                runtime.spawn(async move { self.amend(want, action).await.map(drop) })
+            }
+        };
+        changing.await.unwrap_or_else(|_| Err(gone()))
     }
 
     async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::time::Instant;
-use tollgate::{Clock, Timestamp};
+use tollgate::{Clock, SystemClock, Timestamp};
 
 /// Whose time decides.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub(crate) enum Time {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trip {
     ended: Instant,
+    /// The same by the wall clock, which goes on while the machine is suspended.
+    wall: Timestamp,
     took: u64,
 }
 
@@ -47,7 +49,8 @@ impl Time {
     pub(crate) fn bounds(&self, seen: u64, trip: Trip, age: u64) -> (Timestamp, Timestamp) {
         match self {
             Self::Server => {
-                let (least, most) = (age, age.saturating_add(trip.took));
+                let most = age.max(trip.age_by(SystemClock::new().now()));
+                let (least, most) = (age, most.saturating_add(trip.took));
                 let earliest = (least - least.div_ceil(DRIFT)) / 1_000;
                 let latest = most.saturating_add(most.div_ceil(DRIFT)).div_ceil(1_000);
                 let after = |micros| Timestamp::from_micros(seen.saturating_add(micros));
@@ -60,7 +63,13 @@ impl Time {
 
 impl Trip {
     pub(crate) fn new(sent: Instant, received: Instant) -> Self {
-        Self { ended: received, took: nanos(received.duration_since(sent)) }
+        let (wall, took) = (SystemClock::new().now(), nanos(received.duration_since(sent)));
+        Self { ended: received, wall, took }
+    }
+
+    /// [`Trip::age`] by the wall clock. That may have been set meanwhile, so it only makes what is known older.
+    fn age_by(&self, wall: Timestamp) -> u64 {
+        wall.micros_since(self.wall).saturating_mul(1_000)
     }
 
     /// Nanoseconds since the answer came.
@@ -88,7 +97,8 @@ mod tests {
 
     /// Microseconds since `SEEN`, at the earliest and at the latest.
     fn bounds(took: u64, age: u64) -> (u64, u64) {
-        let trip = Trip { ended: Instant::now(), took };
+        // No time has passed by the wall clock.
+        let trip = Trip { ended: Instant::now(), wall: Timestamp::MAX, took };
         let (earliest, latest) = Time::Server.bounds(SEEN, trip, age);
         (earliest.as_micros() - SEEN, latest.as_micros() - SEEN)
     }
@@ -103,6 +113,18 @@ mod tests {
         assert_eq!(bounds(1_999, 0), (0, 3));
         assert_eq!(bounds(500_000, 2_000_000), (1_998, 2_503));
         assert_eq!(bounds(u64::MAX, 0), (0, Timestamp::MAX.as_micros() - SEEN));
+    }
+
+    /// A machine that was suspended has a wall clock that is ahead of its other clock: the server may be that far on.
+    #[test]
+    fn the_time_of_a_suspended_machine_counts() {
+        let now = Instant::now();
+        let hour = 3_600_000_000;
+        let wall = Timestamp::from_micros(SystemClock::new().now().as_micros() - hour);
+        let trip = Trip { wall, ..Trip::new(now, now) };
+        let (earliest, latest) = Time::Server.bounds(SEEN, trip, trip.age(now));
+        assert_eq!(earliest.as_micros(), SEEN);
+        assert!(latest.as_micros() >= SEEN + hour, "{latest:?}");
     }
 
     #[test]

@@ -45,6 +45,16 @@ const SENTINEL: &str = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster"
 const CLUSTER: &str = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379";
 const UNIX: &str = "redis+unix:///run/redis.sock?db=0";
 
+// What stands in the wrong place may be a password, so none of these repeats any of it.
+const BEGINS: &str = "an address begins with redis://";
+const STRAY: &str =
+    "before the @, a / is written as %2F and a ? as %3F; after it, an @ is written as %40";
+const ESCAPES: &str =
+    "a % is followed by two hexadecimal digits, and by itself it is written as %25";
+const NOT_UTF_8: &str = "a part of the address is not UTF-8 once its %-signs are read";
+const NO_OPTION: &str = "there is no such option: there are db, ca, cert and key, and for sentinels \
+                         sentinel_user and sentinel_password";
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shape {
     One,
@@ -93,17 +103,15 @@ impl FromStr for RedisUrl {
         };
         match parts.query.first() {
             None => Ok(Self { servers, access }),
-            Some((name, _)) => Err(parts.error(format!("there is no option `{name}`"))),
+            Some(_) => Err(parts.error(NO_OPTION)),
         }
     }
 }
 
 impl<'a> Parts<'a> {
     fn split(text: &'a str) -> Result<Self, UrlError> {
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| UrlError {
-            problem: "an address begins with redis://".to_owned(),
-            example: ONE,
-        })?;
+        let begins = || UrlError { problem: BEGINS.to_owned(), example: ONE };
+        let (scheme, rest) = text.split_once("://").ok_or_else(begins)?;
         let (shape, tls) = scheme_of(scheme)?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = match rest.split_once('/') {
@@ -111,13 +119,14 @@ impl<'a> Parts<'a> {
             None => (rest, ""),
         };
         let stray = |part: &str| part.contains('@');
-        let names = query.split('&').map(|pair| pair.split('=').next().unwrap_or_default());
-        if (shape != Shape::Unix && stray(path)) || names.into_iter().any(stray) {
-            // Nothing of it may be repeated: it may well be a password.
-            return Err(UrlError {
-                problem: "before the @, a / is written as %2F and a ? as %3F".to_owned(),
-                example: ONE,
-            });
+        let sentinel = |pair: &str| {
+            let name = pair.split_once('=').map_or(pair, |(name, _)| name);
+            matches!(name, "sentinel_user" | "sentinel_password")
+        };
+        if (shape != Shape::Unix && stray(path))
+            || query.split('&').any(|pair| stray(pair) && !sentinel(pair))
+        {
+            return Err(UrlError { problem: STRAY.to_owned(), example: ONE });
         }
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (Some(login), hosts),
@@ -126,8 +135,11 @@ impl<'a> Parts<'a> {
         let path = path.split('/').filter(|part| !part.is_empty()).collect();
         let query = query.split('&').filter(|pair| !pair.is_empty());
         let query = query.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        let query = query.map(|(name, value)| (name, decode_lossy(value))).collect();
-        Ok(Self { shape, tls, login, hosts, path, query })
+        let mut parts = Self { shape, tls, login, hosts, path, query: Vec::new() };
+        for (name, value) in query {
+            parts.query.push((name, parts.decode(value)?));
+        }
+        Ok(parts)
     }
 
     fn error(&self, problem: impl Into<String>) -> UrlError {
@@ -148,14 +160,21 @@ impl<'a> Parts<'a> {
     fn login(&self) -> Result<(Option<String>, Option<String>), UrlError> {
         let Some(login) = self.login else { return Ok((None, None)) };
         let (user, password) = login.split_once(':').map_or((login, None), |(u, p)| (u, Some(p)));
-        let decode = |text: &str| {
-            let decoded = percent_decode_str(text).decode_utf8();
-            decoded.map(|text| text.into_owned()).map_err(|_| {
-                self.error("the user or password is not UTF-8 once its %-signs are read")
-            })
+        let user = if user.is_empty() { None } else { Some(self.decode(user)?) };
+        Ok((user, password.map(|password| self.decode(password)).transpose()?))
+    }
+
+    /// With its %-signs read.
+    fn decode(&self, text: &str) -> Result<String, UrlError> {
+        let is_escape = |after: &str| {
+            let digits = after.as_bytes().get(..2);
+            digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
         };
-        let user = if user.is_empty() { None } else { Some(decode(user)?) };
-        Ok((user, password.map(decode).transpose()?))
+        if !text.split('%').skip(1).all(is_escape) {
+            return Err(self.error(ESCAPES));
+        }
+        let decoded = percent_decode_str(text).decode_utf8();
+        decoded.map(|text| text.into_owned()).map_err(|_| self.error(NOT_UTF_8))
     }
 
     fn tls(&mut self) -> Result<Option<Tls>, UrlError> {
@@ -189,9 +208,11 @@ impl<'a> Parts<'a> {
             (None, Shape::Unix) => "0",
             (None, _) => self.path.get(place).copied().unwrap_or("0"),
         };
-        let database: i64 = text.parse().ok().filter(|number| *number >= 0).ok_or_else(|| {
-            self.error(format!("`{}` is not the number of a database", text.escape_debug()))
-        })?;
+        let database: i64 = text
+            .parse()
+            .ok()
+            .filter(|number| *number >= 0)
+            .ok_or_else(|| self.error("a database is a number, such as 0"))?;
         if self.shape != Shape::Unix && self.path.len() > place + 1 {
             return Err(self.error("there is nothing more to say after the number of the database"));
         }
@@ -205,12 +226,14 @@ impl<'a> Parts<'a> {
         if self.path.is_empty() || !self.hosts.is_empty() {
             return Err(self.error("the path of the socket follows three slashes"));
         }
-        Ok(PathBuf::from(decode_lossy(&format!("/{}", self.path.join("/")))))
+        Ok(PathBuf::from(self.decode(&format!("/{}", self.path.join("/")))?))
     }
 
     fn master(&self) -> Result<String, UrlError> {
-        let name = self.path.first().copied();
-        name.map(decode_lossy).ok_or_else(|| self.error("the name of the master is missing"))
+        match self.path.first() {
+            Some(name) => self.decode(name),
+            None => Err(self.error("the name of the master is missing")),
+        }
     }
 
     fn one_host(&self) -> Result<Address, UrlError> {
@@ -236,13 +259,14 @@ impl<'a> Parts<'a> {
         if host.is_empty() {
             return Err(self.error("a host is missing"));
         }
-        let port =
-            match port {
-                None => default_port,
-                Some(port) => port.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
-                    self.error(format!("`{}` is not a port", port.escape_debug()))
-                })?,
-            };
+        let port = match port {
+            None => default_port,
+            Some(port) => port
+                .parse()
+                .ok()
+                .filter(|port| *port > 0)
+                .ok_or_else(|| self.error("a port is a number from 1 to 65535"))?,
+        };
         Ok(Address::Tcp(host.to_owned(), port))
     }
 }
@@ -262,14 +286,11 @@ fn scheme_of(scheme: &str) -> Result<(Shape, bool), UrlError> {
         "sentinel" => Some(Shape::Sentinel),
         _ => None,
     };
+    let is_name = scheme.chars().all(|char| char.is_ascii_alphanumeric() || "+-.".contains(char));
     shape.zip(tls).ok_or_else(|| UrlError {
-        problem: format!("there is no `{}://`", scheme.escape_debug()),
+        problem: if is_name { format!("there is no `{scheme}://`") } else { BEGINS.to_owned() },
         example: ONE,
     })
-}
-
-fn decode_lossy(text: &str) -> String {
-    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 /// Without user and password.
@@ -338,18 +359,32 @@ mod tests {
             ("localhost:6379", "an address begins with redis://"),
             ("http://localhost", "there is no `http://`"),
             ("redis://", "a host is missing"),
-            ("redis://a:x", "`x` is not a port"),
-            ("redis://a/x", "`x` is not the number of a database"),
+            ("redis://a:x", "a port is a number from 1 to 65535"),
+            ("redis://a:0", "a port is a number from 1 to 65535"),
+            ("redis://a/x", "a database is a number, such as 0"),
             ("redis://a,b", "several servers are a cluster, or sentinels"),
             ("redis://a/1/2", "there is nothing more to say after the number of the database"),
-            ("redis://a?sentinel_user=x", "there is no option `sentinel_user`"),
+            ("redis://a?sentinel_user=x", NO_OPTION),
             ("redis+cluster://a/1", "a cluster has only database 0"),
             ("redis+sentinel://a", "the name of the master is missing"),
-            ("redis://a?timeout=3", "there is no option `timeout`"),
+            ("redis://a?timeout=3", NO_OPTION),
             ("redis://a?ca=/x", "certificates need TLS: write rediss instead of redis"),
             ("rediss://a?cert=/x", "`cert` and `key` belong together"),
-            ("redis://u:se/cret@a", "before the @, a / is written as %2F and a ? as %3F"),
-            ("redis://u:se?cret@a", "before the @, a / is written as %2F and a ? as %3F"),
+            ("redis://u:se/cret@a", STRAY),
+            ("redis://u:se?cret@a", STRAY),
+            ("redis://u:se?cret=x@a", STRAY),
+            ("redis://u:se/cret?a=b@a", STRAY),
+            ("redis://u:se?db=1@a", STRAY),
+            ("redis+sentinel://a/m?sentinel_passwords=x@y", STRAY),
+            ("redis+unix:///x@y?db=@", STRAY),
+            ("redis://u:%zz@a", ESCAPES),
+            ("redis://u%:p@a", ESCAPES),
+            ("redis://u:p%2@a", ESCAPES),
+            ("redis://u:%+1@a", ESCAPES),
+            ("redis://u:%ff@a", NOT_UTF_8),
+            ("redis+sentinel://a/m?sentinel_password=%zz", ESCAPES),
+            ("redis+sentinel://a/%zz", ESCAPES),
+            ("redis+unix:///run/%zz", ESCAPES),
             ("redis+unix://run/x", "the path of the socket follows three slashes"),
         ] {
             let error = text.parse::<RedisUrl>().unwrap_err().to_string();
@@ -365,5 +400,26 @@ mod tests {
         let url = parsed("redis+sentinel://u:hunter2@a/m?sentinel_password=hunter3");
         let shown = format!("{url} {url:?}");
         assert!(!shown.contains("hunter"), "{shown}");
+        assert_eq!(
+            parsed("redis+sentinel://a/m?sentinel_user=x@y&sentinel_password=@").to_string(),
+            "redis+sentinel://a:26379/m"
+        );
+        for text in [
+            "redis://bob:hunter2?a=b@host:6379",
+            "redis://bob:x/hunter2?a=b@host:6379",
+            "redis://default:hunter2",
+            "redis://user:hunter2:6379",
+            "redis://user:p/hunter2",
+            "redis://user:1/hunter2",
+            "redis://user:1?hunter2",
+            "redis://user:1?db=hunter2",
+            "redis://user:hunter%zz@host",
+            "redis://user:hunter%ff@host",
+            "user:hunter2@redis://host",
+            "hunter2@host:6379",
+        ] {
+            let error = text.parse::<RedisUrl>().unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hunter"), "{text}: {error}");
+        }
     }
 }

@@ -73,7 +73,7 @@ fn room(info: &Info, limit: u64) -> Finding {
             "{} used, and no limit: a flood of keys takes all memory of the machine",
             mib(used)
         );
-        let advice = "CONFIG SET maxmemory 1gb, and the same in the server's file; a million keys take up to 165 MB";
+        let advice = "CONFIG SET maxmemory 1gb, and the same in the server's file; a million keys take 160 to 176 MB";
         return Finding::warning("memory", text, advice);
     }
     let text = format!("{} of {} used", mib(used), mib(limit));

@@ -165,7 +165,7 @@ impl Doctor<'_> {
         setup.extend(silent.into_iter().map(|it| Finding { level: Level::Warning, ..it }));
         let mut patients = Vec::new();
         for (master, slots) in by_master(ranges) {
-            let patient = self.look(&cluster::parse(&master), Part::ClusterMaster).await;
+            let patient = self.look(&master, Part::ClusterMaster).await;
             patients.push(Patient { slots, ..patient });
         }
         self.conclude(setup, Vec::new(), patients).await
@@ -306,8 +306,8 @@ fn coverage(ranges: &[Range]) -> Finding {
 }
 
 /// The ranges of each master, in the order in which they come.
-fn by_master(ranges: Vec<Range>) -> Vec<(String, Vec<Range>)> {
-    let mut masters: Vec<(String, Vec<Range>)> = Vec::new();
+fn by_master(ranges: Vec<Range>) -> Vec<(Address, Vec<Range>)> {
+    let mut masters: Vec<(Address, Vec<Range>)> = Vec::new();
     for range in ranges {
         match masters.iter_mut().find(|(master, _)| *master == range.master) {
             Some((_, slots)) => slots.push(range),

@@ -236,5 +236,5 @@ for index = 1, size do
   reply[2 * index], reply[2 * index + 1] = cells[index].before, pack('<I8', cells[index].taken)
 end
 reply = table.concat(reply) .. table.concat(waits)
-if once > 0 then call('SET', KEYS[size + 1], reply, 'PX', once) end
+if once > 0 and create == 1 then call('SET', KEYS[size + 1], reply, 'PX', once) end
 return reply

@@ -6,7 +6,7 @@ use tollgate::{Charge, StoreError, algorithm::Outcome};
 
 use super::{Inner, gone};
 use crate::{
-    lane::Lane,
+    lane::{Common, Lane},
     layout::{Act, Counters, Note, Spot},
     wire::Action,
 };
@@ -36,19 +36,13 @@ impl Inner {
     }
 
     pub(super) async fn change_counter(
-        &self,
-        counters: &Counters,
-        charge: &Charge<'_>,
-        action: Option<Action>,
+        self: Arc<Self>,
+        counters: Arc<Counters>,
+        spot: Spot,
+        act: Act,
     ) -> Result<(), StoreError> {
-        let act = match action {
-            Some(Action::Refund | Action::Return { .. }) => Act::Refund(charge.cost),
-            Some(Action::Release | Action::Renew) => return Err(no_permits()),
-            None => Act::Reset,
-        };
-        let spot = counters.spot(&self.common.names.marker, charge)?;
         let mark = spot.mark;
-        let noted = self.note(counters, std::iter::once((spot, act))).await;
+        let noted = self.note(&counters, std::iter::once((spot, act))).await;
         self.common.denials.forget(mark);
         noted.map(drop)
     }
@@ -79,6 +73,21 @@ impl Inner {
         }
         Ok(outcomes)
     }
+}
+
+/// Which counter is to be changed, and how.
+pub(super) fn change(
+    common: &Common,
+    counters: &Counters,
+    charge: &Charge<'_>,
+    action: Option<Action>,
+) -> Result<(Spot, Act), StoreError> {
+    let act = match action {
+        Some(Action::Refund | Action::Return { .. }) => Act::Refund(charge.cost),
+        Some(Action::Release | Action::Renew) => return Err(no_permits()),
+        None => Act::Reset,
+    };
+    Ok((counters.spot(&common.names.marker, charge)?, act))
 }
 
 pub(super) fn no_permits() -> StoreError {

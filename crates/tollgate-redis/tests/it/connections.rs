@@ -91,6 +91,16 @@ fn prefixes_and_secrets_keep_budgets_apart() {
     });
 }
 
+#[test]
+fn secrets_show_nowhere() {
+    let builder = RedisStore::builder("redis://u:hunter2@a").unwrap().secret("pepper");
+    let shown = format!("{builder:?}");
+    assert!(shown.contains("secret: ***"), "{shown}");
+    // Bytes are shown as numbers.
+    assert!(!shown.contains("pepper") && !shown.contains("112, 101"), "{shown}");
+    assert!(!shown.contains("hunter"), "{shown}");
+}
+
 /// A request with an id is counted once, however often it is asked, and by whomever.
 #[test]
 fn the_same_id_counts_once() {

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::time::timeout;
 use tollgate::{
-    Algorithm, Charge, KeyRef, Limit, ManualClock, MemoryStore, Store, StoreError, Timestamp,
-    algorithm::Outcome,
+    Algorithm, Answer, Charge, KeyRef, Limit, ManualClock, MemoryStore, Store, StoreError,
+    Timestamp, algorithm::Outcome,
 };
 use tollgate_redis::RedisStore;
 use tollgate_testkit::{
@@ -106,6 +107,69 @@ fn leases_are_returned_as_soon_as_they_are_drawn() {
             }
         }
     });
+}
+
+/// Leases are given back many at a time, not one by one: whoever ends has little time for it.
+#[test]
+fn many_leases_are_returned_in_few_trips() {
+    const KEYS: u64 = 2_000;
+    let server = Server::start(Flavor::Redis);
+    let runtime = two_threads();
+    let store = runtime.block_on(connect(&server.url()));
+    let take = |key: u64, lease: u64| {
+        let (store, key) = (store.clone(), key.to_le_bytes());
+        async move {
+            let mut unit = charge(limit(100, Algorithm::FixedWindow));
+            (unit.key, unit.tag, unit.lease) = (KeyRef::new(&key), KeyRef::new(&key), lease);
+            store.charge(&[unit]).await.unwrap()[0].remaining()
+        }
+    };
+    for key in 0..KEYS {
+        runtime.block_on(take(key, 5));
+    }
+    let drawn = || store.stats().lease_units_outstanding == 5 * KEYS;
+    eventually(PATIENT, "all leases are drawn", drawn);
+    let before = store.stats().trips;
+    runtime.block_on(store.return_leases()).unwrap();
+    let trips = store.stats().trips - before;
+    assert!(trips <= KEYS / 20, "{trips} trips for {KEYS} leases");
+    for key in [0, KEYS / 2, KEYS - 1] {
+        assert_eq!(runtime.block_on(take(key, 0)), 98);
+    }
+}
+
+/// Whoever gives up waiting for a reset or a refund has made it nevertheless, with all that follows here.
+#[test]
+fn changes_that_nobody_waits_for() {
+    let server = Server::start(Flavor::Redis);
+    let runtime = two_threads();
+    let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
+    let store = runtime.block_on(builder.deny_cache_for(LONG).connect()).unwrap();
+    let mut leased = charge(limit(10, Algorithm::FixedWindow));
+    leased.lease = 5;
+    runtime.block_on(store.charge(&[leased])).unwrap();
+    let outstanding = || store.stats().lease_units_outstanding;
+    eventually(PATIENT, "a lease is drawn", || outstanding() == 5);
+    let give_up = |change: Answer<'_, ()>| {
+        server.pause();
+        let answered = change.now_or_never();
+        server.resume();
+        assert!(answered.is_none(), "{answered:?}");
+    };
+    give_up(store.reset(&leased));
+    eventually(PATIENT, "the lease is forgotten", || outstanding() == 0);
+    let unit = charge(limit(10, Algorithm::SlidingWindow));
+    let admitted = |cost| runtime.block_on(store.charge(&[unit.cost(cost)])).unwrap()[0];
+    type Change = for<'a> fn(&'a RedisStore, &'a Charge<'a>) -> Answer<'a, ()>;
+    for change in [RedisStore::reset as Change, RedisStore::refund] {
+        assert!(admitted(10).is_admitted());
+        assert!(!admitted(10).is_admitted());
+        assert_eq!(store.stats().deny_cache_entries, 1);
+        give_up(change(&store, &unit));
+        eventually(PATIENT, "the denial is forgotten", || store.stats().deny_cache_entries == 0);
+        assert!(admitted(1).is_admitted());
+        runtime.block_on(store.reset(&unit)).unwrap();
+    }
 }
 
 /// What was drawn in a window is not spent in the next one; and what was drawn from a bucket not when that is full.

@@ -25,13 +25,18 @@ pub(super) fn masked(line: &str, column: usize) -> (String, usize) {
 /// Fields whose values are secret, or might be by mistake.
 const FIELDS: [&str; 7] = ["sha256", "secret", "password", "token", "api_key", "key", "value"];
 
+/// Fields whose values are addresses.
+const ADDRESSES: [&str; 2] = ["store", "url"];
+
 /// Which characters of a line are secret, from left to right and apart from each other.
 fn secrets(line: &str) -> Vec<std::ops::Range<usize>> {
     let chars: Vec<char> = line.chars().collect();
     let mut found: Vec<std::ops::Range<usize>> = Vec::new();
     let mut place = 0;
     while place < chars.len() {
-        let secret = login(&chars, place).or_else(|| field(&chars, place));
+        let secret = login(&chars, place)
+            .or_else(|| bare_login(&chars, place))
+            .or_else(|| field(&chars, place));
         match secret {
             Some(range) if !range.is_empty() => {
                 place = range.end;
@@ -52,15 +57,7 @@ fn login(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
 
 /// What follows `password: ` or `password=`, up to where a value may end.
 fn field(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
-    let begins_word =
-        place == 0 || !(chars[place - 1].is_alphanumeric() || "-.".contains(chars[place - 1]));
-    if !begins_word {
-        return None;
-    }
-    let length = FIELDS.iter().find_map(|field| {
-        let named = field.chars().zip(&chars[place..]).filter(|(a, b)| a == *b).count();
-        (named == field.chars().count()).then_some(named)
-    })?;
+    let length = named(&FIELDS, chars, place)?;
     let mut start = place + length;
     start += usize::from(matches!(chars.get(start), Some('"' | '\'')));
     let ends = match chars.get(start)? {
@@ -72,6 +69,28 @@ fn field(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
     start += chars[start..].iter().take_while(|char| char.is_whitespace()).count();
     let end = chars[start..].iter().position(|char| ends.contains(*char));
     Some(start..end.map_or(chars.len(), |end| start + end))
+}
+
+/// What follows `store: ` up to the last `@`, if it is an address without the `://` by which [`login`] knows one.
+fn bare_login(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
+    let start = place + named(&ADDRESSES, chars, place)?;
+    let start = start + usize::from(matches!(chars.get(start), Some('"' | '\'')));
+    let rest = chars[start..].strip_prefix(&[':'])?;
+    let blanks = rest.iter().take_while(|char| char.is_whitespace()).count();
+    let at = rest.iter().rposition(|char| *char == '@')?;
+    let has_scheme = rest.windows(3).any(|three| three == [':', '/', '/']);
+    (!has_scheme && blanks < at).then_some(start + 1 + blanks..start + 1 + at)
+}
+
+/// The length of the field that is named here, if it is one of these.
+fn named(fields: &[&str], chars: &[char], place: usize) -> Option<usize> {
+    let begins_word =
+        place == 0 || !(chars[place - 1].is_alphanumeric() || "-.".contains(chars[place - 1]));
+    let length = |field: &&str| {
+        let named = field.chars().zip(&chars[place..]).filter(|(a, b)| a == *b).count();
+        (named == field.chars().count()).then_some(named)
+    };
+    begins_word.then(|| fields.iter().find_map(length)).flatten()
 }
 
 #[cfg(test)]
@@ -93,6 +112,12 @@ mod tests {
             ("  - name: monkey: x", "  - name: monkey: x"),
             ("limit: 5/minute", "limit: 5/minute"),
             ("key:", "key:"),
+            ("store: hunter2@host:6379", "store: ***@host:6379"),
+            ("  url: \"u:hunt,er@2@host\"", "  url: ***@host\""),
+            ("  \"url\": u:hunter2@host", "  \"url\": ***@host"),
+            ("store: @host", "store: @host"),
+            ("store: memory", "store: memory"),
+            ("  - curl: a@b", "  - curl: a@b"),
         ] {
             assert_eq!(masked(line, 0).0, shown);
         }

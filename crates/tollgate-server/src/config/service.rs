@@ -296,7 +296,8 @@ impl str::FromStr for StoreSettings {
             _ if text.contains("://") => redis(text),
             _ => Err(format!(
                 "`{}` is not a store: write `memory`, or an address such as `redis://127.0.0.1:6379`",
-                shorten(text)
+                // What stands before an @ may be a password, and perhaps so does what follows one.
+                if text.contains('@') { "***".to_owned() } else { shorten(text).to_string() }
             )),
         }
     }

@@ -84,7 +84,7 @@ fn what_makes_no_sense_is_refused_with_a_hint() {
     assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
     assert_eq!(
         finished.stderr,
-        "error: cannot use the address: `x` is not a port; write for example \
+        "error: cannot use the address: a port is a number from 1 to 65535; write for example \
          redis://user:password@127.0.0.1:6379/0\n\
          hint: tollgate doctor --help shows addresses of all kinds\n"
     );

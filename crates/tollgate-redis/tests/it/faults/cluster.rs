@@ -14,6 +14,7 @@ use tollgate_redis::RedisStore;
 use tollgate_testkit::servers::{Cluster, Flavor, Proxy, Reply, eventually};
 
 use super::{DEADLINE, Limiters, RETURN, let_pass, now};
+use crate::kit::{PATIENT, two_threads};
 
 /// Keys that are in use all the time, all in one slot.
 const KEYS: usize = 10;
@@ -298,5 +299,67 @@ fn requests_over_several_servers() {
             let connected = || store.is_connected();
             eventually(RETURN, "it is back", connected);
         }
+    }
+}
+
+/// Which node gets a new key by this charge.
+fn node_of(cluster: &Cluster, charging: impl FnOnce()) -> usize {
+    let sizes = || cluster.nodes().iter().map(|node| node.command(&["DBSIZE"]).int());
+    let before: Vec<i64> = sizes().collect();
+    charging();
+    sizes().zip(before).position(|(after, before)| after > before).unwrap()
+}
+
+/// What one server has denied stays denied while another of the same request stands still: it is not for the failure
+/// mode to decide.
+#[test]
+fn a_denial_beside_a_server_that_stands_still() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        let runtime = two_threads();
+        let builder = RedisStore::builder(&cluster.url()).unwrap().deny_cache(0);
+        let store = runtime.block_on(builder.deadline(Duration::from_secs(1)).connect()).unwrap();
+        let long = Duration::from_secs(1_000 * 3_600);
+        let spent = apart("spent", Limit::new(1, long).unwrap());
+        let charge = |charges: &[Charge<'_>]| runtime.block_on(store.charge(charges));
+        let place = node_of(&cluster, || drop(charge(&[spent]).unwrap()));
+        let others = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+        let found = others.into_iter().find_map(|key| {
+            let other = apart(key, Limit::new(100, long).unwrap());
+            let place_of_other = node_of(&cluster, || drop(charge(&[other]).unwrap()));
+            (place_of_other != place).then_some((other, place_of_other))
+        });
+        let (other, paused) = found.unwrap();
+        cluster.nodes()[paused].pause();
+        let answer = charge(&[spent, other]);
+        cluster.nodes()[paused].resume();
+        let outcomes = answer.unwrap();
+        assert!(!outcomes[0].is_admitted(), "{outcomes:?}");
+        assert!(outcomes[0].retry_after().is_some(), "{outcomes:?}");
+        eventually(PATIENT, "it is back, and nothing was taken", || {
+            charge(&[other.cost(0)]).is_ok_and(|outcomes| outcomes[0].remaining() == 99)
+        });
+    }
+}
+
+/// Redirections without a host lead to another port of the same host.
+#[test]
+fn a_cluster_that_names_no_hosts() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start_with(flavor, 3, 0, |options| {
+            options.arg("cluster-preferred-endpoint-type", "unknown-endpoint")
+        });
+        let runtime = two_threads();
+        let builder = RedisStore::builder(&cluster.url()).unwrap().deadline(PATIENT);
+        let store = runtime.block_on(builder.connect()).unwrap();
+        let unit = apart("a", Limit::new(10, Duration::from_secs(1_000 * 3_600)).unwrap());
+        let left = || runtime.block_on(store.charge(&[unit])).unwrap()[0].remaining();
+        assert_eq!(left(), 9);
+        let slot = only_slot(&cluster);
+        for expected in [8, 7] {
+            cluster.move_slot(slot, (cluster.owner(slot) + 1) % 3);
+            assert_eq!(left(), expected);
+        }
+        assert_eq!(store.stats().redirects, 2);
     }
 }

@@ -144,6 +144,8 @@ fn out_of_memory() {
             assert_eq!(charge(algorithm, "old").unwrap().remaining(), 0, "{algorithm}");
             let both = [old.cost(0), ten(algorithm, "new")];
             assert!(runtime.block_on(store.charge(&both)).is_err());
+            let with_id = runtime.block_on(store.charge_once(b"id", &[old.cost(0)])).unwrap();
+            assert!(!with_id[0].is_admitted(), "{algorithm}");
         }
         assert_eq!(names(&server).len(), Algorithm::BUILT_IN.len());
         assert_eq!(store.stats().closed, closed, "nobody else was harmed");
