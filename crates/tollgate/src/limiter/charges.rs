@@ -5,11 +5,13 @@ use std::{slice, time::Duration};
 use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
-use super::{Limiter, SharedLimiter, core::Core, join::join_all, path, permit, shared::Inner};
+use super::{
+    Limiter, SharedLimiter, core::Core, join::join_all, joined::Joined, path, permit, shared::Inner,
+};
 use crate::{
     Algorithm, Charge, CheckError, CostError, Decision, KeyRef, PolicyName, PolicySet, Request,
     Source, StoreError,
-    algorithm::{NEVER, Outcome},
+    algorithm::Outcome,
     policy::{FailureMode, Planned, Target},
     stats::Event,
     store::memory::{
@@ -34,17 +36,9 @@ pub struct Plan<'a> {
 pub struct Verdict {
     /// For the request as a whole: the tightest charge speaks.
     pub decision: Decision,
-    /// One for each charge, in their order. One that would have been admitted says so, also if another denied. Charges
-    /// that count on one state under one limit are one charge of their sum, and say the same.
+    /// One for each charge, in their order. One that would have been admitted says so, also if another denied. If
+    /// several count on one state, the wait of each is that for all of them.
     pub each: Vec<Decision>,
-}
-
-/// Charges as a store gets them. Those that count on one state under one limit are one charge of their sum: it is the
-/// sum that has to fit, and whose wait is told. What is enforced comes first, so that nothing else stands in its way.
-struct Joined<'a> {
-    charges: SmallVec<[Charge<'a>; 4]>,
-    /// For each charge of the caller, which of these it is part of.
-    places: SmallVec<[usize; 4]>,
 }
 
 impl Plan<'_> {
@@ -117,12 +111,12 @@ impl Limiter {
     /// They need not belong to a policy. Those that do are counted under it, all others as
     /// [ad hoc](crate::Stats::ad_hoc).
     pub fn verdict(&self, charges: &[Charge<'_>]) -> Result<Verdict, CostError> {
+        fit(charges)?;
         let joined = Joined::of(charges);
-        fit(&joined.charges)?;
         let core = &self.inner.core;
         let (outcomes, now) =
             core.with_slots(&joined.charges, |slots| core.memory.charge_all(slots));
-        Ok(core.conclude(charges, joined.spread(outcomes), now, false))
+        Ok(core.conclude(charges, joined.spread(charges, outcomes), now, false))
     }
 
     /// Decides charges one after the other, each by itself, and adds the decisions to a vector that can be used again.
@@ -296,8 +290,8 @@ impl Inner {
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<Verdict, CheckError> {
+        fit(charges)?;
         let joined = Joined::of(charges);
-        fit(&joined.charges)?;
         let held = joined.charges.iter().filter(|charge| fits(charge)).map(|&charge| {
             let needs = charge.limit.algorithm() == Algorithm::Concurrency && charge.permit == 0;
             Charge { permit: if needs { permit::next_id() } else { charge.permit }, ..charge }
@@ -307,7 +301,7 @@ impl Inner {
         let id = id.filter(|_| held.iter().any(|charge| charge.cost > 0));
         match self.charge_store(&held, id).await {
             Ok(outcomes) => {
-                let (outcomes, now) = (joined.spread(outcomes), self.core.memory.now());
+                let (outcomes, now) = (joined.spread(charges, outcomes), self.core.memory.now());
                 Ok(self.core.conclude(charges, outcomes, now, false))
             }
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
@@ -315,7 +309,7 @@ impl Inner {
                 let (outcomes, now) = self.core.with_slots(&held, |slots| {
                     self.core.charge_shares(slots, |place| self.failure(&held[place]))
                 });
-                Ok(self.core.conclude(charges, joined.spread(outcomes), now, true))
+                Ok(self.core.conclude(charges, joined.spread(charges, outcomes), now, true))
             }
         }
     }
@@ -498,50 +492,6 @@ impl Core {
     }
 }
 
-impl<'a> Joined<'a> {
-    fn of(charges: &[Charge<'a>]) -> Self {
-        let mut joined = Self { charges: SmallVec::new(), places: SmallVec::new() };
-        joined.places.resize(charges.len(), 0);
-        for enforced in [true, false] {
-            for (place, charge) in charges.iter().enumerate() {
-                if charge.enforced == enforced {
-                    joined.places[place] = joined.add(charge);
-                }
-            }
-        }
-        joined
-    }
-
-    fn add(&mut self, charge: &Charge<'a>) -> usize {
-        let same = self.charges.iter().position(|other| counts_with(other, charge));
-        if let Some(place) = same {
-            self.charges[place].cost = self.charges[place].cost.saturating_add(charge.cost);
-            return place;
-        }
-        self.charges.push(*charge);
-        self.charges.len() - 1
-    }
-
-    /// The outcomes for the charges of the caller, from those for the ones that fit.
-    fn spread(&self, outcomes: Vec<Outcome>) -> Vec<Outcome> {
-        let mut outcomes = outcomes.into_iter();
-        let own: SmallVec<[Outcome; 4]> = self
-            .charges
-            .iter()
-            .map(|charge| if fits(charge) { outcomes.next() } else { None })
-            .map(|outcome| outcome.unwrap_or(Outcome::refused(0, NEVER, 0)))
-            .collect();
-        self.places.iter().map(|&place| own[place]).collect()
-    }
-}
-
-/// Whether two charges are on one state, and all the same but for their cost. One of nothing is only a question, and
-/// asked by itself.
-fn counts_with(one: &Charge<'_>, other: &Charge<'_>) -> bool {
-    let same = |charge: &Charge<'_>| (charge.policy, charge.limit, charge.permit, charge.enforced);
-    one.cost > 0 && other.cost > 0 && same(one) == same(other) && one.key == other.key
-}
-
 /// What is charged for one limit of a policy.
 pub(super) fn charge<'a>(
     policies: &'a PolicySet,
@@ -566,7 +516,7 @@ fn fit(charges: &[Charge<'_>]) -> Result<(), CostError> {
 
 /// An amount of 0 denies every cost; it is not too high for anything.
 #[inline]
-fn fits(charge: &Charge<'_>) -> bool {
+pub(super) fn fits(charge: &Charge<'_>) -> bool {
     charge.cost <= charge.limit.capacity() || charge.limit.amount() == 0
 }
 

@@ -5,6 +5,7 @@ mod charges;
 mod core;
 mod failure;
 mod join;
+mod joined;
 mod path;
 mod permit;
 mod shared;

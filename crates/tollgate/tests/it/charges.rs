@@ -239,15 +239,23 @@ fn a_key_that_is_charged_twice_is_charged_the_sum() {
         let one = |cost| charge("p", b"k", text).cost(cost);
         let verdict = limiter.verdict(&[one(6), one(4)]).unwrap();
         assert!(verdict.decision.is_allowed(), "{text}");
-        assert_eq!(verdict.each.iter().map(Decision::remaining).collect::<Vec<_>>(), [0, 0]);
+        assert_eq!(verdict.each.iter().map(Decision::remaining).collect::<Vec<_>>(), [4, 0]);
         let denied = limiter.check_all(&[one(3), one(3)]).unwrap();
         let wait = denied.retry_after().unwrap();
         clock.advance(wait - Duration::from_micros(1));
         assert!(!limiter.check_all(&[one(3), one(3)]).unwrap().is_allowed(), "{text}");
         clock.advance(Duration::from_micros(1));
         assert!(limiter.check_all(&[one(3), one(3)]).unwrap().is_allowed(), "{text}");
-        let never = limiter.check_all(&[one(6), one(6)]).unwrap_err();
-        assert_eq!((never.cost, never.max), (12, 10), "{text}");
+        clock.advance(Duration::from_secs(3));
+        let verdict = limiter.verdict(&[one(6), one(6)]).unwrap();
+        let each = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining()));
+        assert_eq!(each.collect::<Vec<_>>(), [(true, 10), (false, 4)], "{text}");
+        assert_eq!((verdict.decision.is_allowed(), verdict.decision.retry_after()), (false, None));
+        // Another key denies: nothing was taken of this one.
+        let other = charge("q", b"k", "0/hour");
+        let verdict = limiter.verdict(&[one(3), one(3), other]).unwrap();
+        let each = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining()));
+        assert_eq!(each.collect::<Vec<_>>(), [(true, 10), (true, 10), (false, 0)], "{text}");
     }
 }
 
