@@ -6,7 +6,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use http::{Request, Response};
@@ -111,19 +110,17 @@ async fn turn<L: Wait>(
     cost: u64,
 ) -> Result<(), NotMade> {
     let Settings { limiter, within, clock, pauses, .. } = &*settings;
-    let deadline = clock.now().after(*within);
+    // By what has passed, and not by the clock: it may be set back meanwhile.
+    let deadline = clock.elapsed().saturating_add(*within);
     let mut charged = false;
     loop {
-        let now = clock.now();
-        match pauses.as_ref().and_then(|pauses| pauses.until(&key, now)) {
-            Some(until) if until > deadline => {
-                let left = Duration::from_micros(until.micros_since(now));
-                return Err(OutgoingError::Paused(left));
-            }
-            Some(until) => clock.sleep_until(until).await,
+        let elapsed = clock.elapsed();
+        let left = deadline.saturating_sub(elapsed);
+        match pauses.as_ref().and_then(|pauses| pauses.left(&key, elapsed)) {
+            Some(pause) if pause > left => return Err(OutgoingError::Paused(pause)),
+            Some(pause) => clock.sleep_until(clock.now().after(pause)).await,
             None if charged => return Ok(()),
             None => {
-                let left = Duration::from_micros(deadline.micros_since(now));
                 let waited = limiter.wait(key.clone(), cost, left).await;
                 let _ = waited.map_err(OutgoingError::Wait)?;
                 charged = true;
@@ -165,9 +162,9 @@ where
 impl<L> Settings<L> {
     fn learn<B>(&self, key: Option<&KeyParts>, response: &Response<B>) {
         let (Some(pauses), Some(key)) = (&self.pauses, key) else { return };
-        let now = self.clock.now();
-        if let Some(wait) = told_to_wait(response.status(), response.headers(), now) {
-            pauses.pause(key, now.after(wait), now);
+        let told = told_to_wait(response.status(), response.headers(), self.clock.now());
+        if let Some(wait) = told {
+            pauses.pause(key, wait, self.clock.elapsed());
         }
     }
 }

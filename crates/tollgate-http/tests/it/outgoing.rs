@@ -11,7 +11,9 @@ use std::{
 
 use http::Response;
 use http_body_util::Full;
-use tollgate::{Clock, CostError, Limiter, ManualClock, MemoryStore, SharedLimiter, WaitError};
+use tollgate::{
+    Clock, CostError, Limiter, ManualClock, MemoryStore, SharedLimiter, Timestamp, WaitError,
+};
 use tollgate_http::{
     ResolveExt,
     outgoing::{OutgoingError, StayWithinLayer, Wait},
@@ -141,6 +143,20 @@ fn a_pause_longer_than_the_wait_is_an_error() {
     let error = run(&clock, client.call(get("http://a.example/"))).unwrap_err();
     assert_eq!(error, OutgoingError::Paused(Duration::from_secs(59)));
     assert!(error.to_string().contains("59s"), "{error}");
+}
+
+#[test]
+fn a_pause_is_no_longer_if_the_clock_is_set_back() {
+    let clock = kit::clock();
+    let other = Other::new(&clock, Some(("retry-after", "3")));
+    let layer = StayWithinLayer::new(limiter("100/second", &clock)).within(5 * SECOND);
+    let mut client = layer.clock(clock.clone()).layer(other.service());
+    run(&clock, client.call(get("http://a.example/"))).unwrap();
+    clock.advance(SECOND);
+    clock.set(Timestamp::from_micros(clock.now().as_micros() - 3_600_000_000));
+    let before = clock.elapsed();
+    run(&clock, client.call(get("http://a.example/"))).unwrap();
+    assert_eq!(clock.elapsed() - before, 2 * SECOND);
 }
 
 #[test]
