@@ -13,11 +13,11 @@
 pub const ACL_RULES: &str = "-@all +ping +info +select +time +eval +evalsha +cluster|slots +asking \
     +get +mget +set +exists +del +unlink +pexpire \
     +lindex +llen +lset +ltrim +rpush +rpop \
-    +zadd +zcard +zcount +zpopmax +zrange +zrangebyscore +zrem +zremrangebyscore +zscore";
+    +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore";
 
 /// What a store with the [layout](crate::Layout) of another limiter needs besides. The keys are then those of the
 /// layout: `~rl:*` for `rl:{key}:{window}`.
-pub const LAYOUT_ACL_RULES: &str = "+incrby +decrby +pttl";
+pub const LAYOUT_ACL_RULES: &str = "+incrby +decrby +pttl +zpopmax";
 
 /// The same for a user of the sentinels, who are asked where the master is and nothing else.
 pub const SENTINEL_ACL_RULES: &str =

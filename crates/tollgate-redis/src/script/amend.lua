@@ -56,11 +56,11 @@ if kind == SLIDING_LOG then
   return 1
 elseif kind > SLIDING_LOG then
   -- A permit is somebody's, who returns it. What was charged without one is given back, the newest first.
-  local nobody, left = string.rep('\0', 8), cost
-  for _, unit in ipairs(call('ZREVRANGE', key, 0, -1)) do
+  local nobody, left, units = string.rep('\0', 8), cost, call('ZRANGE', key, 0, -1)
+  for index = #units, 1, -1 do
     if left == 0 then break end
-    if unit:sub(1, 8) == nobody then
-      call('ZREM', key, unit)
+    if units[index]:sub(1, 8) == nobody then
+      call('ZREM', key, units[index])
       left = left - 1
     end
   end
