@@ -1,10 +1,12 @@
 //! Charges of one request, put together as a store is to have them.
 
+use std::collections::HashMap;
+
 use smallvec::SmallVec;
 
 use super::charges::fits;
 use crate::{
-    Charge,
+    Charge, KeyRef, Limit, PolicyName,
     algorithm::{NEVER, Outcome},
 };
 
@@ -17,6 +19,14 @@ pub(super) struct Joined<'a> {
     /// For each of these, whether it is one of several whose sum never fits.
     never: SmallVec<[bool; 4]>,
 }
+
+/// What charges have in common that differ in their cost alone.
+type Place<'a> = (PolicyName, KeyRef<'a>, Limit, u64, bool);
+
+/// Where each of them is, if there are so many that looking at all would take long.
+type Index<'a> = Option<HashMap<Place<'a>, usize>>;
+
+const FEW: usize = 16;
 
 /// A charge of the sum of others, while it is told to each of them what became of it.
 #[derive(Clone, Copy)]
@@ -35,18 +45,26 @@ impl<'a> Joined<'a> {
         let mut joined =
             Self { charges: SmallVec::new(), places: SmallVec::new(), never: SmallVec::new() };
         joined.places.resize(charges.len(), 0);
+        let mut index = (charges.len() > FEW).then(HashMap::new);
         for enforced in [true, false] {
             for (place, charge) in charges.iter().enumerate() {
                 if charge.enforced == enforced {
-                    joined.places[place] = joined.add(charge);
+                    joined.places[place] = joined.add(charge, &mut index);
                 }
             }
         }
         joined
     }
 
-    fn add(&mut self, charge: &Charge<'a>) -> usize {
-        let same = self.charges.iter().position(|other| counts_with(other, charge));
+    fn add(&mut self, charge: &Charge<'a>, index: &mut Index<'a>) -> usize {
+        let own = place_of(charge);
+        let is_same = |other: &Charge<'a>| other.cost > 0 && place_of(other) == own;
+        let same = match index {
+            // A charge of nothing is only a question, and asked by itself.
+            _ if charge.cost == 0 => None,
+            Some(index) => index.get(&own).copied(),
+            None => self.charges.iter().position(is_same),
+        };
         if let Some(place) = same {
             let sum = self.charges[place].cost.saturating_add(charge.cost);
             let joined = Charge { cost: sum, ..*charge };
@@ -56,9 +74,13 @@ impl<'a> Joined<'a> {
             }
             self.never[place] = true;
         }
+        let place = self.charges.len();
         self.charges.push(*charge);
         self.never.push(same.is_some());
-        self.charges.len() - 1
+        if let Some(index) = index.as_mut().filter(|_| charge.cost > 0) {
+            index.entry(own).or_insert(place);
+        }
+        place
     }
 
     /// The outcomes for the charges of the caller, from those for the ones that fit.
@@ -98,9 +120,6 @@ impl Part {
     }
 }
 
-/// Whether two charges are on one state, and all the same but for their cost. One of nothing is only a question, and
-/// asked by itself.
-fn counts_with(one: &Charge<'_>, other: &Charge<'_>) -> bool {
-    let same = |charge: &Charge<'_>| (charge.policy, charge.limit, charge.permit, charge.enforced);
-    one.cost > 0 && other.cost > 0 && same(one) == same(other) && one.key == other.key
+fn place_of<'a>(charge: &Charge<'a>) -> Place<'a> {
+    (charge.policy, charge.key, charge.limit, charge.permit, charge.enforced)
 }

@@ -267,3 +267,16 @@ fn a_charge_that_is_not_enforced_does_not_stand_in_the_way_of_its_own_key() {
     assert!(verdict.decision.is_allowed() && verdict.decision.is_shadow_denied());
     assert_eq!(verdict.each.iter().map(Decision::is_allowed).collect::<Vec<_>>(), [false, true]);
 }
+
+#[test]
+fn many_charges_are_joined_like_few() {
+    let (limiter, _) = limiter([policy("unused", "1/hour")]);
+    let keys: Vec<[u8; 2]> = (0..300_u16).map(u16::to_le_bytes).collect();
+    let charge = |key: &'static [u8]| charge("p", key, "10/hour").cost(2);
+    let keys: Vec<&'static [u8]> = keys.into_iter().map(|key| &*key.to_vec().leak()).collect();
+    let twice: Vec<_> = keys.iter().chain(&keys).map(|key| charge(key)).collect();
+    let verdict = limiter.verdict(&twice).unwrap();
+    assert!(verdict.decision.is_allowed());
+    let remaining: Vec<_> = verdict.each.iter().map(Decision::remaining).collect();
+    assert_eq!((&remaining[..300], &remaining[300..]), (&[8; 300][..], &[6; 300][..]));
+}
