@@ -97,7 +97,9 @@ impl Disciplined {
     #[inline]
     pub(crate) fn micros(&self) -> u64 {
         let tick = self.counter.raw();
-        let line = self.read();
+        // Without what only elapsed time needs: this is on the path of every decision.
+        let [begun, micros, slope] = self.parts();
+        let line = Line { tick: begun, micros, slope, stepped: 0 };
         if line.is_old(tick, self.ticks_per_second) {
             return self.bend();
         }
@@ -110,15 +112,20 @@ impl Disciplined {
         self.read().elapsed_at(tick)
     }
 
-    #[inline]
     fn read(&self) -> Line {
+        let [tick, micros, slope, stepped] = self.parts();
+        Line { tick, micros, slope, stepped }
+    }
+
+    /// The first parts of the line, as they were at one instant.
+    #[inline]
+    fn parts<const PARTS: usize>(&self) -> [u64; PARTS] {
         loop {
             let before = self.version.load(Ordering::Acquire);
-            let [tick, micros, slope, stepped] =
-                [0, 1, 2, 3].map(|part| self.line[part].load(Ordering::Relaxed));
+            let parts = std::array::from_fn(|part| self.line[part].load(Ordering::Relaxed));
             fence(Ordering::Acquire);
             if before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before {
-                return Line { tick, micros, slope, stepped };
+                return parts;
             }
             std::hint::spin_loop();
         }

@@ -138,6 +138,7 @@ impl Inner {
             self.room.give_back_keys(1);
             return self.apply_shared(spare, slot, now);
         }
+        self.has_logs.store(true, Ordering::Relaxed);
         logs.keep(slot.id, slot.limit, log);
         let merged = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
         self.room.give_back_entries(merged);

@@ -23,9 +23,9 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 
 #[cfg(tollgate_loom)]
-use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 #[cfg(not(tollgate_loom))]
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use self::{
     identity::{Identity, Scope, Secret},
@@ -75,6 +75,8 @@ struct Inner {
     cells: Box<[Padded<Lock<Table>>]>,
     /// States that are lists. In the order of locks these come after the cells.
     logs: Box<[Padded<Lock<Logs>>]>,
+    /// Whether there ever was one of those. It need not be looked for where only fixed-size states are in use.
+    has_logs: AtomicBool,
     /// The shared budgets of keys without room. Last in the order of locks.
     spare: Lock<Spare>,
     /// How many there are: while there are none, nobody needs to look.
@@ -163,6 +165,7 @@ impl MemoryStore {
             time,
             cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
             logs: (0..shards.min(256)).map(|_| Padded(Lock::new(Logs::default()))).collect(),
+            has_logs: AtomicBool::new(false),
             spare: Lock::new(Spare::default()),
             spares: CachePadded::new(AtomicUsize::new(0)),
             room: Room::new(max_keys),
@@ -384,7 +387,9 @@ impl Inner {
     fn tend(&self) {
         let turn = self.next_tended.fetch_add(1, Ordering::Relaxed);
         self.tend_cells(turn, TEND_CELLS);
-        self.tend_logs(turn, TEND_CELLS);
+        if self.has_logs.load(Ordering::Relaxed) {
+            self.tend_logs(turn, TEND_CELLS);
+        }
         if self.spares.load(Ordering::Relaxed) > 0 {
             self.tend_spare();
         }
