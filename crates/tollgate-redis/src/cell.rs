@@ -180,13 +180,13 @@ impl Names {
     }
 }
 
-/// Without the secret.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
 
+/// Without the secret.
 impl fmt::Debug for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = String::from_utf8_lossy(&self.prefix);

@@ -8,6 +8,7 @@ use super::charges::fits;
 use crate::{
     Charge, KeyRef, Limit, PolicyName,
     algorithm::{NEVER, Outcome},
+    policy::FailureMode,
 };
 
 /// Charges as a store gets them. Those that count on one state under one limit are one charge of their sum: it is the
@@ -21,7 +22,7 @@ pub(super) struct Joined<'a> {
 }
 
 /// What charges have in common that differ in their cost alone.
-type Place<'a> = (PolicyName, KeyRef<'a>, Limit, u64, bool);
+type Place<'a> = (PolicyName, KeyRef<'a>, Limit, u64, bool, Option<FailureMode>);
 
 /// Where each of them is, if there are so many that looking at all would take long.
 type Index<'a> = Option<HashMap<Place<'a>, usize>>;
@@ -121,5 +122,6 @@ impl Part {
 }
 
 fn place_of<'a>(charge: &Charge<'a>) -> Place<'a> {
-    (charge.policy, charge.key, charge.limit, charge.permit, charge.enforced)
+    let Charge { policy, key, limit, permit, enforced, failure, .. } = *charge;
+    (policy, key, limit, permit, enforced, failure)
 }

@@ -206,6 +206,17 @@ fn charges_have_the_failure_mode_of_their_policy_or_that_of_none() {
     assert_eq!(limiter.stats().store_failures, 5);
 }
 
+/// Also where both count on one state.
+#[test]
+fn a_charge_keeps_its_failure_mode_beside_another() {
+    let (limiter, _, _) = degraded([policy("known", "2/hour")]);
+    let charge = Charge::new("own".parse().unwrap(), KeyRef::new(b"key"), limit("2/hour"));
+    let both = [charge.failing(Closed), charge.failing(Open)];
+    let verdict = pollster::block_on(limiter.verdict(&both)).unwrap();
+    assert!(!verdict.decision.is_allowed());
+    assert_eq!(verdict.each.iter().map(Decision::is_allowed).collect::<Vec<_>>(), [false, true]);
+}
+
 #[test]
 fn a_reset_forgets_what_was_counted_here_as_well() {
     let (limiter, store, _) = degraded([policy("api", "1/hour").per(["key"])]);

@@ -138,7 +138,10 @@ impl Inner {
             self.room.give_back_keys(1);
             return self.apply_shared(spare, slot, now);
         }
-        self.has_logs.store(true, Ordering::Relaxed);
+        // Written once: it shares a cache line with what every check reads.
+        if !self.has_logs.load(Ordering::Relaxed) {
+            self.has_logs.store(true, Ordering::Relaxed);
+        }
         logs.keep(slot.id, slot.limit, log);
         let merged = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
         self.room.give_back_entries(merged);
