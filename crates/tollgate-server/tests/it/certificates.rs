@@ -242,7 +242,8 @@ fn bad_certificates_change_nothing_and_are_told() {
     eventually(WITHIN, "new ones are shown", || {
         is_answered(&all(&service, "localhost", &with_others))
     });
-    assert!(service.log().contains("the settings cannot be used: those in force stay"));
+    let told = "the settings cannot be used: those in force stay";
+    eventually(WITHIN, "it is told", || service.log().contains(told));
 }
 
 #[test]

@@ -1,21 +1,21 @@
 //! A running service.
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
     net::SocketAddr,
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Mutex},
-    thread::JoinHandle,
 };
+
+use tempfile::NamedTempFile;
 
 /// `tollgate serve`, which has said where it listens.
 pub(crate) struct Service {
     child: Child,
     /// What it said, line by line.
     pub(crate) greeting: Vec<String>,
-    /// What it has logged so far.
-    log: Arc<Mutex<String>>,
-    errors: Option<JoinHandle<()>>,
+    /// Where it logs: a file and not a pipe, so that what it logged before it answered is there with the answer.
+    log: NamedTempFile,
 }
 
 impl Service {
@@ -38,32 +38,23 @@ impl Service {
 
     /// [`Service::start`] by a command that is made up already.
     pub(crate) fn launch(command: &mut Command) -> Self {
+        let log = NamedTempFile::new().unwrap();
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(log.reopen().unwrap())
             .spawn()
             .unwrap();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let log = Arc::new(Mutex::new(String::new()));
-        let lines = log.clone();
-        let errors = std::thread::spawn(move || {
-            let mut line = String::new();
-            while stderr.read_line(&mut line).is_ok_and(|read| read > 0) {
-                lines.lock().unwrap().push_str(&std::mem::take(&mut line));
-            }
-        });
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut greeting = Vec::new();
+        let mut service = Self { child, greeting: Vec::new(), log };
         for line in lines {
-            greeting.push(line.unwrap());
-            if greeting.last().is_some_and(|line| line.starts_with("ready")) {
-                return Self { child, greeting, log, errors: Some(errors) };
+            service.greeting.push(line.unwrap());
+            if service.greeting.last().is_some_and(|line| line.starts_with("ready")) {
+                return service;
             }
         }
-        let status = child.wait();
-        errors.join().unwrap();
-        panic!("it did not start: {status:?} {}", log.lock().unwrap());
+        let (status, log) = service.wait();
+        panic!("it did not start: {status:?} {log}");
     }
 
     /// Where a listener is: `http`, `grpc` or `resp`.
@@ -87,13 +78,12 @@ impl Service {
     /// Waits for its end; what it has logged.
     pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
-        self.errors.take().unwrap().join().unwrap();
         (status, self.log())
     }
 
     /// What it has logged so far.
     pub(crate) fn log(&self) -> String {
-        self.log.lock().unwrap().clone()
+        fs::read_to_string(&self.log).unwrap()
     }
 }
 
