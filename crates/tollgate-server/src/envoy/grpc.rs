@@ -20,9 +20,10 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prost::Message;
+use quanta::Instant;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, timeout},
+    time::timeout,
 };
 use tracing::Instrument;
 

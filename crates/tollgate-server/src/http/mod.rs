@@ -32,9 +32,10 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Body, Incoming};
+use quanta::Instant;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, timeout},
+    time::timeout,
 };
 use tollgate::{Clock, SystemClock, Timestamp};
 use tower::ServiceExt;

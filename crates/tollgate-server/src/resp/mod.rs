@@ -21,9 +21,10 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use parking_lot::Mutex;
+use quanta::Instant as Tick;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    time::{Instant, Sleep, sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use self::session::{MOST_AT_ONCE, Session};
@@ -92,7 +93,7 @@ impl Protocol for RespService {
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        let session = Session::new(self.gate.clone(), id);
+        let session = Session::new(id);
         let bounds = self.gate.revision().settings.bounds;
         let input = BytesMut::with_capacity(ROOM);
         let connection = Connection { io, input, session, service: self, peer };
@@ -107,13 +108,21 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         let mut waiting = drain.clone();
         let mut begun = pin!(waiting.begun());
         let mut alarm = pin!(sleep(bounds.idle_timeout));
-        let mut deadline = Instant::now() + bounds.idle_timeout;
+        let (mut decided, mut is_partial) = (Tick::now(), false);
         while !self.session.is_over {
             self.make_room(bounds.request_bytes);
             let read = tokio::select! {
                 biased;
                 read = self.io.read_buf(&mut self.input) => read?,
-                () = ring(alarm.as_mut(), &mut deadline) => break,
+                () = &mut alarm => {
+                    // It is not set anew for each command.
+                    let left = bounds.idle_timeout.saturating_sub(decided.elapsed());
+                    if is_partial || left.is_zero() {
+                        break;
+                    }
+                    alarm.as_mut().reset(Instant::now() + left);
+                    continue;
+                }
                 () = &mut begun => {
                     self.answer_the_last(bounds, drain).await?;
                     break;
@@ -122,15 +131,14 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             if read == 0 {
                 return Ok(());
             }
-            let was_partial = self.input.len() > read;
-            let (has_answered, is_partial, now) = self.answer().await?;
+            let was_partial = is_partial;
+            let has_answered = self.answer(&mut decided).await?;
+            is_partial = !self.input.is_empty();
             // A command that has begun has to be there in time, however often a piece of it comes.
-            if has_answered || !was_partial || !is_partial {
-                let patience = if is_partial { bounds.read_timeout } else { bounds.idle_timeout };
-                deadline = now + patience;
-            }
-            if is_partial && alarm.deadline() > deadline {
-                alarm.as_mut().reset(deadline);
+            if is_partial && (has_answered || !was_partial) {
+                alarm.as_mut().reset(Instant::now() + bounds.read_timeout);
+            } else if was_partial && !is_partial {
+                alarm.as_mut().reset(Instant::now() + bounds.idle_timeout);
             }
         }
         if self.session.spoke_http {
@@ -154,23 +162,23 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             if read == 0 {
                 break;
             }
-            self.answer().await?;
+            self.answer(&mut Tick::now()).await?;
         }
         Ok(())
     }
 
-    /// Answers whole commands in one write for as long as there are any. Tells whether there were any, whether part of
-    /// another is left, and when the last was decided.
-    async fn answer(&mut self) -> io::Result<(bool, bool, Instant)> {
+    /// Answers whole commands in one write for as long as there are any, and tells whether there were. `decided` becomes
+    /// the instant when the last was decided.
+    async fn answer(&mut self, decided: &mut Tick) -> io::Result<bool> {
         let mut has_answered = false;
         loop {
-            let begun = Instant::now();
-            let used = self.session.answer(&self.input).await;
+            let begun = Tick::now();
+            let used = self.session.answer(&self.service.gate, &self.input).await;
             self.input.advance(used);
             has_answered |= used > 0;
             let (all, failed) = std::mem::take(&mut self.session.answered);
-            let now = Instant::now();
-            let took = now - begun;
+            *decided = Tick::now();
+            let took = *decided - begun;
             self.service.metrics.count_many(0, all - failed.min(all), took);
             self.service.metrics.count_many(1, failed, took);
             if !self.session.replies.bytes.is_empty() {
@@ -188,7 +196,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 self.session.replies.bytes.shrink_to(MOST_AT_ONCE);
             }
             if used == 0 || self.input.is_empty() || self.session.is_over {
-                return Ok((has_answered, !self.input.is_empty(), now));
+                return Ok(has_answered);
             }
         }
     }
@@ -215,23 +223,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
     }
 }
 
-/// Waits for the deadline, which may have moved since the alarm was set.
-async fn ring(mut alarm: std::pin::Pin<&mut Sleep>, deadline: &mut Instant) {
-    loop {
-        alarm.as_mut().await;
-        if alarm.deadline() >= *deadline {
-            return;
-        }
-        alarm.as_mut().reset(*deadline);
-    }
-}
-
 /// Answers all whole commands among these bytes, as a connection that has got nothing else would.
 pub(crate) async fn answer_all(gate: Arc<Gate>, bytes: &[u8]) -> Vec<u8> {
-    let mut session = Session::new(gate, 1);
+    let mut session = Session::new(1);
     let (mut rest, mut answers) = (bytes, Vec::new());
     while !session.is_over {
-        let used = session.answer(rest).await;
+        let used = session.answer(&gate, rest).await;
         rest = &rest[used..];
         answers.append(&mut session.replies.bytes);
         if used == 0 {
@@ -258,16 +255,16 @@ mod tests {
         let limiter = Limiter::builder().policies(policies.clone()).build().unwrap();
         let state = State::Memory(limiter.store().clone());
         let gate = Gate::new(Engine::memory(limiter), state, Settings::new(policies));
-        let mut session = Session::new(Arc::new(gate), 1);
+        let mut session = Session::new(1);
         let command = b"TOLLGATE.EXPLAIN ATTR user a\r\n";
-        assert_eq!(session.answer(command).await, command.len());
+        assert_eq!(session.answer(&gate, command).await, command.len());
         let one = session.replies.bytes.len();
         assert!(one > 10_000, "{one}");
         let input = command.repeat(500);
         let (mut at, mut written) = (0, 0);
         while at < input.len() {
             session.replies.bytes.clear();
-            let used = session.answer(&input[at..]).await;
+            let used = session.answer(&gate, &input[at..]).await;
             let made = session.replies.bytes.len();
             assert!(used > 0 && made < 64 * 1024 + one, "{used} {made}");
             at += used;

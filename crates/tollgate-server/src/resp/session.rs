@@ -1,7 +1,5 @@
 //! One connection's commands, decided as they come: those that need the engine together, the rest in between.
 
-use std::sync::Arc;
-
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tollgate::{Charge, CheckError, Decision};
@@ -30,7 +28,6 @@ pub(super) struct Session {
     pub(super) spoke_http: bool,
     /// Commands answered, and those among them that got an error.
     pub(super) answered: (u64, u64),
-    gate: Arc<Gate>,
     id: u64,
     name: Vec<u8>,
     /// The hash of the key that the client has shown.
@@ -61,13 +58,12 @@ impl<'a> Pending<'a> {
 }
 
 impl Session {
-    pub(super) fn new(gate: Arc<Gate>, id: u64) -> Self {
+    pub(super) fn new(id: u64) -> Self {
         Self {
             replies: Replies::new(),
             is_over: false,
             spoke_http: false,
             answered: (0, 0),
-            gate,
             id,
             name: Vec::new(),
             digest: None,
@@ -79,8 +75,7 @@ impl Session {
 
     /// Answers whole commands at the beginning of `input`, under one revision, and tells how many bytes they were. Ends
     /// once there are so many answers that they should be written first.
-    pub(super) async fn answer(&mut self, input: &[u8]) -> usize {
-        let gate = self.gate.clone();
+    pub(super) async fn answer(&mut self, gate: &Gate, input: &[u8]) -> usize {
         let revision = gate.revision();
         let bounds = &revision.settings.bounds;
         let frames = FrameBounds { words: 2 * bounds.attributes + 16, bytes: bounds.request_bytes };
@@ -120,7 +115,7 @@ impl Session {
                             self.fail("this is the protocol of Redis, and not HTTP".to_owned());
                             (self.spoke_http, self.is_over) = (true, true);
                         }
-                        _ => self.command(&words, &revision, &mut pending).await,
+                        _ => self.command(&words, gate, &revision, &mut pending).await,
                     }
                 }
                 Err(error) => {
@@ -138,6 +133,7 @@ impl Session {
     async fn command<'a>(
         &mut self,
         words: &[&'a [u8]],
+        gate: &Gate,
         revision: &Revision,
         pending: &mut Pending<'a>,
     ) {
@@ -167,7 +163,7 @@ impl Session {
             return;
         }
         self.flush(&revision.engine, pending).await;
-        if !self.own_command(words, revision).await {
+        if !self.own_command(words, gate, revision).await {
             self.small_talk(words, revision);
         }
     }
@@ -239,7 +235,7 @@ impl Session {
     }
 
     /// `TOLLGATE.*`, but for the one that is decided together with others. `false` if it is none of them.
-    async fn own_command(&mut self, words: &[&[u8]], revision: &Revision) -> bool {
+    async fn own_command(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) -> bool {
         let is = |other: &str| words[0].eq_ignore_ascii_case(other.as_bytes());
         let engine = &revision.engine;
         let done = if is("TOLLGATE.PEEK") {
@@ -264,7 +260,7 @@ impl Session {
             let reset = is("TOLLGATE.RESET");
             match self.query(&words[1..], revision, Scope::Admin) {
                 Ok(query) => {
-                    let given = self.give_back(revision, &query, reset).await;
+                    let given = self.give_back(gate, revision, &query, reset).await;
                     given.map(|()| self.replies.simple("OK"))
                 }
                 Err(error) => Err(error),
@@ -280,6 +276,7 @@ impl Session {
 
     async fn give_back(
         &self,
+        gate: &Gate,
         revision: &Revision,
         query: &Query<'_>,
         reset: bool,
@@ -298,7 +295,7 @@ impl Session {
         done.map_err(|error| error.to_string())?;
         if let Some(access) = self.access(revision) {
             let action = if reset { "reset" } else { "refund" };
-            self.gate.audit().charges(action, &access, &charges);
+            gate.audit().charges(action, &access, &charges);
         }
         Ok(())
     }
