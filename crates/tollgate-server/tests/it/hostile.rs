@@ -133,6 +133,42 @@ fn slow_clients_are_cut_off() {
 }
 
 #[test]
+fn whoever_asks_is_not_idle() {
+    let service = start("read_timeout: 100ms, idle_timeout: 400ms");
+    let mut stream = connect(service.address("resp")).unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(1) {
+        ping(&mut stream, b"PING\r\n");
+    }
+    ping(&mut stream, b"PING\r\nPI");
+    ping(&mut stream, b"NG\r\n");
+    assert!(until_eof(stream) >= Duration::from_millis(390));
+}
+
+#[test]
+fn what_came_in_pieces_is_forgotten_once_it_is_there() {
+    let service = start("read_timeout: 1h, idle_timeout: 100ms");
+    let mut stream = connect(service.address("resp")).unwrap();
+    ping(&mut stream, b"PING\r\nPI");
+    ping(&mut stream, b"NG\r\n");
+    assert!(until_eof(stream) < WITHIN);
+}
+
+fn ping(stream: &mut TcpStream, sent: &[u8]) {
+    stream.write_all(sent).unwrap();
+    let mut pong = [0; 7];
+    stream.read_exact(&mut pong).unwrap();
+    assert_eq!(&pong, b"+PONG\r\n");
+}
+
+fn until_eof(mut stream: TcpStream) -> Duration {
+    stream.set_read_timeout(Some(WITHIN)).unwrap();
+    let begun = Instant::now();
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    begun.elapsed()
+}
+
+#[test]
 fn a_call_whose_message_does_not_come_is_answered() {
     let service = start("read_timeout: 200ms, idle_timeout: 1s");
     let call = frame(1, 4, 1, &head(crate::clients::ASK));
