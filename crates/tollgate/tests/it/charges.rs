@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tollgate::{
     Charge, CheckError, CostError, Decision, KeyRef, Limiter, ManualClock, Permit, Policy,
-    PolicyName, PolicySet, Request, SharedLimiter,
+    PolicyName, PolicySet, PolicyStats, Request, SharedLimiter,
     policy::{Condition, Match, PolicyError},
 };
 
@@ -279,4 +279,23 @@ fn many_charges_are_joined_like_few() {
     assert!(verdict.decision.is_allowed());
     let remaining: Vec<_> = verdict.each.iter().map(Decision::remaining).collect();
     assert_eq!((&remaining[..300], &remaining[300..]), (&[8; 300][..], &[6; 300][..]));
+}
+
+/// Of charges to one key of a policy, the one that denies says what is counted, whichever comes first.
+#[test]
+fn what_denies_is_what_is_counted() {
+    let enforced = charge("p", b"k", "1/minute");
+    let shadow = enforced.enforced(false);
+    for (order, counted) in [
+        ([shadow, enforced], (1, 1, 0)),
+        ([enforced, shadow], (1, 1, 0)),
+        ([enforced.cost(0), enforced], (1, 1, 0)),
+        ([enforced, enforced.cost(0)], (1, 1, 0)),
+    ] {
+        let (limiter, _) = limiter([policy("unused", "1/hour")]);
+        assert!(limiter.check_all(&[enforced]).unwrap().is_allowed());
+        assert!(!limiter.check_all(&order).unwrap().is_allowed());
+        let PolicyStats { allowed, denied, shadow_denied, .. } = limiter.stats().ad_hoc;
+        assert_eq!((allowed, denied, shadow_denied), counted, "{order:?}");
+    }
 }

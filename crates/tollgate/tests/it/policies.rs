@@ -334,3 +334,15 @@ fn the_first_override_that_covers_a_request_holds() {
     let other = Request::new().with("plan", "free");
     assert_eq!(limiter.check_request(&other).unwrap().limit(), Some(limit("2/hour")));
 }
+
+/// A policy has one event for each request, however many of its limits the cost does not fit.
+#[test]
+fn a_shadow_policy_counts_a_request_once() {
+    for (limits, shown) in [(["1/hour", "3/day"], "none fits"), (["1/hour", "9/day"], "one fits")] {
+        let tried = Policy::new("tried".parse().unwrap(), limits.map(limit)).shadow();
+        let limiter = limiter([policy("enforced", "9/hour"), tried]);
+        assert!(limiter.check_request(&Request::new().cost(5)).unwrap().is_shadow_denied());
+        let tried = limiter.stats().policies[1];
+        assert_eq!((tried.allowed, tried.denied, tried.shadow_denied), (0, 0, 1), "{shown}");
+    }
+}
