@@ -302,16 +302,16 @@ impl PolicySet {
         self.inner
             .find(request)
             .into_iter()
-            .filter_map(|place| {
+            .map(|place| {
                 let policy = &self.inner.policies[place];
-                let key = key(policy, request)?;
+                let key = key(policy, request);
                 let which = policy
                     .overrides
                     .iter()
                     .position(|other| other.matching.covers(request))
                     .map_or(0, |place| place + 1);
                 let targets = self.inner.ranges[place][which].clone();
-                Some(Planned { policy: place, targets, key })
+                Planned { policy: place, targets, key }
             })
             .collect()
     }
@@ -346,22 +346,22 @@ fn check_lease(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
     }
 }
 
-/// The values of a policy's `per` attributes. `None` if one is missing and the policy then does not apply.
-fn key(policy: &Policy, request: &Request<'_>) -> Option<KeyBuf> {
+/// The values of a policy's `per` attributes.
+fn key(policy: &Policy, request: &Request<'_>) -> KeyBuf {
     if let [attribute] = &*policy.per
         && let Some(value) = request.attribute(attribute)
     {
-        return Some(KeyRef::new(value).to_buf());
+        return KeyRef::new(value).to_buf();
     }
     let mut key = KeyBuf::empty();
-    for attribute in &policy.per {
-        let value = request.attribute(attribute);
-        if value.is_none() && policy.missing == Missing::Skip {
-            return None;
-        }
-        key.push(value);
-    }
-    Some(key)
+    policy.per.iter().for_each(|attribute| key.push(request.attribute(attribute)));
+    key
+}
+
+fn covers(policy: &Policy, request: &Request<'_>) -> bool {
+    let lacks = |attribute: &String| request.attribute(attribute).is_none();
+    policy.matching.covers(request)
+        && !(policy.missing == Missing::Skip && policy.per.iter().any(lacks))
 }
 
 impl Inner {
@@ -398,7 +398,7 @@ impl Inner {
     fn find(&self, request: &Request<'_>) -> SmallVec<[usize; 8]> {
         let Some(index) = self.domains.get(request.domain()) else { return SmallVec::new() };
         let mut found = index.candidates(request);
-        found.retain(|place| self.policies[*place].matching.covers(request));
+        found.retain(|place| covers(&self.policies[*place], request));
         found.sort_unstable();
         found
     }

@@ -346,3 +346,15 @@ fn a_shadow_policy_counts_a_request_once() {
         assert_eq!((tried.allowed, tried.denied, tried.shadow_denied), (0, 0, 1), "{shown}");
     }
 }
+
+#[test]
+fn a_policy_that_skips_a_request_does_not_cover_it() {
+    let mut by_user = policy("by-user", "1/hour").per(["user"]);
+    by_user.missing = Missing::Skip;
+    let set = PolicySet::new([by_user, policy("all", "9/hour").per(["user"])]).unwrap();
+    let covering = |request: &Request<'_>| -> Vec<_> {
+        set.covering(request).map(|(policy, _)| policy.name.as_str()).collect()
+    };
+    assert_eq!(covering(&Request::new()), ["all"]);
+    assert_eq!(covering(&Request::new().with("user", "alice")), ["by-user", "all"]);
+}
