@@ -287,14 +287,19 @@ impl PolicySet {
         overrides: bool,
     ) -> SmallVec<[Planned; 4]> {
         let Some(place) = self.place(policy) else { return SmallVec::new() };
-        let ranges = self.inner.ranges[place].iter();
-        let most = if overrides { usize::MAX } else { 1 };
-        let planned = |targets: &std::ops::Range<usize>| Planned {
-            policy: place,
-            targets: targets.clone(),
-            key: key.to_buf(),
+        let Some((own, replaced)) = self.inner.ranges[place].split_first() else {
+            return SmallVec::new();
         };
-        ranges.take(most).map(planned).collect()
+        let planned = |targets| Planned { policy: place, targets, key: key.to_buf() };
+        let mut plan: SmallVec<[Planned; 4]> = SmallVec::from_iter([planned(own.clone())]);
+        for target in replaced.iter().filter(|_| overrides).cloned().flatten() {
+            let limit = |target: usize| &self.inner.limits[target].limit;
+            let mut others = plan.iter().flat_map(|planned| planned.targets.clone());
+            if !others.any(|other| limit(other).counts_like(limit(target))) {
+                plan.push(planned(target..target + 1));
+            }
+        }
+        plan
     }
 
     /// The limits that apply to a request, each with its key.

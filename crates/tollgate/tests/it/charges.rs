@@ -299,3 +299,16 @@ fn what_denies_is_what_is_counted() {
         assert_eq!((allowed, denied, shadow_denied), counted, "{order:?}");
     }
 }
+
+/// Limits that count in one place are one charge.
+#[test]
+fn a_key_is_planned_once_for_each_state_that_a_policy_keeps() {
+    let pro = || Match::any().and("plan", Condition::equal("pro"));
+    let api = policy("api", "5/hour").overriding(pro(), [limit("50/hour"), limit("90/day")]);
+    let (limiter, _) = limiter([api]);
+    let plan = limiter.plan_for_all("api".parse().unwrap(), KeyRef::new(b"alice"));
+    let limits: Vec<_> = plan.charges(1).unwrap().iter().map(|charge| charge.limit).collect();
+    assert_eq!(limits, [limit("5/hour"), limit("90/day")]);
+    let plan = limiter.plan_for("api".parse().unwrap(), KeyRef::new(b"alice"));
+    assert_eq!(plan.charges(1).unwrap().len(), 1);
+}
