@@ -53,8 +53,7 @@ impl Inner {
     ) {
         match (undo, shard, spare) {
             (Undo::Own(old), Shard::Cells(table), _) => {
-                put_back(table, slot.id, old);
-                self.room.give_back_keys(usize::from(old.is_none()));
+                self.room.give_back_keys(put_back(table, slot.id, old));
             }
             (Undo::OwnLog { new_key }, Shard::Logs(logs), _) => {
                 let freed = logs.take_back(slot.id, slot.cost, new_key);
@@ -292,10 +291,12 @@ fn charge_known(
     Some((outcome, slot.takes(&outcome).then_some(old)))
 }
 
-fn put_back(table: &mut Table, id: Identity, old: Option<State>) {
-    let Some(place) = table.find(id) else { return };
+/// Returns how many keys are gone. Where a later slot has made the table larger, one that is over may be gone already.
+fn put_back(table: &mut Table, id: Identity, old: Option<State>) -> usize {
+    let Some(place) = table.find(id) else { return 0 };
     match old {
         Some(old) => *table.state_mut(place) = old,
         None => table.remove(place),
     }
+    usize::from(old.is_none())
 }
