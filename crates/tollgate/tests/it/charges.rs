@@ -57,8 +57,7 @@ fn charges_are_counted_under_their_policy_or_ad_hoc() {
 fn a_plan_is_what_a_request_is_charged() {
     let by_user = policy("by-user", "5/hour").per(["user"]);
     let seen = policy("seen", "1/hour").shadow();
-    let mut all = policy("all", "9/hour");
-    all.max_cost = Some(3);
+    let all = policy("all", "9/hour").max_cost(3);
     let (limiter, _) = limiter([by_user, seen, all]);
     let request = Request::new().with("user", "alice");
     let plan = limiter.plan(&request);

@@ -92,17 +92,13 @@ fn a_missing_attribute_shares_a_budget_or_skips_the_policy() {
     assert!(shared.check_request(&request).unwrap().is_allowed());
     assert!(!shared.check_request(&request).unwrap().is_allowed());
     assert!(shared.check_request(&request.clone().with("user", "")).unwrap().is_allowed());
-    let mut skipping = policy("per-user", "1/hour").per(["user"]);
-    skipping.missing = Missing::Skip;
-    let skipping = limiter([skipping]);
+    let skipping = limiter([policy("per-user", "1/hour").per(["user"]).missing(Missing::Skip)]);
     assert!((0..3).all(|_| skipping.check_request(&request).unwrap().is_allowed()));
 }
 
 #[test]
 fn a_policy_may_cap_what_one_request_costs() {
-    let mut capped = policy("export", "100/hour");
-    capped.max_cost = Some(10);
-    let limiter = limiter([capped]);
+    let limiter = limiter([policy("export", "100/hour").max_cost(10)]);
     let error = limiter.check_request(&Request::new().cost(11)).unwrap_err();
     assert!(matches!(error, CostError { cost: 11, max: 10, .. }));
     assert!(limiter.check_request(&Request::new().cost(10)).unwrap().is_allowed());
@@ -114,9 +110,7 @@ fn contradictory_policies_are_refused() {
     assert_eq!(twice.to_string(), "two policies are named `a`: give each a name of its own");
     let none = PolicySet::new([Policy::new("a".parse().unwrap(), [])]).unwrap_err();
     assert_eq!(none, PolicyError::NoLimit("a".parse().unwrap()));
-    let mut nothing = policy("a", "1/s");
-    nothing.max_cost = Some(0);
-    let nothing = PolicySet::new([nothing]).unwrap_err();
+    let nothing = PolicySet::new([policy("a", "1/s").max_cost(0)]).unwrap_err();
     assert_eq!(nothing, PolicyError::NoCost("a".parse().unwrap()));
     let same = Policy::new("a".parse().unwrap(), [limit("1/s"), limit("2/s")]);
     assert_eq!(
@@ -349,8 +343,7 @@ fn a_shadow_policy_counts_a_request_once() {
 
 #[test]
 fn a_policy_that_skips_a_request_does_not_cover_it() {
-    let mut by_user = policy("by-user", "1/hour").per(["user"]);
-    by_user.missing = Missing::Skip;
+    let by_user = policy("by-user", "1/hour").per(["user"]).missing(Missing::Skip);
     let set = PolicySet::new([by_user, policy("all", "9/hour").per(["user"])]).unwrap();
     let covering = |request: &Request<'_>| -> Vec<_> {
         set.covering(request).map(|(policy, _)| policy.name.as_str()).collect()
