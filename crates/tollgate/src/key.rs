@@ -101,7 +101,7 @@ impl<'a> KeyRef<'a> {
         sink(self.bytes);
     }
 
-    /// A copy of no more than `length` bytes, in whole parts where it is a tuple.
+    /// A copy of the first `length` bytes, and where it is a tuple, of as many parts as begin within them.
     pub(crate) fn first(self, length: usize) -> KeyBuf {
         if self.bytes.len() <= length {
             return self.to_buf();

@@ -157,6 +157,7 @@ impl Limiter {
     }
 
     /// Starts the life of the permits of charges anew. `false` if any was gone that is enforced.
+    #[must_use = "a lost permit means that somebody else may run"]
     pub fn renew_all(&self, charges: &[Charge<'_>]) -> bool {
         let mut kept = true;
         let held = |charge: &&Charge<'_>| charge.permit != 0;
