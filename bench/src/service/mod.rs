@@ -28,7 +28,7 @@ const KEYS: u32 = 100_000;
 /// One subject of a case: its name, and how it is asked.
 type Subject = (&'static str, Box<dyn Load>);
 
-/// At most how many times that of whom, by the numbers of issue 4.
+/// What the service is held to: at most so many times that of another.
 struct Bar {
     case: &'static str,
     than: &'static str,

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{
     Limit,
-    algorithm::{NEVER, Origin, Outcome},
+    algorithm::{NEVER, Origin, Outcome, micros},
     policy::PolicyName,
 };
 
@@ -173,14 +173,14 @@ impl Decision {
     }
 
     /// A request that is denied, as a limiter of your own has decided. `None` is for good; other waits are rounded up
-    /// to the microsecond. Nothing is used any more when the wait is over.
+    /// to the microsecond, and are one at the least. Nothing is used any more when the wait is over.
     pub fn denial(
         policy: PolicyName,
         limit: Limit,
         remaining: u64,
         retry_after: Option<Duration>,
     ) -> Self {
-        let retry_after = retry_after.map_or(NEVER, micros);
+        let retry_after = retry_after.map_or(NEVER, |wait| micros(wait).max(1));
         let reset_after = if retry_after == NEVER { 0 } else { retry_after };
         let binding = Some((policy, limit));
         let denied = Self { binding, remaining, retry_after, reset_after, ..Self::UNLIMITED };
@@ -243,11 +243,6 @@ impl Decision {
         };
         if other_speaks { other } else { self }
     }
-}
-
-/// Rounded up, and short of for ever.
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos().div_ceil(1_000)).unwrap_or(NEVER).min(NEVER - 1)
 }
 
 impl fmt::Display for Source {
@@ -333,5 +328,23 @@ mod tests {
         let error = "shop\n".parse::<Source>().unwrap_err().to_string();
         let words = "store, overflow, deny-cache, lease, fallback, blocked, unlimited";
         assert_eq!(error, format!("`shop\\n` is not where a decision comes from: {words}"));
+    }
+
+    #[test]
+    fn a_denial_of_ones_own_is_never_over_at_once() {
+        let denial = |wait| Decision::denial(PolicyName::DEFAULT, Limit::per_second(1), 0, wait);
+        for (wait, told) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2)] {
+            let denied = denial(Some(Duration::from_nanos(wait)));
+            assert_eq!(denied.retry_after(), Some(Duration::from_micros(told)), "{wait}");
+            assert_eq!(denied.reset_after(), Duration::from_micros(told), "{wait}");
+        }
+        assert_eq!(
+            denial(Some(Duration::MAX)).retry_after(),
+            Some(Duration::from_micros(NEVER - 1))
+        );
+        assert_eq!(
+            (denial(None).retry_after(), denial(None).reset_after()),
+            (None, Duration::ZERO)
+        );
     }
 }

@@ -101,7 +101,7 @@ impl<'a> KeyRef<'a> {
         sink(self.bytes);
     }
 
-    /// A copy of no more than `length` bytes, in whole parts where it is a tuple.
+    /// A copy of the first `length` bytes, and where it is a tuple, of as many parts as begin within them.
     pub(crate) fn first(self, length: usize) -> KeyBuf {
         if self.bytes.len() <= length {
             return self.to_buf();
@@ -187,6 +187,30 @@ impl fmt::Debug for KeyRef<'_> {
 impl fmt::Display for KeyBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.as_ref(), f)
+    }
+}
+
+impl<'a> From<&'a str> for KeyRef<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::new(text.as_bytes())
+    }
+}
+
+impl<'a> From<&'a [u8]> for KeyRef<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::new(bytes)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for KeyRef<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Self::new(bytes)
+    }
+}
+
+impl<'a> From<&'a KeyBuf> for KeyRef<'a> {
+    fn from(key: &'a KeyBuf) -> Self {
+        key.as_ref()
     }
 }
 
@@ -394,6 +418,8 @@ mod tests {
         assert!(same(Arc::<str>::from("a"), "a"));
         assert!(same(Rc::new(("a", 7)), ("a", "7")));
         assert!(same(Box::<[u8]>::from(*b"a"), "a"));
+        let keys: [KeyRef<'_>; 3] = ["a".into(), b"a".into(), b"a"[..].into()];
+        assert_eq!(keys, [KeyRef::new(b"a"); 3]);
     }
 
     #[test]
@@ -430,6 +456,7 @@ mod tests {
         grown.push(Some(b"c"));
         assert!(!same(&grown, ("a", "b", "c")));
         assert!(same(&grown, (spelt, "c")));
+        assert_eq!(KeyRef::from(&key), key.as_ref());
         let mut empty = "".with(|key| key.to_buf());
         empty.push(Some(b"b"));
         assert!(same(&empty, ("", "b")));

@@ -1,42 +1,49 @@
-//! Forms for serde: text for limits and policy names, and for decisions what the service answers.
+//! Forms for serde: text for what has one, and for decisions what the service answers.
 
 use std::{borrow::Cow, fmt::Display, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error, ser::SerializeStruct};
 
-use crate::{Decision, Limit, PolicyName, Source};
+use crate::{
+    Algorithm, Decision, Limit, PolicyName, Source,
+    policy::{FailureMode, Glob, Lease, Mode},
+};
 
-/// As its text, `10/second burst 20`. A limit with an algorithm of your own can be written and not be read.
-impl Serialize for Limit {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
+macro_rules! texts {
+    ($($(#[$doc:meta])* $type:ty;)*) => {$(
+        $(#[$doc])*
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        $(#[$doc])*
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                parsed(deserializer)
+            }
+        }
+    )*};
 }
 
-impl<'de> Deserialize<'de> for Limit {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        parsed(deserializer)
-    }
-}
-
-impl Serialize for PolicyName {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-/// A name that was read stays in memory: read names from configuration, never from requests.
-impl<'de> Deserialize<'de> for PolicyName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        parsed(deserializer)
-    }
-}
-
-/// Its [word](Source::as_str).
-impl Serialize for Source {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
+texts! {
+    /// As its text, `10/second burst 20`. A limit with an algorithm of your own can be written and not be read.
+    Limit;
+    /// As its name. One of your own can be written and not be read.
+    Algorithm;
+    /// As its text. A name that was read stays in memory: read names from configuration, never from requests.
+    PolicyName;
+    /// As its text, `local 1/3`.
+    FailureMode;
+    /// As its word.
+    Mode;
+    /// As its text, `50` or `5%`.
+    Lease;
+    /// As its text.
+    Glob;
+    /// As its [word](Source::as_str).
+    Source;
 }
 
 /// With the fields that the service answers a check with. Times are in seconds, to the microsecond.
@@ -67,21 +74,38 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{fmt::Debug, time::Duration};
 
     use super::*;
 
     #[test]
-    fn limits_and_names_are_text() {
-        for text in ["10/second burst 20", "5/30s sliding-log", "2/minute concurrency", "0/day"] {
-            let limit: Limit = text.parse().unwrap();
-            let json = serde_json::to_string(&limit).unwrap();
+    fn what_has_a_text_is_read_and_written_as_that() {
+        fn both_ways<T>(text: &str)
+        where
+            T: Serialize + for<'de> Deserialize<'de> + FromStr<Err: Debug> + Debug + PartialEq,
+        {
+            let value: T = text.parse().unwrap();
+            let json = serde_json::to_string(&value).unwrap();
             assert_eq!(json, format!("\"{text}\""));
-            assert_eq!(serde_json::from_str::<Limit>(&json).unwrap(), limit);
+            assert_eq!(serde_json::from_str::<T>(&json).unwrap(), value);
         }
-        let name: PolicyName = "login-per-ip".parse().unwrap();
-        assert_eq!(serde_json::to_string(&name).unwrap(), "\"login-per-ip\"");
-        assert_eq!(serde_json::from_str::<PolicyName>("\"login-\\u0070er-ip\"").unwrap(), name);
+
+        for limit in ["10/second burst 20", "5/30s sliding-log", "2/minute concurrency", "0/day"] {
+            both_ways::<Limit>(limit);
+        }
+        for algorithm in Algorithm::BUILT_IN {
+            both_ways::<Algorithm>(algorithm.name());
+        }
+        for failure in ["open", "closed", "local", "local 1/3"] {
+            both_ways::<FailureMode>(failure);
+        }
+        both_ways::<PolicyName>("login-per-ip");
+        both_ways::<Mode>("shadow");
+        both_ways::<Lease>("5%");
+        both_ways::<Glob>("/api/**");
+        both_ways::<Source>("deny-cache");
+        let escaped = serde_json::from_str::<PolicyName>("\"login-\\u0070er-ip\"").unwrap();
+        assert_eq!(escaped.as_str(), "login-per-ip");
     }
 
     #[test]

@@ -119,19 +119,16 @@ impl Log {
         self.entries.back().is_none_or(|last| last.at + period_micros <= now)
     }
 
-    /// Drops entries that are past, and brings those from a clock that has since stepped back to now. Returns how many
-    /// were dropped.
-    pub(crate) fn settle(&mut self, limit: &Limit, now: u64) -> usize {
+    /// Drops entries that are past, and brings those from a clock that has since stepped back to now.
+    pub(crate) fn settle(&mut self, limit: &Limit, now: u64) {
         for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
             entry.at = now;
         }
         let past = self.entries.iter().take_while(|entry| entry.at + limit.period_micros() <= now);
-        let past = past.count();
-        self.entries.drain(..past);
+        self.entries.drain(..past.count());
         if self.entries.len() < self.entries.capacity() / 4 {
             self.entries.shrink_to(self.entries.len() * 2);
         }
-        past
     }
 
     fn live(&self, limit: &Limit, now: u64) -> impl Iterator<Item = Entry> {

@@ -312,8 +312,9 @@ pub(crate) fn refund(limit: &Limit, mut state: State, now: u64, cost: u64) -> St
     }
 }
 
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(NEVER - 1)
+/// Rounded up, and short of for ever.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(NEVER).min(NEVER - 1)
 }
 
 #[cfg(test)]

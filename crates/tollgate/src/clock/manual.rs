@@ -69,7 +69,7 @@ impl ManualClock {
 
     /// Moves the clock forward and wakes whoever waited for an instant now past.
     pub fn advance(&self, by: Duration) {
-        self.set(self.now().after(by));
+        self.shift(|now| now.after(by));
     }
 
     /// Sets the clock, back as well as forward, and wakes whoever waited for an instant now past.
@@ -77,9 +77,15 @@ impl ManualClock {
     /// What lies between is time that passes if the clock is set forward. If it is set back, no time passes: whoever
     /// waits has as long to wait as before.
     pub fn set(&self, now: Timestamp) {
+        self.shift(|_| now);
+    }
+
+    fn shift(&self, to: impl FnOnce(Timestamp) -> Timestamp) {
         let due: Vec<_> = {
             let mut sleepers = self.shared.sleepers.lock();
-            let passed = now.micros_since(self.now());
+            let before = self.now();
+            let now = to(before);
+            let passed = now.micros_since(before);
             self.shared.now.store(now.as_micros(), Ordering::SeqCst);
             let elapsed = self.shared.elapsed().saturating_add(passed);
             self.shared.elapsed.store(elapsed, Ordering::SeqCst);
@@ -177,5 +183,19 @@ mod tests {
         assert_eq!((clock.now().as_micros(), clock.elapsed().as_secs()), (500_000_000, 10));
         clock.set(Timestamp::from_secs(520));
         assert_eq!(clock.elapsed(), Duration::from_secs(30));
+    }
+
+    #[test]
+    fn clones_that_advance_at_the_same_time_all_do() {
+        let clock = ManualClock::at(Timestamp::EPOCH);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    (0..250_000).for_each(|_| clock.advance(Duration::from_micros(1)));
+                });
+            }
+        });
+        assert_eq!(clock.now().as_micros(), 1_000_000);
+        assert_eq!(clock.elapsed(), Duration::from_micros(1_000_000));
     }
 }

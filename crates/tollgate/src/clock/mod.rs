@@ -88,6 +88,7 @@ impl Timestamp {
     }
 
     /// The instant `duration` later, to the microsecond, rounded up.
+    #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         let part = u64::from(duration.subsec_nanos().div_ceil(1_000));
         let micros = duration.as_secs().saturating_mul(1_000_000).saturating_add(part);

@@ -121,8 +121,10 @@ impl Limit {
         Self { algorithm, ..self }.validated()
     }
 
-    /// The same limit at `numerator / denominator` of its amount and burst, rounded up, so that a share of something is
-    /// never nothing. What one of several instances may admit alone while the shared store is away.
+    /// The same limit at `numerator / denominator` of its amount and burst, at most all of it. It is rounded up, so
+    /// that a share of something is nothing only if the numerator is 0. What one of several instances may admit alone
+    /// while the shared store is away.
+    #[must_use]
     pub fn share(self, numerator: u32, denominator: std::num::NonZeroU32) -> Self {
         let part = |whole: u64| {
             let scaled = u128::from(whole) * u128::from(numerator);

@@ -89,7 +89,7 @@ impl<S> LimiterBuilder<S> {
         Self { policies: Some(policies), ..self }
     }
 
-    /// Holds at most so many keys; a million unless you say otherwise.
+    /// Holds at most so many keys, and at least one; a million unless you say otherwise.
     pub fn max_keys(self, max_keys: usize) -> Self {
         Self { max_keys: Some(max_keys), ..self }
     }

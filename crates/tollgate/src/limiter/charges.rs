@@ -157,6 +157,7 @@ impl Limiter {
     }
 
     /// Starts the life of the permits of charges anew. `false` if any was gone that is enforced.
+    #[must_use = "a lost permit means that somebody else may run"]
     pub fn renew_all(&self, charges: &[Charge<'_>]) -> bool {
         let mut kept = true;
         let held = |charge: &&Charge<'_>| charge.permit != 0;
@@ -417,25 +418,29 @@ impl Core {
         verdict
     }
 
-    /// One event for each policy and key: the limits of a policy stand side by side.
+    /// One event for each policy and key, whose charges stand side by side.
     fn count(&self, charges: &[Charge<'_>], verdict: &Verdict, now: u64) {
-        let mut rest = charges.iter().zip(&verdict.each).peekable();
-        while let Some((first, own)) = rest.next() {
-            let mut admitted = own.allowed;
-            let same = |other: &Charge<'_>| (other.policy, other.key) == (first.policy, first.key);
-            while let Some((_, own)) = rest.next_if(|(other, _)| same(other)) {
-                admitted &= own.allowed;
-            }
-            let event = match (first.enforced, admitted) {
-                (_, true) if verdict.decision.allowed => Some(Event::Allowed),
-                (_, true) => None,
-                (true, false) => Some(Event::Denied),
-                (false, false) => Some(Event::ShadowDenied),
+        let of_one = |one: &Charge<'_>, other: &Charge<'_>| {
+            (one.policy, one.key) == (other.policy, other.key)
+        };
+        let mut each = &*verdict.each;
+        for charges in charges.chunk_by(of_one) {
+            let (own, rest) = each.split_at(charges.len());
+            each = rest;
+            let denied = |enforced| {
+                let mut both = charges.iter().zip(own);
+                both.any(|(charge, own)| charge.enforced == enforced && !own.allowed)
             };
-            let place = self.meter_place(first);
-            if let Some(event) = event.filter(|_| first.cost > 0) {
-                self.path.meter.count(place, event, first.key, now);
-                if own.is_degraded() {
+            let event = match (denied(true), denied(false)) {
+                (true, _) => Event::Denied,
+                (_, true) => Event::ShadowDenied,
+                _ if verdict.decision.allowed => Event::Allowed,
+                _ => continue,
+            };
+            if charges.iter().any(|charge| charge.cost > 0) {
+                let place = self.meter_place(&charges[0]);
+                self.path.meter.count(place, event, charges[0].key, now);
+                if own[0].is_degraded() {
                     self.path.meter.count_degraded(place);
                 }
             }

@@ -159,14 +159,16 @@ impl Limiter {
     /// Charges several keys under several limits, all or nothing. [`Limiter::verdict`] tells more.
     ///
     /// ```
-    /// use tollgate::{Charge, Key, Limit, Limiter};
+    /// use tollgate::{Charge, Limit, Limiter};
     ///
     /// let limiter = Limiter::memory(Limit::per_second(1));
-    /// let decision = "203.0.113.7".with(|ip| "alice".with(|user| limiter.check_all(&[
-    ///     Charge::new("per-ip".parse()?, ip, Limit::per_minute(100)),
-    ///     Charge::new("per-user".parse()?, user, Limit::per_hour(1_000)).cost(5),
-    /// ]).map_err(Box::<dyn std::error::Error>::from)))?;
-    /// assert!(decision.is_allowed());
+    /// let charges = [
+    ///     Charge::new("per-ip".parse()?, "203.0.113.7", Limit::per_minute(100)),
+    ///     Charge::new("per-user".parse()?, "alice", "20/hour sliding-log".parse()?).cost(15),
+    /// ];
+    /// assert_eq!(limiter.check_all(&charges)?.remaining(), 5);
+    /// let denied = limiter.check_all(&charges)?;
+    /// assert_eq!(denied.policy(), Some("per-user".parse()?), "and the address is charged nothing");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CostError> {

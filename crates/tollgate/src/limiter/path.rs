@@ -107,7 +107,7 @@ impl Path {
     ) {
         if cost > 0 {
             let event = if decision.allowed { Event::Allowed } else { Event::Denied };
-            self.meter.count(self.target(item).policy, event, item.1, now());
+            self.meter.count(self.policy(item), event, item.1, now());
         }
     }
 
@@ -126,14 +126,26 @@ impl Path {
         Decision { shadow_denied, ..decision }
     }
 
-    /// Counts a request by its answer. Peeks, at a cost of 0, are not counted.
+    /// Counts a request by its answer, once for each policy, whose limits stand side by side. Peeks, at a cost of 0,
+    /// are not counted.
     pub(super) fn count(&self, fit: &Fit<'_>, answered: &Answered) {
         if fit.cost == 0 {
             return;
         }
-        self.count_policies(&fit.items, answered);
-        for &item in &fit.unfit {
-            self.meter.count(self.target(item).policy, Event::ShadowDenied, item.1, answered.now);
+        let of_one = |one: &Item<'_>, other: &Item<'_>| self.policy(*one) == self.policy(*other);
+        let mut outcomes = &*answered.outcomes;
+        for items in fit.items.chunk_by(of_one) {
+            let (own, rest) = outcomes.split_at(items.len());
+            outcomes = rest;
+            let fits = !fit.unfit.iter().any(|unfit| of_one(unfit, &items[0]));
+            let admitted = fits && own.iter().all(Outcome::is_admitted);
+            self.count_policy(items[0], admitted, answered);
+        }
+        for unfit in fit.unfit.chunk_by(of_one) {
+            if !fit.items.iter().any(|item| of_one(item, &unfit[0])) {
+                let (policy, key) = (self.policy(unfit[0]), unfit[0].1);
+                self.meter.count(policy, Event::ShadowDenied, key, answered.now);
+            }
         }
     }
 
@@ -141,33 +153,29 @@ impl Path {
     pub(super) fn count_unserved(&self, fit: &Fit<'_>, now: u64) {
         let first = fit.items.iter().find(|item| self.target(**item).enforced);
         if let Some(&item) = first.filter(|_| fit.cost > 0) {
-            self.meter.count(self.target(item).policy, Event::Denied, item.1, now);
+            self.meter.count(self.policy(item), Event::Denied, item.1, now);
         }
     }
 
-    /// One event for each policy: the limits of a policy stand side by side.
-    fn count_policies(&self, items: &[Item<'_>], answered: &Answered) {
-        let Answered { decision, outcomes, now } = answered;
-        let mut first = 0;
-        while first < items.len() {
-            let (target, key) = (self.target(items[first]), items[first].1);
-            let same = |&&item: &&Item<'_>| self.target(item).policy == target.policy;
-            let end = first + items[first..].iter().take_while(same).count();
-            let admitted = outcomes[first..end].iter().all(|outcome| outcome.is_admitted());
-            let event = match (target.enforced, admitted) {
-                (_, true) if decision.allowed => Some(Event::Allowed),
-                (_, true) => None,
-                (true, false) => Some(Event::Denied),
-                (false, false) => Some(Event::ShadowDenied),
-            };
-            if let Some(event) = event {
-                self.meter.count(target.policy, event, key, *now);
-            }
-            if decision.is_degraded() {
-                self.meter.count_degraded(target.policy);
-            }
-            first = end;
+    /// Counts what a policy has made of a request. One that it would have admitted, and that another denies, it has
+    /// neither allowed nor denied.
+    fn count_policy(&self, item: Item<'_>, admitted: bool, answered: &Answered) {
+        let event = match (self.target(item).enforced, admitted) {
+            (_, true) if answered.decision.allowed => Event::Allowed,
+            (_, true) => return,
+            (true, false) => Event::Denied,
+            (false, false) => Event::ShadowDenied,
+        };
+        let policy = self.policy(item);
+        self.meter.count(policy, event, item.1, answered.now);
+        if answered.decision.is_degraded() {
+            self.meter.count_degraded(policy);
         }
+    }
+
+    /// The place of the policy that a limit belongs to.
+    fn policy(&self, item: Item<'_>) -> usize {
+        self.target(item).policy
     }
 }
 

@@ -181,7 +181,8 @@ impl SharedLimiter {
     }
 }
 
-/// A limiter of this process, for code that takes any.
+/// A limiter of this process, for code that takes any: with the same policies, on the same state. Its statistics go on
+/// from where those of the other stand, and from then on each counts its own.
 impl From<Limiter> for SharedLimiter {
     fn from(limiter: Limiter) -> Self {
         let core = limiter.inner.core.succeeded_by(limiter.policies().clone());

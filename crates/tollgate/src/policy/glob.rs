@@ -8,6 +8,8 @@ use std::{fmt, str::FromStr};
 pub struct Glob {
     text: String,
     tokens: Vec<Token>,
+    /// The places just behind a `?`.
+    behind_one: u128,
 }
 
 /// Why a text is not a [`Glob`].
@@ -32,14 +34,16 @@ impl Glob {
         // Bit n: the pattern up to its n-th token has matched what was read so far.
         let mut places = self.past_runs(1);
         for &byte in value {
-            let mut next = 0;
+            // A character of several bytes is one for `?`: the first goes past it, and the others stay there.
+            let is_first = byte & 0xc0 != 0x80;
+            let mut next = if is_first { 0 } else { places & self.behind_one };
             for (n, token) in self.tokens.iter().enumerate() {
                 if places >> n & 1 == 0 {
                     continue;
                 }
                 next |= match token {
                     Token::Byte(wanted) => u128::from(*wanted == byte) << (n + 1),
-                    Token::One => u128::from(byte != b'/') << (n + 1),
+                    Token::One => u128::from(is_first && byte != b'/') << (n + 1),
                     Token::Run => u128::from(byte != b'/') << n,
                     Token::RunWithSlashes => 1 << n,
                 };
@@ -95,7 +99,9 @@ impl FromStr for Glob {
         if tokens.len() > MAX_TOKENS {
             return Err(GlobError);
         }
-        Ok(Self { text: text.to_owned(), tokens })
+        let ones = tokens.iter().enumerate().filter(|(_, token)| **token == Token::One);
+        let behind_one = ones.fold(0, |places, (n, _)| places | 1 << (n + 1));
+        Ok(Self { text: text.to_owned(), tokens, behind_one })
     }
 }
 
@@ -125,7 +131,9 @@ mod tests {
                 vec!["a.example.com", ".example.com"],
                 vec!["a/b.example.com", "example.com"],
             ),
-            ("/u/?/x", vec!["/u/1/x"], vec!["/u//x", "/u/12/x"]),
+            ("/u/?/x", vec!["/u/1/x", "/u/ä/x", "/u/語/x"], vec!["/u//x", "/u/12/x", "/u/äa/x"]),
+            ("??", vec!["ab", "äb", "語🦀"], vec!["ä", "語", "abc", "語語語"]),
+            ("*?ä", vec!["aä", "ää", "xxää"], vec!["ä", "äa"]),
             ("**/x/**/y*", vec!["/x//y", "a/x/b/c/yz", "/x/q/x/q/y"], vec!["/x/y", "a/x/b/y/"]),
             ("", vec![""], vec!["a"]),
             ("***", vec!["", "a/b"], vec![]),

@@ -42,7 +42,7 @@ pub(crate) use set::{Planned, Target};
 /// assert_eq!(limiter.check_request(&request)?.remaining(), 4);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {
     /// Unique in its set; part of the identity of the state.
@@ -73,7 +73,7 @@ pub struct Policy {
 }
 
 /// Other limits for the requests of a policy that look a certain way.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Override {
     /// Which of the policy's requests.
@@ -178,6 +178,18 @@ impl Policy {
     pub fn overriding(mut self, matching: Match, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.overrides.push(Override { matching, limits: limits.into_iter().collect() });
         self
+    }
+
+    /// Does this with a request that lacks one of the attributes it is [`per`](Self::per).
+    #[must_use]
+    pub fn missing(self, missing: Missing) -> Self {
+        Self { missing, ..self }
+    }
+
+    /// Takes no more than this of one request, where that is less than the capacity.
+    #[must_use]
+    pub fn max_cost(self, max_cost: u64) -> Self {
+        Self { max_cost: Some(max_cost), ..self }
     }
 
     /// Places its state by the value of `attribute`, one of those it is [`per`](Self::per).

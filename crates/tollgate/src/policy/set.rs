@@ -287,14 +287,19 @@ impl PolicySet {
         overrides: bool,
     ) -> SmallVec<[Planned; 4]> {
         let Some(place) = self.place(policy) else { return SmallVec::new() };
-        let ranges = self.inner.ranges[place].iter();
-        let most = if overrides { usize::MAX } else { 1 };
-        let planned = |targets: &std::ops::Range<usize>| Planned {
-            policy: place,
-            targets: targets.clone(),
-            key: key.to_buf(),
+        let Some((own, replaced)) = self.inner.ranges[place].split_first() else {
+            return SmallVec::new();
         };
-        ranges.take(most).map(planned).collect()
+        let planned = |targets| Planned { policy: place, targets, key: key.to_buf() };
+        let mut plan: SmallVec<[Planned; 4]> = SmallVec::from_iter([planned(own.clone())]);
+        for target in replaced.iter().filter(|_| overrides).cloned().flatten() {
+            let limit = |target: usize| &self.inner.limits[target].limit;
+            let mut others = plan.iter().flat_map(|planned| planned.targets.clone());
+            if !others.any(|other| limit(other).counts_like(limit(target))) {
+                plan.push(planned(target..target + 1));
+            }
+        }
+        plan
     }
 
     /// The limits that apply to a request, each with its key.
@@ -302,16 +307,16 @@ impl PolicySet {
         self.inner
             .find(request)
             .into_iter()
-            .filter_map(|place| {
+            .map(|place| {
                 let policy = &self.inner.policies[place];
-                let key = key(policy, request)?;
+                let key = key(policy, request);
                 let which = policy
                     .overrides
                     .iter()
                     .position(|other| other.matching.covers(request))
                     .map_or(0, |place| place + 1);
                 let targets = self.inner.ranges[place][which].clone();
-                Some(Planned { policy: place, targets, key })
+                Planned { policy: place, targets, key }
             })
             .collect()
     }
@@ -346,22 +351,22 @@ fn check_lease(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
     }
 }
 
-/// The values of a policy's `per` attributes. `None` if one is missing and the policy then does not apply.
-fn key(policy: &Policy, request: &Request<'_>) -> Option<KeyBuf> {
+/// The values of a policy's `per` attributes.
+fn key(policy: &Policy, request: &Request<'_>) -> KeyBuf {
     if let [attribute] = &*policy.per
         && let Some(value) = request.attribute(attribute)
     {
-        return Some(KeyRef::new(value).to_buf());
+        return KeyRef::new(value).to_buf();
     }
     let mut key = KeyBuf::empty();
-    for attribute in &policy.per {
-        let value = request.attribute(attribute);
-        if value.is_none() && policy.missing == Missing::Skip {
-            return None;
-        }
-        key.push(value);
-    }
-    Some(key)
+    policy.per.iter().for_each(|attribute| key.push(request.attribute(attribute)));
+    key
+}
+
+fn covers(policy: &Policy, request: &Request<'_>) -> bool {
+    let lacks = |attribute: &String| request.attribute(attribute).is_none();
+    policy.matching.covers(request)
+        && !(policy.missing == Missing::Skip && policy.per.iter().any(lacks))
 }
 
 impl Inner {
@@ -398,7 +403,7 @@ impl Inner {
     fn find(&self, request: &Request<'_>) -> SmallVec<[usize; 8]> {
         let Some(index) = self.domains.get(request.domain()) else { return SmallVec::new() };
         let mut found = index.candidates(request);
-        found.retain(|place| self.policies[*place].matching.covers(request));
+        found.retain(|place| covers(&self.policies[*place], request));
         found.sort_unstable();
         found
     }

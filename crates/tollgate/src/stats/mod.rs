@@ -143,8 +143,8 @@ impl Meter {
             }
         }
         next.store_failures = self.store_failures.load(Ordering::Relaxed).into();
-        *next.busiest.lock() = self.busiest.lock().clone();
-        *next.most_denied.lock() = self.most_denied.lock().clone();
+        next.busiest = CachePadded::new(Mutex::new(self.busiest.lock().clone()));
+        next.most_denied = CachePadded::new(Mutex::new(self.most_denied.lock().clone()));
         next
     }
 
@@ -184,17 +184,19 @@ impl Meter {
             let policy = self.policies[place];
             PolicyStats { policy, allowed, denied, shadow_denied, degraded }
         };
-        let mut busiest = self.busiest.lock();
         let mut most_denied = self.most_denied.lock().top(now);
+        let mut sketch = self.busiest.lock();
+        let busiest = sketch.top(now);
         for TopKey { policy, whole, allowed, .. } in &mut most_denied {
             // What passed before the first denial only the other sketch has seen.
-            let seen = whole.as_ref().map_or(0, |key| busiest.allowed(*policy, key.as_ref()));
+            let seen = whole.as_ref().map_or(0, |key| sketch.allowed(*policy, key.as_ref()));
             *allowed = seen.max(*allowed);
         }
+        drop(sketch);
         Stats {
             policies: (0..self.ad_hoc()).map(stats).collect(),
             ad_hoc: stats(self.ad_hoc()),
-            busiest: busiest.top(now),
+            busiest,
             most_denied,
             store_failures: self.store_failures.load(Ordering::Relaxed),
         }

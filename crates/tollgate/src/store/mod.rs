@@ -115,8 +115,10 @@ pub struct Charge<'a> {
 }
 
 impl<'a> Charge<'a> {
-    /// One unit of `key`'s budget under `policy`, placed by the key, without a lease.
-    pub fn new(policy: PolicyName, key: KeyRef<'a>, limit: Limit) -> Self {
+    /// One unit of `key`'s budget under `policy`, placed by the key, without a lease. The key is text, bytes, or by
+    /// [`Key::with`](crate::Key::with) anything that a limiter takes.
+    pub fn new(policy: PolicyName, key: impl Into<KeyRef<'a>>, limit: Limit) -> Self {
+        let key = key.into();
         Self {
             policy,
             key,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tollgate::{
     Charge, CheckError, CostError, Decision, KeyRef, Limiter, ManualClock, Permit, Policy,
-    PolicyName, PolicySet, Request, SharedLimiter,
+    PolicyName, PolicySet, PolicyStats, Request, SharedLimiter,
     policy::{Condition, Match, PolicyError},
 };
 
@@ -57,8 +57,7 @@ fn charges_are_counted_under_their_policy_or_ad_hoc() {
 fn a_plan_is_what_a_request_is_charged() {
     let by_user = policy("by-user", "5/hour").per(["user"]);
     let seen = policy("seen", "1/hour").shadow();
-    let mut all = policy("all", "9/hour");
-    all.max_cost = Some(3);
+    let all = policy("all", "9/hour").max_cost(3);
     let (limiter, _) = limiter([by_user, seen, all]);
     let request = Request::new().with("user", "alice");
     let plan = limiter.plan(&request);
@@ -279,4 +278,36 @@ fn many_charges_are_joined_like_few() {
     assert!(verdict.decision.is_allowed());
     let remaining: Vec<_> = verdict.each.iter().map(Decision::remaining).collect();
     assert_eq!((&remaining[..300], &remaining[300..]), (&[8; 300][..], &[6; 300][..]));
+}
+
+/// Of charges to one key of a policy, the one that denies says what is counted, whichever comes first.
+#[test]
+fn what_denies_is_what_is_counted() {
+    let enforced = charge("p", b"k", "1/minute");
+    let shadow = enforced.enforced(false);
+    for (order, counted) in [
+        ([shadow, enforced], (1, 1, 0)),
+        ([enforced, shadow], (1, 1, 0)),
+        ([enforced.cost(0), enforced], (1, 1, 0)),
+        ([enforced, enforced.cost(0)], (1, 1, 0)),
+    ] {
+        let (limiter, _) = limiter([policy("unused", "1/hour")]);
+        assert!(limiter.check_all(&[enforced]).unwrap().is_allowed());
+        assert!(!limiter.check_all(&order).unwrap().is_allowed());
+        let PolicyStats { allowed, denied, shadow_denied, .. } = limiter.stats().ad_hoc;
+        assert_eq!((allowed, denied, shadow_denied), counted, "{order:?}");
+    }
+}
+
+/// Limits that count in one place are one charge.
+#[test]
+fn a_key_is_planned_once_for_each_state_that_a_policy_keeps() {
+    let pro = || Match::any().and("plan", Condition::equal("pro"));
+    let api = policy("api", "5/hour").overriding(pro(), [limit("50/hour"), limit("90/day")]);
+    let (limiter, _) = limiter([api]);
+    let plan = limiter.plan_for_all("api".parse().unwrap(), KeyRef::new(b"alice"));
+    let limits: Vec<_> = plan.charges(1).unwrap().iter().map(|charge| charge.limit).collect();
+    assert_eq!(limits, [limit("5/hour"), limit("90/day")]);
+    let plan = limiter.plan_for("api".parse().unwrap(), KeyRef::new(b"alice"));
+    assert_eq!(plan.charges(1).unwrap().len(), 1);
 }

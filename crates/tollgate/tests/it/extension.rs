@@ -48,6 +48,36 @@ fn a_custom_state_may_become_empty() {
     }
 }
 
+/// Keeps what is over as soon as it is written.
+#[derive(Debug)]
+struct Forgetful;
+
+impl CustomAlgorithm for Forgetful {
+    fn name(&self) -> &'static str {
+        "forgetful"
+    }
+
+    fn step(&self, limit: &Limit, state: &mut State, _: Timestamp, cost: u64) -> Outcome {
+        if cost > 0 {
+            *state = State::new(Timestamp::EPOCH, 0, 1);
+        }
+        Outcome::admitted(limit.amount(), Duration::ZERO)
+    }
+}
+
+/// A request that is denied takes back what it made, and no more if some of that was forgotten meanwhile.
+#[test]
+fn room_is_given_back_once() {
+    let forgetful = Limit::per_day(1).with_algorithm(Algorithm::custom(&Forgetful)).unwrap();
+    let limiter = Limiter::builder().limit(forgetful).max_keys(1_000).build().unwrap();
+    let keys: Vec<_> = (0..500).map(|key: u32| key.to_le_bytes()).collect();
+    let never = Charge::new("never".parse().unwrap(), KeyRef::new(b"k"), Limit::per_day(0));
+    let own = keys.iter().map(|key| Charge::new("p".parse().unwrap(), KeyRef::new(key), forgetful));
+    let charges: Vec<_> = own.chain([never]).collect();
+    assert!(!limiter.check_all(&charges).unwrap().is_allowed());
+    assert_eq!(limiter.store().usage().keys, 0);
+}
+
 /// Reading a key may do anything, even ask the limiter: no lock is held meanwhile.
 #[test]
 fn a_key_may_ask_the_limiter_while_it_is_read() {

@@ -170,7 +170,7 @@ fn degraded_decisions_are_counted_besides_what_they_are() {
     assert_eq!(stats.store_failures, 3);
     let [local, open] = &*stats.policies else { panic!("two policies") };
     assert_eq!((local.allowed, local.denied, local.degraded), (2, 1, 2));
-    assert_eq!((open.allowed, open.denied, open.degraded), (2, 0, 2));
+    assert_eq!((open.allowed, open.denied, open.degraded), (2, 0, 1), "the other one was denied");
 }
 
 #[test]
@@ -336,4 +336,17 @@ fn charges_in_shadow_mode_lose_no_permit() {
         assert_eq!(own.renew_all(&[charge]), kept, "{permit}");
         assert_eq!(pollster::block_on(limiter.renew_all(&[charge])), Ok(kept), "{permit}");
     }
+}
+
+/// What one policy denies, another that would have admitted it has neither allowed nor denied.
+#[test]
+fn degraded_requests_are_among_those_that_are_counted() {
+    let (limiter, _, _) = degraded([
+        policy("open", "9/hour").failing(Open),
+        policy("closed", "9/hour").failing(Closed),
+    ]);
+    assert!(!ask(&limiter).is_allowed());
+    let [open, closed] = &*limiter.stats().policies else { panic!("two policies") };
+    assert_eq!((open.allowed, open.denied, open.degraded), (0, 0, 0));
+    assert_eq!((closed.allowed, closed.denied, closed.degraded), (0, 1, 1));
 }

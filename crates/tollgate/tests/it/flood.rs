@@ -275,6 +275,35 @@ fn shared_budgets_are_bounded_too() {
     }
 }
 
+/// So many instants are kept for shared budgets; and what is kept for them is told, and given back.
+#[test]
+fn shared_logs_are_bounded_too() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit("1/day").max_keys(1).clock(clock.clone());
+    let limiter = limiter.build().unwrap();
+    let _ = limiter.check("first");
+    let before = limiter.store().usage().bytes;
+    let take = || {
+        let asked = (0..50_000).filter(|n| {
+            clock.advance(std::time::Duration::from_micros(1));
+            let policy = format!("p{}", n / 10_000).parse().unwrap();
+            let charge = Charge::new(policy, "key", crate::limit("10000/hour sliding-log"));
+            let decision = limiter.check_all(&[charge]).unwrap();
+            assert_eq!(decision.source(), Source::Overflow);
+            decision.is_allowed()
+        });
+        asked.count()
+    };
+    for _ in 0..2 {
+        assert_eq!(take(), 32_768, "those of three policies, and some of a fourth");
+        let bytes = limiter.store().usage().bytes - before;
+        assert!((32_768 * 24..2 * 32_768 * 24).contains(&bytes), "{bytes}");
+        clock.advance(std::time::Duration::from_secs(3_600));
+        limiter.store().reclaim();
+        assert_eq!(limiter.store().usage().bytes, before);
+    }
+}
+
 /// Being refused for want of room takes no room.
 #[test]
 fn a_log_that_was_refused_room_has_it_again_when_its_instants_are_past() {

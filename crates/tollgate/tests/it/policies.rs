@@ -92,17 +92,13 @@ fn a_missing_attribute_shares_a_budget_or_skips_the_policy() {
     assert!(shared.check_request(&request).unwrap().is_allowed());
     assert!(!shared.check_request(&request).unwrap().is_allowed());
     assert!(shared.check_request(&request.clone().with("user", "")).unwrap().is_allowed());
-    let mut skipping = policy("per-user", "1/hour").per(["user"]);
-    skipping.missing = Missing::Skip;
-    let skipping = limiter([skipping]);
+    let skipping = limiter([policy("per-user", "1/hour").per(["user"]).missing(Missing::Skip)]);
     assert!((0..3).all(|_| skipping.check_request(&request).unwrap().is_allowed()));
 }
 
 #[test]
 fn a_policy_may_cap_what_one_request_costs() {
-    let mut capped = policy("export", "100/hour");
-    capped.max_cost = Some(10);
-    let limiter = limiter([capped]);
+    let limiter = limiter([policy("export", "100/hour").max_cost(10)]);
     let error = limiter.check_request(&Request::new().cost(11)).unwrap_err();
     assert!(matches!(error, CostError { cost: 11, max: 10, .. }));
     assert!(limiter.check_request(&Request::new().cost(10)).unwrap().is_allowed());
@@ -114,9 +110,7 @@ fn contradictory_policies_are_refused() {
     assert_eq!(twice.to_string(), "two policies are named `a`: give each a name of its own");
     let none = PolicySet::new([Policy::new("a".parse().unwrap(), [])]).unwrap_err();
     assert_eq!(none, PolicyError::NoLimit("a".parse().unwrap()));
-    let mut nothing = policy("a", "1/s");
-    nothing.max_cost = Some(0);
-    let nothing = PolicySet::new([nothing]).unwrap_err();
+    let nothing = PolicySet::new([policy("a", "1/s").max_cost(0)]).unwrap_err();
     assert_eq!(nothing, PolicyError::NoCost("a".parse().unwrap()));
     let same = Policy::new("a".parse().unwrap(), [limit("1/s"), limit("2/s")]);
     assert_eq!(
@@ -333,4 +327,27 @@ fn the_first_override_that_covers_a_request_holds() {
     assert_eq!(limiter.check_request(&request).unwrap().limit(), Some(limit("3/hour")));
     let other = Request::new().with("plan", "free");
     assert_eq!(limiter.check_request(&other).unwrap().limit(), Some(limit("2/hour")));
+}
+
+/// A policy has one event for each request, however many of its limits the cost does not fit.
+#[test]
+fn a_shadow_policy_counts_a_request_once() {
+    for (limits, shown) in [(["1/hour", "3/day"], "none fits"), (["1/hour", "9/day"], "one fits")] {
+        let tried = Policy::new("tried".parse().unwrap(), limits.map(limit)).shadow();
+        let limiter = limiter([policy("enforced", "9/hour"), tried]);
+        assert!(limiter.check_request(&Request::new().cost(5)).unwrap().is_shadow_denied());
+        let tried = limiter.stats().policies[1];
+        assert_eq!((tried.allowed, tried.denied, tried.shadow_denied), (0, 0, 1), "{shown}");
+    }
+}
+
+#[test]
+fn a_policy_that_skips_a_request_does_not_cover_it() {
+    let by_user = policy("by-user", "1/hour").per(["user"]).missing(Missing::Skip);
+    let set = PolicySet::new([by_user, policy("all", "9/hour").per(["user"])]).unwrap();
+    let covering = |request: &Request<'_>| -> Vec<_> {
+        set.covering(request).map(|(policy, _)| policy.name.as_str()).collect()
+    };
+    assert_eq!(covering(&Request::new()), ["all"]);
+    assert_eq!(covering(&Request::new().with("user", "alice")), ["by-user", "all"]);
 }

@@ -415,6 +415,32 @@ fn whoever_joins_a_queue_after_a_step_back_is_not_turned_away() {
     assert_eq!(third.poll(), Some(Err(WaitError::TooLong { needed: Some(SECOND) })));
 }
 
+/// What the first expected holds no longer once something is given back, or once it has gone.
+#[test]
+fn nobody_is_turned_away_for_what_the_first_expected_before() {
+    let (limiter, _, clock) = limiter("1/second burst 10");
+    let spent = pollster::block_on(limiter.check_cost("key", 10)).unwrap();
+    assert!(spent.is_allowed());
+    let wait = |cost, seconds| {
+        Waiting::of(limiter.until_ready_cost("key", cost, Duration::from_secs(seconds)))
+    };
+    let mut first = wait(10, 20);
+    assert!(first.poll().is_none());
+    let too_long = Some(Err(WaitError::TooLong { needed: Some(10 * SECOND) }));
+    assert_eq!(wait(1, 5).poll(), too_long, "the first expects to wait for ten seconds");
+    pollster::block_on(limiter.refund("key", 1)).unwrap();
+    let mut second = wait(2, 5);
+    assert!(second.poll().is_none(), "it may be less now");
+    assert!(first.poll_if_woken().is_none(), "though it is not");
+    assert!(matches!(wait(1, 5).poll(), Some(Err(WaitError::TooLong { .. }))));
+    drop(first);
+    let mut third = wait(1, 5);
+    assert!(third.poll().is_none());
+    clock.advance(2 * SECOND);
+    assert!(second.poll_if_woken().is_some_and(|result| result.is_ok()));
+    assert!(third.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
 #[test]
 fn a_wait_ends_at_its_deadline_behind_others() {
     let (limiter, store, clock) = limiter("1/second burst 1");

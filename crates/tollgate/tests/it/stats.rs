@@ -70,3 +70,19 @@ fn long_keys_are_cut_off() {
     let _ = pair.check((&long, "b"));
     assert_eq!(pair.stats().busiest[0].key, long[..256]);
 }
+
+/// What passed a minute ago is no more told beside a denial than by itself.
+#[test]
+fn what_passed_long_ago_is_told_nowhere() {
+    let (limiter, clock) = limiter("2/minute");
+    let later = || clock.advance(std::time::Duration::from_secs(30));
+    let _ = limiter.check_cost("key", 2).unwrap();
+    later();
+    let _ = limiter.check("key");
+    let denied = &limiter.stats().most_denied[0];
+    assert_eq!((denied.allowed, denied.denied), (1, 1));
+    later();
+    let stats = limiter.stats();
+    let told = [&stats.busiest[0], &stats.most_denied[0]].map(|top| (top.allowed, top.denied));
+    assert_eq!(told, [(0, 1), (0, 1)]);
+}

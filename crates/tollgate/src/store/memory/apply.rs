@@ -1,7 +1,7 @@
 //! Charging one slot whose shard is locked, and undoing it.
 
 use super::{
-    Inner, MAX_SPARE, Ordering, Spare, Time,
+    Inner, MAX_SPARE, MAX_SPARE_ENTRIES, Ordering, Spare, TEND_CELLS, Time,
     charge::{Shard, Slot},
     identity::Identity,
     lock::Guard,
@@ -53,8 +53,7 @@ impl Inner {
     ) {
         match (undo, shard, spare) {
             (Undo::Own(old), Shard::Cells(table), _) => {
-                put_back(table, slot.id, old);
-                self.room.give_back_keys(usize::from(old.is_none()));
+                self.room.give_back_keys(put_back(table, slot.id, old));
             }
             (Undo::OwnLog { new_key }, Shard::Logs(logs), _) => {
                 let freed = logs.take_back(slot.id, slot.cost, new_key);
@@ -210,11 +209,11 @@ impl Inner {
         let spare = spare.get_or_insert_with(|| self.spare.lock());
         // Keys of all shards come here, each with the instant of its own.
         let now = spare.pace.settle(&self.time, now);
-        if !spare.has_room(slot, now) {
+        let has_room = spare.has_room(slot, now);
+        let Some((outcome, undo)) = has_room.then(|| spare.charge(slot, now)).flatten() else {
             return (self.refuse(slot), Undo::Nothing);
-        }
+        };
         self.count_overflow(slot);
-        let (outcome, undo) = spare.charge(slot, now);
         self.spares.store(spare.len(), Ordering::Relaxed);
         (Outcome { origin: Origin::Overflow, ..outcome }, undo)
     }
@@ -252,29 +251,40 @@ impl Spare {
         self.logs.renew(slot.scope.overflow(), slot.limit, now, slot.permit)
     }
 
-    fn charge(&mut self, slot: &Slot<'_>, now: u64) -> (Outcome, Undo) {
-        let id = slot.scope.overflow();
+    /// Nothing where there is no room for one more entry of a log.
+    fn charge(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
         if slot.limit.algorithm().keeps_log() {
-            self.logs.settle(id, slot.limit, now);
-            let known = self.logs.evaluate(id, slot.limit, now, slot.cost);
-            let outcome =
-                known.unwrap_or_else(|| Log::default().evaluate(slot.limit, now, slot.cost));
-            if !slot.takes(&outcome) {
-                return (outcome, Undo::Nothing);
-            }
-            self.logs.take(id, slot.limit, now, (slot.cost, slot.permit));
-            return (outcome, Undo::SharedLog);
+            return self.charge_log(slot, now);
         }
+        let id = slot.scope.overflow();
         if let Some((outcome, old)) = charge_known(&mut self.cells, id, slot, now) {
-            return (outcome, old.map_or(Undo::Nothing, |old| Undo::Shared(Some(old))));
+            return Some((outcome, old.map_or(Undo::Nothing, |old| Undo::Shared(Some(old)))));
         }
         let mut state = State::EMPTY;
         let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
         if state.is_empty() {
-            return (outcome, Undo::Nothing);
+            return Some((outcome, Undo::Nothing));
         }
         self.cells.insert(id, state, now);
-        (outcome, Undo::Shared(None))
+        Some((outcome, Undo::Shared(None)))
+    }
+
+    fn charge_log(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
+        let id = slot.scope.overflow();
+        self.logs.settle(id, slot.limit, now);
+        let known = self.logs.evaluate(id, slot.limit, now, slot.cost);
+        let outcome = known.unwrap_or_else(|| Log::default().evaluate(slot.limit, now, slot.cost));
+        if !slot.takes(&outcome) {
+            return Some((outcome, Undo::Nothing));
+        }
+        if self.logs.entries() >= MAX_SPARE_ENTRIES {
+            self.logs.sweep(TEND_CELLS, now);
+        }
+        if self.logs.entries() >= MAX_SPARE_ENTRIES {
+            return None;
+        }
+        self.logs.take(id, slot.limit, now, (slot.cost, slot.permit));
+        Some((outcome, Undo::SharedLog))
     }
 }
 
@@ -292,10 +302,12 @@ fn charge_known(
     Some((outcome, slot.takes(&outcome).then_some(old)))
 }
 
-fn put_back(table: &mut Table, id: Identity, old: Option<State>) {
-    let Some(place) = table.find(id) else { return };
+/// Returns how many keys are gone. Where a later slot has made the table larger, one that is over may be gone already.
+fn put_back(table: &mut Table, id: Identity, old: Option<State>) -> usize {
+    let Some(place) = table.find(id) else { return 0 };
     match old {
         Some(old) => *table.state_mut(place) = old,
         None => table.remove(place),
     }
+    usize::from(old.is_none())
 }

@@ -19,6 +19,8 @@ pub(super) struct Logs {
     kept: HashMap<Identity, Kept, BuildHasherDefault<AsItIs>>,
     /// Every key of `kept` once, in the order in which the sweep looks at them.
     round: VecDeque<Identity>,
+    /// Of all logs together.
+    entries: usize,
     pub(super) pace: Pace,
 }
 
@@ -32,7 +34,7 @@ impl Logs {
     /// Brings a key's log to `now`: drops what is past, and takes back what is ahead of a clock that has stepped back.
     /// Returns how many entries went.
     pub(super) fn settle(&mut self, id: Identity, limit: &Limit, now: u64) -> usize {
-        self.kept.get_mut(&id).map_or(0, |kept| kept.log.settle(limit, now))
+        self.change(id, |log| log.settle(limit, now))
     }
 
     /// The answer for a key whose log is [settled](Self::settle), if it has one.
@@ -49,6 +51,7 @@ impl Logs {
     /// Keeps a log for a key that has none.
     pub(super) fn keep(&mut self, id: Identity, limit: &Limit, log: Log) {
         self.round.push_back(id);
+        self.entries += log.len();
         self.kept.insert(id, Kept { log, period_micros: limit.period_micros() });
     }
 
@@ -76,7 +79,9 @@ impl Logs {
         let Some(kept) = self.kept.get_mut(&id) else { return 0 };
         let before = kept.log.len();
         kept.log.take(now, cost, permit);
-        before + 1 - kept.log.len()
+        let more = kept.log.len() - before;
+        self.entries += more;
+        1 - more
     }
 
     /// Takes back units that were just taken, and the key with them if it was made for them. Returns how many entries
@@ -85,24 +90,21 @@ impl Logs {
         if new_key {
             return self.remove(id).unwrap_or(0);
         }
-        let Some(kept) = self.kept.get_mut(&id) else { return 0 };
-        let before = kept.log.len();
-        kept.log.take_back(cost);
-        before - kept.log.len()
+        self.change(id, |log| log.take_back(cost))
     }
 
     /// Returns how many entries are gone.
     pub(super) fn refund(&mut self, id: Identity, limit: &Limit, now: u64, cost: u64) -> usize {
-        let Some(kept) = self.kept.get_mut(&id) else { return 0 };
-        let before = kept.log.len();
-        kept.log.settle(limit, now);
-        kept.log.refund(cost);
-        before - kept.log.len()
+        self.change(id, |log| {
+            log.settle(limit, now);
+            log.refund(cost);
+        })
     }
 
     /// Forgets a key. Returns how many entries it had.
     pub(super) fn remove(&mut self, id: Identity) -> Option<usize> {
         let kept = self.kept.remove(&id)?;
+        self.entries -= kept.log.len();
         // One that was made a moment ago, and is undone, is the last.
         match self.round.back() {
             Some(last) if *last == id => drop(self.round.pop_back()),
@@ -113,10 +115,7 @@ impl Logs {
 
     /// Returns how many entries are gone.
     pub(super) fn release(&mut self, id: Identity, permit: u64) -> usize {
-        let Some(kept) = self.kept.get_mut(&id) else { return 0 };
-        let before = kept.log.len();
-        kept.log.release(permit);
-        before - kept.log.len()
+        self.change(id, |log| log.release(permit))
     }
 
     /// Whether the permit was there, and how many entries are gone.
@@ -127,10 +126,22 @@ impl Logs {
         now: u64,
         permit: u64,
     ) -> (bool, usize) {
-        let Some(kept) = self.kept.get_mut(&id) else { return (false, 0) };
+        let mut is_held = false;
+        let gone = self.change(id, |log| {
+            log.settle(limit, now);
+            is_held = log.renew(now, permit);
+        });
+        (is_held, gone)
+    }
+
+    /// Changes the log of a key, which makes it no longer. Returns how many entries are gone.
+    fn change(&mut self, id: Identity, change: impl FnOnce(&mut Log)) -> usize {
+        let Some(kept) = self.kept.get_mut(&id) else { return 0 };
         let before = kept.log.len();
-        kept.log.settle(limit, now);
-        (kept.log.renew(now, permit), before - kept.log.len())
+        change(&mut kept.log);
+        let gone = before - kept.log.len();
+        self.entries -= gone;
+        gone
     }
 
     /// Looks at the next `keys` keys and drops the expired. Returns how many keys and entries went.
@@ -147,6 +158,7 @@ impl Logs {
                 _ => self.round.push_back(id),
             }
         }
+        self.entries -= entries;
         if dropped > 0 && self.kept.len() < self.kept.capacity() / 4 {
             self.kept.shrink_to(self.kept.len() * 2);
             self.round.shrink_to(self.round.len() * 2);
@@ -156,6 +168,10 @@ impl Logs {
 
     pub(super) fn len(&self) -> usize {
         self.kept.len()
+    }
+
+    pub(super) fn entries(&self) -> usize {
+        self.entries
     }
 
     /// Roughly what is allocated.

@@ -61,7 +61,7 @@ pub struct MemoryUsage {
     pub keys: usize,
     /// The most keys it will hold.
     pub max_keys: usize,
-    /// Bytes allocated for keys and logs.
+    /// Bytes allocated for keys and logs, and for the budgets that keys without room share.
     pub bytes: usize,
     /// Charges that found no room for their key and were decided on their policy's shared budget.
     pub overflowed: u64,
@@ -140,6 +140,10 @@ const TEND_EVERY: u32 = 64;
 const TEND_CELLS: usize = 64;
 /// Policies that may overflow at the same time; beyond these, keys without room are denied.
 const MAX_SPARE: usize = 4_096;
+/// Entries of the logs of those policies, as many for each on average as keys may have.
+const MAX_SPARE_ENTRIES: usize = ENTRIES_PER_KEY * MAX_SPARE;
+/// Entries of logs, for each key that may be held.
+const ENTRIES_PER_KEY: usize = 8;
 /// A clock behind by less than this is two processors disagreeing, not a step.
 const JITTER: u64 = 1_000;
 
@@ -180,6 +184,9 @@ impl MemoryStore {
         let inner = &*self.inner;
         let cells: usize = inner.cells.iter().map(|shard| shard.0.lock().capacity()).sum();
         let logs: usize = inner.logs.iter().map(|shard| shard.0.lock().bytes()).sum();
+        let spare = inner.spare.lock();
+        let (cells, logs) = (cells + spare.cells.capacity(), logs + spare.logs.bytes());
+        drop(spare);
         MemoryUsage {
             keys: inner.room.keys.load(Ordering::Relaxed),
             max_keys: inner.room.max_keys,
@@ -195,6 +202,7 @@ impl MemoryStore {
         // The second round is for tables that became too large in the first.
         (0..2 * inner.cells.len()).for_each(|turn| inner.tend_cells(turn, usize::MAX));
         (0..inner.logs.len()).for_each(|turn| inner.tend_logs(turn, usize::MAX));
+        (0..2).for_each(|_| inner.tend_spare(usize::MAX));
     }
 
     pub(crate) fn scope(&self, policy: PolicyName, limit: &Limit) -> Scope {
@@ -391,7 +399,7 @@ impl Inner {
             self.tend_logs(turn, TEND_CELLS);
         }
         if self.spares.load(Ordering::Relaxed) > 0 {
-            self.tend_spare();
+            self.tend_spare(TEND_CELLS);
         }
     }
 
@@ -404,11 +412,11 @@ impl Inner {
     }
 
     /// Forgets shared budgets that are no longer in use. Once there are none, new keys need not look any more.
-    fn tend_spare(&self) {
+    fn tend_spare(&self, budgets: usize) {
         if let Some(mut spare) = self.spare.try_lock() {
             let now = spare.pace.settle(&self.time, self.time.now());
-            spare.cells.sweep(TEND_CELLS, now);
-            spare.logs.sweep(TEND_CELLS, now);
+            spare.cells.sweep(budgets, now);
+            spare.logs.sweep(budgets, now);
             self.spares.store(spare.len(), Ordering::Relaxed);
         }
     }
@@ -428,7 +436,7 @@ impl Room {
     fn new(max_keys: usize) -> Self {
         Self {
             max_keys,
-            max_entries: max_keys.saturating_mul(8),
+            max_entries: max_keys.saturating_mul(ENTRIES_PER_KEY),
             keys: CachePadded::new(AtomicUsize::new(0)),
             entries: CachePadded::new(AtomicUsize::new(0)),
         }
