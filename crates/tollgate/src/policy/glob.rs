@@ -31,13 +31,16 @@ impl Glob {
     pub fn matches(&self, value: &[u8]) -> bool {
         // Bit n: the pattern up to its n-th token has matched what was read so far.
         let mut places = self.past_runs(1);
+        let mut rest = 0;
         for &byte in value {
+            let is_inside = rest > 0 && byte & 0xc0 == 0x80;
+            rest = if is_inside { rest - 1 } else { bytes_after(byte) };
             let mut next = 0;
             for (n, token) in self.tokens.iter().enumerate() {
-                if places >> n & 1 == 0 {
-                    continue;
-                }
                 next |= match token {
+                    // More of the character that it stands for.
+                    Token::One if is_inside => places & (1 << (n + 1)),
+                    _ if places >> n & 1 == 0 => 0,
                     Token::Byte(wanted) => u128::from(*wanted == byte) << (n + 1),
                     Token::One => u128::from(byte != b'/') << (n + 1),
                     Token::Run => u128::from(byte != b'/') << n,
@@ -74,6 +77,16 @@ impl Glob {
             }
         }
         places
+    }
+}
+
+/// How many more bytes the character has that begins with this one. What is no UTF-8 has a character for each byte.
+fn bytes_after(first: u8) -> u8 {
+    match first {
+        0xc0..=0xdf => 1,
+        0xe0..=0xef => 2,
+        0xf0..=0xf7 => 3,
+        _ => 0,
     }
 }
 
@@ -127,6 +140,10 @@ mod tests {
             ),
             ("/u/?/x", vec!["/u/1/x"], vec!["/u//x", "/u/12/x"]),
             ("**/x/**/y*", vec!["/x//y", "a/x/b/c/yz", "/x/q/x/q/y"], vec!["/x/y", "a/x/b/y/"]),
+            ("/u/?", vec!["/u/a", "/u/ä", "/u/€", "/u/🦀"], vec!["/u/", "/u/ää", "/u/ä/", "/u//"]),
+            ("??", vec!["ää", "a€"], vec!["ä", "€", "🦀", "äää"]),
+            ("?*ß?", vec!["äxß€", "ß🦀ßß"], vec!["ß€", "äß", "äß/ß€"]),
+            ("*?", vec!["ä", "aä"], vec!["", "ä/"]),
             ("", vec![""], vec!["a"]),
             ("***", vec!["", "a/b"], vec![]),
         ] {
@@ -137,6 +154,22 @@ mod tests {
             for value in no {
                 assert!(!glob.matches(value.as_bytes()), "{pattern} {value}");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_no_text_has_a_character_for_each_byte() {
+        let glob: Glob = "a??".parse().unwrap();
+        for (value, matches) in [
+            (&b"a\xa4\xa4"[..], true),
+            (b"a\xa4", false),
+            (b"a\xc3x", true),
+            (b"a\xc3\xa4", false),
+            (b"a\xc3\xa4\xa4", true),
+            (b"a\xff\xff", true),
+            (b"a\xe2\x82", false),
+        ] {
+            assert_eq!(glob.matches(value), matches, "{value:?}");
         }
     }
 
