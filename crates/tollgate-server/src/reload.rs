@@ -122,10 +122,10 @@ impl Reloader {
         check_exposure(&effective).map_err(|error| error.to_string())
     }
 
-    /// Limits do not go because half of a file is gone.
+    /// Limits do not go because half of a file is gone, also if there are rules beside it.
     fn check_policies(&self, new: &Settings) -> Result<(), String> {
-        let is_empty = |settings: &Settings| settings.policies.policies().is_empty();
-        if is_empty(new) && !new.may_limit_nothing && !is_empty(&self.gate.revision().settings) {
+        let has_none = |settings: &Settings| settings.own_policies() == 0;
+        if has_none(new) && !new.may_limit_nothing && !has_none(&self.gate.revision().settings) {
             let error = "there are no policies any more: write `policies: []` if that is meant";
             return Err(error.to_owned());
         }

@@ -143,6 +143,11 @@ impl Rules {
     /// The rules as they are written, for people.
     pub(crate) fn written(&self) -> &[WrittenRule] {
         &self.written
+    /// How many policies there are of these rules.
+    pub(crate) fn policies(&self) -> usize {
+        self.policies.len()
+    }
+
     }
 
     /// The descriptors of a domain; `None` if no file has it.

@@ -231,6 +231,44 @@ fn limits_do_not_go_because_a_file_is_empty() {
     until_revision(&mut client, 3);
 }
 
+const RULES: &str =
+    "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 3 } }]\n";
+
+#[test]
+fn limits_do_not_go_because_there_are_rules_beside_them() {
+    let folder = Folder::with_config(&policy("10/day"));
+    folder.replace("rules.yaml", RULES);
+    let rules = folder.path("rules.yaml");
+    let both = ["--config", &*folder.config(), "--config", rules.to_str().unwrap()];
+    let service = Service::start(&[&both[..], &["--grpc", "off"]].concat());
+    let mut client = resp(&service);
+    folder.replace("tollgate.yaml", "shadow: false\n");
+    let why = "there are no policies any more: write `policies: []` if that is meant";
+    eventually(WITHIN, "it is told", || service.log().contains(why));
+    assert_eq!(charge(&mut client), ("10/day".into(), 9), "the last good one is in force");
+    folder.replace("rules.yaml", "domain: edge\n");
+    eventually(WITHIN, "it is told", || service.log().matches(why).count() == 2);
+    folder.replace("tollgate.yaml", "policies: []\n");
+    until_revision(&mut client, 2);
+    folder.replace("rules.yaml", RULES);
+    until_revision(&mut client, 3);
+}
+
+#[test]
+fn rules_alone_may_go() {
+    let folder = Folder::new();
+    folder.replace("rules.yaml", RULES);
+    let rules = folder.path("rules.yaml");
+    let service = Service::start(&["--config", rules.to_str().unwrap(), "--grpc", "off"]);
+    let mut client = resp(&service);
+    folder.replace("rules.yaml", "domain: edge\n");
+    until_revision(&mut client, 2);
+    folder.replace("rules.yaml", &policy("10/day"));
+    until_revision(&mut client, 3);
+    folder.replace("rules.yaml", RULES);
+    until_revision(&mut client, 4);
+}
+
 #[test]
 fn that_the_last_key_goes_is_told() {
     let key = format!("keys: [{{ name: boss, sha256: {} }}]\n", "0".repeat(64));
