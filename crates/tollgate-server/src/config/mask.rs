@@ -1,7 +1,7 @@
 //! What must not be printed of a line of the configuration.
 
 /// The line with what may be secret in it replaced, and where the character at `column` is now.
-pub(super) fn masked(line: &str, column: usize) -> (String, usize) {
+pub(crate) fn masked(line: &str, column: usize) -> (String, usize) {
     let mut chars: Vec<(usize, char)> = line.chars().enumerate().collect();
     for range in secrets(line) {
         let mask = range.start;

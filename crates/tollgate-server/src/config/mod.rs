@@ -37,6 +37,8 @@ pub use text::BindError;
 pub use tollgate_http::{HeaderStyle, Headers, ResetStyle};
 pub use warnings::warnings;
 
+pub(crate) use mask::masked;
+
 use tollgate::PolicySet;
 
 use problem::Problems;
