@@ -306,6 +306,34 @@ fn a_file_named_without_its_folder_is_watched_after_it_was_gone() {
 }
 
 #[test]
+fn who_may_ask_depends_on_where_it_listens_and_not_on_where_it_will() {
+    let config = |http: &str| format!("listen: {{ http: {http} }}\n{}", policy("10/day"));
+    for (now, then, status) in
+        [("127.0.0.1:0", "0.0.0.0:0", 403), ("0.0.0.0:0", "127.0.0.1:0", 200)]
+    {
+        let folder = Folder::with_config(&config(now));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        let service = Service::launch(
+            command.args(["serve", "--insecure", "--config", &folder.config()]).args([
+                "--grpc",
+                "off",
+                "--resp",
+                "127.0.0.1:0",
+            ]),
+        );
+        let address = ([127, 0, 0, 1], service.address("http").port()).into();
+        let mut http = Http::connect(address).unwrap();
+        let mut stats = || {
+            http.send("GET /v1/stats HTTP/1.1\r\nhost: tollgate.example\r\n\r\n").unwrap().status
+        };
+        assert_eq!(stats(), status, "{now}");
+        folder.replace("tollgate.yaml", &config(then));
+        until_revision(&mut resp(&service), 2);
+        assert_eq!(stats(), status, "{now}, and {then} after a restart");
+    }
+}
+
+#[test]
 fn what_needs_a_restart_is_told() {
     let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
