@@ -90,20 +90,25 @@ impl Compiler<'_> {
         }
         self.way.push((key.to_owned(), value.map(str::to_owned)));
         let rule = self.rule(item)?;
-        let mut node = Node { line: at.line(), rule, below: Level::default() };
+        let place = (self.source.file.clone(), at.line());
+        let mut node = Node { place, rule, below: Level::default() };
         self.descriptors(&mut node.below, said.descriptors.as_deref().unwrap_or_default())?;
         self.way.pop();
         if varies {
             self.varying.pop();
         }
-        level.insert(key, value, node).map_err(|line| {
+        level.insert(key, value, node).map_err(|(file, line)| {
             let key = shorten(key, 40);
             let value = value.map_or_else(
                 || "without a value".to_owned(),
                 |value| format!("with value `{}`", shorten(value, 40)),
             );
+            let known = match file == self.source.file {
+                true => format!("line {line}"),
+                false => format!("{}:{line}", file.display()),
+            };
             let message = format!(
-                "descriptor `{key}` {value} is already in line {line}: \
+                "descriptor `{key}` {value} is already in {known}: \
                  write its limits there, as `rate_limits`"
             );
             self.source.error(at, message)

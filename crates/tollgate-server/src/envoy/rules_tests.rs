@@ -393,7 +393,12 @@ fn a_directory_is_all_of_its_files_in_order() {
 
     write("f.yaml", "domain: a\ndescriptors: [{key: k}]");
     let error = load(true).unwrap_err();
-    assert!(error.message.starts_with("descriptor `k` without a value"), "{error}");
+    let first = folder.path().join("a.yaml");
+    let said = format!(
+        "descriptor `k` without a value is already in {}:2: write its limits there, as `rate_limits`",
+        first.display()
+    );
+    assert_eq!(error.message, said);
 
     std::fs::remove_file(folder.path().join("f.yaml")).unwrap();
     write("g.txt", "domain: [");
