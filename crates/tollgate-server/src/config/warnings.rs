@@ -7,6 +7,7 @@ use tollgate::{
 use tollgate_redis::Layout;
 
 use super::{Bind, Settings, StoreSettings};
+use crate::service::missing;
 
 /// The most pairs of policies that are named, and the most policies that are compared with each other.
 const MOST_PAIRS: usize = 20;
@@ -142,17 +143,14 @@ fn cluster(settings: &Settings, warnings: &mut Vec<String>) {
 }
 
 fn listeners(settings: &Settings, warnings: &mut Vec<String>) {
-    let security = &settings.security;
-    if security.tls.is_some() && !security.credentials.is_empty() {
-        return;
-    }
     for (name, bind) in [("http", settings.http), ("grpc", settings.grpc), ("resp", settings.resp)]
     {
         if let Bind::At(address) = bind
-            && !address.ip().is_loopback()
+            && !address.ip().to_canonical().is_loopback()
+            && let Some(missing) = missing(&settings.security, name)
         {
             warnings.push(format!(
-                "`listen.{name}` is open to other machines: the service does not start without `tls` and `keys`"
+                "`listen.{name}` is open to other machines: the service does not start without {missing}"
             ));
         }
     }

@@ -195,9 +195,22 @@ policies:
 
 #[test]
 fn listening_beyond_this_machine_is_told() {
-    let told = warnings("listen: { http: 0.0.0.0:80, resp: \"[::1]:80\" }\n");
-    let said = "`listen.http` is open to other machines: the service does not start without `tls` and `keys`";
-    assert_eq!(told, [said]);
+    let open =
+        "listen: { http: 0.0.0.0:80, resp: \"[::1]:80\", grpc: \"[::ffff:127.0.0.1]:81\" }\n";
+    let tls = "tls: { certificate: a, key: b }\n";
+    let key = format!("keys: [{{ name: a, sha256: {} }}]\n", "0".repeat(64));
+    let said = |missing: &str| {
+        let open = "`listen.http` is open to other machines: the service does not start without";
+        vec![format!("{open} {missing}")]
+    };
+    let neither = "certificates (tls) and API keys (keys)";
+    let no_keys = "API keys (keys) or the clients' authority (tls.client_ca)";
+    assert_eq!(warnings(open), said(neither));
+    assert_eq!(warnings(&format!("{open}{key}")), said("certificates (tls)"));
+    assert_eq!(warnings(&format!("{open}{tls}")), said(no_keys));
+    assert_eq!(warnings(&format!("{open}{tls}{key}")), [""; 0]);
+    let clients = tls.replace("key: b", "key: b, client_ca: c");
+    assert_eq!(warnings(&format!("{open}{clients}")), [""; 0]);
 }
 
 #[test]
