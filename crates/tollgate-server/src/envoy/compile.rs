@@ -155,10 +155,11 @@ impl Compiler<'_> {
             quota: said.quota_mode.unwrap_or_default() || self.rules.options.quota_mode,
             metadata: said.metadata.as_ref().map(metadata::from_json),
         };
+        let written = self.written(&rule);
         if !rule.is_unlimited() {
-            self.rules.policies.push(rule.to_policy(self.domain, failure));
+            self.rules.policies.push(rule.to_policy(&written, failure));
         }
-        self.rules.written.push(self.written(&rule));
+        self.rules.written.push(written);
         Ok(Some(rule))
     }
 

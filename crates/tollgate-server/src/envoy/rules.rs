@@ -218,9 +218,11 @@ impl Level {
 
 impl Rule {
     /// The policy that counts for it.
-    pub(super) fn to_policy(&self, domain: &str, failure: FailureMode) -> Policy {
-        let limits = self.bounds.iter().map(|bound| bound.limit);
-        let mut policy = Policy::new(self.policy, limits).in_domain(domain).failing(failure);
+    pub(super) fn to_policy(&self, written: &WrittenRule, failure: FailureMode) -> Policy {
+        let mut policy = Policy::new(self.policy, written.limits.iter().copied())
+            .in_domain(&written.domain)
+            .per(&written.per)
+            .failing(failure);
         policy.matching = Match::never();
         if self.shadow { policy.shadow() } else { policy }
     }
