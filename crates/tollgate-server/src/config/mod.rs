@@ -38,6 +38,7 @@ pub use tollgate_http::{HeaderStyle, Headers, ResetStyle};
 pub use warnings::warnings;
 
 pub(crate) use mask::masked;
+pub(crate) use yaml::message;
 
 use tollgate::PolicySet;
 

@@ -10,9 +10,9 @@ use std::{
 };
 
 use serde::Deserialize;
-use serde_saphyr::{DefaultMessageFormatter, Location, MessageFormatter, Spanned};
+use serde_saphyr::{Location, Spanned};
 
-use crate::config::masked;
+use crate::config::{masked, message};
 
 /// The text of a file, with its name for errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,8 +130,8 @@ impl Source {
         let options = serde_saphyr::options! { with_snippet: false };
         let parsed = serde_saphyr::from_multiple_with_options(&self.text, options);
         let roots: Vec<Root> = parsed.map_err(|error| {
-            let message = DefaultMessageFormatter.format_message(error.without_snippet());
-            let error = self.error(error.location(), message.escape_debug());
+            let said = message(error.without_snippet());
+            let error = self.error(error.location(), said.escape_debug());
             // What is no rule may be anything, also the address of a store.
             let (snippet, _) = masked(self.line(error.line), 0);
             FileError { snippet: shorten(&snippet, 120), ..error }

@@ -361,6 +361,29 @@ fn text_that_is_no_file_of_theirs_is_refused() {
 }
 
 #[test]
+fn what_has_the_wrong_form_is_told_what_to_write() {
+    let of = |field: &str| one(&format!("{{key: k, {field}}}"));
+    let limit = |field: &str| of(&format!("rate_limit: {{unit: day, {field}}}"));
+    for (text, message) in [
+        (of("rate_limt: 1"), "unknown field `rate_limt`: did you mean `rate_limit`?"),
+        (of("key: l"), "`key` is given twice: leave one of them out"),
+        (of("value: [v]"), "expected one text, neither a list nor a map"),
+        (limit("requests_per_unit: many"), "expected a whole number from 0"),
+        (limit("requests_per_unit: -1"), "expected a whole number from 0"),
+        ("domain: d\ndescriptors: {key: k}".to_owned(), "expected a list, such as `[a, b]`"),
+        (
+            "domain:\ndescriptors: []".to_owned(),
+            "there is no value here: write one, or leave the field out",
+        ),
+        ("domain: d\ndescriptors: [".to_owned(), "this is not YAML as it should be: "),
+    ] {
+        let told = error(&text).message;
+        assert!(told.starts_with(message), "{text}: {told}");
+    }
+    assert_eq!(error(&of("shadow_mode: maybe")).message, "expected `true` or `false`");
+}
+
+#[test]
 fn a_directory_is_all_of_its_files_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
