@@ -154,6 +154,37 @@ policies:
 }
 
 #[test]
+fn values_that_look_like_something_else_are_told() {
+    let told = warnings(
+        "policies:
+  - { name: net, limit: 1/day, match: { ip: 10.0.0.0/8, path: /10.0.0.0/8 } }
+  - { name: list, limit: 1/day, match: { path: [/login*, /a?b], ip: [::1, '2001:db8::/32'] } }
+  - name: replaced
+    limit: 1/day
+    overrides: [{ match: { ip: ['192.0.2.0/24'] }, limit: unlimited }]
+  - name: meant
+    limit: 1/day
+    match: { path: /login*, ip: { cidr: [10.0.0.0/8] }, host: { equal: '*' }, plan: [a, b], x: 10.0.0.1 }
+",
+    );
+    let net = |policy: &str, net: &str| {
+        format!(
+            "policy `{policy}`: `ip`: `{net}` is compared to the letter: for addresses in it write `{{cidr: {net}}}`"
+        )
+    };
+    let list = "policy `list`: `path`: `/login*` in a list is compared to the letter: only one by itself is a pattern";
+    assert_eq!(
+        told,
+        [
+            net("net", "10.0.0.0/8"),
+            list.to_owned(),
+            net("list", "2001:db8::/32"),
+            net("replaced", "192.0.2.0/24"),
+        ]
+    );
+}
+
+#[test]
 fn numbers_without_effect_are_told() {
     let text = "
 policies:
