@@ -48,11 +48,18 @@ fn secrets(line: &str) -> Vec<std::ops::Range<usize>> {
     found
 }
 
-/// From `://` to the last `@` of the same word: the user and the password of an address.
+/// From `://` to the last `@` of the same word: the user and the password of an address. If there is none, what stands
+/// where a port would, and is no number: it may be a password whose host was left out.
 fn login(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
     let rest = chars[place..].strip_prefix(&[':', '/', '/'])?;
-    let at = rest.iter().rposition(|char| *char == '@')?;
-    Some(place + 3..place + 3 + at)
+    let start = place + 3;
+    if let Some(at) = rest.iter().rposition(|char| *char == '@') {
+        return Some(start..start + at);
+    }
+    let end = rest.iter().position(|char| "/?, }]\"'".contains(*char)).unwrap_or(rest.len());
+    let colon = rest[..end].iter().position(|char| *char == ':')?;
+    let is_port = rest[colon + 1..end].iter().all(char::is_ascii_digit) || rest[0] == '[';
+    (!is_port).then_some(start + colon + 1..start + end)
 }
 
 /// What follows `password: ` or `password=`, up to where a value may end.
@@ -115,6 +122,11 @@ mod tests {
             ("store: hunter2@host:6379", "store: ***@host:6379"),
             ("  url: \"u:hunt,er@2@host\"", "  url: ***@host\""),
             ("  \"url\": u:hunter2@host", "  \"url\": ***@host"),
+            ("store: redis://u:hunter2", "store: redis://u:***"),
+            ("store: {url: 'redis://u:hunter2'}", "store: {url: 'redis://u:***'}"),
+            ("store: redis://host:6379/0", "store: redis://host:6379/0"),
+            ("store: redis://[::1]:6379", "store: redis://[::1]:6379"),
+            ("store: redis://", "store: redis://"),
             ("store: @host", "store: @host"),
             ("store: memory", "store: memory"),
             ("  - curl: a@b", "  - curl: a@b"),
