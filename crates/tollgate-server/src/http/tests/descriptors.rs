@@ -120,6 +120,40 @@ async fn a_rule_knows_how_many_values_name_a_key() {
 }
 
 #[tokio::test]
+async fn a_policy_in_shadow_mode_does_not_speak_for_those_that_deny() {
+    let policy = |name: &str, limit: &str| {
+        Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).in_domain("s")
+    };
+    for apart in [false, true] {
+        let tried = policy("tried", "1/minute").shadow();
+        let set = PolicySet::new([tried, policy("own", "2/minute"), policy("idle", "9/minute")]);
+        let mut settings = Settings::new(set.unwrap());
+        if apart {
+            settings.descriptors = crate::config::Descriptors::Apart;
+        }
+        let server = Server::with(settings);
+        let ask = r#"{"domain": "s", "descriptors": [{"entries": [{"key": "k"}]}]}"#;
+        for (code, left) in [("OK", json!(1)), ("OK", json!(null)), ("OVER_LIMIT", json!(null))] {
+            let told = server.post("/json", ask).await.json();
+            let status = &told["statuses"][0];
+            let limit = json!({ "name": "own", "requestsPerUnit": 2, "unit": "MINUTE" });
+            assert_eq!((&status["code"], &status["currentLimit"]), (&json!(code), &limit));
+            assert_eq!(status["limitRemaining"], left, "{told}");
+        }
+    }
+    let server = Server::with(Settings::new(
+        PolicySet::new([policy("tried", "1/minute").shadow(), policy("also", "5/minute").shadow()])
+            .unwrap(),
+    ));
+    for _ in 0..2 {
+        let ask = r#"{"domain": "s", "descriptors": [{"entries": [{"key": "k"}]}]}"#;
+        let told = server.post("/json", ask).await.json();
+        assert_eq!(told["statuses"][0]["currentLimit"]["name"], "tried");
+        assert_eq!(told["overallCode"], "OK");
+    }
+}
+
+#[tokio::test]
 async fn a_rule_is_told_from_a_policy() {
     let server = Server::with(settings());
     let told = server.get("/v1/policies").await.json();
