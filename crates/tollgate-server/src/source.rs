@@ -7,7 +7,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tollgate::PolicySet;
+use tollgate::{PolicySet, policy::PolicyError};
 
 use crate::{
     config::{self, Bind, Environment, Kind, Settings},
@@ -137,7 +137,13 @@ fn add_rules(paths: &[&Path], options: Options, settings: &mut Settings) -> Resu
         files.extend(RuleFile::read(path).map_err(|error| error.to_string())?);
     }
     let rules = Rules::parse(&files, options).map_err(|error| error.to_string())?;
-    settings.policies = rules.beside(&settings.policies).map_err(|error| error.to_string())?;
+    let policies = rules.beside(&settings.policies).map_err(|error| match error {
+        PolicyError::DuplicateName(name) => {
+            format!("a rule is named `{name}`, as is a policy: give the policy another name")
+        }
+        other => other.to_string(),
+    });
+    settings.policies = policies?;
     settings.rules = Arc::new(rules);
     Ok(())
 }

@@ -255,6 +255,18 @@ fn limits_do_not_go_because_there_are_rules_beside_them() {
 }
 
 #[test]
+fn a_policy_with_the_name_of_a_rule_is_told() {
+    let folder = Folder::with_config(&policy("10/day"));
+    folder.replace("rules.yaml", RULES);
+    let rules = folder.path("rules.yaml");
+    let both = ["--config", &*folder.config(), "--config", rules.to_str().unwrap()];
+    let service = Service::start(&[&both[..], &["--grpc", "off"]].concat());
+    folder.replace("tollgate.yaml", &policy("10/day").replace("api", "edge.user"));
+    let why = "a rule is named `edge.user`, as is a policy: give the policy another name";
+    eventually(WITHIN, "it is told", || service.log().contains(why));
+}
+
+#[test]
 fn rules_alone_may_go() {
     let folder = Folder::new();
     folder.replace("rules.yaml", RULES);
