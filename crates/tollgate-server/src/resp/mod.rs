@@ -167,8 +167,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         Ok(())
     }
 
-    /// Answers whole commands in one write for as long as there are any, and tells whether there were. `decided` becomes
-    /// the instant when the last was decided.
+    /// Answers whole commands in one write for as long as there are any, and tells whether there were. `decided`
+    /// becomes the instant when the last was decided.
     async fn answer(&mut self, decided: &mut Tick) -> io::Result<bool> {
         let mut has_answered = false;
         loop {
