@@ -172,11 +172,22 @@ impl Names {
         Name { names: self, cell }
     }
 
-    /// Where the answer to the request with this id is remembered: beside the cell.
-    pub(crate) fn answer(&self, id: &[u8], beside: CellId) -> CellId {
+    /// Where the answer to the request with this id is remembered: beside its first cell.
+    ///
+    /// It is the answer to these wants and to no others. One id may stand for several requests, as that of a call from
+    /// outside does in every service that it passes through, and what one of them was told says nothing of the rest.
+    pub(crate) fn answer(&self, id: &[u8], wants: &[Want]) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        hasher.update(b"answer").update(id);
-        CellId { tag: beside.tag, digest: halves(first_half(&hasher.finalize())) }
+        hasher.update(b"answer").update(&(id.len() as u64).to_le_bytes()).update(id);
+        for Want { cell, limit, cost, enforced, .. } in wants {
+            let (amount, capacity) = (limit.amount(), limit.capacity());
+            let [first, second] = cell.digest;
+            for word in [cell.tag, first, second, amount, capacity, *cost, u64::from(*enforced)] {
+                hasher.update(&word.to_le_bytes());
+            }
+        }
+        let tag = wants.first().map_or(0, |want| want.cell.tag);
+        CellId { tag, digest: halves(first_half(&hasher.finalize())) }
     }
 }
 

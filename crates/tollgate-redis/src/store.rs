@@ -446,7 +446,7 @@ impl Inner {
         times: u64,
         id: Option<&[u8]>,
     ) -> Result<oneshot::Receiver<batch::Answered>, StoreError> {
-        let once = id.map(|id| self.common.names.answer(id, wants[0].cell));
+        let once = id.map(|id| self.common.names.answer(id, &wants));
         let (waiter, answered) = Waiter::new(Instant::now());
         let ask = Ask { wants, times, once, waiter };
         match &self.servers {

@@ -67,8 +67,7 @@ export class Keys {
     const policy = this.policies.find(({ name }) => name === this.policy.value);
     const per = policy?.per ?? [];
     this.key.required = per.length > 0;
-    const none = policy?.envoy ? "values of the descriptor, with “, ” between" : "one budget for all: leave it empty";
-    this.key.placeholder = per.length > 0 ? per.join(", ") : none;
+    this.key.placeholder = per.length > 0 ? per.join(", ") : "one budget for all: leave it empty";
   }
 
   updateBlocked(answer) {

@@ -20,7 +20,8 @@ export class Try {
 
   /** Offers the names that policies look at; the first answer also makes the first rows. */
   offer(policies) {
-    const names = new Set(policies.flatMap((policy) => [
+    const asked = policies.filter((policy) => !policy.envoy);
+    const names = new Set(asked.flatMap((policy) => [
       ...(policy.match ?? []).map((match) => match.attribute),
       ...(policy.per ?? []),
     ]));

@@ -85,11 +85,12 @@ impl Reloader {
 
     fn take(&self) -> Result<u64, String> {
         let certificates = self.reload_certificates();
-        let settings = self.source.load().and_then(|settings| {
+        let settings = self.source.load().and_then(|mut settings| {
             self.check_exposure(&settings)?;
             self.check_policies(&settings)?;
             self.warn_of_what_stays(&settings);
             self.warn_of_the_last_key(&settings);
+            self.keep_what_stays(&mut settings);
             let policies = settings.policies.policies().len();
             let revision = self.gate.replace(settings);
             tracing::info!(revision, policies, "other settings are in force");
@@ -122,10 +123,10 @@ impl Reloader {
         check_exposure(&effective).map_err(|error| error.to_string())
     }
 
-    /// Limits do not go because half of a file is gone.
+    /// Limits do not go because half of a file is gone, also if there are rules beside it.
     fn check_policies(&self, new: &Settings) -> Result<(), String> {
-        let is_empty = |settings: &Settings| settings.policies.policies().is_empty();
-        if is_empty(new) && !new.may_limit_nothing && !is_empty(&self.gate.revision().settings) {
+        let has_none = |settings: &Settings| settings.own_policies() == 0;
+        if has_none(new) && !new.may_limit_nothing && !has_none(&self.gate.revision().settings) {
             let error = "there are no policies any more: write `policies: []` if that is meant";
             return Err(error.to_owned());
         }
@@ -148,9 +149,19 @@ impl Reloader {
         if listens(old) != listens(new) || tls(old) != tls(new) {
             tracing::warn!("listeners and paths of certificates stay as they are until a restart");
         }
-        if old.store != new.store {
+        if old.store != new.store || old.layout != new.layout {
             tracing::warn!("the store stays as it is until a restart");
         }
+    }
+
+    /// Whoever asks the settings in force how the service listens is told how it does.
+    fn keep_what_stays(&self, new: &mut Settings) {
+        let old = Settings::clone(&self.first);
+        (new.http, new.grpc, new.resp) = (old.http, old.grpc, old.resp);
+        (new.store, new.layout) = (old.store, old.layout);
+        (new.security.tls, new.security.grpc_tls) = (old.security.tls, old.security.grpc_tls);
+        new.security.insecure = old.security.insecure;
+        new.bounds.connections = old.bounds.connections;
     }
 
     /// Looks at the sources whenever they may have changed, for ever.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tollgate::PolicySet;
+use tollgate::{PolicySet, policy::PolicyError};
 
 use crate::{
     config::{self, Bind, Environment, Kind, Settings},
@@ -92,7 +92,7 @@ impl Source {
                 config::read(text, "default.yaml", environment)
                     .map_err(|error| error.to_string())?
             }
-            None => Settings::new(none()?),
+            None => rules_alone()?,
         };
         if !foreign.is_empty() {
             add_rules(&foreign, Options::default(), &mut settings)?;
@@ -102,7 +102,7 @@ impl Source {
     }
 
     fn load_deployment(&self, deployment: &Deployment) -> Result<Settings, String> {
-        let mut settings = Settings::new(none()?);
+        let mut settings = rules_alone()?;
         deployment.apply(&mut settings);
         add_rules(&[&deployment.files], deployment.options.clone(), &mut settings)?;
         for warning in &deployment.warnings {
@@ -137,10 +137,14 @@ fn add_rules(paths: &[&Path], options: Options, settings: &mut Settings) -> Resu
         files.extend(RuleFile::read(path).map_err(|error| error.to_string())?);
     }
     let rules = Rules::parse(&files, options).map_err(|error| error.to_string())?;
-    settings.policies = rules.beside(&settings.policies).map_err(|error| error.to_string())?;
+    let policies = rules.beside(&settings.policies).map_err(|error| match error {
+        PolicyError::DuplicateName(name) => {
+            format!("a rule is named `{name}`, as is a policy: give the policy another name")
+        }
+        other => other.to_string(),
+    });
+    settings.policies = policies?;
     settings.rules = Arc::new(rules);
-    // Each of them names a domain at least.
-    settings.may_limit_nothing |= !files.is_empty();
     Ok(())
 }
 
@@ -154,6 +158,9 @@ fn is_foreign(path: &Path) -> Result<bool, String> {
     Ok(config::kind_of(&String::from_utf8_lossy(&text)) == Kind::Envoy)
 }
 
-fn none() -> Result<PolicySet, String> {
-    PolicySet::new([]).map_err(|error| error.to_string())
+/// Settings for rules without policies of our own. A file of rules names a domain at least, so none of them can be
+/// empty by mistake.
+fn rules_alone() -> Result<Settings, String> {
+    let none = PolicySet::new([]).map_err(|error| error.to_string())?;
+    Ok(Settings { may_limit_nothing: true, ..Settings::new(none) })
 }

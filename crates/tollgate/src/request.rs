@@ -57,10 +57,12 @@ impl<'a> Request<'a> {
     }
 
     /// Gives the request an id, by which [`SharedLimiter::check_request`](crate::SharedLimiter::check_request) can be
-    /// asked again when the answer was lost: the same id within a short time gets the same answer and counts once.
+    /// asked again when the answer was lost: the same request with the same id within a short time gets the same
+    /// answer and counts once.
     ///
-    /// Ids are unique among all requests to a store. Whoever chooses them can pass twice for the price of one, so they
-    /// are for callers that you trust. A [`Limiter`](crate::Limiter) always answers, and ignores them.
+    /// A request of other keys, under other limits or at another cost is another one, and counts. Whoever chooses ids
+    /// can pass twice for the price of one, so they are for callers that you trust. A [`Limiter`](crate::Limiter)
+    /// always answers, and ignores them.
     pub fn id(self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Result<Self, RequestIdError> {
         let id = id.as_ref();
         match id.len() {

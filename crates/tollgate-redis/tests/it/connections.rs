@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollgate::{Limit, PolicySet, SharedLimiter};
+use tollgate::{Limit, Policy, PolicySet, Request, SharedLimiter};
 use tollgate_redis::{ConnectError, RedisStore};
 use tollgate_testkit::servers::{Certificates, Flavor, Server};
 
@@ -110,8 +110,7 @@ fn the_same_id_counts_once() {
             let limiter = |store| SharedLimiter::builder(store).limit("3/day").build().unwrap();
             let one = limiter(connect(&server.url()).await.unwrap());
             let other = limiter(connect(&server.url()).await.unwrap());
-            let request =
-                |id: &'static str| tollgate::Request::new().with("key", "alice").id(id).unwrap();
+            let request = |id: &'static str| Request::new().with("key", "alice").id(id).unwrap();
             for limiter in [&one, &other, &one] {
                 let decision = limiter.check_request(&request("first")).await.unwrap();
                 assert_eq!((decision.is_allowed(), decision.remaining()), (true, 2));
@@ -124,6 +123,40 @@ fn the_same_id_counts_once() {
             }
         });
     }
+}
+
+/// The id of a call from outside is that of every request that comes of it. Each of them counts.
+#[test]
+fn one_id_for_several_requests_counts_for_each() {
+    let policy = |name: &str, domain: &str, limit: &str| {
+        Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).in_domain(domain).per(["key"])
+    };
+    let policies = PolicySet::new([
+        policy("search", "search", "1000/day"),
+        policy("other", "other", "1000/day"),
+        policy("pay", "pay", "2/day"),
+        policy("also", "pay", "9/day"),
+    ]);
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await.unwrap();
+        let limiter = SharedLimiter::builder(store).policies(policies.unwrap()).build().unwrap();
+        let ask = async |id: &str, domain: &str, cost: u64| {
+            let request = Request::new().in_domain(domain).with("key", "alice").cost(cost);
+            let decision = limiter.check_request(&request.id(id).unwrap()).await.unwrap();
+            assert!(!decision.is_degraded(), "{id} {domain} {cost}");
+            (decision.is_allowed(), decision.remaining())
+        };
+        for (id, left) in [("1", (true, 1)), ("2", (true, 0)), ("3", (false, 0))] {
+            for _ in 0..2 {
+                assert!(ask(id, "search", 1).await.0);
+                assert_eq!(ask(id, "pay", 1).await, left, "{id}");
+            }
+        }
+        assert_eq!(ask("3", "other", 1).await, (true, 999), "not what another was told");
+        assert_eq!(ask("3", "other", 5).await, (true, 994), "another cost is another request");
+        assert_eq!(ask("3", "other", 1).await, (true, 999));
+    });
 }
 
 /// Permits are shared by processes, and one that is dropped comes back without anybody waiting for it.

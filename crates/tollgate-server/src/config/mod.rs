@@ -37,6 +37,9 @@ pub use text::BindError;
 pub use tollgate_http::{HeaderStyle, Headers, ResetStyle};
 pub use warnings::warnings;
 
+pub(crate) use mask::masked;
+pub(crate) use yaml::message;
+
 use tollgate::PolicySet;
 
 use problem::Problems;

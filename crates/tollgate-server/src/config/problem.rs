@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use serde_saphyr::Location;
 
-use super::mask::masked;
+use super::mask::masked_in;
 use crate::envoy::FileError;
 
 /// Why a configuration cannot be used: everything that is wrong with it, up to [`ConfigError::MOST`] problems.
@@ -157,8 +157,7 @@ impl Shown {
     fn new(text: &str, place: Position, width: usize) -> Option<Self> {
         let line = usize::try_from(place.line).ok()?.checked_sub(1)?;
         let column = usize::try_from(place.column).ok()?.checked_sub(1)?;
-        let line = text.lines().nth(line)?;
-        let (masked, column) = masked(line, column);
+        let (masked, column) = masked_in(text, line, column)?;
         let skipped = if column > SHOWN - 20 { column - BEFORE } else { 0 };
         let printable = |char: char| if char.is_control() { ' ' } else { char };
         let text: String = masked.chars().skip(skipped).take(SHOWN).map(printable).collect();

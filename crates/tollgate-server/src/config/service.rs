@@ -296,11 +296,16 @@ impl str::FromStr for StoreSettings {
             _ if text.contains("://") => redis(text),
             _ => Err(format!(
                 "`{}` is not a store: write `memory`, or an address such as `redis://127.0.0.1:6379`",
-                // What stands before an @ may be a password, and perhaps so does what follows one.
-                if text.contains('@') { "***".to_owned() } else { shorten(text).to_string() }
+                // What stands before an @ may be a password, and perhaps so does what follows one, or a colon.
+                if may_be_secret(text) { "***".to_owned() } else { shorten(text) }
             )),
         }
     }
+}
+
+fn may_be_secret(address: &str) -> bool {
+    let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    address.contains('@') || address.rsplit_once(':').is_some_and(|(_, port)| !is_port(port))
 }
 
 fn redis(url: &str) -> Result<StoreSettings, String> {

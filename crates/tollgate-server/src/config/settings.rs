@@ -21,7 +21,7 @@ pub struct Settings {
     pub layout: Layout,
     /// The policies in force, those that only Envoy's descriptors lead to among them.
     pub policies: PolicySet,
-    /// Whether it is said that there are no policies, and not just none of them.
+    /// Whether it is said that there are no policies but those of rules, and not just none of them.
     pub(crate) may_limit_nothing: bool,
     /// What Envoy's descriptors lead to.
     pub(crate) rules: Arc<Rules>,
@@ -179,6 +179,11 @@ impl Settings {
             security: Security::default(),
             bounds: Bounds::default(),
         }
+    }
+
+    /// How many policies there are besides those of rules.
+    pub(crate) fn own_policies(&self) -> usize {
+        self.policies.policies().len().saturating_sub(self.rules.policies())
     }
 }
 

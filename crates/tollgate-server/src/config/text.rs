@@ -2,6 +2,8 @@
 
 use std::{net::SocketAddr, num::NonZeroU32, ops::RangeInclusive, str::FromStr, time::Duration};
 
+use sha2::{Digest, Sha256};
+
 use super::{Bind, hint::shorten};
 
 /// Why a text does not say where to listen.
@@ -78,7 +80,10 @@ pub(super) fn sha256(text: &str) -> Result<[u8; 32], &'static str> {
     for (byte, pair) in hash.iter_mut().zip(digits.chunks_exact(2)) {
         *byte = u8::try_from(pair[0] * 16 + pair[1]).map_err(|_| wrong)?;
     }
-    Ok(hash)
+    match hash == *Sha256::digest(b"") {
+        true => Err("this is the SHA-256 of nothing, so everybody has this key: was `$KEY` empty?"),
+        false => Ok(hash),
+    }
 }
 
 impl FromStr for Bind {
@@ -205,5 +210,10 @@ mod tests {
         for bad in ["", &text[1..], &format!("{text}0"), &text.replace('0', "g")] {
             assert!(!sha256(bad).unwrap_err().contains("0b0c"));
         }
+        let of_nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!(
+            sha256(of_nothing),
+            Err("this is the SHA-256 of nothing, so everybody has this key: was `$KEY` empty?")
+        );
     }
 }

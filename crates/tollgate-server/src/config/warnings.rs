@@ -1,12 +1,14 @@
 //! What a configuration says that does not do what it seems to do.
 
+use ipnet::IpNet;
 use tollgate::{
     Algorithm, Limit,
     policy::{Condition, Match, Policy},
 };
 use tollgate_redis::Layout;
 
-use super::{Bind, Settings, StoreSettings};
+use super::{Bind, Settings, StoreSettings, hint::shorten};
+use crate::service::missing;
 
 /// The most pairs of policies that are named, and the most policies that are compared with each other.
 const MOST_PAIRS: usize = 20;
@@ -17,6 +19,7 @@ pub fn warnings(settings: &Settings) -> Vec<String> {
     let mut warnings = Vec::new();
     for policy in settings.policies.policies() {
         overrides(policy, &mut warnings);
+        conditions(policy, &mut warnings);
         limits(policy, &mut warnings);
         cost(policy, &mut warnings);
     }
@@ -44,6 +47,30 @@ fn overrides(policy: &Policy, warnings: &mut Vec<String>) {
                 "policy `{name}`: override {number} is never used, for the policy covers no such request"
             ));
         }
+    }
+}
+
+/// Values to the letter that look like something else.
+fn conditions(policy: &Policy, warnings: &mut Vec<String>) {
+    let overrides = policy.overrides.iter().map(|other| &other.matching);
+    for (attribute, condition) in
+        std::iter::once(&policy.matching).chain(overrides).flat_map(Match::conditions)
+    {
+        let Condition::OneOf(values) = condition else { continue };
+        let is_network = |value: &&String| value.contains('/') && value.parse::<IpNet>().is_ok();
+        let about = if let Some(net) = values.iter().find(is_network) {
+            format!(
+                "`{net}` is compared to the letter: for addresses in it write `{{cidr: {net}}}`"
+            )
+        } else if let (true, Some(glob)) =
+            (values.len() > 1, values.iter().find(|value| value.contains('*')))
+        {
+            let glob = shorten(glob);
+            format!("`{glob}` in a list is compared to the letter: only one by itself is a pattern")
+        } else {
+            continue;
+        };
+        warnings.push(format!("policy `{}`: `{}`: {about}", policy.name, shorten(attribute)));
     }
 }
 
@@ -142,17 +169,14 @@ fn cluster(settings: &Settings, warnings: &mut Vec<String>) {
 }
 
 fn listeners(settings: &Settings, warnings: &mut Vec<String>) {
-    let security = &settings.security;
-    if security.tls.is_some() && !security.credentials.is_empty() {
-        return;
-    }
     for (name, bind) in [("http", settings.http), ("grpc", settings.grpc), ("resp", settings.resp)]
     {
         if let Bind::At(address) = bind
-            && !address.ip().is_loopback()
+            && !address.ip().to_canonical().is_loopback()
+            && let Some(missing) = missing(&settings.security, name)
         {
             warnings.push(format!(
-                "`listen.{name}` is open to other machines: the service does not start without `tls` and `keys`"
+                "`listen.{name}` is open to other machines: the service does not start without {missing}"
             ));
         }
     }

@@ -66,7 +66,7 @@ fn options() -> Options {
 }
 
 /// What is wrong, in the words of the project.
-fn message(error: &Error) -> String {
+pub(crate) fn message(error: &Error) -> String {
     match error {
         Error::SerdeUnknownField { field, expected, .. } => {
             format!("unknown field `{}`: {}", shorten(field), among(field, expected))
@@ -87,7 +87,9 @@ fn message(error: &Error) -> String {
         Error::NullIntoString { .. } => {
             "there is no value here: write one, or leave the field out".to_owned()
         }
-        Error::InvalidBooleanStrict { .. } => "expected `true` or `false`".to_owned(),
+        Error::InvalidBooleanStrict { .. } | Error::InvalidScalar { ty: "boolean", .. } => {
+            "expected `true` or `false`".to_owned()
+        }
         Error::InvalidScalar { ty, .. } if ty.starts_with('u') => {
             "expected a whole number from 0".to_owned()
         }

@@ -113,15 +113,20 @@ fn clamp(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// About the descriptor that is over its limit, or else the one with the least remaining.
+/// About the descriptor that is over its limit, of several the one that is so for longest, or else the one with the
+/// least remaining.
 fn headers(names: &HeaderNames, statuses: &[DescriptorStatus]) -> Vec<HeaderValue> {
     let limited = statuses.iter().filter(|status| status.current_limit.is_some());
-    let by_need = |status: &&DescriptorStatus| {
-        (status.code != i32::from(Code::OverLimit), status.limit_remaining)
+    let reset = |status: &DescriptorStatus| {
+        status.duration_until_reset.as_ref().map_or(0, |reset| reset.seconds)
+    };
+    let by_need = |status: &&DescriptorStatus| match status.code == i32::from(Code::OverLimit) {
+        true => (0, -reset(status)),
+        false => (1, status.limit_remaining.into()),
     };
     let Some(status) = limited.min_by_key(by_need) else { return Vec::new() };
     let limit = status.current_limit.as_ref().map_or(0, |limit| limit.requests_per_unit);
-    let reset = status.duration_until_reset.map_or(0, |reset| reset.seconds);
+    let reset = reset(status);
     let header = |key: &String, value: String| HeaderValue { key: key.clone(), value };
     vec![
         header(&names.limit, limit.to_string()),

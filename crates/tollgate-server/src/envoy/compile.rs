@@ -90,20 +90,25 @@ impl Compiler<'_> {
         }
         self.way.push((key.to_owned(), value.map(str::to_owned)));
         let rule = self.rule(item)?;
-        let mut node = Node { line: at.line(), rule, below: Level::default() };
+        let place = (self.source.file.clone(), at.line());
+        let mut node = Node { place, rule, below: Level::default() };
         self.descriptors(&mut node.below, said.descriptors.as_deref().unwrap_or_default())?;
         self.way.pop();
         if varies {
             self.varying.pop();
         }
-        level.insert(key, value, node).map_err(|line| {
+        level.insert(key, value, node).map_err(|(file, line)| {
             let key = shorten(key, 40);
             let value = value.map_or_else(
                 || "without a value".to_owned(),
                 |value| format!("with value `{}`", shorten(value, 40)),
             );
+            let known = match file == self.source.file {
+                true => format!("line {line}"),
+                false => format!("{}:{line}", file.display()),
+            };
             let message = format!(
-                "descriptor `{key}` {value} is already in line {line}: \
+                "descriptor `{key}` {value} is already in {known}: \
                  write its limits there, as `rate_limits`"
             );
             self.source.error(at, message)
@@ -150,10 +155,11 @@ impl Compiler<'_> {
             quota: said.quota_mode.unwrap_or_default() || self.rules.options.quota_mode,
             metadata: said.metadata.as_ref().map(metadata::from_json),
         };
+        let written = self.written(&rule);
         if !rule.is_unlimited() {
-            self.rules.policies.push(rule.to_policy(self.domain, failure));
+            self.rules.policies.push(rule.to_policy(&written, failure));
         }
-        self.rules.written.push(self.written(&rule));
+        self.rules.written.push(written);
         Ok(Some(rule))
     }
 

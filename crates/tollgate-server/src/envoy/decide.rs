@@ -249,17 +249,23 @@ fn findings(
         let charges = bill.charges[part.range.clone()].iter();
         let own = decisions.get(part.range.clone()).unwrap_or_default();
         let mut finding = Finding { spoken: None, is_over: part.never, is_blocked: false };
+        let mut has_counted = false;
         for (place, (charge, decision)) in charges.zip(own).enumerate() {
             let cost = if asked.refund { 0 } else { asked.cost };
             let is_over =
                 !decision.is_allowed() || (charge.cost < cost && decision.remaining() < cost);
-            // A policy of our own in shadow mode is charged, but never denies.
-            let counts = charge.enforced || !matches!(asked.limits, Limits::Native(_));
             let is_blocked = decision.source() == Source::Blocked;
+            // A policy of our own in shadow mode is charged, but never denies, and speaks only if no other does.
+            let counts =
+                charge.enforced || is_blocked || !matches!(asked.limits, Limits::Native(_));
             finding.is_blocked |= is_blocked && !asked.refund;
-            finding.is_over |= is_over && (counts || is_blocked);
-            if finding.spoken.is_none_or(|(_, other)| is_tighter(decision, &other)) {
+            finding.is_over |= is_over && counts;
+            let speaks = finding.spoken.is_none_or(|(_, other)| {
+                counts && !has_counted || counts == has_counted && is_tighter(decision, &other)
+            });
+            if speaks {
                 finding.spoken = Some((place, *decision));
+                has_counted = counts;
             }
         }
         finding

@@ -10,7 +10,9 @@ use std::{
 };
 
 use serde::Deserialize;
-use serde_saphyr::{DefaultMessageFormatter, Location, MessageFormatter, Spanned};
+use serde_saphyr::{Location, Spanned};
+
+use crate::config::{masked, message};
 
 /// The text of a file, with its name for errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,8 +130,11 @@ impl Source {
         let options = serde_saphyr::options! { with_snippet: false };
         let parsed = serde_saphyr::from_multiple_with_options(&self.text, options);
         let roots: Vec<Root> = parsed.map_err(|error| {
-            let message = DefaultMessageFormatter.format_message(error.without_snippet());
-            self.error(error.location(), message.escape_debug())
+            let said = message(error.without_snippet());
+            let error = self.error(error.location(), said.escape_debug());
+            // What is no rule may be anything, also the address of a store.
+            let (snippet, _) = masked(self.line(error.line), 0);
+            FileError { snippet: shorten(&snippet, 120), ..error }
         })?;
         match roots.is_empty() {
             true => {
@@ -147,8 +152,7 @@ impl Source {
         message: impl fmt::Display,
     ) -> FileError {
         let (line, column) = at.into().map_or((0, 0), |at| (at.line(), at.column()));
-        let place = usize::try_from(line).unwrap_or(usize::MAX).checked_sub(1);
-        let snippet = place.and_then(|place| self.text.lines().nth(place)).unwrap_or_default();
+        let snippet = self.line(line);
         FileError {
             message: message.to_string(),
             file: self.file.clone(),
@@ -156,6 +160,12 @@ impl Source {
             column,
             snippet: shorten(snippet, 120),
         }
+    }
+
+    /// A line by its number, or nothing if there is none.
+    fn line(&self, number: u64) -> &str {
+        let place = usize::try_from(number).unwrap_or(usize::MAX).checked_sub(1);
+        place.and_then(|place| self.text.lines().nth(place)).unwrap_or_default()
     }
 }
 

@@ -86,11 +86,14 @@ struct Keyed {
     bare: Option<Node>,
 }
 
+/// A file and a line.
+pub(super) type Place = (PathBuf, u64);
+
 /// One descriptor of a file.
 #[derive(Debug, Default)]
 pub(super) struct Node {
-    /// Where it stands in its file, for errors.
-    pub(super) line: u64,
+    /// Its file and the line there, for errors.
+    pub(super) place: Place,
     pub(super) rule: Option<Rule>,
     pub(super) below: Level,
 }
@@ -140,6 +143,11 @@ impl Rules {
         PolicySet::new(native.policies().iter().chain(&self.policies).cloned())
     }
 
+    /// How many policies there are of these rules.
+    pub(crate) fn policies(&self) -> usize {
+        self.policies.len()
+    }
+
     /// The rules as they are written, for people.
     pub(crate) fn written(&self) -> &[WrittenRule] {
         &self.written
@@ -173,12 +181,17 @@ impl Level {
         exact.or_else(|| wildcard(&entry.value)).or(keyed.bare.as_ref())
     }
 
-    /// Adds a descriptor. `Err` with the line of the one that is there already.
-    pub(super) fn insert(&mut self, key: &str, value: Option<&str>, node: Node) -> Result<(), u64> {
+    /// Adds a descriptor. `Err` with the place of the one that is there already.
+    pub(super) fn insert(
+        &mut self,
+        key: &str,
+        value: Option<&str>,
+        node: Node,
+    ) -> Result<(), Place> {
         let keyed = self.keys.entry(key.as_bytes().into()).or_default();
         let Some(value) = value else {
             return match &keyed.bare {
-                Some(known) => Err(known.line),
+                Some(known) => Err(known.place.clone()),
                 None => {
                     keyed.bare = Some(node);
                     Ok(())
@@ -187,7 +200,7 @@ impl Level {
         };
         let Some(pattern) = Pattern::new(value) else {
             return match keyed.exact.entry(value.as_bytes().into()) {
-                hash_map::Entry::Occupied(known) => Err(known.get().line),
+                hash_map::Entry::Occupied(known) => Err(known.get().place.clone()),
                 hash_map::Entry::Vacant(free) => {
                     free.insert(node);
                     Ok(())
@@ -196,7 +209,7 @@ impl Level {
         };
         let known = keyed.wildcards.iter().find(|(text, ..)| **text == *value);
         if let Some((_, _, known)) = known {
-            return Err(known.line);
+            return Err(known.place.clone());
         }
         keyed.wildcards.push((value.into(), pattern, node));
         Ok(())
@@ -205,9 +218,11 @@ impl Level {
 
 impl Rule {
     /// The policy that counts for it.
-    pub(super) fn to_policy(&self, domain: &str, failure: FailureMode) -> Policy {
-        let limits = self.bounds.iter().map(|bound| bound.limit);
-        let mut policy = Policy::new(self.policy, limits).in_domain(domain).failing(failure);
+    pub(super) fn to_policy(&self, written: &WrittenRule, failure: FailureMode) -> Policy {
+        let mut policy = Policy::new(self.policy, written.limits.iter().copied())
+            .in_domain(&written.domain)
+            .per(&written.per)
+            .failing(failure);
         policy.matching = Match::never();
         if self.shadow { policy.shadow() } else { policy }
     }

@@ -361,6 +361,29 @@ fn text_that_is_no_file_of_theirs_is_refused() {
 }
 
 #[test]
+fn what_has_the_wrong_form_is_told_what_to_write() {
+    let of = |field: &str| one(&format!("{{key: k, {field}}}"));
+    let limit = |field: &str| of(&format!("rate_limit: {{unit: day, {field}}}"));
+    for (text, message) in [
+        (of("rate_limt: 1"), "unknown field `rate_limt`: did you mean `rate_limit`?"),
+        (of("key: l"), "`key` is given twice: leave one of them out"),
+        (of("value: [v]"), "expected one text, neither a list nor a map"),
+        (limit("requests_per_unit: many"), "expected a whole number from 0"),
+        (limit("requests_per_unit: -1"), "expected a whole number from 0"),
+        ("domain: d\ndescriptors: {key: k}".to_owned(), "expected a list, such as `[a, b]`"),
+        (
+            "domain:\ndescriptors: []".to_owned(),
+            "there is no value here: write one, or leave the field out",
+        ),
+        ("domain: d\ndescriptors: [".to_owned(), "this is not YAML as it should be: "),
+    ] {
+        let told = error(&text).message;
+        assert!(told.starts_with(message), "{text}: {told}");
+    }
+    assert_eq!(error(&of("shadow_mode: maybe")).message, "expected `true` or `false`");
+}
+
+#[test]
 fn a_directory_is_all_of_its_files_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
@@ -393,7 +416,12 @@ fn a_directory_is_all_of_its_files_in_order() {
 
     write("f.yaml", "domain: a\ndescriptors: [{key: k}]");
     let error = load(true).unwrap_err();
-    assert!(error.message.starts_with("descriptor `k` without a value"), "{error}");
+    let first = folder.path().join("a.yaml");
+    let said = format!(
+        "descriptor `k` without a value is already in {}:2: write its limits there, as `rate_limits`",
+        first.display()
+    );
+    assert_eq!(error.message, said);
 
     std::fs::remove_file(folder.path().join("f.yaml")).unwrap();
     write("g.txt", "domain: [");

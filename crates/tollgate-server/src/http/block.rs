@@ -6,7 +6,7 @@ use axum::extract::{Query, Request, State};
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tollgate::{KeyBuf, PolicyName};
+use tollgate::{KeyBuf, Policy, PolicyName};
 
 use super::{Answer, Problem, Shared, answer::json, model::Done, posted};
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
     config::Scope,
     gate::Revision,
     live::{SHOWN, key_of, text_of},
+    service::Access,
 };
 
 /// A key to deny for a while.
@@ -60,7 +61,7 @@ pub(super) async fn block(
     let (head, body) = posted(&shared, request).await?;
     let revision = shared.gate.revision();
     // Whoever may ask nothing is not told what there is.
-    revision.access(&head.headers)?;
+    let access = revision.access(&head.headers)?;
     let asked: BlockRequest =
         serde_json::from_slice(&body).map_err(|error| Problem::request(error.to_string()))?;
     let seconds = asked.seconds.unwrap_or(HOUR);
@@ -68,7 +69,7 @@ pub(super) async fn block(
         let detail = format!("a block lasts from 1 to {LONGEST} seconds, which are 30 days");
         return Err(Problem::request(detail));
     }
-    let named = Named::new(&asked.policy, &asked.key, &revision)?;
+    let named = Named::new(&asked.policy, &asked.key, &revision, access)?;
     let access = revision.access_to(&head.headers, Scope::Admin, named.domain)?;
     if asked.key.chars().count() > SHOWN {
         // Nobody could see whom it is that this block denies.
@@ -90,11 +91,11 @@ pub(super) async fn unblock(
     request: Request,
 ) -> Result<Answer, Problem> {
     let revision = shared.gate.revision();
-    revision.access(request.headers())?;
+    let access = revision.access(request.headers())?;
     let (policy, key) = name_in_query(&request)?
         .ok_or_else(|| Problem::request("name the `policy` and the `key`"))?;
-    let access = match domain_of(&policy, &revision) {
-        Some(domain) => revision.access_to(request.headers(), Scope::Admin, domain)?,
+    let access = match find(&policy, &revision, access) {
+        Some((_, domain)) => revision.access_to(request.headers(), Scope::Admin, domain)?,
         None => revision.access_everywhere(request.headers(), Scope::Admin)?,
     };
     let is_meant =
@@ -102,7 +103,7 @@ pub(super) async fn unblock(
     let lifted = revision.engine.blocks().lift(is_meant);
     if lifted.is_empty() {
         // Whoever wrote what cannot be a name is told so.
-        Named::new(&policy, &key, &revision)?;
+        Named::new(&policy, &key, &revision, access)?;
     } else {
         let keys: Vec<_> = lifted.iter().map(|block| (block.policy, block.key.as_ref())).collect();
         shared.gate.audit().keys("unblock", &access, &keys);
@@ -110,11 +111,22 @@ pub(super) async fn unblock(
     json(StatusCode::OK, &Done { limits: lifted.len() })
 }
 
-/// The domain of a policy in force.
-fn domain_of<'r>(policy: &str, revision: &'r Revision) -> Option<&'r str> {
+/// The policy of this name, or none for limits that come with requests, and the domain. What is in no domain of whoever
+/// asks is not there for them: not even its name is told.
+///
+/// Names that are made of text are kept for good, so those that are there already are looked through.
+fn find<'r>(
+    policy: &str,
+    revision: &'r Revision,
+    access: Access<'_>,
+) -> Option<(Option<&'r Policy>, &'r str)> {
     let mut all = revision.engine.policies().policies().iter();
-    let own = all.find(|other| other.name.as_str() == policy).map(|policy| &*policy.domain);
-    own.or_else(|| (policy == PolicyName::AD_HOC.as_str()).then_some(""))
+    let own = all.find(|other| other.name.as_str() == policy);
+    let found = match own {
+        None if policy != PolicyName::AD_HOC.as_str() => None,
+        own => Some((own, own.map_or("", |policy| &policy.domain))),
+    };
+    found.filter(|(_, domain)| access.allows(Scope::Check, domain))
 }
 
 /// The parameters `policy` and `key`. `None` if no policy is named.
@@ -138,26 +150,30 @@ impl BlockModel {
 }
 
 impl<'r> Named<'r> {
-    fn new(policy: &str, key: &str, revision: &'r Revision) -> Result<Self, Problem> {
+    fn new(
+        policy: &str,
+        key: &str,
+        revision: &'r Revision,
+        access: Access<'_>,
+    ) -> Result<Self, Problem> {
         let settings = &revision.settings;
         if key.len() > settings.bounds.key_bytes.saturating_mul(settings.bounds.attributes) {
             return Err(Problem::bounds("the key is longer than any that is taken"));
         }
-        let all = revision.engine.policies().policies();
-        // Names that are made of text are kept for good, so those that are there already are looked through.
-        let found = all.iter().find(|other| other.name.as_str() == policy);
-        let (name, domain) = match found {
-            Some(policy) => (policy.name, &*policy.domain),
-            None if policy == PolicyName::AD_HOC.as_str() => (PolicyName::AD_HOC, ""),
-            None => return Err(Problem::unknown_policy()),
-        };
+        let (found, domain) = find(policy, revision, access).ok_or_else(|| {
+            match access.allows_everywhere(Scope::Check) {
+                true => Problem::unknown_policy(),
+                false => Problem::forbidden("no policy in a domain that it is for has this name"),
+            }
+        })?;
         let key = key_of(found, key).ok_or_else(|| {
             let per = found.map(|policy| policy.per.join(", ")).unwrap_or_default();
             let one = "this policy has one budget for all: leave `key` empty".to_owned();
             let several = format!("write the values of `{per}` as `key`, with `, ` between them");
             Problem::request(if per.is_empty() { one } else { several })
         })?;
-        Ok(Self { policy: name, domain, key })
+        let policy = found.map_or(PolicyName::AD_HOC, |policy| policy.name);
+        Ok(Self { policy, domain, key })
     }
 
     /// By the parameters `policy` and `key`. `None` if no policy is named.
@@ -165,9 +181,9 @@ impl<'r> Named<'r> {
         request: &Request,
         revision: &'r Revision,
     ) -> Result<Option<Self>, Problem> {
-        revision.access(request.headers())?;
+        let access = revision.access(request.headers())?;
         let name = name_in_query(request)?;
-        name.map(|(policy, key)| Self::new(&policy, &key, revision)).transpose()
+        name.map(|(policy, key)| Self::new(&policy, &key, revision, access)).transpose()
     }
 
     /// The policy, unless the limits have to be known, too.

@@ -248,7 +248,8 @@ pub(super) struct PolicyList {
 pub(super) struct PolicyModel {
     name: &'static str,
     domain: String,
-    /// Whether it is a rule for Envoy. Descriptors lead to it then, and neither `match` nor `per` says which.
+    /// Whether it is a rule for Envoy. Descriptors lead to it then, `match` does not say which, and `per` are the
+    /// entries by whose values it counts.
     envoy: bool,
     r#match: Vec<ConditionModel>,
     /// The attributes whose values are the key. None: one budget for all.

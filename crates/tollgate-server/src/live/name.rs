@@ -1,6 +1,6 @@
 //! Keys as text, and back.
 
-use tollgate::{KeyBuf, KeyRef, Policy, policy::Match};
+use tollgate::{KeyBuf, KeyRef, Policy};
 
 /// So many characters of a key are shown.
 pub(crate) const SHOWN: usize = 200;
@@ -44,12 +44,6 @@ pub(crate) fn key_of(policy: Option<&Policy>, text: &str) -> Option<KeyBuf> {
     let parts = || text.split(BETWEEN);
     match policy {
         None => Some(KeyRef::new(text.as_bytes()).to_buf()),
-        // Descriptors of Envoy lead there: how many parts there are, their rules know.
-        Some(policy) if policy.matching == Match::never() => match parts().count() {
-            _ if text.is_empty() => Some(KeyBuf::empty()),
-            1 => Some(one()),
-            _ => Some(tuple(&mut parts())),
-        },
         Some(policy) => match policy.per.len() {
             0 => text.is_empty().then(KeyBuf::empty),
             1 => Some(one()),

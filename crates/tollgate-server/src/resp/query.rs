@@ -33,6 +33,11 @@ impl<'a> Query<'a> {
                 query.read_attributes(&rest[1..], bounds)?;
                 return query.whole();
             }
+            let mut before = words[..words.len() - rest.len()].chunks(2);
+            let is_again = before.any(|pair| pair[0].eq_ignore_ascii_case(option));
+            if is_again && !option.eq_ignore_ascii_case(b"LIMIT") {
+                return Err(USAGE.to_owned());
+            }
             query.read_option(option, value, bounds)?;
             rest = after;
         }
@@ -78,7 +83,11 @@ impl<'a> Query<'a> {
         }
         for [name, value] in pairs {
             within("the value of an attribute", value, bounds)?;
-            self.attributes.push((text("the name of an attribute", name, bounds)?, value));
+            let name = text("the name of an attribute", name, bounds)?;
+            if self.attributes.iter().any(|(other, _)| *other == name) {
+                return Err(format!("the attribute '{}' is there twice", name.escape_debug()));
+            }
+            self.attributes.push((name, value));
         }
         Ok(())
     }

@@ -23,7 +23,8 @@ pub(crate) fn check_exposure(settings: &Settings) -> Result<(), Exposed> {
     Ok(())
 }
 
-fn missing(security: &Security, listener: &str) -> Option<&'static str> {
+/// What a listener that others can reach lacks.
+pub(crate) fn missing(security: &Security, listener: &str) -> Option<&'static str> {
     let tls = security.tls_of(listener);
     let has_clients = tls.is_some_and(|tls| tls.client_ca.is_some());
     match (tls, has_clients || !security.credentials.is_empty()) {

@@ -11,7 +11,7 @@ mod workers;
 pub(crate) use accept::{Listener, Protocol};
 pub(crate) use access::{Access, Keys};
 pub(crate) use drain::{Drain, DrainSwitch, GRACE};
-pub(crate) use exposure::{Exposed, check_exposure};
+pub(crate) use exposure::{Exposed, check_exposure, missing};
 pub(crate) use files::connections_each;
 pub(crate) use tls::{Tls, TlsError};
 pub(crate) use workers::Workers;

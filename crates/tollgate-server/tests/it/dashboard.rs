@@ -284,7 +284,7 @@ fn rules_for_envoy_are_shown_as_such() {
     shown.page.wait_until(&shows(".policies .chips", "Envoy descriptors"));
     assert_eq!(shown.page.text(".policies .policy-name button"), "edge.user");
     let hint = shown.page.evaluate("document.querySelector('#lookup-key').placeholder");
-    assert_eq!(hint, "values of the descriptor, with “, ” between");
+    assert_eq!(hint, "user");
     let names =
         "[...document.querySelectorAll('.attribute input[aria-label=Name]')].map(it => it.value)";
     assert_eq!(shown.page.evaluate(names), json!(["key"]));

@@ -231,6 +231,56 @@ fn limits_do_not_go_because_a_file_is_empty() {
     until_revision(&mut client, 3);
 }
 
+const RULES: &str =
+    "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 3 } }]\n";
+
+#[test]
+fn limits_do_not_go_because_there_are_rules_beside_them() {
+    let folder = Folder::with_config(&policy("10/day"));
+    folder.replace("rules.yaml", RULES);
+    let rules = folder.path("rules.yaml");
+    let both = ["--config", &*folder.config(), "--config", rules.to_str().unwrap()];
+    let service = Service::start(&[&both[..], &["--grpc", "off"]].concat());
+    let mut client = resp(&service);
+    folder.replace("tollgate.yaml", "shadow: false\n");
+    let why = "there are no policies any more: write `policies: []` if that is meant";
+    eventually(WITHIN, "it is told", || service.log().contains(why));
+    assert_eq!(charge(&mut client), ("10/day".into(), 9), "the last good one is in force");
+    folder.replace("rules.yaml", "domain: edge\n");
+    eventually(WITHIN, "it is told", || service.log().matches(why).count() == 2);
+    folder.replace("tollgate.yaml", "policies: []\n");
+    until_revision(&mut client, 2);
+    folder.replace("rules.yaml", RULES);
+    until_revision(&mut client, 3);
+}
+
+#[test]
+fn a_policy_with_the_name_of_a_rule_is_told() {
+    let folder = Folder::with_config(&policy("10/day"));
+    folder.replace("rules.yaml", RULES);
+    let rules = folder.path("rules.yaml");
+    let both = ["--config", &*folder.config(), "--config", rules.to_str().unwrap()];
+    let service = Service::start(&[&both[..], &["--grpc", "off"]].concat());
+    folder.replace("tollgate.yaml", &policy("10/day").replace("api", "edge.user"));
+    let why = "a rule is named `edge.user`, as is a policy: give the policy another name";
+    eventually(WITHIN, "it is told", || service.log().contains(why));
+}
+
+#[test]
+fn rules_alone_may_go() {
+    let folder = Folder::new();
+    folder.replace("rules.yaml", RULES);
+    let rules = folder.path("rules.yaml");
+    let service = Service::start(&["--config", rules.to_str().unwrap(), "--grpc", "off"]);
+    let mut client = resp(&service);
+    folder.replace("rules.yaml", "domain: edge\n");
+    until_revision(&mut client, 2);
+    folder.replace("rules.yaml", &policy("10/day"));
+    until_revision(&mut client, 3);
+    folder.replace("rules.yaml", RULES);
+    until_revision(&mut client, 4);
+}
+
 #[test]
 fn that_the_last_key_goes_is_told() {
     let key = format!("keys: [{{ name: boss, sha256: {} }}]\n", "0".repeat(64));
@@ -264,6 +314,34 @@ fn a_file_named_without_its_folder_is_watched_after_it_was_gone() {
         fs::write(folder.config(), policy(limit)).unwrap();
         // Sooner than files are looked at that no change is told of.
         until_revision(&mut client, number);
+    }
+}
+
+#[test]
+fn who_may_ask_depends_on_where_it_listens_and_not_on_where_it_will() {
+    let config = |http: &str| format!("listen: {{ http: {http} }}\n{}", policy("10/day"));
+    for (now, then, status) in
+        [("127.0.0.1:0", "0.0.0.0:0", 403), ("0.0.0.0:0", "127.0.0.1:0", 200)]
+    {
+        let folder = Folder::with_config(&config(now));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        let service = Service::launch(
+            command.args(["serve", "--insecure", "--config", &folder.config()]).args([
+                "--grpc",
+                "off",
+                "--resp",
+                "127.0.0.1:0",
+            ]),
+        );
+        let address = ([127, 0, 0, 1], service.address("http").port()).into();
+        let mut http = Http::connect(address).unwrap();
+        let mut stats = || {
+            http.send("GET /v1/stats HTTP/1.1\r\nhost: tollgate.example\r\n\r\n").unwrap().status
+        };
+        assert_eq!(stats(), status, "{now}");
+        folder.replace("tollgate.yaml", &config(then));
+        until_revision(&mut resp(&service), 2);
+        assert_eq!(stats(), status, "{now}, and {then} after a restart");
     }
 }
 

@@ -164,6 +164,13 @@ fn what_is_wrong_is_said() {
             &[b"TOLLGATE.CHECK", b"ATTR", b"\xff", b"b"],
             "-ERR the name of an attribute is not UTF-8",
         ),
+        (
+            &[b"TOLLGATE.CHECK", b"ATTR", b"a", b"1", b"b", b"2", b"a", b"3"],
+            "-ERR the attribute 'a' is there twice",
+        ),
+        (&[b"TOLLGATE.CHECK", b"COST", b"1", b"cost", b"2", b"ATTR", b"a", b"b"], usage),
+        (&[b"TOLLGATE.CHECK", b"DOMAIN", b"a", b"DOMAIN", b"b", b"ATTR", b"a", b"b"], usage),
+        (&[b"TOLLGATE.PEEK", b"KEY", b"a", b"LIMIT", b"1/day", b"KEY", b"b"], usage),
         (&[b"SET", b"a", b"b"], "-ERR unknown command 'SET'"),
         (&[b"a\r\nb"], "-ERR unknown command 'a\\r\\nb'"),
         (&[b"HELLO", b"4"], "-NOPROTO"),

@@ -87,7 +87,14 @@ fn nothing_secret_and_nobody_is_named() {
                 "store: redis://:{PASSWORD}@127.0.0.1:1\nkeys: [{{ name: k, key: {API_KEY} }}]\n"
             ),
         );
-        eventually(WITHIN, "it is told", || service.log().contains("those in force stay"));
+        let stay = || service.log().matches("those in force stay").count();
+        eventually(WITHIN, "it is told", || stay() == 1);
+        let rules = "domain: e\ndescriptors: [{ key: key }]\n";
+        folder.replace(
+            "tollgate.yaml",
+            &format!("{rules}store: redis://:{}{PASSWORD}@127.0.0.1:1\n", "x".repeat(100)),
+        );
+        eventually(WITHIN, "it is told", || stay() == 2);
         told.push(service.greeting.join("\n"));
         service.signal("TERM");
         let (status, log) = service.wait();

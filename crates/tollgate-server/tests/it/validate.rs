@@ -154,6 +154,37 @@ policies:
 }
 
 #[test]
+fn values_that_look_like_something_else_are_told() {
+    let told = warnings(
+        "policies:
+  - { name: net, limit: 1/day, match: { ip: 10.0.0.0/8, path: /10.0.0.0/8 } }
+  - { name: list, limit: 1/day, match: { path: [/login*, /a?b], ip: [::1, '2001:db8::/32'] } }
+  - name: replaced
+    limit: 1/day
+    overrides: [{ match: { ip: ['192.0.2.0/24'] }, limit: unlimited }]
+  - name: meant
+    limit: 1/day
+    match: { path: /login*, ip: { cidr: [10.0.0.0/8] }, host: { equal: '*' }, plan: [a, b], x: 10.0.0.1 }
+",
+    );
+    let net = |policy: &str, net: &str| {
+        format!(
+            "policy `{policy}`: `ip`: `{net}` is compared to the letter: for addresses in it write `{{cidr: {net}}}`"
+        )
+    };
+    let list = "policy `list`: `path`: `/login*` in a list is compared to the letter: only one by itself is a pattern";
+    assert_eq!(
+        told,
+        [
+            net("net", "10.0.0.0/8"),
+            list.to_owned(),
+            net("list", "2001:db8::/32"),
+            net("replaced", "192.0.2.0/24"),
+        ]
+    );
+}
+
+#[test]
 fn numbers_without_effect_are_told() {
     let text = "
 policies:
@@ -195,9 +226,22 @@ policies:
 
 #[test]
 fn listening_beyond_this_machine_is_told() {
-    let told = warnings("listen: { http: 0.0.0.0:80, resp: \"[::1]:80\" }\n");
-    let said = "`listen.http` is open to other machines: the service does not start without `tls` and `keys`";
-    assert_eq!(told, [said]);
+    let open =
+        "listen: { http: 0.0.0.0:80, resp: \"[::1]:80\", grpc: \"[::ffff:127.0.0.1]:81\" }\n";
+    let tls = "tls: { certificate: a, key: b }\n";
+    let key = format!("keys: [{{ name: a, sha256: {} }}]\n", "0".repeat(64));
+    let said = |missing: &str| {
+        let open = "`listen.http` is open to other machines: the service does not start without";
+        vec![format!("{open} {missing}")]
+    };
+    let neither = "certificates (tls) and API keys (keys)";
+    let no_keys = "API keys (keys) or the clients' authority (tls.client_ca)";
+    assert_eq!(warnings(open), said(neither));
+    assert_eq!(warnings(&format!("{open}{key}")), said("certificates (tls)"));
+    assert_eq!(warnings(&format!("{open}{tls}")), said(no_keys));
+    assert_eq!(warnings(&format!("{open}{tls}{key}")), [""; 0]);
+    let clients = tls.replace("key: b", "key: b, client_ca: c");
+    assert_eq!(warnings(&format!("{open}{clients}")), [""; 0]);
 }
 
 #[test]

@@ -19,7 +19,8 @@ pub enum Condition {
     OneOf(Vec<String>),
     /// Anything the pattern matches.
     Glob(Glob),
-    /// An address in one of these networks. An IPv4 address in IPv6 form counts as the IPv4 address it is.
+    /// An address in one of these networks. An IPv4 address in IPv6 form counts as the IPv4 address it is, and so does
+    /// a network.
     Cidr(Vec<IpNet>),
     /// Anything, as long as the request has the attribute.
     Present,
@@ -85,7 +86,7 @@ impl Condition {
             (Self::OneOf(values), Some(value)) => values.iter().any(|one| one.as_bytes() == value),
             (Self::Glob(glob), Some(value)) => glob.matches(value),
             (Self::Cidr(nets), Some(value)) => {
-                address(value).is_some_and(|address| nets.iter().any(|net| net.contains(&address)))
+                address(value).is_some_and(|address| nets.iter().any(|net| is_in(address, net)))
             }
             (Self::Present, Some(_)) => true,
         }
@@ -118,6 +119,18 @@ fn address(value: &[u8]) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
+fn is_in(address: IpAddr, net: &IpNet) -> bool {
+    match (address, net) {
+        (IpAddr::V4(address), IpNet::V6(net)) if net.prefix_len() >= MAPPED => {
+            net.contains(&address.to_ipv6_mapped())
+        }
+        _ => net.contains(&address),
+    }
+}
+
+/// So many bits say that the rest is an IPv4 address. A network with fewer of them is one of IPv6.
+const MAPPED: u8 = 96;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,6 +149,19 @@ mod tests {
             ("10.1.2.3\n", false),
         ] {
             assert_eq!(cidr.holds(Some(value.as_bytes())), holds, "{value}");
+        }
+        for (net, value, holds) in [
+            ("::ffff:10.0.0.0/104", "10.1.2.3", true),
+            ("::ffff:10.0.0.0/104", "::ffff:10.1.2.3", true),
+            ("::ffff:10.0.0.0/104", "11.1.2.3", false),
+            ("::ffff:0:0/96", "203.0.113.7", true),
+            ("::ffff:0:0/96", "2001:db8::1", false),
+            ("::/0", "2001:db8::1", true),
+            ("::/0", "203.0.113.7", false),
+            ("0.0.0.0/0", "::ffff:203.0.113.7", true),
+        ] {
+            let cidr = Condition::Cidr(vec![net.parse().unwrap()]);
+            assert_eq!(cidr.holds(Some(value.as_bytes())), holds, "{net} {value}");
         }
         assert!(Condition::Absent.holds(None) && !Condition::Absent.holds(Some(b"")));
         assert!(Condition::Present.holds(Some(b"")) && !Condition::Present.holds(None));

@@ -46,9 +46,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// As [`Store::charge`], but the same `id` within a short time gives the same answer and counts once: for a caller
-    /// that does not know whether its charges were taken. How long that is, the store says. An id has up to
-    /// [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
+    /// As [`Store::charge`], but the same charges with the same `id` within a short time give the same answer and count
+    /// once: for a caller that does not know whether its charges were taken. How long that is, the store says. Other
+    /// charges are not mistaken for them. An id has up to [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
     ///
     /// By default [unsupported](StoreError::Unsupported).
     fn charge_once<'a>(

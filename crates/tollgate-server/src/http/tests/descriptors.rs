@@ -16,7 +16,11 @@ const ALICE: &str =
     r#"{"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "alice"}]}]}"#;
 
 fn settings() -> Settings {
-    let file = RuleFile { file: "edge.yaml".into(), text: RULES.to_owned() };
+    settings_of(RULES)
+}
+
+fn settings_of(rules: &str) -> Settings {
+    let file = RuleFile { file: "edge.yaml".into(), text: rules.to_owned() };
     let rules = Rules::parse(&[file], Options::default()).unwrap();
     let mut settings = Settings::new(rules.beside(&policies()).unwrap());
     settings.rules = Arc::new(rules);
@@ -64,6 +68,91 @@ async fn a_block_of_who_gets_something_back_lets_nobody_else_pass_for_nothing() 
     }
 }
 
+const NAMED: &str = "
+domain: d
+descriptors:
+  - key: agent
+    rate_limit: { unit: minute, requests_per_unit: 9 }
+  - key: all
+    value: x
+    rate_limit: { unit: minute, requests_per_unit: 9 }
+  - key: tenant
+    descriptors:
+      - key: path
+        value: api
+        descriptors:
+          - key: user
+            rate_limit: { unit: minute, requests_per_unit: 9 }
+";
+
+#[tokio::test]
+async fn a_rule_knows_how_many_values_name_a_key() {
+    let server = Server::with(settings_of(NAMED));
+    let agent = "Mozilla/5.0 (KHTML, like Gecko)";
+    let below = "d.tenant.path-api.user";
+    let entry = |key: &str, value: &str| json!({ "key": key, "value": value });
+    for (policy, key, entries) in [
+        ("d.agent", agent, json!([entry("agent", agent)])),
+        ("d.agent", "", json!([{ "key": "agent" }])),
+        ("d.all-x", "", json!([entry("all", "x")])),
+        (below, "t, u", json!([entry("tenant", "t"), entry("path", "api"), entry("user", "u")])),
+    ] {
+        let ask = json!({ "domain": "d", "descriptors": [{ "entries": entries }] }).to_string();
+        let block = json!({ "policy": policy, "key": key }).to_string();
+        assert_eq!(server.post("/json", &ask).await.status, 200, "{policy}");
+        let live = server.get("/v1/live").await.json();
+        let mut top = live["top"]["traffic"].as_array().unwrap().iter();
+        let is_shown = |top: &&serde_json::Value| top["policy"] == policy && top["key"] == key;
+        assert_eq!(top.find(is_shown).unwrap()["exact"], true, "{policy} {key}");
+        assert_eq!(server.post("/v1/block", &block).await.status, 200, "{policy}");
+        assert_eq!(server.post("/json", &ask).await.status, 429, "{policy} {key}");
+    }
+    for (policy, key, per) in [
+        ("d.all-x", "x", "this policy has one budget for all"),
+        (below, "t", "write the values of `tenant, user` as `key`"),
+        (below, "t, api, u", "write the values of `tenant, user` as `key`"),
+    ] {
+        let block = json!({ "policy": policy, "key": key }).to_string();
+        let told = server.post("/v1/block", &block).await;
+        assert_eq!(told.status, 400, "{policy} {key}");
+        assert!(told.json()["detail"].as_str().unwrap().starts_with(per), "{told:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_policy_in_shadow_mode_does_not_speak_for_those_that_deny() {
+    let policy = |name: &str, limit: &str| {
+        Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).in_domain("s")
+    };
+    for apart in [false, true] {
+        let tried = policy("tried", "1/minute").shadow();
+        let set = PolicySet::new([tried, policy("own", "2/minute"), policy("idle", "9/minute")]);
+        let mut settings = Settings::new(set.unwrap());
+        if apart {
+            settings.descriptors = crate::config::Descriptors::Apart;
+        }
+        let server = Server::with(settings);
+        let ask = r#"{"domain": "s", "descriptors": [{"entries": [{"key": "k"}]}]}"#;
+        for (code, left) in [("OK", json!(1)), ("OK", json!(null)), ("OVER_LIMIT", json!(null))] {
+            let told = server.post("/json", ask).await.json();
+            let status = &told["statuses"][0];
+            let limit = json!({ "name": "own", "requestsPerUnit": 2, "unit": "MINUTE" });
+            assert_eq!((&status["code"], &status["currentLimit"]), (&json!(code), &limit));
+            assert_eq!(status["limitRemaining"], left, "{told}");
+        }
+    }
+    let server = Server::with(Settings::new(
+        PolicySet::new([policy("tried", "1/minute").shadow(), policy("also", "5/minute").shadow()])
+            .unwrap(),
+    ));
+    for _ in 0..2 {
+        let ask = r#"{"domain": "s", "descriptors": [{"entries": [{"key": "k"}]}]}"#;
+        let told = server.post("/json", ask).await.json();
+        assert_eq!(told["statuses"][0]["currentLimit"]["name"], "tried");
+        assert_eq!(told["overallCode"], "OK");
+    }
+}
+
 #[tokio::test]
 async fn a_rule_is_told_from_a_policy() {
     let server = Server::with(settings());
@@ -72,7 +161,7 @@ async fn a_rule_is_told_from_a_policy() {
     let rules: Vec<_> = all.iter().filter(|policy| policy["envoy"] == true).collect();
     let names: Vec<_> = rules.iter().map(|policy| &policy["name"]).collect();
     assert_eq!(names, ["edge.user"]);
-    assert_eq!((&rules[0]["match"], &rules[0]["per"]), (&json!([]), &json!([])));
+    assert_eq!((&rules[0]["match"], &rules[0]["per"]), (&json!([]), &json!(["user"])));
     assert_eq!((&all[0]["envoy"], &all[0]["match"][0]["is"]), (&json!(false), &json!("present")));
 }
 

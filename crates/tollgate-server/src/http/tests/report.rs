@@ -240,7 +240,7 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("GET /v1/stats", "", [401, 401, 403, 403, 403, 403, 200]),
     ("GET /v1/state?policy=shop&key=k", "", [401, 401, 403, 200, 200, 200, 200]),
     ("DELETE /v1/state?policy=shop&key=k", "", [401, 401, 403, 403, 403, 200, 200]),
-    ("GET /v1/state?policy=none&key=k", "", [401, 401, 400, 400, 400, 400, 400]),
+    ("GET /v1/state?policy=none&key=k", "", [401, 401, 403, 403, 400, 403, 400]),
     ("GET /v1/live", "", [401, 401, 403, 403, 403, 403, 200]),
     ("POST /v1/block", BLOCK, [401, 401, 403, 403, 403, 200, 200]),
     ("DELETE /v1/block?policy=shop&key=k", "", [401, 401, 403, 403, 403, 200, 200]),
@@ -262,6 +262,44 @@ const ENVOY: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"a"}],
 const AD_HOC: &str = r#"{"key":"k","limit":"9/hour"}"#;
 const BATCH: &str = r#"{"requests":[{"domain":"shop"}]}"#;
 const HELD: &str = r#"{"domain":"shop","attributes":{},"permit":"1"}"#;
+
+/// What leads to a policy by its name and key, with a name to be put in.
+const BY_NAME: [(&str, &str); 5] = [
+    ("GET /v1/state?policy=NAME&key=k,%20l", ""),
+    ("DELETE /v1/state?policy=NAME&key=k,%20l", ""),
+    ("POST /v1/block", r#"{"policy":"NAME","key":"k, l"}"#),
+    ("POST /v1/block", r#"{"policy":"NAME","key":"k"}"#),
+    ("DELETE /v1/block?policy=NAME&key=k,%20l", ""),
+];
+
+#[tokio::test]
+async fn a_policy_of_another_domain_is_not_there_for_a_key() {
+    let limit = || ["5/hour".parse().unwrap()];
+    let policy = |name: &str, domain: &str| {
+        Policy::new(name.parse().unwrap(), limit()).in_domain(domain).per(["card", "pin"])
+    };
+    let set = PolicySet::new([policy("secret", "bank"), policy("own", "shop")]).unwrap();
+    let mut settings = Settings::new(set);
+    settings.security.credentials = vec![
+        credential("shop", "shop", Scope::Check, &["shop"]),
+        credential("boss-of-shop", "boss-of-shop", Scope::Admin, &["shop"]),
+    ];
+    let server = Server::with(settings);
+    for key in ["shop", "boss-of-shop"] {
+        let headers = format!("Content-Type: application/json\r\nAuthorization: Bearer {key}\r\n");
+        for (line, body) in BY_NAME {
+            let ask = async |name: &str| {
+                let (line, body) = (line.replace("NAME", name), body.replace("NAME", name));
+                server.send(&line, &headers, &body).await
+            };
+            let (secret, none, ad_hoc) =
+                (ask("secret").await, ask("none").await, ask("ad-hoc").await);
+            assert_eq!((secret.status, secret.problem()), (403, "forbidden".to_owned()));
+            assert_eq!((&secret.body, &ad_hoc.body), (&none.body, &none.body), "{line} {key}");
+            assert_ne!(ask("own").await.body, none.body, "{line} {key}");
+        }
+    }
+}
 
 #[tokio::test]
 async fn every_path_asks_for_the_right_key() {
