@@ -234,10 +234,11 @@ impl SharedLimiter {
         decisions.extend(join_all(checks).await);
     }
 
-    /// Gives back what charges took: up to their cost, and no more than is used in the store.
+    /// Gives back what charges took: up to their cost, and no more than is used in the store. Permits are left to those
+    /// who hold them: [`SharedLimiter::release_all`] returns them.
     pub async fn refund_all(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         for charge in charges {
-            self.inner.heard(self.inner.store.refund(charge).await)?;
+            self.inner.refund(charge).await?;
             self.inner.nudge(charge);
         }
         Ok(())

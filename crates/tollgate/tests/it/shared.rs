@@ -662,6 +662,22 @@ fn a_request_acquires_permits_of_the_policies_that_cover_it() {
 }
 
 /// Whoever has a runtime with several threads can spawn all of it.
+/// All that a concurrency limit admits over a store has an id, so there is nothing that a refund could find.
+#[test]
+fn a_refund_does_not_ask_for_permits() {
+    let store = Double::new(&ManualClock::new());
+    let builder = SharedLimiter::builder(store.clone());
+    let limiter = builder.limit("2/hour").limit("3/minute concurrency").build().unwrap();
+    assert!(check(&limiter, "key").is_allowed());
+    assert_eq!(store.asked().len(), 2);
+    pollster::block_on(limiter.refund("key", 1)).unwrap();
+    assert_eq!(store.asked().len(), 1, "the window alone");
+    let jobs =
+        Charge::new("jobs".parse().unwrap(), KeyRef::new(b"key"), limit("3/minute concurrency"));
+    pollster::block_on(limiter.refund_all(&[jobs, jobs.holding(1)])).unwrap();
+    assert_eq!(store.asked(), []);
+}
+
 #[test]
 fn every_future_can_be_sent() {
     fn sent<F: Send>(future: F) {
