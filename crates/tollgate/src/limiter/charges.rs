@@ -244,16 +244,19 @@ impl SharedLimiter {
         Ok(())
     }
 
-    /// Forgets what was charged to the keys of charges, here and in the store.
+    /// Forgets what was charged to the keys of charges, here and in the store. If the store fails, what is here is
+    /// forgotten all the same.
     pub async fn reset_all(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        // All of them, also after one has failed.
         for charge in charges {
             let scope = self.inner.core.scope_of(charge);
             let memory = &self.inner.core.memory;
             memory.reset(&memory.slot(charge, &scope));
-            self.inner.heard(self.inner.store.reset(charge).await)?;
+            result = result.and(self.inner.heard(self.inner.store.reset(charge).await));
             self.inner.nudge(charge);
         }
-        Ok(())
+        result
     }
 
     /// Returns the permits of charges. Returning one that is gone changes nothing.

@@ -140,17 +140,20 @@ impl SharedLimiter {
         Ok(())
     }
 
-    /// Forgets what was charged to a key, here and in the store.
+    /// Forgets what was charged to a key, here and in the store. If the store fails, what is here is forgotten all the
+    /// same.
     pub async fn reset(&self, key: impl Key) -> Result<(), StoreError> {
         let plan = key.with(|key| self.inner.core.path.plan_key(key));
         let items = super::items(&plan);
+        let mut result = Ok(());
+        // All of them, also after one has failed.
         for &item in &items {
             self.inner.core.memory.reset(&self.inner.core.slot(item, 0, 0));
             let charge = self.inner.charge_of(item, 0, 0);
-            self.inner.heard(self.inner.store.reset(&charge).await)?;
+            result = result.and(self.inner.heard(self.inner.store.reset(&charge).await));
         }
         self.inner.core.nudge(self.inner.core.queue_of(&items));
-        Ok(())
+        result
     }
 
     /// The same limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].

@@ -678,6 +678,28 @@ fn a_refund_does_not_ask_for_permits() {
     assert_eq!(store.asked(), []);
 }
 
+/// What was counted here is forgotten under all limits although the store is away, and all of them are asked for.
+#[test]
+fn a_reset_goes_on_after_one_has_failed() {
+    let (store, away) = (Double::new(&ManualClock::new()), StoreError::TimedOut);
+    let builder = SharedLimiter::builder(store.clone());
+    let limiter = builder.limit("9/hour").limit("2/day").build().unwrap();
+    store.fail(away.clone());
+    let spend = || [(); 3].map(|()| check(&limiter, "key").is_allowed());
+    assert_eq!(spend(), [true, true, false]);
+    store.asked();
+    assert_eq!(pollster::block_on(limiter.reset("key")), Err(away.clone()));
+    assert_eq!(store.asked().len(), 2);
+    assert_eq!(spend(), [true, true, false]);
+    store.asked();
+    let request = Request::new().with("key", "key");
+    let plan = limiter.plan(&request);
+    let charges = plan.charges(1).unwrap();
+    assert_eq!(pollster::block_on(limiter.reset_all(&charges)), Err(away));
+    assert_eq!(store.asked().len(), 2);
+    assert_eq!(spend(), [true, true, false]);
+}
+
 #[test]
 fn every_future_can_be_sent() {
     fn sent<F: Send>(future: F) {
