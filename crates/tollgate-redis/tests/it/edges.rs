@@ -8,7 +8,7 @@ use tollgate::{
     Algorithm, Answer, Charge, KeyRef, Limit, ManualClock, MemoryStore, Store, StoreError,
     Timestamp, algorithm::Outcome,
 };
-use tollgate_redis::RedisStore;
+use tollgate_redis::{Layout, RedisStore};
 use tollgate_testkit::{
     Subject,
     servers::{Cluster, Flavor, Proxy, Sentinels, Server, eventually},
@@ -316,5 +316,32 @@ fn a_remembered_denial_denies_nobody_else() {
         let again = store.charge_once(&id.to_le_bytes(), &[one]).await.unwrap()[0];
         assert!(!again.is_admitted(), "the same answer");
         assert!(store.charge(&[one]).await.unwrap()[0].is_admitted(), "a new window");
+    });
+}
+
+/// Times that never come are as good as for ever: nothing overflows, here or on the server.
+#[test]
+fn times_of_any_length() {
+    let server = Server::start(Flavor::Redis);
+    let layout = Layout::template("any:{key}:{window}").unwrap();
+    runtime().block_on(async {
+        for forever in [Duration::MAX, Duration::from_secs(u64::MAX / 1_000)] {
+            let builder = || RedisStore::builder(&server.url()).unwrap().deadline(forever);
+            let store = builder().remember_ids_for(forever).connect().await.unwrap();
+            let unit = charge(limit(10, Algorithm::FixedWindow));
+            for _ in 0..3 {
+                let once = store.charge_once(b"id", &[unit]).await.unwrap()[0];
+                assert_eq!(once.remaining(), 9, "{forever:?}");
+            }
+            assert_eq!(store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining(), 9);
+            let store =
+                builder().layout(layout.clone().ttl_slack(forever)).connect().await.unwrap();
+            assert_eq!(store.charge(&[unit]).await.unwrap()[0].remaining(), 9);
+            let names = server.command(&["KEYS", "*"]);
+            for name in names.items() {
+                assert!(server.command(&["PTTL", &name.text()]).int() > 0, "{name:?}");
+            }
+            server.command(&["FLUSHALL"]);
+        }
     });
 }
