@@ -86,6 +86,17 @@ impl Job {
         }
     }
 
+    /// The same without those that nobody waits for any more, unless that is all: nothing ran, and what has been given
+    /// up since had better not run.
+    pub(crate) fn awaited(self) -> Option<Self> {
+        let work = match self.work {
+            Work::Batch(batch) => Work::Batch(batch.awaited()?),
+            Work::Tally(tally) => Work::Tally(tally.awaited()?),
+            Work::Amend(amend) => Work::Amend(amend.waiter.since().map(|_| amend)?),
+        };
+        Some(Self { work, ..self })
+    }
+
     /// Since when somebody waits for it, if anybody does.
     pub(crate) fn since(&self) -> Option<Instant> {
         match &self.work {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::timeout;
 use tollgate::{
-    Algorithm, Answer, Charge, KeyRef, Limit, ManualClock, MemoryStore, Store, StoreError,
-    Timestamp, algorithm::Outcome,
+    Algorithm, Answer, Charge, KeyRef, Limit, ManualClock, MemoryStore, SharedLimiter, Store,
+    StoreError, Timestamp, algorithm::Outcome,
 };
 use tollgate_redis::{Layout, RedisStore};
 use tollgate_testkit::{
@@ -344,4 +344,48 @@ fn times_of_any_length() {
             server.command(&["FLUSHALL"]);
         }
     });
+}
+
+/// Whoever gives up while a batch has to be sent again takes no part in it: what may have been taken for them has been
+/// returned by then.
+#[test]
+fn a_batch_that_is_sent_again_is_without_those_who_gave_up() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(server.address());
+    let runtime = two_threads();
+    runtime.block_on(async {
+        let store = connect(&proxy.url()).await;
+        let builder = SharedLimiter::builder(store.clone());
+        let limiter = builder.limit("2/hour concurrency").build().unwrap();
+        // The server then knows the script that returns permits, and not the one that gives them.
+        store.release(&charge(limit(2, Algorithm::Concurrency))).await.unwrap();
+        proxy.set_delay(Duration::from_millis(200));
+        let trips = store.stats().trips;
+        let (gone, stays) = (limiter.acquire("key"), limiter.acquire("key"));
+        let (mut gone, mut stays) = (Box::pin(gone), Box::pin(stays));
+        let gives_up = std::future::poll_fn(|cx| {
+            assert!(gone.as_mut().poll(cx).is_pending() && stays.as_mut().poll(cx).is_pending());
+            std::task::Poll::Ready(())
+        });
+        gives_up.await;
+        let mut ticks = tokio::time::interval(Duration::from_millis(1));
+        while scripts_asked(&server) == 0 {
+            ticks.tick().await;
+        }
+        drop(gone);
+        let held = stays.await.unwrap().into_result().unwrap();
+        proxy.set_delay(Duration::ZERO);
+        assert!(store.stats().trips >= trips + 2, "it was sent again");
+        let second = limiter.acquire("key").await.unwrap();
+        assert!(second.permit.is_some(), "{:?}", second.decision);
+        assert!(limiter.acquire("key").await.unwrap().permit.is_none());
+        drop((held, second));
+    });
+}
+
+/// How many scripts the server was asked for and did not know, since the first.
+fn scripts_asked(server: &Server) -> u64 {
+    let failed = server.info("errorstat_NOSCRIPT").unwrap_or_default();
+    let count = failed.trim().strip_prefix("count=").map_or(0, |count| count.parse().unwrap());
+    u64::saturating_sub(count, 1)
 }
