@@ -19,7 +19,7 @@ local past = digits(at - width)
 
 -- Also finds out whether it is a log at all.
 local live = call('ZCOUNT', key, '(' .. past, '+inf')
-if action == REFUND then call('ZPOPMAX', key, digits(cost)) end
+if action == REFUND and live > 0 then call('ZPOPMAX', key, math.min(cost, live)) end
 if action > REFUND then call('UNLINK', key) end
 if action ~= CHARGE then return { now, 0, 0, 0, 0 } end
 
