@@ -463,9 +463,9 @@ impl Inner {
     fn lane_of(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Lane>, StoreError> {
         match &self.servers {
             Topology::One(lane) => Ok(lane.clone()),
-            Topology::Cluster(cluster) => {
-                cluster.of_slot(slot()).ok_or_else(|| StoreError::Unavailable(NO_SERVER.to_owned()))
-            }
+            Topology::Cluster(cluster) => cluster
+                .of_slot_now(slot())
+                .ok_or_else(|| StoreError::Unavailable(NO_SERVER.to_owned())),
         }
     }
 

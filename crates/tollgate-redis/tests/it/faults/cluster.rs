@@ -363,3 +363,32 @@ fn a_cluster_that_names_no_hosts() {
         assert_eq!(store.stats().redirects, 2);
     }
 }
+
+/// A slot that nobody has for a while, in a cluster that serves the others: it is noticed when somebody has it again.
+#[test]
+fn a_slot_that_is_given_away_and_taken() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        for node in cluster.nodes() {
+            node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+        }
+        let limiters = Limiters::connect(&cluster.url());
+        let Limiters { runtime, store, .. } = &limiters;
+        let keys = keys("given");
+        let fails = || runtime.block_on(store.charge(&[charge(&keys, 0)])).err();
+        assert_eq!(fails(), None);
+        let slot = only_slot(&cluster).to_string();
+        for node in cluster.nodes() {
+            assert!(!node.command(&["CLUSTER", "DELSLOTS", &slot]).is_error());
+        }
+        let unknown = || {
+            let why = fails().map(|error| error.to_string()).unwrap_or_default();
+            why.ends_with("no server of the cluster is known to have the slot")
+        };
+        eventually(RETURN, "nobody has it", || unknown() && store.is_connected());
+        let_pass(Duration::from_millis(500));
+        assert!(unknown() && store.is_connected());
+        assert!(!cluster.nodes()[1].command(&["CLUSTER", "ADDSLOTS", &slot]).is_error());
+        eventually(RETURN, "it is found", || fails().is_none());
+    }
+}
