@@ -35,6 +35,12 @@ pub(crate) struct Ask {
     pub(crate) waiter: Waiter<Answer>,
 }
 
+impl Ask {
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.waiter.since().is_some()
+    }
+}
+
 /// What comes back.
 pub(crate) type Answered = Result<Answer, StoreError>;
 
@@ -94,6 +100,11 @@ impl Batch {
         if !self.has_room_for(&ask) {
             return Some(ask);
         }
+        self.push(ask);
+        None
+    }
+
+    fn push(&mut self, ask: Ask) {
         let cells: SmallVec<[u32; 1]> = ask.wants.iter().map(|want| self.place(want)).collect();
         let place = self.asks.len() as u32;
         match self.run_to_join(&ask, &cells) {
@@ -110,7 +121,6 @@ impl Batch {
             }
         }
         self.asks.push(ask);
-        None
     }
 
     /// A remembered answer is that of a whole batch, so it must be the only one. A cell has one limit in a batch.
@@ -216,6 +226,13 @@ impl Batch {
             }
             Err(problem) => self.fail(|| StoreError::Failed(problem.clone())),
         }
+    }
+
+    /// The same without those that nobody waits for any more, unless that is all.
+    pub(crate) fn awaited(self) -> Option<Self> {
+        let mut rest = Self::with_capacity(self.asks.len());
+        self.asks.into_iter().filter(Ask::is_awaited).for_each(|ask| rest.push(ask));
+        (!rest.is_empty()).then_some(rest)
     }
 
     /// Requests for the same cells stay together, in their order.

@@ -65,6 +65,15 @@ impl Cluster {
         self.slots.load().get(usize::from(slot)).cloned().flatten()
     }
 
+    /// [`Cluster::of_slot`] for somebody who needs it now: if nobody is known to have the slot, the map is read again.
+    pub(crate) fn of_slot_now(&self, slot: u16) -> Option<Arc<Lane>> {
+        let lane = self.of_slot(slot);
+        if lane.is_none() {
+            self.refresh_soon();
+        }
+        lane
+    }
+
     pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
         self.lanes.lock().values().cloned().collect()
     }

@@ -54,11 +54,12 @@ impl Denials {
         Self { entries, longest: nanos(longest), time }
     }
 
-    /// Remembers a state that took part in a denial; and any other, if an older one is remembered.
+    /// Remembers a state that took part in a denial; and any other, if an older one is remembered. One that is believed
+    /// no more is older whatever time it has: the server's clock may have stepped back since.
     pub(crate) fn learn(&self, mark: Mark, known: Known, trip: Trip) {
         let Some(entries) = &self.entries else { return };
         let news = match entries.get(&mark) {
-            Some(old) => old.known.now <= known.now,
+            Some(old) => old.known.now <= known.now || self.is_old(&old, Instant::now()),
             None => known.denied,
         };
         if news {
@@ -105,12 +106,16 @@ impl Denials {
         denied.then(|| outcome.with_origin(Origin::DenyCache))
     }
 
+    /// Whether an entry is believed no more. A clock of ours may stand still for as long as it likes.
+    fn is_old(&self, entry: &Entry, now: Instant) -> bool {
+        matches!(self.time, Time::Server) && entry.trip.age(now) >= self.longest
+    }
+
     fn outcome(&self, claim: &Claim<'_>, entry: &Entry, now: Instant) -> Option<Outcome> {
-        let age = entry.trip.age(now);
-        let is_old = age >= self.longest;
-        if claim.cost == 0 || matches!(self.time, Time::Server) && is_old {
+        if claim.cost == 0 || self.is_old(entry, now) {
             return None;
         }
+        let age = entry.trip.age(now);
         let (earliest, latest) = self.time.bounds(entry.known.now, entry.trip, age);
         match entry.known.fact {
             Fact::State(state) => {
@@ -135,5 +140,34 @@ impl Denials {
             }
             Fact::Log { .. } => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Charge, KeyRef, Limit, algorithm::State};
+
+    use super::*;
+    use crate::mark::Marker;
+
+    /// The time of the state that is remembered after two denials, the second of them by a clock that has stepped back.
+    fn remembered(longest: Duration) -> u64 {
+        let denials = Denials::new(10, longest, Time::Server);
+        let limit = Limit::per_minute(1);
+        let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"key"), limit);
+        let mark = Marker::random().mark(&charge);
+        for now in [7_200_000_000, 3_600_000_000] {
+            let state = State::from_words(&limit, [now, 1, 0]);
+            let known = Known { denied: true, now, limit, fact: Fact::State(state) };
+            denials.learn(mark, known, Trip::new(Instant::now(), Instant::now()));
+        }
+        denials.entries.unwrap().get(&mark).unwrap().known.now
+    }
+
+    /// Otherwise no denial of such a key would be remembered before the clock is where it was.
+    #[test]
+    fn a_clock_that_steps_back_is_followed_when_what_was_known_is_old() {
+        assert_eq!(remembered(Duration::from_secs(3_600)), 7_200_000_000, "it may have come late");
+        assert_eq!(remembered(Duration::ZERO), 3_600_000_000);
     }
 }

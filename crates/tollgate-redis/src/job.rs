@@ -86,6 +86,17 @@ impl Job {
         }
     }
 
+    /// The same without those that nobody waits for any more, unless that is all: nothing ran, and what has been given
+    /// up since had better not run.
+    pub(crate) fn awaited(self) -> Option<Self> {
+        let work = match self.work {
+            Work::Batch(batch) => Work::Batch(batch.awaited()?),
+            Work::Tally(tally) => Work::Tally(tally.awaited()?),
+            Work::Amend(amend) => Work::Amend(amend.waiter.since().map(|_| amend)?),
+        };
+        Some(Self { work, ..self })
+    }
+
     /// Since when somebody waits for it, if anybody does.
     pub(crate) fn since(&self) -> Option<Instant> {
         match &self.work {
@@ -195,9 +206,9 @@ impl Job {
 
     /// Replies that prove that nothing ran lead on; all others are answers.
     fn refused(mut self, error: &ServerError) -> Next {
-        let details = error.details().unwrap_or_default();
+        let (code, details) = reason(error);
         let target = || details.split(' ').nth(1).unwrap_or_default().to_owned();
-        match error.code() {
+        match code {
             "NOSCRIPT" if !self.text => {
                 self.text = true;
                 Next::Again(self)
@@ -230,6 +241,17 @@ impl Job {
     }
 }
 
+/// The code of a refusal, and the rest. Redis 6.2 refuses the first command of a script that would write, not the
+/// script, and puts that into words of its own: `ERR Error running script (call to …): @user_script:…: -READONLY …`.
+fn reason(error: &ServerError) -> (&str, &str) {
+    let details = error.details().unwrap_or_default();
+    let inside = details.split_once(": -").and_then(|(_, inside)| inside.split_once(' '));
+    match inside {
+        Some(("READONLY" | "MISCONF", _)) if error.code() == "ERR" => inside.unwrap_or_default(),
+        _ => (error.code(), details),
+    }
+}
+
 /// The numbers of a reply that holds nothing else; otherwise none.
 fn numbers(reply: &[Value]) -> Vec<i64> {
     let number = |value: &Value| if let Value::Int(number) = value { Some(*number) } else { None };
@@ -243,5 +265,43 @@ fn type_of(value: &Value) -> &'static str {
         Value::BulkString(_) => "string",
         Value::Array(_) => "array",
         _ => "another kind",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Charge, KeyRef, Limit};
+
+    use super::*;
+
+    /// What becomes of a refund to which the server says this.
+    fn answered(reply: &str) -> String {
+        let key = KeyRef::new(b"key");
+        let charge = Charge::new("api".parse().unwrap(), key, Limit::per_minute(9));
+        let want = Names::new("", b"").want(&charge).unwrap();
+        let (waiter, mut answer) = Waiter::new(Instant::now());
+        let action = Some(Action::Refund);
+        let job = Job::new(Work::Amend(Amend { want, action, waiter }));
+        let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).unwrap();
+        match job.finish(reply, Instant::now(), |_, _| {}) {
+            Next::Refused(_, why) => why,
+            Next::Done => format!("done: {}", answer.try_recv().unwrap().unwrap_err()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Otherwise a connection to a server that has become a replica would be kept for ever.
+    #[test]
+    fn redis_6_says_inside_of_a_script_that_nothing_may_be_written() {
+        let script = "Error running script (call to f_1028a5db): @user_script:4: @user_script: 4: ";
+        let readonly = "READONLY You can't write against a read only replica.";
+        assert_eq!(answered(readonly), readonly);
+        assert_eq!(answered(&format!("ERR {script}-{readonly}")), readonly);
+        let disk = "MISCONF Redis is configured to save RDB snapshots, but it cannot.";
+        assert_eq!(answered(&format!("ERR {script}-{disk}")), disk);
+        for other in ["WRONGTYPE Operation against a key", "ERR value is not an integer: -5"] {
+            let text = format!("ERR {script}-{other}");
+            assert_eq!(answered(&text), format!("done: the store failed: {text}"));
+        }
     }
 }

@@ -240,7 +240,7 @@ impl Lane {
     /// Everything that waits, as jobs.
     fn take(&self) -> Vec<Job> {
         let waiting = self.queue.lock().take();
-        let mut jobs = waiting.jobs;
+        let mut jobs: Vec<Job> = waiting.jobs.into_iter().filter_map(Job::awaited).collect();
         jobs.extend(self.batches(waiting.asks).into_iter().map(|b| Job::new(Work::Batch(b))));
         jobs.extend(waiting.amends.into_iter().map(|amend| Job::new(Work::Amend(amend))));
         if let Some(counters) = &self.common.layout {
@@ -253,7 +253,7 @@ impl Lane {
     /// In a cluster, what is in one slot travels together; otherwise all.
     fn batches(&self, mut asks: Vec<Ask>) -> Vec<Batch> {
         // Nobody waits for these any more, and nothing was sent.
-        asks.retain(|ask| ask.waiter.since().is_some());
+        asks.retain(Ask::is_awaited);
         if self.cluster.strong_count() == 0 {
             return Batch::of(asks);
         }
@@ -343,10 +343,13 @@ impl Lane {
             let (requests, cells) = job.size();
             match job.finish(reply, sent, learn) {
                 Next::Done => self.common.counters.batched(requests, cells),
-                // If nobody waits for it any more, it had better not run.
-                Next::Again(job) => again.extend(job.since().map(|_| job)),
-                Next::Renamed(job) => again.extend(self.pass_on(job)),
-                Next::Elsewhere(job, redirect) => self.redirect(job, redirect),
+                Next::Again(job) => again.extend(job.awaited()),
+                Next::Renamed(job) => again.extend(job.awaited().and_then(|job| self.pass_on(job))),
+                Next::Elsewhere(job, redirect) => {
+                    if let Some(job) = job.awaited() {
+                        self.redirect(job, redirect);
+                    }
+                }
                 Next::Refused(job, reason) => {
                     job.fail(|| StoreError::Unavailable(reason.clone()));
                     refused = Some(reason);

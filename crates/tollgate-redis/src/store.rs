@@ -27,7 +27,7 @@ use crate::{
     mark::Claim,
     resolver::{Resolver, Sentinels},
     stats::{Counters, RedisStats, ServerStats},
-    time::{Time, Trip},
+    time::{LONGEST, Time, Trip},
     url::{RedisUrl, Servers, UrlError},
     waiter::Waiter,
     wire::Action,
@@ -200,7 +200,7 @@ impl RedisStoreBuilder {
         Self { deny_cache_for: longest, ..self }
     }
 
-    /// For how long the answer to a request with an id is remembered: 10 s unless said.
+    /// For how long the answer to a request with an id is remembered: 10 s unless said, a year at most.
     pub fn remember_ids_for(self, time: Duration) -> Self {
         Self { once: time, ..self }
     }
@@ -241,8 +241,8 @@ impl RedisStoreBuilder {
         let common = Arc::new(Common {
             layout: counters.map(Arc::new),
             names: Names::new(&self.prefix, &self.secret.0),
-            deadline: self.deadline,
-            once: self.once,
+            deadline: self.deadline.min(LONGEST),
+            once: self.once.min(LONGEST),
             denials: Denials::new(self.deny_cache, self.deny_cache_for, self.time.clone()),
             time: self.time.clone(),
             counters: Counters::default(),
@@ -463,9 +463,9 @@ impl Inner {
     fn lane_of(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Lane>, StoreError> {
         match &self.servers {
             Topology::One(lane) => Ok(lane.clone()),
-            Topology::Cluster(cluster) => {
-                cluster.of_slot(slot()).ok_or_else(|| StoreError::Unavailable(NO_SERVER.to_owned()))
-            }
+            Topology::Cluster(cluster) => cluster
+                .of_slot_now(slot())
+                .ok_or_else(|| StoreError::Unavailable(NO_SERVER.to_owned())),
         }
     }
 

@@ -32,6 +32,9 @@ const SLACK: u64 = 1_000;
 /// The same where a clock of ours stands still while the server's goes on.
 const LONG_SLACK: u64 = 600_000;
 
+/// Longer settings mean no more than this one, which can be added to any instant and told to any script.
+pub(crate) const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+
 /// No clock runs faster or slower than another by more than one part in so many.
 const DRIFT: u64 = 1_000;
 

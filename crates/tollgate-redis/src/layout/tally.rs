@@ -92,6 +92,12 @@ impl Tally {
         self.notes.iter().filter_map(|note| note.waiter.since()).min()
     }
 
+    /// The same without those that nobody waits for any more, unless that is all.
+    pub(crate) fn awaited(mut self) -> Option<Self> {
+        self.notes.retain(|note| note.waiter.since().is_some());
+        (!self.notes.is_empty()).then_some(self)
+    }
+
     /// Answers all who have waited for too long. How many that were.
     pub(crate) fn expire(&mut self, deadline: Duration) -> usize {
         self.notes.iter_mut().map(|note| usize::from(note.waiter.expire(deadline))).sum()

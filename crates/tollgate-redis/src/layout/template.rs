@@ -3,6 +3,7 @@
 use std::{fmt, io::Write, str::FromStr, time::Duration};
 
 use super::{Life, Rules};
+use crate::time::LONGEST;
 
 /// A [layout](super::Layout) of your own: see [`Layout::template`](super::Layout::template).
 ///
@@ -51,9 +52,9 @@ pub(super) enum Piece {
 }
 
 impl Template {
-    /// How much longer than its window a counter lives: nothing unless said.
+    /// How much longer than its window a counter lives: nothing unless said, a year at most.
     pub fn ttl_slack(mut self, slack: Duration) -> Self {
-        self.0.life.slack = slack;
+        self.0.life.slack = slack.min(LONGEST);
         self
     }
 

@@ -17,8 +17,9 @@ local function member(unit)
 end
 
 if action == RELEASE then
-  local unit = 1
-  while call('ZREM', key, member(unit)) == 1 do unit = unit + 1 end
+  -- A key that is empty is gone, and must not be asked for while its slot is on its way elsewhere.
+  local unit, left = 1, call('ZCARD', key)
+  while left > 0 and call('ZREM', key, member(unit)) == 1 do unit, left = unit + 1, left - 1 end
   return unit > 1 and 1 or 0
 end
 
@@ -36,18 +37,16 @@ end
 
 -- Gives back the newest entries of a log first, as far as they still count.
 local function refund_log()
-  local left = cost
-  while left > 0 do
-    local value = call('LINDEX', key, -1)
-    if not value then return end
-    local instant, units, ever = unpack('<I8I8I8', value)
+  local left, length = cost, call('LLEN', key)
+  while left > 0 and length > 0 do
+    local instant, units, ever = unpack('<I8I8I8', call('LINDEX', key, -1))
     if instant + period <= now then return end
     if units > left then
       call('LSET', key, -1, pack('<I8I8I8', instant, units - left, ever - left))
       return
     end
     call('RPOP', key)
-    left = left - units
+    left, length = left - units, length - 1
   end
 end
 

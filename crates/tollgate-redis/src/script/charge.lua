@@ -93,7 +93,8 @@ if size > strings then
     if not value then return end
     if unpack('<I8', value) > now then rebase_log(key) end
     local instant, units, ever = entry(key, -1)
-    if instant + cell.period <= now then return end
+    cell.past = instant + cell.period <= now
+    if cell.past then return end
     local length = call('LLEN', key)
     cell.first = search(key, 0, length - 1, function(since) return since + cell.period > now end)
     local _, first_units, first_ever = entry(key, cell.first)
@@ -204,6 +205,9 @@ for index = strings + 1, size do
   local cell, key = cells[index], KEYS[index]
   if cell.taken ~= BROKEN and cell.taken > 0 then
     if cell.permits then
+      -- While a slot is on its way elsewhere, a key that is gone in between cannot be made again: something has to stay.
+      local empties = cell.past > 0 and cell.held == 0
+      if empties then call('ZADD', key, now, '') end
       if cell.past > 0 then
         call('ZREMRANGEBYSCORE', key, '-inf', digits(now - cell.period))
       end
@@ -215,9 +219,11 @@ for index = strings + 1, size do
           unit = unit + 1
         end
       end
+      if empties then call('ZREM', key, '') end
     elseif not cell.at then
-      call('DEL', key)
+      -- The new entry first: see above.
       call('RPUSH', key, pack('<I8I8I8', now, cell.taken, cell.taken))
+      if cell.past then call('LTRIM', key, -1, -1) end
     else
       if cell.first > 0 then call('LTRIM', key, cell.first, -1) end
       local ever = cell.ever + cell.taken

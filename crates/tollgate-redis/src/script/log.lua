@@ -19,7 +19,7 @@ local past = digits(at - width)
 
 -- Also finds out whether it is a log at all.
 local live = call('ZCOUNT', key, '(' .. past, '+inf')
-if action == REFUND then call('ZPOPMAX', key, digits(cost)) end
+if action == REFUND and live > 0 then call('ZPOPMAX', key, math.min(cost, live)) end
 if action > REFUND then call('UNLINK', key) end
 if action ~= CHARGE then return { now, 0, 0, 0, 0 } end
 
@@ -45,8 +45,9 @@ local free, fit = amount - live, 0
 if cost > 0 and free >= cost then
   if create == 0 and live == 0 then return redis.error_reply('TOLLGATE memory is full') end
   fit = math.min(times, floor(free / cost))
-  call('ZREMRANGEBYSCORE', key, '-inf', past)
+  -- In this order: while a slot is on its way elsewhere, a key that is gone in between cannot be made again.
   add(fit * cost)
+  call('ZREMRANGEBYSCORE', key, '-inf', past)
   call('PEXPIRE', key, digits(life))
 elseif cost > 0 and call('PTTL', key) == -1 then
   -- None has no end, whoever made it.

@@ -5,10 +5,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::timeout;
 use tollgate::{
-    Algorithm, Answer, Charge, KeyRef, Limit, ManualClock, MemoryStore, Store, StoreError,
-    Timestamp, algorithm::Outcome,
+    Algorithm, Answer, Charge, KeyRef, Limit, ManualClock, MemoryStore, SharedLimiter, Store,
+    StoreError, Timestamp, algorithm::Outcome,
 };
-use tollgate_redis::RedisStore;
+use tollgate_redis::{Layout, RedisStore};
 use tollgate_testkit::{
     Subject,
     servers::{Cluster, Flavor, Proxy, Sentinels, Server, eventually},
@@ -317,4 +317,75 @@ fn a_remembered_denial_denies_nobody_else() {
         assert!(!again.is_admitted(), "the same answer");
         assert!(store.charge(&[one]).await.unwrap()[0].is_admitted(), "a new window");
     });
+}
+
+/// Times that never come are as good as for ever: nothing overflows, here or on the server.
+#[test]
+fn times_of_any_length() {
+    let server = Server::start(Flavor::Redis);
+    let layout = Layout::template("any:{key}:{window}").unwrap();
+    runtime().block_on(async {
+        for forever in [Duration::MAX, Duration::from_secs(u64::MAX / 1_000)] {
+            let builder = || RedisStore::builder(&server.url()).unwrap().deadline(forever);
+            let store = builder().remember_ids_for(forever).connect().await.unwrap();
+            let unit = charge(limit(10, Algorithm::FixedWindow));
+            for _ in 0..3 {
+                let once = store.charge_once(b"id", &[unit]).await.unwrap()[0];
+                assert_eq!(once.remaining(), 9, "{forever:?}");
+            }
+            assert_eq!(store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining(), 9);
+            let store =
+                builder().layout(layout.clone().ttl_slack(forever)).connect().await.unwrap();
+            assert_eq!(store.charge(&[unit]).await.unwrap()[0].remaining(), 9);
+            let names = server.command(&["KEYS", "*"]);
+            for name in names.items() {
+                assert!(server.command(&["PTTL", &name.text()]).int() > 0, "{name:?}");
+            }
+            server.command(&["FLUSHALL"]);
+        }
+    });
+}
+
+/// Whoever gives up while a batch has to be sent again takes no part in it: what may have been taken for them has been
+/// returned by then.
+#[test]
+fn a_batch_that_is_sent_again_is_without_those_who_gave_up() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(server.address());
+    let runtime = two_threads();
+    runtime.block_on(async {
+        let store = connect(&proxy.url()).await;
+        let builder = SharedLimiter::builder(store.clone());
+        let limiter = builder.limit("2/hour concurrency").build().unwrap();
+        // The server then knows the script that returns permits, and not the one that gives them.
+        store.release(&charge(limit(2, Algorithm::Concurrency))).await.unwrap();
+        proxy.set_delay(Duration::from_millis(200));
+        let trips = store.stats().trips;
+        let (gone, stays) = (limiter.acquire("key"), limiter.acquire("key"));
+        let (mut gone, mut stays) = (Box::pin(gone), Box::pin(stays));
+        let gives_up = std::future::poll_fn(|cx| {
+            assert!(gone.as_mut().poll(cx).is_pending() && stays.as_mut().poll(cx).is_pending());
+            std::task::Poll::Ready(())
+        });
+        gives_up.await;
+        let mut ticks = tokio::time::interval(Duration::from_millis(1));
+        while scripts_asked(&server) == 0 {
+            ticks.tick().await;
+        }
+        drop(gone);
+        let held = stays.await.unwrap().into_result().unwrap();
+        proxy.set_delay(Duration::ZERO);
+        assert!(store.stats().trips >= trips + 2, "it was sent again");
+        let second = limiter.acquire("key").await.unwrap();
+        assert!(second.permit.is_some(), "{:?}", second.decision);
+        assert!(limiter.acquire("key").await.unwrap().permit.is_none());
+        drop((held, second));
+    });
+}
+
+/// How many scripts the server was asked for and did not know, since the first.
+fn scripts_asked(server: &Server) -> u64 {
+    let failed = server.info("errorstat_NOSCRIPT").unwrap_or_default();
+    let count = failed.trim().strip_prefix("count=").map_or(0, |count| count.parse().unwrap());
+    u64::saturating_sub(count, 1)
 }

@@ -382,6 +382,9 @@ fn units_go_back_as_far_as_they_were_used() {
             assert_eq!(remaining(), 5);
             ours.refund("alice", limit, 100);
             assert_eq!(remaining(), 9);
+            assert_eq!(ours.charge("alice", limit, 2).remaining(), 7);
+            ours.refund("alice", limit, u64::MAX);
+            assert_eq!(remaining(), 9);
             assert!(ours.charge("alice", limit, 9).is_admitted());
             assert!(!ours.charge("alice", limit, 1).is_admitted());
             ours.reset("alice", limit).unwrap();

@@ -235,25 +235,29 @@ impl SharedLimiter {
         decisions.extend(join_all(checks).await);
     }
 
-    /// Gives back what charges took: up to their cost, and no more than is used in the store.
+    /// Gives back what charges took: up to their cost, and no more than is used in the store. Permits are left to those
+    /// who hold them: [`SharedLimiter::release_all`] returns them.
     pub async fn refund_all(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         for charge in charges {
-            self.inner.heard(self.inner.store.refund(charge).await)?;
+            self.inner.refund(charge).await?;
             self.inner.nudge(charge);
         }
         Ok(())
     }
 
-    /// Forgets what was charged to the keys of charges, here and in the store.
+    /// Forgets what was charged to the keys of charges, here and in the store. If the store fails, what is here is
+    /// forgotten all the same.
     pub async fn reset_all(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        // All of them, also after one has failed.
         for charge in charges {
             let scope = self.inner.core.scope_of(charge);
             let memory = &self.inner.core.memory;
             memory.reset(&memory.slot(charge, &scope));
-            self.inner.heard(self.inner.store.reset(charge).await)?;
+            result = result.and(self.inner.heard(self.inner.store.reset(charge).await));
             self.inner.nudge(charge);
         }
-        Ok(())
+        result
     }
 
     /// Returns the permits of charges. Returning one that is gone changes nothing.

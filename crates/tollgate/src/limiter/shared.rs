@@ -129,29 +129,31 @@ impl SharedLimiter {
         Ok(self.verdict(charges).await?.decision)
     }
 
-    /// Gives back up to `cost` units, and no more than are used in the store.
+    /// Gives back up to `cost` units, and no more than are used in the store. Permits are left to those who hold them.
     pub async fn refund(&self, key: impl Key, cost: u64) -> Result<(), StoreError> {
         let plan = key.with(|key| self.inner.core.path.plan_key(key));
         let items = super::items(&plan);
         for &item in &items {
-            let charge = self.inner.charge_of(item, cost, 0);
-            self.inner.heard(self.inner.store.refund(&charge).await)?;
+            self.inner.refund(&self.inner.charge_of(item, cost, 0)).await?;
         }
         self.inner.core.nudge(self.inner.core.queue_of(&items));
         Ok(())
     }
 
-    /// Forgets what was charged to a key, here and in the store.
+    /// Forgets what was charged to a key, here and in the store. If the store fails, what is here is forgotten all the
+    /// same.
     pub async fn reset(&self, key: impl Key) -> Result<(), StoreError> {
         let plan = key.with(|key| self.inner.core.path.plan_key(key));
         let items = super::items(&plan);
+        let mut result = Ok(());
+        // All of them, also after one has failed.
         for &item in &items {
             self.inner.core.memory.reset(&self.inner.core.slot(item, 0, 0));
             let charge = self.inner.charge_of(item, 0, 0);
-            self.inner.heard(self.inner.store.reset(&charge).await)?;
+            result = result.and(self.inner.heard(self.inner.store.reset(&charge).await));
         }
         self.inner.core.nudge(self.inner.core.queue_of(&items));
-        Ok(())
+        result
     }
 
     /// The same limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
@@ -300,6 +302,15 @@ impl Inner {
             }
             Err(miscounted(outcomes.len(), charges.len()))
         }))
+    }
+
+    /// Gives back what a charge took. All that a concurrency limit admits here has an id, by which it is returned: the
+    /// store would look in vain for units without one.
+    pub(super) async fn refund(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
+        if charge.limit.algorithm() == Algorithm::Concurrency {
+            return Ok(());
+        }
+        self.heard(self.store.refund(charge).await)
     }
 
     /// Counts an answer that did not come.

@@ -688,6 +688,44 @@ fn a_request_acquires_permits_of_the_policies_that_cover_it() {
 }
 
 /// Whoever has a runtime with several threads can spawn all of it.
+/// All that a concurrency limit admits over a store has an id, so there is nothing that a refund could find.
+#[test]
+fn a_refund_does_not_ask_for_permits() {
+    let store = Double::new(&ManualClock::new());
+    let builder = SharedLimiter::builder(store.clone());
+    let limiter = builder.limit("2/hour").limit("3/minute concurrency").build().unwrap();
+    assert!(check(&limiter, "key").is_allowed());
+    assert_eq!(store.asked().len(), 2);
+    pollster::block_on(limiter.refund("key", 1)).unwrap();
+    assert_eq!(store.asked().len(), 1, "the window alone");
+    let jobs =
+        Charge::new("jobs".parse().unwrap(), KeyRef::new(b"key"), limit("3/minute concurrency"));
+    pollster::block_on(limiter.refund_all(&[jobs, jobs.holding(1)])).unwrap();
+    assert_eq!(store.asked(), []);
+}
+
+/// What was counted here is forgotten under all limits although the store is away, and all of them are asked for.
+#[test]
+fn a_reset_goes_on_after_one_has_failed() {
+    let (store, away) = (Double::new(&ManualClock::new()), StoreError::TimedOut);
+    let builder = SharedLimiter::builder(store.clone());
+    let limiter = builder.limit("9/hour").limit("2/day").build().unwrap();
+    store.fail(away.clone());
+    let spend = || [(); 3].map(|()| check(&limiter, "key").is_allowed());
+    assert_eq!(spend(), [true, true, false]);
+    store.asked();
+    assert_eq!(pollster::block_on(limiter.reset("key")), Err(away.clone()));
+    assert_eq!(store.asked().len(), 2);
+    assert_eq!(spend(), [true, true, false]);
+    store.asked();
+    let request = Request::new().with("key", "key");
+    let plan = limiter.plan(&request);
+    let charges = plan.charges(1).unwrap();
+    assert_eq!(pollster::block_on(limiter.reset_all(&charges)), Err(away));
+    assert_eq!(store.asked().len(), 2);
+    assert_eq!(spend(), [true, true, false]);
+}
+
 #[test]
 fn every_future_can_be_sent() {
     fn sent<F: Send>(future: F) {

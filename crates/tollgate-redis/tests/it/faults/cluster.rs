@@ -9,8 +9,8 @@ use std::{
 };
 
 use tokio::time::timeout;
-use tollgate::{Algorithm, Charge, KeyRef, Limit, Store, StoreError, algorithm::Outcome};
-use tollgate_redis::RedisStore;
+use tollgate::{Algorithm, Charge, Key, KeyRef, Limit, Store, StoreError, algorithm::Outcome};
+use tollgate_redis::{Layout, RedisStore};
 use tollgate_testkit::servers::{Cluster, Flavor, Proxy, Reply, eventually};
 
 use super::{DEADLINE, Limiters, RETURN, let_pass, now};
@@ -361,5 +361,93 @@ fn a_cluster_that_names_no_hosts() {
             assert_eq!(left(), expected);
         }
         assert_eq!(store.stats().redirects, 2);
+    }
+}
+
+/// A slot that nobody has for a while, in a cluster that serves the others: it is noticed when somebody has it again.
+#[test]
+fn a_slot_that_is_given_away_and_taken() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        for node in cluster.nodes() {
+            node.command(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+        }
+        let limiters = Limiters::connect(&cluster.url());
+        let Limiters { runtime, store, .. } = &limiters;
+        let keys = keys("given");
+        let fails = || runtime.block_on(store.charge(&[charge(&keys, 0)])).err();
+        assert_eq!(fails(), None);
+        let slot = only_slot(&cluster).to_string();
+        for node in cluster.nodes() {
+            assert!(!node.command(&["CLUSTER", "DELSLOTS", &slot]).is_error());
+        }
+        let unknown = || {
+            let why = fails().map(|error| error.to_string()).unwrap_or_default();
+            why.ends_with("no server of the cluster is known to have the slot")
+        };
+        eventually(RETURN, "nobody has it", || unknown() && store.is_connected());
+        let_pass(Duration::from_millis(500));
+        assert!(unknown() && store.is_connected());
+        assert!(!cluster.nodes()[1].command(&["CLUSTER", "ADDSLOTS", &slot]).is_error());
+        eventually(RETURN, "it is found", || fails().is_none());
+    }
+}
+
+/// While a slot is on its way, a key that a script empties cannot be made again on that server: nothing fails half-way.
+#[test]
+fn keys_that_are_emptied_while_their_slot_moves() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        let limiters = Limiters::connect_patiently(&cluster.url());
+        let Limiters { runtime, store, .. } = &limiters;
+        let (keys, short) = (keys("emptied"), Limit::new(5, Duration::from_millis(100)).unwrap());
+        let two = |place: usize, permit| {
+            let algorithm = [Algorithm::SlidingLog, Algorithm::Concurrency][place % 2];
+            let mut charge = charge(&keys, place).cost(2);
+            charge.limit = short.with_algorithm(algorithm).unwrap();
+            charge.holding(permit)
+        };
+        let left = |unit: Charge<'_>| {
+            let outcomes = runtime.block_on(store.charge(&[unit])).unwrap();
+            outcomes[0].remaining()
+        };
+        (0..KEYS).for_each(|place| assert_eq!(left(two(place, 1)), 3));
+        let slot = only_slot(&cluster);
+        cluster.begin_move(slot, (cluster.owner(slot) + 1) % 3);
+        for place in 0..KEYS {
+            // All that is there is past, and makes room for what is new.
+            let over = || left(two(place, 1).cost(0)) == 5;
+            eventually(PATIENT, "all is past", over);
+            assert_eq!(left(two(place, 1)), 3);
+            match two(place, 1).limit.algorithm() {
+                Algorithm::Concurrency => runtime.block_on(store.release(&two(place, 1))).unwrap(),
+                _ => runtime.block_on(store.refund(&two(place, 1))).unwrap(),
+            }
+            // There is no such key any more, and the next one is made on the other server.
+            assert_eq!(left(two(place, 1)), 3);
+        }
+        assert_eq!(store.stats().closed, 0);
+    }
+}
+
+/// The same for a log that is shared with another limiter.
+#[test]
+fn a_shared_log_that_is_emptied_while_its_slot_moves() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        let slot = Cluster::slot_of(b"sw:alice");
+        let (owner, to) = (&cluster.nodes()[cluster.owner(slot)], (cluster.owner(slot) + 1) % 3);
+        assert_eq!(owner.command(&["ZADD", "sw:alice", "1", "long ago"]).int(), 1);
+        let runtime = two_threads();
+        let builder = RedisStore::builder(&cluster.url()).unwrap().deadline(PATIENT);
+        let store = runtime.block_on(builder.layout(Layout::unix_time_log()).connect()).unwrap();
+        cluster.begin_move(slot, to);
+        "alice".with(|key| {
+            let limit = "5/minute sliding-log".parse().unwrap();
+            let unit = Charge::new("api".parse().unwrap(), key, limit);
+            let outcomes = runtime.block_on(store.charge(&[unit])).unwrap();
+            assert_eq!(outcomes[0].remaining(), 4, "{flavor}");
+        });
+        assert_eq!(owner.command(&["ZCARD", "sw:alice"]).int(), 1, "what is past is gone");
     }
 }

@@ -10,7 +10,12 @@ use super::{DEADLINE, Limiters, RETURN, let_pass, now};
 use crate::kit::{PATIENT, runtime};
 
 /// What a fault is seen as, from its begin to its end.
-fn outage(limiters: &Limiters, what: &str, time: Duration, [begin, end]: [&mut dyn FnMut(); 2]) {
+pub(super) fn outage(
+    limiters: &Limiters,
+    what: &str,
+    time: Duration,
+    [begin, end]: [&mut dyn FnMut(); 2],
+) {
     assert!(!limiters.is_degraded());
     let load = limiters.load();
     let_pass(Duration::from_millis(200));

@@ -3,6 +3,7 @@
 mod cluster;
 mod connection;
 mod load;
+mod refusals;
 mod sentinel;
 mod server;
 
