@@ -14,7 +14,8 @@ pub trait Head {
     /// still the whole path, with the feature `axum`: what the nested one has in the URI lacks its beginning.
     fn path(&self) -> &str;
 
-    /// The host that the request line names, with its port if it has one. HTTP/2 has it here, HTTP/1 in `Host`.
+    /// The host that the request line names, with its port if it has one, and with a user before it if somebody wrote
+    /// one. HTTP/2 has it here, HTTP/1 in `Host`.
     fn authority(&self) -> Option<&str>;
 
     /// The values of all lines of a header, in their order.

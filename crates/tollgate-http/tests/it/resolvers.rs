@@ -50,6 +50,12 @@ fn each_finds_its_value() {
 }
 
 #[test]
+fn a_user_in_the_request_line_is_no_other_host() {
+    let head = head(|request| request.uri("http://me:secret@shop.example:8080/"));
+    assert_eq!(found(&Host, &head), Ok("shop.example".into()));
+}
+
+#[test]
 fn what_is_not_there_is_missed_in_the_way_that_was_chosen() {
     let none = head(|request| request);
     let header = || Header::from_static("x-tenant");
