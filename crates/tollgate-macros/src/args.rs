@@ -97,9 +97,9 @@ impl Raw {
                 if raw.named.iter().any(|(other, _)| *other == name) {
                     return Err(Error::new(name.span(), format!("`{name}` is given twice")));
                 }
-                raw.named.push((name, input.parse()?));
+                raw.named.push((name, bare(input.parse()?)));
             } else {
-                raw.texts.push(text(&input.parse()?, TEXT_OR_NAME)?);
+                raw.texts.push(text(&bare(input.parse()?), TEXT_OR_NAME)?);
             }
             if !input.is_empty() {
                 input.parse::<Token![,]>()?;
@@ -155,6 +155,14 @@ impl Raw {
 }
 
 const TEXT_OR_NAME: &str = "a limit is text, such as `\"100/minute\"`; everything else has a name";
+
+/// What a macro of the user hands on, such as `$limit:literal`, comes in a group that cannot be seen.
+fn bare(value: Expr) -> Expr {
+    match value {
+        Expr::Group(group) => bare(*group.expr),
+        other => other,
+    }
+}
 
 fn text(value: &Expr, otherwise: &str) -> Result<LitStr> {
     match value {
