@@ -10,6 +10,8 @@ use syn::{
 };
 use tollgate::{Limit, PolicyName};
 
+use crate::boxed;
+
 /// The arguments, each valid by itself and all of them together.
 pub(crate) struct Args {
     pub(crate) limits: Limits,
@@ -71,6 +73,23 @@ impl Parse for Args {
 }
 
 impl Args {
+    /// The same, where `self` has another name.
+    pub(crate) fn renamed(self) -> Result<Self> {
+        let expr = |value: Expr| syn::parse2(boxed::rename_self(value.into_token_stream()));
+        Ok(Self {
+            limits: match self.limits {
+                Limits::Found(found) => Limits::Found(Box::new(expr(*found)?)),
+                fixed @ Limits::Fixed(_) => fixed,
+            },
+            key: self.key.map(expr).transpose()?,
+            cost: self.cost.map(expr).transpose()?,
+            limiter: self.limiter.map(expr).transpose()?,
+            enabled: self.enabled.map(expr).transpose()?,
+            on_denied: self.on_denied.map(expr).transpose()?,
+            ..self
+        })
+    }
+
     /// The library, as a path.
     pub(crate) fn root(&self) -> TokenStream {
         self.root.as_ref().map_or_else(|| quote! { ::tollgate }, Path::to_token_stream)
