@@ -161,7 +161,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// To charge only some outcomes, charge before and refund the others: that is exact. Charging afterwards what cost
     /// 0 before lets requests that run at the same time pass together. A request that is given up, because its client
     /// went away or the service failed without a response, keeps its charge. What was decided while the store was away
-    /// is not given back: the store was not charged for it.
+    /// is not given back: the store was not charged for it. Nor is what no longer counts when the response is known,
+    /// since the window of its charge is over: others may have used the one that runs.
     ///
     /// The headers tell what was decided before, and so does what `settle` sees of them: a correction shows in those of
     /// the next response.
@@ -176,7 +177,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { headers, ..self }
     }
 
-    /// The clock that `X-RateLimit-Reset` goes by; the system's if nothing is said.
+    /// The clock that `X-RateLimit-Reset` and corrections go by; the system's if nothing is said.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Arc::new(clock), ..self }
@@ -212,8 +213,10 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             limits: self.limits.as_ref().map(|limits| limits(head)).unwrap_or_default(),
             now: match self.headers.legacy {
                 Some(ResetStyle::Epoch) => self.clock.now(),
+                Some(ResetStyle::Delta) | None if self.settles() => self.clock.now(),
                 Some(ResetStyle::Delta) | None => Timestamp::EPOCH,
             },
+            settled: Timestamp::EPOCH,
         })
     }
 
@@ -293,7 +296,11 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         answer: &A,
     ) -> Reply<(), L::Settling> {
         let adjustment = self.settle.as_ref().map(|settle| settle(answer)).unwrap_or_default();
-        self.limiter.settle(question, decision, adjustment)
+        if adjustment == Adjustment::Keep {
+            return self.limiter.settle(question, decision, adjustment);
+        }
+        let question = Question { settled: self.clock.now(), ..question.clone() };
+        self.limiter.settle(&question, decision, adjustment)
     }
 }
 
