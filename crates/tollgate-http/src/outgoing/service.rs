@@ -104,8 +104,8 @@ where
     }
 }
 
-/// Waits for the end of a pause, and then for room. A pause that begins meanwhile is waited for as well, at the place in
-/// line that the call has: whoever were charged during a pause would all be let go at its end.
+/// Waits for the end of a pause, and then for room. A pause that begins meanwhile is waited for as well, at the place
+/// in line that the call has: whoever were charged during a pause would all be let go at its end.
 async fn turn<L: Wait>(
     settings: Arc<Settings<L>>,
     key: KeyParts,
