@@ -100,17 +100,25 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 
     /// Counts by the key that `resolver` finds: as [`Limiter::check`](tollgate::Limiter::check) would by the same one.
+    /// For a key of several parts put resolvers together, see [`ResolveExt`](crate::ResolveExt); of two calls, the last
+    /// counts.
     #[must_use]
     pub fn by(self, resolver: impl Resolve<Q>) -> Self {
         self.attribute(Request::KEY, resolver)
     }
 
     /// Adds an attribute for policies to match and to count by. All policies that cover a request stand or fall
-    /// together: it is charged on all of them or on none.
+    /// together: it is charged on all of them or on none. A second one of the same name takes the place of the first.
     #[must_use]
     pub fn attribute(mut self, name: impl Into<String>, resolver: impl Resolve<Q>) -> Self {
-        self.names = self.names.iter().cloned().chain([name.into()]).collect();
-        self.resolvers.push(Arc::new(resolver));
+        let (name, resolver) = (name.into(), Arc::new(resolver));
+        match self.names.iter().position(|other| *other == name) {
+            Some(place) => self.resolvers[place] = resolver,
+            None => {
+                self.names = self.names.iter().cloned().chain([name]).collect();
+                self.resolvers.push(resolver);
+            }
+        }
         self
     }
 
