@@ -5,12 +5,13 @@ use std::{
     future::{Future, Pending},
     pin::Pin,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use smallvec::SmallVec;
 use tollgate::{
-    Charge, CheckError, Decision, Key, KeyRef, Limit, Limiter, Plan, PolicyName, PolicySet,
-    Request, SharedLimiter, Timestamp,
+    Algorithm, Charge, CheckError, Decision, Key, KeyRef, Limit, Limiter, Plan, PolicyName,
+    PolicySet, Request, SharedLimiter, Timestamp,
 };
 
 use crate::KeyParts;
@@ -61,8 +62,10 @@ pub struct Question {
     pub(crate) domain: Option<Arc<str>>,
     pub(crate) cost: u64,
     pub(crate) limits: Vec<(PolicyName, Limit)>,
-    /// Before it is decided, for what a client is told.
+    /// Before it is decided, for what a client is told and for what may be given back.
     pub(crate) now: Timestamp,
+    /// When its response was known, once it is.
+    pub(crate) settled: Timestamp,
 }
 
 /// How the charge for a request is corrected once its response is known.
@@ -128,7 +131,7 @@ impl Question {
         &self.limits
     }
 
-    /// When it was asked, if a header tells of that: the epoch otherwise.
+    /// When it was asked, if a header tells of that or the charge may be corrected: the epoch otherwise.
     pub fn asked(&self) -> Timestamp {
         self.now
     }
@@ -173,6 +176,35 @@ impl Question {
         self.at_cost(units)
     }
 
+    /// Whether nothing of what a limit was charged counts any more: what would be given back is what others have used
+    /// since.
+    fn is_over(&self, policy: PolicyName, limit: &Limit, decision: &Decision) -> bool {
+        let passed = Duration::from_micros(self.settled.micros_since(self.now));
+        if (decision.policy(), decision.limit()) == (Some(policy), Some(*limit)) {
+            return passed >= decision.reset_after();
+        }
+        let window = |at: Timestamp| u128::from(at.as_micros()) / limit.period().as_micros().max(1);
+        let windows = window(self.settled).saturating_sub(window(self.now));
+        match limit.algorithm() {
+            Algorithm::FixedWindow => windows > 0,
+            Algorithm::SlidingWindow => windows > 1,
+            Algorithm::TokenBucket => {
+                let refilled = passed.as_micros().saturating_mul(limit.amount().into());
+                refilled >= limit.period().as_micros().saturating_mul(limit.capacity().into())
+            }
+            Algorithm::SlidingLog | Algorithm::Concurrency => passed >= limit.period(),
+            // How long one of the user's own counts is not known here.
+            _ => false,
+        }
+    }
+
+    /// What is given back of the limits of this request alone.
+    fn own_taken<'a>(&self, key: KeyRef<'a>, decision: &Decision) -> Vec<Charge<'a>> {
+        let counts = |(policy, limit): &&_| !self.is_over(*policy, limit, decision);
+        let charge = |&(policy, limit): &_| Charge::new(policy, key, limit).cost(self.cost);
+        self.limits.iter().filter(counts).map(charge).collect()
+    }
+
     /// What was taken by the limits of a plan, where `key` is that of this question. Policies in shadow mode of which
     /// one would have denied may have taken nothing.
     fn taken<'a>(
@@ -183,7 +215,10 @@ impl Question {
         decision: &Decision,
     ) -> Vec<Charge<'a>> {
         let mut charges = plan.charges(self.cost).unwrap_or_default();
-        charges.retain(|charge| charge.enforced || !decision.is_shadow_denied());
+        charges.retain(|charge| {
+            let taken = charge.enforced || !decision.is_shadow_denied();
+            taken && !self.is_over(charge.policy, &charge.limit, decision)
+        });
         let whole = |charge: &&mut Charge<'_>| {
             let policy = policies.get(charge.policy);
             self.is_key() && policy.is_some_and(|policy| policy.per == [Request::KEY])
@@ -233,16 +268,14 @@ impl Decide for Limiter {
             }
             Adjustment::Refund | Adjustment::RefundUnits(_) => {
                 let refunded = question.refunded(by);
-                if !refunded.limits.is_empty() {
-                    refunded.with_charges(|charges| self.refund_all(charges));
-                } else if refunded.is_key() && !decision.is_shadow_denied() {
-                    self.refund(&refunded.key, refunded.cost);
-                } else {
-                    let (plan, policies) = (self.plan(&refunded.request()), self.policies());
-                    refunded.key.with(|key| {
-                        self.refund_all(&refunded.taken(&plan, policies, key, decision));
-                    });
-                }
+                refunded.key.with(|key| match refunded.limits.is_empty() {
+                    true => {
+                        let plan = self.plan(&refunded.request());
+                        let taken = refunded.taken(&plan, self.policies(), key, decision);
+                        self.refund_all(&taken);
+                    }
+                    false => self.refund_all(&refunded.own_taken(key, decision)),
+                });
             }
         }
         Reply::Now(())
@@ -308,17 +341,12 @@ async fn charge_more(limiter: &SharedLimiter, question: &Question, units: u64) {
 async fn refund_shared(limiter: &SharedLimiter, refunded: &Question, decision: &Decision) {
     let key = refunded.key.with(|key| key.to_buf());
     let key = key.as_ref();
-    let _ = if !refunded.limits.is_empty() {
-        let charge = |&(policy, limit): &_| Charge::new(policy, key, limit).cost(refunded.cost);
-        let charges: SmallVec<[_; 1]> = refunded.limits.iter().map(charge).collect();
-        limiter.refund_all(&charges).await
-    } else if refunded.is_key() && !decision.is_shadow_denied() {
-        limiter.refund(key, refunded.cost).await
-    } else {
-        let plan = limiter.plan(&refunded.request());
-        let charges = refunded.taken(&plan, limiter.policies(), key, decision);
-        limiter.refund_all(&charges).await
+    let plan = limiter.plan(&refunded.request());
+    let charges = match refunded.limits.is_empty() {
+        true => refunded.taken(&plan, limiter.policies(), key, decision),
+        false => refunded.own_taken(key, decision),
     };
+    let _ = limiter.refund_all(&charges).await;
 }
 
 /// What is left to charge where `asked` units were too many. Less every time, so asking on comes to an end.

@@ -10,10 +10,12 @@ pub trait Head {
     /// The method, as it is written.
     fn method(&self) -> &str;
 
-    /// The path, as it was sent: without the query, not decoded.
+    /// The path, as it was sent: without the query, not decoded. Where a router of axum is nested in another, it is
+    /// still the whole path, with the feature `axum`: what the nested one has in the URI lacks its beginning.
     fn path(&self) -> &str;
 
-    /// The host that the request line names, with its port if it has one. HTTP/2 has it here, HTTP/1 in `Host`.
+    /// The host that the request line names, with its port if it has one, and with a user before it if somebody wrote
+    /// one. HTTP/2 has it here, HTTP/1 in `Host`.
     fn authority(&self) -> Option<&str>;
 
     /// The values of all lines of a header, in their order.
@@ -48,6 +50,10 @@ impl Head for Parts {
     }
 
     fn path(&self) -> &str {
+        #[cfg(feature = "axum")]
+        if let Some(axum::extract::OriginalUri(sent)) = self.extensions.get() {
+            return sent.path();
+        }
         self.uri.path()
     }
 

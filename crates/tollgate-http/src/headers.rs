@@ -8,7 +8,7 @@ use http::{
     header::{self, Entry},
 };
 use smallvec::SmallVec;
-use tollgate::{Algorithm, Decision, Limit, PolicyName, Timestamp};
+use tollgate::{Algorithm, Decision, Limit, PolicyName, Source, Timestamp};
 
 /// Which headers tell a client about its limit. `Retry-After` is on every denial that has an end, whatever is chosen
 /// here.
@@ -78,6 +78,9 @@ static RETRY_AFTER: HeaderName = header::RETRY_AFTER;
 /// The largest integer of a structured field.
 const MOST: u64 = 999_999_999_999_999;
 
+/// The longest that a trip to a store is taken to last, in microseconds.
+const TRIP: u64 = 100_000;
+
 const ZERO: HeaderValue = HeaderValue::from_static("0");
 
 /// The numbers below 10,000, of four digits each, for values that need no memory of their own.
@@ -130,7 +133,7 @@ impl Headers {
         }
         if let Some(style) = self.legacy {
             let reset = match style {
-                ResetStyle::Epoch => now.after(decision.reset_after()).as_secs_ceil(),
+                ResetStyle::Epoch => reset_instant(decision, &limit, now).as_secs_ceil(),
                 ResetStyle::Delta => reset_seconds(decision),
             };
             let _ = put(&X_LIMIT, Said::Kept(&known.legacy))
@@ -246,6 +249,23 @@ impl Known {
 impl Default for Headers {
     fn default() -> Self {
         Self { standard: HeaderStyle::Draft8, legacy: Some(ResetStyle::Epoch) }
+    }
+}
+
+/// When nothing is used any more, `now` being when it was asked.
+///
+/// A denial that is remembered tells the longest that it can last, which is by about a trip to the store too long. The
+/// end of its window would be rounded up to the next second, and differ from what was told before.
+fn reset_instant(decision: &Decision, limit: &Limit, now: Timestamp) -> Timestamp {
+    let end = now.after(decision.reset_after());
+    let remembered = decision.source() == Source::DenyCache;
+    if !remembered || limit.algorithm() != Algorithm::FixedWindow {
+        return end;
+    }
+    let period = u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX);
+    match end.as_micros().checked_rem(period) {
+        Some(late) if late < TRIP => Timestamp::from_micros(end.as_micros() - late),
+        _ => end,
     }
 }
 

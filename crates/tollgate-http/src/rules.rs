@@ -100,17 +100,25 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 
     /// Counts by the key that `resolver` finds: as [`Limiter::check`](tollgate::Limiter::check) would by the same one.
+    /// For a key of several parts put resolvers together, see [`ResolveExt`](crate::ResolveExt); of two calls, the last
+    /// counts.
     #[must_use]
     pub fn by(self, resolver: impl Resolve<Q>) -> Self {
         self.attribute(Request::KEY, resolver)
     }
 
     /// Adds an attribute for policies to match and to count by. All policies that cover a request stand or fall
-    /// together: it is charged on all of them or on none.
+    /// together: it is charged on all of them or on none. A second one of the same name takes the place of the first.
     #[must_use]
     pub fn attribute(mut self, name: impl Into<String>, resolver: impl Resolve<Q>) -> Self {
-        self.names = self.names.iter().cloned().chain([name.into()]).collect();
-        self.resolvers.push(Arc::new(resolver));
+        let (name, resolver) = (name.into(), Arc::new(resolver));
+        match self.names.iter().position(|other| *other == name) {
+            Some(place) => self.resolvers[place] = resolver,
+            None => {
+                self.names = self.names.iter().cloned().chain([name]).collect();
+                self.resolvers.push(resolver);
+            }
+        }
         self
     }
 
@@ -161,7 +169,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// To charge only some outcomes, charge before and refund the others: that is exact. Charging afterwards what cost
     /// 0 before lets requests that run at the same time pass together. A request that is given up, because its client
     /// went away or the service failed without a response, keeps its charge. What was decided while the store was away
-    /// is not given back: the store was not charged for it.
+    /// is not given back: the store was not charged for it. Nor is what no longer counts when the response is known,
+    /// since the window of its charge is over: others may have used the one that runs.
     ///
     /// The headers tell what was decided before, and so does what `settle` sees of them: a correction shows in those of
     /// the next response.
@@ -176,7 +185,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { headers, ..self }
     }
 
-    /// The clock that `X-RateLimit-Reset` goes by; the system's if nothing is said.
+    /// The clock that `X-RateLimit-Reset` and corrections go by; the system's if nothing is said.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Arc::new(clock), ..self }
@@ -212,8 +221,10 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             limits: self.limits.as_ref().map(|limits| limits(head)).unwrap_or_default(),
             now: match self.headers.legacy {
                 Some(ResetStyle::Epoch) => self.clock.now(),
+                Some(ResetStyle::Delta) | None if self.settles() => self.clock.now(),
                 Some(ResetStyle::Delta) | None => Timestamp::EPOCH,
             },
+            settled: Timestamp::EPOCH,
         })
     }
 
@@ -293,7 +304,11 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         answer: &A,
     ) -> Reply<(), L::Settling> {
         let adjustment = self.settle.as_ref().map(|settle| settle(answer)).unwrap_or_default();
-        self.limiter.settle(question, decision, adjustment)
+        if adjustment == Adjustment::Keep {
+            return self.limiter.settle(question, decision, adjustment);
+        }
+        let question = Question { settled: self.clock.now(), ..question.clone() };
+        self.limiter.settle(&question, decision, adjustment)
     }
 }
 

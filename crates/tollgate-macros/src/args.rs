@@ -10,6 +10,8 @@ use syn::{
 };
 use tollgate::{Limit, PolicyName};
 
+use crate::boxed;
+
 /// The arguments, each valid by itself and all of them together.
 pub(crate) struct Args {
     pub(crate) limits: Limits,
@@ -71,6 +73,23 @@ impl Parse for Args {
 }
 
 impl Args {
+    /// The same, where `self` has another name.
+    pub(crate) fn renamed(self) -> Result<Self> {
+        let expr = |value: Expr| syn::parse2(boxed::rename_self(value.into_token_stream()));
+        Ok(Self {
+            limits: match self.limits {
+                Limits::Found(found) => Limits::Found(Box::new(expr(*found)?)),
+                fixed @ Limits::Fixed(_) => fixed,
+            },
+            key: self.key.map(expr).transpose()?,
+            cost: self.cost.map(expr).transpose()?,
+            limiter: self.limiter.map(expr).transpose()?,
+            enabled: self.enabled.map(expr).transpose()?,
+            on_denied: self.on_denied.map(expr).transpose()?,
+            ..self
+        })
+    }
+
     /// The library, as a path.
     pub(crate) fn root(&self) -> TokenStream {
         self.root.as_ref().map_or_else(|| quote! { ::tollgate }, Path::to_token_stream)
@@ -97,9 +116,9 @@ impl Raw {
                 if raw.named.iter().any(|(other, _)| *other == name) {
                     return Err(Error::new(name.span(), format!("`{name}` is given twice")));
                 }
-                raw.named.push((name, input.parse()?));
+                raw.named.push((name, bare(input.parse()?)));
             } else {
-                raw.texts.push(text(&input.parse()?, TEXT_OR_NAME)?);
+                raw.texts.push(text(&bare(input.parse()?), TEXT_OR_NAME)?);
             }
             if !input.is_empty() {
                 input.parse::<Token![,]>()?;
@@ -155,6 +174,14 @@ impl Raw {
 }
 
 const TEXT_OR_NAME: &str = "a limit is text, such as `\"100/minute\"`; everything else has a name";
+
+/// What a macro of the user hands on, such as `$limit:literal`, comes in a group that cannot be seen.
+fn bare(value: Expr) -> Expr {
+    match value {
+        Expr::Group(group) => bare(*group.expr),
+        other => other,
+    }
+}
 
 fn text(value: &Expr, otherwise: &str) -> Result<LitStr> {
     match value {

@@ -9,7 +9,10 @@ use syn::{
     spanned::Spanned as _,
 };
 
-use crate::args::{Args, Failure, Limits};
+use crate::{
+    args::{Args, Failure, Limits},
+    boxed,
+};
 
 /// A function, free or in an impl. What it does is not looked at.
 pub(crate) struct Function {
@@ -49,19 +52,25 @@ fn starts_function(input: ParseStream<'_>) -> bool {
     ahead.peek(Token![fn])
 }
 
-pub(crate) fn expand(args: &Args, function: &Function) -> Result<TokenStream> {
-    function.check(args)?;
+pub(crate) fn expand(args: Args, function: &Function) -> Result<TokenStream> {
+    function.check(&args)?;
+    let is_boxed = boxed::was_async(&function.sig);
+    let args = if is_boxed { args.renamed()? } else { args };
     let Function { attrs, vis, sig, body } = function;
     let (inner, outer): (Vec<_>, Vec<_>) =
         attrs.iter().partition(|attr| matches!(attr.style, AttrStyle::Inner(_)));
     // Spelt so that the body can neither see nor shadow it.
     let pass = Ident::new("_pass", Span::mixed_site());
-    let admission = admission(args, sig);
+    let admission = admission(&args, sig);
+    let first = quote! { let #pass = #admission; };
+    let body = match is_boxed {
+        true => boxed::insert(body.clone(), &first),
+        false => quote! { #first #body },
+    };
     Ok(quote! {
         #(#outer)*
         #vis #sig {
             #(#inner)*
-            let #pass = #admission;
             #body
         }
     })
@@ -90,7 +99,7 @@ impl Function {
         }
         let named = args.limiter.as_ref().and_then(name_of);
         if let Some(name) = named
-            && self.sig.asyncness.is_none()
+            && !waits(&self.sig)
         {
             let what = "a limiter found by name may have to wait for its store: make the function \
                         async, or give it a `tollgate::Limiter`";
@@ -98,6 +107,10 @@ impl Function {
         }
         Ok(())
     }
+}
+
+fn waits(sig: &Signature) -> bool {
+    sig.asyncness.is_some() || boxed::was_async(sig)
 }
 
 fn returns_nothing(output: &ReturnType) -> bool {
@@ -113,7 +126,7 @@ fn admission(args: &Args, sig: &Signature) -> TokenStream {
     let [asked, pass, refusal, enabled] =
         ["asked", "pass", "denied", "enabled"].map(|name| Ident::new(name, Span::mixed_site()));
     let decided = decided(args, sig, &asked);
-    let denied = denied(args, &sig.output, &refusal);
+    let denied = denied(args, sig, &refusal);
     // What the expressions leave behind is gone before anything waits.
     let admitted = quote! {
         let #asked = #ask;
@@ -193,7 +206,7 @@ fn with_suffix(cost: &Expr) -> TokenStream {
 }
 
 fn decided(args: &Args, sig: &Signature, asked: &Ident) -> TokenStream {
-    let waits = sig.asyncness.is_some();
+    let waits = waits(sig);
     let root = args.root();
     let limiter = match (&args.limiter, waits) {
         (None, true) => quote! { &#root::attribute::Installed },
@@ -217,14 +230,16 @@ fn name_of(limiter: &Expr) -> Option<&LitStr> {
     }
 }
 
-fn denied(args: &Args, output: &ReturnType, denied: &Ident) -> TokenStream {
+fn denied(args: &Args, sig: &Signature, denied: &Ident) -> TokenStream {
     match &args.on_denied {
         Some(answer) => {
             let root = args.root();
             quote! { #root::attribute::answer(#denied, #answer) }
         }
         None => {
-            let at = match output {
+            let at = match &sig.output {
+                // Of the type that is there now, nobody has written a word.
+                _ if boxed::was_async(sig) => sig.ident.span(),
                 ReturnType::Default => Span::call_site(),
                 ReturnType::Type(_, of) => of.span(),
             };
@@ -240,7 +255,7 @@ mod tests {
 
     fn expanded(args: &str, function: &str) -> String {
         let args = syn::parse_str(args).unwrap();
-        expand(&args, &syn::parse_str(function).unwrap()).unwrap().to_string()
+        expand(args, &syn::parse_str(function).unwrap()).unwrap().to_string()
     }
 
     #[test]

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod args;
+mod boxed;
 mod expand;
 
 use proc_macro::TokenStream;
@@ -72,7 +73,7 @@ pub fn rate_limit(args: TokenStream, function: TokenStream) -> TokenStream {
     let untouched = proc_macro2::TokenStream::from(function.clone());
     let expanded = syn::parse::<Function>(function).and_then(|function| {
         let args = syn::parse::<Args>(args)?;
-        expand::expand(&args, &function)
+        expand::expand(args, &function)
     });
     expanded
         .unwrap_or_else(|error| {

@@ -10,8 +10,8 @@ use std::{
 
 use smallvec::SmallVec;
 
-/// A value that says whose budget a request draws on: text, bytes, a number, an address, an option or a tuple of
-/// these.
+/// A value that says whose budget a request draws on: text, bytes, a number, an address, a `bool`, an option or a tuple
+/// of these.
 ///
 /// Numbers and addresses are their usual text, so that `42_u64` here and `"42"` over the wire are the same key. The
 /// parts of a tuple keep their borders: `("ab", "c")` and `("a", "bc")` are different keys, whatever the parts
@@ -38,6 +38,12 @@ use smallvec::SmallVec;
 /// assert!(!limiter.check((7, "eu")).is_allowed());
 /// assert!(limiter.check((7, "us")).is_allowed());
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a key",
+    label = "does not say whose budget it is",
+    note = "a key is text, bytes, a whole number, an address, a `bool`, an option or a tuple of these",
+    note = "of a type that you did not write, take its text or its bytes: `&id.to_string()`, `id.as_bytes()`"
+)]
 pub trait Key {
     /// Calls `read` with the key.
     fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R;
@@ -334,7 +340,7 @@ macro_rules! printed_keys {
 }
 
 printed_keys!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize);
-printed_keys!(IpAddr, Ipv4Addr, Ipv6Addr);
+printed_keys!(IpAddr, Ipv4Addr, Ipv6Addr, bool, char);
 
 macro_rules! tuple_keys {
     ($($name:ident)+) => {
@@ -366,6 +372,7 @@ mod tests {
     fn numbers_and_addresses_are_their_text() {
         assert!(same(42_u64, "42"));
         assert!(same(-7_i32, b"-7"));
+        assert!(same((true, 'é'), ("true", "é")));
         assert!(same(u128::MAX, u128::MAX.to_string()));
         assert!(same("203.0.113.7".parse::<IpAddr>().unwrap(), "203.0.113.7"));
         assert!(same(Ipv4Addr::LOCALHOST, "127.0.0.1"));

@@ -36,18 +36,22 @@ const EPOCH_MILLIS: u64 = 100_000_000_000;
 /// as in the drafts from 8 on (`"api";r=0;t=5`), where the longest of several policies counts, or as in draft 7
 /// (`limit=10, remaining=0, reset=5`). Then the pairs of `RateLimit-Remaining` and `-Reset`, as in the drafts before,
 /// and of `X-RateLimit-Remaining` and `-Reset`, where a reset above a thousand million is an instant.
+///
+/// Instants are held against the `Date` of the response, where it has one, and against `now` otherwise: a clock here
+/// that is behind theirs would make a pause of seconds one of hours.
 pub fn told_to_wait(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
+    let now = text(headers, &header::DATE).and_then(date::parse).unwrap_or(now);
     let refused = status.is_client_error() || status.is_server_error();
     let retry = text(headers, &header::RETRY_AFTER).filter(|_| refused);
     let wait = retry
         .and_then(|text| retry_after(text, now))
-        .or_else(|| text(headers, &RATE_LIMIT).and_then(rate_limit))
+        .or_else(|| lines(headers, &RATE_LIMIT).filter_map(rate_limit).max())
         .or_else(|| PAIRS.iter().find_map(|pair| remaining_and_reset(headers, pair, now)))?;
     (!wait.is_zero()).then(|| wait.min(LONGEST))
 }
 
 fn retry_after(text: &str, now: Timestamp) -> Option<Duration> {
-    if let Some(seconds) = integer(text) {
+    if let Some(seconds) = rounded_up(text) {
         return Some(Duration::from_secs(seconds));
     }
     let until = date::parse(text)?;
@@ -56,9 +60,9 @@ fn retry_after(text: &str, now: Timestamp) -> Option<Duration> {
 
 /// Either generation of `RateLimit`, by what it looks like.
 fn rate_limit(text: &str) -> Option<Duration> {
-    if !text.starts_with('"') && !text.contains(";r=") {
-        let member = |name: &str| text.split(',').find_map(|member| parameter(member, name));
-        return (member("remaining")? == 0).then(|| member("reset").map(Duration::from_secs))?;
+    let member = |name: &str| text.split(',').find_map(|member| parameter(member, name));
+    if let Some(remaining) = member("remaining") {
+        return (remaining == 0).then(|| member("reset").map(Duration::from_secs))?;
     }
     let waits = text.split(',').filter_map(|item| {
         let value = |name: &str| item.split(';').skip(1).find_map(|pair| parameter(pair, name));
@@ -77,13 +81,12 @@ fn remaining_and_reset(
     (remaining, reset): &(HeaderName, HeaderName),
     now: Timestamp,
 ) -> Option<Duration> {
-    if integer(text(headers, remaining)?)? > 0 {
+    // Some go on counting below nothing.
+    let remaining = text(headers, remaining)?;
+    if integer(remaining.strip_prefix('-').map_or(remaining, |_| "0"))? > 0 {
         return None;
     }
-    // Some have fractions: what has begun is waited for.
-    let reset = text(headers, reset)?;
-    let (whole, fraction) = reset.split_once('.').unwrap_or((reset, ""));
-    let reset = integer(whole)?.saturating_add(u64::from(!fraction.is_empty()));
+    let reset = rounded_up(text(headers, reset)?)?;
     let since_now = |until: Timestamp| Duration::from_micros(until.micros_since(now));
     Some(match reset {
         EPOCH_MILLIS.. => since_now(Timestamp::from_micros(reset.saturating_mul(1_000))),
@@ -93,7 +96,19 @@ fn remaining_and_reset(
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    headers.get(name)?.to_str().ok().map(str::trim)
+    lines(headers, name).next()
+}
+
+fn lines<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    headers.get_all(name).iter().filter_map(|line| line.to_str().ok().map(str::trim))
+}
+
+/// Some have fractions: what has begun is waited for.
+fn rounded_up(text: &str) -> Option<u64> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let begun = fraction.bytes().any(|digit| digit != b'0');
+    let fits = fraction.bytes().all(|byte| byte.is_ascii_digit());
+    fits.then(|| Some(integer(whole)?.saturating_add(u64::from(begun))))?
 }
 
 /// Some add what belongs elsewhere, as in `100, 100;w=60`.
@@ -120,6 +135,15 @@ mod tests {
             (429, "retry-after: -1", 0),
             (429, "retry-after: 99999999999999999999", 0),
             (429, "retry-after: 9999999", 86_400),
+            (429, "retry-after: 1.25", 2),
+            (429, "retry-after: 7.", 7),
+            (429, "retry-after: 1.x", 0),
+            (
+                429,
+                "retry-after: Tue, 14 Nov 2023 22:13:30 GMT|date: Tue, 14 Nov 2023 22:13:26 GMT",
+                4,
+            ),
+            (429, "retry-after: Tue, 14 Nov 2023 22:13:30 GMT|date: now", 10),
             (301, "retry-after: 7", 0),
             (200, "ratelimit: \"api\";r=0;t=5", 5),
             (200, "ratelimit: \"api\";r=1;t=5", 0),
@@ -128,6 +152,9 @@ mod tests {
             (200, "ratelimit: \"a\";r=0;t=5, \"b\";r=0;t=9, \"c\";r=1;t=60", 9),
             (200, "ratelimit: \"a\";r=0;t=5;pk=:YQ==:", 5),
             (200, "ratelimit: api;r=0;t=5", 5),
+            (200, "ratelimit: api; r=0; t=5", 5),
+            (200, "ratelimit: \"a\";r=0;t=5|ratelimit: \"b\";r=0;t=9", 9),
+            (200, "ratelimit: \"a\";r=9;t=5|ratelimit: \"b\";r=0;t=9", 9),
             (200, "ratelimit: limit=10, remaining=0, reset=6", 6),
             (200, "ratelimit: limit=10, remaining=1, reset=6", 0),
             (200, "ratelimit-remaining: 0|ratelimit-reset: 8", 8),
@@ -137,6 +164,13 @@ mod tests {
             (200, "x-ratelimit-remaining: 0|x-ratelimit-reset: 1700000011.25", 12),
             (200, "x-ratelimit-remaining: 0|x-ratelimit-reset: 1700000012000", 12),
             (200, "x-ratelimit-remaining: 0|x-ratelimit-reset: 1600000000", 0),
+            (200, "x-ratelimit-remaining: -3|x-ratelimit-reset: 8", 8),
+            (
+                200,
+                "x-ratelimit-remaining: 0|x-ratelimit-reset: 1600000009\
+                 |date: Sun, 13 Sep 2020 12:26:40 GMT",
+                9,
+            ),
             (200, "x-rate-limit-remaining: 0|x-rate-limit-reset: 1700000003", 3),
             (200, "x-ratelimit-remaining: 0", 0),
             (200, "x-ratelimit-remaining: none|x-ratelimit-reset: 8", 0),

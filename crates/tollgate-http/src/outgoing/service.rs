@@ -1,11 +1,12 @@
 use std::{
     convert::Infallible,
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
     mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use http::{Request, Response};
@@ -103,28 +104,29 @@ where
     }
 }
 
-/// Waits for the end of a pause, and then for room. A pause that begins meanwhile is waited for as well.
+/// Waits for the end of a pause, and then for room. A pause that begins meanwhile is waited for as well, at the place
+/// in line that the call has: whoever were charged during a pause would all be let go at its end.
 async fn turn<L: Wait>(
     settings: Arc<Settings<L>>,
     key: KeyParts,
     cost: u64,
 ) -> Result<(), NotMade> {
-    let Settings { limiter, within, clock, pauses, .. } = &*settings;
+    let clock = &settings.clock;
     // By what has passed, and not by the clock: it may be set back meanwhile.
-    let deadline = clock.elapsed().saturating_add(*within);
-    let mut charged = false;
+    let deadline = clock.elapsed().saturating_add(settings.within);
+    settings.pause(&key, deadline).await?;
+    let left = deadline.saturating_sub(clock.elapsed());
+    let mut room = settings.limiter.wait(key.clone(), cost, left);
     loop {
-        let elapsed = clock.elapsed();
-        let left = deadline.saturating_sub(elapsed);
-        match pauses.as_ref().and_then(|pauses| pauses.left(&key, elapsed)) {
-            Some(pause) if pause > left => return Err(OutgoingError::Paused(pause)),
-            Some(pause) => clock.sleep_until(clock.now().after(pause)).await,
-            None if charged => return Ok(()),
-            None => {
-                let waited = limiter.wait(key.clone(), cost, left).await;
-                let _ = waited.map_err(OutgoingError::Wait)?;
-                charged = true;
-            }
+        let waited = poll_fn(|cx| match settings.pause_left(&key) {
+            Some(_) => Poll::Ready(None),
+            None => room.as_mut().poll(cx).map(Some),
+        });
+        let waited = waited.await.transpose().map_err(OutgoingError::Wait)?;
+        // One that begins while a store is asked finds the call charged already.
+        settings.pause(&key, deadline).await?;
+        if waited.is_some() {
+            return Ok(());
         }
     }
 }
@@ -160,6 +162,21 @@ where
 }
 
 impl<L> Settings<L> {
+    /// Waits until calls with a key are wanted, if that is before `deadline`.
+    async fn pause(&self, key: &KeyParts, deadline: Duration) -> Result<(), NotMade> {
+        while let Some(pause) = self.pause_left(key) {
+            if pause > deadline.saturating_sub(self.clock.elapsed()) {
+                return Err(OutgoingError::Paused(pause));
+            }
+            self.clock.sleep_until(self.clock.now().after(pause)).await;
+        }
+        Ok(())
+    }
+
+    fn pause_left(&self, key: &KeyParts) -> Option<Duration> {
+        self.pauses.as_ref()?.left(key, self.clock.elapsed())
+    }
+
     fn learn<B>(&self, key: Option<&KeyParts>, response: &Response<B>) {
         let (Some(pauses), Some(key)) = (&self.pauses, key) else { return };
         let told = told_to_wait(response.status(), response.headers(), self.clock.now());

@@ -93,7 +93,8 @@ impl Default for PeerAddress {
 }
 
 impl ClientAddress {
-    /// Behind proxies in these networks. A connection from elsewhere is a client's own, whatever its headers say.
+    /// Behind proxies in these networks. A connection from elsewhere is a client's own, whatever its headers say. One
+    /// without an address, as over a Unix socket, leads to none: there, count proxies by [`behind`](Self::behind).
     pub fn trusting(networks: impl IntoIterator<Item = IpNet>) -> Self {
         Self::with(Trust::Networks(networks.into_iter().map(canonical_net).collect()))
     }

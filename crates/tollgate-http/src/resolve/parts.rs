@@ -42,7 +42,7 @@ pub struct MatchedRoute;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Method;
 
-/// The host that is asked for, in small letters and without its port.
+/// The host that is asked for, in its one plain spelling, see [`plain_host`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host;
 

@@ -37,12 +37,14 @@ pub fn plain_path(uri: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(path)
 }
 
-/// A host without its port, in small letters.
+/// A host in small letters, without its port, without a user before it, and without the dot that may end its name.
 pub fn plain_host(host: &[u8]) -> Cow<'_, [u8]> {
+    let user = host.iter().rposition(|&byte| byte == b'@');
+    let host = &host[user.map_or(0, |at| at + 1)..];
     let is_port = |port: &[u8]| port.iter().all(u8::is_ascii_digit);
     let colon = host.iter().rposition(|&byte| byte == b':');
     let end = colon.filter(|&colon| is_port(&host[colon + 1..])).unwrap_or(host.len());
-    let host = &host[..end];
+    let host = host[..end].strip_suffix(b".").unwrap_or(&host[..end]);
     match host.iter().any(u8::is_ascii_uppercase) {
         true => Cow::Owned(host.to_ascii_lowercase()),
         false => Cow::Borrowed(host),
@@ -117,6 +119,10 @@ mod tests {
             ("[2001:DB8::1]:80", "[2001:db8::1]"),
             ("shop.example:", "shop.example"),
             ("a", "a"),
+            ("me:secret@Shop.Example:8080", "shop.example"),
+            ("@shop.example", "shop.example"),
+            ("Shop.Example.:8080", "shop.example"),
+            ("a@b@[2001:db8::1]", "[2001:db8::1]"),
         ] {
             assert_eq!(String::from_utf8_lossy(&plain_host(host.as_bytes())), expected);
         }

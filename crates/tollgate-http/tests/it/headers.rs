@@ -1,10 +1,13 @@
 //! What clients are told, read back by a strict parser of structured fields (RFC 9651).
 
-use std::time::Duration;
+use std::{future::ready, time::Duration};
 
 use http::HeaderMap;
 use proptest::prelude::*;
-use tollgate::{Decision, Limit, Limiter, Timestamp};
+use tollgate::{
+    Answer, Charge, Decision, Limit, Limiter, PolicySet, SharedLimiter, Store, Timestamp,
+    algorithm::{Origin, Outcome},
+};
 use tollgate_http::{HeaderStyle, Headers, RateLimitLayer, ResetStyle, resolve::Path};
 use tollgate_testkit::Random;
 use tower::{Layer, service_fn};
@@ -148,6 +151,51 @@ fn whoever_sleeps_as_told_is_admitted() {
         let response = ask(&service, get("/"));
         assert_eq!(response.status(), 200, "round {round}: {limit} after {retry} s");
     }
+}
+
+/// A store that remembers a denial, and tells its end later than it is by what a trip to it takes.
+#[derive(Debug)]
+struct Remembers(Duration);
+
+impl Store for Remembers {
+    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
+        let denied = Outcome::denied(0, Some(self.0), self.0).with_origin(Origin::DenyCache);
+        Box::pin(ready(Ok(vec![denied; charges.len()])))
+    }
+
+    fn refund<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn reset<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn release<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn renew<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, bool> {
+        Box::pin(ready(Ok(true)))
+    }
+}
+
+#[test]
+fn the_end_of_a_window_is_the_same_for_a_denial_that_is_remembered() {
+    let reset = |limit: &str, late: u64| {
+        // The minute ends 9.75 s later.
+        let now = 1_700_000_030_250_000;
+        let store = Remembers(Duration::from_micros(9_750_000 + late));
+        let policies = PolicySet::of_limits([limit.parse().unwrap()]).unwrap();
+        let limiter = SharedLimiter::new(store, policies);
+        let decision = pollster::block_on(limiter.check("alice")).unwrap();
+        let headers = written(&Headers::default(), &decision, now);
+        text(&headers, "x-ratelimit-reset").parse::<u64>().unwrap()
+    };
+    assert_eq!([0, 1, 900, 20_000].map(|late| reset("5/minute", late)), [1_700_000_040; 4]);
+    assert_eq!(reset("5/minute", 200_000), 1_700_000_041, "that is no trip");
+    assert_eq!(reset("5/7s", 1), 1_700_000_041, "no window of 7 s ends there");
+    assert_eq!(reset("5/minute sliding-log", 1), 1_700_000_041);
 }
 
 const MOST: u64 = 999_999_999_999_999;

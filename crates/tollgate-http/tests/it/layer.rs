@@ -166,6 +166,19 @@ fn what_is_missing_shares_skips_or_is_rejected() {
 }
 
 #[test]
+fn the_last_resolver_of_a_name_counts() {
+    let header = Header::from_static;
+    let layer = RateLimitLayer::new(per_minute(1)).by(header("x-a")).by(header("x-b"));
+    let service = layer.layer(service_fn(kit::fine));
+    let status = |a: &str, b: &str| {
+        let mut request = with("/", "x-a", a);
+        request.headers_mut().insert("x-b", b.parse().unwrap());
+        ask(&service, request).status().as_u16()
+    };
+    assert_eq!([status("1", "1"), status("1", "2"), status("2", "2")], [200, 200, 429]);
+}
+
+#[test]
 fn without_a_resolver_there_is_one_budget() {
     let service = RateLimitLayer::new(per_minute(2)).layer(service_fn(kit::fine));
     let found = [statuses(&service, "/a", 1), statuses(&service, "/b", 2)].concat();

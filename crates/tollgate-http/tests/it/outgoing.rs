@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
+use futures_util::future::join_all;
 use http::Response;
 use http_body_util::Full;
 use tollgate::{
@@ -157,6 +159,36 @@ fn a_pause_is_no_longer_if_the_clock_is_set_back() {
     let before = clock.elapsed();
     run(&clock, client.call(get("http://a.example/"))).unwrap();
     assert_eq!(clock.elapsed() - before, 2 * SECOND);
+}
+
+#[test]
+fn after_a_pause_the_limit_holds_as_before() {
+    let clock = kit::clock();
+    let calls: Arc<Mutex<Vec<(usize, Duration)>>> = Arc::default();
+    let service = service_fn({
+        let (clock, calls) = (clock.clone(), Arc::clone(&calls));
+        move |request: Asking| {
+            let place = request.uri().path()[1..].parse().unwrap();
+            calls.lock().unwrap().push((place, clock.elapsed()));
+            let (clock, until) = (clock.clone(), clock.now().after(SECOND / 2));
+            async move {
+                clock.sleep_until(until).await;
+                let answer = Response::builder().status(if place == 0 { 429 } else { 200 });
+                let answer = if place == 0 { answer.header("retry-after", "3") } else { answer };
+                Ok::<_, Infallible>(answer.body(Full::<Bytes>::default()).unwrap())
+            }
+        }
+    });
+    let layer = StayWithinLayer::new(limiter("1/second burst 1", &clock)).clock(clock.clone());
+    let mut client = layer.layer(service);
+    let begun = clock.elapsed();
+    let futures: Vec<_> =
+        (0..6).map(|place| client.call(get(&format!("http://a.example/{place}")))).collect();
+    run(&clock, join_all(futures)).into_iter().for_each(|answer| drop(answer.unwrap()));
+    let calls: Vec<_> = calls.lock().unwrap().iter().map(|&(n, at)| (n, at - begun)).collect();
+    // The pause begins with the answer to the first, while the others wait in line.
+    let millis = [0, 3_500, 4_500, 5_500, 6_500, 7_500].map(Duration::from_millis);
+    assert_eq!(calls, millis.into_iter().enumerate().collect::<Vec<_>>());
 }
 
 #[test]

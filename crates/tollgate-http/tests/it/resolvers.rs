@@ -8,9 +8,12 @@ use axum::{
     routing::get,
 };
 use http::{HeaderName, Request, request::Parts};
-use tollgate::{Key, KeyRef};
+use tollgate::{
+    Key, KeyRef, Limiter, PolicySet,
+    policy::{Condition, Policy},
+};
 use tollgate_http::{
-    KeyParts, Missing, PeerAddr, Resolve, ResolveExt,
+    KeyParts, Missing, PeerAddr, RateLimitLayer, Resolve, ResolveExt,
     resolve::{
         ApiKey, BearerSubject, Cookie, Everyone, Extension, Header, Host, MatchedRoute, Method,
         Path, PeerAddress,
@@ -44,6 +47,12 @@ fn each_finds_its_value() {
     assert_eq!(found(&PeerAddress::new(), &head), Ok("203.0.113.7".into()));
     assert_eq!(found(&|head: &Parts| head.uri.port_u16(), &head), Ok("8080".into()));
     assert_eq!(found(&Everyone, &head), Ok(String::new()));
+}
+
+#[test]
+fn a_user_in_the_request_line_is_no_other_host() {
+    let head = head(|request| request.uri("http://me:secret@shop.example:8080/"));
+    assert_eq!(found(&Host, &head), Ok("shop.example".into()));
 }
 
 #[test]
@@ -157,6 +166,22 @@ fn axum_tells_routes_and_peers() {
         pollster::block_on(router.oneshot(request.body(axum::body::Body::empty()).unwrap()));
     let body = axum::body::to_bytes(answer.unwrap().into_body(), 100);
     assert_eq!(pollster::block_on(body).unwrap(), "/users/{id} 203.0.113.7");
+}
+
+#[test]
+fn a_layer_in_a_nested_router_sees_the_whole_path() {
+    let login = Policy::new("login".parse().unwrap(), ["1/minute".parse().unwrap()])
+        .matching("path", Condition::equal("/api/login"));
+    let limiter = Limiter::builder().policies(PolicySet::new([login]).unwrap()).build().unwrap();
+    let inner = Router::new()
+        .route("/login", get(|| async {}))
+        .layer(RateLimitLayer::new(limiter).attribute("path", Path));
+    let router = Router::new().nest("/api", inner.clone()).nest("/shop", inner);
+    let status = |path: &str| {
+        let request = Request::get(path).body(axum::body::Body::empty()).unwrap();
+        pollster::block_on(router.clone().oneshot(request)).unwrap().status().as_u16()
+    };
+    assert_eq!(["/api/login", "/shop/login", "/api/login"].map(status), [200, 200, 429]);
 }
 
 fn head(build: impl FnOnce(http::request::Builder) -> http::request::Builder) -> Parts {

@@ -2,18 +2,21 @@
 
 use std::{
     convert::Infallible,
-    future::ready,
+    future::{Future, ready},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    task::{Context, Waker},
+    time::Duration,
 };
 
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use pollster::block_on;
 use tollgate::{
-    Charge, Limit, Limiter, MemoryStore, PolicySet, SharedLimiter, Store, StoreError,
+    Charge, Clock, Limit, Limiter, ManualClock, MemoryStore, PolicySet, SharedLimiter, Store,
+    StoreError,
     algorithm::Outcome,
     policy::{FailureMode, Policy},
 };
@@ -21,9 +24,9 @@ use tollgate_http::{
     Adjustment, Decide, RateLimitLayer, ResolveExt,
     resolve::{Header, Method, Path},
 };
-use tower::{Layer, Service, service_fn};
+use tower::{Layer, Service, service_fn, util::ServiceExt};
 
-use crate::kit::{Answer, Asking, ask, get, statuses, with};
+use crate::kit::{self, Answer, Asking, ask, get, statuses, with};
 
 /// Memory that can be away.
 #[derive(Clone, Debug, Default)]
@@ -236,4 +239,87 @@ fn what_was_denied_in_the_shadow_is_not_given_back() {
     check(shared.clone(), |layer| layer, || block_on(shared.peek(())).unwrap());
     check(shared.clone(), |layer| layer.by(user()), || block_on(shared.peek("alice")).unwrap());
     check(shared.clone(), by_pair, || block_on(shared.peek(pair)).unwrap());
+}
+
+/// Answers 200 to what is fine, and takes a second for what is slow, by the clock.
+fn slow(
+    clock: ManualClock,
+) -> impl Service<Asking, Response = Answer, Error = Infallible, Future: Send> + Clone {
+    service_fn(move |request: Asking| {
+        let clock = clock.clone();
+        async move {
+            let status = if request.uri().path().starts_with("/fine") { 200 } else { 401 };
+            if request.uri().path().ends_with("/slow") {
+                clock.sleep_until(clock.now().after(Duration::from_secs(1))).await;
+            }
+            Ok(Response::builder().status(status).body(Full::default()).unwrap())
+        }
+    })
+}
+
+/// What is over is not given back: it would be what others have used since.
+#[test]
+fn what_no_longer_counts_is_not_given_back() {
+    type By<L> = fn(RateLimitLayer<L>, Limit) -> RateLimitLayer<L>;
+    fn check<L: Decide>(limiter: impl Fn(&ManualClock) -> L, limit: &str, expected: [u16; 2]) {
+        let chosen: Limit = limit.parse().unwrap();
+        let by: [By<L>; 4] = [
+            |layer, _| layer,
+            |layer, _| layer.by(Method),
+            |layer, _| layer.attribute("method", Method),
+            |layer, limit| layer.limits(move |_| [("chosen".parse().unwrap(), limit)]),
+        ];
+        for (place, by) in by.into_iter().enumerate() {
+            let clock = kit::clock();
+            let layer = by(RateLimitLayer::new(limiter(&clock)), chosen);
+            let layer = layer.settle_with(refund_success).clock(clock.clone());
+            let service = layer.layer(slow(clock.clone()));
+            let mut begun = Box::pin(service.clone().oneshot(get("/fine/slow")));
+            let mut cx = Context::from_waker(Waker::noop());
+            assert!(begun.as_mut().poll(&mut cx).is_pending());
+            clock.advance(Duration::from_millis(999));
+            // The window of the slow one is over.
+            assert_eq!(statuses(&service, "/wrong", 1), [expected[0]], "{limit}, {place}");
+            clock.advance(Duration::from_millis(1));
+            assert!(begun.as_mut().poll(&mut cx).is_ready());
+            assert_eq!(statuses(&service, "/wrong", 1), [expected[1]], "{limit}, {place}");
+        }
+    }
+    for (limit, expected) in [
+        ("1/second", [401, 429]),
+        ("1/500ms sliding-log", [401, 429]),
+        ("1/500ms burst 1", [401, 429]),
+        ("1/300ms sliding-window", [401, 429]),
+        ("1/minute", [429, 401]),
+    ] {
+        let policies = || PolicySet::of_limits([limit.parse().unwrap()]).unwrap();
+        let memory = |clock: &ManualClock| {
+            Limiter::builder().policies(policies()).clock(clock.clone()).build().unwrap()
+        };
+        let shared = |clock: &ManualClock| {
+            SharedLimiter::new(MemoryStore::new(100, clock.clone()), policies())
+        };
+        check(memory, limit, expected);
+        check(shared, limit, expected);
+    }
+}
+
+#[test]
+fn of_several_limits_those_that_still_count_are_given_back() {
+    let clock = kit::clock();
+    let policies = PolicySet::of_limits(["1/second".parse().unwrap(), "2/day".parse().unwrap()]);
+    let limiter = Limiter::builder().policies(policies.unwrap()).clock(clock.clone());
+    let layer = RateLimitLayer::new(limiter.build().unwrap()).settle_with(refund_success);
+    let service = layer.clock(clock.clone()).layer(slow(clock.clone()));
+    let mut begun = Box::pin(service.clone().oneshot(get("/fine/slow")));
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(begun.as_mut().poll(&mut cx).is_pending());
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(statuses(&service, "/wrong", 1), [401]);
+    assert!(begun.as_mut().poll(&mut cx).is_ready());
+    assert_eq!(statuses(&service, "/wrong", 1), [429], "of the second");
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(statuses(&service, "/wrong", 1), [401], "of the day one was given back");
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(statuses(&service, "/wrong", 1), [429]);
 }

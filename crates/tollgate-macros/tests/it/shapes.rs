@@ -211,3 +211,18 @@ fn attributes_stay() {
     let called: fn() -> Result<u8, Denied> = decorated;
     assert_eq!(called(), Ok(1));
 }
+
+#[test]
+fn macros_hand_on_what_they_were_given() {
+    macro_rules! limited {
+        ($name:ident, $limit:literal, $policy:literal, $key:expr, $cost:literal) => {
+            #[rate_limit($limit, name = $policy, key = $key, cost = $cost, limiter = GATE)]
+            fn $name(of: u8) -> Result<u8, Denied> {
+                Ok(of)
+            }
+        };
+    }
+    limited!(handed, "4/minute", "handed-on", 1_u8 | 2, 2);
+    assert_eq!(handed(7), Ok(7));
+    assert_eq!(admitted(3, || handed(8)), 1);
+}
