@@ -216,7 +216,7 @@ impl Judge {
             Self::There(client) => {
                 let body = body(asking, own, cost);
                 let (status, answer) = client.ask("/v1/check", Some(body)).await?;
-                understood(status, &answer, &[200, 429])
+                understood(status, &answer, &[200, 429], &["allowed"])
             }
         }
     }
@@ -261,15 +261,28 @@ fn attributes(asking: &Asking) -> serde_json::Map<String, Value> {
     asking.attributes.iter().map(|one| (one.name.clone(), one.value.clone().into())).collect()
 }
 
-/// The answer of a service, if it is one of those that were expected.
+/// A time that an answer has under this name, in seconds.
+pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
+    Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
+}
+
+/// The answer of a service, if it is one of those that were expected, and has these in it: yes or no, or a list. Whoever
+/// else may sit at the address, or before it, answers with a status of theirs, and often with JSON.
 pub(super) fn understood(
     status: http::StatusCode,
     answer: &[u8],
     expected: &[u16],
+    parts: &[&str],
 ) -> anyhow::Result<Answer> {
     let value: Value = serde_json::from_slice(answer)
         .with_context(|| format!("the service answered {status}, and not with JSON"))?;
     if expected.contains(&status.as_u16()) {
+        let has = |part: &&str| value[*part].is_boolean() || value[*part].is_array();
+        if !parts.iter().all(has) {
+            bail!(
+                "the service answered {status}, and not with what was asked for: is it a Tollgate?"
+            );
+        }
         return Ok(Answer { text: String::from_utf8_lossy(answer).into_owned(), value });
     }
     let detail = ["detail", "title"].iter().find_map(|name| value[name].as_str());

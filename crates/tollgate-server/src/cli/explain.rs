@@ -2,7 +2,6 @@ use std::{
     fmt::Write as _,
     io::{self, Write as _},
     process::ExitCode,
-    time::Duration,
 };
 
 use serde_json::Value;
@@ -77,7 +76,7 @@ async fn told(judge: &Judge, asking: &Asking) -> anyhow::Result<Value> {
         Judge::There(client) => {
             let body = asking::body_of_attributes(asking);
             let (status, answer) = client.ask("/v1/explain", Some(body)).await?;
-            Ok(asking::understood(status, &answer, &[200])?.value)
+            Ok(asking::understood(status, &answer, &[200], &["allowed", "policies"])?.value)
         }
     }
 }
@@ -115,8 +114,7 @@ fn covered(text: &mut String, name: &str, policy: &Value) {
     let shadow = if policy["mode"] == "shadow" { ", but only reports" } else { "" };
     let _ = writeln!(text, "+ {name} covers it{instead}{shadow}; budget of {whose}");
     for limit in policy["limits"].as_array().into_iter().flatten() {
-        let time = |name: &str| limit[name].as_f64().map(Duration::from_secs_f64);
-        let state = match (limit["allowed"] == true, time("retry_after")) {
+        let state = match (limit["allowed"] == true, asking::time(limit, "retry_after")) {
             (true, _) => format!("{} remaining", limit["remaining"]),
             (false, Some(wait)) => format!("used up, retry in {wait:?}"),
             (false, None) => "denies for good".to_owned(),
