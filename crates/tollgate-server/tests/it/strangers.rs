@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener},
+    sync::mpsc::{self, Receiver},
     thread,
 };
 
@@ -11,21 +12,24 @@ use crate::program::{Finished, run};
 /// Gives every request the same answer.
 struct Stranger {
     address: SocketAddr,
+    /// The first lines of what was asked.
+    asked: Receiver<String>,
 }
 
 impl Stranger {
     fn new(status: &'static str, body: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
+        let (sender, asked) = mpsc::channel();
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = BufReader::new(stream.unwrap());
-                request(&mut stream);
+                sender.send(request(&mut stream)).unwrap();
                 let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n", body.len());
                 stream.get_mut().write_all(format!("{head}{body}").as_bytes()).unwrap();
             }
         });
-        Self { address }
+        Self { address, asked }
     }
 
     fn url(&self) -> String {
@@ -97,4 +101,29 @@ fn times_that_cannot_be_are_not_told() {
     let told = explain(&Stranger::new("200 OK", body).url());
     assert_eq!(told.code, Some(1), "{}", told.stderr);
     assert!(told.stdout.ends_with("1/day: denies for good\ndenied by a\n"), "{}", told.stdout);
+}
+
+#[test]
+fn a_service_in_a_folder_of_a_proxy_is_asked_there() {
+    let stranger = Stranger::new("200 OK", r#"{"allowed":true,"policies":[],"policy":null}"#);
+    for folder in ["/limits", "/limits/"] {
+        let server = stranger.url() + folder;
+        assert_eq!(check(&server).code, Some(0));
+        assert_eq!(stranger.asked.recv().unwrap(), "POST /limits/v1/check HTTP/1.1");
+        assert_eq!(explain(&server).code, Some(0));
+        assert_eq!(stranger.asked.recv().unwrap(), "POST /limits/v1/explain HTTP/1.1");
+        assert_eq!(run(&["top", "--once", &server], b"").code, Some(0));
+        assert_eq!(stranger.asked.recv().unwrap(), "GET /limits/v1/live?since=0 HTTP/1.1");
+    }
+    for end in ["/?key=1", "?key=1"] {
+        trouble(&check(&(stranger.url() + end)), "is not the address of a server");
+    }
+}
+
+#[test]
+fn a_port_that_is_none_leads_nowhere_else() {
+    for port in ["99999", "", "080808"] {
+        let server = format!("http://127.0.0.1:{port}");
+        trouble(&check(&server), &format!("`{server}` is not the address of a server"));
+    }
 }
