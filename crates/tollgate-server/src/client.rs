@@ -32,6 +32,11 @@ pub(crate) struct Client {
 pub(crate) enum ClientError {
     #[error("`{0}` is not the address of a server: write for example http://127.0.0.1:8080")]
     Address(String),
+    /// It is not repeated.
+    #[error(
+        "an address with a user or a password is not taken: write for example http://127.0.0.1:8080"
+    )]
+    Login,
     #[error("cannot read {file}: {error}")]
     Authority { file: String, error: String },
     #[error("cannot reach {server}: {error}")]
@@ -57,6 +62,9 @@ impl Client {
         authority: Option<&Path>,
         key: Option<String>,
     ) -> Result<Self, ClientError> {
+        if server.contains('@') {
+            return Err(ClientError::Login);
+        }
         let address = || ClientError::Address(server.chars().take(200).collect());
         let server: Uri = server.parse().map_err(|_| address())?;
         let is_tls = match server.scheme() {

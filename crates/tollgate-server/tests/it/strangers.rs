@@ -127,3 +127,12 @@ fn a_port_that_is_none_leads_nowhere_else() {
         trouble(&check(&server), &format!("`{server}` is not the address of a server"));
     }
 }
+
+#[test]
+fn a_password_in_an_address_is_not_repeated() {
+    for server in ["http://me:hunter2@127.0.0.1:1", "me:hunter2@[::1", "http://me:hunter2@h:x/?"] {
+        let told = check(server);
+        trouble(&told, "error: cannot ask: an address with a user or a password is not taken");
+        assert!(!told.stderr.contains("hunter2"), "{}", told.stderr);
+    }
+}
