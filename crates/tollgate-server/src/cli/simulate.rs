@@ -59,7 +59,7 @@ struct Tried {
     config: Option<PathBuf>,
 
     /// Compare with the policies of this file
-    #[arg(long, value_name = "FILE", requires = "config")]
+    #[arg(long, value_name = "FILE", requires = "config", conflicts_with_all = INSTEAD)]
     against: Option<PathBuf>,
 
     /// A limit, such as 100/minute; several are compared
@@ -80,10 +80,11 @@ struct Tried {
 
     /// The policy whose limit is looked for, if the file has several
     #[arg(long, value_name = "NAME", requires = "suggest", requires = "config")]
+    #[arg(conflicts_with_all = INSTEAD)]
     policy: Option<PolicyName>,
 
     /// The domain of the requests; that of the first policy unless it is said
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "config", conflicts_with_all = INSTEAD)]
     domain: Option<String>,
 }
 
@@ -178,6 +179,10 @@ Examples:
   Clients that ignore Retry-After, and a log to try things on:
     tollgate simulate --pattern 'retry-storm clients=500 obey=no for=10m' --limit 100/second --per ''
     tollgate simulate --generate combined:10M -o access.log";
+
+/// What is given instead of a file. What needs a file must exclude these as well: an option that is required and
+/// excluded by another counts as not required.
+const INSTEAD: [&str; 3] = ["limits", "per", "algorithms"];
 
 /// 1 January 2026.
 const START: u64 = 1_767_225_600_000_000;

@@ -702,6 +702,21 @@ fn options_that_mean_nothing_together_are_refused() {
 }
 
 #[test]
+fn what_is_said_of_a_file_is_not_left_out_without_one() {
+    let log = Log::busy("1k");
+    for (option, value) in [("--domain", "shop"), ("--against", "x.yaml"), ("--policy", "api")] {
+        for instead in
+            [&["--limit", "1/day"][..], &["--per", "ip"], &["--algorithm", "sliding-log"], &[]]
+        {
+            let suggest = [&*log.path, "--suggest", "deny at most 1%", option, value];
+            let finished = simulate(&[&suggest[..], instead].concat(), b"");
+            assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{option} {instead:?}");
+            assert!(finished.stderr.contains(option), "{}", finished.stderr);
+        }
+    }
+}
+
+#[test]
 fn files_are_compared_and_what_the_log_lacks_is_told() {
     let log = Log::busy("10k");
     let write = |name: &str, text: &str| {
