@@ -391,6 +391,12 @@ fn read(file: &Path) -> Result<(Vec<Policy>, Vec<PolicyName>), Trouble> {
         true => settings.policies.in_mode(Mode::Shadow),
         false => settings.policies,
     };
+    if !settings.rules.written().is_empty() {
+        let what = "its rules decide about descriptors, and a log has none";
+        let error = anyhow!("{} is of envoyproxy/ratelimit: {what}", file.display());
+        let hint = "write a policy with the same limit, per attributes that the log has";
+        return Err(Trouble::new(error, "cannot simulate", hint));
+    }
     let (policies, held) = tryable(&policies);
     if policies.is_empty() {
         let error = anyhow!("{} has no policy that can be tried", file.display());

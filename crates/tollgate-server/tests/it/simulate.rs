@@ -717,6 +717,23 @@ fn what_is_said_of_a_file_is_not_left_out_without_one() {
 }
 
 #[test]
+fn rules_of_envoy_cannot_be_tried_on_a_log() {
+    let log = Log::busy("1k");
+    let config = log.file("edge.yaml");
+    let text = "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 1 } }]\n";
+    fs::write(&config, text).unwrap();
+    let folder = log.file("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("edge.yaml"), text).unwrap();
+    for config in [config, folder] {
+        let finished = simulate(&[&*log.path, "--config", config.to_str().unwrap()], b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = "decide about descriptors, and a log has none";
+        assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    }
+}
+
+#[test]
 fn files_are_compared_and_what_the_log_lacks_is_told() {
     let log = Log::busy("10k");
     let write = |name: &str, text: &str| {
