@@ -717,6 +717,16 @@ fn what_is_said_of_a_file_is_not_left_out_without_one() {
 }
 
 #[test]
+fn a_share_of_more_than_all_is_no_target() {
+    let log = Log::busy("1k");
+    for share in ["100.0001%", "1844674407370955.2%", "9999999999999999999%", "1%%", "%", "-1%"] {
+        let finished = simulate(&[&log.path, "--suggest", &format!("deny at most {share}")], b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{share}");
+        assert!(finished.stderr.contains(" is no target: "), "{}", finished.stderr);
+    }
+}
+
+#[test]
 fn rules_of_envoy_cannot_be_tried_on_a_log() {
     let log = Log::busy("1k");
     let config = log.file("edge.yaml");
