@@ -137,3 +137,37 @@ fn an_empty_log_is_said_to_be_empty() {
     let finished = simulate(&["--limit", "1/day"], "");
     assert!(finished.stderr.contains("standard input is empty"), "{}", finished.stderr);
 }
+
+#[test]
+fn one_field_may_be_several_attributes() {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    let text = "policies:\n  - { name: a, per: user, limit: 1/day }\n  - { name: b, per: user_id, limit: 1/day }\n";
+    std::fs::write(file.path(), text).unwrap();
+    let config = ["--json", "--config", file.path().to_str().unwrap()];
+    let table = "time,user_id\n2026-01-01T00:00:00Z,bob\n2026-01-01T00:00:01Z,eve\n";
+    let common =
+        |user: &str| format!("{user} - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n");
+    let common = common("bob") + &common("eve");
+    let numbered = "2026-01-01T00:00:00Z,bob\n2026-01-01T00:00:01Z,eve\n";
+    for (log, map) in [
+        (table, "ip=ip"),
+        (&*common, "user=ip,user_id=ip"),
+        (numbered, "time=1,user=2,user_id=2"),
+        (
+            "{\"time\":1767225600,\"user_id\":\"bob\"}\n{\"time\":1767225601,\"user_id\":\"eve\"}\n",
+            "ip=ip",
+        ),
+    ] {
+        let finished = simulate(&[&config[..], &["--map", map]].concat(), log);
+        let told: Value = serde_json::from_str(&finished.stdout).unwrap();
+        assert_eq!(told["notes"].as_array().unwrap().len(), 0, "{map}: {}", told["notes"]);
+        for place in [0, 1] {
+            let policy = &told["variants"][0]["policies"][place];
+            assert_eq!(
+                (&policy["allowed"], &policy["keys"]["seen"]),
+                (&2.into(), &2.into()),
+                "{map}"
+            );
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use memchr::{memchr, memchr2};
+use smallvec::SmallVec;
 
 use super::{
     Malformed,
@@ -15,8 +16,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Combined {
     instants: Instants,
-    /// For each field, the attribute that it is.
-    attributes: [Option<usize>; FIELDS.len()],
+    /// For each field, the attributes that it is.
+    attributes: [SmallVec<[usize; 1]>; FIELDS.len()],
     /// Whether anything behind the status is looked at.
     whole: bool,
 }
@@ -28,12 +29,13 @@ const FIELDS: [&str; 9] =
 impl Combined {
     /// Which fields become which attributes: those of the same name, unless the map says otherwise.
     pub(super) fn new(attributes: &Attributes, map: &Map) -> Self {
-        let place = |field: &&str| {
+        let places = |field: &&str| {
             let is_it = |name: &String| map.get(name).unwrap_or(name) == field;
-            attributes.0.iter().position(is_it)
+            let named = attributes.0.iter().enumerate().filter(|(_, name)| is_it(name));
+            named.map(|(place, _)| place).collect()
         };
-        let attributes = std::array::from_fn(|field| place(&FIELDS[field]));
-        let whole = attributes[5..].iter().any(Option::is_some);
+        let attributes: [SmallVec<_>; _] = std::array::from_fn(|field| places(&FIELDS[field]));
+        let whole = attributes[5..].iter().any(|places| !places.is_empty());
         Self { instants: Instants::default(), attributes, whole }
     }
 
@@ -49,12 +51,11 @@ impl Combined {
         let head = head(line).ok_or(Malformed::NotCommon)?;
         let at = self.instants.common(&line[head.time]).ok_or(Malformed::Time)?;
         let mut put = |field: usize, place: Range<usize>| {
-            if let Some(attribute) = self.attributes[field]
-                && !matches!(&line[place.clone()], b"" | b"-")
-            {
-                match memchr(b'\\', &line[place.clone()]) {
-                    Some(_) => values.put_meant(attribute, &unescaped(&line[place])),
-                    None => values.put(attribute, line, place),
+            for &attribute in &self.attributes[field] {
+                match (&line[place.clone()], memchr(b'\\', &line[place.clone()])) {
+                    (b"" | b"-", _) => {}
+                    (value, Some(_)) => values.put_meant(attribute, &unescaped(value)),
+                    (_, None) => values.put(attribute, line, place.clone()),
                 }
             }
         };
