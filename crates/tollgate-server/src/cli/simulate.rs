@@ -316,8 +316,8 @@ impl Tried {
         let place = place.ok_or_else(|| unusable(self.unnamed(policies)))?;
         let like = policies[place].limits.first().copied();
         let like = like.ok_or_else(|| unusable("the policy has no limit".to_owned()))?;
-        if !study.is_repeatable() {
-            return Err(unplayable(crate::simulate::Trouble::Again));
+        if let Some(place) = study.read_once() {
+            return Err(unplayable(crate::simulate::Trouble::Again(place)));
         }
         let search = Search { study, policies, place, like, target };
         let found = search.run(&mut |requests| watcher.tell(requests)).map_err(unplayable)?;
@@ -375,6 +375,10 @@ impl Args {
         if places.is_empty() {
             places.push(Place::Input);
         }
+        if places.iter().filter(|place| **place == Place::Input).count() > 1 {
+            let error = anyhow!("standard input can be read only once, and is named twice");
+            return Err(Trouble::new(error, "cannot simulate", "write - once"));
+        }
         let mut map = Map::default();
         self.reading.maps.iter().cloned().for_each(|other| map.extend(other));
         let Reading { format, window, .. } = self.reading;
@@ -387,16 +391,16 @@ fn read(file: &Path) -> Result<(Vec<Policy>, Vec<PolicyName>), Trouble> {
     let hint = "see what `tollgate validate` says of the file";
     let settings = load(file, &Environment::process().without_secrets())
         .map_err(|error| Trouble::new(anyhow!("{error}"), "cannot use the policies", hint))?;
-    let policies = match settings.shadow {
-        true => settings.policies.in_mode(Mode::Shadow),
-        false => settings.policies,
-    };
     if !settings.rules.written().is_empty() {
         let what = "its rules decide about descriptors, and a log has none";
         let error = anyhow!("{} is of envoyproxy/ratelimit: {what}", file.display());
         let hint = "write a policy with the same limit, per attributes that the log has";
         return Err(Trouble::new(error, "cannot simulate", hint));
     }
+    let policies = match settings.shadow {
+        true => settings.policies.in_mode(Mode::Shadow),
+        false => settings.policies,
+    };
     let (policies, held) = tryable(&policies);
     if policies.is_empty() {
         let error = anyhow!("{} has no policy that can be tried", file.display());

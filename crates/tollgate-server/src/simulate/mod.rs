@@ -76,11 +76,9 @@ pub(crate) enum Trouble {
     Build(#[from] BuildError),
     #[error("cannot write the report: {0}")]
     Print(serde_json::Error),
-    /// Standard input is gone once it is read.
-    #[error(
-        "standard input can be read only once, and this has to go through the traffic several times"
-    )]
-    Again,
+    /// What comes through a pipe is gone once it is read.
+    #[error("{0} can be read only once, and this has to go through the traffic several times")]
+    Again(String),
 }
 
 /// How often to tell how far it is.
@@ -93,11 +91,14 @@ impl Study {
         Ok(Variant::new(name, policies, self.most_keys)?)
     }
 
-    /// Whether the traffic can be gone through more than once.
-    pub(crate) fn is_repeatable(&self) -> bool {
+    /// What of the traffic cannot be gone through more than once, if anything.
+    pub(crate) fn read_once(&self) -> Option<String> {
         match &self.traffic {
-            Traffic::Logs(spec) => !spec.places.contains(&traffic::Place::Input),
-            Traffic::Patterns(..) => true,
+            Traffic::Logs(spec) => {
+                let place = spec.places.iter().find(|place| place.is_read_once());
+                place.map(traffic::Place::name)
+            }
+            Traffic::Patterns(..) => None,
         }
     }
 

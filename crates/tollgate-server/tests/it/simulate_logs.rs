@@ -171,3 +171,19 @@ fn one_field_may_be_several_attributes() {
         }
     }
 }
+
+#[test]
+fn what_can_be_read_once_is_not_read_twice() {
+    let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+    for place in ["-", "/dev/stdin"] {
+        let finished = simulate(&[place, "--suggest", "deny at most 1%"], line);
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{place}");
+        let name = if place == "-" { "standard input" } else { place };
+        let said = format!("{name} can be read only once, and this has to go through the traffic");
+        assert!(finished.stderr.contains(&said), "{}", finished.stderr);
+    }
+    let finished = simulate(&["-", "-", "--limit", "1/day"], line);
+    assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+    let said = "standard input can be read only once, and is named twice";
+    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+}
