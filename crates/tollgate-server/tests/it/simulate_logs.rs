@@ -187,3 +187,10 @@ fn what_can_be_read_once_is_not_read_twice() {
     let said = "standard input can be read only once, and is named twice";
     assert!(finished.stderr.contains(said), "{}", finished.stderr);
 }
+
+#[test]
+fn why_a_log_cannot_be_read_is_said_once() {
+    let finished = simulate(&["/nowhere/access.log", "--limit", "1/day"], "");
+    let said = "error: cannot simulate: cannot read /nowhere/access.log: No such file or directory (os error 2)\n";
+    assert!(finished.stderr.starts_with(said), "{}", finished.stderr);
+}
