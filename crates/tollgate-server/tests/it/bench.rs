@@ -174,6 +174,28 @@ fn what_a_server_does_wrong_is_told_to_the_request() {
     }
 }
 
+/// Hundredths of a second of processors that this program has used.
+fn used() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    let fields = fields.split_ascii_whitespace().skip(11).take(2);
+    fields.map(|field| field.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn the_processor_time_of_the_first_requests_is_told() {
+    let works = |place: usize| {
+        let before = used();
+        while place == 0 && used() < before + 4 {}
+        true
+    };
+    let address = wrong_server(works, Duration::ZERO);
+    let own = std::process::id();
+    let (code, told) = bench(&format!("resp://{address} -n 1 -c 1 --check 0 --pid {own}"));
+    // The last of them may have begun before.
+    assert!(told["server_cpu_per_decision"].as_f64() >= Some(0.03), "{code:?} {told}");
+}
+
 #[test]
 fn a_server_that_stands_still_cannot_hide_it_at_a_rate() {
     let median = |words: &str| {
