@@ -159,7 +159,7 @@ impl Asking {
 
     async fn engine(&self) -> anyhow::Result<Engine> {
         let settings = self.settings()?;
-        let policies = settings.policies.clone().failing_ad_hoc(settings.ad_hoc_failure);
+        let policies = settings.effective_policies();
         match &settings.store {
             StoreSettings::Memory { .. } => {
                 Ok(Engine::memory(Limiter::builder().policies(policies).build()?))

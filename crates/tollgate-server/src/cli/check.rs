@@ -129,7 +129,7 @@ fn unwritable(error: io::Error) -> Trouble {
 fn words(answer: &Value) -> String {
     let Some(limit) = answer["limit"].as_str() else {
         let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
-        return format!("{verb}, without a limit");
+        return format!("{verb}, without a limit{}", shadow(answer));
     };
     let by = match answer["policy"].as_str() {
         Some("ad-hoc") | None => limit.to_owned(),
@@ -146,5 +146,9 @@ fn words(answer: &Value) -> String {
         (false, Some(wait)) => format!("retry in {wait:?}"),
     };
     let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
-    format!("{verb} by {by}, {remaining} remaining, {rest}{degraded}")
+    format!("{verb} by {by}, {remaining} remaining, {rest}{degraded}{}", shadow(answer))
+}
+
+fn shadow(answer: &Value) -> &'static str {
+    if answer["shadow_denied"] == true { ", which shadow mode would deny" } else { "" }
 }

@@ -83,11 +83,14 @@ async fn told(judge: &Judge, asking: &Asking) -> anyhow::Result<Value> {
 
 /// An explanation, a paragraph for each policy.
 fn words(told: &Value) -> String {
-    let mut text = String::new();
+    let (mut text, mut is_covered) = (String::new(), false);
     for policy in told["policies"].as_array().into_iter().flatten() {
         let name = shown(&policy["policy"]);
         match &policy["unmet"] {
-            Value::Null => covered(&mut text, &name, policy),
+            Value::Null => {
+                is_covered = true;
+                covered(&mut text, &name, policy);
+            }
             unmet => {
                 let _ = writeln!(text, "- {name} does not cover it: {}", reason(unmet));
             }
@@ -97,6 +100,7 @@ fn words(told: &Value) -> String {
         let _ = writeln!(text, "- {} more do not cover it", told["omitted"]);
     }
     let _ = match (told["allowed"] == true, told["policy"].as_str()) {
+        (true, None) if is_covered => writeln!(text, "allowed: what covers it only reports"),
         (true, None) => writeln!(text, "allowed: no policy covers it"),
         (true, Some(policy)) => writeln!(text, "allowed; {policy} leaves least"),
         (false, policy) => writeln!(text, "denied by {}", policy.unwrap_or_default()),

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::anyhow;
 use tokio::time::Instant;
-use tollgate::{Algorithm, Limit, Policy, PolicyName, PolicySet, policy::Mode};
+use tollgate::{Algorithm, Limit, Policy, PolicyName, PolicySet};
 
 use super::Trouble;
 use crate::{
@@ -397,11 +397,7 @@ fn read(file: &Path) -> Result<(Vec<Policy>, Vec<PolicyName>), Trouble> {
         let hint = "write a policy with the same limit, per attributes that the log has";
         return Err(Trouble::new(error, "cannot simulate", hint));
     }
-    let policies = match settings.shadow {
-        true => settings.policies.in_mode(Mode::Shadow),
-        false => settings.policies,
-    };
-    let (policies, held) = tryable(&policies);
+    let (policies, held) = tryable(&settings.effective_policies());
     if policies.is_empty() {
         let error = anyhow!("{} has no policy that can be tried", file.display());
         return Err(Trouble::new(error, "cannot simulate", "write one under `policies`"));
