@@ -172,16 +172,20 @@ fn greet(server: &Server) {
     for endpoint in &endpoints {
         print_line(endpoint);
     }
+    let revision = server.gate().revision();
     if let Some(http) = endpoints.iter().find(|endpoint| endpoint.name == "http") {
         let scheme = if http.is_tls { "https" } else { "http" };
         let url = format!("{scheme}://{}", http.address);
         let body = r#"{"attributes": {"key": "alice"}}"#;
         // Not `--json`, which curl has only since 7.82.
         let json = "-H 'Content-Type: application/json' -d";
-        print_line(format_args!("try: curl {json} '{body}' {url}/v1/check"));
+        let key = match revision.settings.security.credentials.is_empty() {
+            true => "",
+            false => "-H \"Authorization: Bearer $TOLLGATE_KEY\" ",
+        };
+        print_line(format_args!("try: curl {key}{json} '{body}' {url}/v1/check"));
         print_line(format_args!("see: {url}/ in a browser, or tollgate top {url}"));
     }
-    let revision = server.gate().revision();
     let state = &revision.settings.store;
     let policies = revision.settings.policies.policies().len();
     let plural = if policies == 1 { "policy" } else { "policies" };
