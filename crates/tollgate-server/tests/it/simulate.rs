@@ -717,6 +717,19 @@ fn what_is_said_of_a_file_is_not_left_out_without_one() {
 }
 
 #[test]
+fn a_pattern_is_as_it_is_described_or_refused() {
+    for (pattern, said) in [
+        ("steady clients=900001", "`clients=900001` is not from 1 to 900000"),
+        ("steady clients=0", "`clients=0` is not from 1 to 900000"),
+        ("bursts size=0", "`size=0` is not from 1 to "),
+    ] {
+        let finished = simulate(&["--pattern", pattern, "--limit", "1/day"], b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{pattern}");
+        assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    }
+}
+
+#[test]
 fn a_share_of_more_than_all_is_no_target() {
     let log = Log::busy("1k");
     for share in ["100.0001%", "1844674407370955.2%", "9999999999999999999%", "1%%", "%", "-1%"] {
