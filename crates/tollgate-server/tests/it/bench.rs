@@ -17,7 +17,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tollgate_testkit::servers::{Flavor, Server};
 
-use crate::{program::run, service::Service};
+use crate::{
+    program::{run, run_with},
+    service::Service,
+};
 
 const ALGORITHMS: [&str; 4] = ["fixed-window", "sliding-window", "sliding-log", "token-bucket"];
 
@@ -194,6 +197,30 @@ fn the_processor_time_of_the_first_requests_is_told() {
     let (code, told) = bench(&format!("resp://{address} -n 1 -c 1 --check 0 --pid {own}"));
     // The last of them may have begun before.
     assert!(told["server_cpu_per_decision"].as_f64() >= Some(0.03), "{code:?} {told}");
+}
+
+#[test]
+fn a_password_is_what_the_address_says_and_an_empty_key_is_none() {
+    let url = format!("resp://{}", wrong_server(|_| true, Duration::ZERO));
+    let finished = run_with(&["bench", &url, "-n", "3"], &[("TOLLGATE_KEY", "")]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let server = Server::start(Flavor::Redis);
+    let _ = server.command(&["CONFIG", "SET", "requirepass", "p@s%s"]);
+    let bench = |password: &str| {
+        let url = server.url().replace("redis://", &format!("redis://:{password}@"));
+        run(&["bench", &url, "--dialect", "incr", "-n", "3", "--check", "0"], b"")
+    };
+    let known = bench("p%40s%25s");
+    assert_eq!(known.code, Some(0), "{}", known.stderr);
+    for (password, said) in [("p%40s%s", "a % stands before two digits"), ("other", "WRONGPASS")] {
+        let refused = bench(password);
+        assert_eq!(refused.code, Some(2));
+        assert!(
+            refused.stderr.contains(said) && !refused.stderr.contains("p%"),
+            "{}",
+            refused.stderr
+        );
+    }
 }
 
 #[test]
