@@ -1,6 +1,7 @@
 //! What is asked and of whom, for the commands that decide one request.
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
     str::FromStr,
@@ -100,13 +101,19 @@ impl FromStr for Attribute {
 }
 
 impl Asking {
-    /// Leaves out what only variables say, where the command line says otherwise. An error is two options of which one
-    /// alone can be meant.
+    /// Leaves out what only variables say, where the command line says otherwise. An error is two options, or values,
+    /// of which one alone can be meant.
     pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         let is_typed = |name: &str| {
             matches.ids().any(|id| id == name)
                 && matches.value_source(name) == Some(ValueSource::CommandLine)
         };
+        // A service and this process would not take the same one.
+        let mut names = HashSet::new();
+        if let Some(again) = self.attributes.iter().find(|one| !names.insert(&one.name)) {
+            let text = format!("the attribute '{}' is given twice", again.name.escape_debug());
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text));
+        }
         let here = [("config", "--config <FILE>"), ("store", "--store <URL>")];
         let here = here.into_iter().find(|(name, _)| is_typed(name));
         let of_service = is_typed("ca") || is_typed("key_file");

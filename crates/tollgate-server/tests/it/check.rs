@@ -190,6 +190,27 @@ fn a_variable_that_is_empty_is_not_set() {
 }
 
 #[test]
+fn an_attribute_has_one_value() {
+    for command in ["check", "explain"] {
+        let args = [
+            command,
+            "--server",
+            "http://127.0.0.1:1",
+            "-a",
+            "user=a",
+            "-a",
+            "ip=::1",
+            "-a",
+            "user=b",
+        ];
+        let finished = run(&args, b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = "error: the attribute 'user' is given twice\n";
+        assert!(finished.stderr.starts_with(said), "{}", finished.stderr);
+    }
+}
+
+#[test]
 fn limits_that_would_count_twice_are_refused() {
     refuses(
         &["--limit", "5/minute", "--limit", "6/minute"],
