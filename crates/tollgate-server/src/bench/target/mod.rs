@@ -375,8 +375,18 @@ impl<'a> Url<'a> {
 
     fn address(&self) -> Result<SocketAddr, TargetError> {
         let unknown = |error| TargetError::Unknown(self.host.to_owned(), error);
-        let mut found = self.host.to_socket_addrs().map_err(unknown)?;
-        found.next().ok_or_else(|| unknown(io::Error::other("it has no address")))
+        let found: Vec<SocketAddr> = self.host.to_socket_addrs().map_err(unknown)?.collect();
+        answering(&found).ok_or_else(|| unknown(io::Error::other("it has no address")))
+    }
+}
+
+/// The first address that takes a connection, or else the first of all: `localhost` is often two, and a server listens
+/// on one of them.
+fn answering(addresses: &[SocketAddr]) -> Option<SocketAddr> {
+    let is_open = |address: &&SocketAddr| TcpStream::connect_timeout(address, CONNECT).is_ok();
+    match addresses {
+        [only] => Some(*only),
+        all => all.iter().find(is_open).or(all.first()).copied(),
     }
 }
 
@@ -431,5 +441,28 @@ fn seconds(dialect: Dialect, limit: &Limit) -> Result<u64, TargetError> {
     match period.subsec_nanos() {
         0 => Ok(period.as_secs()),
         _ => Err(TargetError::Seconds(dialect.name(), period)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn of_several_addresses_the_one_that_answers_is_asked() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let open = listener.local_addr().unwrap();
+        let closed: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        for (addresses, expected) in [
+            (&[closed, open][..], Some(open)),
+            (&[open, closed], Some(open)),
+            (&[closed, closed], Some(closed)),
+            (&[closed], Some(closed)),
+            (&[], None),
+        ] {
+            assert_eq!(answering(addresses), expected, "{addresses:?}");
+        }
     }
 }
