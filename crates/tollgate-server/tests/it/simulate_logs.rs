@@ -150,12 +150,12 @@ fn one_field_may_be_several_attributes() {
     let common = common("bob") + &common("eve");
     let numbered = "2026-01-01T00:00:00Z,bob\n2026-01-01T00:00:01Z,eve\n";
     for (log, map) in [
-        (table, "ip=ip"),
+        (table, "time=time"),
         (&*common, "user=ip,user_id=ip"),
         (numbered, "time=1,user=2,user_id=2"),
         (
             "{\"time\":1767225600,\"user_id\":\"bob\"}\n{\"time\":1767225601,\"user_id\":\"eve\"}\n",
-            "ip=ip",
+            "time=time",
         ),
     ] {
         let finished = simulate(&[&config[..], &["--map", map]].concat(), log);
@@ -193,4 +193,20 @@ fn why_a_log_cannot_be_read_is_said_once() {
     let finished = simulate(&["/nowhere/access.log", "--limit", "1/day"], "");
     let said = "error: cannot simulate: cannot read /nowhere/access.log: No such file or directory (os error 2)\n";
     assert!(finished.stderr.starts_with(said), "{}", finished.stderr);
+}
+
+#[test]
+fn a_line_may_begin_with_the_host_that_was_asked() {
+    let line =
+        |head: &str| format!("{head} - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n");
+    let log = line("Shop.example:443 203.0.113.7")
+        + &line("203.0.113.7")
+        + &line("shop.example:80 2001:DB8::1");
+    let told = report(&[], &log);
+    assert_eq!((counts(&told), keys(&told)), ([3, 0], vec!["203.0.113.7", "2001:db8::1"]));
+    assert_eq!(keys(&report(&["--per", "host"], &log)), ["shop.example", "(absent)"]);
+    // A client and the proxies that it came by, and a user of identd, are none.
+    let log =
+        line("203.0.113.7 203.0.113.8") + &line("1.1.1.1, 203.0.113.8") + &line("h ident alice");
+    assert_eq!(keys(&report(&[], &log)), ["h", "1.1.1.1,", "203.0.113.7"]);
 }
