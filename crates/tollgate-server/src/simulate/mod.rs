@@ -55,6 +55,8 @@ pub(crate) struct Span {
     pub(crate) whole_seconds: bool,
     /// Attributes that policies look at and no request has.
     pub(crate) missing: Vec<String>,
+    /// Attributes that have a field by the map, and that no policy looks at.
+    pub(crate) unused: Vec<String>,
 }
 
 /// The most that happened within any one of equal steps of time.
@@ -152,6 +154,7 @@ impl Study {
             }
             true
         })?;
+        span.unused = spec.map.unused(&attributes);
         let missing = attributes.0.into_iter().zip(&span.seen.with);
         span.missing = missing.filter(|(_, with)| **with == 0).map(|(name, _)| name).collect();
         Ok(span)

@@ -210,3 +210,12 @@ fn a_line_may_begin_with_the_host_that_was_asked() {
         line("203.0.113.7 203.0.113.8") + &line("1.1.1.1, 203.0.113.8") + &line("h ident alice");
     assert_eq!(keys(&report(&[], &log)), ["h", "1.1.1.1,", "203.0.113.7"]);
 }
+
+#[test]
+fn a_field_for_an_attribute_that_nobody_looks_at_is_told() {
+    let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+    let told = report(&["--map", "time=1,ip=ip,pi=ip", "--map", "tenant=user,pi=user"], line);
+    let said = "no policy looks at `tenant` and `pi`, which --map names";
+    assert_eq!(told["notes"], serde_json::json!([said]));
+    assert_eq!(report(&["--map", "time=1,ip=ip"], line)["notes"], serde_json::json!([]));
+}
