@@ -14,6 +14,7 @@ use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use serde_json::{Value, json};
 use tollgate::{
     Charge, Decision, KeyRef, Limit, Limiter, PolicyName, PolicySet, Request, SharedLimiter,
+    policy::FailureMode,
 };
 use tollgate_redis::RedisStore;
 
@@ -68,8 +69,8 @@ pub(super) struct Attribute {
 /// Who decides.
 #[derive(Debug)]
 pub(super) enum Judge {
-    /// This process.
-    Here(Box<Engine>),
+    /// This process. Limits that are typed in fail like this.
+    Here(Box<Engine>, FailureMode),
     /// A service.
     There(Client),
 }
@@ -81,6 +82,11 @@ pub(super) struct Answer {
     pub(super) value: Value,
 }
 
+/// Only the memory of this process, which begins with it, is left to decide by.
+#[derive(Debug, thiserror::Error)]
+#[error("the store did not answer, and what this process alone knows is no decision")]
+pub(super) struct Undecided;
+
 /// A key with limits of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own<'a> {
@@ -90,6 +96,9 @@ pub(super) struct Own<'a> {
 
 /// Whoever asks once would rather wait than be told what this process alone knows.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What to do about [`Undecided`].
+pub(super) const DOCTOR: &str = "tollgate doctor URL tells what is wrong with a store";
 
 impl FromStr for Attribute {
     type Err = String;
@@ -157,15 +166,19 @@ impl Asking {
             let client = client.map_err(|error| Trouble::new(error, "cannot ask", hint))?;
             return Ok(Judge::There(client));
         }
-        let engine = self.engine().await.map_err(|error| {
+        self.here().await.map_err(|error| {
             let hint = "tollgate validate FILE checks a file, tollgate doctor URL a store";
             Trouble::new(error, "cannot decide here", hint)
-        })?;
-        Ok(Judge::Here(Box::new(engine)))
+        })
     }
 
-    async fn engine(&self) -> anyhow::Result<Engine> {
+    async fn here(&self) -> anyhow::Result<Judge> {
         let settings = self.settings()?;
+        let engine = self.engine(&settings).await?;
+        Ok(Judge::Here(Box::new(engine), settings.ad_hoc_failure))
+    }
+
+    async fn engine(&self, settings: &Settings) -> anyhow::Result<Engine> {
         let policies = settings.effective_policies();
         match &settings.store {
             StoreSettings::Memory { .. } => {
@@ -215,8 +228,13 @@ impl Judge {
         cost: u64,
     ) -> anyhow::Result<Answer> {
         match self {
-            Self::Here(engine) => {
+            Self::Here(engine, ad_hoc) => {
                 let decision = decide_here(engine, asking, own, cost).await?;
+                let policy = decision.policy().and_then(|name| engine.policies().get(name));
+                let failure = policy.map_or(*ad_hoc, |policy| policy.failure);
+                if decision.is_degraded() && matches!(failure, FailureMode::Local { .. }) {
+                    bail!(Undecided);
+                }
                 let text = JsonDecision(decision).to_string();
                 Ok(Answer { value: serde_json::from_str(&text)?, text })
             }

@@ -85,6 +85,8 @@ async fn decide(args: &Args, limits: &[Limit]) -> Result<ExitCode, Trouble> {
         let answer = judge.decide(&args.asking, own, args.cost).await.map_err(|error| {
             let hint = if error.is::<tollgate::CheckError>() {
                 "ask for less at once, or give the limit a burst, as in '5/minute burst 20'"
+            } else if error.is::<asking::Undecided>() {
+                asking::DOCTOR
             } else {
                 "see whether the service runs, and whether its log says more"
             };

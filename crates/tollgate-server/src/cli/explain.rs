@@ -5,6 +5,7 @@ use std::{
 };
 
 use serde_json::Value;
+use tollgate::Source;
 
 use super::{
     Trouble,
@@ -56,7 +57,10 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
 async fn tell(args: &Args) -> Result<ExitCode, Trouble> {
     let judge = args.asking.judge().await?;
     let told = told(&judge, &args.asking).await.map_err(|error| {
-        let hint = "see whether the service or the store is there";
+        let hint = match error.is::<asking::Undecided>() {
+            true => asking::DOCTOR,
+            false => "see whether the service or the store is there",
+        };
         Trouble::new(error, "cannot explain", hint)
     })?;
     let text = if args.json { format!("{told}\n") } else { words(&told) };
@@ -69,8 +73,12 @@ async fn tell(args: &Args) -> Result<ExitCode, Trouble> {
 
 async fn told(judge: &Judge, asking: &Asking) -> anyhow::Result<Value> {
     match judge {
-        Judge::Here(engine) => {
+        Judge::Here(engine, _) => {
             let explanation = explain::explain(engine, 1, &asking.request(0)).await?;
+            let mut limits = explanation.policies.iter().flat_map(|policy| &policy.limits);
+            if limits.any(|limit| limit.source == Source::Fallback.as_str()) {
+                anyhow::bail!(asking::Undecided);
+            }
             Ok(serde_json::to_value(explanation)?)
         }
         Judge::There(client) => {
@@ -100,7 +108,7 @@ fn words(told: &Value) -> String {
         let _ = writeln!(text, "- {} more do not cover it", told["omitted"]);
     }
     let _ = match (told["allowed"] == true, told["policy"].as_str()) {
-        (true, None) if is_covered => writeln!(text, "allowed: what covers it only reports"),
+        (true, None) if is_covered => writeln!(text, "allowed: nothing that covers it can deny"),
         (true, None) => writeln!(text, "allowed: no policy covers it"),
         (true, Some(policy)) => writeln!(text, "allowed; {policy} leaves least"),
         (false, policy) => writeln!(text, "denied by {}", policy.unwrap_or_default()),

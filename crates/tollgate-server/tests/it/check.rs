@@ -132,6 +132,36 @@ fn redis_and_a_service_share_what_is_charged() {
 }
 
 #[test]
+fn what_this_process_alone_knows_is_no_decision() {
+    let redis = Server::start(Flavor::Redis);
+    let url = redis.url();
+    let folder = Folder::new();
+    let ask = |command: &str, failure: &str| {
+        let policy =
+            format!("policies: [{{ name: a, per: [ip], limit: 1/day, failure: {failure} }}]\n");
+        folder.replace("tollgate.yaml", &policy);
+        run(&[command, "--config", &folder.config(), "--store", &url, "-a", "ip=::1"], b"")
+    };
+    let refused = |finished: Finished| {
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = ": the store did not answer, and what this process alone knows is no decision\n\
+                    hint: tollgate doctor URL tells what is wrong with a store\n";
+        assert!(finished.stderr.ends_with(said), "{}", finished.stderr);
+    };
+    // It takes connections, and nothing can be written.
+    let _ = redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    refused(run(&["check", "job", "--limit", "1/day", "--store", &url], b""));
+    refused(ask("check", "local"));
+    // A policy that says what happens then is heard.
+    assert_eq!(ask("check", "open").code, Some(0));
+    assert_eq!(ask("check", "closed").code, Some(1));
+    let _ = redis.command(&["ACL", "SETUSER", "default", "-@scripting"]);
+    for failure in ["local", "open", "closed"] {
+        refused(ask("explain", failure));
+    }
+}
+
+#[test]
 fn what_is_typed_goes_before_the_environment() {
     let folder = Folder::with_config("policies: [{ name: api, per: [user], limit: 1/day }]\n");
     let service = Service::start(&["--grpc", "off", "--resp", "off"]);

@@ -61,7 +61,7 @@ fn a_file_in_shadow_mode_denies_nothing_here_either() {
         assert_eq!((&*checked.stdout, checked.code), (words, Some(0)), "{}", checked.stderr);
         let told = run(&[&["explain", "-a", "ip=::1"], &who[..]].concat(), b"");
         let words = "+ a covers it, but only reports; budget of ::1\n    0/day: denies for good\n\
-                     allowed: what covers it only reports\n";
+                     allowed: nothing that covers it can deny\n";
         assert_eq!((&*told.stdout, told.code), (words, Some(0)), "{}", told.stderr);
     }
     let shown = run(&["validate", config], b"");
