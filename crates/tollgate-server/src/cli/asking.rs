@@ -291,8 +291,8 @@ pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
 }
 
-/// The answer of a service, if it is one of those that were expected, and has these in it: yes or no, or a list. Whoever
-/// else may sit at the address, or before it, answers with a status of theirs, and often with JSON.
+/// The answer of a service, if it is one of those that were expected, and has these in it: yes or no, or a list.
+/// Whoever else may sit at the address, or before it, answers with a status of theirs, and often with JSON.
 pub(super) fn understood(
     status: http::StatusCode,
     answer: &[u8],

@@ -121,8 +121,8 @@ fn head(line: &[u8]) -> Option<Head> {
     (!ip.is_empty()).then_some(Head { host, ip, user, time, end: close + 1 })
 }
 
-/// Whether a line begins with the host that was asked, and then comes the client, as in Apache's `vhost_combined`. Where
-/// clients came by proxies there may be several addresses, with commas between them.
+/// Whether a line begins with the host that was asked, and then comes the client, as in Apache's `vhost_combined`.
+/// Where clients came by proxies there may be several addresses, with commas between them.
 fn is_host(first: &[u8], second: &[u8]) -> bool {
     let is_address =
         |word: &[u8]| std::str::from_utf8(word).is_ok_and(|word| word.parse::<IpAddr>().is_ok());
