@@ -131,6 +131,11 @@ async fn serve(source: Source, threads: Option<NonZeroUsize>) -> Result<ExitCode
         let hint = "tollgate validate FILE checks a file; docs/configuration.md has all there is";
         Trouble::new(anyhow::Error::msg(error), "cannot use the configuration", hint)
     })?;
+    if [settings.http, settings.grpc, settings.resp] == [Bind::Off; 3] {
+        let error = anyhow::anyhow!("all listeners are off, so that nobody can ask");
+        let hint = "give one of --http, --grpc and --resp an address, such as 127.0.0.1:8080";
+        return Err(Trouble::new(error, "cannot serve", hint));
+    }
     let server = Server::bind(settings).map_err(|error| {
         let hint = hint(&error);
         Trouble::new(error, "cannot serve", hint)
