@@ -14,7 +14,7 @@ use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use serde_json::{Value, json};
 use tollgate::{
     Charge, Decision, KeyRef, Limit, Limiter, PolicyName, PolicySet, Request, SharedLimiter,
-    policy::FailureMode,
+    policy::{FailureMode, Match, Policy},
 };
 use tollgate_redis::RedisStore;
 
@@ -174,6 +174,13 @@ impl Asking {
 
     async fn here(&self) -> anyhow::Result<Judge> {
         let settings = self.settings()?;
+        let is_rule = |policy: &Policy| policy.matching == Match::never();
+        let all = settings.policies.policies();
+        if !self.attributes.is_empty() && !all.is_empty() && all.iter().all(is_rule) {
+            bail!(
+                "rules of envoyproxy/ratelimit decide about descriptors, and not about attributes"
+            );
+        }
         let engine = self.engine(&settings).await?;
         Ok(Judge::Here(Box::new(engine), settings.ad_hoc_failure))
     }

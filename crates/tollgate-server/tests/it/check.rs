@@ -220,6 +220,20 @@ fn a_variable_that_is_empty_is_not_set() {
 }
 
 #[test]
+fn rules_of_envoy_decide_nothing_about_attributes() {
+    let folder = Folder::with_config(
+        "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 0 } }]\n",
+    );
+    for command in ["check", "explain"] {
+        let args = [command, "--config", &folder.config(), "--domain", "edge", "-a", "user=alice"];
+        let finished = run(&args, b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = "decide about descriptors, and not about attributes";
+        assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    }
+}
+
+#[test]
 fn an_attribute_has_one_value() {
     for command in ["check", "explain"] {
         let args = [
