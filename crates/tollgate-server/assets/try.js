@@ -1,6 +1,6 @@
 // Try a request: what the policies would answer, step by step, without consuming.
 
-import { ask, sentence } from "./api.js";
+import { apiKey, ask, sentence } from "./api.js";
 import { limitLine } from "./keys.js";
 import { duration, make } from "./live.js";
 import { condition } from "./policies.js";
@@ -86,11 +86,12 @@ function fill(id, values) {
   list.replaceChildren(...values.map((value) => make("option", { value })));
 }
 
-/** The line for a shell that makes this check. */
+/** The line for a shell that makes this check. The key itself is not shown. */
 export function curl(request) {
   const body = JSON.stringify(request).replaceAll("'", "'\\''");
   const address = new URL("v1/check", location.href).href;
-  return `curl -H 'Content-Type: application/json' -d '${body}' ${address}`;
+  const key = apiKey() ? '-H "Authorization: Bearer $TOLLGATE_KEY" ' : "";
+  return `curl ${key}-H 'Content-Type: application/json' -d '${body}' ${address}`;
 }
 
 function verdict(told, covering) {

@@ -32,6 +32,11 @@ pub(crate) struct Client {
 pub(crate) enum ClientError {
     #[error("`{0}` is not the address of a server: write for example http://127.0.0.1:8080")]
     Address(String),
+    /// It is not repeated.
+    #[error(
+        "an address with a user or a password is not taken: write for example http://127.0.0.1:8080"
+    )]
+    Login,
     #[error("cannot read {file}: {error}")]
     Authority { file: String, error: String },
     #[error("cannot reach {server}: {error}")]
@@ -50,13 +55,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const MOST: usize = 64 * 1024 * 1024;
 
 impl Client {
-    /// For the server at this address. Certificates are checked against `authority`, a file in PEM form, or else
-    /// against those that the system trusts.
+    /// For the server at this address, which may be in a folder of a proxy. Certificates are checked against
+    /// `authority`, a file in PEM form, or else against those that the system trusts.
     pub(crate) fn new(
         server: &str,
         authority: Option<&Path>,
         key: Option<String>,
     ) -> Result<Self, ClientError> {
+        if server.contains('@') {
+            return Err(ClientError::Login);
+        }
         let address = || ClientError::Address(server.chars().take(200).collect());
         let server: Uri = server.parse().map_err(|_| address())?;
         let is_tls = match server.scheme() {
@@ -64,9 +72,11 @@ impl Client {
             Some(scheme) if *scheme == Scheme::HTTPS => true,
             _ => return Err(address()),
         };
-        let authority_is_plain =
-            server.authority().is_some_and(|authority| !authority.as_str().contains('@'));
-        if !authority_is_plain {
+        // What is no port must not become the usual one: somebody else may be there.
+        let is_whole = server.authority().is_some_and(|authority| {
+            authority.port_u16().is_some() || authority.as_str() == authority.host()
+        });
+        if !is_whole || server.query().is_some() {
             return Err(address());
         }
         let tls = if is_tls { Some(connector(authority)?) } else { None };
@@ -106,7 +116,9 @@ impl Client {
         body: Option<Bytes>,
     ) -> Result<Request<Full<Bytes>>, ClientError> {
         let host = self.server.authority().map_or("", |authority| authority.as_str());
-        let mut request = Request::builder().uri(path).header(header::HOST, host);
+        let folder = self.server.path().trim_end_matches('/');
+        let uri = format!("{folder}{path}");
+        let mut request = Request::builder().uri(uri).header(header::HOST, host);
         if body.is_some() {
             request = request.method("POST").header(header::CONTENT_TYPE, "application/json");
         }

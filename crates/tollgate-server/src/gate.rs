@@ -158,7 +158,7 @@ impl State {
 
 impl Settings {
     /// The policies as they are to be enforced.
-    fn effective_policies(&self) -> tollgate::PolicySet {
+    pub(crate) fn effective_policies(&self) -> tollgate::PolicySet {
         let policies = self.policies.clone().failing_ad_hoc(self.ad_hoc_failure);
         if self.shadow { policies.in_mode(Mode::Shadow) } else { policies }
     }

@@ -1,6 +1,7 @@
 //! What is asked and of whom, for the commands that decide one request.
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
     str::FromStr,
@@ -13,6 +14,7 @@ use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use serde_json::{Value, json};
 use tollgate::{
     Charge, Decision, KeyRef, Limit, Limiter, PolicyName, PolicySet, Request, SharedLimiter,
+    policy::{FailureMode, Match, Policy},
 };
 use tollgate_redis::RedisStore;
 
@@ -67,8 +69,8 @@ pub(super) struct Attribute {
 /// Who decides.
 #[derive(Debug)]
 pub(super) enum Judge {
-    /// This process.
-    Here(Box<Engine>),
+    /// This process. Limits that are typed in fail like this.
+    Here(Box<Engine>, FailureMode),
     /// A service.
     There(Client),
 }
@@ -80,6 +82,11 @@ pub(super) struct Answer {
     pub(super) value: Value,
 }
 
+/// Only the memory of this process, which begins with it, is left to decide by.
+#[derive(Debug, thiserror::Error)]
+#[error("the store did not answer, and what this process alone knows is no decision")]
+pub(super) struct Undecided;
+
 /// A key with limits of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own<'a> {
@@ -89,6 +96,9 @@ pub(super) struct Own<'a> {
 
 /// Whoever asks once would rather wait than be told what this process alone knows.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What to do about [`Undecided`].
+pub(super) const DOCTOR: &str = "tollgate doctor URL tells what is wrong with a store";
 
 impl FromStr for Attribute {
     type Err = String;
@@ -100,13 +110,19 @@ impl FromStr for Attribute {
 }
 
 impl Asking {
-    /// Leaves out what only variables say, where the command line says otherwise. An error is two options of which one
-    /// alone can be meant.
+    /// Leaves out what only variables say, where the command line says otherwise. An error is two options, or values,
+    /// of which one alone can be meant.
     pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         let is_typed = |name: &str| {
             matches.ids().any(|id| id == name)
                 && matches.value_source(name) == Some(ValueSource::CommandLine)
         };
+        // A service and this process would not take the same one.
+        let mut names = HashSet::new();
+        if let Some(again) = self.attributes.iter().find(|one| !names.insert(&one.name)) {
+            let text = format!("the attribute '{}' is given twice", again.name.escape_debug());
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text));
+        }
         let here = [("config", "--config <FILE>"), ("store", "--store <URL>")];
         let here = here.into_iter().find(|(name, _)| is_typed(name));
         let of_service = is_typed("ca") || is_typed("key_file");
@@ -150,16 +166,27 @@ impl Asking {
             let client = client.map_err(|error| Trouble::new(error, "cannot ask", hint))?;
             return Ok(Judge::There(client));
         }
-        let engine = self.engine().await.map_err(|error| {
+        self.here().await.map_err(|error| {
             let hint = "tollgate validate FILE checks a file, tollgate doctor URL a store";
             Trouble::new(error, "cannot decide here", hint)
-        })?;
-        Ok(Judge::Here(Box::new(engine)))
+        })
     }
 
-    async fn engine(&self) -> anyhow::Result<Engine> {
+    async fn here(&self) -> anyhow::Result<Judge> {
         let settings = self.settings()?;
-        let policies = settings.policies.clone().failing_ad_hoc(settings.ad_hoc_failure);
+        let is_rule = |policy: &Policy| policy.matching == Match::never();
+        let all = settings.policies.policies();
+        if !self.attributes.is_empty() && !all.is_empty() && all.iter().all(is_rule) {
+            bail!(
+                "rules of envoyproxy/ratelimit decide about descriptors, and not about attributes"
+            );
+        }
+        let engine = self.engine(&settings).await?;
+        Ok(Judge::Here(Box::new(engine), settings.ad_hoc_failure))
+    }
+
+    async fn engine(&self, settings: &Settings) -> anyhow::Result<Engine> {
+        let policies = settings.effective_policies();
         match &settings.store {
             StoreSettings::Memory { .. } => {
                 Ok(Engine::memory(Limiter::builder().policies(policies).build()?))
@@ -208,15 +235,20 @@ impl Judge {
         cost: u64,
     ) -> anyhow::Result<Answer> {
         match self {
-            Self::Here(engine) => {
+            Self::Here(engine, ad_hoc) => {
                 let decision = decide_here(engine, asking, own, cost).await?;
+                let policy = decision.policy().and_then(|name| engine.policies().get(name));
+                let failure = policy.map_or(*ad_hoc, |policy| policy.failure);
+                if decision.is_degraded() && matches!(failure, FailureMode::Local { .. }) {
+                    bail!(Undecided);
+                }
                 let text = JsonDecision(decision).to_string();
                 Ok(Answer { value: serde_json::from_str(&text)?, text })
             }
             Self::There(client) => {
                 let body = body(asking, own, cost);
                 let (status, answer) = client.ask("/v1/check", Some(body)).await?;
-                understood(status, &answer, &[200, 429])
+                understood(status, &answer, &[200, 429], &["allowed"])
             }
         }
     }
@@ -261,15 +293,28 @@ fn attributes(asking: &Asking) -> serde_json::Map<String, Value> {
     asking.attributes.iter().map(|one| (one.name.clone(), one.value.clone().into())).collect()
 }
 
-/// The answer of a service, if it is one of those that were expected.
+/// A time that an answer has under this name, in seconds.
+pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
+    Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
+}
+
+/// The answer of a service, if it is one of those that were expected, and has these in it: yes or no, or a list.
+/// Whoever else may sit at the address, or before it, answers with a status of theirs, and often with JSON.
 pub(super) fn understood(
     status: http::StatusCode,
     answer: &[u8],
     expected: &[u16],
+    parts: &[&str],
 ) -> anyhow::Result<Answer> {
     let value: Value = serde_json::from_slice(answer)
         .with_context(|| format!("the service answered {status}, and not with JSON"))?;
     if expected.contains(&status.as_u16()) {
+        let has = |part: &&str| value[*part].is_boolean() || value[*part].is_array();
+        if !parts.iter().all(has) {
+            bail!(
+                "the service answered {status}, and not with what was asked for: is it a Tollgate?"
+            );
+        }
         return Ok(Answer { text: String::from_utf8_lossy(answer).into_owned(), value });
     }
     let detail = ["detail", "title"].iter().find_map(|name| value[name].as_str());

@@ -298,7 +298,7 @@ fn api_key(asking: &Asking) -> anyhow::Result<Option<String>> {
             let text = text.with_context(|| format!("cannot read {}", file.display()))?;
             Ok(Some(text.trim().to_owned()))
         }
-        None => Ok(Environment::process().get("TOLLGATE_KEY")),
+        None => Ok(Environment::process().get("TOLLGATE_KEY").filter(|key| !key.is_empty())),
     }
 }
 

@@ -1,7 +1,6 @@
 use std::{
     io::{self, BufWriter, Write},
     process::ExitCode,
-    time::Duration,
 };
 
 use anyhow::anyhow;
@@ -10,7 +9,7 @@ use tollgate::Limit;
 
 use super::{
     Trouble,
-    asking::{Asking, Own},
+    asking::{self, Asking, Own},
 };
 use crate::ad_hoc::{self, Limits};
 
@@ -86,6 +85,8 @@ async fn decide(args: &Args, limits: &[Limit]) -> Result<ExitCode, Trouble> {
         let answer = judge.decide(&args.asking, own, args.cost).await.map_err(|error| {
             let hint = if error.is::<tollgate::CheckError>() {
                 "ask for less at once, or give the limit a burst, as in '5/minute burst 20'"
+            } else if error.is::<asking::Undecided>() {
+                asking::DOCTOR
             } else {
                 "see whether the service runs, and whether its log says more"
             };
@@ -129,7 +130,8 @@ fn unwritable(error: io::Error) -> Trouble {
 /// A decision in words.
 fn words(answer: &Value) -> String {
     let Some(limit) = answer["limit"].as_str() else {
-        return "allowed, without a limit".to_owned();
+        let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
+        return format!("{verb}, without a limit{}", shadow(answer));
     };
     let by = match answer["policy"].as_str() {
         Some("ad-hoc") | None => limit.to_owned(),
@@ -137,14 +139,18 @@ fn words(answer: &Value) -> String {
     };
     let remaining = &answer["remaining"];
     let degraded = if answer["degraded"] == true { ", without the store" } else { "" };
-    let time = |name: &str| answer[name].as_f64().map(Duration::from_secs_f64);
-    let rest = match (answer["allowed"] == true, time("retry_after")) {
+    let rest = match (answer["allowed"] == true, asking::time(answer, "retry_after")) {
         (true, _) => {
-            format!("all of it again in {:?}", time("reset_after").unwrap_or_default())
+            let reset = asking::time(answer, "reset_after").unwrap_or_default();
+            format!("all of it again in {reset:?}")
         }
         (false, None) => "for good".to_owned(),
         (false, Some(wait)) => format!("retry in {wait:?}"),
     };
     let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
-    format!("{verb} by {by}, {remaining} remaining, {rest}{degraded}")
+    format!("{verb} by {by}, {remaining} remaining, {rest}{degraded}{}", shadow(answer))
+}
+
+fn shadow(answer: &Value) -> &'static str {
+    if answer["shadow_denied"] == true { ", which shadow mode would deny" } else { "" }
 }

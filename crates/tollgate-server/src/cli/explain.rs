@@ -2,10 +2,10 @@ use std::{
     fmt::Write as _,
     io::{self, Write as _},
     process::ExitCode,
-    time::Duration,
 };
 
 use serde_json::Value;
+use tollgate::Source;
 
 use super::{
     Trouble,
@@ -57,7 +57,10 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
 async fn tell(args: &Args) -> Result<ExitCode, Trouble> {
     let judge = args.asking.judge().await?;
     let told = told(&judge, &args.asking).await.map_err(|error| {
-        let hint = "see whether the service or the store is there";
+        let hint = match error.is::<asking::Undecided>() {
+            true => asking::DOCTOR,
+            false => "see whether the service or the store is there",
+        };
         Trouble::new(error, "cannot explain", hint)
     })?;
     let text = if args.json { format!("{told}\n") } else { words(&told) };
@@ -70,25 +73,32 @@ async fn tell(args: &Args) -> Result<ExitCode, Trouble> {
 
 async fn told(judge: &Judge, asking: &Asking) -> anyhow::Result<Value> {
     match judge {
-        Judge::Here(engine) => {
+        Judge::Here(engine, _) => {
             let explanation = explain::explain(engine, 1, &asking.request(0)).await?;
+            let mut limits = explanation.policies.iter().flat_map(|policy| &policy.limits);
+            if limits.any(|limit| limit.source == Source::Fallback.as_str()) {
+                anyhow::bail!(asking::Undecided);
+            }
             Ok(serde_json::to_value(explanation)?)
         }
         Judge::There(client) => {
             let body = asking::body_of_attributes(asking);
             let (status, answer) = client.ask("/v1/explain", Some(body)).await?;
-            Ok(asking::understood(status, &answer, &[200])?.value)
+            Ok(asking::understood(status, &answer, &[200], &["allowed", "policies"])?.value)
         }
     }
 }
 
 /// An explanation, a paragraph for each policy.
 fn words(told: &Value) -> String {
-    let mut text = String::new();
+    let (mut text, mut is_covered) = (String::new(), false);
     for policy in told["policies"].as_array().into_iter().flatten() {
         let name = shown(&policy["policy"]);
         match &policy["unmet"] {
-            Value::Null => covered(&mut text, &name, policy),
+            Value::Null => {
+                is_covered = true;
+                covered(&mut text, &name, policy);
+            }
             unmet => {
                 let _ = writeln!(text, "- {name} does not cover it: {}", reason(unmet));
             }
@@ -98,6 +108,7 @@ fn words(told: &Value) -> String {
         let _ = writeln!(text, "- {} more do not cover it", told["omitted"]);
     }
     let _ = match (told["allowed"] == true, told["policy"].as_str()) {
+        (true, None) if is_covered => writeln!(text, "allowed: nothing that covers it can deny"),
         (true, None) => writeln!(text, "allowed: no policy covers it"),
         (true, Some(policy)) => writeln!(text, "allowed; {policy} leaves least"),
         (false, policy) => writeln!(text, "denied by {}", policy.unwrap_or_default()),
@@ -115,8 +126,7 @@ fn covered(text: &mut String, name: &str, policy: &Value) {
     let shadow = if policy["mode"] == "shadow" { ", but only reports" } else { "" };
     let _ = writeln!(text, "+ {name} covers it{instead}{shadow}; budget of {whose}");
     for limit in policy["limits"].as_array().into_iter().flatten() {
-        let time = |name: &str| limit[name].as_f64().map(Duration::from_secs_f64);
-        let state = match (limit["allowed"] == true, time("retry_after")) {
+        let state = match (limit["allowed"] == true, asking::time(limit, "retry_after")) {
             (true, _) => format!("{} remaining", limit["remaining"]),
             (false, Some(wait)) => format!("used up, retry in {wait:?}"),
             (false, None) => "denies for good".to_owned(),

@@ -2,7 +2,9 @@
 
 use std::{io, num::NonZeroU32};
 
+use anyhow::anyhow;
 use clap::ValueEnum;
+use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use super::Trouble;
@@ -42,10 +44,14 @@ pub(super) fn start(
     deployment: Option<Logging>,
 ) -> Result<Option<Exporter>, Trouble> {
     let level = args.level.as_deref().or(deployment.map(|it| it.level)).unwrap_or("info");
-    let filter = EnvFilter::try_new(level).map_err(|error| {
+    let unusable = |error: anyhow::Error| {
         let hint = "write error, warn, info or debug, or a list such as info,tollgate_server=debug";
         Trouble::new(error, "cannot use --log", hint)
-    })?;
+    };
+    if let Some(stray) = stray(level) {
+        return Err(unusable(anyhow!("`{stray}` is neither a level nor a module with one")));
+    }
+    let filter = EnvFilter::try_new(level).map_err(|error| unusable(error.into()))?;
     let exporter = args.traces.as_deref().map(|url| Exporter::new(url, args.trace_one_in.get()));
     let exporter = exporter.transpose().map_err(|error| {
         Trouble::new(error, "cannot use --traces", "write for example http://127.0.0.1:4318")
@@ -66,9 +72,15 @@ pub(super) fn start(
     };
     started.map_err(|error| {
         let hint = "this is a mistake of Tollgate's";
-        Trouble::new(anyhow::anyhow!(error), "cannot begin to log", hint)
+        Trouble::new(anyhow!(error), "cannot begin to log", hint)
     })?;
     Ok(exporter)
+}
+
+/// A word that is no level. To the filter it would be the name of a module, and all others would be silent.
+fn stray(filter: &str) -> Option<&str> {
+    let mut words = filter.split(',').map(str::trim).filter(|word| !word.contains(['=', '[']));
+    words.find(|word| !word.is_empty() && word.parse::<LevelFilter>().is_err())
 }
 
 fn is_terminal() -> bool {

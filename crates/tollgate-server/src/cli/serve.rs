@@ -131,6 +131,11 @@ async fn serve(source: Source, threads: Option<NonZeroUsize>) -> Result<ExitCode
         let hint = "tollgate validate FILE checks a file; docs/configuration.md has all there is";
         Trouble::new(anyhow::Error::msg(error), "cannot use the configuration", hint)
     })?;
+    if [settings.http, settings.grpc, settings.resp] == [Bind::Off; 3] {
+        let error = anyhow::anyhow!("all listeners are off, so that nobody can ask");
+        let hint = "give one of --http, --grpc and --resp an address, such as 127.0.0.1:8080";
+        return Err(Trouble::new(error, "cannot serve", hint));
+    }
     let server = Server::bind(settings).map_err(|error| {
         let hint = hint(&error);
         Trouble::new(error, "cannot serve", hint)
@@ -172,16 +177,20 @@ fn greet(server: &Server) {
     for endpoint in &endpoints {
         print_line(endpoint);
     }
+    let revision = server.gate().revision();
     if let Some(http) = endpoints.iter().find(|endpoint| endpoint.name == "http") {
         let scheme = if http.is_tls { "https" } else { "http" };
         let url = format!("{scheme}://{}", http.address);
         let body = r#"{"attributes": {"key": "alice"}}"#;
         // Not `--json`, which curl has only since 7.82.
         let json = "-H 'Content-Type: application/json' -d";
-        print_line(format_args!("try: curl {json} '{body}' {url}/v1/check"));
+        let key = match revision.settings.security.credentials.is_empty() {
+            true => "",
+            false => "-H \"Authorization: Bearer $TOLLGATE_KEY\" ",
+        };
+        print_line(format_args!("try: curl {key}{json} '{body}' {url}/v1/check"));
         print_line(format_args!("see: {url}/ in a browser, or tollgate top {url}"));
     }
-    let revision = server.gate().revision();
     let state = &revision.settings.store;
     let policies = revision.settings.policies.policies().len();
     let plural = if policies == 1 { "policy" } else { "policies" };

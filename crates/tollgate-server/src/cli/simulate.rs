@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::anyhow;
 use tokio::time::Instant;
-use tollgate::{Algorithm, Limit, Policy, PolicyName, PolicySet, policy::Mode};
+use tollgate::{Algorithm, Limit, Policy, PolicyName, PolicySet};
 
 use super::Trouble;
 use crate::{
@@ -59,7 +59,7 @@ struct Tried {
     config: Option<PathBuf>,
 
     /// Compare with the policies of this file
-    #[arg(long, value_name = "FILE", requires = "config")]
+    #[arg(long, value_name = "FILE", requires = "config", conflicts_with_all = INSTEAD)]
     against: Option<PathBuf>,
 
     /// A limit, such as 100/minute; several are compared
@@ -80,10 +80,11 @@ struct Tried {
 
     /// The policy whose limit is looked for, if the file has several
     #[arg(long, value_name = "NAME", requires = "suggest", requires = "config")]
+    #[arg(conflicts_with_all = INSTEAD)]
     policy: Option<PolicyName>,
 
     /// The domain of the requests; that of the first policy unless it is said
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "config", conflicts_with_all = INSTEAD)]
     domain: Option<String>,
 }
 
@@ -178,6 +179,10 @@ Examples:
   Clients that ignore Retry-After, and a log to try things on:
     tollgate simulate --pattern 'retry-storm clients=500 obey=no for=10m' --limit 100/second --per ''
     tollgate simulate --generate combined:10M -o access.log";
+
+/// What is given instead of a file. What needs a file must exclude these as well: an option that is required and
+/// excluded by another counts as not required.
+const INSTEAD: [&str; 3] = ["limits", "per", "algorithms"];
 
 /// 1 January 2026.
 const START: u64 = 1_767_225_600_000_000;
@@ -311,8 +316,8 @@ impl Tried {
         let place = place.ok_or_else(|| unusable(self.unnamed(policies)))?;
         let like = policies[place].limits.first().copied();
         let like = like.ok_or_else(|| unusable("the policy has no limit".to_owned()))?;
-        if !study.is_repeatable() {
-            return Err(unplayable(crate::simulate::Trouble::Again));
+        if let Some(place) = study.read_once() {
+            return Err(unplayable(crate::simulate::Trouble::Again(place)));
         }
         let search = Search { study, policies, place, like, target };
         let found = search.run(&mut |requests| watcher.tell(requests)).map_err(unplayable)?;
@@ -370,6 +375,10 @@ impl Args {
         if places.is_empty() {
             places.push(Place::Input);
         }
+        if places.iter().filter(|place| **place == Place::Input).count() > 1 {
+            let error = anyhow!("standard input can be read only once, and is named twice");
+            return Err(Trouble::new(error, "cannot simulate", "write - once"));
+        }
         let mut map = Map::default();
         self.reading.maps.iter().cloned().for_each(|other| map.extend(other));
         let Reading { format, window, .. } = self.reading;
@@ -382,11 +391,13 @@ fn read(file: &Path) -> Result<(Vec<Policy>, Vec<PolicyName>), Trouble> {
     let hint = "see what `tollgate validate` says of the file";
     let settings = load(file, &Environment::process().without_secrets())
         .map_err(|error| Trouble::new(anyhow!("{error}"), "cannot use the policies", hint))?;
-    let policies = match settings.shadow {
-        true => settings.policies.in_mode(Mode::Shadow),
-        false => settings.policies,
-    };
-    let (policies, held) = tryable(&policies);
+    if !settings.rules.written().is_empty() {
+        let what = "its rules decide about descriptors, and a log has none";
+        let error = anyhow!("{} is of envoyproxy/ratelimit: {what}", file.display());
+        let hint = "write a policy with the same limit, per attributes that the log has";
+        return Err(Trouble::new(error, "cannot simulate", hint));
+    }
+    let (policies, held) = tryable(&settings.effective_policies());
     if policies.is_empty() {
         let error = anyhow!("{} has no policy that can be tried", file.display());
         return Err(Trouble::new(error, "cannot simulate", "write one under `policies`"));

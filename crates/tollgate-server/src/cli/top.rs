@@ -129,7 +129,7 @@ async fn told(client: &Client, since: u64) -> anyhow::Result<String> {
     if status == http::StatusCode::NOT_FOUND {
         anyhow::bail!("the service has no /v1/live: is it a Tollgate, and as new as this one?");
     }
-    asking::understood(status, &answer, &[200])
+    asking::understood(status, &answer, &[200], &["policies"])
         .map(|answer| answer.text)
         .context("it does not tell")
 }

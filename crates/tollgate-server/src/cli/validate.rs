@@ -106,7 +106,8 @@ impl fmt::Display for Words<'_> {
             Ok(settings) => settings,
             Err(error) => return write!(f, "{error}"),
         };
-        let (policies, rules) = (settings.policies.policies(), settings.rules.written());
+        let (policies, rules) = (settings.effective_policies(), settings.rules.written());
+        let policies = policies.policies();
         let (count, one, many) = match rules.len() {
             0 => (policies.len(), "policy", "policies"),
             rules => (rules, "rule", "rules"),
@@ -254,7 +255,8 @@ fn as_json(file: &Path, found: &Result<Settings, ConfigError>) -> Value {
             if !rules.is_empty() {
                 return json!({"file": file, "good": true, "rules": rules, "warnings": warnings});
             }
-            let policies: Vec<_> = settings.policies.policies().iter().map(policy_json).collect();
+            let policies = settings.effective_policies();
+            let policies: Vec<_> = policies.policies().iter().map(policy_json).collect();
             json!({"file": file, "good": true, "policies": policies, "warnings": warnings})
         }
         Err(error) => {

@@ -55,6 +55,8 @@ pub(crate) struct Span {
     pub(crate) whole_seconds: bool,
     /// Attributes that policies look at and no request has.
     pub(crate) missing: Vec<String>,
+    /// Attributes that have a field by the map, and that no policy looks at.
+    pub(crate) unused: Vec<String>,
 }
 
 /// The most that happened within any one of equal steps of time.
@@ -76,11 +78,9 @@ pub(crate) enum Trouble {
     Build(#[from] BuildError),
     #[error("cannot write the report: {0}")]
     Print(serde_json::Error),
-    /// Standard input is gone once it is read.
-    #[error(
-        "standard input can be read only once, and this has to go through the traffic several times"
-    )]
-    Again,
+    /// What comes through a pipe is gone once it is read.
+    #[error("{0} can be read only once, and this has to go through the traffic several times")]
+    Again(String),
 }
 
 /// How often to tell how far it is.
@@ -93,11 +93,14 @@ impl Study {
         Ok(Variant::new(name, policies, self.most_keys)?)
     }
 
-    /// Whether the traffic can be gone through more than once.
-    pub(crate) fn is_repeatable(&self) -> bool {
+    /// What of the traffic cannot be gone through more than once, if anything.
+    pub(crate) fn read_once(&self) -> Option<String> {
         match &self.traffic {
-            Traffic::Logs(spec) => !spec.places.contains(&traffic::Place::Input),
-            Traffic::Patterns(..) => true,
+            Traffic::Logs(spec) => {
+                let place = spec.places.iter().find(|place| place.is_read_once());
+                place.map(traffic::Place::name)
+            }
+            Traffic::Patterns(..) => None,
         }
     }
 
@@ -151,6 +154,7 @@ impl Study {
             }
             true
         })?;
+        span.unused = spec.map.unused(&attributes);
         let missing = attributes.0.into_iter().zip(&span.seen.with);
         span.missing = missing.filter(|(_, with)| **with == 0).map(|(name, _)| name).collect();
         Ok(span)

@@ -113,8 +113,8 @@ fn millionths(text: &str) -> Option<u64> {
     if padded.len() != 4 || !digits(&padded) || !digits(whole) {
         return None;
     }
-    let share = whole.parse::<u64>().ok()? * 10_000 + padded.parse::<u64>().ok()?;
-    (share <= MILLION).then_some(share)
+    let share = whole.parse::<u64>().ok()?.checked_mul(10_000)?;
+    share.checked_add(padded.parse().ok()?).filter(|share| *share <= MILLION)
 }
 
 impl Target {

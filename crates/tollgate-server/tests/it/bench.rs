@@ -17,7 +17,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tollgate_testkit::servers::{Flavor, Server};
 
-use crate::{program::run, service::Service};
+use crate::{
+    program::{run, run_with},
+    service::Service,
+};
 
 const ALGORITHMS: [&str; 4] = ["fixed-window", "sliding-window", "sliding-log", "token-bucket"];
 
@@ -171,6 +174,52 @@ fn what_a_server_does_wrong_is_told_to_the_request() {
         let (code, told) = bench(&format!("resp://{address} {limit}"));
         let wrong = expected[2] + expected[3] > 0;
         assert_eq!((code, figures(&told)), (Some(i32::from(wrong)), expected), "{told}");
+    }
+}
+
+/// Hundredths of a second of processors that this program has used.
+fn used() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    let fields = fields.split_ascii_whitespace().skip(11).take(2);
+    fields.map(|field| field.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn the_processor_time_of_the_first_requests_is_told() {
+    let works = |place: usize| {
+        let before = used();
+        while place == 0 && used() < before + 4 {}
+        true
+    };
+    let address = wrong_server(works, Duration::ZERO);
+    let own = std::process::id();
+    let (code, told) = bench(&format!("resp://{address} -n 1 -c 1 --check 0 --pid {own}"));
+    // The last of them may have begun before.
+    assert!(told["server_cpu_per_decision"].as_f64() >= Some(0.03), "{code:?} {told}");
+}
+
+#[test]
+fn a_password_is_what_the_address_says_and_an_empty_key_is_none() {
+    let url = format!("resp://{}", wrong_server(|_| true, Duration::ZERO));
+    let finished = run_with(&["bench", &url, "-n", "3"], &[("TOLLGATE_KEY", "")]);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let server = Server::start(Flavor::Redis);
+    let _ = server.command(&["CONFIG", "SET", "requirepass", "p@s%s"]);
+    let bench = |password: &str| {
+        let url = server.url().replace("redis://", &format!("redis://:{password}@"));
+        run(&["bench", &url, "--dialect", "incr", "-n", "3", "--check", "0"], b"")
+    };
+    let known = bench("p%40s%25s");
+    assert_eq!(known.code, Some(0), "{}", known.stderr);
+    for (password, said) in [("p%40s%s", "a % stands before two digits"), ("other", "WRONGPASS")] {
+        let refused = bench(password);
+        assert_eq!(refused.code, Some(2));
+        assert!(
+            refused.stderr.contains(said) && !refused.stderr.contains("p%"),
+            "{}",
+            refused.stderr
+        );
     }
 }
 

@@ -132,6 +132,36 @@ fn redis_and_a_service_share_what_is_charged() {
 }
 
 #[test]
+fn what_this_process_alone_knows_is_no_decision() {
+    let redis = Server::start(Flavor::Redis);
+    let url = redis.url();
+    let folder = Folder::new();
+    let ask = |command: &str, failure: &str| {
+        let policy =
+            format!("policies: [{{ name: a, per: [ip], limit: 1/day, failure: {failure} }}]\n");
+        folder.replace("tollgate.yaml", &policy);
+        run(&[command, "--config", &folder.config(), "--store", &url, "-a", "ip=::1"], b"")
+    };
+    let refused = |finished: Finished| {
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = ": the store did not answer, and what this process alone knows is no decision\n\
+                    hint: tollgate doctor URL tells what is wrong with a store\n";
+        assert!(finished.stderr.ends_with(said), "{}", finished.stderr);
+    };
+    // It takes connections, and nothing can be written.
+    let _ = redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    refused(run(&["check", "job", "--limit", "1/day", "--store", &url], b""));
+    refused(ask("check", "local"));
+    // A policy that says what happens then is heard.
+    assert_eq!(ask("check", "open").code, Some(0));
+    assert_eq!(ask("check", "closed").code, Some(1));
+    let _ = redis.command(&["ACL", "SETUSER", "default", "-@scripting"]);
+    for failure in ["local", "open", "closed"] {
+        refused(ask("explain", failure));
+    }
+}
+
+#[test]
 fn what_is_typed_goes_before_the_environment() {
     let folder = Folder::with_config("policies: [{ name: api, per: [user], limit: 1/day }]\n");
     let service = Service::start(&["--grpc", "off", "--resp", "off"]);
@@ -187,6 +217,41 @@ fn a_variable_that_is_empty_is_not_set() {
         service.greeting.last().unwrap(),
         "ready: 1 policy, state in memory for up to 1000000 keys"
     );
+}
+
+#[test]
+fn rules_of_envoy_decide_nothing_about_attributes() {
+    let folder = Folder::with_config(
+        "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 0 } }]\n",
+    );
+    for command in ["check", "explain"] {
+        let args = [command, "--config", &folder.config(), "--domain", "edge", "-a", "user=alice"];
+        let finished = run(&args, b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = "decide about descriptors, and not about attributes";
+        assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    }
+}
+
+#[test]
+fn an_attribute_has_one_value() {
+    for command in ["check", "explain"] {
+        let args = [
+            command,
+            "--server",
+            "http://127.0.0.1:1",
+            "-a",
+            "user=a",
+            "-a",
+            "ip=::1",
+            "-a",
+            "user=b",
+        ];
+        let finished = run(&args, b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = "error: the attribute 'user' is given twice\n";
+        assert!(finished.stderr.starts_with(said), "{}", finished.stderr);
+    }
 }
 
 #[test]

@@ -89,6 +89,18 @@ fn what_the_service_says_to_try_works() {
 }
 
 #[test]
+fn what_the_service_says_to_try_works_with_a_key() {
+    let folder = Folder::with_config("keys: [{ name: boss, file: boss.key }]\n");
+    folder.replace("boss.key", "the-key-of-the-boss");
+    let service = Service::start(&["--config", &folder.config()]);
+    let shell = Shell { service, folder }.speaking("http1.1");
+    let line = shell.service.greeting.iter().find_map(|line| line.strip_prefix("try: ")).unwrap();
+    let line = instead(line, &shell.service.address("http").to_string(), "127.0.0.1:8080");
+    let decision = shell.json(&format!("TOLLGATE_KEY=the-key-of-the-boss; {line}"));
+    assert_eq!(decision["allowed"], true);
+}
+
+#[test]
 fn what_the_guide_to_http_shows_works() {
     for version in BOTH {
         let shell = Shell::start(version);

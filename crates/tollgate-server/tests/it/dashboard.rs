@@ -228,6 +228,13 @@ fn to_see_reset_and_block_takes_an_admin_key() {
     shown.page.wait_until(&has("#blocked", "Nobody is blocked."));
     assert_eq!(shown.log_in("203.0.113.9"), 200);
 
+    shown.page.click("#try-form button.main");
+    shown.page.wait_until("document.querySelector('#try-answer pre') !== null");
+    let line = shown.page.text("#try-answer pre");
+    let key =
+        "curl -H \"Authorization: Bearer $TOLLGATE_KEY\" -H 'Content-Type: application/json' ";
+    assert!(line.starts_with(key), "{line}");
+
     let log = shown.service.log();
     for action in ["reset", "block", "unblock"] {
         assert!(log.contains(&format!("\"{action}\"")), "{action} in {log}");

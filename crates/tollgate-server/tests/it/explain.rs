@@ -48,6 +48,29 @@ fn a_service_explains_what_it_has_in_force() {
 }
 
 #[test]
+fn a_file_in_shadow_mode_denies_nothing_here_either() {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    std::fs::write(file.path(), "shadow: true\npolicies: [{ name: a, per: [ip], limit: 0/day }]\n")
+        .unwrap();
+    let config = file.path().to_str().unwrap();
+    let service = Service::start(&["--config", config]);
+    let server = format!("http://{}", service.address("http"));
+    for who in [["--config", config], ["--server", &*server]] {
+        let checked = run(&[&["check", "-a", "ip=::1"], &who[..]].concat(), b"");
+        let words = "1: allowed, without a limit, which shadow mode would deny\n";
+        assert_eq!((&*checked.stdout, checked.code), (words, Some(0)), "{}", checked.stderr);
+        let told = run(&[&["explain", "-a", "ip=::1"], &who[..]].concat(), b"");
+        let words = "+ a covers it, but only reports; budget of ::1\n    0/day: denies for good\n\
+                     allowed: nothing that covers it can deny\n";
+        assert_eq!((&*told.stdout, told.code), (words, Some(0)), "{}", told.stderr);
+    }
+    let shown = run(&["validate", config], b"");
+    assert!(shown.stdout.contains("  a (shadow)  "), "{}", shown.stdout);
+    let shown = run(&["validate", "--json", config], b"");
+    assert!(shown.stdout.contains("\"shadow\":true"), "{}", shown.stdout);
+}
+
+#[test]
 fn without_policies_there_is_nothing_to_explain() {
     let told = run(&["explain", "-a", "key=bob"], b"");
     assert_eq!(told.code, Some(2));

@@ -32,6 +32,16 @@ fn refusal(args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
+fn a_service_that_nobody_can_ask_is_refused() {
+    let folder = Folder::with_config(POLICIES);
+    let said = "error: cannot serve: all listeners are off, so that nobody can ask\n\
+                hint: give one of --http, --grpc and --resp an address, such as 127.0.0.1:8080";
+    let config = folder.config();
+    let args = [&["serve", "--config", &config], &OFF[..]].concat();
+    assert_eq!(refusal(&args), (Some(2), said.to_owned()));
+}
+
+#[test]
 fn a_public_address_without_both_is_refused() {
     let certificates = Certificates::new();
     let tls = tls(&certificates, false);

@@ -36,6 +36,7 @@ mod secrets;
 mod service;
 mod simulate;
 mod simulate_logs;
+mod strangers;
 mod together;
 mod top;
 mod traces;

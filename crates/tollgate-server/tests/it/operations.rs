@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use tollgate_testkit::servers::{Flavor, Server};
 
-use crate::{clients::Http, service::Service};
+use crate::{clients::Http, program::run, service::Service};
 
 /// What a service tells Prometheus, by name.
 fn told(service: &Service) -> BTreeSet<String> {
@@ -29,6 +29,25 @@ fn described() -> BTreeSet<String> {
     let rows = text.lines().filter(|line| line.starts_with("| `tollgate_"));
     let names = rows.flat_map(|row| row.split('`')).filter(|word| word.starts_with("tollgate_"));
     names.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_level_that_is_none_does_not_silence_the_log() {
+    let serve =
+        |level: &str| run(&["serve", "--config", "/nowhere.yaml", "--log", level], b"").stderr;
+    for (level, stray) in
+        [("inof", "inof"), ("info,tollgate_server", "tollgate_server"), ("warn, x", "x")]
+    {
+        let said = format!(
+            "error: cannot use --log: `{stray}` is neither a level nor a module with one\n"
+        );
+        assert!(serve(level).starts_with(&said), "{}", serve(level));
+    }
+    for level in
+        ["INFO", "off", "2", "info,tollgate_server=debug", "tollgate_server=debug", "info,"]
+    {
+        assert!(serve(level).contains("cannot read /nowhere.yaml"), "{level}: {}", serve(level));
+    }
 }
 
 #[test]

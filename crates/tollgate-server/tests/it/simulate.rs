@@ -702,6 +702,61 @@ fn options_that_mean_nothing_together_are_refused() {
 }
 
 #[test]
+fn what_is_said_of_a_file_is_not_left_out_without_one() {
+    let log = Log::busy("1k");
+    for (option, value) in [("--domain", "shop"), ("--against", "x.yaml"), ("--policy", "api")] {
+        for instead in
+            [&["--limit", "1/day"][..], &["--per", "ip"], &["--algorithm", "sliding-log"], &[]]
+        {
+            let suggest = [&*log.path, "--suggest", "deny at most 1%", option, value];
+            let finished = simulate(&[&suggest[..], instead].concat(), b"");
+            assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{option} {instead:?}");
+            assert!(finished.stderr.contains(option), "{}", finished.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_pattern_is_as_it_is_described_or_refused() {
+    for (pattern, said) in [
+        ("steady clients=900001", "`clients=900001` is not from 1 to 900000"),
+        ("steady clients=0", "`clients=0` is not from 1 to 900000"),
+        ("bursts size=0", "`size=0` is not from 1 to "),
+    ] {
+        let finished = simulate(&["--pattern", pattern, "--limit", "1/day"], b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{pattern}");
+        assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    }
+}
+
+#[test]
+fn a_share_of_more_than_all_is_no_target() {
+    let log = Log::busy("1k");
+    for share in ["100.0001%", "1844674407370955.2%", "9999999999999999999%", "1%%", "%", "-1%"] {
+        let finished = simulate(&[&log.path, "--suggest", &format!("deny at most {share}")], b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{share}");
+        assert!(finished.stderr.contains(" is no target: "), "{}", finished.stderr);
+    }
+}
+
+#[test]
+fn rules_of_envoy_cannot_be_tried_on_a_log() {
+    let log = Log::busy("1k");
+    let config = log.file("edge.yaml");
+    let text = "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 1 } }]\n";
+    fs::write(&config, text).unwrap();
+    let folder = log.file("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("edge.yaml"), text).unwrap();
+    for config in [config, folder] {
+        let finished = simulate(&[&*log.path, "--config", config.to_str().unwrap()], b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = "decide about descriptors, and a log has none";
+        assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    }
+}
+
+#[test]
 fn files_are_compared_and_what_the_log_lacks_is_told() {
     let log = Log::busy("10k");
     let write = |name: &str, text: &str| {

@@ -137,3 +137,85 @@ fn an_empty_log_is_said_to_be_empty() {
     let finished = simulate(&["--limit", "1/day"], "");
     assert!(finished.stderr.contains("standard input is empty"), "{}", finished.stderr);
 }
+
+#[test]
+fn one_field_may_be_several_attributes() {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    let text = "policies:\n  - { name: a, per: user, limit: 1/day }\n  - { name: b, per: user_id, limit: 1/day }\n";
+    std::fs::write(file.path(), text).unwrap();
+    let config = ["--json", "--config", file.path().to_str().unwrap()];
+    let table = "time,user_id\n2026-01-01T00:00:00Z,bob\n2026-01-01T00:00:01Z,eve\n";
+    let common =
+        |user: &str| format!("{user} - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n");
+    let common = common("bob") + &common("eve");
+    let numbered = "2026-01-01T00:00:00Z,bob\n2026-01-01T00:00:01Z,eve\n";
+    for (log, map) in [
+        (table, "time=time"),
+        (&*common, "user=ip,user_id=ip"),
+        (numbered, "time=1,user=2,user_id=2"),
+        (
+            "{\"time\":1767225600,\"user_id\":\"bob\"}\n{\"time\":1767225601,\"user_id\":\"eve\"}\n",
+            "time=time",
+        ),
+    ] {
+        let finished = simulate(&[&config[..], &["--map", map]].concat(), log);
+        let told: Value = serde_json::from_str(&finished.stdout).unwrap();
+        assert_eq!(told["notes"].as_array().unwrap().len(), 0, "{map}: {}", told["notes"]);
+        for place in [0, 1] {
+            let policy = &told["variants"][0]["policies"][place];
+            assert_eq!(
+                (&policy["allowed"], &policy["keys"]["seen"]),
+                (&2.into(), &2.into()),
+                "{map}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_can_be_read_once_is_not_read_twice() {
+    let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+    for place in ["-", "/dev/stdin"] {
+        let finished = simulate(&[place, "--suggest", "deny at most 1%"], line);
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{place}");
+        let name = if place == "-" { "standard input" } else { place };
+        let said = format!("{name} can be read only once, and this has to go through the traffic");
+        assert!(finished.stderr.contains(&said), "{}", finished.stderr);
+    }
+    let finished = simulate(&["-", "-", "--limit", "1/day"], line);
+    assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+    let said = "standard input can be read only once, and is named twice";
+    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+}
+
+#[test]
+fn why_a_log_cannot_be_read_is_said_once() {
+    let finished = simulate(&["/nowhere/access.log", "--limit", "1/day"], "");
+    let said = "error: cannot simulate: cannot read /nowhere/access.log: No such file or directory (os error 2)\n";
+    assert!(finished.stderr.starts_with(said), "{}", finished.stderr);
+}
+
+#[test]
+fn a_line_may_begin_with_the_host_that_was_asked() {
+    let line =
+        |head: &str| format!("{head} - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n");
+    let log = line("Shop.example:443 203.0.113.7")
+        + &line("203.0.113.7")
+        + &line("shop.example:80 2001:DB8::1");
+    let told = report(&[], &log);
+    assert_eq!((counts(&told), keys(&told)), ([3, 0], vec!["203.0.113.7", "2001:db8::1"]));
+    assert_eq!(keys(&report(&["--per", "host"], &log)), ["shop.example", "(absent)"]);
+    // A client and the proxies that it came by, and a user of identd, are none.
+    let log =
+        line("203.0.113.7 203.0.113.8") + &line("1.1.1.1, 203.0.113.8") + &line("h ident alice");
+    assert_eq!(keys(&report(&[], &log)), ["h", "1.1.1.1,", "203.0.113.7"]);
+}
+
+#[test]
+fn a_field_for_an_attribute_that_nobody_looks_at_is_told() {
+    let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+    let told = report(&["--map", "time=1,ip=ip,pi=ip", "--map", "tenant=user,pi=user"], line);
+    let said = "no policy looks at `tenant` and `pi`, which --map names";
+    assert_eq!(told["notes"], serde_json::json!([said]));
+    assert_eq!(report(&["--map", "time=1,ip=ip"], line)["notes"], serde_json::json!([]));
+}

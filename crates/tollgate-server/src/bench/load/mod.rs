@@ -114,7 +114,10 @@ impl Load {
         let timer = Timer::start(self);
         let done = Arc::new(AtomicU64::new(0));
         let (finished, results) = mpsc::channel();
-        let watch = Watch::new(self.pid)?;
+        let mut watch = Watch::new(self.pid)?;
+        if timer.is_warm() {
+            watch.begin()?;
+        }
         let (mut running, mut record) = (workers.len(), None::<Record>);
         for mut worker in workers.drain(..) {
             let (finished, done) = (finished.clone(), done.clone());
@@ -126,7 +129,6 @@ impl Load {
             thread.map_err(LoadError::Thread)?;
         }
         drop(finished);
-        let mut watch = watch;
         while running > 0 {
             match results.recv_timeout(timer.until_next(TICK)) {
                 Ok(result) => {

@@ -5,11 +5,13 @@ mod resp;
 mod rls;
 
 use std::{
+    borrow::Cow,
     io,
     net::{SocketAddr, TcpStream, ToSocketAddrs},
     time::Duration,
 };
 
+use percent_encoding::percent_decode_str;
 use tollgate::{Algorithm, Limit};
 
 pub(crate) use resp::{Reading, Script};
@@ -79,6 +81,8 @@ pub(crate) enum TargetError {
     NoScript,
     #[error("the server does not take the script: {0}")]
     Script(io::Error),
+    #[error("the user or the password of the address cannot be read: a % stands before two digits")]
+    Escape,
     #[error("{0} is too long")]
     TooLong(&'static str),
     #[error("cannot find {0}: {1}")]
@@ -299,7 +303,7 @@ impl Wire {
         let (mut left, mut input, mut out) = (greeting.replies, Vec::new(), Vec::new());
         while left > 0 {
             let mut part = [0; 1_024];
-            match stream.read(&mut part)? {
+            match stream.read(&mut part).map_err(in_vain)? {
                 0 => return Err(io::Error::other("the connection was closed")),
                 read => input.extend_from_slice(&part[..read]),
             }
@@ -336,8 +340,8 @@ impl Template {
 #[derive(Debug)]
 struct Url<'a> {
     scheme: &'a str,
-    user: Option<&'a str>,
-    password: Option<&'a str>,
+    user: Option<String>,
+    password: Option<String>,
     /// With the port.
     host: &'a str,
 }
@@ -365,18 +369,52 @@ impl<'a> Url<'a> {
             Some(None) => (None, credentials),
             None => (None, None),
         };
-        Ok(Self { scheme, user: user.filter(|user| !user.is_empty()), password, host })
+        let user = user.filter(|user| !user.is_empty()).map(decoded).transpose()?;
+        Ok(Self { scheme, user, password: password.map(decoded).transpose()?, host })
     }
 
     fn address(&self) -> Result<SocketAddr, TargetError> {
         let unknown = |error| TargetError::Unknown(self.host.to_owned(), error);
-        let mut found = self.host.to_socket_addrs().map_err(unknown)?;
-        found.next().ok_or_else(|| unknown(io::Error::other("it has no address")))
+        let found: Vec<SocketAddr> = self.host.to_socket_addrs().map_err(unknown)?.collect();
+        answering(&found).ok_or_else(|| unknown(io::Error::other("it has no address")))
+    }
+}
+
+/// The first address that takes a connection, or else the first of all: `localhost` is often two, and a server listens
+/// on one of them.
+fn answering(addresses: &[SocketAddr]) -> Option<SocketAddr> {
+    let is_open = |address: &&SocketAddr| TcpStream::connect_timeout(address, CONNECT).is_ok();
+    match addresses {
+        [only] => Some(*only),
+        all => all.iter().find(is_open).or(all.first()).copied(),
+    }
+}
+
+/// A time that is over is told as such, and not as a resource that is lacking.
+fn in_vain(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            io::Error::other(format!("no answer came for {} s", CONNECT.as_secs()))
+        }
+        _ => error,
     }
 }
 
 fn is_short(what: &'static str, text: &str) -> Result<(), TargetError> {
     if text.len() > MOST_TEXT { Err(TargetError::TooLong(what)) } else { Ok(()) }
+}
+
+/// With its %-signs read, as in the address of a store.
+fn decoded(text: &str) -> Result<String, TargetError> {
+    let is_escape = |after: &str| {
+        let digits = after.as_bytes().get(..2);
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    if !text.split('%').skip(1).all(is_escape) {
+        return Err(TargetError::Escape);
+    }
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map(Cow::into_owned).map_err(|_| TargetError::Escape)
 }
 
 /// A key as it is sent, with digits that are found again.
@@ -403,5 +441,28 @@ fn seconds(dialect: Dialect, limit: &Limit) -> Result<u64, TargetError> {
     match period.subsec_nanos() {
         0 => Ok(period.as_secs()),
         _ => Err(TargetError::Seconds(dialect.name(), period)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn of_several_addresses_the_one_that_answers_is_asked() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let open = listener.local_addr().unwrap();
+        let closed: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        for (addresses, expected) in [
+            (&[closed, open][..], Some(open)),
+            (&[open, closed], Some(open)),
+            (&[closed, closed], Some(closed)),
+            (&[closed], Some(closed)),
+            (&[], None),
+        ] {
+            assert_eq!(answering(addresses), expected, "{addresses:?}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     CONNECT, Dialect, Garbled, Greeting, Prepared, Protocol, Reply, TargetError, Template, Url,
-    Wanted, is_short, sample_key, seconds, shown,
+    Wanted, in_vain, is_short, sample_key, seconds, shown,
 };
 
 /// A script and the arguments that it is called with.
@@ -164,7 +164,7 @@ fn load(address: SocketAddr, greeting: &Greeting, script: &str) -> io::Result<St
     // The last answer is the digest; an error before it is told by the lack of one.
     loop {
         let mut part = [0; 1_024];
-        let read = stream.read(&mut part)?;
+        let read = stream.read(&mut part).map_err(in_vain)?;
         input.extend_from_slice(&part[..read]);
         let text = String::from_utf8_lossy(&input);
         if let Some((_, digest)) = text.split_once("$40\r\n")
@@ -181,8 +181,8 @@ fn load(address: SocketAddr, greeting: &Greeting, script: &str) -> io::Result<St
 
 /// AUTH, where there is a password.
 fn greet(greeting: &mut Greeting, url: &Url<'_>, api_key: Option<&str>) {
-    let Some(password) = url.password.or(api_key) else { return };
-    let words = ["AUTH"].into_iter().chain(url.user).chain([password]);
+    let Some(password) = url.password.as_deref().or(api_key) else { return };
+    let words = ["AUTH"].into_iter().chain(url.user.as_deref()).chain([password]);
     greeting.bytes.extend(command(&words.map(str::to_owned).collect::<Vec<_>>()));
     greeting.replies += 1;
 }

@@ -47,6 +47,8 @@ pub(crate) struct Pattern {
 const SECOND: u64 = 1_000_000;
 /// Each client has an address of its own.
 const MAX_CLIENTS: u64 = 900_000;
+/// One request takes 20 milliseconds of a burst.
+const MAX_SIZE: u64 = 1_000_000_000;
 
 const KINDS: [(&str, Kind); 5] = [
     ("steady", Kind::Steady),
@@ -82,13 +84,13 @@ impl Pattern {
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
-            "clients" => self.clients = whole(value)?.clamp(1, MAX_CLIENTS),
+            "clients" => self.clients = within(name, value, MAX_CLIENTS)?,
             "rate" => self.rate = rate(value)?,
             "from" => self.from = span(value)?,
             "for" => self.length = Some(span(value)?),
             "greedy" => self.greedy = rate(value)?,
             "every" => self.every = span(value)?,
-            "size" => self.size = whole(value)?.max(1),
+            "size" => self.size = within(name, value, MAX_SIZE)?,
             "retry" => self.retry = span(value)?,
             "obey" => {
                 self.obey = match value {
@@ -136,6 +138,12 @@ fn whole(text: &str) -> Result<u64, String> {
     };
     let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
     number.ok_or_else(|| format!("`{text}` is no whole number"))
+}
+
+fn within(name: &str, text: &str, most: u64) -> Result<u64, String> {
+    let number = whole(text)?;
+    let is_within = (1..=most).contains(&number);
+    is_within.then_some(number).ok_or_else(|| format!("`{name}={text}` is not from 1 to {most}"))
 }
 
 fn rate(text: &str) -> Result<(u64, u64), String> {

@@ -185,6 +185,10 @@ fn notes(span: &Span, variants: &[Variant]) -> Vec<String> {
             if policies.is_empty() { "an override".to_owned() } else { policies.join(", ") }
         ));
     }
+    if !span.unused.is_empty() {
+        let names: Vec<String> = span.unused.iter().map(|name| format!("`{name}`")).collect();
+        notes.push(format!("no policy looks at {}, which --map names", names.join(" and ")));
+    }
     let limits = variants.iter().flat_map(Variant::policies).flat_map(|policy| &policy.limits);
     let fine = |limit: &Limit| limit.burst().is_some() || limit.period().as_secs() <= 1;
     if span.whole_seconds && span.seen.requests > 0 && limits.into_iter().any(fine) {

@@ -1,8 +1,9 @@
 //! The common and the combined format: `ip - user [time] "GET /path HTTP/1.1" 200 512 "referer" "agent"`.
 
-use std::ops::Range;
+use std::{net::IpAddr, ops::Range};
 
 use memchr::{memchr, memchr2};
+use smallvec::SmallVec;
 
 use super::{
     Malformed,
@@ -15,25 +16,36 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Combined {
     instants: Instants,
-    /// For each field, the attribute that it is.
-    attributes: [Option<usize>; FIELDS.len()],
+    /// For each field, the attributes that it is.
+    attributes: [SmallVec<[usize; 1]>; FIELDS.len()],
     /// Whether anything behind the status is looked at.
     whole: bool,
 }
 
 /// The fields, by the names of the attributes that they usually are.
-const FIELDS: [&str; 9] =
-    ["ip", "user", "method", "path", "protocol", "status", "bytes", "referer", "user_agent"];
+const FIELDS: [&str; 10] = [
+    "ip",
+    "user",
+    "method",
+    "path",
+    "host",
+    "protocol",
+    "status",
+    "bytes",
+    "referer",
+    "user_agent",
+];
 
 impl Combined {
     /// Which fields become which attributes: those of the same name, unless the map says otherwise.
     pub(super) fn new(attributes: &Attributes, map: &Map) -> Self {
-        let place = |field: &&str| {
+        let places = |field: &&str| {
             let is_it = |name: &String| map.get(name).unwrap_or(name) == field;
-            attributes.0.iter().position(is_it)
+            let named = attributes.0.iter().enumerate().filter(|(_, name)| is_it(name));
+            named.map(|(place, _)| place).collect()
         };
-        let attributes = std::array::from_fn(|field| place(&FIELDS[field]));
-        let whole = attributes[5..].iter().any(Option::is_some);
+        let attributes: [SmallVec<_>; _] = std::array::from_fn(|field| places(&FIELDS[field]));
+        let whole = attributes[6..].iter().any(|places| !places.is_empty());
         Self { instants: Instants::default(), attributes, whole }
     }
 
@@ -49,34 +61,34 @@ impl Combined {
         let head = head(line).ok_or(Malformed::NotCommon)?;
         let at = self.instants.common(&line[head.time]).ok_or(Malformed::Time)?;
         let mut put = |field: usize, place: Range<usize>| {
-            if let Some(attribute) = self.attributes[field]
-                && !matches!(&line[place.clone()], b"" | b"-")
-            {
-                match memchr(b'\\', &line[place.clone()]) {
-                    Some(_) => values.put_meant(attribute, &unescaped(&line[place])),
-                    None => values.put(attribute, line, place),
+            for &attribute in &self.attributes[field] {
+                match (&line[place.clone()], memchr(b'\\', &line[place.clone()])) {
+                    (b"" | b"-", _) => {}
+                    (value, Some(_)) => values.put_meant(attribute, &unescaped(value)),
+                    (_, None) => values.put(attribute, line, place.clone()),
                 }
             }
         };
         put(0, head.ip);
         put(1, head.user);
+        put(4, head.host);
         let request = quoted(line, head.end).ok_or(Malformed::NotCommon)?;
         let end = request.end + 1;
         let [method, path, protocol] = words(line, request);
         put(2, method);
         put(3, path);
-        put(4, protocol);
+        put(5, protocol);
         if self.whole {
             let status = word(line, end);
             let bytes = word(line, status.end);
             let after = bytes.end;
-            put(5, status);
-            put(6, bytes);
+            put(6, status);
+            put(7, bytes);
             if let Some(referer) = quoted(line, after) {
                 let after = referer.end + 1;
-                put(7, referer);
+                put(8, referer);
                 if let Some(agent) = quoted(line, after) {
-                    put(8, agent);
+                    put(9, agent);
                 }
             }
         }
@@ -85,6 +97,8 @@ impl Combined {
 }
 
 struct Head {
+    /// Where lines begin with it; else empty.
+    host: Range<usize>,
     ip: Range<usize>,
     user: Range<usize>,
     time: Range<usize>,
@@ -92,13 +106,27 @@ struct Head {
 }
 
 fn head(line: &[u8]) -> Option<Head> {
-    let ip = memchr(b' ', line)?;
-    let ident = ip + 1 + memchr(b' ', &line[ip + 1..])?;
+    let blank = |from: usize| Some(from + memchr(b' ', &line[from..])?);
+    let (mut host, mut ip) = (0..0, 0..blank(0)?);
+    let mut ident = blank(ip.end + 1)?;
+    if is_host(&line[ip.clone()], &line[ip.end + 1..ident]) {
+        (host, ip) = (ip.clone(), ip.end + 1..ident);
+        ident = blank(ident + 1)?;
+    }
     let open = ident + memchr(b'[', &line[ident..])?;
     let close = open + memchr(b']', &line[open..])?;
     // A user may have blanks in its name.
     let user = ident + 1..open.saturating_sub(1).max(ident + 1);
-    (ip > 0).then_some(Head { ip: 0..ip, user, time: open + 1..close, end: close + 1 })
+    let time = open + 1..close;
+    (!ip.is_empty()).then_some(Head { host, ip, user, time, end: close + 1 })
+}
+
+/// Whether a line begins with the host that was asked, and then comes the client, as in Apache's `vhost_combined`.
+/// Where clients came by proxies there may be several addresses, with commas between them.
+fn is_host(first: &[u8], second: &[u8]) -> bool {
+    let is_address =
+        |word: &[u8]| std::str::from_utf8(word).is_ok_and(|word| word.parse::<IpAddr>().is_ok());
+    second != b"-" && !first.ends_with(b",") && is_address(second) && !is_address(first)
 }
 
 /// What stands between the next two quotes; one with a backslash before it is no end.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use memchr::{memchr, memchr2};
+use smallvec::SmallVec;
 
 use super::{
     Malformed,
@@ -26,8 +27,8 @@ pub(super) struct Csv {
 #[derive(Debug)]
 struct Columns {
     time: Option<usize>,
-    /// For each column, the attribute that it is.
-    attributes: Vec<Option<usize>>,
+    /// For each column, the attributes that it is.
+    attributes: Vec<SmallVec<[usize; 1]>>,
 }
 
 /// A value without its quotes, and whether quotes within it are doubled.
@@ -112,16 +113,12 @@ impl Csv {
             if columns.time == Some(column) {
                 at = self.instants.any(&line[cell.place.clone()]);
             }
-            let attribute = columns.attributes.get(column).copied().flatten();
-            match attribute {
-                Some(attribute) if !matches!(&line[cell.place.clone()], b"" | b"-") => {
-                    if cell.doubled {
-                        values.put_meant(attribute, &undoubled(&line[cell.place]));
-                    } else {
-                        values.put(attribute, line, cell.place);
-                    }
+            for &attribute in columns.attributes.get(column).into_iter().flatten() {
+                match &line[cell.place.clone()] {
+                    b"" | b"-" => {}
+                    value if cell.doubled => values.put_meant(attribute, &undoubled(value)),
+                    _ => values.put(attribute, line, cell.place.clone()),
                 }
-                _ => {}
             }
         }
         at.ok_or(Malformed::Time)
@@ -130,11 +127,11 @@ impl Csv {
 
 impl Columns {
     fn new(time: Option<usize>, places: impl Iterator<Item = Option<usize>>) -> Self {
-        let mut attributes = Vec::new();
+        let mut attributes: Vec<SmallVec<_>> = Vec::new();
         for (attribute, column) in places.enumerate() {
             if let Some(column) = column.filter(|column| *column < MAX_COLUMNS) {
-                attributes.resize(attributes.len().max(column + 1), None);
-                attributes[column] = Some(attribute);
+                attributes.resize(attributes.len().max(column + 1), SmallVec::new());
+                attributes[column].push(attribute);
             }
         }
         Self { time, attributes }

@@ -68,6 +68,17 @@ impl Map {
         self.0.iter().map(|(_, field)| field)
     }
 
+    /// The attributes that are named here and that nobody looks at, each once.
+    pub(crate) fn unused(&self, attributes: &Attributes) -> Vec<String> {
+        let mut unused: Vec<String> = Vec::new();
+        for (name, _) in &self.0 {
+            if name != TIME && !attributes.0.contains(name) && !unused.contains(name) {
+                unused.push(name.clone());
+            }
+        }
+        unused
+    }
+
     /// The fields that an attribute may be in, likeliest first.
     pub(super) fn candidates(&self, attribute: &str) -> Vec<String> {
         match self.get(attribute) {

@@ -58,7 +58,7 @@ pub(crate) struct Entry<'a> {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Trouble {
     /// The file is not there, or breaks off.
-    #[error("cannot read {0}: {1}")]
+    #[error("cannot read {0}")]
     Read(String, #[source] io::Error),
     /// The first lines are of no format that is known.
     #[error(

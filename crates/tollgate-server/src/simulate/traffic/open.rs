@@ -71,6 +71,14 @@ impl Place {
         }
     }
 
+    /// Whether it is gone once it is read: standard input, and a pipe that has a name. What is not there is neither.
+    pub(crate) fn is_read_once(&self) -> bool {
+        match self {
+            Self::Input => true,
+            Self::File(path) => path.metadata().is_ok_and(|data| !data.is_file() && !data.is_dir()),
+        }
+    }
+
     /// What to call it.
     pub(crate) fn name(&self) -> String {
         match self {
