@@ -376,11 +376,13 @@ impl Inner {
         let names = &self.common.names;
         let claims: SmallVec<[_; 1]> =
             charges.iter().map(|charge| names.marker.claim(charge)).collect();
-        if contradict(&claims) {
-            let problem = "one key under two amounts in one request; charge it twice instead";
+        let contradicts = contradict(&claims);
+        if contradicts && id.is_some() {
+            let problem = "one key under two amounts in one request with an id; ask without one";
             return Err(StoreError::Unsupported(problem.to_owned()));
         }
         if id.is_none()
+            && !contradicts
             && let Some(outcomes) = self.answer_here(charges, &claims)
         {
             return Ok(Started::Answered(outcomes));
@@ -388,6 +390,9 @@ impl Inner {
         let marked = charges.iter().zip(&claims);
         let wants = marked.map(|(charge, claim)| names.want_marked(charge, claim.mark));
         let wants = wants.collect::<Result<Wants, _>>()?;
+        if contradicts {
+            return Ok(Started::Apart(wants));
+        }
         if matches!(self.servers, Topology::Cluster(_)) && !is_together(&wants) {
             // What was charged in one slot and given back because of another would look charged when asked again.
             return match id {

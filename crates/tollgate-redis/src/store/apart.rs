@@ -1,5 +1,6 @@
-//! All or nothing over several servers of a cluster, the weaker way: charge one after the other, and give back what was
-//! charged if a later one denies. In between, others may be denied what is then given back.
+//! All or nothing over several servers of a cluster, or over one key under several limits, the weaker way: charge one
+//! after the other, and give back what was charged if a later one denies. In between, others may be denied what is then
+//! given back.
 
 use std::{sync::Arc, time::Duration};
 
@@ -134,12 +135,17 @@ fn part(wants: &[Want], group: &[usize]) -> Wants {
     group.iter().map(|&place| wants[place]).collect()
 }
 
-/// The places of wants that share a slot. Those on which nothing depends come last.
+/// The places of wants that share a slot, no two of which have one cell under different limits: one of them would be
+/// decided by the other's. Those on which nothing depends come last.
 fn groups(wants: &[Want]) -> Vec<Vec<usize>> {
     let mut groups: Vec<(u16, Vec<usize>)> = Vec::new();
     for (place, want) in wants.iter().enumerate() {
         let slot = want.cell.slot();
-        match groups.iter_mut().find(|(other, _)| *other == slot) {
+        let agrees =
+            |&other: &usize| wants[other].cell != want.cell || wants[other].limit == want.limit;
+        let fits =
+            |(other, group): &&mut (u16, Vec<usize>)| *other == slot && group.iter().all(agrees);
+        match groups.iter_mut().find(fits) {
             Some((_, group)) => group.push(place),
             None => groups.push((slot, vec![place])),
         }

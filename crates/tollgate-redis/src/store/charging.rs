@@ -55,6 +55,6 @@ impl Future for Charging<'_> {
 pub(super) enum Started {
     Answered(Vec<Outcome>),
     Asked(oneshot::Receiver<batch::Answered>),
-    /// Its cells are on several servers.
+    /// Its cells are on several servers, or one of them comes under two limits.
     Apart(Wants),
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tollgate::{Limit, Policy, PolicySet, Request, SharedLimiter};
+use tollgate::{
+    Charge, Decision, KeyRef, Limit, Limiter, Policy, PolicyName, PolicySet, Request,
+    SharedLimiter, Verdict,
+};
 use tollgate_redis::{ConnectError, RedisStore};
 use tollgate_testkit::servers::{Certificates, Flavor, Server};
 
@@ -156,6 +159,44 @@ fn one_id_for_several_requests_counts_for_each() {
         assert_eq!(ask("3", "other", 1).await, (true, 999), "not what another was told");
         assert_eq!(ask("3", "other", 5).await, (true, 994), "another cost is another request");
         assert_eq!(ask("3", "other", 1).await, (true, 999));
+    });
+}
+
+/// Two parts of one request may lead to one key under two limits, as descriptors of Envoy do to a policy with an
+/// override. They are charged one after the other, and none if one does not fit.
+#[test]
+fn one_key_under_two_limits_is_charged_for_both_or_neither() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await.unwrap();
+        let policy = Policy::new(PolicyName::DEFAULT, [Limit::per_day(3)]).per(["key"]);
+        let set = PolicySet::new([policy]).unwrap();
+        let memory = Limiter::builder().policies(set.clone()).build().unwrap();
+        let limiter = SharedLimiter::new(store, set);
+        let charge = |limit| Charge::new(PolicyName::DEFAULT, KeyRef::new(b"alice"), limit);
+        let [few, many] = [Limit::per_day(3), Limit::per_day(5)].map(charge);
+        let allowed = |verdict: &Verdict| {
+            let each = verdict.each.iter().map(Decision::is_allowed);
+            (verdict.decision.is_allowed(), each.collect::<Vec<_>>())
+        };
+        for (charges, is_allowed, left) in [
+            ([few, many], true, 3),
+            ([many, few], false, 3),
+            ([few, many], true, 1),
+            ([many, few], false, 1),
+            ([few, many], false, 1),
+            ([many, few.cost(0)], false, 1),
+        ] {
+            let (verdict, expected) =
+                (limiter.verdict(&charges).await.unwrap(), memory.verdict(&charges).unwrap());
+            assert_eq!(allowed(&verdict), allowed(&expected), "{charges:?}");
+            assert_eq!(verdict.decision.is_allowed(), is_allowed, "{charges:?}");
+            assert!(!verdict.decision.is_degraded());
+            let after = limiter.verdict(&[many.cost(0)]).await.unwrap().decision.remaining();
+            assert_eq!(after, left, "{charges:?}");
+        }
+        let error = limiter.verdict_once(b"id", &[few, many]).await.unwrap_err();
+        assert!(error.to_string().contains("one key under two amounts"), "{error}");
     });
 }
 

@@ -217,7 +217,7 @@ fn what_cannot_be_decided_is_refused() {
         let store = connect(&cluster.url()).await;
         let two =
             [charge(limit(2, Algorithm::FixedWindow)), charge(limit(3, Algorithm::FixedWindow))];
-        let answer = store.charge(&two).await;
+        let answer = store.charge_once(b"id", &two).await;
         assert!(matches!(answer, Err(StoreError::Unsupported(_))), "two amounts: {answer:?}");
         let other = Charge::new("edges".parse().unwrap(), KeyRef::new(b"other"), two[0].limit);
         let answer = store.charge_once(b"id", &[two[0], other]).await;
