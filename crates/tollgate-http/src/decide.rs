@@ -341,9 +341,12 @@ async fn charge_more(limiter: &SharedLimiter, question: &Question, units: u64) {
 async fn refund_shared(limiter: &SharedLimiter, refunded: &Question, decision: &Decision) {
     let key = refunded.key.with(|key| key.to_buf());
     let key = key.as_ref();
-    let plan = limiter.plan(&refunded.request());
+    let plan;
     let charges = match refunded.limits.is_empty() {
-        true => refunded.taken(&plan, limiter.policies(), key, decision),
+        true => {
+            plan = limiter.plan(&refunded.request());
+            refunded.taken(&plan, limiter.policies(), key, decision)
+        }
         false => refunded.own_taken(key, decision),
     };
     let _ = limiter.refund_all(&charges).await;

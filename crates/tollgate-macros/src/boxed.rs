@@ -10,11 +10,12 @@ pub(crate) fn was_async(sig: &Signature) -> bool {
 }
 
 /// Puts `first` before what the function does by itself, where its arguments have their names again. The body is
-/// `Box::pin(async move { .. let __ret: R = { OWN }; __ret })`.
-pub(crate) fn insert(body: TokenStream, first: &TokenStream) -> TokenStream {
-    in_last(body, Delimiter::Parenthesis, |call| {
-        in_last(call, Delimiter::Brace, |future| {
-            in_last(future, Delimiter::Brace, |own| first.clone().into_iter().chain(own).collect())
+/// `Box::pin(async move { .. let __ret: R = { OWN }; __ret })`; `None` if it is anything else, for a call that is not
+/// limited must not compile.
+pub(crate) fn insert(body: TokenStream, first: &TokenStream) -> Option<TokenStream> {
+    in_last_after("pin", body, |call| {
+        in_last_after("move", call, |future| {
+            in_last_after("=", future, |own| Some(first.clone().into_iter().chain(own).collect()))
         })
     })
 }
@@ -25,31 +26,62 @@ pub(crate) fn rename_self(tokens: TokenStream) -> TokenStream {
         TokenTree::Ident(ident) if ident == "self" => Ident::new("__self", ident.span()).into(),
         TokenTree::Group(group) => {
             let inner = rename_self(group.stream());
-            with_span_of(&group, inner)
+            with_span_of(&group, inner).into()
         }
         other => other,
     };
     tokens.into_iter().map(renamed).collect()
 }
 
-/// Changes what is in the last group of a kind.
-fn in_last(
+/// Changes what is in the last group that has no brackets. `None` if there is none, or not behind this word.
+fn in_last_after(
+    word: &str,
     tokens: TokenStream,
-    delimiter: Delimiter,
-    change: impl FnOnce(TokenStream) -> TokenStream,
-) -> TokenStream {
+    change: impl FnOnce(TokenStream) -> Option<TokenStream>,
+) -> Option<TokenStream> {
     let mut tokens: Vec<_> = tokens.into_iter().collect();
-    let is_one = |token: &&mut TokenTree| matches!(token, TokenTree::Group(group) if group.delimiter() == delimiter);
-    if let Some(token) = tokens.iter_mut().rev().find(is_one)
-        && let TokenTree::Group(group) = token
-    {
-        *token = with_span_of(group, change(group.stream()));
+    let is_bracket = |group: &Group| group.delimiter() == Delimiter::Bracket;
+    let is_one = |token: &TokenTree| matches!(token, TokenTree::Group(group) if !is_bracket(group));
+    let place = tokens.iter().rposition(is_one)?;
+    let (before, rest) = tokens.split_at_mut(place);
+    let TokenTree::Group(group) = &mut rest[0] else { return None };
+    if before.last()?.to_string() != word {
+        return None;
     }
-    tokens.into_iter().collect()
+    *group = with_span_of(group, change(group.stream())?);
+    Some(tokens.into_iter().collect())
 }
 
-fn with_span_of(group: &Group, inner: TokenStream) -> TokenTree {
+fn with_span_of(group: &Group, inner: TokenStream) -> Group {
     let mut changed = Group::new(group.delimiter(), inner);
     changed.set_span(group.span());
-    changed.into()
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inserted(body: &str) -> Option<String> {
+        let body = body.parse().unwrap();
+        insert(body, &"first();".parse().unwrap()).map(|body| body.to_string())
+    }
+
+    #[test]
+    fn only_what_async_trait_makes_is_taken_for_it() {
+        let made = "Box::pin(async move { if let Some(r) = None { return r; } let __self = self; \
+                    let __ret: R = { OWN }; #[allow(unreachable_code)] __ret })";
+        let found = made.replace("OWN", "first(); OWN");
+        let parsed: TokenStream = found.parse().unwrap();
+        assert_eq!(inserted(made), Some(parsed.to_string()));
+        for other in [
+            "",
+            "self.inner.call(request)",
+            "Box::pin(self.inner.call(request))",
+            "Box::pin(async move { self.0.call().await })",
+            "Box::pin(async move { if self.0 { a() } else { b() } })",
+        ] {
+            assert_eq!(inserted(other), None, "{other}");
+        }
+    }
 }

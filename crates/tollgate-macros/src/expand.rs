@@ -64,7 +64,11 @@ pub(crate) fn expand(args: Args, function: &Function) -> Result<TokenStream> {
     let admission = admission(&args, sig);
     let first = quote! { let #pass = #admission; };
     let body = match is_boxed {
-        true => boxed::insert(body.clone(), &first),
+        true => boxed::insert(body.clone(), &first).ok_or_else(|| {
+            let what = "this is not what `#[async_trait]` makes of a method: limit a function that \
+                        it calls";
+            Error::new(sig.ident.span(), what)
+        })?,
         false => quote! { #first #body },
     };
     Ok(quote! {
