@@ -1,6 +1,6 @@
 //! An API on actix-web: every user has 10 requests a minute, an upload counts as 3, and what is not found as none.
 //!
-//! `cargo run -p tollgate-examples --bin actix` counts in memory; with `-- redis://127.0.0.1:6379`, all processes that
+//! `cargo run -p pacegate-examples --bin actix` counts in memory; with `-- redis://127.0.0.1:6379`, all processes that
 //! are started so share the budgets.
 
 use std::{env, error::Error, io, net::TcpListener};
@@ -11,12 +11,12 @@ use actix_web::{
     http::Method,
     web::{ReqData, get, post},
 };
-use tollgate::{Decision, Limiter, PolicySet, SharedLimiter};
-use tollgate_actix::{
+use pacegate::{Decision, Limiter, PolicySet, SharedLimiter};
+use pacegate_actix::{
     Adjustment, Decide, RateLimit, Rules,
     resolve::{Header, PeerAddress, ResolveExt},
 };
-use tollgate_redis::RedisStore;
+use pacegate_redis::RedisStore;
 
 pub(crate) fn policies() -> Result<PolicySet, Box<dyn Error>> {
     Ok(PolicySet::of_limits(["10/minute sliding-log".parse()?])?)

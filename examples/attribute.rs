@@ -5,9 +5,9 @@ use std::{env, error::Error, sync::Arc};
 
 use axum::extract::{Path, State};
 use axum::{Router, http::StatusCode, response::IntoResponse, routing::get};
-use tollgate::{Denied, MemoryStore, PolicySet, SharedLimiter};
-use tollgate_macros::rate_limit;
-use tollgate_redis::RedisStore;
+use pacegate::{Denied, MemoryStore, PolicySet, SharedLimiter};
+use pacegate_macros::rate_limit;
+use pacegate_redis::RedisStore;
 
 struct Shop {
     limiter: SharedLimiter,

@@ -1,6 +1,6 @@
 //! An API on axum, behind a proxy: every client has 100 requests a minute, and 5 of them may be log-ins.
 //!
-//! `cargo run -p tollgate-examples --bin axum` counts in memory; with `-- redis://127.0.0.1:6379`, all processes that
+//! `cargo run -p pacegate-examples --bin axum` counts in memory; with `-- redis://127.0.0.1:6379`, all processes that
 //! are started so share the budgets.
 
 use std::{env, error::Error, net::SocketAddr};
@@ -9,16 +9,16 @@ use axum::{
     Extension, Router,
     routing::{get, post},
 };
-use tokio::net::TcpListener;
-use tollgate::{
+use pacegate::{
     Decision, Limiter, PolicySet, SharedLimiter,
     policy::{Condition, Policy},
 };
-use tollgate_http::{
+use pacegate_http::{
     Decide, RateLimitLayer,
     resolve::{ClientAddress, MatchedRoute},
 };
-use tollgate_redis::RedisStore;
+use pacegate_redis::RedisStore;
+use tokio::net::TcpListener;
 
 pub(crate) fn policies() -> Result<PolicySet, Box<dyn Error>> {
     let all = Policy::new("all".parse()?, ["100/minute sliding-log".parse()?]).per(["ip"]);

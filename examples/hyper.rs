@@ -1,6 +1,6 @@
 //! hyper without a framework: every client has 10 requests a second, by the address of its connection.
 //!
-//! `cargo run -p tollgate-examples --bin hyper`, with the address of a Redis or Valkey to share the budgets.
+//! `cargo run -p pacegate-examples --bin hyper`, with the address of a Redis or Valkey to share the budgets.
 
 use std::{convert::Infallible, env, error::Error};
 
@@ -9,10 +9,10 @@ use http::{Request, Response};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use pacegate::{Limit, Limiter, SharedLimiter};
+use pacegate_http::{Decide, PeerAddr, RateLimitLayer, resolve::PeerAddress};
+use pacegate_redis::RedisStore;
 use tokio::net::TcpListener;
-use tollgate::{Limit, Limiter, SharedLimiter};
-use tollgate_http::{Decide, PeerAddr, RateLimitLayer, resolve::PeerAddress};
-use tollgate_redis::RedisStore;
 use tower::{Layer, service_fn, util::MapRequest};
 
 async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {

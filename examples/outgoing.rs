@@ -1,6 +1,6 @@
 //! Keeps within somebody else's limit: 20 calls a second to a host, and fewer where its responses say so.
 //!
-//! `cargo run -p tollgate-examples --bin outgoing -- http://127.0.0.1:3000/ 50` makes 50 calls; with the address of a
+//! `cargo run -p pacegate-examples --bin outgoing -- http://127.0.0.1:3000/ 50` makes 50 calls; with the address of a
 //! Redis or Valkey after that, all processes that are started so stay within the limit together.
 
 use std::{env, error::Error, io::Write, time::Duration};
@@ -9,9 +9,9 @@ use bytes::Bytes;
 use http::{Request, StatusCode, Uri};
 use http_body_util::Full;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use tollgate::{Limiter, SharedLimiter};
-use tollgate_http::outgoing::{StayWithinLayer, Wait};
-use tollgate_redis::RedisStore;
+use pacegate::{Limiter, SharedLimiter};
+use pacegate_http::outgoing::{StayWithinLayer, Wait};
+use pacegate_redis::RedisStore;
 use tower::{Layer, Service, util::ServiceExt};
 
 /// The statuses of so many calls, each made when it is within the limit.

@@ -1,15 +1,15 @@
 //! A gRPC service on tonic: every client has 10 calls a minute. What is denied is `RESOURCE_EXHAUSTED`, with details.
 //!
-//! `cargo run -p tollgate-examples --bin tonic`, with the address of a Redis or Valkey to share the budgets.
+//! `cargo run -p pacegate-examples --bin tonic`, with the address of a Redis or Valkey to share the budgets.
 
 use std::{env, error::Error};
 
 use http::request::Parts;
 use http_body_util::Full;
+use pacegate::{Limit, Limiter, SharedLimiter};
+use pacegate_http::{Decide, RateLimitLayer, resolve::ClientAddress};
+use pacegate_redis::RedisStore;
 use tokio::net::TcpListener;
-use tollgate::{Limit, Limiter, SharedLimiter};
-use tollgate_http::{Decide, RateLimitLayer, resolve::ClientAddress};
-use tollgate_redis::RedisStore;
 use tonic::transport::server::{Server, TcpConnectInfo, TcpIncoming};
 
 pub(crate) async fn serve(

@@ -1,4 +1,4 @@
-//! `cargo xtask bench engine`: Tollgate and its peers in one process, in interleaved rounds. `cargo xtask bench redis`:
+//! `cargo xtask bench engine`: Pacegate and its peers in one process, in interleaved rounds. `cargo xtask bench redis`:
 //! the store on Redis against the two ways that everybody else takes. `cargo xtask bench service`: the service beside
 //! other servers. `cargo xtask bench http`: the middleware beside other middleware. `cargo xtask bench machine`: what
 //! the machine itself takes.

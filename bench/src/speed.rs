@@ -95,7 +95,7 @@ fn interleave(
     times
 }
 
-/// For each subject its times, and how many times as long as Tollgate it took: compared round by round, so that what
+/// For each subject its times, and how many times as long as Pacegate it took: compared round by round, so that what
 /// slows down a whole round slows down both sides.
 fn name(case: &str, subjects: &[Box<dyn Subject>], times: Vec<Vec<f64>>) -> Vec<Row> {
     let ours = times[0].clone();
@@ -107,7 +107,7 @@ fn name(case: &str, subjects: &[Box<dyn Subject>], times: Vec<Vec<f64>>) -> Vec<
             let ratios = times.iter().zip(&ours).map(|(time, ours)| time / ours).collect();
             [
                 row(case, subject.name(), "ns per check", times),
-                row(case, subject.name(), "times as long as tollgate", ratios),
+                row(case, subject.name(), "times as long as pacegate", ratios),
             ]
         })
         .collect()

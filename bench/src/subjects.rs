@@ -11,9 +11,9 @@ use governor::{
     clock::QuantaClock,
     state::keyed::{DashMapStateStore, HashMapStateStore},
 };
+use pacegate::{Decision, Limit, Limiter};
 use parking_lot::Mutex;
 use throttlecrab::PeriodicStore;
-use tollgate::{Decision, Limit, Limiter};
 
 /// A limiter of `amount` per hour for each key.
 pub trait Subject: Sync {
@@ -44,10 +44,10 @@ pub type Make = fn(u32, Duration) -> Box<dyn Subject>;
 
 /// The first of each name's variants is the fastest.
 pub const ALL: [Make; 8] = [
-    |amount, period| Tollgate::make("tollgate", limit(amount, period)),
+    |amount, period| Pacegate::make("pacegate", limit(amount, period)),
     |amount, period| {
-        let bucket = limit(amount, period).with_algorithm(tollgate::Algorithm::TokenBucket);
-        Tollgate::make("tollgate token-bucket", bucket.expect("a valid limit"))
+        let bucket = limit(amount, period).with_algorithm(pacegate::Algorithm::TokenBucket);
+        Pacegate::make("pacegate token-bucket", bucket.expect("a valid limit"))
     },
     |amount, period| {
         Box::new(GovernorFold(RateLimiter::dashmap_with_hasher(
@@ -77,18 +77,18 @@ fn quota(amount: u32, period: Duration) -> Quota {
     Quota::with_period(period / amount.get()).expect("not zero").allow_burst(amount)
 }
 
-struct Tollgate {
+struct Pacegate {
     name: &'static str,
     limiter: Limiter,
 }
 
-impl Tollgate {
+impl Pacegate {
     fn make(name: &'static str, limit: Limit) -> Box<dyn Subject> {
         Box::new(Self { name, limiter: Limiter::memory(limit) })
     }
 }
 
-impl Subject for Tollgate {
+impl Subject for Pacegate {
     fn name(&self) -> &'static str {
         self.name
     }

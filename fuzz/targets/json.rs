@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| tollgate_server::fuzzing::json(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| pacegate_server::fuzzing::json(data));

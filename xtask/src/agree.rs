@@ -1,4 +1,4 @@
-//! Whether `tollgate bench` measures what redis-benchmark and wrk measure, on the same servers.
+//! Whether `pacegate bench` measures what redis-benchmark and wrk measure, on the same servers.
 
 use std::{
     fs,
@@ -48,19 +48,19 @@ const BUSY: u64 = 90;
 
 /// Builds the program and measures all pairs. Fails if a median is too far apart.
 pub(crate) fn run() -> anyhow::Result<()> {
-    let words = "build --release --package tollgate-server --target-dir target/bench-build";
+    let words = "build --release --package pacegate-server --target-dir target/bench-build";
     cargo(&words.split(' ').collect::<Vec<_>>(), &[])?;
-    run_with(&root().join("target/bench-build/release/tollgate").display().to_string())
+    run_with(&root().join("target/bench-build/release/pacegate").display().to_string())
 }
 
 /// The same with a program that is built already.
-pub(crate) fn run_with(tollgate: &str) -> anyhow::Result<()> {
+pub(crate) fn run_with(pacegate: &str) -> anyhow::Result<()> {
     let [redis, http, resp] = [free_port()?, free_port()?, free_port()?];
     let options = format!("--port {redis} --save  --appendonly no");
     let _redis = start(&format!("{SERVER} redis-server {options}"), redis)?;
     let listeners =
         format!("--http 127.0.0.1:{http} --resp 127.0.0.1:{resp} --grpc off --workers 1");
-    let _ours = start(&format!("{SERVER} {tollgate} serve {listeners}"), resp)?;
+    let _ours = start(&format!("{SERVER} {pacegate} serve {listeners}"), resp)?;
     let mut apart = Vec::new();
     let mut output = io::stdout();
     let [theirs, ours] = ["theirs", "ours"];
@@ -71,7 +71,7 @@ pub(crate) fn run_with(tollgate: &str) -> anyhow::Result<()> {
     )?;
     // What one has left there must not slow down the next.
     let clear = || said(&words(&format!("redis-cli -p {redis} FLUSHALL")));
-    for pair in pairs(tollgate, redis, http, resp)? {
+    for pair in pairs(pacegate, redis, http, resp)? {
         let mut rounds = Vec::new();
         for round in 0..ROUNDS {
             let alone = |words: &[String]| clear().and_then(|_| measure(words));
@@ -107,21 +107,21 @@ pub(crate) fn run_with(tollgate: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn pairs(tollgate: &str, redis: u16, http: u16, resp: u16) -> anyhow::Result<Vec<Pair>> {
-    let script = std::env::temp_dir().join("tollgate-agree.lua");
+fn pairs(pacegate: &str, redis: u16, http: u16, resp: u16) -> anyhow::Result<Vec<Pair>> {
+    let script = std::env::temp_dir().join("pacegate-agree.lua");
     fs::write(&script, REQUEST)?;
     let ours = format!(
-        "{GENERATOR} {tollgate} bench http://127.0.0.1:{http} -c 40 --keys hot -d {SECONDS}s \
+        "{GENERATOR} {pacegate} bench http://127.0.0.1:{http} -c 40 --keys hot -d {SECONDS}s \
          --check 0 --json"
     );
     let other = format!(
         "{GENERATOR} wrk -t1 -c40 -d{SECONDS}s -s {} http://127.0.0.1:{http}",
         script.display()
     );
-    let name = "tollgate HTTP, 40".to_owned();
+    let name = "pacegate HTTP, 40".to_owned();
     let mut pairs = vec![Pair { name, other: words(&other), ours: words(&ours) }];
 
-    let limiter = std::env::temp_dir().join("tollgate-agree-limiter.lua");
+    let limiter = std::env::temp_dir().join("pacegate-agree-limiter.lua");
     fs::write(&limiter, LIMITER)?;
     let load = format!("redis-cli -p {redis} SCRIPT LOAD");
     let mut load = words(&load);
@@ -137,8 +137,8 @@ fn pairs(tollgate: &str, redis: u16, http: u16, resp: u16) -> anyhow::Result<Vec
         ("redis INCR", redis, (50, 16), "incr", INCR),
         ("redis EVALSHA", redis, (50, 1), &*dialect, &*evalsha),
         ("redis EVALSHA", redis, (50, 16), &*dialect, &*evalsha),
-        ("tollgate CL.THROTTLE", resp, (50, 1), "cl.throttle", THROTTLE),
-        ("tollgate CL.THROTTLE", resp, (50, 16), "cl.throttle", THROTTLE),
+        ("pacegate CL.THROTTLE", resp, (50, 1), "cl.throttle", THROTTLE),
+        ("pacegate CL.THROTTLE", resp, (50, 16), "cl.throttle", THROTTLE),
     ] {
         let theirs = |requests: u64| {
             words(&format!(
@@ -147,7 +147,7 @@ fn pairs(tollgate: &str, redis: u16, http: u16, resp: u16) -> anyhow::Result<Vec
             ))
         };
         let ours = format!(
-            "{GENERATOR} {tollgate} bench resp://127.0.0.1:{port} --dialect {dialect} \
+            "{GENERATOR} {pacegate} bench resp://127.0.0.1:{port} --dialect {dialect} \
              -c {connections} -P {depth} --keys uniform:{KEYS} -d {SECONDS}s --check 0 --json"
         );
         let other = theirs(measure(&theirs(100_000))?.per_second * SECONDS);

@@ -27,7 +27,7 @@ usage: cargo xtask <task>
   bench service [--quick] compare the service with other servers
   bench http [--quick]    compare the middleware with others
   bench machine           measure what a load, a lock and the time take here
-  bench agree [PROGRAM]   see whether tollgate bench measures what redis-benchmark and wrk do
+  bench agree [PROGRAM]   see whether pacegate bench measures what redis-benchmark and wrk do
   fuzz [--seconds N]      feed the service with hostile input, each target for a minute or N seconds
   screen FILE             draw what `tmux capture-pane -e -p` says on standard input, as SVG
   servers                 install the programs that the tests run against, unless they are there
@@ -55,7 +55,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         }
         ["bench", "redis", "--case", name] => bench::run(&["redis", "--case", name]),
         ["bench", "agree"] => agree::run(),
-        ["bench", "agree", tollgate] => agree::run_with(tollgate),
+        ["bench", "agree", pacegate] => agree::run_with(pacegate),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => {
             let wrong = || format!("`{seconds}` is not a number of seconds");

@@ -17,7 +17,7 @@ const STEPS: [&str; 4] = [
 ];
 
 /// With a directory of its own, so that its flags do not rebuild everything else.
-const LOOM: &str = "test -p tollgate --lib --target-dir target/loom loom";
+const LOOM: &str = "test -p pacegate --lib --target-dir target/loom loom";
 
 /// How long each parser is fed with hostile bytes.
 const FUZZ_SECONDS: u32 = 60;
@@ -26,13 +26,13 @@ const FUZZ_SECONDS: u32 = 60;
 pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
     let long: &[_] = match histories {
         Histories::Some => &[],
-        Histories::Million => &[("TOLLGATE_LONG", "1")],
+        Histories::Million => &[("PACEGATE_LONG", "1")],
     };
     servers::run()?;
     for step in STEPS {
         cargo(&words(step), long)?;
     }
-    cargo(&words(LOOM), &[long, &[("RUSTFLAGS", "--cfg tollgate_loom")]].concat())?;
+    cargo(&words(LOOM), &[long, &[("RUSTFLAGS", "--cfg pacegate_loom")]].concat())?;
     fuzz::run(FUZZ_SECONDS)?;
     tidy::run()
 }

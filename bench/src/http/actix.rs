@@ -15,8 +15,8 @@ use actix_web::{
     rt::System,
     web,
 };
-use tollgate::Limiter;
-use tollgate_actix::{
+use pacegate::Limiter;
+use pacegate_actix::{
     RateLimit, Rules,
     resolve::{ClientAddress, PeerAddress},
 };
@@ -78,11 +78,11 @@ pub fn serve(subject: &str) -> io::Result<()> {
                 Ok(response)
             }
         })),
-        "tollgate actix peer" => {
+        "pacegate actix peer" => {
             let limit = RateLimit::new(rules.by(PeerAddress::new()));
             run!(.wrap(limit.clone()))
         }
-        "tollgate actix forwarded" => {
+        "pacegate actix forwarded" => {
             let network = "127.0.0.0/8".parse().map_err(Error::other)?;
             let limit = RateLimit::new(rules.by(ClientAddress::trusting([network])));
             run!(.wrap(limit.clone()))

@@ -13,12 +13,12 @@ use axum::{
     response::Response,
     routing::get,
 };
-use tokio::{net::TcpListener, runtime};
-use tollgate::Limiter;
-use tollgate_http::{
+use pacegate::Limiter;
+use pacegate_http::{
     Headers, RateLimitLayer, ResetStyle,
     resolve::{ClientAddress, PeerAddress},
 };
+use tokio::{net::TcpListener, runtime};
 use tower::util::MapResponseLayer;
 use tower_governor::{
     GovernorLayer, governor::GovernorConfigBuilder, key_extractor::SmartIpKeyExtractor,
@@ -77,14 +77,14 @@ fn app(subject: &str) -> Option<Router> {
             }
             response
         })),
-        "tollgate peer" => bare.layer(RateLimitLayer::new(limiter()?).by(PeerAddress::new())),
-        "tollgate legacy" => {
+        "pacegate peer" => bare.layer(RateLimitLayer::new(limiter()?).by(PeerAddress::new())),
+        "pacegate legacy" => {
             let mut headers = Headers::OFF;
             headers.legacy = Some(ResetStyle::Epoch);
             let layer = RateLimitLayer::new(limiter()?).by(PeerAddress::new());
             bare.layer(layer.headers(headers))
         }
-        "tollgate forwarded" => {
+        "pacegate forwarded" => {
             let address = ClientAddress::trusting(["127.0.0.0/8".parse().ok()?]);
             bare.layer(RateLimitLayer::new(limiter()?).by(address))
         }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tollgate_testkit::servers::Server;
+use pacegate_testkit::servers::Server;
 
 use super::Subject;
 use crate::traffic::{Keys, Random, key};

@@ -8,7 +8,7 @@ mod subjects;
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate_testkit::servers::{Flavor, Server};
+use pacegate_testkit::servers::{Flavor, Server};
 
 use self::{
     load::{Asked, Slice, slice},

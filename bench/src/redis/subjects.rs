@@ -2,18 +2,18 @@
 
 use std::{sync::Arc, time::Duration};
 
+use pacegate::{Limit, Policy, PolicyName, PolicySet, Request, SharedLimiter, policy::Lease};
+use pacegate_redis::RedisStore;
+use pacegate_testkit::servers::Server;
 use redis::{
     AsyncConnectionConfig, Client, IntoConnectionInfo, Script, aio::MultiplexedConnection,
 };
-use tollgate::{Limit, Policy, PolicyName, PolicySet, Request, SharedLimiter, policy::Lease};
-use tollgate_redis::RedisStore;
-use tollgate_testkit::servers::Server;
 
-pub const NAMES: [&str; 3] = ["tollgate", "(a) script per request", "(b) INCR + EXPIRE"];
+pub const NAMES: [&str; 3] = ["pacegate", "(a) script per request", "(b) INCR + EXPIRE"];
 
 #[derive(Clone)]
 pub enum Subject {
-    Tollgate(SharedLimiter),
+    Pacegate(SharedLimiter),
     Script(MultiplexedConnection, Arc<Script>, u32),
     Commands(MultiplexedConnection, u32),
 }
@@ -29,7 +29,7 @@ local left = redis.call('TTL', key)
 return { count <= tonumber(ARGV[1]) and 1 or 0, count, left }
 ";
 
-/// `lease` is what Tollgate may draw ahead, in hundredths of the limit.
+/// `lease` is what Pacegate may draw ahead, in hundredths of the limit.
 pub async fn make(name: &str, server: &Server, limit: u32, lease: u8) -> Subject {
     if name == NAMES[0] {
         // A late answer counts as late here, and is not given up for a fallback.
@@ -39,7 +39,7 @@ pub async fn make(name: &str, server: &Server, limit: u32, lease: u8) -> Subject
         let policy = policy.per([Request::KEY]);
         let policy = if lease > 0 { policy.leased(Lease::Percent(lease)) } else { policy };
         let policies = PolicySet::new([policy]).expect("one policy");
-        return Subject::Tollgate(SharedLimiter::new(store, policies));
+        return Subject::Pacegate(SharedLimiter::new(store, policies));
     }
     let connection = connect(server).await;
     if name == NAMES[1] {
@@ -61,7 +61,7 @@ impl Subject {
     /// Whether a key may pass.
     pub async fn check(&self, key: &str) -> bool {
         match self {
-            Self::Tollgate(limiter) => limiter.check(key).await.expect("a decision").is_allowed(),
+            Self::Pacegate(limiter) => limiter.check(key).await.expect("a decision").is_allowed(),
             Self::Script(connection, script, limit) => {
                 let mut connection = connection.clone();
                 let (allowed, _, _): (bool, u32, u32) = script

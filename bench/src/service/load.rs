@@ -133,7 +133,7 @@ pub struct Grpc {
 
 impl Grpc {
     /// A check of Envoy with one descriptor of one entry.
-    pub fn tollgate(process: &Process, domain: &'static str) -> Self {
+    pub fn pacegate(process: &Process, domain: &'static str) -> Self {
         let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
         let message = move |key: &str| {
             let entry = [text(1, "user"), text(2, key)].concat();

@@ -17,7 +17,7 @@ use std::io;
 
 use self::{
     load::{Grpc, Http, Load, Resp, Slice, Stretch},
-    processes::{Servers, Tollgate},
+    processes::{Pacegate, Servers},
 };
 use crate::{report::Row, row};
 
@@ -78,9 +78,9 @@ fn resp(servers: &Servers, pipeline: usize) -> Vec<Subject> {
     let throttle = "THROTTLE key:__rand_int__ 100 1000 60 1";
     let script = format!("EVALSHA {} 1 key:__rand_int__ 60 1000", servers.script);
     let mut subjects = Vec::new();
-    if let Some(Tollgate { resp, .. }) = &servers.tollgate {
-        subjects.push(("tollgate THROTTLE", ask(resp, throttle)));
-        subjects.push(("tollgate CL.THROTTLE", ask(resp, &format!("CL.{throttle}"))));
+    if let Some(Pacegate { resp, .. }) = &servers.pacegate {
+        subjects.push(("pacegate THROTTLE", ask(resp, throttle)));
+        subjects.push(("pacegate CL.THROTTLE", ask(resp, &format!("CL.{throttle}"))));
     }
     subjects.push((INCR, ask(&servers.redis, "INCR key:__rand_int__")));
     subjects.push((SEED, ask(&servers.redis, &script)));
@@ -91,9 +91,9 @@ fn resp(servers: &Servers, pipeline: usize) -> Vec<Subject> {
 
 fn http(servers: &Servers) -> Vec<Subject> {
     let mut subjects: Vec<Subject> = Vec::new();
-    if let Some(Tollgate { http, .. }) = &servers.tollgate {
+    if let Some(Pacegate { http, .. }) = &servers.pacegate {
         let body = r#"{"attributes":{"user":"user@"}}"#;
-        subjects.push(("tollgate", Box::new(Http::new(http, "/v1/check", body))));
+        subjects.push(("pacegate", Box::new(Http::new(http, "/v1/check", body))));
     }
     let body = r#"{"key":"user@","max_burst":100,"count_per_period":60000,"period":60}"#;
     let http = Http::new(&servers.throttlecrab.http, "/throttle", body);
@@ -103,8 +103,8 @@ fn http(servers: &Servers) -> Vec<Subject> {
 
 fn grpc(servers: &Servers) -> Vec<Subject> {
     let mut subjects: Vec<Subject> = Vec::new();
-    if let Some(Tollgate { grpc, .. }) = &servers.tollgate {
-        subjects.push(("tollgate", Box::new(Grpc::tollgate(grpc, "edge"))));
+    if let Some(Pacegate { grpc, .. }) = &servers.pacegate {
+        subjects.push(("pacegate", Box::new(Grpc::pacegate(grpc, "edge"))));
     }
     let grpc = Grpc::throttlecrab(&servers.throttlecrab.grpc);
     subjects.push((THROTTLECRAB, Box::new(grpc)));
@@ -140,7 +140,7 @@ fn report(case: &str, subjects: &[Subject], slices: &[Vec<Slice>]) -> Vec<Row> {
         if !p99.is_empty() {
             rows.push(row(case, name, "p99 in us", p99));
         }
-        if name.starts_with("tollgate") || *name == CONSTANT {
+        if name.starts_with("pacegate") || *name == CONSTANT {
             rows.extend(ratios(case, name, own, subjects, slices));
         }
     }
@@ -154,7 +154,7 @@ fn ratios(
     subjects: &[Subject],
     slices: &[Vec<Slice>],
 ) -> Vec<Row> {
-    let is_other = |other: &str| other != name && !other.starts_with("tollgate");
+    let is_other = |other: &str| other != name && !other.starts_with("pacegate");
     let others = subjects.iter().zip(slices).filter(|((other, _), _)| is_other(other));
     let mut rows = Vec::new();
     for ((other, _), theirs) in others {

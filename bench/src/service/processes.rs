@@ -10,14 +10,14 @@ use std::{
     time::Duration,
 };
 
-use tollgate_testkit::servers::{Client, Flavor, Server, eventually};
+use pacegate_testkit::servers::{Client, Flavor, Server, eventually};
 
 use super::constant;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub struct Servers {
-    pub tollgate: Option<Tollgate>,
+    pub pacegate: Option<Pacegate>,
     pub throttlecrab: Throttlecrab,
     pub redis: Process,
     /// A server that does nothing but answer.
@@ -35,7 +35,7 @@ pub struct Process {
     pid: u32,
 }
 
-pub struct Tollgate {
+pub struct Pacegate {
     pub http: Process,
     pub grpc: Process,
     pub resp: Process,
@@ -89,15 +89,15 @@ impl Servers {
         let (crab, throttlecrab) = throttlecrab()?;
         let (answering, constant) = constant::start()?;
         let mut children = vec![crab, answering];
-        let mut tollgate = None;
+        let mut pacegate = None;
         if ours {
-            let (child, listeners) = start_tollgate()?;
+            let (child, listeners) = start_pacegate()?;
             children.push(child);
-            tollgate = Some(listeners);
+            pacegate = Some(listeners);
         }
         let process = Process { address: redis.address(), pid: redis.pid() };
         Ok(Self {
-            tollgate,
+            pacegate,
             throttlecrab,
             redis: process,
             constant,
@@ -129,29 +129,29 @@ fn throttlecrab() -> io::Result<(Running, Throttlecrab)> {
 }
 
 /// Started as a user would, with any ports; it says where it listens.
-fn start_tollgate() -> io::Result<(Running, Tollgate)> {
-    let folder = folder("tollgate")?;
-    let config = folder.join("tollgate.yaml");
+fn start_pacegate() -> io::Result<(Running, Pacegate)> {
+    let folder = folder("pacegate")?;
+    let config = folder.join("pacegate.yaml");
     fs::write(&config, POLICIES)?;
-    let mut command = Command::new("target/bench-build/release/tollgate");
+    let mut command = Command::new("target/bench-build/release/pacegate");
     // One thread, as redis-server has: it shares the processors with the generator.
     command.args(["serve", "--workers", "1"]).arg("--config").arg(config);
     for listener in ["--http", "--grpc", "--resp"] {
         command.args([listener, "127.0.0.1:0"]);
     }
-    let mut child = Running::start(&mut command, "tollgate")?;
+    let mut child = Running::start(&mut command, "pacegate")?;
     let log = child.folder.join("log");
     let mut found = [None, None, None];
-    eventually(PATIENCE, "tollgate says where it listens, or ends", || {
+    eventually(PATIENCE, "pacegate says where it listens, or ends", || {
         found = listeners(&fs::read_to_string(&log).unwrap_or_default());
         found.iter().all(Option::is_some) || !matches!(child.child.try_wait(), Ok(None))
     });
     let [Some(http), Some(grpc), Some(resp)] = found else {
         let said = fs::read_to_string(&log)?;
-        return Err(Error::other(format!("tollgate does not serve: {said}")));
+        return Err(Error::other(format!("pacegate does not serve: {said}")));
     };
     let [http, grpc, resp] = [http, grpc, resp].map(|address| child.listener(&address));
-    Ok((child, Tollgate { http, grpc, resp }))
+    Ok((child, Pacegate { http, grpc, resp }))
 }
 
 /// The addresses of HTTP, gRPC and RESP in what the service has said so far. An address belongs to the first of these

@@ -1,4 +1,4 @@
-//! The examples of the documents as doctests: `cargo test --doc -p tollgate-docs`. `build.rs` makes them whole.
+//! The examples of the documents as doctests: `cargo test --doc -p pacegate-docs`. `build.rs` makes them whole.
 #![expect(
     clippy::needless_doctest_main,
     reason = "what is read on a page and copied has to be a whole program"

@@ -1,5 +1,5 @@
 //! Draws `docs/images/` by driving the engine through a described traffic and noting what it decides:
-//! `cargo run -p tollgate-docs`. A test sees to it that the pictures there are what the engine of today would draw.
+//! `cargo run -p pacegate-docs`. A test sees to it that the pictures there are what the engine of today would draw.
 
 mod picture;
 mod plot;
@@ -34,7 +34,7 @@ mod tests {
     fn pictures_show_what_the_engine_does() {
         for (name, drawn) in picture::all().unwrap() {
             let there = fs::read_to_string(images().join(name)).unwrap_or_default();
-            assert!(there == drawn, "docs/images/{name} is stale: `cargo run -p tollgate-docs`");
+            assert!(there == drawn, "docs/images/{name} is stale: `cargo run -p pacegate-docs`");
         }
     }
 }

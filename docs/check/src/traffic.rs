@@ -2,7 +2,7 @@
 
 use std::{error::Error, time::Duration};
 
-use tollgate::{Clock, Limiter, ManualClock};
+use pacegate::{Clock, Limiter, ManualClock};
 
 /// The length of every limit's period here.
 pub(crate) const PERIOD: u64 = 10_000;

@@ -2,8 +2,8 @@ use std::net::TcpListener;
 
 use http::{Method, Request};
 use http_body_util::Full;
-use tollgate::Limiter;
-use tollgate_actix::Decide;
+use pacegate::Limiter;
+use pacegate_actix::Decide;
 
 use crate::{
     actix_example::{policies, server},

@@ -1,6 +1,6 @@
 use http::Request;
 use http_body_util::Full;
-use tollgate::{MemoryStore, PolicySet, SharedLimiter};
+use pacegate::{MemoryStore, PolicySet, SharedLimiter};
 
 use crate::{attribute_example::app, kit};
 

@@ -2,8 +2,8 @@ use std::net::SocketAddr;
 
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
-use tollgate::Limiter;
-use tollgate_http::Decide;
+use pacegate::Limiter;
+use pacegate_http::Decide;
 
 use crate::{
     axum_example::{app, policies},

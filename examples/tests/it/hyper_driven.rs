@@ -1,7 +1,7 @@
 use http::{Request, StatusCode};
 use http_body_util::Full;
-use tollgate::{Limit, Limiter, PolicySet};
-use tollgate_http::Decide;
+use pacegate::{Limit, Limiter, PolicySet};
+use pacegate_http::Decide;
 
 use crate::{hyper_example::serve, kit};
 

@@ -6,10 +6,10 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use pacegate::{PolicySet, SharedLimiter};
+use pacegate_redis::RedisStore;
+use pacegate_testkit::servers::{Flavor, Server};
 use tokio::net::TcpListener;
-use tollgate::{PolicySet, SharedLimiter};
-use tollgate_redis::RedisStore;
-use tollgate_testkit::servers::{Flavor, Server};
 
 /// A port of its own.
 pub(crate) async fn listen() -> (TcpListener, SocketAddr) {

@@ -2,9 +2,9 @@ use std::{net::SocketAddr, time::Duration};
 
 use axum::{Router, routing::get};
 use http::{StatusCode, Uri};
+use pacegate::{Limit, Limiter, PolicySet};
+use pacegate_http::{RateLimitLayer, outgoing::Wait};
 use tokio::time::Instant;
-use tollgate::{Limit, Limiter, PolicySet};
-use tollgate_http::{RateLimitLayer, outgoing::Wait};
 
 use crate::{kit, outgoing_example::call};
 

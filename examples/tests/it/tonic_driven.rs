@@ -1,5 +1,5 @@
-use tollgate::{Limit, Limiter, PolicySet};
-use tollgate_http::Decide;
+use pacegate::{Limit, Limiter, PolicySet};
+use pacegate_http::Decide;
 use tonic::{Code, transport::Channel};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 

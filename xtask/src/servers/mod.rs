@@ -21,28 +21,28 @@ const REDIS: Program = Program {
     name: "redis",
     file: "redis-server",
     folder: "redis/usr/bin",
-    variable: Some("TOLLGATE_REDIS_SERVER"),
+    variable: Some("PACEGATE_REDIS_SERVER"),
     version: "--version",
 };
 const VALKEY: Program = Program {
     name: "valkey",
     file: "valkey-server",
     folder: "valkey/usr/bin",
-    variable: Some("TOLLGATE_VALKEY_SERVER"),
+    variable: Some("PACEGATE_VALKEY_SERVER"),
     version: "--version",
 };
 const NGINX: Program = Program {
     name: "nginx",
     file: "nginx",
     folder: "nginx/usr/sbin",
-    variable: Some("TOLLGATE_NGINX"),
+    variable: Some("PACEGATE_NGINX"),
     version: "-v",
 };
 const CHROMIUM: Program = Program {
     name: "chromium",
     file: "chromium",
     folder: "chromium/usr/bin",
-    variable: Some("TOLLGATE_CHROMIUM"),
+    variable: Some("PACEGATE_CHROMIUM"),
     version: "--version",
 };
 const CURL: Program =

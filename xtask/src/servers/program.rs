@@ -19,7 +19,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// The same search as in `tollgate_testkit::servers`: what the variable names, what is under `target/servers`, what
+    /// The same search as in `pacegate_testkit::servers`: what the variable names, what is under `target/servers`, what
     /// is in `PATH`.
     pub(super) fn find(self) -> Option<PathBuf> {
         if let Some(binary) = self.variable.and_then(named) {

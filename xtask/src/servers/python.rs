@@ -10,14 +10,14 @@ const PYTHON: Program = Program {
     name: "python",
     file: "python",
     folder: "python/bin",
-    variable: Some("TOLLGATE_PYTHON"),
+    variable: Some("PACEGATE_PYTHON"),
     version: "--version",
 };
 const ENVOY: Program = Program {
     name: "envoy",
     file: "envoy",
     folder: "python/bin",
-    variable: Some("TOLLGATE_ENVOY"),
+    variable: Some("PACEGATE_ENVOY"),
     version: "--version",
 };
 
@@ -32,8 +32,8 @@ pub(super) fn provide() -> anyhow::Result<()> {
     let there = fs::read_to_string(environment.join(DONE)).is_ok_and(|it| it == REQUIREMENTS);
     if needed && !there {
         make(&environment).map_err(|error| {
-            let hint = "let TOLLGATE_PYTHON name an interpreter with the packages of \
-                        xtask/src/servers/requirements.txt, and TOLLGATE_ENVOY an envoy";
+            let hint = "let PACEGATE_PYTHON name an interpreter with the packages of \
+                        xtask/src/servers/requirements.txt, and PACEGATE_ENVOY an envoy";
             anyhow!("cannot make an environment of Python: {error:#}\nhint: {hint}")
         })?;
     }

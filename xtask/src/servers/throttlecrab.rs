@@ -11,7 +11,7 @@ const THROTTLECRAB: Program = Program {
     name: "throttlecrab",
     file: "throttlecrab-server",
     folder: "throttlecrab/bin",
-    variable: Some("TOLLGATE_THROTTLECRAB"),
+    variable: Some("PACEGATE_THROTTLECRAB"),
     version: "--version",
 };
 

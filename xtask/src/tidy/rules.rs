@@ -61,7 +61,7 @@ fn sleeping_tests(file: &File) -> Vec<Finding> {
 }
 
 fn floats(file: &File) -> Vec<Finding> {
-    let exact = file.is_rust() && file.path.starts_with("crates/tollgate/src/");
+    let exact = file.is_rust() && file.path.starts_with("crates/pacegate/src/");
     find(file, exact, |line| {
         let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
         let float = words.find(|word| ["f32", "f64"].contains(word))?;
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn decisions_use_no_floats() {
         let text = "let a: u64 = 1;\nlet b: f64 = x;\nlet buf64 = 1;\n(x as f32)\n1f64_\n";
-        assert_eq!(lines(floats(&file("crates/tollgate/src/a.rs", text))), [2, 4]);
-        assert_eq!(floats(&file("crates/tollgate-server/src/a.rs", text)), []);
+        assert_eq!(lines(floats(&file("crates/pacegate/src/a.rs", text))), [2, 4]);
+        assert_eq!(floats(&file("crates/pacegate-server/src/a.rs", text)), []);
     }
 }

@@ -1,0 +1,116 @@
+use std::{
+    fmt,
+    future::{Ready, ready},
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use actix_web::{
+    body::{EitherBody, MessageBody},
+    dev::{Service, ServiceRequest, ServiceResponse, Transform},
+};
+use pacegate_http::{Asked, Decide, Reply};
+
+use crate::{
+    Incoming, Rules,
+    future::{ResponseFuture, Waiting},
+};
+
+/// Middleware for actix-web that serves only requests within their limits: `App::new().wrap(RateLimit::new(rules))`.
+///
+/// What is allowed has its [`Decision`](pacegate::Decision) among the extensions of the request.
+pub struct RateLimit<L> {
+    rules: Arc<Rules<L>>,
+}
+
+/// The service that [`RateLimit`] puts around another.
+///
+/// A limiter in this process decides before `call` returns, without a box. For another, the future holds the request
+/// until it is decided; dropping it before that drops the request, and what a store has been told by then stays
+/// charged.
+pub struct RateLimited<S, L> {
+    inner: Rc<S>,
+    rules: Arc<Rules<L>>,
+}
+
+impl<L: Decide> RateLimit<L> {
+    /// Middleware that goes by these rules. Make the rules once, outside the factory of the server, so that its workers
+    /// share them.
+    pub fn new(rules: Rules<L>) -> Self {
+        Self { rules: Arc::new(rules) }
+    }
+}
+
+impl<S, B, L> Transform<S, ServiceRequest> for RateLimit<L>
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>> + 'static,
+    B: MessageBody,
+    L: Decide,
+{
+    type Response = ServiceResponse<EitherBody<B>>;
+    type Error = S::Error;
+    type Transform = RateLimited<S, L>;
+    type InitError = ();
+    type Future = Ready<Result<Self::Transform, ()>>;
+
+    fn new_transform(&self, service: S) -> Self::Future {
+        ready(Ok(RateLimited { inner: Rc::new(service), rules: Arc::clone(&self.rules) }))
+    }
+}
+
+impl<S, B, L> Service<ServiceRequest> for RateLimited<S, L>
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>>,
+    B: MessageBody,
+    L: Decide,
+{
+    type Response = ServiceResponse<EitherBody<B>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, L, B>;
+
+    fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&self, request: ServiceRequest) -> Self::Future {
+        let (service, rules) = (&self.inner, &self.rules);
+        let (request, payload) = request.into_parts();
+        let head = Incoming::new(request);
+        let question = match rules.ask(&head) {
+            Asked::Ask(question) => question,
+            Asked::Skip => {
+                let request = ServiceRequest::from_parts(head.into_request(), payload);
+                return ResponseFuture::calling(service, rules, service.call(request), None);
+            }
+            Asked::Refuse(refusal) => {
+                let response = rules.refuse(&refusal, &head, None);
+                return ResponseFuture::answered(service, rules, head, response);
+            }
+        };
+        let reply = rules.decide(&question);
+        let waiting = Waiting { head, payload, question };
+        match reply {
+            Reply::Now(answer) => waiting.decided(service, rules, answer),
+            Reply::Later(deciding) => ResponseFuture::deciding(service, rules, deciding, waiting),
+        }
+    }
+}
+
+impl<L> Clone for RateLimit<L> {
+    fn clone(&self) -> Self {
+        Self { rules: Arc::clone(&self.rules) }
+    }
+}
+
+impl<L> fmt::Debug for RateLimit<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RateLimit").field(&self.rules).finish()
+    }
+}
+
+impl<S, L> fmt::Debug for RateLimited<S, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RateLimited").field(&self.rules).finish()
+    }
+}

@@ -1,0 +1,97 @@
+//! Limiters that take their time.
+
+use std::{
+    cell::Cell,
+    future::ready,
+    pin::pin,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::Poll,
+};
+
+use actix_web::{App, HttpResponse, dev::Service as _, test::init_service, web};
+use pacegate::{
+    Answer, Charge, Limit, PolicySet, SharedLimiter, Store, StoreError, algorithm::Outcome,
+};
+use pacegate_actix::{Adjustment, RateLimit, Rules};
+
+use crate::kit::{get, limiter, send, statuses};
+
+#[actix_web::test]
+async fn decisions_and_corrections_may_wait() {
+    let limiter = SharedLimiter::from(limiter("2/minute").0);
+    let rules = Rules::new(limiter).settle_with(|response| match response.status.as_u16() {
+        404 => Adjustment::Refund,
+        _ => Adjustment::Keep,
+    });
+    let of = |status: &'static str| get("/").insert_header(("x-status", status)).set_payload("p");
+    let answers = send(rules, ["404", "200", "404", "200", "200"].map(of)).await;
+    assert_eq!(statuses(&answers), [404, 200, 404, 200, 429]);
+    assert_eq!(answers[3].body, "Some(0) p");
+}
+
+#[actix_web::test]
+async fn a_future_that_is_dropped_runs_nothing() {
+    let runs = Rc::new(Cell::new(0));
+    let counted = Rc::clone(&runs);
+    let handler = move || {
+        counted.set(counted.get() + 1);
+        async { HttpResponse::Ok().finish() }
+    };
+    let limiter = SharedLimiter::from(limiter("1/minute").0);
+    let app =
+        App::new().default_service(web::to(handler)).wrap(RateLimit::new(Rules::new(limiter)));
+    let service = init_service(app).await;
+    drop(service.call(get("/").to_request()));
+    assert_eq!(runs.get(), 0, "a call that nobody waits for");
+    let mut call = pin!(service.call(get("/").to_request()));
+    let response = std::future::poll_fn(|cx| match call.as_mut().poll(cx) {
+        Poll::Ready(response) => Poll::Ready(response.unwrap().status().as_u16()),
+        Poll::Pending => Poll::Pending,
+    });
+    assert_eq!(response.await, 200, "and which charged nothing");
+    assert_eq!(runs.get(), 1);
+}
+
+/// A store that is away whenever it is charged, and back when something is given back to it.
+#[derive(Debug, Default)]
+struct Away {
+    refunded: Arc<AtomicU64>,
+}
+
+impl Store for Away {
+    fn charge<'a>(&'a self, _: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
+        Box::pin(ready(Err(StoreError::TimedOut)))
+    }
+
+    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.refunded.fetch_add(charge.cost, Relaxed);
+        Box::pin(ready(Ok(())))
+    }
+
+    fn reset<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn release<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn renew<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, bool> {
+        Box::pin(ready(Ok(true)))
+    }
+}
+
+#[actix_web::test]
+async fn what_no_store_was_charged_is_not_given_back() {
+    let store = Away::default();
+    let refunded = Arc::clone(&store.refunded);
+    let policies = PolicySet::of_limits([Limit::per_minute(2)]).unwrap();
+    let rules = Rules::new(SharedLimiter::new(store, policies));
+    let answers = send(rules.settle_with(|_| Adjustment::Refund), [get("/")]).await;
+    assert_eq!(statuses(&answers), [200]);
+    assert_eq!(refunded.load(Relaxed), 0);
+}

@@ -1,0 +1,145 @@
+//! Refusals over gRPC: a response of headers alone, which gRPC calls trailers-only.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use pacegate::Decision;
+
+use crate::{Head, Refusal, head::only, headers::write_number};
+
+static STATUS: HeaderName = HeaderName::from_static("grpc-status");
+static MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+static DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+static PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+
+/// A status, by its number in `google.rpc.Code`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Code {
+    InvalidArgument = 3,
+    ResourceExhausted = 8,
+    Internal = 13,
+}
+
+/// Whether a request is one of gRPC. Its refusals are 200, so nothing else may get one: a page that is asked for with
+/// the content type of gRPC would be kept empty by caches. gRPC-Web has another form, which is not ours.
+pub(crate) fn speaks<H: Head>(head: &H) -> bool {
+    let kind = only(head.lines(&header::CONTENT_TYPE));
+    let rest = kind.and_then(|kind| kind.strip_prefix(b"application/grpc"));
+    head.method() == "POST" && matches!(rest, Some([] | [b'+' | b';', ..]))
+}
+
+pub(crate) fn response(refusal: &Refusal) -> Response<Bytes> {
+    let code = match refusal {
+        Refusal::Denied(_) => Code::ResourceExhausted,
+        Refusal::Cost(_) | Refusal::Missing(_) => Code::InvalidArgument,
+        Refusal::Unsupported(_) => Code::Internal,
+    };
+    let mut response = Response::new(Bytes::new());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(&STATUS, HeaderValue::from(code as u16));
+    headers.insert(&MESSAGE, HeaderValue::from_static(refusal.title()));
+    if let Refusal::Denied(decision) = refusal {
+        retry(headers, decision, refusal.title());
+    }
+    response
+}
+
+/// How long to wait, in the two ways that clients look for it.
+fn retry(headers: &mut HeaderMap, decision: &Decision, title: &str) {
+    let wait = decision.retry_after();
+    let pushback = match wait {
+        Some(wait) => {
+            let millis = wait.as_nanos().div_ceil(1_000_000).max(1);
+            let mut text = Vec::with_capacity(20);
+            write_number(&mut text, u64::try_from(millis).unwrap_or(u64::MAX));
+            HeaderValue::from_maybe_shared(Bytes::from(text)).ok()
+        }
+        // Below 0: do not try again.
+        None => Some(HeaderValue::from_static("-1")),
+    };
+    headers.extend(pushback.map(|value| (PUSHBACK.clone(), value)));
+    let details = base64(&status_message(decision, title));
+    let details = HeaderValue::from_maybe_shared(Bytes::from(details)).ok();
+    headers.extend(details.map(|value| (DETAILS.clone(), value)));
+}
+
+/// `google.rpc.Status` with a `RetryInfo` and a `QuotaFailure`.
+fn status_message(decision: &Decision, title: &str) -> Vec<u8> {
+    let mut status = Vec::with_capacity(192);
+    number(&mut status, 1, Code::ResourceExhausted as u64);
+    bytes(&mut status, 2, title.as_bytes());
+    if let Some(wait) = decision.retry_after() {
+        let (mut delay, mut info) = (Vec::new(), Vec::new());
+        number(&mut delay, 1, wait.as_secs());
+        number(&mut delay, 2, wait.subsec_nanos().into());
+        bytes(&mut info, 1, &delay);
+        detail(&mut status, b"type.googleapis.com/google.rpc.RetryInfo", &info);
+    }
+    if let Some(policy) = decision.policy() {
+        let (mut violation, mut failure) = (Vec::new(), Vec::new());
+        bytes(&mut violation, 1, policy.as_str().as_bytes());
+        bytes(&mut violation, 2, title.as_bytes());
+        bytes(&mut failure, 1, &violation);
+        detail(&mut status, b"type.googleapis.com/google.rpc.QuotaFailure", &failure);
+    }
+    status
+}
+
+/// Adds a `google.protobuf.Any` to a status.
+fn detail(status: &mut Vec<u8>, kind: &[u8], value: &[u8]) {
+    let mut any = Vec::with_capacity(kind.len() + value.len() + 8);
+    bytes(&mut any, 1, kind);
+    bytes(&mut any, 2, value);
+    bytes(status, 3, &any);
+}
+
+/// A field of wire type 0; 0 is left out.
+fn number(out: &mut Vec<u8>, field: u8, value: u64) {
+    if value > 0 {
+        out.push(field << 3);
+        varint(out, value);
+    }
+}
+
+/// A field of wire type 2.
+fn bytes(out: &mut Vec<u8>, field: u8, value: &[u8]) {
+    out.push(field << 3 | 2);
+    varint(out, value.len() as u64);
+    out.extend_from_slice(value);
+}
+
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Without padding, as gRPC prefers it.
+fn base64(data: &[u8]) -> Vec<u8> {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = Vec::with_capacity(data.len().div_ceil(3) * 4);
+    for chunk in data.chunks(3) {
+        let three = [0, 1, 2].map(|place| u32::from(chunk.get(place).copied().unwrap_or(0)));
+        let bits = three[0] << 16 | three[1] << 8 | three[2];
+        for place in 0..=chunk.len() {
+            text.push(DIGITS[(bits >> (18 - 6 * place) & 63) as usize]);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_rfc_4648() {
+        let table = [("", ""), ("f", "Zg"), ("fo", "Zm8"), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")];
+        for (data, text) in table {
+            assert_eq!(base64(data.as_bytes()), text.as_bytes());
+        }
+    }
+}

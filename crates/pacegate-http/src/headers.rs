@@ -1,0 +1,370 @@
+//! What a client is told about its limit: `Retry-After`, `RateLimit`, `RateLimit-Policy` and `X-RateLimit-*`.
+
+use std::{mem, ptr, sync::OnceLock};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{self, Entry},
+};
+use pacegate::{Algorithm, Decision, Limit, PolicyName, Source, Timestamp};
+use smallvec::SmallVec;
+
+/// Which headers tell a client about its limit. `Retry-After` is on every denial that has an end, whatever is chosen
+/// here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Headers {
+    /// `RateLimit` and `RateLimit-Policy`.
+    pub standard: HeaderStyle,
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`; `None` for none of them.
+    pub legacy: Option<ResetStyle>,
+}
+
+/// Which draft of the standard headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HeaderStyle {
+    /// None of them.
+    Off,
+    /// As in drafts 8 to 11: `RateLimit: "api";r=12;t=3`.
+    Draft8,
+}
+
+/// What the number in `X-RateLimit-Reset` is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ResetStyle {
+    /// Seconds since 1970.
+    Epoch,
+    /// Seconds from now.
+    Delta,
+}
+
+/// What is the same for all decisions by one limit.
+struct Known {
+    policy: PolicyName,
+    limit: Limit,
+    /// `RateLimit-Policy`.
+    standard: Kept,
+    /// `X-RateLimit-Limit`.
+    legacy: Kept,
+}
+
+/// A value that is written once.
+pub(crate) struct Kept {
+    value: HeaderValue,
+    bytes: Bytes,
+}
+
+/// What a header says.
+pub(crate) enum Said<'a> {
+    /// The same as before.
+    Kept(&'a Kept),
+    /// Something of this decision.
+    Fresh(Bytes),
+}
+
+/// Text that is short, and made on the stack.
+type Text = SmallVec<[u8; 128]>;
+
+static RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+static RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+static RETRY_AFTER: HeaderName = header::RETRY_AFTER;
+
+/// The largest integer of a structured field.
+const MOST: u64 = 999_999_999_999_999;
+
+/// The longest that a trip to a store is taken to last, in microseconds.
+const TRIP: u64 = 100_000;
+
+const ZERO: HeaderValue = HeaderValue::from_static("0");
+
+/// The numbers below 10,000, of four digits each, for values that need no memory of their own.
+static NUMBERS: [u8; 40_000] = numbers();
+
+/// The first limits that were written, for the life of the process: their values need no memory for each response.
+/// Limits come from configuration; if there are more, the others are written anew each time.
+static KNOWN: [OnceLock<Known>; 64] = [const { OnceLock::new() }; 64];
+
+impl Headers {
+    /// None but `Retry-After`.
+    pub const OFF: Self = Self { standard: HeaderStyle::Off, legacy: None };
+
+    /// Puts what a decision says into the headers of a response, in place of what was there under the same names.
+    ///
+    /// `now` is an instant before the decision, by the clock that clients go by: what ends with a second is then not
+    /// rounded up to the next.
+    pub fn write(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
+        make_room(decision, headers);
+        self.each(decision, now, |name, said| {
+            headers.insert(name, said.into());
+            true
+        });
+    }
+
+    /// Hands each header of a decision to `put`, until that returns `false`: for frameworks with types of their own.
+    pub(crate) fn each(
+        &self,
+        decision: &Decision,
+        now: Timestamp,
+        mut put: impl FnMut(&'static HeaderName, Said<'_>) -> bool,
+    ) {
+        if let Some(wait) = decision.retry_after_secs()
+            && !put(&RETRY_AFTER, Said::Fresh(number(wait)))
+        {
+            return;
+        }
+        let (Some(policy), Some(limit)) = (decision.policy(), decision.limit()) else { return };
+        let known = Known::of(policy, limit);
+        let fresh = known.is_none().then(|| Known::new(policy, limit));
+        let Some(known) = known.or(fresh.as_ref()) else { return };
+        if self.standard == HeaderStyle::Draft8 {
+            let mut state = Text::new();
+            write_state(&mut state, policy.as_str(), decision);
+            let go_on = put(&RATE_LIMIT, Said::Fresh(Bytes::copy_from_slice(&state)))
+                && put(&RATE_LIMIT_POLICY, Said::Kept(&known.standard));
+            if !go_on {
+                return;
+            }
+        }
+        if let Some(style) = self.legacy {
+            let reset = match style {
+                ResetStyle::Epoch => reset_instant(decision, &limit, now).as_secs_ceil(),
+                ResetStyle::Delta => reset_seconds(decision),
+            };
+            let _ = put(&X_LIMIT, Said::Kept(&known.legacy))
+                && put(&X_REMAINING, Said::Fresh(number(decision.remaining())))
+                && put(&X_RESET, Said::Fresh(number(reset)));
+        }
+    }
+
+    /// Whether a response that has headers of these names already says what these would.
+    pub(crate) fn are_in(&self, has: impl Fn(&HeaderName) -> bool) -> bool {
+        let standard = self.standard == HeaderStyle::Draft8 && has(&RATE_LIMIT);
+        standard || self.legacy.is_some() && has(&X_LIMIT)
+    }
+
+    /// [`Headers::write`] for headers that may be there already: if so, all stay as they are.
+    pub(crate) fn add(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
+        make_room(decision, headers);
+        // Looked up once each, since most responses have none of them.
+        let mut replaced = Vec::new();
+        self.each(decision, now, |name, said| {
+            // The first of each kind tells.
+            let tells = ptr::eq(name, &RATE_LIMIT) || ptr::eq(name, &X_LIMIT);
+            match headers.entry(name) {
+                Entry::Vacant(room) => {
+                    room.insert(said.into());
+                }
+                Entry::Occupied(mut there) if !tells => {
+                    replaced.extend(there.insert_mult(said.into()));
+                }
+                Entry::Occupied(_) => {
+                    if ptr::eq(name, &X_LIMIT) && self.standard == HeaderStyle::Draft8 {
+                        take_back(headers, mem::take(&mut replaced));
+                    }
+                    return false;
+                }
+            }
+            true
+        });
+    }
+}
+
+/// Takes the standard headers out again, and puts the policies there that were.
+#[cold]
+fn take_back(headers: &mut HeaderMap, policies: Vec<HeaderValue>) {
+    headers.remove(&RATE_LIMIT);
+    headers.remove(&RATE_LIMIT_POLICY);
+    headers.extend(policies.into_iter().map(|policy| (RATE_LIMIT_POLICY.clone(), policy)));
+}
+
+/// Most responses have a few headers already, and would grow in the middle of it.
+fn make_room(decision: &Decision, headers: &mut HeaderMap) {
+    if decision.policy().is_some() {
+        headers.reserve(5);
+    }
+}
+
+impl Said<'_> {
+    /// As bytes that are shared, not copied.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        match self {
+            Self::Kept(kept) => kept.bytes.clone(),
+            Self::Fresh(bytes) => bytes,
+        }
+    }
+}
+
+impl From<Said<'_>> for HeaderValue {
+    fn from(said: Said<'_>) -> Self {
+        match said {
+            Said::Kept(kept) => kept.value.clone(),
+            Said::Fresh(bytes) => value(bytes),
+        }
+    }
+}
+
+impl Kept {
+    fn new(bytes: Bytes) -> Self {
+        Self { value: value(bytes.clone()), bytes }
+    }
+
+    /// Copied without counting who holds it, since nobody ever gives it back.
+    fn lasting(self) -> Self {
+        let text: &'static [u8] = Box::leak((*self.bytes).into());
+        Self::new(Bytes::from_static(text))
+    }
+}
+
+impl Known {
+    /// What is known of a limit, or is from now on, if there is room for it.
+    fn of(policy: PolicyName, limit: Limit) -> Option<&'static Self> {
+        let name = policy.as_str().as_ptr().addr() >> 3;
+        let mixed = name as u64 ^ limit.amount() ^ limit.period().as_secs();
+        let first = usize::try_from(mixed % KNOWN.len() as u64).unwrap_or(0);
+        [first, first ^ 1].into_iter().find_map(|place| {
+            let known = KNOWN[place].get_or_init(|| Self::new(policy, limit).lasting());
+            (known.policy == policy && known.limit == limit).then_some(known)
+        })
+    }
+
+    fn new(policy: PolicyName, limit: Limit) -> Self {
+        let mut text = Text::new();
+        write_policy(&mut text, policy.as_str(), &limit);
+        let standard = Kept::new(Bytes::copy_from_slice(&text));
+        Self { policy, limit, standard, legacy: Kept::new(number(limit.capacity())) }
+    }
+
+    fn lasting(self) -> Self {
+        Self { standard: self.standard.lasting(), legacy: self.legacy.lasting(), ..self }
+    }
+}
+
+/// All of them, with the reset in seconds since 1970.
+impl Default for Headers {
+    fn default() -> Self {
+        Self { standard: HeaderStyle::Draft8, legacy: Some(ResetStyle::Epoch) }
+    }
+}
+
+/// When nothing is used any more, `now` being when it was asked.
+///
+/// A denial that is remembered tells the longest that it can last, which is by about a trip to the store too long. The
+/// end of its window would be rounded up to the next second, and differ from what was told before.
+fn reset_instant(decision: &Decision, limit: &Limit, now: Timestamp) -> Timestamp {
+    let end = now.after(decision.reset_after());
+    let remembered = decision.source() == Source::DenyCache;
+    if !remembered || limit.algorithm() != Algorithm::FixedWindow {
+        return end;
+    }
+    let period = u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX);
+    match end.as_micros().checked_rem(period) {
+        Some(late) if late < TRIP => Timestamp::from_micros(end.as_micros() - late),
+        _ => end,
+    }
+}
+
+/// Until nothing is used any more, rounded up.
+pub fn reset_seconds(decision: &Decision) -> u64 {
+    let time = decision.reset_after();
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+/// Adds a number in decimal digits.
+pub fn write_number(out: &mut Vec<u8>, number: u64) {
+    with_digits(number, |digits| out.extend_from_slice(digits));
+}
+
+/// The same, and no larger than a structured field may hold.
+fn write_integer(out: &mut Text, number: u64) {
+    with_digits(number.min(MOST), |digits| out.extend_from_slice(digits));
+}
+
+/// A number as text, and no larger than a structured field may hold.
+fn number(number: u64) -> Bytes {
+    let number = number.min(MOST);
+    if number >= 10_000 {
+        return with_digits(number, Bytes::copy_from_slice);
+    }
+    let end = 4 * number as usize + 4;
+    let digits = 1 + usize::from(number > 9) + usize::from(number > 99) + usize::from(number > 999);
+    Bytes::from_static(&NUMBERS[end - digits..end])
+}
+
+/// What we write is always fit for a header.
+fn value(text: Bytes) -> HeaderValue {
+    HeaderValue::from_maybe_shared(text).unwrap_or(ZERO)
+}
+
+const fn numbers() -> [u8; 40_000] {
+    let mut text = [b'0'; 40_000];
+    let mut number = 0;
+    while number < 10_000 {
+        let (mut rest, mut place) = (number, 4 * number + 3);
+        while rest > 0 {
+            text[place] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            place -= 1;
+        }
+        number += 1;
+    }
+    text
+}
+
+fn with_digits<R>(mut number: u64, read: impl FnOnce(&[u8]) -> R) -> R {
+    let mut digits = [0; 20];
+    let mut first = digits.len();
+    loop {
+        first -= 1;
+        digits[first] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    read(&digits[first..])
+}
+
+/// `"api";r=12;t=3`: what remains, and in how many seconds there is more.
+fn write_state(out: &mut Text, policy: &str, decision: &Decision) {
+    write_name(out, policy);
+    out.extend_from_slice(b";r=");
+    write_integer(out, decision.remaining());
+    let time = match decision.is_allowed() {
+        true => Some(reset_seconds(decision)),
+        false => decision.retry_after_secs(),
+    };
+    if let Some(time) = time {
+        out.extend_from_slice(b";t=");
+        write_integer(out, time);
+    }
+}
+
+/// `"api";q=600;w=60`: how much in how many seconds, if they are whole.
+fn write_policy(out: &mut Text, policy: &str, limit: &Limit) {
+    write_name(out, policy);
+    out.extend_from_slice(b";q=");
+    write_integer(out, limit.amount());
+    let period = limit.period();
+    if limit.algorithm() == Algorithm::Concurrency {
+        out.extend_from_slice(b";qu=\"concurrent-requests\"");
+    } else if period.subsec_nanos() == 0 {
+        out.extend_from_slice(b";w=");
+        write_integer(out, period.as_secs());
+    } else {
+        out.extend_from_slice(b";pacegate-ms=");
+        write_integer(out, u64::try_from(period.as_millis()).unwrap_or(MOST));
+    }
+}
+
+/// A policy's name needs no escaping in a structured field.
+fn write_name(out: &mut Text, policy: &str) {
+    out.push(b'"');
+    out.extend_from_slice(policy.as_bytes());
+    out.push(b'"');
+}

@@ -1,0 +1,77 @@
+use std::{
+    mem,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{Request, Response};
+use tower_service::Service;
+
+use super::{
+    body::{IntoBody, MakeBody},
+    future::{ResponseFuture, Waiting},
+};
+use crate::{Asked, Decide, Reply, Rules};
+
+/// A service that serves only requests within their limits. What is allowed has its
+/// [`Decision`](pacegate::Decision) among its extensions.
+///
+/// Readiness is that of the service inside. A limiter in this process decides before `call` returns; for another, the
+/// future holds the request and a clone of the service until it is decided. Dropping the future before that drops the
+/// request; what a store has been told by then stays charged.
+#[derive(Clone, Debug)]
+pub struct RateLimit<S, L, M = IntoBody> {
+    inner: S,
+    rules: Arc<Rules<L>>,
+    make: M,
+}
+
+impl<S, L, M> RateLimit<S, L, M> {
+    pub(super) fn new(inner: S, rules: Arc<Rules<L>>, make: M) -> Self {
+        Self { inner, rules, make }
+    }
+}
+
+impl<S, L, M, ReqB, ResB> Service<Request<ReqB>> for RateLimit<S, L, M>
+where
+    S: Service<Request<ReqB>, Response = Response<ResB>> + Clone,
+    L: Decide,
+    M: MakeBody<ResB>,
+{
+    type Response = Response<ResB>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, L, M, ReqB, ResB>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<ReqB>) -> Self::Future {
+        let (rules, make) = (Arc::clone(&self.rules), self.make.clone());
+        let (head, body) = request.into_parts();
+        let question = match rules.ask(&head) {
+            Asked::Ask(question) => question,
+            Asked::Skip => {
+                let call = self.inner.call(Request::from_parts(head, body));
+                return ResponseFuture::calling(rules, make, call, None);
+            }
+            Asked::Refuse(refusal) => {
+                let response = rules.refuse(&refusal, &head, None).map(|body| make.make(body));
+                return ResponseFuture::answered(rules, make, response);
+            }
+        };
+        match rules.decide(&question) {
+            Reply::Now(answer) => {
+                let waiting = Waiting { service: &mut self.inner, head, body, question };
+                waiting.decided(rules, make, answer)
+            }
+            Reply::Later(deciding) => {
+                // It is this one that is ready, and not a clone of it.
+                let clone = self.inner.clone();
+                let service = mem::replace(&mut self.inner, clone);
+                let waiting = Waiting { service, head, body, question };
+                ResponseFuture::deciding(rules, make, deciding, waiting)
+            }
+        }
+    }
+}

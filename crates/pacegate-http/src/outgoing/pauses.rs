@@ -1,0 +1,72 @@
+//! Until when which calls are not wanted.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use pacegate::{Key, KeyBuf};
+
+/// Pauses that responses have asked for, at most [`Pauses::MOST`] at a time.
+#[derive(Debug, Default)]
+pub(super) struct Pauses {
+    /// By [`pacegate::Clock::elapsed`]. Held for a lookup; nothing is awaited under it.
+    until: Mutex<HashMap<KeyBuf, Duration>>,
+}
+
+impl Pauses {
+    /// Where there are more, those that end first are forgotten first.
+    pub(super) const MOST: usize = 1_024;
+
+    /// How long until calls with a key are wanted again, if they are not now.
+    pub(super) fn left(&self, key: &impl Key, elapsed: Duration) -> Option<Duration> {
+        let key = key.with(|key| key.to_buf());
+        let mut pauses = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = *pauses.get(&key)?;
+        if until <= elapsed {
+            pauses.remove(&key);
+            return None;
+        }
+        Some(until - elapsed)
+    }
+
+    /// Makes calls with a key wait; a longer pause that is already known stays.
+    pub(super) fn pause(&self, key: &impl Key, wait: Duration, elapsed: Duration) {
+        let until = elapsed.saturating_add(wait);
+        let key = key.with(|key| key.to_buf());
+        let mut pauses = self.until.lock().unwrap_or_else(PoisonError::into_inner);
+        if pauses.len() >= Self::MOST && !pauses.contains_key(&key) {
+            pauses.retain(|_, until| *until > elapsed);
+        }
+        if pauses.len() >= Self::MOST && !pauses.contains_key(&key) {
+            let first = pauses.iter().min_by_key(|(_, until)| **until);
+            if let Some(first) = first.map(|(key, _)| key.clone()) {
+                pauses.remove(&first);
+            }
+        }
+        let known = pauses.entry(key).or_insert(until);
+        *known = until.max(*known);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_end_and_are_bounded() {
+        let (pauses, second) = (Pauses::default(), Duration::from_secs);
+        pauses.pause(&"a", second(10), second(0));
+        pauses.pause(&"a", second(4), second(1));
+        assert_eq!(pauses.left(&"a", second(9)), Some(second(1)));
+        assert_eq!(pauses.left(&"a", second(10)), None);
+        assert!(pauses.until.lock().unwrap().is_empty());
+        for number in 0..5_000_u64 {
+            pauses.pause(&number, second(100 + number), second(0));
+        }
+        assert_eq!(pauses.until.lock().unwrap().len(), Pauses::MOST);
+        assert_eq!(pauses.left(&4_999_u64, second(0)), Some(second(5_099)));
+        assert_eq!(pauses.left(&0_u64, second(0)), None);
+    }
+}

@@ -1,0 +1,52 @@
+//! The response to a request that is not served.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+
+use crate::{
+    Head, Refusal, grpc,
+    problem::{self, Problem, QUOTA_EXCEEDED},
+};
+
+/// A problem, or over gRPC a status in a response of headers alone.
+pub(crate) fn response<H: Head>(refusal: &Refusal, head: &H) -> Response<Bytes> {
+    if grpc::speaks(head) {
+        return grpc::response(refusal);
+    }
+    let problem = problem_of(refusal);
+    let mut response = Response::new(Bytes::from(problem.to_json()));
+    *response.status_mut() = problem.status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, problem::CONTENT_TYPE);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+fn problem_of(refusal: &Refusal) -> Problem<'static> {
+    let (status, kind) = match refusal {
+        Refusal::Denied(_) => (StatusCode::TOO_MANY_REQUESTS, QUOTA_EXCEEDED),
+        Refusal::Cost(_) => (StatusCode::BAD_REQUEST, "urn:pacegate:problem:cost"),
+        Refusal::Missing(_) => (StatusCode::BAD_REQUEST, "urn:pacegate:problem:missing"),
+        Refusal::Unsupported(_) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, "urn:pacegate:problem:unsupported")
+        }
+    };
+    let policy = match refusal {
+        Refusal::Denied(decision) => decision.policy(),
+        Refusal::Cost(error) => Some(error.policy),
+        Refusal::Missing(_) | Refusal::Unsupported(_) => None,
+    };
+    Problem { status, kind, title: refusal.title(), policy }
+}
+
+impl Refusal {
+    /// What went wrong, in words that say nothing of the request.
+    pub fn title(&self) -> &'static str {
+        match self {
+            Self::Denied(_) => "The quota is used up for now",
+            Self::Cost(_) => "The request costs more than could ever be admitted",
+            Self::Missing(_) => "The request lacks what its quota is counted by",
+            Self::Unsupported(_) => "The quota of the request cannot be counted here",
+        }
+    }
+}

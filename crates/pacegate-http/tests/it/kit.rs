@@ -1,0 +1,66 @@
+//! What several tests need.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    future::{Ready, ready},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body_util::{BodyExt, Full};
+use pacegate::{ManualClock, Timestamp};
+use tower::{Service, util::ServiceExt};
+
+pub(crate) type Asking = Request<Full<Bytes>>;
+pub(crate) type Answer = Response<Full<Bytes>>;
+
+/// Answers 200 with nothing.
+pub(crate) fn fine(_: Asking) -> Ready<Result<Answer, Infallible>> {
+    ready(Ok(Response::new(Full::default())))
+}
+
+/// Asks a service once, and waits for the answer.
+pub(crate) fn ask<S>(service: &S, request: Asking) -> Answer
+where
+    S: Service<Asking, Response = Answer> + Clone,
+    S::Error: fmt::Debug,
+{
+    pollster::block_on(service.clone().oneshot(request)).unwrap()
+}
+
+/// The statuses of so many requests for a path, one after the other.
+pub(crate) fn statuses<S>(service: &S, path: &str, times: usize) -> Vec<u16>
+where
+    S: Service<Asking, Response = Answer> + Clone,
+    S::Error: fmt::Debug,
+{
+    (0..times).map(|_| ask(service, get(path)).status().as_u16()).collect()
+}
+
+/// A request of nothing for a path.
+pub(crate) fn get(path: &str) -> Asking {
+    Request::get(path).body(Full::default()).unwrap()
+}
+
+/// The same with a header.
+pub(crate) fn with(path: &str, name: &'static str, value: &str) -> Asking {
+    let mut request = get(path);
+    request.headers_mut().insert(name, value.parse().unwrap());
+    request
+}
+
+/// A header as text; empty if it is not there.
+pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    headers.get(name).map_or("", |value| value.to_str().unwrap())
+}
+
+pub(crate) fn body(answer: Answer) -> String {
+    let bytes = pollster::block_on(answer.into_body().collect()).unwrap().to_bytes();
+    String::from_utf8(bytes.into()).unwrap()
+}
+
+/// An instant that is not the start of any window, and a clock there.
+pub(crate) fn clock() -> ManualClock {
+    ManualClock::at(Timestamp::from_micros(1_700_000_000_250_001))
+}

@@ -1,0 +1,225 @@
+//! Calls that wait, on a clock in our hands.
+
+use std::{
+    convert::Infallible,
+    future::{Future, ready},
+    pin::pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::Response;
+use http_body_util::Full;
+use pacegate::{
+    Clock, CostError, Limiter, ManualClock, MemoryStore, SharedLimiter, Timestamp, WaitError,
+};
+use pacegate_http::{
+    ResolveExt,
+    outgoing::{OutgoingError, StayWithinLayer, Wait},
+    resolve::Header,
+};
+use tower::{Layer, Service, service_fn};
+
+use crate::kit::{self, Answer, Asking, get, with};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The other side: answers what it is told to, and notes when it was called.
+#[derive(Clone)]
+struct Other {
+    clock: ManualClock,
+    calls: Arc<Mutex<Vec<Duration>>>,
+    header: Option<(&'static str, &'static str)>,
+}
+
+impl Other {
+    fn new(clock: &ManualClock, header: Option<(&'static str, &'static str)>) -> Self {
+        Self { clock: clock.clone(), calls: Arc::default(), header }
+    }
+
+    fn service(
+        &self,
+    ) -> impl Service<Asking, Response = Answer, Error = Infallible, Future: Send> + Clone + use<>
+    {
+        let other = self.clone();
+        let begun = other.clock.now();
+        service_fn(move |_: Asking| {
+            let since = Duration::from_micros(other.clock.now().micros_since(begun));
+            other.calls.lock().unwrap().push(since);
+            let mut answer = Response::builder().status(429);
+            if let Some((name, value)) = other.header {
+                answer = answer.header(name, value);
+            }
+            ready(Ok(answer.body(Full::default()).unwrap()))
+        })
+    }
+
+    fn calls(&self) -> Vec<Duration> {
+        self.calls.lock().unwrap().clone()
+    }
+}
+
+fn limiter(limit: &str, clock: &ManualClock) -> Limiter {
+    Limiter::builder().limit(limit).clock(clock.clone()).build().unwrap()
+}
+
+/// Polls to the end, and moves the clock to the next instant that somebody waits for whenever nothing goes on.
+fn run<F: Future>(clock: &ManualClock, future: F) -> F::Output {
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => clock.set(clock.next_wake().expect("it waits for the clock")),
+        }
+    }
+}
+
+fn waits<L: Wait>(limiter: L, clock: &ManualClock) {
+    let other = Other::new(clock, None);
+    let layer = StayWithinLayer::new(limiter).within(SECOND).clock(clock.clone());
+    let mut client = layer.layer(other.service());
+    for _ in 0..3 {
+        assert_eq!(run(clock, client.call(get("http://a.example/"))).unwrap().status(), 429);
+    }
+    assert_eq!(other.calls(), [Duration::ZERO, SECOND / 2, SECOND]);
+    // Another host has a limit of its own.
+    run(clock, client.call(get("http://b.example/"))).unwrap();
+    assert_eq!(other.calls()[3], SECOND);
+}
+
+#[test]
+fn calls_wait_for_their_turn() {
+    let clock = kit::clock();
+    waits(limiter("2/second burst 1", &clock), &clock);
+    let clock = kit::clock();
+    let store = MemoryStore::new(100, clock.clone());
+    let shared = SharedLimiter::builder(store).limit("2/second burst 1").clock(clock.clone());
+    waits(shared.build().unwrap(), &clock);
+}
+
+#[test]
+fn a_call_that_cannot_be_in_time_fails_at_once() {
+    let clock = kit::clock();
+    let other = Other::new(&clock, None);
+    let layer = StayWithinLayer::new(limiter("1/minute burst 1", &clock)).within(SECOND);
+    let mut client = layer.clock(clock.clone()).layer(other.service());
+    run(&clock, client.call(get("http://a.example/"))).unwrap();
+    let error = run(&clock, client.call(get("http://a.example/"))).unwrap_err();
+    let needed = Some(Duration::from_secs(60));
+    assert_eq!(error, OutgoingError::Wait(WaitError::TooLong { needed }));
+    assert_eq!(other.calls().len(), 1);
+}
+
+#[test]
+fn what_the_other_side_says_is_learned() {
+    for (header, value, wait) in [
+        ("retry-after", "3", 3),
+        ("ratelimit", "\"api\";r=0;t=4", 4),
+        ("ratelimit", "limit=9, remaining=0, reset=5", 5),
+        ("ratelimit", "\"api\";r=1;t=4", 0),
+        ("x-other", "3", 0),
+    ] {
+        let clock = kit::clock();
+        let other = Other::new(&clock, Some((header, value)));
+        let layer = StayWithinLayer::new(limiter("100/second", &clock)).clock(clock.clone());
+        let mut client = layer.layer(other.service());
+        run(&clock, client.call(get("http://a.example/"))).unwrap();
+        run(&clock, client.call(get("http://b.example/"))).unwrap();
+        run(&clock, client.call(get("http://a.example/"))).unwrap();
+        let expected = [Duration::ZERO, Duration::ZERO, Duration::from_secs(wait)];
+        assert_eq!(other.calls(), expected, "{header}: {value}");
+    }
+}
+
+#[test]
+fn a_pause_longer_than_the_wait_is_an_error() {
+    let clock = kit::clock();
+    let other = Other::new(&clock, Some(("retry-after", "60")));
+    let layer = StayWithinLayer::new(limiter("100/second", &clock)).within(SECOND);
+    let mut client = layer.clock(clock.clone()).layer(other.service());
+    run(&clock, client.call(get("http://a.example/"))).unwrap();
+    clock.advance(SECOND);
+    let error = run(&clock, client.call(get("http://a.example/"))).unwrap_err();
+    assert_eq!(error, OutgoingError::Paused(Duration::from_secs(59)));
+    assert!(error.to_string().contains("59s"), "{error}");
+}
+
+#[test]
+fn a_pause_is_no_longer_if_the_clock_is_set_back() {
+    let clock = kit::clock();
+    let other = Other::new(&clock, Some(("retry-after", "3")));
+    let layer = StayWithinLayer::new(limiter("100/second", &clock)).within(5 * SECOND);
+    let mut client = layer.clock(clock.clone()).layer(other.service());
+    run(&clock, client.call(get("http://a.example/"))).unwrap();
+    clock.advance(SECOND);
+    clock.set(Timestamp::from_micros(clock.now().as_micros() - 3_600_000_000));
+    let before = clock.elapsed();
+    run(&clock, client.call(get("http://a.example/"))).unwrap();
+    assert_eq!(clock.elapsed() - before, 2 * SECOND);
+}
+
+#[test]
+fn after_a_pause_the_limit_holds_as_before() {
+    let clock = kit::clock();
+    let calls: Arc<Mutex<Vec<(usize, Duration)>>> = Arc::default();
+    let service = service_fn({
+        let (clock, calls) = (clock.clone(), Arc::clone(&calls));
+        move |request: Asking| {
+            let place = request.uri().path()[1..].parse().unwrap();
+            calls.lock().unwrap().push((place, clock.elapsed()));
+            let (clock, until) = (clock.clone(), clock.now().after(SECOND / 2));
+            async move {
+                clock.sleep_until(until).await;
+                let answer = Response::builder().status(if place == 0 { 429 } else { 200 });
+                let answer = if place == 0 { answer.header("retry-after", "3") } else { answer };
+                Ok::<_, Infallible>(answer.body(Full::<Bytes>::default()).unwrap())
+            }
+        }
+    });
+    let layer = StayWithinLayer::new(limiter("1/second burst 1", &clock)).clock(clock.clone());
+    let mut client = layer.layer(service);
+    let begun = clock.elapsed();
+    let futures: Vec<_> =
+        (0..6).map(|place| client.call(get(&format!("http://a.example/{place}")))).collect();
+    run(&clock, join_all(futures)).into_iter().for_each(|answer| drop(answer.unwrap()));
+    let calls: Vec<_> = calls.lock().unwrap().iter().map(|&(n, at)| (n, at - begun)).collect();
+    // The pause begins with the answer to the first, while the others wait in line.
+    let millis = [0, 3_500, 4_500, 5_500, 6_500, 7_500].map(Duration::from_millis);
+    assert_eq!(calls, millis.into_iter().enumerate().collect::<Vec<_>>());
+}
+
+#[test]
+fn nothing_is_learned_if_so_chosen() {
+    let clock = kit::clock();
+    let other = Other::new(&clock, Some(("retry-after", "60")));
+    let layer = StayWithinLayer::new(limiter("100/second", &clock)).unlearned();
+    let mut client = layer.clock(clock.clone()).layer(other.service());
+    for _ in 0..3 {
+        run(&clock, client.call(get("http://a.example/"))).unwrap();
+    }
+    assert_eq!(other.calls(), [Duration::ZERO; 3]);
+}
+
+#[test]
+fn keys_and_costs_are_choices() {
+    let clock = kit::clock();
+    let other = Other::new(&clock, None);
+    let layer = StayWithinLayer::new(limiter("1/second burst 5", &clock))
+        .by(Header::from_static("x-account").or_reject())
+        .cost(|head| if head.method == http::Method::GET { 5 } else { 9 })
+        .clock(clock.clone());
+    let mut client = layer.layer(other.service());
+    let mut call = |request| run(&clock, client.call(request));
+    call(with("/", "x-account", "a")).unwrap();
+    call(with("/", "x-account", "b")).unwrap();
+    call(with("/", "x-account", "a")).unwrap();
+    assert_eq!(other.calls(), [Duration::ZERO, Duration::ZERO, 5 * SECOND]);
+    assert_eq!(call(get("/")).unwrap_err(), OutgoingError::Missing);
+    let mut dear = with("/", "x-account", "c");
+    *dear.method_mut() = http::Method::POST;
+    let error = call(dear).unwrap_err();
+    assert!(matches!(error, OutgoingError::Wait(WaitError::Cost(CostError { cost: 9, .. }))));
+}

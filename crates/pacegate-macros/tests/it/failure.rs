@@ -1,0 +1,112 @@
+//! When the store is away.
+
+use std::num::NonZeroU32;
+
+use pacegate::{
+    Answer, Charge, Denied, Limit, PolicySet, SharedLimiter, Store, StoreError,
+    algorithm::Outcome,
+    policy::FailureMode::{self, Closed, Local},
+};
+use pacegate_macros::rate_limit;
+
+use crate::admitted;
+
+/// A store that answers every charge with this.
+#[derive(Debug)]
+struct Away(StoreError);
+
+impl Away {
+    fn answer<T: Send + 'static>(&self) -> Answer<'_, T> {
+        Box::pin(std::future::ready(Err(self.0.clone())))
+    }
+}
+
+impl Store for Away {
+    fn charge<'a>(&'a self, _: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
+        self.answer()
+    }
+
+    fn refund<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.answer()
+    }
+
+    fn reset<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.answer()
+    }
+
+    fn release<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.answer()
+    }
+
+    fn renew<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, bool> {
+        self.answer()
+    }
+}
+
+fn limiter(error: StoreError, ad_hoc: FailureMode) -> SharedLimiter {
+    let policies = PolicySet::of_limits([Limit::per_second(0)]).unwrap();
+    SharedLimiter::new(Away(error), policies.failing_ad_hoc(ad_hoc))
+}
+
+const HALF: FailureMode = Local { numerator: 1, denominator: NonZeroU32::new(2).unwrap() };
+
+#[rate_limit("4/day sliding-log", failure = "open", limiter = limiter)]
+async fn open(limiter: &SharedLimiter) -> Result<(), Denied> {
+    Ok(())
+}
+
+#[rate_limit("4/day sliding-log", failure = "closed", limiter = limiter)]
+async fn closed(limiter: &SharedLimiter) -> Result<(), Denied> {
+    Ok(())
+}
+
+#[rate_limit("4/day sliding-log", failure = "local", limiter = limiter)]
+async fn local(limiter: &SharedLimiter) -> Result<(), Denied> {
+    Ok(())
+}
+
+#[rate_limit("4/day sliding-log", failure = HALF, limiter = limiter)]
+async fn half(limiter: &SharedLimiter) -> Result<(), Denied> {
+    Ok(())
+}
+
+#[rate_limit("4/day sliding-log", limiter = limiter)]
+async fn unsaid(limiter: &SharedLimiter) -> Result<(), Denied> {
+    Ok(())
+}
+
+macro_rules! of_nine {
+    ($limiter:expr, $function:ident) => {
+        admitted(9, || pollster::block_on($function($limiter)))
+    };
+}
+
+#[test]
+fn each_function_says_what_happens() {
+    for ad_hoc in [FailureMode::Open, Closed] {
+        let limiter = &limiter(StoreError::TimedOut, ad_hoc);
+        assert_eq!(of_nine!(limiter, open), 9);
+        assert_eq!(of_nine!(limiter, closed), 0);
+        assert_eq!(of_nine!(limiter, local), 4);
+        assert_eq!(of_nine!(limiter, half), 2);
+        let denied = pollster::block_on(closed(limiter)).unwrap_err().decision();
+        assert_eq!(denied.retry_after(), Some(FailureMode::RETRY_AFTER));
+        assert!(denied.is_degraded());
+    }
+}
+
+#[test]
+fn unless_it_does_the_limiter_says() {
+    let of = |ad_hoc| {
+        let limiter = &limiter(StoreError::TimedOut, ad_hoc);
+        of_nine!(limiter, unsaid)
+    };
+    assert_eq!([of(FailureMode::Open), of(Closed), of(HALF)], [9, 0, 2]);
+}
+
+#[test]
+fn what_a_store_cannot_do_is_denied_for_good() {
+    let limiter = limiter(StoreError::Unsupported("no".to_owned()), FailureMode::Open);
+    let denied = pollster::block_on(open(&limiter)).unwrap_err().decision();
+    assert_eq!(denied.retry_after(), None);
+}

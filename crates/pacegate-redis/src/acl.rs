@@ -1,0 +1,73 @@
+//! The rights that Pacegate needs.
+
+/// What a user of the server has to be allowed, beside the keys: every command that Pacegate sends or its scripts use,
+/// and no other.
+///
+/// It is part of a rule as servers from Redis 6.2 on understand it, whether alone or in a cluster:
+///
+/// ```text
+/// ACL SETUSER pacegate reset on >PASSWORD ~pg:* <these rules>
+/// ```
+///
+/// `pg:` is the [prefix](crate::RedisStoreBuilder::prefix) of the keys. `HELLO` and `AUTH` need no right.
+pub const ACL_RULES: &str = "-@all +ping +info +select +time +eval +evalsha +cluster|slots +asking \
+    +get +mget +set +exists +del +unlink +pexpire \
+    +lindex +llen +lset +ltrim +rpush +rpop \
+    +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore";
+
+/// What a store with the [layout](crate::Layout) of another limiter needs besides. The keys are then those of the
+/// layout: `~rl:*` for `rl:{key}:{window}`.
+pub const LAYOUT_ACL_RULES: &str = "+incrby +decrby +pttl +zpopmax";
+
+/// The same for a user of the sentinels, who are asked where the master is and nothing else.
+pub const SENTINEL_ACL_RULES: &str =
+    "-@all +ping +info +sentinel|master +sentinel|get-master-addr-by-name";
+
+/// The whole command that makes a user with just these rights.
+pub(crate) fn acl_line(prefix: &str) -> String {
+    format!("ACL SETUSER pacegate reset on >PASSWORD ~{prefix}* {ACL_RULES}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn commands(scripts: &[&str]) -> BTreeSet<String> {
+        scripts
+            .iter()
+            .flat_map(|script| script.split("call('").skip(1))
+            .filter_map(|rest| rest.split('\'').next())
+            .map(|command| format!("+{}", command.to_lowercase()))
+            .collect()
+    }
+
+    #[test]
+    fn layouts_need_no_more_than_they_say() {
+        let used = commands(&[include_str!("script/window.lua"), include_str!("script/log.lua")]);
+        let has = |rules: &str, command: &str| rules.split_whitespace().any(|rule| rule == command);
+        let more: Vec<&String> = used.iter().filter(|command| !has(ACL_RULES, command)).collect();
+        assert!(more.iter().all(|command| has(LAYOUT_ACL_RULES, command)), "{more:?}");
+        assert_eq!(more.len(), LAYOUT_ACL_RULES.split_whitespace().count());
+    }
+
+    #[test]
+    fn every_command_of_the_scripts_is_allowed_and_nothing_else() {
+        let scripts = [
+            include_str!("script/common.lua"),
+            include_str!("script/each.lua"),
+            include_str!("script/charge.lua"),
+            include_str!("script/amend.lua"),
+        ];
+        let mut used = commands(&scripts);
+        for sent in
+            ["ping", "info", "select", "eval", "evalsha", "cluster|slots", "asking", "unlink"]
+        {
+            used.insert(format!("+{sent}"));
+        }
+        let allowed: BTreeSet<String> =
+            ACL_RULES.split_whitespace().skip(1).map(str::to_owned).collect();
+        assert_eq!(allowed, used);
+    }
+}

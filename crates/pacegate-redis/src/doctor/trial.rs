@@ -1,0 +1,105 @@
+//! The scripts, tried on a key that nobody else uses.
+
+use std::time::Duration;
+
+use pacegate::{Charge, Clock, KeyRef, Limit, PolicyName, Store, SystemClock};
+
+use super::{Finding, Options};
+use crate::{RedisStore, cell::Names, cluster::Range, store::RedisStoreBuilder, url::RedisUrl};
+
+/// A try is about answers, not about time.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Three ways of counting that between them use most commands. None has a window whose end could come in between.
+const LIMITS: [&str; 3] = ["1/minute burst 1", "1/minute sliding-log", "1/minute concurrency"];
+const POLICY: &str = "doctor";
+
+/// A store with scratch keys.
+#[derive(Debug)]
+pub(super) struct Trial {
+    store: RedisStore,
+    names: Names,
+}
+
+impl Trial {
+    pub(super) async fn begin(url: &RedisUrl, options: &Options) -> Result<Self, Finding> {
+        let prefix = format!("{}doctor:", options.prefix);
+        let builder =
+            RedisStoreBuilder::new(url.clone()).prefix(&prefix).deadline(DEADLINE).deny_cache(0);
+        let store = builder.connect().await.map_err(|error| failed(error.to_string()))?;
+        Ok(Self { store, names: Names::new(&prefix, b"") })
+    }
+
+    /// Charges a limit of one twice, at the server that has these slots, and cleans up.
+    pub(super) async fn run(&self, slots: &[Range]) -> Finding {
+        match self.try_all(slots).await {
+            Ok(()) => {
+                let text = "a limit of 1 admitted one request, denied the next, and was reset, by each kind of script";
+                Finding::good("script", text)
+            }
+            Err(problem) => failed(problem),
+        }
+    }
+
+    async fn try_all(&self, slots: &[Range]) -> Result<(), String> {
+        let policy: PolicyName = POLICY.parse().map_err(|error| format!("{error}"))?;
+        let start = SystemClock::new().now().as_micros();
+        for text in LIMITS {
+            let limit: Limit = text.parse().map_err(|error| format!("{error}"))?;
+            // Nobody else comes by a key with the time in it.
+            let mut keys = (0..u64::MAX).map(|number| format!("{start}-{number}"));
+            let key = keys.find(|key| self.is_in(slots, &charge(policy, key, limit)));
+            let tried = self.try_one(charge(policy, &key.unwrap_or_default(), limit)).await;
+            tried.map_err(|problem| format!("{text}: {problem}"))?;
+        }
+        Ok(())
+    }
+
+    fn is_in(&self, slots: &[Range], charge: &Charge<'_>) -> bool {
+        let slot = self.names.want(charge).map_or(0, |want| want.cell.slot());
+        slots.is_empty() || slots.iter().any(|range| (range.first..=range.last).contains(&slot))
+    }
+
+    async fn try_one(&self, charge: Charge<'_>) -> Result<(), String> {
+        let tried = self.charge_twice(charge).await;
+        let reset = self.store.reset(&charge).await.map_err(|error| error.to_string());
+        tried.and(reset)
+    }
+
+    async fn charge_twice(&self, charge: Charge<'_>) -> Result<(), String> {
+        for (permit, expected) in [(1, true), (2, false)] {
+            let mut charge = charge;
+            charge.permit = permit;
+            let answered = self.store.charge(&[charge]).await.map_err(|error| error.to_string())?;
+            let outcome = answered.first().ok_or("no outcome")?;
+            if outcome.is_admitted() != expected {
+                let word =
+                    if expected { "the first charge was denied" } else { "two were admitted" };
+                return Err(word.to_owned());
+            }
+            let wait = outcome.retry_after();
+            let fits = wait.is_some_and(|wait| !wait.is_zero() && wait <= Duration::from_secs(60));
+            if !expected && !fits {
+                return Err(format!(
+                    "the second charge is told to wait {wait:?}, not up to a minute"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn charge(policy: PolicyName, key: &str, limit: Limit) -> Charge<'_> {
+    Charge::new(policy, KeyRef::new(key.as_bytes()), limit)
+}
+
+fn failed(problem: String) -> Finding {
+    let advice =
+        "see to what is said above, above all the rights and the role; then run the doctor again";
+    Finding::problem("script", format!("the scripts do not work here: {problem}"), advice)
+}
+
+/// Instead of a try at a server where it cannot work.
+pub(super) fn not_tried() -> Finding {
+    let advice = "see to what is said above, then run the doctor again";
+    Finding::notice("script", "not tried: a store cannot work with this server as it is", advice)
+}

@@ -1,0 +1,190 @@
+//! Which server it is, and what is known to be wrong with it.
+
+use std::fmt;
+
+use super::{Finding, ask::Info};
+
+/// Name and version of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Version {
+    kind: Kind,
+    number: Number,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Redis,
+    Valkey,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Number(u32, u32, u32);
+
+/// Holes in the interpreter of scripts, and the first versions without them, one for each series that got one.
+struct Holes {
+    names: &'static str,
+    kind: Kind,
+    fixed: &'static [Number],
+    /// Whether series that are older than those named, or between them, have the holes as far as is known.
+    older: bool,
+}
+
+const LUA_2025: &str = "CVE-2025-49844, CVE-2025-46817, CVE-2025-46818 and CVE-2025-46819";
+
+const HOLES: [Holes; 3] = [
+    Holes {
+        names: LUA_2025,
+        kind: Kind::Redis,
+        fixed: &[Number(6, 2, 20), Number(7, 2, 11), Number(7, 4, 6), Number(8, 2, 2)],
+        older: true,
+    },
+    Holes {
+        names: LUA_2025,
+        kind: Kind::Valkey,
+        fixed: &[Number(7, 2, 11), Number(8, 0, 6), Number(8, 1, 4)],
+        older: true,
+    },
+    Holes {
+        names: "CVE-2026-23631 and CVE-2026-23479",
+        kind: Kind::Redis,
+        fixed: &[Number(8, 6, 3)],
+        older: false,
+    },
+];
+
+impl Version {
+    /// Valkey says for the sake of clients that it is Redis 7.2, and has its own version beside that.
+    pub(super) fn of(info: &Info) -> Option<Self> {
+        let valkey = info.text("valkey_version").map(|text| (Kind::Valkey, text));
+        let (kind, text) = valkey.or_else(|| Some((Kind::Redis, info.text("redis_version")?)))?;
+        Some(Self { kind, number: Number::parse(text)? })
+    }
+
+    pub(super) fn check(self) -> Vec<Finding> {
+        let holes: Vec<Finding> = HOLES.iter().filter_map(|holes| self.suffers(holes)).collect();
+        match (self.too_old(), holes.is_empty()) {
+            (Some(finding), _) => [vec![finding], holes].concat(),
+            (None, true) => vec![Finding::good("version", self.to_string())],
+            (None, false) => holes,
+        }
+    }
+
+    fn too_old(self) -> Option<Finding> {
+        let least = match self.kind {
+            Kind::Redis => Number(6, 2, 0),
+            Kind::Valkey => Number(7, 2, 0),
+        };
+        let text = format!("{self} is older than Pacegate works with");
+        let advice = format!("install {} {}.{} or newer", self.kind, least.0, least.1);
+        (self.number < least).then(|| Finding::problem("version", text, advice))
+    }
+
+    fn suffers(self, holes: &Holes) -> Option<Finding> {
+        if holes.kind != self.kind {
+            return None;
+        }
+        let same_series = |fixed: &&Number| fixed.series() == self.number.series();
+        let names = holes.names;
+        if let Some(fixed) = holes.fixed.iter().find(same_series) {
+            let text = format!("{self} has holes that a script can use: {names}");
+            let advice = format!("install {} {fixed} or newer; {PATCHED}", self.kind);
+            return (self.number < *fixed).then(|| Finding::warning("version", text, advice));
+        }
+        let newest = holes.fixed.last().filter(|newest| holes.older && self.number < **newest)?;
+        let (major, minor) = self.number.series();
+        let text = format!(
+            "{self} may have holes that a script can use: {names}; no version of the series {major}.{minor} is known \
+             here to be without them"
+        );
+        let advice = format!("install {} {newest} or newer; {PATCHED}", self.kind);
+        Some(Finding::warning("version", text, advice))
+    }
+}
+
+const PATCHED: &str =
+    "a distribution may have closed them under the old number: look into its changes";
+
+impl Number {
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('.').map(|part| {
+            let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+            part[..digits].parse().ok()
+        });
+        let mut next = || parts.next().flatten();
+        Some(Self(next()?, next()?, next().unwrap_or(0)))
+    }
+
+    fn series(self) -> (u32, u32) {
+        (self.0, self.1)
+    }
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0, self.1, self.2)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Redis => "Redis",
+            Self::Valkey => "Valkey",
+        })
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Level, *};
+
+    fn found(info: &str) -> Vec<Finding> {
+        Version::of(&Info::new(info)).unwrap().check()
+    }
+
+    #[test]
+    fn only_versions_that_are_known_to_have_holes_are_said_to() {
+        for (version, warned) in [
+            ("redis_version:6.2.19", Some("6.2.20")),
+            ("redis_version:6.2.20", None),
+            ("redis_version:7.0.15", Some("8.2.2")),
+            ("redis_version:7.2.10", Some("7.2.11")),
+            ("redis_version:7.2.11", None),
+            ("redis_version:7.4.5", Some("7.4.6")),
+            ("redis_version:7.4.6", None),
+            ("redis_version:8.2.1", Some("8.2.2")),
+            ("redis_version:8.2.2", None),
+            ("redis_version:8.4.0", None),
+            ("redis_version:8.6.2", Some("8.6.3")),
+            ("redis_version:8.6.3", None),
+            ("redis_version:8.8.0-rc1", None),
+            ("redis_version:7.2.4\nvalkey_version:7.2.10", Some("7.2.11")),
+            ("redis_version:7.2.4\nvalkey_version:8.0.5", Some("8.0.6")),
+            ("redis_version:7.2.4\nvalkey_version:8.0.6", None),
+            ("redis_version:7.2.4\nvalkey_version:8.1.3", Some("8.1.4")),
+            ("redis_version:7.2.4\nvalkey_version:9.0.0", None),
+        ] {
+            let findings = found(version);
+            assert_eq!(findings.len(), 1, "{version}");
+            let level = if warned.is_some() { Level::Warning } else { Level::Good };
+            assert_eq!(findings[0].level, level, "{version}");
+            let advice = findings[0].advice.as_deref().unwrap_or_default();
+            assert!(advice.contains(warned.unwrap_or_default()), "{version}: {advice}");
+        }
+    }
+
+    #[test]
+    fn old_servers_are_a_problem() {
+        for version in
+            ["redis_version:6.0.20", "redis_version:5.0.7", "valkey_version:7.0.0\nredis_version:7"]
+        {
+            assert_eq!(found(version)[0].level, Level::Problem, "{version}");
+        }
+    }
+}

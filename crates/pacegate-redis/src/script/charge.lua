@@ -1,0 +1,246 @@
+-- Decides a batch of requests in one step. Pacegate works out every answer and hint from what this returns, so the
+-- script only has to know how many units are free, take what fits, and write.
+--
+-- KEYS     one for each cell, those kept as strings first; then, if `once` is set, one that remembers the reply.
+-- ARGV[1]  the program, packed: wire.rs writes it and reads the reply.
+
+local program = ARGV[1]
+local given, slack, once, create, size, strings, runs, place = unpack('<I8I8I8I8I8I8I8', program)
+
+if once > 0 then
+  local answered = call('GET', KEYS[size + 1])
+  if answered then return answered end
+end
+set_now(given)
+
+-- Reads a cell that is kept as a string.
+local function open(cell, at, a, b)
+  cell.taken, cell.since = 0, at
+  -- A limit of nothing denies whatever was used, and leaves that as it is for the limit that may come after it.
+  if cell.amount > 0 then
+    at, a, b, cell.changed = move(cell.kind, cell.amount, cell.period, at, a, b)
+  end
+  cell.at, cell.a, cell.b = at, a, b
+  cell.free = free_units(cell.kind, cell.amount, cell.capacity, cell.period, at, a, b)
+end
+
+local cells = {}
+for index = 1, size do
+  local kind, amount, capacity, period
+  kind, amount, capacity, period, place = unpack('<I8I8I8I8', program, place)
+  cells[index] = {
+    kind = kind, amount = amount, capacity = capacity, period = period,
+    at = false, since = 0, a = 0, b = 0, free = -1, taken = BROKEN, before = NOTHING,
+  }
+end
+
+if strings > 0 then
+  -- Not GET, even for one: it would fail for a foreign value, and with it the whole batch.
+  local values = call('MGET', spread(KEYS, 1, strings))
+  local absent = {}
+  for index = 1, strings do
+    if not values[index] then absent[#absent + 1] = KEYS[index] end
+  end
+  -- MGET is silent about keys that hold something else, and nothing may be written over those.
+  local strangers = #absent > 0 and create == 1 and call('EXISTS', spread(absent)) > 0
+  for index = 1, strings do
+    local cell, value = cells[index], values[index]
+    if value and #value == 24 then
+      cell.before = value
+      open(cell, unpack('<I8I8I8', value))
+    elseif not value and create == 1 and not (strangers and call('EXISTS', KEYS[index]) == 1) then
+      open(cell, 0, 0, 0)
+    end
+  end
+end
+
+-- What only logs need: told for each denial, when there will be room.
+local waits, frees_after = {}, nil
+
+if size > strings then
+  -- A sliding log is a list of entries (instant, units, units ever up to this one): the units between any two entries
+  -- are one subtraction.
+  local function entry(key, index)
+    return unpack('<I8I8I8', call('LINDEX', key, index))
+  end
+
+  -- The first index from `low` on whose entry satisfies `holds`, which is true of all from there up to `high`.
+  local function search(key, low, high, holds)
+    while low < high do
+      local middle = floor((low + high) / 2)
+      if holds(entry(key, middle)) then high = middle else low = middle + 1 end
+    end
+    return low
+  end
+
+  -- The clock may have stepped back, and the log goes back with it.
+  local function rebase_log(key)
+    local index = -1
+    while true do
+      local value = call('LINDEX', key, index)
+      if not value then return end
+      local instant, units, ever = unpack('<I8I8I8', value)
+      if instant <= now then return end
+      call('LSET', key, index, pack('<I8I8I8', now, units, ever))
+      index = index - 1
+    end
+  end
+
+  local function open_log(cell, key)
+    local value = redis.pcall('LINDEX', key, -1)
+    if type(value) == 'table' or value and #value ~= 24 or not value and create == 0 then return end
+    cell.taken, cell.free, cell.reset = 0, cell.amount, 0
+    if not value then return end
+    if unpack('<I8', value) > now then rebase_log(key) end
+    local instant, units, ever = entry(key, -1)
+    cell.past = instant + cell.period <= now
+    if cell.past then return end
+    local length = call('LLEN', key)
+    cell.first = search(key, 0, length - 1, function(since) return since + cell.period > now end)
+    local _, first_units, first_ever = entry(key, cell.first)
+    cell.base, cell.last = first_ever - first_units, length - 1
+    cell.at, cell.units, cell.ever = instant, units, ever
+    cell.free, cell.reset = cell.amount - (ever - cell.base), instant + cell.period - now
+  end
+
+  -- Permits are a sorted set by the instant they were taken, a member for each unit.
+  local function open_permits(cell, key)
+    local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
+    if newest.err or #newest == 0 and create == 0 then return end
+    cell.taken, cell.free, cell.reset, cell.past, cell.held, cell.permits = 0, cell.amount, 0, 0, 0, {}
+    if #newest == 0 then return end
+    local instant = tonumber(newest[2])
+    if instant > now then
+      for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. digits(now), '+inf')) do
+        call('ZADD', key, now, member)
+      end
+      instant = now
+    end
+    cell.held = call('ZCOUNT', key, '(' .. digits(now - cell.period), '+inf')
+    cell.past = call('ZCARD', key) - cell.held
+    cell.free = cell.amount - cell.held
+    if cell.held > 0 then cell.reset = instant + cell.period - now end
+  end
+
+  for index = strings + 1, size do
+    local cell = cells[index]
+    if cell.kind == SLIDING_LOG then open_log(cell, KEYS[index]) else open_permits(cell, KEYS[index]) end
+    if cell.taken == 0 then cell.before = pack('<I8I8I8', math.max(cell.free, 0), cell.reset, 0) end
+  end
+
+  -- How long until the oldest `units` are past.
+  frees_after = function(cell, key, units)
+    if cell.amount == 0 then return 0 end
+    if cell.kind ~= SLIDING_LOG then
+      if units > cell.held then return cell.period end
+      local nth = cell.past + units - 1
+      return call('ZRANGE', key, nth, nth, 'WITHSCORES')[2] + cell.period - now
+    end
+    if not cell.at or units > cell.ever - cell.base then return cell.period end
+    local index = search(key, cell.first, cell.last, function(_, _, ever) return ever - cell.base >= units end)
+    return entry(key, index) + cell.period - now
+  end
+end
+
+local function deny(index, units)
+  local cell = cells[index]
+  if index > strings and cell.taken ~= BROKEN then
+    waits[#waits + 1] = pack('<I8', frees_after(cell, KEYS[index], units - cell.free))
+  end
+end
+
+local function take(cell, units, permit)
+  cell.free, cell.taken = cell.free - units, cell.taken + units
+  if cell.permits and units > 0 then cell.permits[#cell.permits + 1] = { permit, units } end
+end
+
+for _ = 1, runs do
+  local times, charges, index, cost, permit, enforced
+  times, charges, place = unpack('<I8I8', program, place)
+  if charges == 1 and times > 0 then
+    index, cost, permit, enforced, place = unpack('<I8I8c8I8', program, place)
+    local cell, fit = cells[index], times
+    if cost > 0 then
+      fit = math.min(times, floor(cell.free / cost))
+      if fit > 0 then take(cell, fit * cost, permit) end
+    elseif cell.free < 1 then
+      fit, cost = 0, 1
+    end
+    if fit < times then deny(index, cost) end
+  else
+    -- Each is taken in turn, so that the next one sees it; if one does not fit, all are given back. So are they if this
+    -- is only a question: no times at all.
+    local fits, done = times > 0, {}
+    for _ = 1, charges do
+      index, cost, permit, enforced, place = unpack('<I8I8c8I8', program, place)
+      local cell, units = cells[index], math.max(cost, 1)
+      if units <= cell.free then
+        take(cell, cost, permit)
+        done[#done + 1] = { cell, cost }
+      else
+        deny(index, units)
+        if enforced == 1 or cell.taken == BROKEN then fits = false end
+      end
+    end
+    if not fits then
+      for _, step in ipairs(done) do
+        local cell, units = step[1], step[2]
+        cell.free, cell.taken = cell.free + units, cell.taken - units
+        if cell.permits and units > 0 then cell.permits[#cell.permits] = nil end
+      end
+    end
+  end
+end
+
+-- Nothing was written up to here but clocks set back, and from here on nothing can fail.
+for index = 1, strings do
+  local cell = cells[index]
+  if cell.taken ~= BROKEN and (cell.taken > 0 or cell.changed) then
+    local a = cell.a + cell.taken
+    write(KEYS[index], slack, cell.kind, cell.amount, cell.period, cell.since, cell.at, a, cell.b)
+  end
+end
+
+for index = strings + 1, size do
+  local cell, key = cells[index], KEYS[index]
+  if cell.taken ~= BROKEN and cell.taken > 0 then
+    if cell.permits then
+      -- While a slot is on its way elsewhere, a key that is gone in between cannot be made again: something has to stay.
+      local empties = cell.past > 0 and cell.held == 0
+      if empties then call('ZADD', key, now, '') end
+      if cell.past > 0 then
+        call('ZREMRANGEBYSCORE', key, '-inf', digits(now - cell.period))
+      end
+      for _, permit in ipairs(cell.permits) do
+        -- The same permit may have been charged before: its units are numbered on.
+        local unit, left = 1, permit[2]
+        while left > 0 do
+          left = left - call('ZADD', key, 'NX', now, permit[1] .. pack('>I4', unit))
+          unit = unit + 1
+        end
+      end
+      if empties then call('ZREM', key, '') end
+    elseif not cell.at then
+      -- The new entry first: see above.
+      call('RPUSH', key, pack('<I8I8I8', now, cell.taken, cell.taken))
+      if cell.past then call('LTRIM', key, -1, -1) end
+    else
+      if cell.first > 0 then call('LTRIM', key, cell.first, -1) end
+      local ever = cell.ever + cell.taken
+      if cell.at == now then
+        call('LSET', key, -1, pack('<I8I8I8', now, cell.units + cell.taken, ever))
+      else
+        call('RPUSH', key, pack('<I8I8I8', now, cell.taken, ever))
+      end
+    end
+    call('PEXPIRE', key, math.ceil(cell.period / 1000) + slack)
+  end
+end
+
+local reply = { pack('<I8', now) }
+for index = 1, size do
+  reply[2 * index], reply[2 * index + 1] = cells[index].before, pack('<I8', cells[index].taken)
+end
+reply = table.concat(reply) .. table.concat(waits)
+if once > 0 and create == 1 then call('SET', KEYS[size + 1], reply, 'PX', once) end
+return reply

@@ -1,0 +1,593 @@
+mod apart;
+mod charging;
+mod counters;
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::stream::{self, StreamExt};
+use pacegate::{Answer, Charge, Clock, Detached, Store, StoreError, algorithm::Outcome};
+use smallvec::SmallVec;
+use tokio::{
+    runtime::Handle,
+    sync::oneshot,
+    time::{Instant, timeout},
+};
+
+use charging::{Charging, Started};
+
+use crate::{
+    batch::{self, Ask},
+    cell::{Names, Secret, Want},
+    cluster::{Cluster, NO_SERVER},
+    denials::Denials,
+    job::Amend,
+    lane::{Common, Lane},
+    layout::{self, Layout},
+    leases::{Drawn, Leases, Unspent},
+    mark::Claim,
+    resolver::{Resolver, Sentinels},
+    stats::{Counters, RedisStats, ServerStats},
+    time::{LONGEST, Time, Trip},
+    url::{RedisUrl, Servers, UrlError},
+    waiter::Waiter,
+    wire::Action,
+};
+
+/// Budgets in Redis or Valkey, shared by every process that uses the same servers.
+///
+/// Cheap to clone; clones share everything. It needs a Tokio runtime, on which it keeps one task for each server.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use pacegate::{Limit, PolicySet, SharedLimiter};
+/// use pacegate_redis::RedisStore;
+///
+/// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+/// let limiter = SharedLimiter::new(store, PolicySet::of_limits([Limit::per_minute(100)])?);
+/// assert!(limiter.check("alice").await?.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RedisStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    common: Arc<Common>,
+    leases: Leases,
+    servers: Topology,
+    /// Where the store was made. Whoever asks may be in another runtime, or in none.
+    runtime: Handle,
+}
+
+#[derive(Debug)]
+enum Topology {
+    One(Arc<Lane>),
+    Cluster(Arc<Cluster>),
+}
+
+/// How a [`RedisStore`] is to be.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it connects"]
+pub struct RedisStoreBuilder {
+    url: RedisUrl,
+    prefix: String,
+    secret: Secret,
+    deadline: Duration,
+    deny_cache: usize,
+    deny_cache_for: Duration,
+    once: Duration,
+    time: Time,
+    layout: Layout,
+}
+
+/// Why there is no store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The address cannot be read.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+    /// No server answered. The text says which, and why.
+    #[error("no connection to {servers}: {reason}")]
+    Unreachable {
+        /// The servers as they were given, without user and password.
+        servers: String,
+        /// What went wrong last.
+        reason: String,
+    },
+}
+
+/// How long [`RedisStore::connect`] goes on trying.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl RedisStore {
+    /// Connects with the defaults. For what an address looks like see [`RedisUrl`].
+    pub async fn connect(url: &str) -> Result<Self, ConnectError> {
+        Self::builder(url)?.connect().await
+    }
+
+    /// A store that differs from the defaults.
+    pub fn builder(url: &str) -> Result<RedisStoreBuilder, UrlError> {
+        Ok(RedisStoreBuilder::new(url.parse()?))
+    }
+
+    /// What it has been doing.
+    pub fn stats(&self) -> RedisStats {
+        let Inner { common, leases, .. } = &*self.inner;
+        let counters = &common.counters;
+        let server = |lane: &Arc<Lane>| ServerStats {
+            address: lane.resolver().to_string(),
+            trouble: (!lane.is_open()).then(|| lane.trouble()),
+            round_trip: lane.round_trip(),
+        };
+        RedisStats {
+            servers: self.inner.lanes().iter().map(server).collect(),
+            trips: counters.trips.get(),
+            calls: counters.calls.get(),
+            requests: counters.requests.get(),
+            keys: counters.cells.get(),
+            denied_locally: counters.denied_locally.get(),
+            deny_cache_entries: common.denials.len(),
+            leased: counters.leased.get(),
+            lease_units_outstanding: leases.outstanding(),
+            timed_out: counters.timed_out.get(),
+            redirects: counters.redirects.get(),
+            closed: counters.closed.get(),
+        }
+    }
+
+    /// Whether every server that is known answers.
+    pub fn is_connected(&self) -> bool {
+        let lanes = self.inner.lanes();
+        !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
+    }
+
+    /// Gives back what was drawn ahead and not spent. Without this it stays charged: in a window until its end, in a
+    /// bucket until it has refilled. So does what could not be given back; the error is then the last there was.
+    pub async fn return_leases(&self) -> Result<(), StoreError> {
+        let returning = self.inner.runtime.spawn(self.inner.clone().return_leases());
+        returning.await.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
+pub(crate) const DEFAULT_PREFIX: &str = "pg:";
+pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(20);
+
+impl RedisStoreBuilder {
+    pub(crate) fn new(url: RedisUrl) -> Self {
+        Self {
+            url,
+            prefix: DEFAULT_PREFIX.to_owned(),
+            secret: Secret::default(),
+            deadline: DEFAULT_DEADLINE,
+            deny_cache: 100_000,
+            deny_cache_for: Duration::from_secs(1),
+            once: Duration::from_secs(10),
+            time: Time::Server,
+            layout: Layout::native(),
+        }
+    }
+
+    /// What the names of all keys begin with; `pg:` unless said. Braces are left out: they would place all keys in one
+    /// slot of a cluster.
+    pub fn prefix(self, prefix: impl Into<String>) -> Self {
+        let prefix = prefix.into().replace(['{', '}'], "");
+        Self { prefix, ..self }
+    }
+
+    /// What the names of keys are hashed with. All who share budgets need the same. With a secret of your own, nobody
+    /// can find out from a name whom it is about, or choose names that burden one server of a cluster.
+    pub fn secret(self, secret: impl Into<Vec<u8>>) -> Self {
+        Self { secret: Secret(secret.into()), ..self }
+    }
+
+    /// How long a call may take before the policy's failure mode decides instead: 20 ms unless said.
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// How many denied keys are remembered here, so that the server need not be asked again: 100,000 unless said, 0 for
+    /// none.
+    pub fn deny_cache(self, entries: usize) -> Self {
+        Self { deny_cache: entries, ..self }
+    }
+
+    /// For how long at most: a second unless said. So long may a reset or refund made by another process go unnoticed.
+    pub fn deny_cache_for(self, longest: Duration) -> Self {
+        Self { deny_cache_for: longest, ..self }
+    }
+
+    /// For how long the answer to a request with an id is remembered: 10 s unless said, a year at most.
+    pub fn remember_ids_for(self, time: Duration) -> Self {
+        Self { once: time, ..self }
+    }
+
+    /// Where counters are and how they count: [`Layout::native`] unless said. With any other, [`prefix`](Self::prefix),
+    /// [`secret`](Self::secret) and [`remember_ids_for`](Self::remember_ids_for) mean nothing.
+    pub fn layout(self, layout: impl Into<Layout>) -> Self {
+        Self { layout: layout.into(), ..self }
+    }
+
+    /// Goes by this clock instead of the server's: for tests, since several processes never agree on the time.
+    pub fn clock(self, clock: impl Clock) -> Self {
+        Self { time: Time::Given(Arc::new(clock)), ..self }
+    }
+
+    /// Connects, and fails if no server answers within some seconds. In a cluster it is enough that one does by then.
+    pub async fn connect(self) -> Result<RedisStore, ConnectError> {
+        let store = self.connect_later();
+        let late = timeout(PATIENCE, store.inner.first_connection()).await.is_err();
+        if late && !store.inner.lanes().iter().any(|lane| lane.is_open()) {
+            let lanes = store.inner.lanes();
+            let reason =
+                lanes.first().map_or("no server answered".to_owned(), |lane| lane.trouble());
+            let servers = store.inner.describe();
+            return Err(ConnectError::Unreachable { servers, reason });
+        }
+        Ok(store)
+    }
+
+    /// A store that connects when it can: until then every policy's failure mode decides.
+    ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime.
+    pub fn connect_later(self) -> RedisStore {
+        let rules = self.layout.rules().cloned();
+        let counters = rules.map(|rules| layout::Counters::new(rules, self.time.clone()));
+        let common = Arc::new(Common {
+            layout: counters.map(Arc::new),
+            names: Names::new(&self.prefix, &self.secret.0),
+            deadline: self.deadline.min(LONGEST),
+            once: self.once.min(LONGEST),
+            denials: Denials::new(self.deny_cache, self.deny_cache_for, self.time.clone()),
+            time: self.time.clone(),
+            counters: Counters::default(),
+        });
+        let RedisUrl { servers, access } = self.url;
+        let lane = |resolver| {
+            let lane = Lane::new(common.clone(), resolver, std::sync::Weak::new());
+            lane.start();
+            Topology::One(lane)
+        };
+        let servers = match servers {
+            Servers::One(address) => lane(Resolver::Fixed(address, access)),
+            Servers::Sentinel { addresses, access: sentinel_access, master } => {
+                lane(Resolver::Sentinel(Box::new(Sentinels {
+                    addresses,
+                    access: sentinel_access,
+                    master,
+                    master_access: access,
+                    current: parking_lot::Mutex::default(),
+                    latest: parking_lot::Mutex::default(),
+                })))
+            }
+            Servers::Cluster(seeds) => {
+                let cluster = Cluster::new(seeds, access, common.clone());
+                cluster.start();
+                Topology::Cluster(cluster)
+            }
+        };
+        if let Topology::One(lane) = &servers {
+            tokio::spawn(follow(Arc::downgrade(lane)));
+        }
+        let leases = Leases::new(self.time);
+        let runtime = Handle::current();
+        RedisStore { inner: Arc::new(Inner { common, leases, servers, runtime }) }
+    }
+}
+
+/// So many leases are given back at a time: few trips for all of them, and no trip takes so long that others feel it.
+const RETURNING: usize = 256;
+
+/// How often the sentinels are asked where the master is.
+const FOLLOW: Duration = Duration::from_millis(250);
+
+/// Follows the master from one server to the next, for as long as the lane is there.
+async fn follow(lane: std::sync::Weak<Lane>) {
+    loop {
+        tokio::time::sleep(FOLLOW).await;
+        let Some(lane) = lane.upgrade() else { return };
+        let Resolver::Sentinel(sentinels) = lane.resolver() else { return };
+        let (found, current) = (sentinels.find().await, sentinels.current.lock().clone());
+        if let (Some(found), Some(current)) = (found, current)
+            && found != current
+        {
+            lane.look_again("the sentinels have named another master");
+        }
+    }
+}
+
+impl Store for RedisStore {
+    fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
+        let Inner { common, .. } = &*self.inner;
+        if common.layout.is_some() {
+            return None;
+        }
+        self.inner.answer_one_here(charge, &common.names.marker.claim(charge))
+    }
+
+    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
+        self.charging(charges, None)
+    }
+
+    fn charge_once<'a>(
+        &'a self,
+        id: &'a [u8],
+        charges: &'a [Charge<'a>],
+    ) -> Answer<'a, Vec<Outcome>> {
+        self.charging(charges, Some(id))
+    }
+
+    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(self.inner.clone().change(charge, Some(Action::Refund)))
+    }
+
+    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(self.inner.clone().change(charge, None))
+    }
+
+    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        Box::pin(self.inner.clone().change(charge, Some(Action::Release)))
+    }
+
+    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
+        Box::pin(async move {
+            if self.inner.common.layout.is_some() {
+                return Err(counters::no_permits());
+            }
+            let want = self.inner.common.names.want(charge)?;
+            self.inner.amend(want, Some(Action::Renew)).await
+        })
+    }
+
+    fn detach(&self, work: Detached) {
+        self.inner.runtime.spawn(work);
+    }
+}
+
+impl RedisStore {
+    fn charging<'a>(
+        &'a self,
+        charges: &'a [Charge<'a>],
+        id: Option<&'a [u8]>,
+    ) -> Answer<'a, Vec<Outcome>> {
+        match &self.inner.common.layout {
+            None => Box::pin(Charging::Start { store: self, charges, id }),
+            Some(counters) => Box::pin(self.inner.charge_counters(counters, charges, id)),
+        }
+    }
+}
+
+type Wants = SmallVec<[Want; 1]>;
+
+impl Inner {
+    fn start(
+        self: &Arc<Self>,
+        charges: &[Charge<'_>],
+        id: Option<&[u8]>,
+    ) -> Result<Started, StoreError> {
+        if charges.is_empty() {
+            return Ok(Started::Answered(Vec::new()));
+        }
+        let names = &self.common.names;
+        let claims: SmallVec<[_; 1]> =
+            charges.iter().map(|charge| names.marker.claim(charge)).collect();
+        let contradicts = contradict(&claims);
+        if contradicts && id.is_some() {
+            let problem = "one key under two amounts in one request with an id; ask without one";
+            return Err(StoreError::Unsupported(problem.to_owned()));
+        }
+        if id.is_none()
+            && !contradicts
+            && let Some(outcomes) = self.answer_here(charges, &claims)
+        {
+            return Ok(Started::Answered(outcomes));
+        }
+        let marked = charges.iter().zip(&claims);
+        let wants = marked.map(|(charge, claim)| names.want_marked(charge, claim.mark));
+        let wants = wants.collect::<Result<Wants, _>>()?;
+        if contradicts {
+            return Ok(Started::Apart(wants));
+        }
+        if matches!(self.servers, Topology::Cluster(_)) && !is_together(&wants) {
+            // What was charged in one slot and given back because of another would look charged when asked again.
+            return match id {
+                Some(_) => Err(StoreError::Unsupported(
+                    "a request with an id needs all of its keys in one slot; give its policies a tag"
+                        .to_owned(),
+                )),
+                None => Ok(Started::Apart(wants)),
+            };
+        }
+        self.draw(charges, &wants);
+        self.send(wants, 1, id).map(Started::Asked)
+    }
+
+    /// What can be said without asking a server.
+    fn answer_here(&self, charges: &[Charge<'_>], claims: &[Claim<'_>]) -> Option<Vec<Outcome>> {
+        if let ([charge], [claim]) = (charges, claims) {
+            return self.answer_one_here(charge, claim).map(|outcome| vec![outcome]);
+        }
+        let leased = charges.iter().all(|charge| charge.lease > 0);
+        if let Some(outcomes) = leased.then(|| self.leases.spend(claims)).flatten() {
+            self.common.counters.leased.add(1);
+            return Some(outcomes);
+        }
+        let outcomes = self.common.denials.answer(claims.iter().copied())?;
+        self.common.counters.denied_locally.add(1);
+        Some(outcomes)
+    }
+
+    /// [`Inner::answer_here`], for a request with one limit.
+    fn answer_one_here(&self, charge: &Charge<'_>, claim: &Claim<'_>) -> Option<Outcome> {
+        if charge.lease > 0
+            && let Some(outcome) = self.leases.spend_one(claim)
+        {
+            self.common.counters.leased.add(1);
+            return Some(outcome);
+        }
+        let outcome = self.common.denials.answer_one(claim)?;
+        self.common.counters.denied_locally.add(1);
+        Some(outcome)
+    }
+
+    /// Sends one request to the server that has its cells.
+    async fn ask(
+        &self,
+        wants: Wants,
+        times: u64,
+        id: Option<&[u8]>,
+    ) -> Result<batch::Answer, StoreError> {
+        self.send(wants, times, id)?.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    fn send(
+        &self,
+        wants: Wants,
+        times: u64,
+        id: Option<&[u8]>,
+    ) -> Result<oneshot::Receiver<batch::Answered>, StoreError> {
+        let once = id.map(|id| self.common.names.answer(id, &wants));
+        let (waiter, answered) = Waiter::new(Instant::now());
+        let ask = Ask { wants, times, once, waiter };
+        match &self.servers {
+            Topology::One(lane) => lane.ask(ask)?,
+            Topology::Cluster(_) => self.lane(&ask.wants[0])?.ask(ask)?,
+        }
+        Ok(answered)
+    }
+
+    fn lane(&self, want: &Want) -> Result<Arc<Lane>, StoreError> {
+        self.lane_of(|| want.cell.slot())
+    }
+
+    fn lane_of(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Lane>, StoreError> {
+        match &self.servers {
+            Topology::One(lane) => Ok(lane.clone()),
+            Topology::Cluster(cluster) => cluster
+                .of_slot_now(slot())
+                .ok_or_else(|| StoreError::Unavailable(NO_SERVER.to_owned())),
+        }
+    }
+
+    /// Draws units ahead for limits that allow it, along with the request that found none left.
+    fn draw(self: &Arc<Self>, charges: &[Charge<'_>], wants: &[Want]) {
+        // If one of its limits has no lease, a request can never be paid from those of the others.
+        if !charges.iter().all(|charge| charge.lease > 0) {
+            return;
+        }
+        for (charge, want) in charges.iter().zip(wants) {
+            if want.cost > 0
+                && want.kind.is_string()
+                && let Some(draw) = self.leases.start_draw(want, Instant::now())
+            {
+                let want = Want { cost: 1, ..*want };
+                let units = charge.lease.min(want.limit.capacity());
+                self.runtime.spawn(self.clone().draw_one(want, draw, units));
+            }
+        }
+    }
+
+    async fn draw_one(self: Arc<Self>, want: Want, draw: u64, units: u64) {
+        let asked = Instant::now();
+        let answer = self.ask(SmallVec::from_elem(want, 1), units, None).await;
+        let drawn = answer.ok().and_then(|answer| {
+            let trip = Trip::new(asked, Instant::now());
+            Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })
+        });
+        self.leases.deposit(&want, draw, drawn);
+    }
+
+    async fn return_leases(self: Arc<Self>) -> Result<(), StoreError> {
+        // What is still on its way would be lost to everybody.
+        drop(timeout(self.common.deadline, self.leases.settled()).await);
+        let give_back =
+            |Unspent { want, part, drawn }| self.amend(want, Some(Action::Return { part, drawn }));
+        let returning = stream::iter(self.leases.take_all()).map(give_back);
+        let returning = returning.buffer_unordered(RETURNING);
+        returning.fold(Ok(()), async |so_far, amended| amended.map(drop).and(so_far)).await
+    }
+
+    /// As a task of its own: what has to be forgotten here is, also when nobody waits for the answer any more.
+    async fn change(
+        self: Arc<Self>,
+        charge: &Charge<'_>,
+        action: Option<Action>,
+    ) -> Result<(), StoreError> {
+        let runtime = self.runtime.clone();
+        let changing = match self.common.layout.clone() {
+            Some(counters) => {
+                let (spot, act) = counters::change(&self.common, &counters, charge, action)?;
+                runtime.spawn(self.change_counter(counters, spot, act))
+            }
+            None => {
+                let want = self.common.names.want(charge)?;
+                runtime.spawn(async move { self.amend(want, action).await.map(drop) })
+            }
+        };
+        changing.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {
+        let lane = self.lane(&want)?;
+        let (waiter, answered) = Waiter::new(Instant::now());
+        lane.amend(Amend { want, action, waiter })?;
+        let amended = answered.await.unwrap_or_else(|_| Err(gone()));
+        // What was learnt or drawn up to now may have been so before.
+        self.common.denials.forget(want.mark);
+        if action.is_none() {
+            self.leases.forget(want.mark);
+        }
+        amended
+    }
+
+    fn lanes(&self) -> Vec<Arc<Lane>> {
+        match &self.servers {
+            Topology::One(lane) => vec![lane.clone()],
+            Topology::Cluster(cluster) => cluster.lanes(),
+        }
+    }
+
+    fn describe(&self) -> String {
+        match &self.servers {
+            Topology::One(lane) => lane.resolver().to_string(),
+            Topology::Cluster(_) => "the cluster".to_owned(),
+        }
+    }
+
+    async fn first_connection(&self) {
+        let mut wait = Duration::from_millis(1);
+        let is_ready = || {
+            let lanes = self.lanes();
+            !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
+        };
+        while !is_ready() {
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.lanes().iter().for_each(|lane| lane.end());
+    }
+}
+
+fn gone() -> StoreError {
+    StoreError::Unavailable("the runtime of the store has ended".to_owned())
+}
+
+fn is_together(wants: &[Want]) -> bool {
+    wants.windows(2).all(|pair| pair[0].cell.slot() == pair[1].cell.slot())
+}
+
+/// Whether a cell comes twice, with different limits: one of them would be decided by the other's.
+fn contradict(claims: &[Claim<'_>]) -> bool {
+    let same = |a: &Claim<'_>, b: &Claim<'_>| a.mark != b.mark || a.limit == b.limit;
+    claims.iter().enumerate().any(|(place, a)| !claims[..place].iter().all(|b| same(a, b)))
+}

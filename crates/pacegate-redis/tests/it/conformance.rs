@@ -1,0 +1,68 @@
+//! The same answers as the model, and so as the memory store, on every kind of server.
+
+use pacegate::Algorithm;
+use pacegate_testkit::{
+    conformance, follow_histories,
+    servers::{Cluster, Flavor, Sentinels, Server},
+};
+
+use crate::kit::{Timed, is_long};
+
+/// The deny cache is on in half of them: it must not show.
+fn histories(algorithm: Algorithm) {
+    let histories = if is_long() { 1_000_000 } else { 10_000 };
+    let server = Server::start(Flavor::Redis);
+    let plain = Timed::new(&server.url(), |builder| builder.deny_cache(0));
+    let cached = Timed::new(&server.url(), |builder| builder);
+    follow_histories(&plain, algorithm, 0..histories / 2);
+    follow_histories(&cached, algorithm, histories / 2..histories);
+}
+
+#[test]
+fn fixed_window() {
+    histories(Algorithm::FixedWindow);
+}
+
+#[test]
+fn sliding_window() {
+    histories(Algorithm::SlidingWindow);
+}
+
+#[test]
+fn sliding_log() {
+    histories(Algorithm::SlidingLog);
+}
+
+#[test]
+fn token_bucket() {
+    histories(Algorithm::TokenBucket);
+}
+
+#[test]
+fn concurrency() {
+    histories(Algorithm::Concurrency);
+}
+
+#[test]
+fn one_server() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        conformance(&Timed::new(&server.url(), |builder| builder), 300);
+    }
+}
+
+#[test]
+fn clusters() {
+    for flavor in Flavor::ALL {
+        let cluster = Cluster::start(flavor, 3, 0);
+        conformance(&Timed::new(&cluster.url(), |builder| builder), 100);
+    }
+}
+
+#[test]
+fn sentinels() {
+    for flavor in Flavor::ALL {
+        let sentinels = Sentinels::start(flavor);
+        conformance(&Timed::new(&sentinels.url(), |builder| builder), 100);
+    }
+}

@@ -1,0 +1,268 @@
+//! Every way to reach a server, and what is said when there is none.
+
+use std::time::Duration;
+
+use pacegate::{
+    Charge, Decision, KeyRef, Limit, Limiter, Policy, PolicyName, PolicySet, Request,
+    SharedLimiter, Verdict,
+};
+use pacegate_redis::{ConnectError, RedisStore};
+use pacegate_testkit::servers::{Certificates, Flavor, Server};
+
+use crate::kit::{PATIENT, runtime};
+
+/// Two of two are allowed, the third is not: it works.
+async fn works(store: RedisStore) {
+    let policies = PolicySet::of_limits([Limit::per_day(2)]).unwrap();
+    let limiter = SharedLimiter::new(store, policies);
+    for (expected, left) in [(true, 1), (true, 0), (false, 0)] {
+        let decision = limiter.check("alice").await.unwrap();
+        assert!(!decision.is_degraded());
+        assert_eq!((decision.is_allowed(), decision.remaining()), (expected, left));
+    }
+    limiter.reset("alice").await.unwrap();
+}
+
+async fn connect(url: &str) -> Result<RedisStore, ConnectError> {
+    RedisStore::builder(url)?.deadline(PATIENT).connect().await
+}
+
+#[test]
+fn passwords_users_databases_and_sockets() {
+    for flavor in Flavor::ALL {
+        let options = Server::options(flavor).password("s3cret:@/").unix_socket();
+        let server = options.acl("alice on >w0nder ~pg:* +@all").start();
+        runtime().block_on(async {
+            let address = server.address();
+            for url in [
+                format!("redis://:s3cret%3A%40%2F@{address}"),
+                format!("valkey://alice:w0nder@{address}/3"),
+                format!("redis+unix://:s3cret%3A%40%2F@{}?db=1", server.socket().display()),
+            ] {
+                works(connect(&url).await.unwrap_or_else(|error| panic!("{url}: {error}"))).await;
+            }
+            let wrong = connect(&format!("redis://alice:wrong@{address}")).await.unwrap_err();
+            assert!(wrong.to_string().contains("WRONGPASS"), "{wrong}");
+            assert!(!wrong.to_string().contains("wrong@"), "{wrong}");
+        });
+    }
+}
+
+#[test]
+fn tls_is_verified() {
+    for flavor in Flavor::ALL {
+        let (certificates, others) = (Certificates::new(), Certificates::new());
+        let server = Server::options(flavor).tls(&certificates).start();
+        let url = |ca: &Certificates| {
+            format!(
+                "rediss://127.0.0.1:{}?ca={}&cert={}&key={}",
+                server.port(),
+                ca.ca().display(),
+                certificates.client_cert().display(),
+                certificates.client_key().display(),
+            )
+        };
+        runtime().block_on(async {
+            works(connect(&url(&certificates)).await.unwrap()).await;
+            let stranger = connect(&url(&others)).await.unwrap_err().to_string();
+            assert!(stranger.contains("certificate"), "{stranger}");
+        });
+    }
+}
+
+#[test]
+fn prefixes_and_secrets_keep_budgets_apart() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let builder = || RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
+        works(builder().connect().await.unwrap()).await;
+        let limiters = [
+            builder().connect().await.unwrap(),
+            builder().prefix("other:{}").connect().await.unwrap(),
+            builder().secret("pepper").connect().await.unwrap(),
+        ];
+        for store in limiters {
+            let limiter = SharedLimiter::builder(store).limit("1/day").build().unwrap();
+            assert!(limiter.check("alice").await.unwrap().is_allowed());
+        }
+        let keys = server.command(&["KEYS", "*"]);
+        let mut names: Vec<String> = keys.items().iter().map(|name| name.text()).collect();
+        names.sort();
+        assert_eq!(names.len(), 3);
+        assert!(names[0].starts_with("other:{"), "{names:?}");
+        assert!(names[1].starts_with("pg:{") && names[2].starts_with("pg:{"), "{names:?}");
+    });
+}
+
+#[test]
+fn secrets_show_nowhere() {
+    let builder = RedisStore::builder("redis://u:hunter2@a").unwrap().secret("pepper");
+    let shown = format!("{builder:?}");
+    assert!(shown.contains("secret: ***"), "{shown}");
+    // Bytes are shown as numbers.
+    assert!(!shown.contains("pepper") && !shown.contains("112, 101"), "{shown}");
+    assert!(!shown.contains("hunter"), "{shown}");
+}
+
+/// A request with an id is counted once, however often it is asked, and by whomever.
+#[test]
+fn the_same_id_counts_once() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        runtime().block_on(async {
+            let limiter = |store| SharedLimiter::builder(store).limit("3/day").build().unwrap();
+            let one = limiter(connect(&server.url()).await.unwrap());
+            let other = limiter(connect(&server.url()).await.unwrap());
+            let request = |id: &'static str| Request::new().with("key", "alice").id(id).unwrap();
+            for limiter in [&one, &other, &one] {
+                let decision = limiter.check_request(&request("first")).await.unwrap();
+                assert_eq!((decision.is_allowed(), decision.remaining()), (true, 2));
+            }
+            assert_eq!(one.check_request(&request("second")).await.unwrap().remaining(), 1);
+            assert_eq!(one.check("alice").await.unwrap().remaining(), 0);
+            for limiter in [&one, &other] {
+                assert!(!limiter.check_request(&request("third")).await.unwrap().is_allowed());
+                assert!(limiter.check_request(&request("first")).await.unwrap().is_allowed());
+            }
+        });
+    }
+}
+
+/// The id of a call from outside is that of every request that comes of it. Each of them counts.
+#[test]
+fn one_id_for_several_requests_counts_for_each() {
+    let policy = |name: &str, domain: &str, limit: &str| {
+        Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).in_domain(domain).per(["key"])
+    };
+    let policies = PolicySet::new([
+        policy("search", "search", "1000/day"),
+        policy("other", "other", "1000/day"),
+        policy("pay", "pay", "2/day"),
+        policy("also", "pay", "9/day"),
+    ]);
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await.unwrap();
+        let limiter = SharedLimiter::builder(store).policies(policies.unwrap()).build().unwrap();
+        let ask = async |id: &str, domain: &str, cost: u64| {
+            let request = Request::new().in_domain(domain).with("key", "alice").cost(cost);
+            let decision = limiter.check_request(&request.id(id).unwrap()).await.unwrap();
+            assert!(!decision.is_degraded(), "{id} {domain} {cost}");
+            (decision.is_allowed(), decision.remaining())
+        };
+        for (id, left) in [("1", (true, 1)), ("2", (true, 0)), ("3", (false, 0))] {
+            for _ in 0..2 {
+                assert!(ask(id, "search", 1).await.0);
+                assert_eq!(ask(id, "pay", 1).await, left, "{id}");
+            }
+        }
+        assert_eq!(ask("3", "other", 1).await, (true, 999), "not what another was told");
+        assert_eq!(ask("3", "other", 5).await, (true, 994), "another cost is another request");
+        assert_eq!(ask("3", "other", 1).await, (true, 999));
+    });
+}
+
+/// Two parts of one request may lead to one key under two limits, as descriptors of Envoy do to a policy with an
+/// override. They are charged one after the other, and none if one does not fit.
+#[test]
+fn one_key_under_two_limits_is_charged_for_both_or_neither() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await.unwrap();
+        let policy = Policy::new(PolicyName::DEFAULT, [Limit::per_day(3)]).per(["key"]);
+        let set = PolicySet::new([policy]).unwrap();
+        let memory = Limiter::builder().policies(set.clone()).build().unwrap();
+        let limiter = SharedLimiter::new(store, set);
+        let charge = |limit| Charge::new(PolicyName::DEFAULT, KeyRef::new(b"alice"), limit);
+        let [few, many] = [Limit::per_day(3), Limit::per_day(5)].map(charge);
+        let allowed = |verdict: &Verdict| {
+            let each = verdict.each.iter().map(Decision::is_allowed);
+            (verdict.decision.is_allowed(), each.collect::<Vec<_>>())
+        };
+        for (charges, is_allowed, left) in [
+            ([few, many], true, 3),
+            ([many, few], false, 3),
+            ([few, many], true, 1),
+            ([many, few], false, 1),
+            ([few, many], false, 1),
+            ([many, few.cost(0)], false, 1),
+        ] {
+            let (verdict, expected) =
+                (limiter.verdict(&charges).await.unwrap(), memory.verdict(&charges).unwrap());
+            assert_eq!(allowed(&verdict), allowed(&expected), "{charges:?}");
+            assert_eq!(verdict.decision.is_allowed(), is_allowed, "{charges:?}");
+            assert!(!verdict.decision.is_degraded());
+            let after = limiter.verdict(&[many.cost(0)]).await.unwrap().decision.remaining();
+            assert_eq!(after, left, "{charges:?}");
+        }
+        let error = limiter.verdict_once(b"id", &[few, many]).await.unwrap_err();
+        assert!(error.to_string().contains("one key under two amounts"), "{error}");
+    });
+}
+
+/// Permits are shared by processes, and one that is dropped comes back without anybody waiting for it.
+#[test]
+fn a_dropped_permit_comes_back() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let limiter =
+            |store| SharedLimiter::builder(store).limit("2/hour concurrency").build().unwrap();
+        let one = limiter(connect(&server.url()).await.unwrap());
+        let other = limiter(connect(&server.url()).await.unwrap());
+        let first = one.acquire("alice").await.unwrap().permit.unwrap();
+        let second = other.acquire("alice").await.unwrap().permit.unwrap();
+        assert!(other.acquire("alice").await.unwrap().permit.is_none());
+        assert!(second.renew().await.unwrap());
+        first.release().await.unwrap();
+        assert!(other.acquire("alice").await.unwrap().permit.is_some(), "and is dropped at once");
+        drop(second);
+        let back = async {
+            while one.peek("alice").await.unwrap().remaining() < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENT, back).await.unwrap();
+    });
+}
+
+#[test]
+fn nobody_there_is_said_at_once_or_later() {
+    runtime().block_on(async {
+        let error = RedisStore::connect("redis://user:hunter2@127.0.0.1:1").await.unwrap_err();
+        assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+        assert!(
+            error.to_string().starts_with("no connection to 127.0.0.1:1: cannot connect"),
+            "{error}"
+        );
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+
+        let builder = RedisStore::builder("redis://127.0.0.1:1").unwrap();
+        let store = builder.connect_later();
+        assert!(!store.is_connected());
+        let limiter = SharedLimiter::builder(store).limit("1/day").build().unwrap();
+        let start = tokio::time::Instant::now();
+        let answers = [limiter.check("a").await.unwrap(), limiter.check("a").await.unwrap()];
+        assert!(start.elapsed() < Duration::from_millis(20), "nobody waits for nobody");
+        assert!(answers.iter().all(pacegate::Decision::is_degraded));
+        assert_eq!(answers.map(|answer| answer.is_allowed()), [true, false], "counted here");
+    });
+}
+
+/// Where nobody uses a store any more, nothing of it is left.
+#[test]
+fn a_dropped_store_leaves_the_server() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await.unwrap();
+        works(store.clone()).await;
+        let clients = || server.info("connected_clients").unwrap();
+        let with = clients();
+        drop(store);
+        let gone = async {
+            while clients() == with {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENT, gone).await.unwrap();
+    });
+}

@@ -1,0 +1,82 @@
+//! What the deny cache says is what the server would have said.
+
+use std::time::Duration;
+
+use pacegate::{
+    Algorithm, Charge, KeyRef, Limit, Store,
+    algorithm::{Origin, Outcome},
+};
+use pacegate_redis::RedisStore;
+use pacegate_testkit::servers::{Flavor, Server};
+use tokio::time::Instant;
+
+use crate::kit::{PATIENT, runtime};
+
+/// So short that denials end all the time.
+const PERIOD: Duration = Duration::from_millis(40);
+const DENIALS: u64 = 1_000;
+
+#[test]
+fn a_cached_denial_never_contradicts_the_server() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        runtime().block_on(async {
+            let store = |entries| {
+                let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
+                builder.deny_cache(entries).connect()
+            };
+            let (cached, plain) = (store(100).await.unwrap(), store(0).await.unwrap());
+            for algorithm in [
+                Algorithm::FixedWindow,
+                Algorithm::SlidingWindow,
+                Algorithm::TokenBucket,
+                Algorithm::SlidingLog,
+            ] {
+                compare(&cached, &plain, algorithm).await;
+            }
+        });
+    }
+}
+
+/// Asks one store until it denies from memory, and then at once the other, which asks the server.
+async fn compare(cached: &RedisStore, plain: &RedisStore, algorithm: Algorithm) {
+    let limit = Limit::new(10, PERIOD).unwrap().with_algorithm(algorithm).unwrap();
+    let key = KeyRef::new(b"denied");
+    let charge = |cost| Charge::new("denials".parse().unwrap(), key, limit).cost(cost);
+    let (mut denials, mut ended) = (0, 0);
+    // How long the answer took from which the cache knows, and whether nobody else was admitted since.
+    let (mut trip, mut latest) = (Duration::ZERO, true);
+    for turn in 0.. {
+        // Of a log, it is only remembered that nothing at all is left.
+        let cost = if algorithm == Algorithm::SlidingLog { 1 } else { 1 + turn % 3 };
+        let asked = Instant::now();
+        let denied = one(cached, charge(cost)).await;
+        if denied.origin() != Origin::DenyCache {
+            (trip, latest) = (asked.elapsed(), true);
+            continue;
+        }
+        let truth = one(plain, charge(cost)).await;
+        let (wait, passed) = (denied.retry_after().unwrap(), asked.elapsed());
+        // The hint is counted from the earliest time that it can be at the server, and the latest decides.
+        let unsure = cached.stats().servers[0].round_trip;
+        assert!(wait > unsure, "{algorithm}: denied for {wait:?}, known to {unsure:?}");
+        if truth.is_admitted() {
+            // It ended between the two questions. What the server's clock says is known as exactly as a trip takes.
+            (ended, latest) = (ended + 1, false);
+            let most = passed + trip;
+            assert!(wait <= most, "{algorithm}: denied for {wait:?}, admitted within {most:?}");
+        } else if latest {
+            let left = truth.retry_after().unwrap();
+            assert!(left <= wait, "{algorithm}: told to wait {wait:?}, and then {left:?} more");
+        }
+        denials += 1;
+        if denials == DENIALS {
+            break;
+        }
+    }
+    println!("{algorithm}: {ended} of {denials} denials ended before the server was asked");
+}
+
+async fn one(store: &RedisStore, charge: Charge<'_>) -> Outcome {
+    store.charge(&[charge]).await.unwrap()[0]
+}

@@ -1,0 +1,287 @@
+//! What the doctor says of servers that have what it looks for.
+
+use std::time::Duration;
+
+use pacegate_redis::{
+    ACL_RULES, RedisUrl,
+    doctor::{Finding, Level, Options, Part, Report, examine},
+};
+use pacegate_testkit::servers::{
+    Certificates, Cluster, Flavor, Proxy, Sentinels, Server, ServerOptions, eventually,
+};
+
+use crate::kit::{PATIENT, runtime};
+
+/// On a busy machine every server is slow.
+fn report(url: &str) -> Report {
+    report_within(url, PATIENT)
+}
+
+fn report_within(url: &str, deadline: Duration) -> Report {
+    let url: RedisUrl = url.parse().unwrap();
+    let report = runtime().block_on(examine(&url, &Options::default().deadline(deadline)));
+    for finding in report.findings() {
+        assert_eq!(finding.advice.is_none(), finding.level == Level::Good, "{finding:?}");
+        assert!(!format!("{finding:?}").contains("secret"), "{finding:?}");
+    }
+    report
+}
+
+fn healthy(flavor: Flavor) -> ServerOptions {
+    Server::options(flavor).arg("maxmemory", "100mb").arg("maxmemory-policy", "noeviction")
+}
+
+/// All that is worse than a notice, but for holes in the version that happens to be installed.
+fn bad(report: &Report) -> Vec<(&'static str, Level)> {
+    let bad = report.findings().filter(|it| it.level > Level::Notice && it.subject != "version");
+    bad.map(|finding| (finding.subject, finding.level)).collect()
+}
+
+#[track_caller]
+fn found<'a>(report: &'a Report, subject: &str) -> &'a Finding {
+    let found = report.findings().find(|finding| finding.subject == subject);
+    found.unwrap_or_else(|| panic!("nothing about {subject}: {report:#?}"))
+}
+
+#[track_caller]
+fn advice<'a>(report: &'a Report, subject: &str, level: Level) -> &'a str {
+    let finding = found(report, subject);
+    assert_eq!(finding.level, level, "{finding:?}");
+    finding.advice.as_deref().unwrap_or_default()
+}
+
+#[test]
+fn a_healthy_server_is_well_and_nothing_stays_behind() {
+    for flavor in Flavor::ALL {
+        let server = healthy(flavor).arg("appendonly", "yes").start();
+        let report = report(&server.url());
+        assert_eq!(bad(&report), [], "{report:#?}");
+        for subject in
+            ["reach", "role", "cluster", "replicas", "eviction", "memory", "persistence", "latency"]
+        {
+            assert_eq!(found(&report, subject).level, Level::Good, "{subject}");
+        }
+        assert_eq!(found(&report, "clock").level, Level::Good);
+        assert_eq!(found(&report, "script").level, Level::Good);
+        // The default user may do everything.
+        let line = advice(&report, "rights", Level::Notice);
+        assert!(line.starts_with("ACL SETUSER pacegate reset on >PASSWORD ~pg:* -@all"), "{line}");
+        assert!(report.is_reached());
+        let name = report.servers[0].name.as_deref().unwrap().to_lowercase();
+        assert!(name.starts_with(&format!("{flavor} ")), "{name}");
+        assert_eq!(server.command(&["DBSIZE"]).int(), 0);
+    }
+}
+
+#[test]
+fn every_way_to_evict_is_told() {
+    let server = healthy(Flavor::Redis).start();
+    for policy in [
+        "allkeys-lru",
+        "allkeys-lfu",
+        "allkeys-random",
+        "volatile-lru",
+        "volatile-lfu",
+        "volatile-random",
+        "volatile-ttl",
+    ] {
+        server.command(&["CONFIG", "SET", "maxmemory-policy", policy]);
+        let report = report(&server.url());
+        assert_eq!(bad(&report), [("eviction", Level::Problem)], "{policy}");
+        let finding = found(&report, "eviction");
+        assert!(finding.text.starts_with(&format!("`{policy}`: ")), "{finding:?}");
+        assert!(finding.text.contains("a flood of keys resets the counters of other clients"));
+        let advice = advice(&report, "eviction", Level::Problem);
+        assert!(advice.starts_with("CONFIG SET maxmemory-policy noeviction"), "{advice}");
+    }
+}
+
+#[test]
+fn keys_that_were_evicted_are_told() {
+    let options = Server::options(Flavor::Valkey).arg("maxmemory", "4mb");
+    let server = options.arg("maxmemory-policy", "allkeys-random").start();
+    let flood = "for i = 1, 60000 do redis.call('SET', 'k' .. i, string.rep('x', 100)) end";
+    server.command(&["EVAL", flood, "0"]);
+    eventually(PATIENT, "keys are evicted", || server.info("evicted_keys").unwrap() != "0");
+    let report = report(&server.url());
+    let advice = advice(&report, "evicted", Level::Problem);
+    assert!(advice.contains("noeviction"), "{advice}");
+}
+
+#[test]
+fn a_server_without_limits_or_a_disk_is_told() {
+    let server = Server::start(Flavor::Redis);
+    let report = report(&server.url());
+    assert_eq!(bad(&report), [("memory", Level::Warning)]);
+    assert!(advice(&report, "memory", Level::Warning).starts_with("CONFIG SET maxmemory 1gb"));
+    assert!(advice(&report, "persistence", Level::Notice).contains("appendfsync everysec"));
+}
+
+#[test]
+fn a_replica_is_no_place_to_count() {
+    for flavor in Flavor::ALL {
+        let master = healthy(flavor).start();
+        let replica = healthy(flavor).replica_of(&master).start();
+        let online = || master.info("slave0").is_some_and(|it| it.contains("state=online"));
+        eventually(PATIENT, "the replica follows", online);
+        let asked = report(&replica.url());
+        assert_eq!(bad(&asked), [("role", Level::Problem)]);
+        assert!(advice(&asked, "role", Level::Problem).contains(&master.url()));
+        assert_eq!(found(&asked, "script").level, Level::Notice, "not tried");
+
+        let asked = report(&master.url());
+        assert_eq!(bad(&asked), []);
+        assert_eq!(found(&asked, "replicas").text, "1 replica, up to date");
+    }
+}
+
+#[test]
+fn a_cluster_is_looked_at_master_by_master() {
+    for flavor in Flavor::ALL {
+        let limited = |options: ServerOptions| options.arg("maxmemory", "100mb");
+        let cluster = Cluster::start_with(flavor, 3, 0, limited);
+        let asked = report(&cluster.url());
+        assert_eq!(asked.servers.len(), 3);
+        for (server, node) in asked.servers.iter().zip(cluster.nodes()) {
+            assert_eq!((&server.address, server.part), (&node.address(), Part::ClusterMaster));
+            let script = server.findings.iter().find(|finding| finding.subject == "script");
+            assert_eq!(script.unwrap().level, Level::Good, "{script:?}");
+            let calls = node.info("cmdstat_eval").unwrap_or_default();
+            assert!(!calls.is_empty(), "every master was tried");
+            assert_eq!(node.command(&["DBSIZE"]).int(), 0);
+        }
+        assert_eq!(found(&asked, "slots").level, Level::Good);
+        assert_eq!(bad(&asked), [("replicas", Level::Warning); 3], "{asked:#?}");
+
+        let one = report(&cluster.nodes()[0].url());
+        let advice = advice(&one, "cluster", Level::Problem);
+        assert_eq!(advice, format!("write redis+cluster://{}", cluster.nodes()[0].address()));
+    }
+}
+
+#[test]
+fn a_cluster_that_lacks_a_server_is_told() {
+    let mut cluster = Cluster::start(Flavor::Valkey, 3, 0);
+    let url = cluster.url();
+    cluster.nodes_mut()[1].kill();
+    let report = report(&url);
+    assert!(report.is_reached());
+    assert_eq!(report.worst(), Level::Problem);
+    let gone = report.servers.iter().find(|server| !server.is_reached).unwrap();
+    assert_eq!(gone.address, cluster.nodes()[1].address());
+    assert_eq!(gone.findings[0].subject, "reach");
+}
+
+#[test]
+fn one_server_is_no_cluster() {
+    let server = healthy(Flavor::Redis).start();
+    let report = report(&format!("redis+cluster://{}", server.address()));
+    let at_server = report.servers[0].findings.iter().find(|it| it.subject == "cluster").unwrap();
+    assert_eq!(at_server.level, Level::Problem);
+    let advice = at_server.advice.as_deref().unwrap();
+    assert!(advice.starts_with(&format!("write redis://{}", server.address())), "{advice}");
+}
+
+#[test]
+fn sentinels_and_their_master_are_looked_at() {
+    for flavor in Flavor::ALL {
+        let sentinels = Sentinels::start(flavor);
+        let asked = report(&sentinels.url());
+        let parts: Vec<Part> = asked.servers.iter().map(|server| server.part).collect();
+        assert_eq!(parts, [Part::Master, Part::Sentinel, Part::Sentinel, Part::Sentinel]);
+        assert_eq!(asked.servers[0].address, sentinels.master().address());
+        assert_eq!(bad(&asked), [("memory", Level::Warning)], "{asked:#?}");
+        assert_eq!(found(&asked, "script").level, Level::Good);
+        assert_eq!(found(&asked, "quorum").level, Level::Good);
+
+        let stray = report(&sentinels.sentinels()[0].url());
+        let advice = advice(&stray, "role", Level::Problem);
+        assert!(advice.starts_with("write redis+sentinel://"), "{advice}");
+        let nameless = report(&sentinels.url().replace("mymaster", "other"));
+        assert!(!nameless.is_reached());
+        assert_eq!(nameless.setup[0].level, Level::Problem);
+    }
+}
+
+#[test]
+fn a_slow_server_is_told() {
+    let server = healthy(Flavor::Redis).start();
+    let proxy = Proxy::start(server.address());
+    proxy.set_delay(Duration::from_millis(30));
+    let asked = report_within(&proxy.url(), Duration::from_millis(20));
+    assert_eq!(bad(&asked), [("latency", Level::Problem)], "{asked:#?}");
+    let asked = report_within(&proxy.url(), Duration::from_millis(80));
+    assert!(advice(&asked, "latency", Level::Warning).contains("SLOWLOG GET 10"));
+}
+
+#[test]
+fn what_a_user_may_not_look_at_is_a_notice() {
+    for flavor in Flavor::ALL {
+        let server = healthy(flavor)
+            .acl("default off")
+            .acl(&format!("pacegate on >secret ~pg:* {ACL_RULES}"))
+            .acl(&format!("blind on >secret ~pg:* {ACL_RULES} -info -time"))
+            .acl(&format!("poor on >secret ~pg:* {ACL_RULES} -zadd +acl"))
+            .start();
+        let url = |user: &str| format!("redis://{user}:secret@{}", server.address());
+
+        let asked = report(&url("pacegate"));
+        assert_eq!(bad(&asked), []);
+        assert_eq!(found(&asked, "script").level, Level::Good);
+        assert_eq!(found(&asked, "persistence").text, "could not look: no right to CONFIG GET");
+        let line = advice(&asked, "persistence", Level::Notice);
+        assert!(line.starts_with("allow it with ACL SETUSER pacegate +config|get"), "{line}");
+        assert_eq!(found(&asked, "rights").text, "could not look: no right to ACL WHOAMI");
+
+        let asked = report(&url("blind"));
+        assert_eq!(found(&asked, "eviction").text, "could not look: no right to INFO");
+        assert_eq!(found(&asked, "role").level, Level::Notice);
+        assert_eq!(found(&asked, "clock").text, "could not look: no right to TIME");
+
+        let asked = report(&url("poor"));
+        let line = advice(&asked, "rights", Level::Problem);
+        assert_eq!(line, "ACL SETUSER poor ~pg:* +zadd");
+        assert!(found(&asked, "script").text.contains("1/minute concurrency"));
+    }
+}
+
+#[test]
+fn a_user_with_the_right_to_ask_is_told_that_all_is_well() {
+    for flavor in Flavor::ALL {
+        let rules = format!("pacegate on >secret ~pg:* {ACL_RULES} +acl|whoami +acl|dryrun");
+        let server = healthy(flavor).acl("default off").acl(&rules).start();
+        let report = report(&format!("redis://pacegate:secret@{}", server.address()));
+        let rights = found(&report, "rights");
+        assert_eq!(rights.level, Level::Good, "{rights:?}");
+    }
+}
+
+#[test]
+fn nobody_who_is_not_let_in_is_left_guessing() {
+    for flavor in Flavor::ALL {
+        let server = healthy(flavor).password("right").start();
+        for (login, hint) in [("", "wants a password"), (":secret@", "check user and password")] {
+            let report = report(&format!("redis://{login}{}", server.address()));
+            assert!(!report.is_reached());
+            let advice = advice(&report, "reach", Level::Problem);
+            assert!(advice.contains(hint), "{flavor}: {:?}", found(&report, "reach"));
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_away_or_speaks_tls_is_told() {
+    let certificates = Certificates::new();
+    let mut server = healthy(Flavor::Redis).tls(&certificates).start();
+    let with_ca = format!("{}?ca={}", server.url(), certificates.ca().display());
+    assert_eq!(bad(&report(&with_ca)), []);
+    let unverified = report(&server.url());
+    assert!(advice(&unverified, "reach", Level::Problem).contains("?ca=FILE"));
+    let plain = report(&server.url().replace("rediss", "redis"));
+    assert!(advice(&plain, "reach", Level::Problem).contains("with TLS exactly if"));
+    server.kill();
+    let gone = report(&with_ca);
+    assert!(!gone.is_reached());
+    let advice = advice(&gone, "reach", Level::Problem);
+    assert!(advice.starts_with("check that a server runs at 127.0.0.1:"), "{advice}");
+}

@@ -1,0 +1,391 @@
+//! What happens rarely, and must not hurt.
+
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use pacegate::{
+    Algorithm, Answer, Charge, KeyRef, Limit, ManualClock, MemoryStore, SharedLimiter, Store,
+    StoreError, Timestamp, algorithm::Outcome,
+};
+use pacegate_redis::{Layout, RedisStore};
+use pacegate_testkit::{
+    Subject,
+    servers::{Cluster, Flavor, Proxy, Sentinels, Server, eventually},
+};
+use tokio::time::timeout;
+
+use crate::kit::{PATIENT, Timed, runtime, two_threads};
+
+const LONG: Duration = Duration::from_secs(1_000 * 3_600);
+
+fn charge(limit: Limit) -> Charge<'static> {
+    Charge::new("edges".parse().unwrap(), KeyRef::new(b"key"), limit)
+}
+
+fn limit(amount: u64, algorithm: Algorithm) -> Limit {
+    Limit::new(amount, LONG).unwrap().with_algorithm(algorithm).unwrap()
+}
+
+async fn connect(url: &str) -> RedisStore {
+    RedisStore::builder(url).unwrap().deadline(PATIENT).connect().await.unwrap()
+}
+
+#[test]
+fn a_store_whose_runtime_has_ended_says_so() {
+    let server = Server::start(Flavor::Redis);
+    let runtime = two_threads();
+    let store = runtime.block_on(connect(&server.url()));
+    drop(runtime);
+    let answer = async {
+        let charges = [charge(Limit::per_hour(1))];
+        timeout(PATIENT, store.charge(&charges)).await.unwrap()
+    };
+    let answer = self::runtime().block_on(answer);
+    assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+}
+
+#[test]
+fn a_store_that_is_dropped_leaves_no_task_behind() {
+    let server = Server::start(Flavor::Redis);
+    let cluster = Cluster::start(Flavor::Valkey, 3, 0);
+    let sentinels = Sentinels::start(Flavor::Valkey);
+    let runtime = two_threads();
+    let nobody = ["redis", "redis+cluster"].map(|scheme| format!("{scheme}://127.0.0.1:1"));
+    for url in [server.url(), cluster.url(), sentinels.url()].into_iter().chain(nobody) {
+        let builder = RedisStore::builder(&url).unwrap();
+        let store = runtime.block_on(async { builder.connect_later() });
+        let charges = [charge(Limit::per_hour(1))];
+        drop(runtime.block_on(store.charge(&charges)));
+        assert!(runtime.metrics().num_alive_tasks() > 0);
+        drop(store);
+        let ended = || runtime.metrics().num_alive_tasks() == 0;
+        eventually(Duration::from_secs(3), &format!("nothing is done for {url}"), ended);
+    }
+}
+
+/// All of a quadrillion units are drawn in no time.
+#[test]
+fn a_lease_of_more_than_all() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = RedisStore::connect(&server.url()).await.unwrap();
+        for algorithm in [Algorithm::FixedWindow, Algorithm::TokenBucket] {
+            let amount =
+                if algorithm == Algorithm::FixedWindow { Limit::MAX_AMOUNT } else { 1 << 26 };
+            let mut charge = charge(limit(amount, algorithm));
+            charge.lease = u64::MAX;
+            let mut ticks = tokio::time::interval(Duration::from_millis(1));
+            let before = store.stats().lease_units_outstanding;
+            let lease = async {
+                while store.stats().lease_units_outstanding < before + amount / 2 {
+                    ticks.tick().await;
+                    drop(store.charge(&[charge]).await);
+                }
+            };
+            timeout(PATIENT, lease).await.unwrap();
+        }
+    });
+}
+
+/// Units that are still on their way when leases are given back come back, too.
+#[test]
+fn leases_are_returned_as_soon_as_they_are_drawn() {
+    let server = Server::start(Flavor::Redis);
+    two_threads().block_on(async {
+        let store = connect(&server.url()).await;
+        for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket]
+        {
+            for turn in 0..100_u64 {
+                let key = turn.to_le_bytes();
+                let mut unit = charge(limit(100, algorithm));
+                (unit.key, unit.tag, unit.lease) = (KeyRef::new(&key), KeyRef::new(&key), 5);
+                assert!(store.charge(&[unit]).await.unwrap()[0].is_admitted());
+                store.return_leases().await.unwrap();
+                let left = store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
+                assert_eq!(left, 99, "{algorithm}");
+                assert_eq!(store.stats().lease_units_outstanding, 0);
+            }
+        }
+    });
+}
+
+/// Leases are given back many at a time, not one by one: whoever ends has little time for it.
+#[test]
+fn many_leases_are_returned_in_few_trips() {
+    const KEYS: u64 = 2_000;
+    let server = Server::start(Flavor::Redis);
+    let runtime = two_threads();
+    let store = runtime.block_on(connect(&server.url()));
+    let take = |key: u64, lease: u64| {
+        let (store, key) = (store.clone(), key.to_le_bytes());
+        async move {
+            let mut unit = charge(limit(100, Algorithm::FixedWindow));
+            (unit.key, unit.tag, unit.lease) = (KeyRef::new(&key), KeyRef::new(&key), lease);
+            store.charge(&[unit]).await.unwrap()[0].remaining()
+        }
+    };
+    for key in 0..KEYS {
+        runtime.block_on(take(key, 5));
+    }
+    let drawn = || store.stats().lease_units_outstanding == 5 * KEYS;
+    eventually(PATIENT, "all leases are drawn", drawn);
+    let before = store.stats().trips;
+    runtime.block_on(store.return_leases()).unwrap();
+    let trips = store.stats().trips - before;
+    assert!(trips <= KEYS / 20, "{trips} trips for {KEYS} leases");
+    for key in [0, KEYS / 2, KEYS - 1] {
+        assert_eq!(runtime.block_on(take(key, 0)), 98);
+    }
+}
+
+/// Whoever gives up waiting for a reset or a refund has made it nevertheless, with all that follows here.
+#[test]
+fn changes_that_nobody_waits_for() {
+    let server = Server::start(Flavor::Redis);
+    let runtime = two_threads();
+    let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
+    let store = runtime.block_on(builder.deny_cache_for(LONG).connect()).unwrap();
+    let mut leased = charge(limit(10, Algorithm::FixedWindow));
+    leased.lease = 5;
+    runtime.block_on(store.charge(&[leased])).unwrap();
+    let outstanding = || store.stats().lease_units_outstanding;
+    eventually(PATIENT, "a lease is drawn", || outstanding() == 5);
+    let give_up = |change: Answer<'_, ()>| {
+        server.pause();
+        let answered = change.now_or_never();
+        server.resume();
+        assert!(answered.is_none(), "{answered:?}");
+    };
+    give_up(store.reset(&leased));
+    eventually(PATIENT, "the lease is forgotten", || outstanding() == 0);
+    let unit = charge(limit(10, Algorithm::SlidingWindow));
+    let admitted = |cost| runtime.block_on(store.charge(&[unit.cost(cost)])).unwrap()[0];
+    type Change = for<'a> fn(&'a RedisStore, &'a Charge<'a>) -> Answer<'a, ()>;
+    for change in [RedisStore::reset as Change, RedisStore::refund] {
+        assert!(admitted(10).is_admitted());
+        assert!(!admitted(10).is_admitted());
+        assert_eq!(store.stats().deny_cache_entries, 1);
+        give_up(change(&store, &unit));
+        eventually(PATIENT, "the denial is forgotten", || store.stats().deny_cache_entries == 0);
+        assert!(admitted(1).is_admitted());
+        runtime.block_on(store.reset(&unit)).unwrap();
+    }
+}
+
+/// What was drawn in a window is not spent in the next one; and what was drawn from a bucket not when that is full.
+#[test]
+fn leases_end_in_time() {
+    let server = Server::start(Flavor::Redis);
+    let mut client = server.connect().unwrap();
+    let period = Duration::from_millis(100);
+    let mut window = || {
+        let time = client.command(&["TIME"]).unwrap();
+        let [seconds, micros] = [0, 1].map(|place| time.items()[place].int());
+        (seconds * 1_000_000 + micros) / period.as_micros() as i64
+    };
+    let runtime = two_threads();
+    let store = runtime.block_on(connect(&server.url()));
+    let spend = |unit: Charge<'_>| -> u64 {
+        let asked = (0..30).map(|_| runtime.block_on(store.charge(&[unit])).unwrap()[0]);
+        asked.map(|outcome| u64::from(outcome.is_admitted())).sum()
+    };
+    let mut clean = 0;
+    for turn in 0..16 {
+        let algorithm = if turn % 2 == 0 { Algorithm::FixedWindow } else { Algorithm::TokenBucket };
+        let limit = Limit::new(10, period).unwrap().with_algorithm(algorithm).unwrap();
+        let mut unit = charge(limit);
+        unit.lease = 5;
+        assert!(runtime.block_on(store.charge(&[unit])).is_ok());
+        let drawn = || store.stats().lease_units_outstanding > 0;
+        let last = window();
+        eventually(PATIENT, "something is drawn", || drawn() || window() > last);
+        eventually(PATIENT, "two windows have passed", || window() > last + 1);
+        let first = window();
+        let granted = spend(unit);
+        // A bucket has filled up a little in as many windows as it took, and so has a window that has ended.
+        let windows = (window() - first) as u64;
+        assert!(granted <= 10 * (1 + windows) + 1, "{granted} in {windows} windows by {algorithm}");
+        clean += u64::from(windows == 0);
+    }
+    assert!(clean > 3, "{clean} of 16 turns took less than a window");
+}
+
+#[test]
+fn what_cannot_be_decided_is_refused() {
+    let cluster = Cluster::start(Flavor::Redis, 3, 0);
+    runtime().block_on(async {
+        let store = connect(&cluster.url()).await;
+        let two =
+            [charge(limit(2, Algorithm::FixedWindow)), charge(limit(3, Algorithm::FixedWindow))];
+        let answer = store.charge_once(b"id", &two).await;
+        assert!(matches!(answer, Err(StoreError::Unsupported(_))), "two amounts: {answer:?}");
+        let other = Charge::new("edges".parse().unwrap(), KeyRef::new(b"other"), two[0].limit);
+        let answer = store.charge_once(b"id", &[two[0], other]).await;
+        assert!(matches!(answer, Err(StoreError::Unsupported(_))), "two slots: {answer:?}");
+        let left = store.charge(&[two[0].cost(0)]).await.unwrap()[0].remaining();
+        assert_eq!(left, 2, "nothing was charged");
+    });
+}
+
+/// While the amount is 0, refunds, denials and a clock that steps back do to what was used what they do in memory.
+#[test]
+fn a_limit_of_nothing_forgets_nothing() {
+    let server = Server::start(Flavor::Redis);
+    let subject = Timed::new(&server.url(), |builder| builder.deny_cache(0));
+    let (start, hour) = (Timestamp::from_secs(1_800_000_000), Duration::from_secs(3_600));
+    for algorithm in Algorithm::BUILT_IN {
+        let clock = ManualClock::at(start);
+        let memory = MemoryStore::new(100, clock.clone());
+        let set_time = |now: Timestamp| {
+            clock.set(now);
+            subject.set_time(now);
+        };
+        let (ten, nothing) = (limit(10, algorithm), limit(0, algorithm));
+        let ask = |store: &dyn Store, charges: &[Charge<'_>]| {
+            subject.block_on(store.charge(charges)).unwrap()
+        };
+        let mut answers: [Vec<Vec<Outcome>>; 2] = Default::default();
+        for (store, answers) in
+            [&memory as &dyn Store, &subject.store].into_iter().zip(&mut answers)
+        {
+            set_time(start.after(hour));
+            let mut eight = charge(ten).cost(8);
+            eight.permit = u64::from(algorithm == Algorithm::Concurrency);
+            answers.push(ask(store, &[eight]));
+            subject.block_on(store.refund(&charge(nothing).cost(1))).unwrap();
+            set_time(start);
+            // One by itself and two together take different scripts.
+            answers.push(ask(store, &[charge(nothing)]));
+            answers.push(ask(store, &[charge(nothing), charge(nothing)]));
+            set_time(start.after(hour));
+            answers.push(ask(store, &[charge(ten).cost(0)]));
+        }
+        assert_eq!(answers[1], answers[0], "{algorithm}");
+    }
+}
+
+/// A request with an id is counted once, however often its answer is lost.
+#[test]
+fn requests_with_ids_are_counted_once() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let proxy = Proxy::start(server.address());
+        runtime().block_on(async {
+            let store = connect(&proxy.url()).await;
+            let unit = charge(limit(1_000_000, Algorithm::FixedWindow));
+            let (mut lost, mut ticks) = (0, tokio::time::interval(Duration::from_millis(1)));
+            for id in 0..200_u64 {
+                if id % 2 == 0 {
+                    proxy.cut_replies_after(id / 4);
+                }
+                while store.charge_once(&id.to_le_bytes(), &[unit]).await.is_err() {
+                    lost += 1;
+                    ticks.tick().await;
+                }
+            }
+            let used = 1_000_000 - store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
+            assert!(lost > 20, "{lost} answers were lost");
+            assert_eq!(used, 200);
+        });
+    }
+}
+
+/// What is remembered for a request was true then, and says nothing of others now.
+#[test]
+fn a_remembered_denial_denies_nobody_else() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = connect(&server.url()).await;
+        let one = charge(Limit::new(1, Duration::from_millis(200)).unwrap());
+        let mut ticks = tokio::time::interval(Duration::from_millis(1));
+        let mut id = 0_u64;
+        loop {
+            id += 1;
+            let denied = store.charge_once(&id.to_le_bytes(), &[one]).await.unwrap()[0];
+            if !denied.is_admitted() {
+                break;
+            }
+        }
+        // Another store, so that this one learns nothing.
+        let other = connect(&server.url()).await;
+        while store.stats().calls > 0
+            && !other.charge(&[one.cost(0)]).await.unwrap()[0].is_admitted()
+        {
+            ticks.tick().await;
+        }
+        let again = store.charge_once(&id.to_le_bytes(), &[one]).await.unwrap()[0];
+        assert!(!again.is_admitted(), "the same answer");
+        assert!(store.charge(&[one]).await.unwrap()[0].is_admitted(), "a new window");
+    });
+}
+
+/// Times that never come are as good as for ever: nothing overflows, here or on the server.
+#[test]
+fn times_of_any_length() {
+    let server = Server::start(Flavor::Redis);
+    let layout = Layout::template("any:{key}:{window}").unwrap();
+    runtime().block_on(async {
+        for forever in [Duration::MAX, Duration::from_secs(u64::MAX / 1_000)] {
+            let builder = || RedisStore::builder(&server.url()).unwrap().deadline(forever);
+            let store = builder().remember_ids_for(forever).connect().await.unwrap();
+            let unit = charge(limit(10, Algorithm::FixedWindow));
+            for _ in 0..3 {
+                let once = store.charge_once(b"id", &[unit]).await.unwrap()[0];
+                assert_eq!(once.remaining(), 9, "{forever:?}");
+            }
+            assert_eq!(store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining(), 9);
+            let store =
+                builder().layout(layout.clone().ttl_slack(forever)).connect().await.unwrap();
+            assert_eq!(store.charge(&[unit]).await.unwrap()[0].remaining(), 9);
+            let names = server.command(&["KEYS", "*"]);
+            for name in names.items() {
+                assert!(server.command(&["PTTL", &name.text()]).int() > 0, "{name:?}");
+            }
+            server.command(&["FLUSHALL"]);
+        }
+    });
+}
+
+/// Whoever gives up while a batch has to be sent again takes no part in it: what may have been taken for them has been
+/// returned by then.
+#[test]
+fn a_batch_that_is_sent_again_is_without_those_who_gave_up() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(server.address());
+    let runtime = two_threads();
+    runtime.block_on(async {
+        let store = connect(&proxy.url()).await;
+        let builder = SharedLimiter::builder(store.clone());
+        let limiter = builder.limit("2/hour concurrency").build().unwrap();
+        // The server then knows the script that returns permits, and not the one that gives them.
+        store.release(&charge(limit(2, Algorithm::Concurrency))).await.unwrap();
+        proxy.set_delay(Duration::from_millis(200));
+        let trips = store.stats().trips;
+        let (gone, stays) = (limiter.acquire("key"), limiter.acquire("key"));
+        let (mut gone, mut stays) = (Box::pin(gone), Box::pin(stays));
+        let gives_up = std::future::poll_fn(|cx| {
+            assert!(gone.as_mut().poll(cx).is_pending() && stays.as_mut().poll(cx).is_pending());
+            std::task::Poll::Ready(())
+        });
+        gives_up.await;
+        let mut ticks = tokio::time::interval(Duration::from_millis(1));
+        while scripts_asked(&server) == 0 {
+            ticks.tick().await;
+        }
+        drop(gone);
+        let held = stays.await.unwrap().into_result().unwrap();
+        proxy.set_delay(Duration::ZERO);
+        assert!(store.stats().trips >= trips + 2, "it was sent again");
+        let second = limiter.acquire("key").await.unwrap();
+        assert!(second.permit.is_some(), "{:?}", second.decision);
+        assert!(limiter.acquire("key").await.unwrap().permit.is_none());
+        drop((held, second));
+    });
+}
+
+/// How many scripts the server was asked for and did not know, since the first.
+fn scripts_asked(server: &Server) -> u64 {
+    let failed = server.info("errorstat_NOSCRIPT").unwrap_or_default();
+    let count = failed.trim().strip_prefix("count=").map_or(0, |count| count.parse().unwrap());
+    u64::saturating_sub(count, 1)
+}

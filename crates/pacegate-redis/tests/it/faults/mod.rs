@@ -1,0 +1,224 @@
+//! What becomes of decisions while servers fail, and after.
+
+mod cluster;
+mod connection;
+mod load;
+mod refusals;
+mod sentinel;
+mod server;
+
+use std::{
+    num::NonZeroU32,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use pacegate::{
+    Decision, Limit, Policy, PolicySet, Request, SharedLimiter,
+    policy::FailureMode::{self, Closed, Open},
+};
+use pacegate_redis::RedisStore;
+use pacegate_testkit::servers::{Server, eventually};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::runtime::Runtime;
+
+use crate::kit::{PATIENT, two_threads};
+use load::Load;
+
+/// What the store is given unless said otherwise, and the tests leave it at that.
+const DEADLINE: Duration = Duration::from_millis(20);
+/// After this the store has to be in use again.
+const RETURN: Duration = Duration::from_secs(2);
+/// So much may a process admit by itself, where the failure mode is `local`.
+const SHARE: usize = 10;
+/// The period of the limit that is watched from window to window.
+const PERIOD: Duration = Duration::from_millis(500);
+const AMOUNT: u64 = 20;
+
+/// Tests that measure how long decisions take run one at a time, and so does what would disturb them.
+static QUIET: Mutex<()> = Mutex::new(());
+
+/// Limiters over one store, one for each failure mode.
+struct Limiters {
+    store: RedisStore,
+    /// One that denies while the store is away, with so many units that the store never does.
+    closed: SharedLimiter,
+    /// The same, but it admits.
+    open: SharedLimiter,
+    /// The same, but it admits up to [`SHARE`].
+    local: SharedLimiter,
+    /// 100 units for each key, and no more as long as tests run.
+    hundred: SharedLimiter,
+    /// [`AMOUNT`] units in each window of [`PERIOD`].
+    windows: SharedLimiter,
+    runtime: Runtime,
+    _quiet: MutexGuard<'static, ()>,
+}
+
+impl Limiters {
+    /// Over a store with the defaults.
+    fn connect(url: &str) -> Self {
+        let quiet = QUIET.lock();
+        let runtime = two_threads();
+        let store = runtime.block_on(RedisStore::connect(url)).unwrap();
+        Self::over(store, runtime, quiet)
+    }
+
+    /// Over a store that is given all the time it needs.
+    fn connect_patiently(url: &str) -> Self {
+        let quiet = QUIET.lock();
+        let runtime = two_threads();
+        let builder = RedisStore::builder(url).unwrap().deadline(PATIENT);
+        let store = runtime.block_on(builder.connect()).unwrap();
+        Self::over(store, runtime, quiet)
+    }
+
+    /// Over a store that need not be there.
+    fn connect_later(url: &str) -> Self {
+        let quiet = QUIET.lock();
+        let runtime = two_threads();
+        let builder = RedisStore::builder(url).unwrap();
+        let store = runtime.block_on(async { builder.connect_later() });
+        Self::over(store, runtime, quiet)
+    }
+
+    fn over(store: RedisStore, runtime: Runtime, quiet: MutexGuard<'static, ()>) -> Self {
+        let much = Limit::new(1_000_000, Duration::from_secs(1_000 * 3_600)).unwrap();
+        let hundred = Limit::new(100, Duration::from_secs(1_000 * 3_600)).unwrap();
+        let window = Limit::new(AMOUNT, PERIOD).unwrap();
+        let share = NonZeroU32::new(1_000_000 / SHARE as u32).unwrap();
+        let local = FailureMode::Local { numerator: 1, denominator: share };
+        Self {
+            closed: limiter(&store, "closed", much, Closed),
+            open: limiter(&store, "open", much, Open),
+            local: limiter(&store, "local", much, local),
+            hundred: limiter(&store, "hundred", hundred, Closed),
+            windows: limiter(&store, "windows", window, Closed),
+            store,
+            runtime,
+            _quiet: quiet,
+        }
+    }
+
+    /// Begins to ask all of them, all the time.
+    fn load(&self) -> Load {
+        Load::start(self)
+    }
+
+    fn check(&self, limiter: &SharedLimiter, key: &str) -> Decision {
+        self.runtime.block_on(limiter.check(key)).unwrap()
+    }
+
+    fn is_degraded(&self) -> bool {
+        self.check(&self.closed, "busy").is_degraded()
+    }
+
+    fn wait_until_degraded(&self) {
+        eventually(RETURN, "the store is missed", || self.is_degraded());
+    }
+
+    /// From the moment of the call, which is that of healing.
+    fn wait_until_back(&self) -> Duration {
+        self.wait_for_store(RETURN)
+    }
+
+    fn wait_for_store(&self, most: Duration) -> Duration {
+        let (start, mut trouble) = (now(), String::new());
+        eventually(most, "the store is in use again", || {
+            let back = !self.is_degraded();
+            if !back && self.trouble() != trouble {
+                trouble = self.trouble();
+                println!("after {:?}: {trouble}", start.elapsed());
+            }
+            back
+        });
+        start.elapsed()
+    }
+
+    /// What is wrong, as far as the store knows.
+    fn trouble(&self) -> String {
+        let servers = self.store.stats().servers;
+        let troubles = servers.into_iter().filter_map(|server| server.trouble);
+        troubles.collect::<Vec<_>>().join("; ")
+    }
+
+    /// A fresh key admits exactly its hundred. A machine that stands still for longer than the deadline is felt as a
+    /// failure of the store, and such a try says nothing but that it admits no more.
+    fn assert_exact(&self) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let fresh = |_| {
+            self.wait_for_store(PATIENT);
+            let key = format!("fresh-{}", NEXT.fetch_add(1, Relaxed));
+            self.spend(&self.hundred, &key, 130)
+        };
+        let clean = (0..50).map(fresh).find(|&(admitted, degraded)| {
+            assert!(admitted <= 100, "{admitted} of 100 admitted");
+            degraded == 0
+        });
+        assert_eq!(clean, Some((100, 0)), "{}", self.trouble());
+    }
+
+    /// The window after the one in which all was healed is exact, for a key that was in use all the time.
+    fn assert_window_exact(&self, server: &Server) {
+        let mut client = server.connect().unwrap();
+        let mut window = || {
+            let time = client.command(&["TIME"]).unwrap();
+            let [seconds, micros] = [0, 1].map(|place| time.items()[place].int());
+            (seconds * 1_000_000 + micros) / PERIOD.as_micros() as i64
+        };
+        for _ in 0..20 {
+            self.wait_for_store(PATIENT);
+            let last = window();
+            eventually(2 * PERIOD, "the next window", || window() > last);
+            let (admitted, degraded) = self.spend(&self.windows, "busy", 2 * AMOUNT);
+            if degraded == 0 && window() == last + 1 {
+                return assert_eq!(admitted, AMOUNT);
+            }
+        }
+        panic!("no window without interruption: {}", self.trouble());
+    }
+
+    /// Asks so often, some at a time. How many were admitted, and how many degraded.
+    fn spend(&self, limiter: &SharedLimiter, key: &str, times: u64) -> (u64, u64) {
+        self.runtime.block_on(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            for _ in 0..10 {
+                let (limiter, key) = (limiter.clone(), key.to_owned());
+                tasks.spawn(async move {
+                    let mut counts = (0, 0);
+                    for _ in 0..times / 10 {
+                        let decision = limiter.check(&key).await.unwrap();
+                        counts.0 += u64::from(decision.is_allowed());
+                        counts.1 += u64::from(decision.is_degraded());
+                    }
+                    counts
+                });
+            }
+            let counts = tasks.join_all().await;
+            counts.into_iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+        })
+    }
+}
+
+fn limiter(store: &RedisStore, name: &str, limit: Limit, mode: FailureMode) -> SharedLimiter {
+    let policy = Policy::new(name.parse().unwrap(), [limit]).per([Request::KEY]).failing(mode);
+    SharedLimiter::new(store.clone(), PolicySet::new([policy]).unwrap())
+}
+
+#[expect(clippy::disallowed_methods, reason = "how long decisions take is what is tested")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// How often a server has run scripts of ours.
+fn scripts_run(server: &Server) -> u64 {
+    let stats = server.info("cmdstat_evalsha").unwrap_or_default();
+    let calls = stats.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
+    calls.map_or(0, |calls| calls.parse().unwrap())
+}
+
+/// Lets time pass in which the load goes on.
+fn let_pass(time: Duration) {
+    let end = now() + time;
+    eventually(2 * time, "time has passed", || now() >= end);
+}

@@ -1,0 +1,88 @@
+//! A master that is given up by its sentinels.
+
+use std::time::Duration;
+
+use pacegate_testkit::servers::{Flavor, Sentinels, Server, eventually};
+
+use super::{Limiters, RETURN, let_pass, now, scripts_run};
+
+/// How long the old master may be used after the sentinels have named another. They are asked four times a second.
+const FOLLOW: Duration = Duration::from_millis(600);
+
+fn names(sentinel: &Server) -> String {
+    let address = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"]);
+    address.items().iter().map(|part| part.text()).collect::<Vec<_>>().join(":")
+}
+
+/// The old master goes on taking writes until its sentinels come round to it, and gets none from us.
+#[test]
+fn a_failover_is_followed_at_once() {
+    for flavor in Flavor::ALL {
+        let all = Sentinels::start(flavor);
+        let limiters = Limiters::connect(&all.url());
+        for sentinel in all.sentinels() {
+            // They wait four times as long before they make a replica of the old master.
+            sentinel.command(&["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "2000"]);
+        }
+        let load = limiters.load();
+        let_pass(Duration::from_millis(300));
+        let (leader, old) = (&all.sentinels()[0], all.master());
+        eventually(30 * RETURN, "another master is named", || {
+            // Refused while one is under way, and given up where the replica was not looked at for a while.
+            leader.command(&["SENTINEL", "FAILOVER", "mymaster"]);
+            names(leader) != old.address()
+        });
+        let switched = now();
+        let (mut last, mut used) = (scripts_run(old), switched);
+        assert!(last > 0);
+        eventually(2 * RETURN, "some time has passed", || {
+            let run = scripts_run(old);
+            if run > last {
+                (last, used) = (run, now());
+            }
+            switched.elapsed() > RETURN
+        });
+        let role = old.info("role").unwrap();
+        println!("{flavor}: last used {:?} after the switch, then a {role} still", used - switched);
+        assert_eq!(role.trim(), "master", "it would have taken writes all the time");
+        assert!(used - switched < FOLLOW, "used for {:?}", used - switched);
+        assert!(!limiters.is_degraded());
+        load.end(&limiters).assert_timely("failover");
+        limiters.assert_exact();
+        limiters.assert_window_exact(all.replica());
+    }
+}
+
+/// A master that stands still is replaced, and not used again when it goes on as if nothing had happened.
+#[test]
+fn a_master_that_comes_back() {
+    for flavor in Flavor::ALL {
+        let all = Sentinels::start(flavor);
+        let limiters = Limiters::connect(&all.url());
+        for sentinel in all.sentinels() {
+            sentinel.command(&["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "1000"]);
+        }
+        let load = limiters.load();
+        let_pass(Duration::from_millis(300));
+        all.master().pause();
+        limiters.wait_until_degraded();
+        let named = || all.sentinels().iter().any(|one| names(one) == all.replica().address());
+        // It takes several turns if each sentinel votes for itself.
+        eventually(30 * RETURN, "another master is named", named);
+        let promoted = || all.replica().info("role").unwrap().trim() == "master";
+        eventually(RETURN, "it is the master", promoted);
+        let back = limiters.wait_until_back();
+        all.master().resume();
+        // What had been sent to it before it was stopped is carried out now.
+        let_pass(Duration::from_millis(100));
+        let run = scripts_run(all.master());
+        let_pass(RETURN);
+        assert_eq!(scripts_run(all.master()), run, "used again");
+        println!("{flavor}: back {back:?} after the switch");
+        let log = load.end(&limiters);
+        log.assert_timely("a master replaced");
+        log.assert_modes_hold();
+        limiters.assert_exact();
+        limiters.assert_window_exact(all.replica());
+    }
+}

@@ -1,0 +1,61 @@
+//! What the tests share.
+
+use std::{future::Future, time::Duration};
+
+use pacegate::{ManualClock, Store, Timestamp};
+use pacegate_redis::{RedisStore, RedisStoreBuilder};
+use pacegate_testkit::Subject;
+use tokio::runtime::Runtime;
+
+/// Long enough for a busy machine: what is tested with it is not time.
+pub(crate) const PATIENT: Duration = Duration::from_secs(10);
+
+/// A store whose clock is in our hands.
+pub(crate) struct Timed {
+    pub(crate) store: RedisStore,
+    pub(crate) clock: ManualClock,
+    runtime: Runtime,
+}
+
+impl Timed {
+    pub(crate) fn new(
+        url: &str,
+        change: impl FnOnce(RedisStoreBuilder) -> RedisStoreBuilder,
+    ) -> Self {
+        let clock = ManualClock::new();
+        let runtime = runtime();
+        let builder = RedisStore::builder(url).unwrap().deadline(PATIENT).clock(clock.clone());
+        let store = runtime.block_on(change(builder).connect()).unwrap();
+        Self { store, clock, runtime }
+    }
+}
+
+impl Subject for Timed {
+    fn store(&self) -> &dyn Store {
+        &self.store
+    }
+
+    fn set_time(&self, now: Timestamp) {
+        self.clock.set(now);
+    }
+
+    fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
+        self.runtime.block_on(future)
+    }
+}
+
+pub(crate) fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Whether there is time for everything.
+#[expect(clippy::disallowed_methods, reason = "how much to test is told by the environment")]
+pub(crate) fn is_long() -> bool {
+    std::env::var("PACEGATE_LONG").is_ok()
+}
+
+/// Where tasks are to run at the same time, not only in turns.
+pub(crate) fn two_threads() -> Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().unwrap()
+}

@@ -1,0 +1,252 @@
+// The page: asks once a second, and hands what it is told to the panels.
+
+import { number, timeline, whole } from "./chart.js";
+import { Refused, Unreachable, apiKey, ask, setApiKey } from "./api.js";
+import { Keys } from "./keys.js";
+import { Live, make, put, rate } from "./live.js";
+import { Policies } from "./policies.js";
+import { Health } from "./store.js";
+import { Try, curl } from "./try.js";
+
+const EVERY = 1000;
+const THEMES = { "": ["◐", "as the system has them"], light: ["☀", "light"], dark: ["☾", "dark"] };
+const TILES = { all: "Decisions", allowed: "Allowed", denied: "Denied", shadow: "Shadow denied" };
+const byId = (id) => document.getElementById(id);
+
+const live = new Live();
+const policies = new Policies(live, show);
+const keys = new Keys(live, say);
+const trying = new Try();
+const health = new Health(live);
+const look = { label: "Decisions a second", unit: "/s", span: 60, height: 260 };
+const chart = timeline(byId("timeline"), live.chart(""), look);
+const tiles = makeTiles();
+
+let timer = null;
+let asking = false;
+let unreachable = false;
+let refused = null;
+let quiet = null;
+
+start();
+
+function start() {
+  byId("shown").addEventListener("change", draw);
+  byId("key-open").addEventListener("click", () => openKeys());
+  byId("key-close").addEventListener("click", () => byId("key-dialog").close());
+  byId("key-forget").addEventListener("click", forgetKey);
+  byId("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    useKey(byId("key-input").value.trim());
+  });
+  byId("key-input").addEventListener("input", ({ target }) => {
+    const fits = /^[ -~]*$/.test(target.value.trim());
+    target.setCustomValidity(fits ? "" : "An API key has letters, digits and signs of ASCII only.");
+  });
+  byId("theme").addEventListener("click", nextTheme);
+  tellTheme();
+  document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : poll()));
+  document.addEventListener("pacegate-changed", poll);
+  poll();
+}
+
+async function poll() {
+  if (asking) return;
+  asking = true;
+  clearTimeout(timer);
+  try {
+    const query = live.since === null ? {} : { since: live.since };
+    live.take(await ask("GET", "v1/live", { query }));
+    unreachable = false;
+    refused = null;
+    draw();
+  } catch (error) {
+    failed(error);
+  } finally {
+    asking = false;
+    tellState();
+    if (!document.hidden) timer = setTimeout(poll, EVERY);
+  }
+}
+
+function failed(error) {
+  unreachable = error instanceof Unreachable;
+  if (unreachable) return;
+  if (!(error instanceof Refused)) throw error;
+  const isNew = refused?.status !== error.status;
+  refused = error;
+  if (error.status === 401 && isNew) openKeys();
+  if (error.status === 403 && isNew) offerPolicies();
+}
+
+/** Who may not see everything may still try requests, and look up keys. */
+async function offerPolicies() {
+  const { policies: some } = await ask("GET", "v1/policies").catch(() => ({ policies: [] }));
+  trying.offer(some);
+  keys.offer(some);
+}
+
+function draw() {
+  const { answer } = live;
+  if (answer === null) return;
+  updateShown(answer);
+  const name = byId("shown").value;
+  chart.update(live.chart(name));
+  updateTiles(name);
+  policies.update();
+  keys.update();
+  trying.offer(answer.policies);
+  health.update();
+  const idle = answer.policies.every((policy) => policy.allowed + policy.denied + policy.shadow_denied === 0);
+  byId("first-steps").hidden = !idle;
+  byId("timeline").hidden = idle;
+  if (idle) put(byId("first-curl"), curl(example(answer)));
+  put(byId("server"), location.host);
+  // Where nobody has a key there is none to type in.
+  byId("key-open").hidden = !answer.authorized.keys_configured && apiKey() === "";
+}
+
+/** A request that the first policy would cover, of those that requests lead to. */
+function example({ policies: all }) {
+  const first = all.find((policy) => !policy.envoy);
+  const wanted = (first?.match ?? []).filter((match) => match.values?.length);
+  const pairs = wanted.map((match) => [match.attribute, match.values[0]]);
+  for (const name of first?.per ?? []) pairs.push([name, name === "ip" ? "203.0.113.9" : "alice"]);
+  const request = { attributes: Object.fromEntries(pairs) };
+  return first?.domain && first.domain !== "default" ? { domain: first.domain, ...request } : request;
+}
+
+function makeTiles() {
+  const made = {};
+  for (const [id, title] of Object.entries(TILES)) {
+    const [value, note] = [make("b", { id: `now-${id}` }, "–"), make("span.quiet")];
+    byId("tiles").append(make(`div.tile.of-${id}`, {}, make("span.name", {}, title), value, note));
+    made[id] = { value, note };
+  }
+  return made;
+}
+
+function updateTiles(name) {
+  const counts = live.counts(name);
+  const chosen = live.answer.policies.filter((policy) => name === "" || policy.name === name);
+  const total = (count) => chosen.reduce((sum, policy) => sum + policy[count], 0);
+  const [allowed, denied, shadow] = [total("allowed"), total("denied"), total("shadow_denied")];
+  const now = (count) => rate(counts[count]);
+  const asked = now("allowed") + now("denied") + now("shadow_denied");
+  const share = asked > 0 ? `${((100 * now("denied")) / asked).toFixed(1)} % of all now` : "none now";
+  tell(tiles.all, asked, `${whole(allowed + denied + shadow)} since the start`);
+  tell(tiles.allowed, now("allowed"), `${whole(allowed)} since the start`);
+  tell(tiles.denied, now("denied"), `${share}, ${whole(denied)} in all`);
+  tell(tiles.shadow, now("shadow_denied"), `passed, ${whole(shadow)} since the start`);
+}
+
+function tell({ value, note }, perSecond, text) {
+  const digits = perSecond >= 10 ? Math.round(perSecond) : Math.round(perSecond * 10) / 10;
+  put(value, `${number(digits)}/s`);
+  put(note, text);
+}
+
+function updateShown({ policies: all }) {
+  const select = byId("shown");
+  const names = JSON.stringify(all.map((policy) => policy.name));
+  if (select.dataset.names === names) return;
+  select.dataset.names = names;
+  const chosen = select.value;
+  const options = all.map((policy) => make("option", { value: policy.name }, policy.name));
+  select.replaceChildren(make("option", { value: "" }, "all policies"), ...options);
+  if (all.some((policy) => policy.name === chosen)) select.value = chosen;
+}
+
+function show(name) {
+  byId("shown").value = byId("shown").value === name ? "" : name;
+  draw();
+  byId("traffic").scrollIntoView({ block: "start", behavior: "smooth" });
+}
+
+/** The pill at the top, and what needs attention. An alert is written once, so that it is read out once. */
+function tellState() {
+  const { answer } = live;
+  const alerts = [];
+  let [state, text] = ["good", "live"];
+  if (unreachable) {
+    [state, text] = ["bad", "not reachable"];
+    alerts.push(["bad", "The server is not reachable, trying again. What you see is the last it said."]);
+  } else if (refused?.status === 401) {
+    [state, text] = ["wait", "key needed"];
+    alerts.push(["warn", "This server wants an API key. Set one with “API key” at the top."]);
+  } else if (refused?.status === 403 && refused.kind !== "host") {
+    [state, text] = ["wait", "admin key needed"];
+    alerts.push(["warn", "This API key can try requests. Live figures, resets and blocks take an admin key."]);
+  } else if (refused !== null) {
+    [state, text] = ["bad", "refused"];
+    alerts.push(["bad", `The server refused: ${refused.message}.`]);
+  } else if (answer !== null) {
+    alerts.push(...troubles(answer));
+    if (alerts.length > 0) [state, text] = ["wait", "needs attention"];
+  }
+  byId("state").dataset.state = state;
+  put(byId("state"), text);
+  const told = JSON.stringify(alerts);
+  if (byId("alerts").dataset.told === told) return;
+  byId("alerts").dataset.told = told;
+  byId("alerts").replaceChildren(...alerts.map(([kind, line]) => make(`p.alert.${kind}`, {}, line)));
+}
+
+function troubles({ store, reload, draining }) {
+  const told = [];
+  if (store.reachable === false) told.push(["bad", "The store cannot be reached: failure modes decide. See Health."]);
+  if (reload?.complaint) {
+    told.push(["warn", `The last configuration was refused, the one before it is in force: ${reload.complaint}`]);
+  }
+  if (draining) told.push(["warn", "The server drains: it takes no new connections, and ends soon."]);
+  return told;
+}
+
+function openKeys() {
+  const dialog = byId("key-dialog");
+  byId("key-input").value = apiKey();
+  if (!dialog.open) dialog.showModal();
+}
+
+function useKey(key) {
+  setApiKey(key);
+  byId("key-dialog").close();
+  refused = null;
+  say("The key is used from now on.");
+  poll();
+}
+
+/** With the key goes what it showed. */
+function forgetKey() {
+  setApiKey("");
+  location.reload();
+}
+
+/** Tells what came of something, for some seconds. */
+function say(text, kind = "good") {
+  clearTimeout(quiet);
+  byId("said").className = `toast shown ${kind}`;
+  byId("said").textContent = text;
+  quiet = setTimeout(() => (byId("said").className = "toast"), 6000);
+}
+
+function nextTheme() {
+  const root = document.documentElement;
+  const names = Object.keys(THEMES);
+  const next = names[(names.indexOf(root.dataset.theme ?? "") + 1) % names.length];
+  if (next) root.dataset.theme = next;
+  else delete root.dataset.theme;
+  try {
+    localStorage.setItem("pacegate-theme", next);
+  } catch {
+    // It holds until the page is left.
+  }
+  tellTheme();
+}
+
+function tellTheme() {
+  const [sign, name] = THEMES[document.documentElement.dataset.theme ?? ""];
+  put(byId("theme"), sign);
+  byId("theme").setAttribute("aria-label", `Colours: ${name}`);
+  byId("theme").title = `Colours: ${name}`;
+}

@@ -1,0 +1,213 @@
+// Keys: those that stand out, how one stands, and what can be done about it. Keys are hostile input: only ever text.
+
+import { bars, whole } from "./chart.js";
+import { ask, sentence } from "./api.js";
+import { duration, make, put } from "./live.js";
+
+/** Whose limits come with requests: they are not kept, so how they stand is not known. */
+const AD_HOC = "ad-hoc";
+/** Who has the empty key. */
+const EVERYBODY = "everybody";
+const MOST_ROWS = 10;
+const BLOCK_TIMES = [
+  [600, "10 minutes"],
+  [3600, "1 hour"],
+  [86400, "1 day"],
+  [30 * 86400, "30 days"],
+];
+
+export class Keys {
+  constructor(live, say) {
+    this.live = live;
+    this.say = say;
+    this.looked = null;
+    this.policies = [];
+    const onSelect = (row) => this.select(row);
+    const list = (id, empty) => bars(document.getElementById(id), [], { onSelect, empty });
+    this.traffic = list("top-traffic", "No keys yet.");
+    this.denied = list("top-denied", "Nobody was denied of late.");
+    this.policy = document.getElementById("lookup-policy");
+    this.key = document.getElementById("lookup-key");
+    this.answer = document.getElementById("lookup-answer");
+    this.blocked = document.getElementById("blocked");
+    this.policy.addEventListener("change", () => this.allowEmpty());
+    document.getElementById("lookup-form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.look(this.policy.value, this.key.value);
+    });
+  }
+
+  update() {
+    const { answer } = this.live;
+    const shadow = new Set(answer.policies.filter(({ mode }) => mode === "shadow").map(({ name }) => name));
+    const rows = (top) => top.slice(0, MOST_ROWS).map((key) => row(key, shadow));
+    this.traffic.update(rows(answer.top.traffic));
+    this.denied.update(rows(answer.top.denied));
+    this.offer(answer.policies);
+    this.updateBlocked(answer);
+    const { policy, key, blocked } = this.looked ?? {};
+    // Of these nothing else tells whether they are blocked.
+    if (policy === AD_HOC && blocked !== this.isBlocked(policy, key)) this.show(policy, key, null);
+  }
+
+  /** Policies to look up keys of. */
+  offer(policies) {
+    this.policies = policies;
+    const names = policies.map((policy) => policy.name);
+    if (JSON.stringify(names) === this.names) return;
+    this.names = JSON.stringify(names);
+    const chosen = this.policy.value;
+    this.policy.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+    if (names.includes(chosen)) this.policy.value = chosen;
+    this.allowEmpty();
+  }
+
+  /** A policy with one budget for all has the empty key. */
+  allowEmpty() {
+    const policy = this.policies.find(({ name }) => name === this.policy.value);
+    const per = policy?.per ?? [];
+    this.key.required = per.length > 0;
+    this.key.placeholder = per.length > 0 ? per.join(", ") : "one budget for all: leave it empty";
+  }
+
+  updateBlocked(answer) {
+    const now = answer.now;
+    const lines = answer.blocked.map(({ policy, key, until }) => ({ policy, key, until: Math.ceil(until - now) }));
+    const shown = JSON.stringify(lines.map(({ policy, key }) => [policy, key]));
+    if (shown === this.shownBlocks) {
+      this.blocked.querySelectorAll(".left").forEach((left, i) => put(left, duration(lines[i].until)));
+      return;
+    }
+    this.shownBlocks = shown;
+    const items = lines.map(({ policy, key, until }) => {
+      const lift = { type: "button", onclick: () => this.unblock(policy, key), "aria-label": `Unblock ${key}` };
+      const whose = [make("b", {}, key || EVERYBODY), make("span.quiet", {}, policy)];
+      const name = make("span.label", { title: key }, ...whose);
+      const left = make("span.left.number", {}, duration(until));
+      return make("li", {}, name, left, make("button.plain", lift, "Unblock"));
+    });
+    const more = answer.blocked_total - answer.blocked.length;
+    if (more > 0) items.push(make("li.quiet", {}, `and ${whole(more)} more`));
+    const none = make("p.quiet", {}, "Nobody is blocked.");
+    this.blocked.replaceChildren(items.length ? make("ul.lines", {}, ...items) : none);
+  }
+
+  /** From a list of keys to the panel that shows one. */
+  select({ policy, key, exact }) {
+    if (!exact) {
+      this.say("This key is shown cut short, or is not text, so it cannot be named here.", "bad");
+      return;
+    }
+    this.policy.value = policy;
+    this.key.value = key;
+    this.allowEmpty();
+    document.getElementById("lookup").scrollIntoView({ block: "nearest", behavior: "smooth" });
+    this.key.focus({ preventScroll: true });
+    this.look(policy, key);
+  }
+
+  async look(policy, key) {
+    if (policy === AD_HOC) {
+      this.show(policy, key, null);
+      return;
+    }
+    try {
+      const state = await ask("GET", "v1/state", { query: { policy, key } });
+      this.show(policy, key, state);
+    } catch (error) {
+      this.answer.replaceChildren(make("p.trouble", {}, sentence(error)));
+    }
+  }
+
+  show(policy, key, state) {
+    const blocked = state ? state.source === "blocked" : this.isBlocked(policy, key);
+    const name = make("p.subject", {}, make("b", {}, key || EVERYBODY), make("span.quiet", {}, ` in ${policy}`));
+    const depends = !blocked && this.policies.some((other) => other.name === policy && other.overrides?.length > 0);
+    if (!depends) name.append(" ", standing(state));
+    const limits = (state?.limits ?? []).map((limit) => limitLine(limit));
+    const times = BLOCK_TIMES.map(([seconds, text]) => make("option", { value: seconds }, text));
+    const time = make("select", { "aria-label": "Block for" }, ...times);
+    time.value = "3600";
+    const button = (kind, text, onclick) => make(`button.${kind}`, { type: "button", onclick }, text);
+    const reset = button("plain", "Reset budget", () => this.reset(policy, key));
+    const block = button("danger", "Block", () => this.block(policy, key, Number(time.value)));
+    const lift = button("plain", "Unblock", () => this.unblock(policy, key));
+    const acts = make("div.buttons", {}, state ? reset : null, ...(blocked ? [lift] : [time, block]));
+    const parts = [name, make("ul.limits", {}, ...limits), acts];
+    const own = "By the policy’s own limits. Its overrides depend on the request: try it below.";
+    if (depends) parts.splice(1, 0, make("p.quiet", {}, own));
+    this.answer.replaceChildren(...parts);
+    this.looked = { policy, key, blocked };
+  }
+
+  isBlocked(policy, key) {
+    return this.live.answer?.blocked.some((block) => block.policy === policy && block.key === key) ?? false;
+  }
+
+  reset(policy, key) {
+    const done = () => `The budget of “${key}” in ${policy} is full again.`;
+    return this.act(() => ask("DELETE", "v1/state", { query: { policy, key } }), done, policy, key);
+  }
+
+  block(policy, key, seconds) {
+    const done = () => `“${key}” is blocked in ${policy} for ${duration(seconds)}, by this process.`;
+    return this.act(() => ask("POST", "v1/block", { body: { policy, key, seconds } }), done, policy, key);
+  }
+
+  unblock(policy, key) {
+    const done = ({ limits }) => `“${key}” ${limits > 0 ? "is no longer" : "was not"} blocked in ${policy}.`;
+    return this.act(() => ask("DELETE", "v1/block", { query: { policy, key } }), done, policy, key);
+  }
+
+  async act(call, done, policy, key) {
+    try {
+      this.say(done(await call()));
+    } catch (error) {
+      this.say(sentence(error), "bad");
+      return;
+    }
+    document.dispatchEvent(new CustomEvent("pacegate-changed"));
+    const isShown = this.looked?.policy === policy && this.looked?.key === key;
+    if (isShown) await this.look(policy, key);
+  }
+}
+
+function standing(state) {
+  if (state === null) return make("span.badge", {}, "its limits come with its requests");
+  if (state.allowed) return make("span.badge.good", {}, "would be allowed");
+  const { retry_after: retry } = state;
+  return make("span.badge.bad", {}, retry === null ? "denied" : `denied for ${duration(retry)}`);
+}
+
+/** How one limit stands. */
+export function limitLine(limit) {
+  const capacity = capacityOf(limit.limit);
+  const used = capacity > 0 ? Math.min(1, Math.max(0, 1 - limit.remaining / capacity)) : 0;
+  const fill = make(used >= 1 ? "i.full" : used >= 0.8 ? "i.near" : "i");
+  fill.style.width = `${100 * used}%`;
+  const left = `${whole(limit.remaining)} of ${whole(capacity)} left`;
+  const { retry_after: retry, reset_after: reset } = limit;
+  const again = retry === null ? `full again in ${duration(reset)}` : `again in ${duration(retry)}`;
+  return make(
+    "li",
+    {},
+    make("span.limit", {}, limit.limit),
+    make("div.meter", {}, fill),
+    make("span.number", {}, left),
+    make("span.quiet", {}, reset > 0 || retry !== null ? again : "nothing used"),
+  );
+}
+
+/** The most that fits at one instant, by the limit's text. */
+function capacityOf(limit) {
+  const burst = /burst (\d+)/.exec(limit ?? "");
+  const amount = /^(\d+)\//.exec(limit ?? "");
+  return Number((burst ?? amount)?.[1] ?? 0);
+}
+
+/** A policy in shadow mode lets those pass that it would deny. */
+function row({ policy, key, allowed, denied, exact }, shadow) {
+  const held = shadow.has(policy) ? { name: "shadow denied", color: "shadow" } : { name: "denied", color: "denied" };
+  const parts = [{ name: "allowed", value: allowed, color: "allowed" }, { ...held, value: denied }];
+  return { label: key || EVERYBODY, key, policy, parts, exact, note: policy };
+}

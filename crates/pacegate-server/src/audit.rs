@@ -1,0 +1,40 @@
+//! What operators do to budgets, for the log.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use pacegate::{Charge, KeyRef, PolicyName};
+
+use crate::service::Access;
+
+/// Tells the log who did what to which budgets. Keys are somebody's names and addresses: only a mark of them is told,
+/// which is the same on every listener, and which another run of the program makes differently.
+#[derive(Debug, Default)]
+pub(crate) struct Audit {
+    marks: RandomState,
+}
+
+impl Audit {
+    /// Something was done to what these are charged to.
+    pub(crate) fn charges(&self, action: &str, access: &Access<'_>, charges: &[Charge<'_>]) {
+        let keys: Vec<_> = charges.iter().map(|charge| (charge.policy, charge.key)).collect();
+        self.keys(action, access, &keys);
+    }
+
+    /// Something was done to keys of policies.
+    pub(crate) fn keys(
+        &self,
+        action: &str,
+        access: &Access<'_>,
+        keys: &[(PolicyName, KeyRef<'_>)],
+    ) {
+        let mut hasher = self.marks.build_hasher();
+        for (policy, key) in keys {
+            hasher.write(policy.as_str().as_bytes());
+            key.feed(|bytes| hasher.write(bytes));
+        }
+        let mark = format!("{:08x}", hasher.finish() >> 32);
+        let policies: Vec<_> = keys.iter().map(|(policy, _)| policy.as_str()).collect();
+        let (credential, policies) = (access.name(), policies.join(","));
+        tracing::info!(target: "audit", action, credential, key = mark, policies, "changed state");
+    }
+}

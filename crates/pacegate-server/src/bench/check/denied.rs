@@ -1,0 +1,137 @@
+//! What is certainly wrongly denied: whatever may have been charged before, as late as possible, leaves room.
+
+use pacegate::{Algorithm, Limit};
+
+use super::{Requests, Rule, Span, Windows};
+
+/// Requests that the limit had room for at every instant at which they can have been decided.
+pub(super) fn wrongly_denied(rule: &Rule, requests: &Requests) -> u64 {
+    if requests.denied.is_empty() || rule.limit.amount() == 0 {
+        return 0;
+    }
+    let charged = Charged::new(&rule.limit, &requests.charged);
+    let is_wrong = |span: &&Span| match (rule.limit.algorithm(), rule.windows) {
+        (Algorithm::TokenBucket, _) => charged.fits_token_bucket(span),
+        (Algorithm::FixedWindow, Windows::Aligned) | (Algorithm::SlidingWindow, _) => {
+            charged.fits_windows(span)
+        }
+        // A window that began with a request has nothing in it that is older than a period either.
+        (Algorithm::SlidingLog, _) | (Algorithm::FixedWindow, Windows::Anchored) => {
+            charged.fits_log(span)
+        }
+        _ => false,
+    };
+    requests.denied.iter().filter(is_wrong).count() as u64
+}
+
+/// A denial that took longer than so many windows is not judged.
+const MOST_WINDOWS: u64 = 16;
+
+/// Everything that may have been charged, by when it was sent and by when it was answered.
+#[derive(Debug)]
+struct Charged<'a> {
+    limit: &'a Limit,
+    period: u64,
+    sent: Vec<Sum>,
+    answered: Vec<Sum>,
+    /// For each of `answered`, what a token bucket then owes, in units × period, if all was charged as late as can be.
+    owed: Vec<i128>,
+}
+
+/// All units up to a time, which is included.
+#[derive(Clone, Copy, Debug)]
+struct Sum {
+    time: u64,
+    units: u64,
+}
+
+impl<'a> Charged<'a> {
+    fn new(limit: &'a Limit, charged: &[Span]) -> Self {
+        let period = limit.period().as_micros() as u64;
+        let answered = sums(charged.iter().map(|span| (span.to, span.units)));
+        let owed = match limit.algorithm() {
+            Algorithm::TokenBucket => owed(limit, &answered),
+            _ => Vec::new(),
+        };
+        let sent = sums(charged.iter().map(|span| (span.from, span.units)));
+        Self { limit, period, sent, answered, owed }
+    }
+
+    fn fits_token_bucket(&self, denied: &Span) -> bool {
+        let period = i128::from(self.period);
+        let before = self.answered.partition_point(|sum| sum.time <= denied.from);
+        let (owed, done) = match before.checked_sub(1) {
+            None => (0, 0),
+            Some(last) => {
+                let Sum { time, units } = self.answered[last];
+                let refilled = i128::from(denied.from - time) * i128::from(self.limit.amount());
+                ((self.owed[last] - refilled).max(0), units)
+            }
+        };
+        let meanwhile = up_to(&self.sent, denied.to) - done;
+        let wanted = i128::from(meanwhile) + i128::from(denied.units);
+        owed + wanted * period <= i128::from(self.limit.capacity()) * period
+    }
+
+    fn fits_log(&self, denied: &Span) -> bool {
+        let gone = match denied.from.checked_sub(self.period) {
+            Some(time) => up_to(&self.answered, time),
+            None => 0,
+        };
+        let used = up_to(&self.sent, denied.to) - gone;
+        used + denied.units <= self.limit.amount()
+    }
+
+    /// In every window in which it may have been decided.
+    fn fits_windows(&self, denied: &Span) -> bool {
+        let (first, last) = (denied.from / self.period, denied.to / self.period);
+        last - first < MOST_WINDOWS && (first..=last).all(|window| self.fits_in(window, denied))
+    }
+
+    fn fits_in(&self, window: u64, denied: &Span) -> bool {
+        let start = window * self.period;
+        let before = |time: u64| time.checked_sub(1).map_or(0, |last| up_to(&self.answered, last));
+        let end = denied.to.min(start + self.period - 1);
+        let current = up_to(&self.sent, end) - before(start);
+        let current = i128::from(current) + i128::from(denied.units);
+        let (whole, amount) = (i128::from(self.period), i128::from(self.limit.amount()));
+        if self.limit.algorithm() == Algorithm::FixedWindow {
+            return current <= amount;
+        }
+        // What can be in this window as well weighs most there, and is counted there.
+        let previous = before(start) - before(start.saturating_sub(self.period));
+        let left = whole - i128::from(denied.from.max(start) - start);
+        i128::from(previous) * left + current * whole <= amount * whole
+    }
+}
+
+/// What a token bucket owes after each sum, filled again as time goes by.
+fn owed(limit: &Limit, sums: &[Sum]) -> Vec<i128> {
+    let period = limit.period().as_micros() as i128;
+    let (mut owed, mut last) = (0, Sum { time: 0, units: 0 });
+    let mut after = Vec::with_capacity(sums.len());
+    for &sum in sums {
+        let refilled = i128::from(sum.time - last.time) * i128::from(limit.amount());
+        owed = (owed - refilled).max(0) + i128::from(sum.units - last.units) * period;
+        after.push(owed);
+        last = sum;
+    }
+    after
+}
+
+fn sums(charged: impl Iterator<Item = (u64, u64)>) -> Vec<Sum> {
+    let mut sums: Vec<Sum> = charged.map(|(time, units)| Sum { time, units }).collect();
+    sums.sort_unstable_by_key(|sum| sum.time);
+    let mut total = 0;
+    for sum in &mut sums {
+        total += sum.units;
+        sum.units = total;
+    }
+    sums
+}
+
+/// All units up to a time, which is included.
+fn up_to(sums: &[Sum], time: u64) -> u64 {
+    let place = sums.partition_point(|sum| sum.time <= time);
+    place.checked_sub(1).map_or(0, |last| sums[last].units)
+}

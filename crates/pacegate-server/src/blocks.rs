@@ -1,0 +1,302 @@
+//! Keys that somebody denies by hand, whatever their limits say. Held by this process, and only as long as it runs.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use pacegate::{Clock, KeyBuf, KeyRef, PolicyName, SystemClock, Timestamp};
+use parking_lot::Mutex;
+
+/// Which keys of which policies are blocked, and until when.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    /// How many there are: all that a decision looks at while there are none.
+    count: AtomicUsize,
+    /// Read by every decision, and seldom changed.
+    held: ArcSwap<Held>,
+    changes: Mutex<()>,
+    hasher: RandomState,
+    clock: Arc<dyn Clock>,
+}
+
+/// All of them at one time.
+#[derive(Clone, Debug)]
+struct Held {
+    /// How many each policy has: all that a decision looks at for a policy without any.
+    policies: HashMap<PolicyName, usize>,
+    /// By their hash. A change copies those of one part only.
+    parts: Box<[Arc<Vec<Block>>]>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) policy: PolicyName,
+    pub(crate) key: KeyBuf,
+    pub(crate) until: Timestamp,
+}
+
+/// There is no room for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} keys are blocked already: lift some, or write a policy that covers them", Blocks::MOST)]
+pub(crate) struct TooManyBlocks;
+
+impl Blocks {
+    /// The most there are at one time.
+    pub(crate) const MOST: usize = 10_000;
+
+    const PARTS: usize = 256;
+
+    /// None, with the system's clock.
+    pub(crate) fn new() -> Self {
+        Self::with_clock(Arc::new(SystemClock::new()))
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// None, with another clock.
+    pub(crate) fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        let held =
+            Held { policies: HashMap::new(), parts: vec![Arc::default(); Self::PARTS].into() };
+        Self {
+            count: AtomicUsize::new(0),
+            held: ArcSwap::from_pointee(held),
+            changes: Mutex::new(()),
+            hasher: RandomState::new(),
+            clock,
+        }
+    }
+
+    /// Whether there may be any.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Whether there may be any of a policy that `is_meant`. Where very many policies have some, it is not asked.
+    pub(crate) fn any_of(&self, is_meant: impl FnMut(PolicyName) -> bool) -> bool {
+        /// To ask of more takes longer than to see which policies a request has.
+        const FEW: usize = 4;
+        if !self.any() {
+            return false;
+        }
+        let held = self.held.load();
+        held.policies.len() > FEW || held.policies.keys().copied().any(is_meant)
+    }
+
+    /// How long a key is still blocked; `None` if it is not.
+    pub(crate) fn wait(&self, policy: PolicyName, key: KeyRef<'_>) -> Option<Duration> {
+        if !self.any() {
+            return None;
+        }
+        let held = self.held.load();
+        if !held.policies.contains_key(&policy) {
+            return None;
+        }
+        let part = &held.parts[self.part(policy, key)];
+        let until = part.iter().find(|block| block.is(policy, key))?.until;
+        let left = until.micros_since(self.clock.now());
+        (left > 0).then(|| Duration::from_micros(left))
+    }
+
+    /// Blocks a key for so long, or for another time if it is blocked already, and tells until when.
+    pub(crate) fn add(
+        &self,
+        policy: PolicyName,
+        key: KeyBuf,
+        time: Duration,
+    ) -> Result<Timestamp, TooManyBlocks> {
+        if self.count.load(Ordering::Relaxed) >= Self::MOST {
+            self.expire();
+        }
+        let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let until = Timestamp::from_micros(self.clock.now().as_micros().saturating_add(time));
+        let place = self.part(policy, key.as_ref());
+        self.change(|held| {
+            let count: usize = held.policies.values().sum();
+            let part = &mut held.parts[place];
+            let known = part.iter().position(|block| block.is(policy, key.as_ref()));
+            match known {
+                Some(known) => Arc::make_mut(part)[known].until = until,
+                None if count >= Self::MOST => return Err(TooManyBlocks),
+                None => {
+                    Arc::make_mut(part).push(Block { policy, key, until });
+                    *held.policies.entry(policy).or_default() += 1;
+                }
+            }
+            Ok(until)
+        })
+    }
+
+    /// Lifts those that are meant, and tells which.
+    pub(crate) fn lift(&self, is_meant: impl Fn(&Block) -> bool) -> Vec<Block> {
+        let now = self.clock.now();
+        let mut lifted = self.change(|held| held.take(is_meant));
+        lifted.retain(|block| block.until > now);
+        lifted
+    }
+
+    /// Forgets those that are over. Who decides does not depend on it.
+    pub(crate) fn expire(&self) {
+        let now = self.clock.now();
+        let is_over = |block: &Block| block.until <= now;
+        if self.any() && self.held.load().all().any(is_over) {
+            self.change(|held| held.take(is_over));
+        }
+    }
+
+    /// The first `most` of them, those that last longest first, and how many there are.
+    pub(crate) fn list(&self, most: usize) -> (Vec<Block>, usize) {
+        self.expire();
+        let held = self.held.load();
+        let mut all: Vec<_> = held.all().collect();
+        all.sort_unstable_by(|one, other| {
+            let keys = || one.key.as_ref().parts().cmp(other.key.as_ref().parts());
+            let longest = other.until.cmp(&one.until);
+            longest.then_with(|| one.policy.cmp(&other.policy)).then_with(keys)
+        });
+        (all.iter().take(most).copied().cloned().collect(), all.len())
+    }
+
+    /// Where a key would be. Whoever chooses keys cannot choose this.
+    fn part(&self, policy: PolicyName, key: KeyRef<'_>) -> usize {
+        let [part, ..] = self.hasher.hash_one((policy, key)).to_le_bytes();
+        part.into()
+    }
+
+    fn change<T>(&self, how: impl FnOnce(&mut Held) -> T) -> T {
+        let _alone = self.changes.lock();
+        let mut held = Held::clone(&self.held.load());
+        let done = how(&mut held);
+        self.count.store(held.policies.values().sum(), Ordering::Relaxed);
+        self.held.store(Arc::new(held));
+        done
+    }
+}
+
+impl Held {
+    fn all(&self) -> impl Iterator<Item = &Block> {
+        self.parts.iter().flat_map(|part| part.iter())
+    }
+
+    /// Takes out those that are meant.
+    fn take(&mut self, is_meant: impl Fn(&Block) -> bool) -> Vec<Block> {
+        let mut taken = Vec::new();
+        for part in &mut self.parts {
+            if part.iter().any(&is_meant) {
+                taken.extend(Arc::make_mut(part).extract_if(.., |block| is_meant(block)));
+            }
+        }
+        for block in &taken {
+            if let Some(count) = self.policies.get_mut(&block.policy) {
+                *count -= 1;
+            }
+        }
+        self.policies.retain(|_, count| *count > 0);
+        taken
+    }
+}
+
+impl Block {
+    fn is(&self, policy: PolicyName, key: KeyRef<'_>) -> bool {
+        self.policy == policy && self.key.as_ref() == key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pacegate::ManualClock;
+
+    use super::*;
+
+    fn key(text: &str) -> KeyBuf {
+        KeyRef::new(text.as_bytes()).to_buf()
+    }
+
+    #[test]
+    fn a_block_holds_for_its_time_to_the_tick() {
+        let clock = ManualClock::new();
+        let blocks = Blocks::with_clock(Arc::new(clock.clone()));
+        let name = PolicyName::DEFAULT;
+        assert!(!blocks.any());
+        let until = blocks.add(name, key("a"), Duration::from_secs(60)).unwrap();
+        assert_eq!(until.micros_since(clock.now()), 60_000_000);
+        assert_eq!(blocks.wait(name, KeyRef::new(b"a")), Some(Duration::from_secs(60)));
+        assert_eq!(blocks.wait(name, KeyRef::new(b"b")), None);
+        assert_eq!(blocks.wait(PolicyName::AD_HOC, KeyRef::new(b"a")), None);
+        clock.advance(Duration::from_micros(59_999_999));
+        assert_eq!(blocks.wait(name, KeyRef::new(b"a")), Some(Duration::from_micros(1)));
+        clock.advance(Duration::from_micros(1));
+        assert_eq!(blocks.wait(name, KeyRef::new(b"a")), None);
+        assert!(blocks.any());
+        blocks.expire();
+        assert!(!blocks.any());
+    }
+
+    #[test]
+    fn blocks_are_lifted_and_prolonged() {
+        let blocks = Blocks::with_clock(Arc::new(ManualClock::new()));
+        let name = PolicyName::DEFAULT;
+        for seconds in [60, 90] {
+            blocks.add(name, key("a"), Duration::from_secs(seconds)).unwrap();
+        }
+        assert_eq!(blocks.wait(name, KeyRef::new(b"a")), Some(Duration::from_secs(90)));
+        blocks.add(name, key("b"), Duration::from_secs(90)).unwrap();
+        let lift = || blocks.lift(|block| block.key == key("a")).len();
+        assert_eq!((lift(), lift()), (1, 0));
+        assert_eq!(blocks.wait(name, KeyRef::new(b"a")), None);
+        assert_eq!(blocks.wait(name, KeyRef::new(b"b")), Some(Duration::from_secs(90)));
+        assert_eq!(blocks.lift(|_| true).len(), 1);
+        assert!(!blocks.any());
+    }
+
+    #[test]
+    fn which_policies_have_any_is_known() {
+        let clock = ManualClock::new();
+        let blocks = Blocks::with_clock(Arc::new(clock.clone()));
+        let name = |name: &str| name.parse::<PolicyName>().unwrap();
+        assert!(!blocks.any_of(|_| true));
+        for seconds in [60, 90] {
+            blocks.add(name("a"), key(&seconds.to_string()), Duration::from_secs(seconds)).unwrap();
+            blocks.add(name("a"), key("a"), Duration::from_secs(seconds)).unwrap();
+        }
+        assert!(blocks.any_of(|policy| policy == name("a")));
+        assert!(!blocks.any_of(|policy| policy == name("b")));
+        for seconds in [60, 29] {
+            assert!(blocks.any_of(|policy| policy == name("a")));
+            clock.advance(Duration::from_secs(seconds));
+            blocks.expire();
+        }
+        clock.advance(Duration::from_secs(1));
+        blocks.expire();
+        assert!(!blocks.any_of(|_| true));
+    }
+
+    #[test]
+    fn there_is_room_for_so_many_and_again_when_they_are_over() {
+        let clock = ManualClock::new();
+        let blocks = Blocks::with_clock(Arc::new(clock.clone()));
+        let name = PolicyName::DEFAULT;
+        for n in 0..Blocks::MOST {
+            blocks.add(name, key(&n.to_string()), Duration::from_secs(60)).unwrap();
+        }
+        let minute = Duration::from_secs(60);
+        assert_eq!(blocks.add(name, key("one more"), minute), Err(TooManyBlocks));
+        assert!(blocks.add(name, key("0"), Duration::from_secs(90)).is_ok());
+        let (first, all) = blocks.list(2);
+        let first: Vec<_> = first.into_iter().map(|block| block.key).collect();
+        assert_eq!((first, all), (vec![key("0"), key("1")], Blocks::MOST));
+        clock.advance(minute);
+        assert!(blocks.add(name, key("one more"), minute).is_ok());
+        assert_eq!(blocks.list(0).1, 2);
+    }
+}

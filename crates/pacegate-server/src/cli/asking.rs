@@ -1,0 +1,322 @@
+//! What is asked and of whom, for the commands that decide one request.
+
+use std::{
+    collections::HashSet,
+    fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, bail};
+use bytes::Bytes;
+use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
+use pacegate::{
+    Charge, Decision, KeyRef, Limit, Limiter, PolicyName, PolicySet, Request, SharedLimiter,
+    policy::{FailureMode, Match, Policy},
+};
+use pacegate_redis::RedisStore;
+use serde_json::{Value, json};
+
+use super::Trouble;
+use crate::{
+    client::Client,
+    config::{Environment, Settings, StoreSettings},
+    engine::Engine,
+    json::JsonDecision,
+    source::{Overrides, Source},
+};
+
+/// Attributes of a request, and who decides.
+#[derive(Debug, clap::Args)]
+pub(super) struct Asking {
+    /// An attribute of the request, such as user=alice; may be given several times
+    #[arg(long = "attribute", short = 'a', value_name = "NAME=VALUE")]
+    pub(super) attributes: Vec<Attribute>,
+
+    /// The domain of the request
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub(super) domain: String,
+
+    /// Ask this service, such as http://127.0.0.1:8080; if only a variable names it, only about attributes
+    #[arg(long, value_name = "URL", env = "PACEGATE_SERVER")]
+    server: Option<String>,
+
+    /// Decide here by the policies of this file
+    #[arg(long, value_name = "FILE")]
+    config: Vec<PathBuf>,
+
+    /// Decide here with the state of this Redis or Valkey, which others share
+    #[arg(long, value_name = "URL", env = "PACEGATE_STORE", hide_env_values = true)]
+    store: Option<String>,
+
+    /// Trust a service whose certificate was signed by this authority
+    #[arg(long, value_name = "FILE", requires = "server")]
+    ca: Option<PathBuf>,
+
+    /// The API key for the service is in this file; otherwise in PACEGATE_KEY
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+/// A name and a value.
+#[derive(Clone, Debug)]
+pub(super) struct Attribute {
+    name: String,
+    value: String,
+}
+
+/// Who decides.
+#[derive(Debug)]
+pub(super) enum Judge {
+    /// This process. Limits that are typed in fail like this.
+    Here(Box<Engine>, FailureMode),
+    /// A service.
+    There(Client),
+}
+
+/// An answer as it came, which is JSON, and what it says.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) text: String,
+    pub(super) value: Value,
+}
+
+/// Only the memory of this process, which begins with it, is left to decide by.
+#[derive(Debug, thiserror::Error)]
+#[error("the store did not answer, and what this process alone knows is no decision")]
+pub(super) struct Undecided;
+
+/// A key with limits of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own<'a> {
+    pub(super) key: &'a str,
+    pub(super) limits: &'a [Limit],
+}
+
+/// Whoever asks once would rather wait than be told what this process alone knows.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What to do about [`Undecided`].
+pub(super) const DOCTOR: &str = "pacegate doctor URL tells what is wrong with a store";
+
+impl FromStr for Attribute {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = text.split_once('=').ok_or("write a name and a value: user=alice")?;
+        Ok(Self { name: name.to_owned(), value: value.to_owned() })
+    }
+}
+
+impl Asking {
+    /// Leaves out what only variables say, where the command line says otherwise. An error is two options, or values,
+    /// of which one alone can be meant.
+    pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        let is_typed = |name: &str| {
+            matches.ids().any(|id| id == name)
+                && matches.value_source(name) == Some(ValueSource::CommandLine)
+        };
+        // A service and this process would not take the same one.
+        let mut names = HashSet::new();
+        if let Some(again) = self.attributes.iter().find(|one| !names.insert(&one.name)) {
+            let text = format!("the attribute '{}' is given twice", again.name.escape_debug());
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text));
+        }
+        let here = [("config", "--config <FILE>"), ("store", "--store <URL>")];
+        let here = here.into_iter().find(|(name, _)| is_typed(name));
+        let of_service = is_typed("ca") || is_typed("key_file");
+        match (is_typed("server"), here) {
+            (true, Some((_, other))) => {
+                let text = format!("the argument '--server <URL>' cannot be used with '{other}'");
+                return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text));
+            }
+            (true, None) => self.store = None,
+            (false, Some(_)) => self.server = None,
+            // A limit is tried out here, unless it is said whom to ask about it.
+            (false, None) if is_typed("limits") && !of_service => self.server = None,
+            (false, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Whether policies from somewhere decide.
+    pub(super) fn has_policies(&self) -> bool {
+        self.server.is_some() || !self.config.is_empty()
+    }
+
+    /// The request that the attributes make.
+    pub(super) fn request(&self, cost: u64) -> Request<'_> {
+        let request = Request::new().in_domain(&self.domain).cost(cost);
+        self.attributes.iter().fold(request, |request, one| request.with(&one.name, &one.value))
+    }
+
+    /// Gets ready to ask. Must be called within a runtime.
+    pub(super) async fn judge(&self) -> Result<Judge, Trouble> {
+        if let Some(server) = &self.server {
+            let key = key(self.key_file.as_deref()).map_err(|error| {
+                Trouble::new(
+                    error,
+                    "cannot read the API key",
+                    "write it into the file of --key-file",
+                )
+            })?;
+            let client = Client::new(server, self.ca.as_deref(), key);
+            let hint = "write for example --server http://127.0.0.1:8080";
+            let client = client.map_err(|error| Trouble::new(error, "cannot ask", hint))?;
+            return Ok(Judge::There(client));
+        }
+        self.here().await.map_err(|error| {
+            let hint = "pacegate validate FILE checks a file, pacegate doctor URL a store";
+            Trouble::new(error, "cannot decide here", hint)
+        })
+    }
+
+    async fn here(&self) -> anyhow::Result<Judge> {
+        let settings = self.settings()?;
+        let is_rule = |policy: &Policy| policy.matching == Match::never();
+        let all = settings.policies.policies();
+        if !self.attributes.is_empty() && !all.is_empty() && all.iter().all(is_rule) {
+            bail!(
+                "rules of envoyproxy/ratelimit decide about descriptors, and not about attributes"
+            );
+        }
+        let engine = self.engine(&settings).await?;
+        Ok(Judge::Here(Box::new(engine), settings.ad_hoc_failure))
+    }
+
+    async fn engine(&self, settings: &Settings) -> anyhow::Result<Engine> {
+        let policies = settings.effective_policies();
+        match &settings.store {
+            StoreSettings::Memory { .. } => {
+                Ok(Engine::memory(Limiter::builder().policies(policies).build()?))
+            }
+            StoreSettings::Redis { url, prefix, deadline } => {
+                let deadline = (*deadline).max(PATIENCE);
+                let store = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(deadline);
+                let store = store.layout(settings.layout.clone()).connect().await?;
+                Ok(Engine::shared(SharedLimiter::builder(store).policies(policies).build()?))
+            }
+        }
+    }
+
+    fn settings(&self) -> anyhow::Result<Settings> {
+        if self.config.is_empty() {
+            let mut settings = Settings::new(PolicySet::new([])?);
+            if let Some(store) = &self.store {
+                settings.store = store.parse().map_err(|error| anyhow!("{error}"))?;
+            }
+            return Ok(settings);
+        }
+        let overrides = Overrides { store: self.store.clone(), ..Overrides::default() };
+        let source = Source::new(self.config.clone(), overrides);
+        source.load().map_err(|error| anyhow!("{error}"))
+    }
+}
+
+/// The API key in a file, or else in the environment.
+pub(super) fn key(file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    match file {
+        Some(file) => {
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            Ok(Some(text.trim().to_owned()))
+        }
+        None => Ok(Environment::process().get("PACEGATE_KEY").filter(|key| !key.is_empty())),
+    }
+}
+
+impl Judge {
+    /// Decides about the attributes, or about a key with limits of its own.
+    pub(super) async fn decide(
+        &self,
+        asking: &Asking,
+        own: Option<Own<'_>>,
+        cost: u64,
+    ) -> anyhow::Result<Answer> {
+        match self {
+            Self::Here(engine, ad_hoc) => {
+                let decision = decide_here(engine, asking, own, cost).await?;
+                let policy = decision.policy().and_then(|name| engine.policies().get(name));
+                let failure = policy.map_or(*ad_hoc, |policy| policy.failure);
+                if decision.is_degraded() && matches!(failure, FailureMode::Local { .. }) {
+                    bail!(Undecided);
+                }
+                let text = JsonDecision(decision).to_string();
+                Ok(Answer { value: serde_json::from_str(&text)?, text })
+            }
+            Self::There(client) => {
+                let body = body(asking, own, cost);
+                let (status, answer) = client.ask("/v1/check", Some(body)).await?;
+                understood(status, &answer, &[200, 429], &["allowed"])
+            }
+        }
+    }
+}
+
+async fn decide_here(
+    engine: &Engine,
+    asking: &Asking,
+    own: Option<Own<'_>>,
+    cost: u64,
+) -> anyhow::Result<Decision> {
+    let Some(Own { key, limits }) = own else {
+        return Ok(engine.check(&asking.request(cost)).await?);
+    };
+    let charge = |&limit: &Limit| {
+        Charge::new(PolicyName::AD_HOC, KeyRef::new(key.as_bytes()), limit).cost(cost)
+    };
+    let charges: Vec<_> = limits.iter().map(charge).collect();
+    Ok(engine.verdict(&charges, None).await?.decision)
+}
+
+/// What a service is asked.
+fn body(asking: &Asking, own: Option<Own<'_>>, cost: u64) -> Bytes {
+    let body = match own {
+        Some(Own { key, limits }) => {
+            let limits: Vec<_> = limits.iter().map(Limit::to_string).collect();
+            json!({ "key": key, "limit": limits, "cost": cost })
+        }
+        None => {
+            json!({ "domain": asking.domain, "attributes": attributes(asking), "cost": cost })
+        }
+    };
+    body.to_string().into()
+}
+
+/// What a service is asked to explain.
+pub(super) fn body_of_attributes(asking: &Asking) -> Bytes {
+    json!({ "domain": asking.domain, "attributes": attributes(asking) }).to_string().into()
+}
+
+fn attributes(asking: &Asking) -> serde_json::Map<String, Value> {
+    asking.attributes.iter().map(|one| (one.name.clone(), one.value.clone().into())).collect()
+}
+
+/// A time that an answer has under this name, in seconds.
+pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
+    Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
+}
+
+/// The answer of a service, if it is one of those that were expected, and has these in it: yes or no, or a list.
+/// Whoever else may sit at the address, or before it, answers with a status of theirs, and often with JSON.
+pub(super) fn understood(
+    status: http::StatusCode,
+    answer: &[u8],
+    expected: &[u16],
+    parts: &[&str],
+) -> anyhow::Result<Answer> {
+    let value: Value = serde_json::from_slice(answer)
+        .with_context(|| format!("the service answered {status}, and not with JSON"))?;
+    if expected.contains(&status.as_u16()) {
+        let has = |part: &&str| value[*part].is_boolean() || value[*part].is_array();
+        if !parts.iter().all(has) {
+            bail!(
+                "the service answered {status}, and not with what was asked for: is it a Pacegate?"
+            );
+        }
+        return Ok(Answer { text: String::from_utf8_lossy(answer).into_owned(), value });
+    }
+    let detail = ["detail", "title"].iter().find_map(|name| value[name].as_str());
+    bail!("the service answered {status}: {}", detail.unwrap_or("it does not say why"));
+}

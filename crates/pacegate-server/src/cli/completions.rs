@@ -1,0 +1,37 @@
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use super::{Cli, Trouble};
+
+/// Print what completes `pacegate` in a shell
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// The shell to complete in
+    shell: Shell,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  bash:
+    pacegate completions bash > ~/.local/share/bash-completion/completions/pacegate
+
+  zsh, in a folder of $fpath:
+    pacegate completions zsh > ~/.zfunc/_pacegate
+
+  fish:
+    pacegate completions fish > ~/.config/fish/completions/pacegate.fish";
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "pacegate", &mut script);
+    io::stdout().write_all(&script).map_err(|error| {
+        Trouble::new(error, "cannot print the completions", "check where standard output leads")
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,162 @@
+use std::{
+    fmt::Write as _,
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use pacegate::Source;
+use serde_json::Value;
+
+use super::{
+    Trouble,
+    asking::{self, Asking, Judge},
+};
+use crate::explain;
+
+/// Tell which policies decide about a request, and why
+///
+/// Goes through the policies of the request's domain: which cover it, and of the others, what does
+/// not fit. For those that do, tells whose budget it is and how it stands. Nothing is charged.
+///
+/// Exits with 0 if the request would be allowed, 1 if it would be denied, 2 if it cannot be told.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    pub(super) asking: Asking,
+
+    /// Print one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  By the policies of a file, with nothing charged so far:
+    pacegate explain --config pacegate.yaml -a user=alice -a path=/api/export
+
+  By the state that others have charged:
+    pacegate explain --config pacegate.yaml --store redis://10.0.0.1:6379 -a user=alice
+
+  By what a service has in force:
+    pacegate explain --server http://127.0.0.1:8080 -a ip=203.0.113.7 -a path=/login";
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+    if !args.asking.has_policies() {
+        let error = anyhow::anyhow!("there are no policies to go through");
+        let hint = "name a file with --config, or a service with --server";
+        return Err(Trouble::new(error, "cannot explain", hint));
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        Trouble::new(error, "cannot begin", "see whether the system is out of threads or files")
+    })?;
+    runtime.block_on(tell(args))
+}
+
+async fn tell(args: &Args) -> Result<ExitCode, Trouble> {
+    let judge = args.asking.judge().await?;
+    let told = told(&judge, &args.asking).await.map_err(|error| {
+        let hint = match error.is::<asking::Undecided>() {
+            true => asking::DOCTOR,
+            false => "see whether the service or the store is there",
+        };
+        Trouble::new(error, "cannot explain", hint)
+    })?;
+    let text = if args.json { format!("{told}\n") } else { words(&told) };
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|error| {
+        Trouble::new(error, "cannot print the explanation", "check where standard output leads")
+    })?;
+    Ok(ExitCode::from(u8::from(told["allowed"] != true)))
+}
+
+async fn told(judge: &Judge, asking: &Asking) -> anyhow::Result<Value> {
+    match judge {
+        Judge::Here(engine, _) => {
+            let explanation = explain::explain(engine, 1, &asking.request(0)).await?;
+            let mut limits = explanation.policies.iter().flat_map(|policy| &policy.limits);
+            if limits.any(|limit| limit.source == Source::Fallback.as_str()) {
+                anyhow::bail!(asking::Undecided);
+            }
+            Ok(serde_json::to_value(explanation)?)
+        }
+        Judge::There(client) => {
+            let body = asking::body_of_attributes(asking);
+            let (status, answer) = client.ask("/v1/explain", Some(body)).await?;
+            Ok(asking::understood(status, &answer, &[200], &["allowed", "policies"])?.value)
+        }
+    }
+}
+
+/// An explanation, a paragraph for each policy.
+fn words(told: &Value) -> String {
+    let (mut text, mut is_covered) = (String::new(), false);
+    for policy in told["policies"].as_array().into_iter().flatten() {
+        let name = shown(&policy["policy"]);
+        match &policy["unmet"] {
+            Value::Null => {
+                is_covered = true;
+                covered(&mut text, &name, policy);
+            }
+            unmet => {
+                let _ = writeln!(text, "- {name} does not cover it: {}", reason(unmet));
+            }
+        }
+    }
+    if told["omitted"].as_u64() > Some(0) {
+        let _ = writeln!(text, "- {} more do not cover it", told["omitted"]);
+    }
+    let _ = match (told["allowed"] == true, told["policy"].as_str()) {
+        (true, None) if is_covered => writeln!(text, "allowed: nothing that covers it can deny"),
+        (true, None) => writeln!(text, "allowed: no policy covers it"),
+        (true, Some(policy)) => writeln!(text, "allowed; {policy} leaves least"),
+        (false, policy) => writeln!(text, "denied by {}", policy.unwrap_or_default()),
+    };
+    text
+}
+
+fn covered(text: &mut String, name: &str, policy: &Value) {
+    let key: Vec<_> = policy["key"].as_array().into_iter().flatten().map(shown).collect();
+    let whose = if key.is_empty() { "everybody".to_owned() } else { key.join(", ") };
+    let instead = match policy["override"].as_u64() {
+        Some(place) => format!(", by its override {place}"),
+        None => String::new(),
+    };
+    let shadow = if policy["mode"] == "shadow" { ", but only reports" } else { "" };
+    let _ = writeln!(text, "+ {name} covers it{instead}{shadow}; budget of {whose}");
+    for limit in policy["limits"].as_array().into_iter().flatten() {
+        let state = match (limit["allowed"] == true, asking::time(limit, "retry_after")) {
+            (true, _) => format!("{} remaining", limit["remaining"]),
+            (false, Some(wait)) => format!("used up, retry in {wait:?}"),
+            (false, None) => "denies for good".to_owned(),
+        };
+        let _ = writeln!(text, "    {}: {state}", shown(&limit["limit"]));
+    }
+}
+
+fn reason(unmet: &Value) -> String {
+    let condition = &unmet["condition"];
+    let attribute = shown(&condition["attribute"]);
+    let values: Vec<_> = condition["values"].as_array().into_iter().flatten().map(shown).collect();
+    let wanted = match condition["is"].as_str() {
+        Some("present") => "there".to_owned(),
+        Some("absent") => "absent".to_owned(),
+        Some("cidr") => format!("in {}", values.join(" or ")),
+        Some("glob") => format!("like {}", values.join(" or ")),
+        _ => values.join(" or "),
+    };
+    match &unmet["value"] {
+        Value::Null => format!("{attribute} is missing, and must be {wanted}"),
+        value => format!("{attribute} is {}, and must be {wanted}", shown(value)),
+    }
+}
+
+/// Somebody's text, with nothing in it that a terminal would obey.
+fn shown(value: &Value) -> String {
+    match value.as_str() {
+        Some(text) => text.escape_debug().to_string(),
+        None if value.is_null() => "(none)".to_owned(),
+        None => value.to_string(),
+    }
+}

@@ -1,0 +1,164 @@
+//! The command line: one file per command.
+
+mod asking;
+mod bench;
+mod check;
+mod completions;
+mod doctor;
+mod explain;
+mod log;
+mod man;
+mod schema;
+mod serve;
+mod simulate;
+mod top;
+mod trouble;
+mod validate;
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt::Display,
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+};
+
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use self::trouble::Trouble;
+use crate::config::Environment;
+
+/// Decides, for every request, whether it may pass now.
+#[derive(Debug, Parser)]
+#[command(name = "pacegate", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::Args),
+    Check(check::Args),
+    Explain(explain::Args),
+    Top(top::Args),
+    Simulate(simulate::Args),
+    Bench(Box<bench::Args>),
+    Doctor(doctor::Args),
+    Validate(validate::Args),
+    Schema(schema::Args),
+    Completions(completions::Args),
+    Man(man::Args),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  See how a limit behaves when a key asks six times:
+    pacegate check --limit 5/minute alice --times 6
+
+  Serve everybody who asks, over HTTP, gRPC and the protocol of Redis:
+    pacegate serve
+
+  Watch a service, in this terminal:
+    pacegate top http://127.0.0.1:8080
+
+  See what a limit would have done to yesterday's traffic:
+    pacegate simulate access.log.gz --limit 60/minute --per ip
+
+  See whether a Redis or Valkey is fit to hold limits:
+    pacegate doctor redis://127.0.0.1:6379
+
+  Check a configuration before it is deployed:
+    pacegate validate pacegate.yaml
+
+Every command has examples of its own: pacegate serve --help, pacegate check --help";
+
+/// Something went wrong: neither a yes (0) nor a no (1).
+const TROUBLE: u8 = 2;
+
+/// Does what the command line says.
+pub(crate) fn run() -> ExitCode {
+    let command = match parse(words(std::env::args_os())) {
+        Ok(command) => command,
+        Err(error) => return explain(&error),
+    };
+    let done = match command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Validate(args) => validate::run(&args),
+        Command::Schema(args) => schema::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
+    };
+    done.unwrap_or_else(|trouble| {
+        say(trouble);
+        ExitCode::from(TROUBLE)
+    })
+}
+
+/// Reads the command line, and what variables say besides. What is typed goes before those.
+fn parse(words: Vec<OsString>) -> Result<Command, clap::Error> {
+    let mut cli = without_empty_variables(Cli::command());
+    let matches = cli.try_get_matches_from_mut(words)?;
+    let mut command = Cli::from_arg_matches(&matches)?.command;
+    let asking = match &mut command {
+        Command::Check(args) => &mut args.asking,
+        Command::Explain(args) => &mut args.asking,
+        _ => return Ok(command),
+    };
+    if let Some((name, matches)) = matches.subcommand()
+        && let Err(error) = asking.settle(matches)
+    {
+        return Err(match cli.find_subcommand_mut(name) {
+            Some(own) => error.format(own),
+            None => error,
+        });
+    }
+    Ok(command)
+}
+
+/// Deployments often set a variable to nothing where they mean that it is not set.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let environment = Environment::process();
+    let is_empty = |arg: &Arg| {
+        let value = arg.get_env().and_then(OsStr::to_str).and_then(|name| environment.get(name));
+        value.is_some_and(|value| value.is_empty())
+    };
+    command.mut_subcommands(|command| {
+        command.mut_args(|arg| if is_empty(&arg) { arg.env(None::<&'static str>) } else { arg })
+    })
+}
+
+/// The words of the command line. Deployments of envoyproxy/ratelimit start `/bin/ratelimit`, and nothing else: under
+/// that name it is the service.
+fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = args.collect();
+    let name = words.first().and_then(|name| Path::new(name).file_name());
+    if name.is_some_and(|name| name == "ratelimit") {
+        words.insert(1, "serve".into());
+    }
+    words
+}
+
+/// Prints the help that was asked for, or what is wrong with the command line.
+fn explain(error: &clap::Error) -> ExitCode {
+    let printed = error.print().is_ok();
+    let asked_for = !error.use_stderr();
+    if asked_for && printed { ExitCode::SUCCESS } else { ExitCode::from(TROUBLE) }
+}
+
+/// Talks to whoever watches. That nobody does is no reason to stop.
+fn say(message: impl Display) {
+    drop(writeln!(io::stderr(), "{message}"));
+}
+
+/// Prints a line on standard output. That nobody reads it is no reason to stop.
+fn print_line(line: impl Display) {
+    let mut output = io::stdout().lock();
+    drop(writeln!(output, "{line}").and_then(|()| output.flush()));
+}

@@ -1,0 +1,40 @@
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use super::Trouble;
+use crate::config;
+
+/// Print the JSON Schema of the configuration
+///
+/// Editors complete and check the file by it, if its first line is:
+///
+/// # yaml-language-server: $schema=pacegate.schema.json
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Print the reference for people instead, in Markdown
+    #[arg(long)]
+    docs: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Put the schema beside the file:
+    pacegate schema > pacegate.schema.json
+
+  Read about every field:
+    pacegate schema --docs | less";
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+    let text = match args.docs {
+        true => config::reference(),
+        false => format!("{:#}\n", config::schema()),
+    };
+    let written = io::stdout().write_all(text.as_bytes());
+    written.map_err(|error| {
+        Trouble::new(error, "cannot print the schema", "check where standard output leads")
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

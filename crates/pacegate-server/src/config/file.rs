@@ -1,0 +1,578 @@
+//! The file as it is written. What it says is checked in `read`; these types also are its JSON Schema.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::place::{At, Entries, Form, Forms, NoMap};
+
+/// The configuration of `pacegate serve`. Everything may be left out.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "Pacegate")]
+pub(crate) struct Config {
+    /// Where state lives: `memory`, the address of a Redis or Valkey, or the parts of either.
+    #[serde(default)]
+    #[schemars(with = "StoreForm", extend("default" = "memory"))]
+    #[schemars(
+        example = "redis://127.0.0.1:6379",
+        example = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379"
+    )]
+    pub(crate) store: Option<At<Form<Store>>>,
+
+    /// Which requests are limited, and how. Every policy that covers a request applies to it, all or nothing. Only
+    /// `[]` takes all of them away from a service that runs.
+    #[serde(default)]
+    #[schemars(with = "Vec<At<Policy>>")]
+    pub(crate) policies: Option<Vec<At<Policy>>>,
+
+    /// Limits that come with a request, such as those of `CL.THROTTLE`, instead of from a policy.
+    #[serde(default)]
+    #[schemars(with = "AdHoc")]
+    pub(crate) ad_hoc: Option<AdHoc>,
+
+    /// Every policy counts and reports, and none denies: for a first day in production.
+    #[serde(default)]
+    pub(crate) shadow: bool,
+
+    /// Where the service listens.
+    #[serde(default)]
+    pub(crate) listen: Listen,
+
+    /// Which headers answers over HTTP carry.
+    #[serde(default)]
+    pub(crate) headers: Headers,
+
+    /// How several descriptors of one request by Envoy are charged.
+    #[serde(default)]
+    #[schemars(with = "Descriptors", extend("default" = "together"))]
+    pub(crate) descriptors: Option<Descriptors>,
+
+    /// The certificate of the service. Needed to listen beyond the loopback.
+    #[serde(default)]
+    #[schemars(with = "Tls")]
+    pub(crate) tls: Option<Tls>,
+
+    /// Who may ask. None at all: everybody who can connect, which has to be from this machine.
+    #[serde(default)]
+    pub(crate) keys: Vec<At<Key>>,
+
+    /// How much of anything an outsider may take up.
+    #[serde(default)]
+    pub(crate) bounds: Bounds,
+}
+
+/// The parts of a store. With `url`, `url_file` or `url_env` it is on Redis or Valkey, otherwise in memory.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Store {
+    /// The address of the servers: `redis://`, `rediss://`, `redis+cluster://`, `redis+sentinel://`,
+    /// `redis+unix://`. Keep passwords out of this file: `url_file` and `url_env` are for addresses that have one.
+    #[serde(default)]
+    #[schemars(with = "String", example = "redis://127.0.0.1:6379")]
+    pub(crate) url: Option<At<String>>,
+
+    /// A file that holds the address and nothing else, such as a mounted secret.
+    #[serde(default)]
+    #[schemars(with = "String", example = "/run/secrets/redis-url")]
+    pub(crate) url_file: Option<At<String>>,
+
+    /// The environment variable that holds the address.
+    #[serde(default)]
+    #[schemars(with = "String", example = &"REDIS_URL")]
+    pub(crate) url_env: Option<At<String>>,
+
+    /// What the names of keys begin with. Redis and Valkey only.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "pg:"))]
+    pub(crate) prefix: Option<At<String>>,
+
+    /// How long a call of the store may take, before the failure modes of the policies decide. Redis and Valkey only.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "20ms"))]
+    pub(crate) deadline: Option<At<String>>,
+
+    /// Whose counters to share: `native`, `rlaas`, `rlaas-log`, `spring`, `valkey-api`, `unix-time`, `unix-time-log`,
+    /// `typescript`, or the names of keys as a template. Redis and Valkey only. See docs/layouts.md.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "native"))]
+    #[schemars(example = &"rlaas", example = "myapp:{key}:{window}")]
+    pub(crate) layout: Option<At<String>>,
+
+    /// How many keys the memory holds; new ones beyond that share one budget. Memory only.
+    #[serde(default)]
+    #[schemars(with = "u64", range(min = 1, max = 1_000_000_000), extend("default" = 1_000_000))]
+    pub(crate) max_keys: Option<At<u64>>,
+}
+
+/// A named rule: which requests it covers, whose budget they draw on, and how much that is.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Policy {
+    /// Unique in the file, 1 to 64 of `A-Z a-z 0-9 _ . -`; not `ad-hoc`. Counters are kept by it: a policy with
+    /// another name starts afresh.
+    #[schemars(example = "login-per-ip")]
+    pub(crate) name: At<String>,
+
+    /// Only requests of this domain. Without it: only requests without a domain.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = ""))]
+    pub(crate) domain: Option<String>,
+
+    /// What the attributes of a request must be, all of them. Without it: every request of the domain.
+    #[serde(default, rename = "match")]
+    #[schemars(with = "Conditions")]
+    pub(crate) matching: Option<Entries<Form<Condition>>>,
+
+    /// The attribute whose values have a budget each, or a list of them for each combination of values. Without it:
+    /// one budget for all.
+    #[serde(default)]
+    #[schemars(with = "OneOrMany")]
+    #[schemars(example = &"user", example = ["tenant", "user"])]
+    pub(crate) per: Option<At<Form<NoMap>>>,
+
+    /// What happens to a request that lacks an attribute of `per`.
+    #[serde(default)]
+    #[schemars(with = "Missing", extend("default" = "share"))]
+    pub(crate) missing: Option<Missing>,
+
+    /// An amount per period, with an optional burst and algorithm. Several in a list are charged all or nothing.
+    /// Periods are `second`, `minute`, `hour`, `day`, `week`, or a number of `ms`, `s`, `m`, `h`, `d`, `w`.
+    #[schemars(with = "OneOrMany")]
+    #[schemars(example = "100/minute", example = "5/30s sliding-log", example = ["10/second burst 20", "1000/hour"])]
+    pub(crate) limit: At<Form<NoMap>>,
+
+    /// How all limits of this policy count, unless their texts say it.
+    #[serde(default)]
+    #[schemars(with = "Algorithm", extend("default" = "fixed-window"))]
+    pub(crate) algorithm: Option<At<Algorithm>>,
+
+    /// The most at one instant, unless the text of the limit says it. Makes the limit a `token-bucket`.
+    #[serde(default)]
+    #[schemars(with = "u64", range(min = 1))]
+    pub(crate) burst: Option<At<u64>>,
+
+    /// The most that one request may cost. Without it: as much as the limit ever admits at once.
+    #[serde(default)]
+    #[schemars(with = "u64", range(min = 1))]
+    pub(crate) max_cost: Option<At<u64>>,
+
+    /// Other limits for some of the requests: the first that matches replaces `limit`.
+    #[serde(default)]
+    pub(crate) overrides: Vec<Override>,
+
+    /// Whether it denies, or only counts and reports.
+    #[serde(default)]
+    #[schemars(with = "Mode", extend("default" = "enforce"))]
+    pub(crate) mode: Option<Mode>,
+
+    /// What happens when the store cannot answer.
+    #[serde(default)]
+    #[schemars(with = "FailureForm", extend("default" = "local"))]
+    #[schemars(example = &"closed", example = serde_json::json!({"local": "1/3"}))]
+    pub(crate) failure: Option<At<Form<Failure>>>,
+
+    /// What this process may draw ahead from Redis or Valkey and spend without asking: units, or a part of the limit.
+    /// Never admits too much, but may deny some that other processes hold.
+    #[serde(default)]
+    #[schemars(with = "Lease")]
+    #[schemars(example = 50, example = "5%")]
+    pub(crate) lease: Option<At<String>>,
+
+    /// What its state is placed by on a cluster. Policies of one request with the same tag are charged in one step.
+    #[serde(default)]
+    #[schemars(with = "Tag", extend("default" = "key"))]
+    pub(crate) tag: Option<At<Tag>>,
+}
+
+/// Other limits for the requests of a policy that look a certain way.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Override {
+    /// Which of the policy's requests.
+    #[serde(rename = "match")]
+    #[schemars(with = "Conditions")]
+    pub(crate) matching: At<Entries<Form<Condition>>>,
+
+    /// What they get instead, or `unlimited`.
+    #[schemars(with = "OneOrMany")]
+    #[schemars(example = "1000/minute", example = &"unlimited")]
+    pub(crate) limit: At<Form<NoMap>>,
+}
+
+/// What the value of an attribute must be: exactly one of these.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Condition {
+    /// Exactly this text, even if it has a `*` or a `?`.
+    #[serde(default)]
+    #[schemars(with = "String")]
+    pub(crate) equal: Option<At<String>>,
+
+    /// One of these texts, to the letter.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) one_of: Option<At<Vec<At<String>>>>,
+
+    /// A pattern: `*` is any run without a `/`, `**` any run at all, `?` any one character but `/`.
+    #[serde(default)]
+    #[schemars(with = "String", example = "/api/**")]
+    pub(crate) glob: Option<At<String>>,
+
+    /// An address in this network, or in one of a list of them.
+    #[serde(default)]
+    #[schemars(with = "OneOrMany")]
+    #[schemars(example = "10.0.0.0/8", example = ["10.0.0.0/8", "2001:db8::/32"])]
+    pub(crate) cidr: Option<At<Form<NoMap>>>,
+
+    /// `true`: anything, as long as the request has the attribute.
+    #[serde(default)]
+    #[schemars(with = "bool")]
+    pub(crate) present: Option<At<bool>>,
+
+    /// `true`: the request must not have the attribute.
+    #[serde(default)]
+    #[schemars(with = "bool")]
+    pub(crate) absent: Option<At<bool>>,
+}
+
+/// How a limit counts.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Algorithm {
+    /// In windows aligned to the Unix epoch. The cheapest; up to twice the amount across a boundary.
+    FixedWindow,
+    /// Two windows, the older weighted by how much of it is still in view.
+    SlidingWindow,
+    /// Every admitted instant: exact in every window. At most 10,000 units.
+    SlidingLog,
+    /// Refills at a steady rate up to the burst.
+    TokenBucket,
+    /// Permits held at the same time. The period is how long a permit lives unless it is returned or renewed.
+    Concurrency,
+}
+
+/// Whether a policy denies.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Mode {
+    /// Requests over the limit are denied.
+    Enforce,
+    /// Requests over the limit are counted and reported, and pass.
+    Shadow,
+}
+
+/// What happens to a request that lacks an attribute of `per`.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Missing {
+    /// All requests that lack it share one budget, so that leaving it out gains nothing.
+    Share,
+    /// The policy does not cover the request.
+    Skip,
+}
+
+/// `local` with a share.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Failure {
+    /// Count in the memory of this process, at this part of the limit: `1/3` if three processes share the load.
+    #[schemars(example = "1/3")]
+    pub(crate) local: At<String>,
+}
+
+/// What the state of a policy is placed by on a cluster.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Tag {
+    /// The key: spreads most.
+    Key,
+    /// The value of this attribute, one of those in `per`.
+    Attribute(At<String>),
+    /// This name, which other policies may share: all of their state is on one server.
+    Name(At<String>),
+}
+
+/// Limits that come with a request.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AdHoc {
+    /// What happens when the store cannot answer.
+    #[serde(default)]
+    #[schemars(with = "FailureForm", extend("default" = "local"))]
+    pub(crate) failure: Option<At<Form<Failure>>>,
+}
+
+/// Where the service listens: an address and a port, of which 0 is any that is free, or `off`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Listen {
+    /// HTTP: checks, administration, metrics, health.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "127.0.0.1:8080"))]
+    pub(crate) http: Option<At<String>>,
+
+    /// gRPC: Envoy's rate limit service.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "127.0.0.1:8081"))]
+    pub(crate) grpc: Option<At<String>>,
+
+    /// The protocol of Redis.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "127.0.0.1:6380"))]
+    pub(crate) resp: Option<At<String>>,
+}
+
+/// Which headers tell a client about its limit. A denied one also gets `Retry-After`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Headers {
+    /// `RateLimit` and `RateLimit-Policy`.
+    #[serde(default)]
+    #[schemars(with = "Standard", extend("default" = "draft-8"))]
+    pub(crate) standard: Option<Standard>,
+
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
+    #[serde(default)]
+    #[schemars(with = "Legacy", extend("default" = "epoch"))]
+    pub(crate) legacy: Option<Legacy>,
+}
+
+/// Which draft of the standard headers.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+pub(crate) enum Standard {
+    /// As in drafts 8 to 11: `RateLimit: "api";r=12;t=3`.
+    #[serde(rename = "draft-8")]
+    Draft8,
+    /// None of them.
+    #[serde(rename = "off")]
+    Off,
+}
+
+/// What the number in `X-RateLimit-Reset` is.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Legacy {
+    /// Seconds since 1970.
+    Epoch,
+    /// Seconds from now.
+    Delta,
+    /// None of the three headers.
+    Off,
+}
+
+/// How several descriptors of one request by Envoy are charged.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Descriptors {
+    /// All or none of them: a denied request consumes nothing.
+    Together,
+    /// Each by itself, as envoyproxy/ratelimit does.
+    Apart,
+}
+
+/// Files in PEM form, read again when they change. Relative to the folder of this file.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Tls {
+    /// The chain of certificates, the service's own first.
+    #[schemars(example = "/etc/pacegate/tls.crt")]
+    pub(crate) certificate: At<String>,
+
+    /// Its private key.
+    #[schemars(example = "/etc/pacegate/tls.key")]
+    pub(crate) key: At<String>,
+
+    /// Who signs the certificates that clients must show. Without it they need not show any.
+    #[serde(default)]
+    #[schemars(with = "String")]
+    pub(crate) client_ca: Option<At<String>>,
+}
+
+/// An API key. The key itself is never in this file: only where it is, or its hash.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Key {
+    /// Whose key it is, for logs.
+    #[schemars(example = &"checkout")]
+    pub(crate) name: At<String>,
+
+    /// The SHA-256 of the key, as 64 hexadecimal digits: `printf %s "$KEY" | sha256sum`.
+    #[serde(default)]
+    #[schemars(with = "String", regex(pattern = "^[0-9A-Fa-f]{64}$"))]
+    pub(crate) sha256: Option<At<String>>,
+
+    /// A file that holds the key and nothing else. Relative to the folder of this file.
+    #[serde(default)]
+    #[schemars(with = "String", example = "/run/secrets/checkout-key")]
+    pub(crate) file: Option<At<String>>,
+
+    /// The environment variable that holds the key.
+    #[serde(default)]
+    #[schemars(with = "String", example = &"CHECKOUT_KEY")]
+    pub(crate) env: Option<At<String>>,
+
+    /// What it may be used for.
+    #[serde(default)]
+    #[schemars(with = "Scope", extend("default" = "check"))]
+    pub(crate) scope: Option<Scope>,
+
+    /// The domains it may be used for. Without it: all of them.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) domains: Option<At<Vec<String>>>,
+}
+
+/// What a key may be used for.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Scope {
+    /// Checks, peeks, acquire and release.
+    Check,
+    /// Also resets, refunds, reloads, and everything about all keys.
+    Admin,
+}
+
+/// How much of anything an outsider may take up. Bytes are numbers or texts such as `64KiB`, times such as `5s`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Bounds {
+    /// Connections to each listener, from 1 to 1,000,000.
+    #[serde(default)]
+    #[schemars(with = "u64", range(min = 1, max = 1_000_000), extend("default" = 10_000))]
+    pub(crate) connections: Option<At<String>>,
+
+    /// One request: a body, or a command with its arguments. From 1KiB to 64MiB.
+    #[serde(default)]
+    #[schemars(with = "Size", extend("default" = "64KiB"))]
+    pub(crate) request_bytes: Option<At<String>>,
+
+    /// All headers of a request. From 1KiB to 1MiB.
+    #[serde(default)]
+    #[schemars(with = "Size", extend("default" = "16KiB"))]
+    pub(crate) header_bytes: Option<At<String>>,
+
+    /// A key, and the value of an attribute. From 16 bytes to 64KiB.
+    #[serde(default)]
+    #[schemars(with = "Size", extend("default" = "1KiB"))]
+    pub(crate) key_bytes: Option<At<String>>,
+
+    /// Attributes, descriptors and entries of one request, each, from 1 to 1,024.
+    #[serde(default)]
+    #[schemars(with = "u64", range(min = 1, max = 1_024), extend("default" = 32))]
+    pub(crate) attributes: Option<At<String>>,
+
+    /// Requests of a batch, and commands that are decided together, from 1 to 65,536.
+    #[serde(default)]
+    #[schemars(with = "u64", range(min = 1, max = 65_536), extend("default" = 1_024))]
+    pub(crate) batch: Option<At<String>>,
+
+    /// How long a request may take to arrive once it has begun. From 10ms to 1h.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "5s"))]
+    pub(crate) read_timeout: Option<At<String>>,
+
+    /// How long a connection may be silent. From 10ms to 1d.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "300s"))]
+    pub(crate) idle_timeout: Option<At<String>>,
+
+    /// How long open requests are waited for at the end. From 0s to 1h.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "10s"))]
+    pub(crate) drain_timeout: Option<At<String>>,
+}
+
+impl Forms<'_> for Store {
+    const EXPECTED: &'static str =
+        "`memory`, an address such as `redis://127.0.0.1:6379`, or the parts of a store";
+}
+
+impl Forms<'_> for Condition {
+    const EXPECTED: &'static str = "a text, a list of texts, or one of `equal`, `one_of`, `glob`, `cidr`, \
+                                    `present` and `absent` with its value";
+}
+
+impl Forms<'_> for Failure {
+    const EXPECTED: &'static str =
+        "`open`, `closed`, `local`, or `local` with a share, as in `{local: 1/3}`";
+}
+
+/// `memory`, an address, or the parts of a store.
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+enum StoreForm {
+    Text(String),
+    Parts(Box<Store>),
+}
+
+/// A text, or a list of texts.
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// What an attribute must be.
+#[derive(JsonSchema)]
+#[schemars(untagged, rename = "ConditionForm")]
+#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+enum ConditionForm {
+    /// The value, or a pattern if it has a `*` or a `?`.
+    Text(String),
+    /// The value, as it is written here.
+    Number(serde_json::Number),
+    /// The value, as it is written here.
+    Truth(bool),
+    /// One of these values, to the letter.
+    List(Vec<String>),
+    /// Whatever else can be said.
+    Parts(Box<Condition>),
+}
+
+type Conditions = BTreeMap<String, ConditionForm>;
+
+/// `open`: let requests pass, and count nothing. `closed`: deny them. `local`: count in the memory of this process, at
+/// the full limit or at a share of it.
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+enum FailureForm {
+    Name(FailureName),
+    Share(Failure),
+}
+
+/// What happens when the store cannot answer.
+#[derive(JsonSchema)]
+#[schemars(rename_all = "kebab-case")]
+#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+enum FailureName {
+    /// Let requests pass, and count nothing.
+    Open,
+    /// Deny them, to be tried again after a second.
+    Closed,
+    /// Count in the memory of this process, at the full limit.
+    Local,
+}
+
+/// Units, or a part such as `5%`.
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+#[expect(dead_code, reason = "the schema of a text that may be a number")]
+enum Lease {
+    Units(u64),
+    Part(String),
+}
+
+/// Bytes, or a text such as `64KiB`.
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+#[expect(dead_code, reason = "the schema of a text that may be a number")]
+enum Size {
+    Bytes(u64),
+    Text(String),
+}

@@ -1,0 +1,91 @@
+//! What the service is told: policies, where they count, who may ask, and where it listens.
+//!
+//! [`read`] makes [`Settings`] of a file, or says everything that is wrong with it. The form of the file is in
+//! `file.rs`, from which its JSON Schema is made, too.
+
+mod environment;
+mod file;
+mod hint;
+mod kind;
+mod load;
+mod mask;
+mod matching;
+mod place;
+mod policies;
+mod problem;
+mod reference;
+mod rlaas;
+mod rules;
+mod schema;
+mod service;
+mod settings;
+mod text;
+mod warnings;
+mod written;
+mod yaml;
+
+pub use environment::Environment;
+pub use kind::{Kind, kind_of};
+pub use load::{LoadError, load};
+pub use pacegate_http::{HeaderStyle, Headers, ResetStyle};
+pub use problem::{ConfigError, Position, Problem};
+pub use reference::reference;
+pub use schema::schema;
+pub use settings::{
+    Bind, Bounds, Credential, Descriptors, Scope, Security, Settings, StoreSettings, TlsFiles,
+};
+pub use text::BindError;
+pub use warnings::warnings;
+
+pub(crate) use mask::masked;
+pub(crate) use yaml::message;
+
+use pacegate::PolicySet;
+
+use problem::Problems;
+use service::Reader;
+
+use crate::envoy::RuleFile;
+
+/// What the service does when it is given no file, with comments that say what else there is.
+pub const DEFAULT_CONFIG: &str = include_str!("default.yaml");
+
+/// Reads a configuration, whichever [`Kind`] it is of. `file` is where it came from: problems name it, and paths in it
+/// are relative to its folder.
+///
+/// # Errors
+///
+/// Everything that is wrong with what it says; if it is not even of the right form, the first place that is not.
+pub fn read(
+    text: &str,
+    file: &str,
+    environment: &Environment<'_>,
+) -> Result<Settings, ConfigError> {
+    yaml::check_length(text, file)?;
+    match kind_of(text) {
+        Kind::Pacegate => read_pacegate(text, file, environment),
+        Kind::Rlaas => rlaas::read(text, file, environment),
+        Kind::Envoy => rules::read(&[RuleFile { file: file.into(), text: text.to_owned() }]),
+    }
+}
+
+/// What empties a file by mistake, such as a full disk, must not lift all limits.
+const NOTHING: &str = "the file says nothing: write `policies: []` if nothing is to be limited";
+
+fn read_pacegate(
+    text: &str,
+    file: &str,
+    environment: &Environment<'_>,
+) -> Result<Settings, ConfigError> {
+    let written: Option<file::Config> = yaml::parse(text, file)?;
+    let written = written.ok_or_else(|| ConfigError::whole(file, NOTHING))?;
+    let mut problems = Problems::new(file, text);
+    let policies = written.policies.as_deref();
+    let is_told_that_none = policies.is_some_and(<[_]>::is_empty);
+    let policies = policies::policies(policies.unwrap_or_default(), &mut problems);
+    let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };
+    let mut settings = Settings::new(policies.unwrap_or(none));
+    settings.may_limit_nothing = is_told_that_none;
+    Reader { file, environment, problems: &mut problems }.service(&written, &mut settings);
+    problems.finish(Some(settings))
+}

@@ -1,0 +1,322 @@
+//! From policies as they are written to policies as they are in force.
+
+use std::collections::HashMap;
+
+use pacegate::{
+    Algorithm, Limit, PolicySet,
+    policy::{FailureMode, Lease, Match, Missing, Mode, Policy, PolicyError, PolicyName, Tag},
+};
+use serde_saphyr::Location;
+
+use super::{
+    file,
+    hint::{among, shorten},
+    matching::matching,
+    place::{At, Form, Forms, NoMap},
+    problem::Problems,
+    text::share,
+    written::{scalar_text, texts},
+};
+
+/// Limits and where each was written.
+struct Limits {
+    limits: Vec<Limit>,
+    places: Vec<Location>,
+}
+
+/// A policy whose limits are read, and what is still needed to say where something is wrong with it.
+struct Draft<'a> {
+    policy: Policy,
+    written: &'a file::Policy,
+    limits: Limits,
+    overrides: Vec<Limits>,
+}
+
+/// The policies of a file, or nothing if there is a problem.
+pub(super) fn policies(
+    written: &[At<file::Policy>],
+    problems: &mut Problems<'_>,
+) -> Option<PolicySet> {
+    let mut names: HashMap<PolicyName, Location> = HashMap::new();
+    let mut policies = Vec::with_capacity(written.len());
+    for At { value: written, .. } in written {
+        let Some(policy) = policy(written, problems) else { continue };
+        match names.get(&policy.name) {
+            Some(first) => {
+                let first = first.line();
+                let name = policy.name;
+                let message = format!(
+                    "a policy named `{name}` is on line {first} already: give each a name of its own"
+                );
+                problems.add(written.name.place, message);
+            }
+            None => {
+                names.insert(policy.name, written.name.place);
+                policies.push(policy);
+            }
+        }
+    }
+    if !problems.is_empty() {
+        return None;
+    }
+    PolicySet::new(policies).map_err(|error| problems.add(Location::UNKNOWN, error)).ok()
+}
+
+fn policy(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Policy> {
+    let name = name(&written.name, problems);
+    let limits = own_limits(written, problems);
+    let overrides = overrides(written, problems);
+    let matching = written.matching.as_ref().map(|entries| matching(entries, problems));
+    let per = written.per.as_ref().map(|per| attributes(per, problems));
+    let failure = written.failure.as_ref().map(|failure| self::failure(failure, problems));
+    let lease = written
+        .lease
+        .as_ref()
+        .map(|lease| problems.take(lease.place, lease.value.parse::<Lease>()));
+    let (name, limits, overrides) = (name?, limits?, overrides?);
+    let mut policy = Policy::new(name, limits.limits.iter().copied());
+    policy.domain = written.domain.clone().unwrap_or_default();
+    policy.matching = matching.unwrap_or_else(|| Some(Match::any()))?;
+    policy.per = per.unwrap_or_else(|| Some(Vec::new()))?;
+    policy.missing = written.missing.map(Into::into).unwrap_or_default();
+    policy.mode = written.mode.map(Into::into).unwrap_or_default();
+    policy.failure = failure.unwrap_or_else(|| Some(FailureMode::default()))?;
+    policy.max_cost = written.max_cost.as_ref().map(|cost| cost.value);
+    policy.tag = written.tag.as_ref().map(|tag| (&tag.value).into()).unwrap_or_default();
+    policy.lease = match lease {
+        Some(lease) => Some(lease?),
+        None => None,
+    };
+    let (replacing, overrides): (Vec<_>, Vec<_>) = overrides.into_iter().unzip();
+    Draft { policy, written, limits, overrides }.checked(replacing, problems)
+}
+
+fn name(written: &At<String>, problems: &mut Problems<'_>) -> Option<PolicyName> {
+    if written.value == RESERVED {
+        let message = format!(
+            "the name `{RESERVED}` is taken by limits that come with a request: write another"
+        );
+        problems.add(written.place, message);
+        return None;
+    }
+    problems.take(written.place, written.value.parse())
+}
+
+/// The policy that limits of requests themselves belong to.
+const RESERVED: &str = "ad-hoc";
+
+impl Draft<'_> {
+    /// The policy with its overrides, if nothing in it contradicts the rest.
+    fn checked(mut self, replacing: Vec<Match>, problems: &mut Problems<'_>) -> Option<Policy> {
+        let before = problems.count();
+        let own = std::mem::take(&mut self.policy.limits);
+        if let Some(error) = self.refusal(&self.limits) {
+            self.tell(&error, &self.limits, problems);
+        } else {
+            for limits in &self.overrides {
+                if !limits.limits.is_empty()
+                    && let Some(error) = self.refusal(limits)
+                {
+                    self.tell(&error, limits, problems);
+                }
+            }
+        }
+        if problems.count() > before {
+            return None;
+        }
+        let mut policy = self.policy;
+        policy.limits = own;
+        for (matching, limits) in replacing.into_iter().zip(self.overrides) {
+            policy = policy.overriding(matching, limits.limits);
+        }
+        Some(policy)
+    }
+
+    /// Why this policy cannot have these limits.
+    fn refusal(&self, limits: &Limits) -> Option<PolicyError> {
+        let mut policy = self.policy.clone();
+        policy.limits.clone_from(&limits.limits);
+        PolicySet::new([policy]).err()
+    }
+
+    fn tell(&self, error: &PolicyError, limits: &Limits, problems: &mut Problems<'_>) {
+        let Self { written, .. } = self;
+        let limit = |limit: &Limit| {
+            let place = limits.limits.iter().rposition(|other| other == limit);
+            place.and_then(|place| limits.places.get(place).copied())
+        };
+        let place = match error {
+            PolicyError::NoCost(_) => written.max_cost.as_ref().map(|cost| cost.place),
+            PolicyError::SameWindow { second, .. } => limit(second),
+            PolicyError::TooManyLimits(_) => limits.places.last().copied(),
+            PolicyError::LeaseSize { .. } | PolicyError::LeaseAlgorithm { .. } => {
+                written.lease.as_ref().map(|lease| lease.place)
+            }
+            PolicyError::ForeignTag { .. } => written.tag.as_ref().map(|tag| tag.place),
+            _ => None,
+        };
+        problems.add(place.unwrap_or(written.limit.place), error);
+    }
+}
+
+fn own_limits(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Limits> {
+    let texts = texts(&written.limit, problems)?;
+    if texts.is_empty() {
+        problems.add(
+            written.limit.place,
+            "a policy has at least one limit: write one, such as `100/minute`",
+        );
+        return None;
+    }
+    if let (Some(burst), true) = (&written.burst, texts.len() > 1) {
+        let message =
+            "which of the limits has this burst? Write it there, as in `10/second burst 20`";
+        problems.add(burst.place, message);
+        return None;
+    }
+    limits(&texts, written.burst.as_ref(), written.algorithm.as_ref(), problems)
+}
+
+fn overrides(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Vec<(Match, Limits)>> {
+    let read: Vec<_> = written
+        .overrides
+        .iter()
+        .map(|other| {
+            let matching = matching(&other.matching.value, problems);
+            let texts = texts(&other.limit, problems)?;
+            let unlimited = matches!(&*texts, [At { value, .. }] if value == "unlimited");
+            let texts = if unlimited { &[] } else { &*texts };
+            let limits = limits(texts, None, written.algorithm.as_ref(), problems);
+            Some((matching?, limits?))
+        })
+        .collect();
+    read.into_iter().collect()
+}
+
+fn limits(
+    texts: &[At<String>],
+    burst: Option<&At<u64>>,
+    algorithm: Option<&At<file::Algorithm>>,
+    problems: &mut Problems<'_>,
+) -> Option<Limits> {
+    let read: Vec<_> = texts.iter().map(|text| limit(text, burst, algorithm, problems)).collect();
+    let limits: Option<Vec<_>> = read.into_iter().collect();
+    Some(Limits { limits: limits?, places: texts.iter().map(|text| text.place).collect() })
+}
+
+/// A limit whose burst and algorithm may be said in its text or beside it, but not both.
+fn limit(
+    text: &At<String>,
+    burst: Option<&At<u64>>,
+    algorithm: Option<&At<file::Algorithm>>,
+    problems: &mut Problems<'_>,
+) -> Option<Limit> {
+    let mut limit: Limit = problems.take(text.place, text.value.parse())?;
+    let mut words = text.value.split_whitespace();
+    if let Some(burst) = burst {
+        if text.value.split_whitespace().any(|word| word == "burst") {
+            problems.add(burst.place, "the limit says its burst already: leave one of them out");
+            return None;
+        }
+        limit = problems.take(burst.place, limit.with_burst(burst.value))?;
+    }
+    let Some(algorithm) = algorithm else { return Some(limit) };
+    if words.any(|word| word.parse::<Algorithm>().is_ok()) {
+        let message = format!(
+            "the limit `{}` says its algorithm already: leave one of them out",
+            shorten(&text.value)
+        );
+        problems.add(algorithm.place, message);
+        return None;
+    }
+    problems.take(algorithm.place, limit.with_algorithm(algorithm.value.into()))
+}
+
+fn attributes(per: &At<Form<NoMap>>, problems: &mut Problems<'_>) -> Option<Vec<String>> {
+    let mut attributes: Vec<String> = Vec::new();
+    for At { value, place, .. } in texts(per, problems)? {
+        let problem = if value.is_empty() {
+            "an attribute has a name: write one, such as `user`".to_owned()
+        } else if attributes.iter().any(|other| **other == *value) {
+            format!("`{}` is in the list already: leave one of them out", shorten(&value))
+        } else {
+            attributes.push(value);
+            continue;
+        };
+        problems.add(place, problem);
+        return None;
+    }
+    Some(attributes)
+}
+
+/// What happens when the store cannot answer.
+pub(super) fn failure(
+    written: &At<Form<file::Failure>>,
+    problems: &mut Problems<'_>,
+) -> Option<FailureMode> {
+    let name = match &written.value {
+        Form::Map(share_of) => {
+            let local = &share_of.local;
+            let (numerator, denominator) = problems.take(local.place, share(&local.value))?;
+            return Some(FailureMode::Local { numerator, denominator });
+        }
+        Form::One(scalar) => scalar_text(scalar, written.origin, problems),
+        Form::List(_) => {
+            problems.add(written.place, format_args!("expected {}", file::Failure::EXPECTED));
+            return None;
+        }
+    };
+    match &*name {
+        "open" => Some(FailureMode::Open),
+        "closed" => Some(FailureMode::Closed),
+        "local" => Some(FailureMode::default()),
+        other => {
+            let choices = among(other, &["open", "closed", "local", "{local: 1/3}"]);
+            problems.add(
+                written.place,
+                format!("`{}` is not a failure mode: {choices}", shorten(other)),
+            );
+            None
+        }
+    }
+}
+
+impl From<file::Algorithm> for Algorithm {
+    fn from(written: file::Algorithm) -> Self {
+        match written {
+            file::Algorithm::FixedWindow => Self::FixedWindow,
+            file::Algorithm::SlidingWindow => Self::SlidingWindow,
+            file::Algorithm::SlidingLog => Self::SlidingLog,
+            file::Algorithm::TokenBucket => Self::TokenBucket,
+            file::Algorithm::Concurrency => Self::Concurrency,
+        }
+    }
+}
+
+impl From<file::Mode> for Mode {
+    fn from(written: file::Mode) -> Self {
+        match written {
+            file::Mode::Enforce => Self::Enforce,
+            file::Mode::Shadow => Self::Shadow,
+        }
+    }
+}
+
+impl From<file::Missing> for Missing {
+    fn from(written: file::Missing) -> Self {
+        match written {
+            file::Missing::Share => Self::Share,
+            file::Missing::Skip => Self::Skip,
+        }
+    }
+}
+
+impl From<&file::Tag> for Tag {
+    fn from(written: &file::Tag) -> Self {
+        match written {
+            file::Tag::Key => Self::Key,
+            file::Tag::Attribute(attribute) => Self::Attribute(attribute.value.clone()),
+            file::Tag::Name(name) => Self::Name(name.value.clone()),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The reference of the configuration for people, made of its JSON Schema.
+
+use serde_json::{Map, Value};
+
+/// Every field of the configuration with its type, default and meaning, as a page in Markdown.
+pub fn reference() -> String {
+    let schema = super::schema();
+    let mut page = INTRODUCTION.to_owned();
+    let mut names = Vec::new();
+    section(&mut page, &schema, &mut names);
+    let mut next = 0;
+    while let Some(name) = names.get(next).cloned() {
+        next += 1;
+        let definition = &schema["$defs"][&name];
+        heading(&mut page, &name, definition);
+        section(&mut page, definition, &mut names);
+    }
+    page
+}
+
+const INTRODUCTION: &str = "\
+# Configuration
+
+<!-- Made from the types that read the file. Change those: PACEGATE_BLESS=1 cargo test -p pacegate-server config -->
+
+`pacegate serve --config pacegate.yaml` reads one file in YAML. Without it, it does what
+[deploy/pacegate.yaml](../deploy/pacegate.yaml) says, which is a good file to start from. `pacegate validate FILE` says
+everything that is wrong with a file, and what to write instead.
+
+**In editors.** `pacegate schema > pacegate.schema.json` prints the JSON Schema of the file; it is also in
+[crates/pacegate-server/schema](../crates/pacegate-server/schema/pacegate.schema.json). Editors that know YAML schemas
+complete and check the file while it is written, if its first line is:
+
+```yaml
+# yaml-language-server: $schema=pacegate.schema.json
+```
+
+**Files of other systems** are known by the names at their top and read as they are: `rate-limiter` is RLaaS, and
+`domain` without `policies` is envoyproxy/ratelimit.
+
+**Rules of the file.** Unknown fields are refused, and so is a field given twice. A field without a value is as if it
+were left out. Times are whole numbers with a unit: `250ms`, `5s`, `1m`, `2h`, `1d`. Aliases and merge keys work, up to
+64 of each. The file has at most 16 MiB, which is room for 100,000 policies. Paths are relative to its folder.
+
+**Secrets** are never in the file: keys are named by their hash, a file or an environment variable, and so may be the
+address of a store. An address with a password that is in the file all the same is never printed.
+
+## The file
+
+";
+
+fn heading(page: &mut String, name: &str, definition: &Value) {
+    page.push_str("\n## ");
+    page.push_str(name);
+    page.push_str("\n\n");
+    page.push_str(&prose(definition));
+    page.push_str("\n\n");
+}
+
+/// A table of fields, or of choices.
+fn section(page: &mut String, schema: &Value, names: &mut Vec<String>) {
+    match schema["properties"].as_object() {
+        Some(fields) => table_of_fields(page, schema, fields, names),
+        None => table_of_choices(page, schema, names),
+    }
+}
+
+fn table_of_fields(
+    page: &mut String,
+    schema: &Value,
+    fields: &Map<String, Value>,
+    names: &mut Vec<String>,
+) {
+    let required: Vec<_> = schema["required"].as_array().into_iter().flatten().collect();
+    let is_required = |name: &String| required.iter().any(|other| *other == name);
+    let (first, rest): (Vec<_>, Vec<_>) = fields.iter().partition(|(name, _)| is_required(name));
+    page.push_str("| field | is | default | meaning |\n|---|---|---|---|\n");
+    for (name, field) in first.into_iter().chain(rest) {
+        let default = match &field["default"] {
+            Value::Null if is_required(name) => "needed".to_owned(),
+            Value::Null => String::new(),
+            Value::String(text) if text.is_empty() => String::new(),
+            value => code(value),
+        };
+        row(page, &[format!("`{name}`"), form(field, names), default, prose(field)]);
+    }
+}
+
+fn table_of_choices(page: &mut String, schema: &Value, names: &mut Vec<String>) {
+    let choices = ["oneOf", "anyOf"].iter().find_map(|kind| schema[kind].as_array());
+    let Some(choices) = choices else { return };
+    page.push_str("| one of | meaning |\n|---|---|\n");
+    for choice in choices {
+        row(page, &[form(choice, names), prose(choice)]);
+    }
+}
+
+fn row(page: &mut String, cells: &[String]) {
+    for cell in cells {
+        page.push_str("| ");
+        page.push_str(&cell.replace('|', "\\|"));
+        page.push_str(if cell.is_empty() { "" } else { " " });
+    }
+    page.push_str("|\n");
+}
+
+/// What a value looks like. Names of types that are met for the first time are kept for later.
+fn form(schema: &Value, names: &mut Vec<String>) -> String {
+    if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
+        if !names.iter().any(|other| other == name) {
+            names.push(name.to_owned());
+        }
+        return format!("[{name}](#{})", name.to_lowercase());
+    }
+    if let Some(forms) = ["oneOf", "anyOf"].iter().find_map(|kind| schema[kind].as_array()) {
+        let forms: Vec<_> = forms.iter().map(|schema| form(schema, names)).collect();
+        return forms.join(" or ");
+    }
+    if let value @ Value::String(_) = &schema["const"] {
+        return code(value);
+    }
+    match schema["type"].as_str() {
+        Some("string") => "text".to_owned(),
+        Some("integer") => "whole number".to_owned(),
+        Some("number") => "number".to_owned(),
+        Some("boolean") => "`true` or `false`".to_owned(),
+        Some("array") => format!("list of {}", form(&schema["items"], names)),
+        Some("object") => object(schema, names),
+        _ => String::new(),
+    }
+}
+
+fn object(schema: &Value, names: &mut Vec<String>) -> String {
+    match schema["properties"].as_object() {
+        Some(fields) => {
+            let fields: Vec<_> = fields
+                .iter()
+                .map(|(name, field)| format!("`{name}:` {}", form(field, names)))
+                .collect();
+            fields.join(", ")
+        }
+        None => format!("names, each with {}", form(&schema["additionalProperties"], names)),
+    }
+}
+
+/// The description in one line, with the examples.
+fn prose(schema: &Value) -> String {
+    let mut prose = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
+    let examples: Vec<_> = schema["examples"].as_array().into_iter().flatten().map(code).collect();
+    if !examples.is_empty() {
+        prose = format!("{prose} For example {}.", examples.join(", "));
+    }
+    prose
+}
+
+/// A value as it is written in the file.
+fn code(value: &Value) -> String {
+    format!("`{}`", flow(value))
+}
+
+fn flow(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(values) => {
+            format!("[{}]", values.iter().map(flow).collect::<Vec<_>>().join(", "))
+        }
+        Value::Object(fields) => {
+            let fields: Vec<_> =
+                fields.iter().map(|(name, value)| format!("{name}: {}", flow(value))).collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+        other => other.to_string(),
+    }
+}

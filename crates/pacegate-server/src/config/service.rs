@@ -1,0 +1,342 @@
+//! Everything but the policies: the store, the listeners, the keys, the bounds.
+
+use std::{ops::RangeInclusive, str, time::Duration};
+
+use pacegate_redis::{Layout, RedisUrl};
+use sha2::{Digest, Sha256};
+
+use super::{
+    Bind, Bounds, Credential, Descriptors, Environment, HeaderStyle, Headers, ResetStyle, Scope,
+    Security, Settings, StoreSettings, TlsFiles,
+    environment::{Secret, beside},
+    file,
+    hint::{among, shorten},
+    place::{At, Form, Forms},
+    policies::failure,
+    problem::Problems,
+    text::{count, duration, sha256, size},
+    written::scalar_text,
+};
+
+/// What is needed to read the rest of a file.
+pub(super) struct Reader<'a, 'p> {
+    pub(super) file: &'a str,
+    pub(super) environment: &'a Environment<'a>,
+    pub(super) problems: &'p mut Problems<'a>,
+}
+
+impl Reader<'_, '_> {
+    /// Everything but the policies. What is wrong is left as it is by default, for the problems are told anyway.
+    pub(super) fn service(&mut self, written: &file::Config, settings: &mut Settings) {
+        if let Some(store) = &written.store {
+            self.store(store, settings);
+        }
+        let ad_hoc = written.ad_hoc.as_ref().and_then(|ad_hoc| ad_hoc.failure.as_ref());
+        if let Some(failure) = ad_hoc.and_then(|written| failure(written, self.problems)) {
+            settings.ad_hoc_failure = failure;
+        }
+        settings.shadow = written.shadow;
+        let file::Listen { http, grpc, resp } = &written.listen;
+        self.bind(http.as_ref(), &mut settings.http);
+        self.bind(grpc.as_ref(), &mut settings.grpc);
+        self.bind(resp.as_ref(), &mut settings.resp);
+        settings.headers = headers(&written.headers);
+        settings.descriptors = match written.descriptors {
+            Some(file::Descriptors::Apart) => Descriptors::Apart,
+            Some(file::Descriptors::Together) | None => Descriptors::Together,
+        };
+        settings.security = Security {
+            tls: written.tls.as_ref().map(|tls| self.tls(tls)),
+            credentials: self.credentials(&written.keys),
+            insecure: settings.security.insecure,
+            ..Security::default()
+        };
+        self.bounds(&written.bounds, &mut settings.bounds);
+    }
+
+    pub(super) fn store(&mut self, written: &At<Form<file::Store>>, settings: &mut Settings) {
+        let text = match &written.value {
+            Form::Map(parts) => return self.parted_store(&written.with(&**parts), settings),
+            Form::One(scalar) => scalar_text(scalar, written.origin, self.problems),
+            Form::List(_) => {
+                let expected = format_args!("expected {}", file::Store::EXPECTED);
+                return self.problems.add(written.place, expected);
+            }
+        };
+        if let Some(store) = self.problems.take(written.place, text.parse()) {
+            settings.store = store;
+        }
+    }
+
+    fn parted_store(&mut self, written: &At<&file::Store>, settings: &mut Settings) {
+        let parts = written.value;
+        let url = match (&parts.url, &parts.url_file, &parts.url_env) {
+            (None, None, None) => return self.memory(parts, settings),
+            (Some(url), None, None) => Some(url.clone()),
+            (None, Some(path), None) => {
+                let secret = self.environment.file(&beside(self.file, &path.value));
+                self.secret_url(path, secret)
+            }
+            (None, None, Some(name)) => {
+                let secret = self.environment.variable(&name.value);
+                self.secret_url(name, secret)
+            }
+            _ => {
+                let message =
+                    "a store has one address: write one of `url`, `url_file` and `url_env`";
+                return self.problems.add(written.place, message);
+            }
+        };
+        if let Some(max_keys) = &parts.max_keys {
+            let message = "Redis and Valkey hold as many keys as they have room for: leave `max_keys` out, \
+                           or the address";
+            self.problems.add(max_keys.place, message);
+        }
+        let Some(url) = url else { return };
+        let Some(mut store) = self.problems.take(url.place, redis(&url.value)) else { return };
+        if let StoreSettings::Redis { prefix, deadline, .. } = &mut store {
+            if let Some(written) = &parts.prefix {
+                prefix.clone_from(&written.value);
+            }
+            self.duration(parts.deadline.as_ref(), MILLISECOND..=MINUTE, deadline);
+        }
+        settings.store = store;
+        if let Some(layout) = &parts.layout
+            && let Some(layout) = self.problems.take(layout.place, self::layout(&layout.value))
+        {
+            settings.layout = layout;
+        }
+    }
+
+    /// An address from elsewhere, which is not repeated.
+    fn secret_url(&mut self, written: &At<String>, secret: Secret) -> Option<At<String>> {
+        let Some(url) = self.problems.take(written.place, secret)? else {
+            return Some(written.with("redis://127.0.0.1".to_owned()));
+        };
+        let text = str::from_utf8(&url).map_err(|_| "the address there is not text");
+        let text = self.problems.take(written.place, text)?.to_owned();
+        Some(written.with(text))
+    }
+
+    fn memory(&mut self, parts: &file::Store, settings: &mut Settings) {
+        let only =
+            [("prefix", &parts.prefix), ("deadline", &parts.deadline), ("layout", &parts.layout)];
+        for (name, part) in only {
+            if let Some(part) = part {
+                let message = format!(
+                    "`{name}` is for Redis and Valkey: add a `url`, `url_file` or `url_env`, or leave it out"
+                );
+                self.problems.add(part.place, message);
+            }
+        }
+        let Some(written) = &parts.max_keys else { return };
+        let max_keys = count(&written.value.to_string(), 1..=1_000_000_000);
+        if let Some(max_keys) = self.problems.take(written.place, max_keys) {
+            settings.store = StoreSettings::Memory { max_keys };
+        }
+    }
+
+    fn bind(&mut self, written: Option<&At<String>>, bind: &mut Bind) {
+        let Some(written) = written else { return };
+        if let Some(said) = self.problems.take(written.place, written.value.parse()) {
+            *bind = said;
+        }
+    }
+
+    fn tls(&self, written: &file::Tls) -> TlsFiles {
+        let path = |path: &At<String>| beside(self.file, &path.value);
+        TlsFiles {
+            certificate: path(&written.certificate),
+            key: path(&written.key),
+            client_ca: written.client_ca.as_ref().map(path),
+        }
+    }
+
+    fn credentials(&mut self, keys: &[At<file::Key>]) -> Vec<Credential> {
+        let mut credentials: Vec<Credential> = Vec::new();
+        for written in keys {
+            let Some(credential) = self.credential(written) else { continue };
+            let same = credentials.iter().find(|other| {
+                other.name == credential.name
+                    || (self.environment.has_secrets() && other.sha256 == credential.sha256)
+            });
+            if let Some(same) = same {
+                let same = shorten(&same.name);
+                let message = format!(
+                    "this has the name or the secret of the key `{same}`: give each its own"
+                );
+                self.problems.add(written.value.name.place, message);
+            }
+            credentials.push(credential);
+        }
+        credentials
+    }
+
+    fn credential(&mut self, written: &At<file::Key>) -> Option<Credential> {
+        let file::Key { name, scope, domains, .. } = &written.value;
+        if name.value.is_empty() || name.value.len() > 64 {
+            self.problems.add(name.place, "the name of a key has from 1 to 64 bytes");
+            return None;
+        }
+        if let Some(domains) = domains.as_ref().filter(|domains| domains.value.is_empty()) {
+            let message =
+                "a key without a domain is of no use: write one, or leave `domains` out for all";
+            self.problems.add(domains.place, message);
+        }
+        Some(Credential {
+            name: name.value.clone(),
+            sha256: self.hash(written)?,
+            scope: match scope {
+                Some(file::Scope::Admin) => Scope::Admin,
+                Some(file::Scope::Check) | None => Scope::Check,
+            },
+            domains: domains.as_ref().map(|domains| domains.value.clone()),
+        })
+    }
+
+    fn hash(&mut self, written: &At<file::Key>) -> Option<[u8; 32]> {
+        let (place, secret) = match &written.value {
+            file::Key { sha256: Some(hash), file: None, env: None, .. } => {
+                return self.problems.take(hash.place, sha256(&hash.value));
+            }
+            file::Key { sha256: None, file: Some(path), env: None, .. } => {
+                (path.place, self.environment.file(&beside(self.file, &path.value)))
+            }
+            file::Key { sha256: None, file: None, env: Some(name), .. } => {
+                (name.place, self.environment.variable(&name.value))
+            }
+            _ => {
+                let message = "a key says exactly one of `sha256`, `file` and `env`";
+                self.problems.add(written.place, message);
+                return None;
+            }
+        };
+        let secret = self.problems.take(place, secret)?;
+        Some(secret.map_or([0; 32], |secret| Sha256::digest(secret).into()))
+    }
+
+    fn bounds(&mut self, written: &file::Bounds, bounds: &mut Bounds) {
+        self.count(written.connections.as_ref(), 1..=1_000_000, &mut bounds.connections);
+        self.size(written.request_bytes.as_ref(), KIB..=64 * MIB, &mut bounds.request_bytes);
+        self.size(written.header_bytes.as_ref(), KIB..=MIB, &mut bounds.header_bytes);
+        self.size(written.key_bytes.as_ref(), 16..=64 * KIB, &mut bounds.key_bytes);
+        self.count(written.attributes.as_ref(), 1..=1_024, &mut bounds.attributes);
+        self.count(written.batch.as_ref(), 1..=65_536, &mut bounds.batch);
+        let least = 10 * MILLISECOND;
+        self.duration(written.read_timeout.as_ref(), least..=60 * MINUTE, &mut bounds.read_timeout);
+        self.duration(
+            written.idle_timeout.as_ref(),
+            least..=1_440 * MINUTE,
+            &mut bounds.idle_timeout,
+        );
+        let drain = &mut bounds.drain_timeout;
+        self.duration(written.drain_timeout.as_ref(), Duration::ZERO..=60 * MINUTE, drain);
+    }
+
+    fn count(
+        &mut self,
+        written: Option<&At<String>>,
+        range: RangeInclusive<usize>,
+        value: &mut usize,
+    ) {
+        let read =
+            written.and_then(|text| self.problems.take(text.place, count(&text.value, range)));
+        *value = read.unwrap_or(*value);
+    }
+
+    fn size(
+        &mut self,
+        written: Option<&At<String>>,
+        range: RangeInclusive<usize>,
+        value: &mut usize,
+    ) {
+        let read =
+            written.and_then(|text| self.problems.take(text.place, size(&text.value, range)));
+        *value = read.unwrap_or(*value);
+    }
+
+    fn duration(
+        &mut self,
+        written: Option<&At<String>>,
+        range: RangeInclusive<Duration>,
+        value: &mut Duration,
+    ) {
+        let read =
+            written.and_then(|text| self.problems.take(text.place, duration(&text.value, range)));
+        *value = read.unwrap_or(*value);
+    }
+}
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+const MILLISECOND: Duration = Duration::from_millis(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn headers(written: &file::Headers) -> Headers {
+    let mut headers = Headers::default();
+    headers.standard = match written.standard {
+        Some(file::Standard::Off) => HeaderStyle::Off,
+        Some(file::Standard::Draft8) | None => HeaderStyle::Draft8,
+    };
+    headers.legacy = match written.legacy {
+        Some(file::Legacy::Off) => None,
+        Some(file::Legacy::Delta) => Some(ResetStyle::Delta),
+        Some(file::Legacy::Epoch) | None => Some(ResetStyle::Epoch),
+    };
+    headers
+}
+
+impl str::FromStr for StoreSettings {
+    type Err = String;
+
+    /// `memory`, or the address of a Redis or Valkey.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "memory" => Ok(Self::default()),
+            _ if text.contains("://") => redis(text),
+            _ => Err(format!(
+                "`{}` is not a store: write `memory`, or an address such as `redis://127.0.0.1:6379`",
+                // What stands before an @ may be a password, and perhaps so does what follows one, or a colon.
+                if may_be_secret(text) { "***".to_owned() } else { shorten(text) }
+            )),
+        }
+    }
+}
+
+fn may_be_secret(address: &str) -> bool {
+    let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    address.contains('@') || address.rsplit_once(':').is_some_and(|(_, port)| !is_port(port))
+}
+
+fn redis(url: &str) -> Result<StoreSettings, String> {
+    url.parse::<RedisUrl>().map_err(|error| error.to_string())?;
+    let (prefix, deadline) = ("pg:".to_owned(), Duration::from_millis(20));
+    Ok(StoreSettings::Redis { url: url.to_owned(), prefix, deadline })
+}
+
+type NamedLayout = (&'static str, fn() -> Layout);
+
+const LAYOUTS: [NamedLayout; 8] = [
+    ("native", Layout::native),
+    ("rlaas", Layout::rlaas),
+    ("rlaas-log", Layout::rlaas_log),
+    ("spring", || Layout::spring(Layout::SPRING_PREFIX)),
+    ("valkey-api", Layout::valkey_api),
+    ("unix-time", Layout::unix_time),
+    ("unix-time-log", Layout::unix_time_log),
+    ("typescript", Layout::typescript),
+];
+
+fn layout(text: &str) -> Result<Layout, String> {
+    if text.contains('{') {
+        return Layout::template(text).map(Into::into).map_err(|error| error.to_string());
+    }
+    let known = LAYOUTS.iter().find(|(name, _)| *name == text).map(|(_, layout)| layout());
+    known.ok_or_else(|| {
+        let names = among(text, &LAYOUTS.map(|(name, _)| name));
+        let text = shorten(text);
+        format!(
+            "`{text}` is neither a layout nor a template such as `myapp:{{key}}:{{window}}`: {names}"
+        )
+    })
+}

@@ -1,0 +1,264 @@
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use pacegate::{MemoryStore, PolicySet, policy::FailureMode};
+use pacegate_http::Headers;
+use pacegate_redis::Layout;
+
+use crate::envoy::Rules;
+
+/// Everything that a configuration says, checked. What is not said is as in [`Settings::new`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Where state lives.
+    pub store: StoreSettings,
+    /// Whose counters are shared, if the store is on Redis or Valkey.
+    pub layout: Layout,
+    /// The policies in force, those that only Envoy's descriptors lead to among them.
+    pub policies: PolicySet,
+    /// Whether it is said that there are no policies but those of rules, and not just none of them.
+    pub(crate) may_limit_nothing: bool,
+    /// What Envoy's descriptors lead to.
+    pub(crate) rules: Arc<Rules>,
+    /// What happens to limits that come with a request, such as those of `CL.THROTTLE`, when the store fails.
+    pub ad_hoc_failure: FailureMode,
+    /// Every policy reports and none denies.
+    pub shadow: bool,
+    /// Where HTTP is spoken.
+    pub http: Bind,
+    /// Where gRPC is spoken, by Envoy.
+    pub grpc: Bind,
+    /// Where the protocol of Redis is spoken.
+    pub resp: Bind,
+    /// Which headers answers over HTTP carry.
+    pub headers: Headers,
+    /// Whether the descriptors of one request by Envoy stand or fall together.
+    pub descriptors: Descriptors,
+    /// Who may connect and ask.
+    pub security: Security,
+    /// How much of anything an outsider may take up.
+    pub bounds: Bounds,
+}
+
+/// Where state lives. Its `Debug` form shows no password.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreSettings {
+    /// In this process.
+    Memory {
+        /// The most keys it holds.
+        max_keys: usize,
+    },
+    /// On Redis or Valkey.
+    Redis {
+        /// Any address that `pacegate_redis::RedisUrl` reads. It may hold a password: never print it as it is.
+        url: String,
+        /// What the names of keys begin with.
+        prefix: String,
+        /// How long a call may take.
+        deadline: Duration,
+    },
+}
+
+/// Where a listener listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Bind {
+    /// Nowhere.
+    Off,
+    /// Here; port 0 is any that is free.
+    At(SocketAddr),
+}
+
+/// How several descriptors of one request are charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Descriptors {
+    /// All or none of them: a denied request consumes nothing.
+    #[default]
+    Together,
+    /// Each by itself, as envoyproxy/ratelimit does: those that fit are charged although another denies.
+    Apart,
+}
+
+/// Who may connect and ask.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Security {
+    /// The service's certificate, and whose clients it trusts.
+    pub tls: Option<TlsFiles>,
+    /// The same for gRPC alone, before what holds for all listeners.
+    pub grpc_tls: Option<TlsFiles>,
+    /// Whoever may ask. None at all: everybody who can connect.
+    pub credentials: Vec<Credential>,
+    /// Listens also where others can reach it without certificates or credentials: the network keeps them out.
+    pub insecure: bool,
+}
+
+/// Files in PEM form, read again when they change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TlsFiles {
+    /// The chain of certificates, the service's own first.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Who signs the certificates that clients must show. `None`: they need not show any.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// An API key, of which only the hash is kept.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Credential {
+    /// For logs.
+    pub name: String,
+    /// SHA-256 of the key.
+    pub sha256: [u8; 32],
+    /// What it may be used for.
+    pub scope: Scope,
+    /// The domains it may be used for; `None` for all.
+    pub domains: Option<Vec<String>>,
+}
+
+/// What a credential may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Scope {
+    /// Checks, peeks, acquire and release.
+    Check,
+    /// Also resets, refunds, reloads, and everything about all keys.
+    Admin,
+}
+
+/// How much of anything an outsider may take up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Bounds {
+    /// Connections to each listener.
+    pub connections: usize,
+    /// Bytes of one request: a body, or a command with its arguments.
+    pub request_bytes: usize,
+    /// Bytes of all headers of a request.
+    pub header_bytes: usize,
+    /// Bytes of a key, and of the value of an attribute.
+    pub key_bytes: usize,
+    /// Attributes, descriptors and entries of one request, each.
+    pub attributes: usize,
+    /// Requests of a batch, and commands that are decided together.
+    pub batch: usize,
+    /// How long a request may take to arrive once it has begun.
+    pub read_timeout: Duration,
+    /// How long a connection may be silent.
+    pub idle_timeout: Duration,
+    /// How long open requests are waited for at the end.
+    pub drain_timeout: Duration,
+}
+
+impl Settings {
+    /// These policies, and for the rest the defaults: memory, and every listener on the loopback.
+    pub fn new(policies: PolicySet) -> Self {
+        Self {
+            store: StoreSettings::default(),
+            layout: Layout::native(),
+            policies,
+            may_limit_nothing: false,
+            rules: Arc::default(),
+            ad_hoc_failure: FailureMode::default(),
+            shadow: false,
+            http: Bind::loopback(8080),
+            grpc: Bind::loopback(8081),
+            resp: Bind::loopback(6380),
+            headers: Headers::default(),
+            descriptors: Descriptors::default(),
+            security: Security::default(),
+            bounds: Bounds::default(),
+        }
+    }
+
+    /// How many policies there are besides those of rules.
+    pub(crate) fn own_policies(&self) -> usize {
+        self.policies.policies().len().saturating_sub(self.rules.policies())
+    }
+}
+
+impl Security {
+    /// What the listener of this name has: `http`, `grpc` or `resp`.
+    pub(crate) fn tls_of(&self, listener: &str) -> Option<&TlsFiles> {
+        let own = self.grpc_tls.as_ref().filter(|_| listener == "grpc");
+        own.or(self.tls.as_ref())
+    }
+}
+
+impl Default for StoreSettings {
+    fn default() -> Self {
+        Self::Memory { max_keys: MemoryStore::DEFAULT_MAX_KEYS }
+    }
+}
+
+/// Without what is secret of an address.
+impl std::fmt::Display for StoreSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory { max_keys } => write!(f, "memory for up to {max_keys} keys"),
+            Self::Redis { url, .. } => match url.parse::<pacegate_redis::RedisUrl>() {
+                Ok(url) => url.fmt(f),
+                Err(_) => f.write_str("Redis"),
+            },
+        }
+    }
+}
+
+impl Bind {
+    const fn loopback(port: u16) -> Self {
+        Self::At(SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+    }
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            connections: 10_000,
+            request_bytes: 64 * 1024,
+            header_bytes: 16 * 1024,
+            key_bytes: 1024,
+            attributes: 32,
+            batch: 1024,
+            read_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(300),
+            drain_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl std::fmt::Debug for StoreSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory { max_keys } => {
+                f.debug_struct("Memory").field("max_keys", max_keys).finish()
+            }
+            Self::Redis { url, prefix, deadline } => f
+                .debug_struct("Redis")
+                .field("url", &super::mask::masked(url, 0).0)
+                .field("prefix", prefix)
+                .field("deadline", deadline)
+                .finish(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Credential {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, scope, domains, .. } = self;
+        f.debug_struct("Credential")
+            .field("name", name)
+            .field("scope", scope)
+            .field("domains", domains)
+            .finish()
+    }
+}

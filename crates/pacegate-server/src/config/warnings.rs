@@ -1,0 +1,183 @@
+//! What a configuration says that does not do what it seems to do.
+
+use ipnet::IpNet;
+use pacegate::{
+    Algorithm, Limit,
+    policy::{Condition, Match, Policy},
+};
+use pacegate_redis::Layout;
+
+use super::{Bind, Settings, StoreSettings, hint::shorten};
+use crate::service::missing;
+
+/// The most pairs of policies that are named, and the most policies that are compared with each other.
+const MOST_PAIRS: usize = 20;
+const MOST_COMPARED: usize = 5_000;
+
+/// What is allowed, but likely not what was meant: a sentence for each.
+pub fn warnings(settings: &Settings) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for policy in settings.policies.policies() {
+        overrides(policy, &mut warnings);
+        conditions(policy, &mut warnings);
+        limits(policy, &mut warnings);
+        cost(policy, &mut warnings);
+    }
+    layout(settings, &mut warnings);
+    cluster(settings, &mut warnings);
+    listeners(settings, &mut warnings);
+    warnings
+}
+
+/// Overrides that are never used.
+fn overrides(policy: &Policy, warnings: &mut Vec<String>) {
+    let name = policy.name;
+    for (place, later) in policy.overrides.iter().enumerate() {
+        let number = place + 1;
+        let earlier = policy.overrides[..place]
+            .iter()
+            .position(|earlier| earlier.matching.is_any() || earlier.matching == later.matching);
+        if let Some(earlier) = earlier {
+            warnings.push(format!(
+                "policy `{name}`: override {number} is never used, for override {} matches first",
+                earlier + 1
+            ));
+        } else if excludes(&policy.matching, &later.matching) {
+            warnings.push(format!(
+                "policy `{name}`: override {number} is never used, for the policy covers no such request"
+            ));
+        }
+    }
+}
+
+/// Values to the letter that look like something else.
+fn conditions(policy: &Policy, warnings: &mut Vec<String>) {
+    let overrides = policy.overrides.iter().map(|other| &other.matching);
+    for (attribute, condition) in
+        std::iter::once(&policy.matching).chain(overrides).flat_map(Match::conditions)
+    {
+        let Condition::OneOf(values) = condition else { continue };
+        let is_network = |value: &&String| value.contains('/') && value.parse::<IpNet>().is_ok();
+        let about = if let Some(net) = values.iter().find(is_network) {
+            format!(
+                "`{net}` is compared to the letter: for addresses in it write `{{cidr: {net}}}`"
+            )
+        } else if let (true, Some(glob)) =
+            (values.len() > 1, values.iter().find(|value| value.contains('*')))
+        {
+            let glob = shorten(glob);
+            format!("`{glob}` in a list is compared to the letter: only one by itself is a pattern")
+        } else {
+            continue;
+        };
+        warnings.push(format!("policy `{}`: `{}`: {about}", policy.name, shorten(attribute)));
+    }
+}
+
+/// Whether plainly no request meets both.
+fn excludes(a: &Match, b: &Match) -> bool {
+    a.conditions().any(|(attribute, one)| {
+        let same = b.conditions().filter(|(name, _)| *name == attribute);
+        same.into_iter().any(|(_, other)| never(one, other) || never(other, one))
+    })
+}
+
+fn never(one: &Condition, other: &Condition) -> bool {
+    match one {
+        Condition::OneOf(values) => !values.iter().any(|value| other.holds(Some(value.as_bytes()))),
+        Condition::Absent => !other.holds(None),
+        _ => false,
+    }
+}
+
+/// Limits that another limit of the same key makes superfluous.
+fn limits(policy: &Policy, warnings: &mut Vec<String>) {
+    let lists = std::iter::once(&policy.limits).chain(policy.overrides.iter().map(|o| &o.limits));
+    for limits in lists {
+        for idle in limits {
+            let Some((tighter, most)) = limits.iter().find_map(|other| most_of(other, idle)) else {
+                continue;
+            };
+            warnings.push(format!(
+                "policy `{}`: the limit `{idle}` never denies, for `{tighter}` admits {most} in that time",
+                policy.name
+            ));
+        }
+    }
+}
+
+/// The most that `tighter` ever admits in a window of `idle`, if that is never too much for it. Windows that divide
+/// each other begin together, so this is exact.
+fn most_of<'a>(tighter: &'a Limit, idle: &Limit) -> Option<(&'a Limit, u64)> {
+    let windows = [tighter, idle].iter().all(|limit| limit.algorithm() == Algorithm::FixedWindow);
+    let (short, long) = (tighter.period().as_millis(), idle.period().as_millis());
+    if !windows || short >= long || !long.is_multiple_of(short) {
+        return None;
+    }
+    let times = u64::try_from(long / short).ok()?;
+    let most = tighter.amount().checked_mul(times)?;
+    (most <= idle.amount()).then_some((tighter, most))
+}
+
+fn cost(policy: &Policy, warnings: &mut Vec<String>) {
+    let Some(cost) = policy.max_cost else { return };
+    let lists = std::iter::once(&policy.limits).chain(policy.overrides.iter().map(|o| &o.limits));
+    // Of each list the tightest limit counts, and of the lists the most generous.
+    let most =
+        lists.map(|limits| limits.iter().map(Limit::capacity).min().unwrap_or(u64::MAX)).max();
+    if let Some(most) = most.filter(|most| *most < cost) {
+        warnings.push(format!(
+            "policy `{}`: a `max_cost` of {cost} has no effect, for its limits admit at most {most} at once",
+            policy.name
+        ));
+    }
+}
+
+fn layout(settings: &Settings, warnings: &mut Vec<String>) {
+    if settings.layout != Layout::native() && settings.policies.policies().len() > 1 {
+        warnings.push(
+            "the layout of the store has no names of policies in its keys: policies with the same key \
+             and period share one counter"
+                .to_owned(),
+        );
+    }
+}
+
+/// Policies that one request may meet on several servers.
+fn cluster(settings: &Settings, warnings: &mut Vec<String>) {
+    let StoreSettings::Redis { url, .. } = &settings.store else { return };
+    let scheme = url.split("://").next().unwrap_or_default();
+    if !scheme.ends_with("+cluster") {
+        return;
+    }
+    if settings.policies.policies().len() > MOST_COMPARED {
+        warnings.push(format!(
+            "more than {MOST_COMPARED} policies: not compared for whether a cluster charges them in one step"
+        ));
+        return;
+    }
+    let pairs = settings.policies.split_tags();
+    for (first, second) in pairs.iter().take(MOST_PAIRS) {
+        warnings.push(format!(
+            "policies `{first}` and `{second}`: a request that meets both is charged one after the other on \
+             a cluster, and given back if one denies; the same `tag` makes it one step"
+        ));
+    }
+    if pairs.len() > MOST_PAIRS {
+        warnings.push(format!("and {} more such pairs", pairs.len() - MOST_PAIRS));
+    }
+}
+
+fn listeners(settings: &Settings, warnings: &mut Vec<String>) {
+    for (name, bind) in [("http", settings.http), ("grpc", settings.grpc), ("resp", settings.resp)]
+    {
+        if let Bind::At(address) = bind
+            && !address.ip().to_canonical().is_loopback()
+            && let Some(missing) = missing(&settings.security, name)
+        {
+            warnings.push(format!(
+                "`listen.{name}` is open to other machines: the service does not start without {missing}"
+            ));
+        }
+    }
+}

@@ -1,0 +1,615 @@
+//! The environment of a deployment of envoyproxy/ratelimit, so that another image is the whole migration.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+};
+
+use super::{
+    file::shorten,
+    rules::{HeaderNames, Options, runtime_path},
+};
+use crate::config::{Bind, Settings, StoreSettings, TlsFiles};
+
+/// What the variables of a deployment say.
+#[derive(Clone, Debug)]
+pub(crate) struct Deployment {
+    /// The folder of its files.
+    pub(crate) files: PathBuf,
+    /// What holds for all of its rules.
+    pub(crate) options: Options,
+    /// What is logged.
+    pub(crate) log: Logging,
+    /// What it asks for and does not get, and why.
+    pub(crate) warnings: Vec<String>,
+    store: Option<StoreSettings>,
+    http: Bind,
+    grpc: Bind,
+    /// Of gRPC alone, as theirs: probes of the HTTP port come without it.
+    tls: Option<TlsFiles>,
+    shadow: bool,
+}
+
+/// How a deployment wants to be told of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Logging {
+    /// In the words of `--log`.
+    pub(crate) level: &'static str,
+    /// One object of JSON per line.
+    pub(crate) json: bool,
+}
+
+/// What is wrong with a variable. Values are never shown: they may be secrets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{variable} {problem}")]
+pub(crate) struct EnvironmentError {
+    variable: &'static str,
+    problem: String,
+}
+
+/// Reads variables by their names. One that is empty is not set.
+struct Variables<F>(F);
+
+type Result<T> = std::result::Result<T, EnvironmentError>;
+
+/// Any of these is what makes a deployment one of theirs.
+const SIGNS: [&str; 2] = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY"];
+
+/// What has no effect here, each with what there is instead.
+const WITHOUT_EFFECT: [(&str, &str); 23] = [
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "the server's name is always verified"),
+    ("REDIS_POOL_SIZE", "requests share connections"),
+    ("REDIS_PIPELINE_WINDOW", "what arrives together travels together"),
+    ("REDIS_PIPELINE_LIMIT", "what arrives together travels together"),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "failure modes decide while the store is away"),
+    ("EXPIRATION_JITTER_MAX_SECONDS", "state ends with its window"),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are remembered anyway"),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "what is denied is not counted"),
+    ("NEAR_LIMIT_RATIO", "metrics tell what remains"),
+    ("RUNTIME_WATCH_ROOT", "the folder of files is watched"),
+    ("RUNTIME_IGNOREDOTFILES", "files and folders that begin with a dot are never read"),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "the files have to be there"),
+    ("DEBUG_PORT", "the HTTP listener tells everything"),
+    ("USE_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
+    ("USE_DOG_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
+    ("PROMETHEUS_ADDR", "metrics are at /metrics of the HTTP listener"),
+    ("PROMETHEUS_PATH", "metrics are at /metrics of the HTTP listener"),
+    ("PROMETHEUS_MAPPER_YAML", "metrics are labelled by policy"),
+    ("EXTRA_TAGS", "label metrics where they are gathered"),
+    ("GRPC_MAX_CONNECTION_AGE", "connections live as long as they answer"),
+    ("GRPC_CLIENT_TLS_SAN", "every certificate of the clients' authority is taken"),
+    ("TRACING_ENABLED", "traces are sent where OTEL_EXPORTER_OTLP_ENDPOINT says"),
+    ("RESPONSE_DYNAMIC_METADATA", "metadata tells limits that Envoy's units cannot"),
+];
+
+/// What comes after `REDIS_PERSECOND` in the names of variables about their second Redis.
+const PER_SECOND: [&str; 14] = [
+    "",
+    "_SOCKET_TYPE",
+    "_TYPE",
+    "_URL",
+    "_AUTH",
+    "_SENTINEL_AUTH",
+    "_TLS",
+    "_POOL_SIZE",
+    "_POOL_ON_EMPTY_BEHAVIOR",
+    "_POOL_ON_EMPTY_WAIT_DURATION",
+    "_PIPELINE_WINDOW",
+    "_PIPELINE_LIMIT",
+    "_TIMEOUT",
+    "_HEALTH_CHECK_ACTIVE_CONNECTION",
+];
+
+const NO_TLS: &str = "asks for TLS, which a unix socket does not have: leave it out";
+
+impl Deployment {
+    /// Reads the variables that `lookup` knows. `None` if they are not those of such a deployment.
+    pub(crate) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+        let variables = Variables(lookup);
+        if SIGNS.into_iter().all(|name| variables.text(name).is_none()) {
+            return Ok(None);
+        }
+        variables.refuse_what_is_missing_here()?;
+        let text = |name, default: &str| variables.text(name).unwrap_or_else(|| default.to_owned());
+        Ok(Some(Self {
+            files: runtime_path(
+                &text("RUNTIME_ROOT", "/srv/runtime_data/current"),
+                &text("RUNTIME_SUBDIRECTORY", ""),
+                &text("RUNTIME_APPDIRECTORY", "config"),
+            ),
+            options: variables.options()?,
+            log: variables.logging()?,
+            warnings: variables.warnings(),
+            store: variables.store()?,
+            http: variables.bind("HOST", "PORT", 8080)?,
+            grpc: variables.bind("GRPC_HOST", "GRPC_PORT", 8081)?,
+            tls: variables.tls()?,
+            shadow: variables.switch("SHADOW_MODE")?,
+        }))
+    }
+
+    /// Puts what it says in the place of what `settings` say. The rules are not among it: their files may change.
+    pub(crate) fn apply(&self, settings: &mut Settings) {
+        if let Some(store) = &self.store {
+            settings.store = store.clone();
+        }
+        settings.http = self.http;
+        settings.grpc = self.grpc;
+        settings.shadow |= self.shadow;
+        settings.security.grpc_tls.clone_from(&self.tls);
+    }
+}
+
+impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name).filter(|text| !text.is_empty())
+    }
+
+    /// In the words that Go takes for it.
+    fn switch(&self, name: &'static str) -> Result<bool> {
+        match self.text(name).as_deref() {
+            None | Some("0" | "f" | "F" | "FALSE" | "false" | "False") => Ok(false),
+            Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Ok(true),
+            Some(_) => Err(error(name, "is neither true nor false: write one of them")),
+        }
+    }
+
+    /// What is set and has no effect.
+    fn warnings(&self) -> Vec<String> {
+        let about = |name: &str, instead: &str| {
+            self.text(name).map(|_| format!("{name} has no effect: {instead}"))
+        };
+        let per_second = PER_SECOND.iter().filter_map(|end| {
+            about(&format!("REDIS_PERSECOND{end}"), "limits per second count in the same store")
+        });
+        let others = WITHOUT_EFFECT.iter().filter_map(|(name, instead)| about(name, instead));
+        per_second.chain(others).collect()
+    }
+
+    /// Where a service that starts all the same would do something else than is expected.
+    fn refuse_what_is_missing_here(&self) -> Result<()> {
+        let is =
+            |name, value: &str| self.text(name).is_some_and(|it| it.eq_ignore_ascii_case(value));
+        if is("BACKEND_TYPE", "memcache") {
+            let problem = "asks for memcache, which cannot count exactly: use Redis or Valkey, \
+                           or leave it and REDIS_URL out to count in memory";
+            return Err(error("BACKEND_TYPE", problem));
+        }
+        if self.text("CONFIG_TYPE").is_some() && !is("CONFIG_TYPE", "FILE") {
+            let problem = "asks for rules over xDS, which are not read: put them in files";
+            return Err(error("CONFIG_TYPE", problem));
+        }
+        if self.text("GRPC_UDS").is_some() {
+            let problem = "asks for a unix socket, where nothing listens: set GRPC_HOST and \
+                           GRPC_PORT";
+            return Err(error("GRPC_UDS", problem));
+        }
+        Ok(())
+    }
+
+    fn options(&self) -> Result<Options> {
+        let name = |variable, default: &str| {
+            let name = self.text(variable).unwrap_or_else(|| default.to_owned());
+            let parsed = http::HeaderName::from_bytes(name.as_bytes());
+            parsed.map(|_| name).map_err(|_| error(variable, "is not the name of a header"))
+        };
+        let headers = self.switch("LIMIT_RESPONSE_HEADERS_ENABLED")?.then(|| {
+            Ok(HeaderNames {
+                limit: name("LIMIT_LIMIT_HEADER", "RateLimit-Limit")?,
+                remaining: name("LIMIT_REMAINING_HEADER", "RateLimit-Remaining")?,
+                reset: name("LIMIT_RESET_HEADER", "RateLimit-Reset")?,
+            })
+        });
+        Ok(Options {
+            merge_domains: self.switch("MERGE_DOMAIN_CONFIG")?,
+            quota_mode: self.switch("QUOTA_MODE")?,
+            headers: headers.transpose()?,
+        })
+    }
+
+    /// Without a word they tell of warnings only.
+    fn logging(&self) -> Result<Logging> {
+        let level = self.text("LOG_LEVEL").unwrap_or_else(|| "warn".to_owned());
+        let level = match &*level.to_ascii_lowercase() {
+            "panic" | "fatal" | "error" => "error",
+            "warn" | "warning" => "warn",
+            "info" => "info",
+            "debug" => "debug",
+            "trace" => "trace",
+            _ => {
+                return Err(error("LOG_LEVEL", "is not one of ERROR, WARN, INFO, DEBUG and TRACE"));
+            }
+        };
+        let json = self.text("LOG_FORMAT").is_some_and(|it| it.eq_ignore_ascii_case("json"));
+        Ok(Logging { level, json })
+    }
+
+    fn bind(&self, host: &'static str, port: &'static str, default: u16) -> Result<Bind> {
+        let address = match self.text(host).as_deref() {
+            None => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Some("localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Some(text) => text.parse().map_err(|_| {
+                let text = shorten(text, 40);
+                error(host, format!("is `{text}`: write an address, such as 0.0.0.0"))
+            })?,
+        };
+        let port = match self.text(port) {
+            None => default,
+            Some(text) => text
+                .parse()
+                .map_err(|_| error(port, "is not a port: write a number from 0 to 65535"))?,
+        };
+        Ok(Bind::At(SocketAddr::new(address, port)))
+    }
+
+    fn tls(&self) -> Result<Option<TlsFiles>> {
+        if !self.switch("GRPC_SERVER_USE_TLS")? {
+            return Ok(None);
+        }
+        let file = |name| {
+            let missing = || error(name, "is not set, but GRPC_SERVER_USE_TLS is: name a PEM file");
+            self.text(name).map(PathBuf::from).ok_or_else(missing)
+        };
+        Ok(Some(TlsFiles {
+            certificate: file("GRPC_SERVER_TLS_CERT")?,
+            key: file("GRPC_SERVER_TLS_KEY")?,
+            client_ca: self.text("GRPC_CLIENT_TLS_CACERT").map(PathBuf::from),
+        }))
+    }
+
+    /// `None` if no address is given: then the store is not theirs to say.
+    fn store(&self) -> Result<Option<StoreSettings>> {
+        let Some(address) = self.text("REDIS_URL") else { return Ok(None) };
+        let url = self.url(&address)?;
+        let mut store: StoreSettings = url.parse().map_err(|problem| {
+            // The problem never has a password in it.
+            error("REDIS_URL", format!("and the variables beside it make no address: {problem}"))
+        })?;
+        if let (StoreSettings::Redis { prefix, .. }, Some(own)) =
+            (&mut store, self.text("CACHE_KEY_PREFIX"))
+        {
+            *prefix = own;
+        }
+        Ok(Some(store))
+    }
+
+    /// Their address, type and secrets in one line.
+    fn url(&self, address: &str) -> Result<String> {
+        let tls = self.switch("REDIS_TLS")?;
+        let redis = if tls { "rediss" } else { "redis" };
+        let login = self.text("REDIS_AUTH").map(|auth| login(&auth)).unwrap_or_default();
+        let kind = self.text("REDIS_TYPE").unwrap_or_default().to_ascii_uppercase();
+        let socket = self.text("REDIS_SOCKET_TYPE").unwrap_or_default();
+        let is_sentinel = kind == "SENTINEL" || address.contains("+sentinel://");
+        let options = self.url_options(is_sentinel);
+        Ok(match &*kind {
+            "" | "SINGLE" if address.contains("://") => self.complete(address, &login, &options)?,
+            "CLUSTER" | "SENTINEL" if address.contains("://") => {
+                let problem =
+                    "has a scheme, and there is a REDIS_TYPE as well: leave one of them out";
+                return Err(error("REDIS_URL", problem));
+            }
+            "" | "SINGLE" if socket == "unix" || address.starts_with('/') => {
+                if tls {
+                    return Err(error("REDIS_TLS", NO_TLS));
+                }
+                format!("redis+unix://{login}{address}")
+            }
+            "" | "SINGLE" => format!("{redis}://{login}{address}{options}"),
+            "CLUSTER" => format!("{redis}+cluster://{login}{address}{options}"),
+            "SENTINEL" => {
+                let (master, sentinels) = address.split_once(',').ok_or_else(|| {
+                    error("REDIS_URL", "lacks sentinels: write `master,host:26379,host:26379`")
+                })?;
+                format!("{redis}+sentinel://{login}{sentinels}/{master}{options}")
+            }
+            _ => return Err(error("REDIS_TYPE", "is not one of SINGLE, SENTINEL and CLUSTER")),
+        })
+    }
+
+    /// An address that has a scheme, with what the variables beside it say.
+    fn complete(&self, address: &str, login: &str, options: &str) -> Result<String> {
+        let (scheme, rest) = address.split_once("://").unwrap_or(("redis", address));
+        let (base, shape) = scheme.split_at(scheme.find('+').unwrap_or(scheme.len()));
+        let wants_tls = self.switch("REDIS_TLS")?;
+        if wants_tls && shape == "+unix" {
+            return Err(error("REDIS_TLS", NO_TLS));
+        }
+        let is_plain = matches!(base, "redis" | "valkey");
+        let secure = if wants_tls && is_plain { "s" } else { "" };
+        let authority = &rest[..rest.find(['/', '?']).unwrap_or(rest.len())];
+        let own = authority.rfind('@').map(|at| &rest[..=at]);
+        let login = match own {
+            Some(own) if !login.is_empty() && own != login => {
+                let problem = "is another login than the one in REDIS_URL: leave one of them out";
+                return Err(error("REDIS_AUTH", problem));
+            }
+            Some(_) => "",
+            None => login,
+        };
+        // There are options already, which others can follow.
+        let options = match rest.contains('?') {
+            true => options.replacen('?', "&", 1),
+            false => options.to_owned(),
+        };
+        Ok(format!("{base}{secure}{shape}://{login}{rest}{options}"))
+    }
+
+    fn url_options(&self, sentinel: bool) -> String {
+        let mut options = Vec::new();
+        for (variable, option) in [
+            ("REDIS_TLS_CACERT", "ca"),
+            ("REDIS_TLS_CLIENT_CERT", "cert"),
+            ("REDIS_TLS_CLIENT_KEY", "key"),
+        ] {
+            options.extend(self.text(variable).map(|file| format!("{option}={}", escape(&file))));
+        }
+        if let Some(auth) = self.text("REDIS_SENTINEL_AUTH").filter(|_| sentinel) {
+            let (user, password) = auth.split_once(':').unwrap_or(("", &auth));
+            if !user.is_empty() {
+                options.push(format!("sentinel_user={}", escape(user)));
+            }
+            options.push(format!("sentinel_password={}", escape(password)));
+        }
+        if options.is_empty() { String::new() } else { format!("?{}", options.join("&")) }
+    }
+}
+
+fn error(variable: &'static str, problem: impl Into<String>) -> EnvironmentError {
+    EnvironmentError { variable, problem: problem.into() }
+}
+
+/// `password` or `user:password`, as it stands in an address.
+fn login(auth: &str) -> String {
+    let (user, password) = auth.split_once(':').unwrap_or(("", auth));
+    format!("{}:{}@", escape(user), escape(password))
+}
+
+/// What is not plain, as `%` and two digits.
+fn escape(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            _ if plain(byte) => escaped.push(char::from(byte)),
+            _ => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use pacegate::PolicySet;
+
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Option<Deployment>> {
+        let variables: HashMap<_, _> = variables.iter().copied().collect();
+        Deployment::read(|name| variables.get(name).map(|value| (*value).to_owned()))
+    }
+
+    /// A deployment that says this besides where its files are.
+    fn deployed(variables: &[(&str, &str)]) -> Result<Deployment> {
+        let files = [("RUNTIME_ROOT", "/data"), ("RUNTIME_SUBDIRECTORY", "ratelimit")];
+        read(&[&files, variables].concat()).map(|deployment| deployment.unwrap())
+    }
+
+    fn url(variables: &[(&str, &str)]) -> String {
+        let Some(StoreSettings::Redis { url, .. }) = deployed(variables).unwrap().store else {
+            panic!("{variables:?}")
+        };
+        url
+    }
+
+    fn problem(variables: &[(&str, &str)]) -> String {
+        deployed(variables).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn other_environments_are_left_alone() {
+        assert!(read(&[]).unwrap().is_none());
+        let other = [("REDIS_URL", "x:1"), ("PORT", "no"), ("RUNTIME_ROOT", "")];
+        assert!(read(&other).unwrap().is_none());
+    }
+
+    #[test]
+    fn theirs_says_where_everything_is() {
+        let deployment = deployed(&[]).unwrap();
+        assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/config"));
+        assert_eq!(deployment.options, Options::default());
+        assert!(deployment.warnings.is_empty());
+        assert_eq!(deployment.log, Logging { level: "warn", json: false });
+        let mut settings = Settings::new(PolicySet::new([]).unwrap());
+        deployment.apply(&mut settings);
+        assert_eq!(settings.http, Bind::At(([0, 0, 0, 0], 8080).into()));
+        assert_eq!(settings.grpc, Bind::At(([0, 0, 0, 0], 8081).into()));
+        assert_eq!(settings.store, StoreSettings::default());
+        assert!(!settings.shadow && settings.security.grpc_tls.is_none());
+    }
+
+    #[test]
+    fn everything_that_has_an_effect_is_read() {
+        let deployment = deployed(&[
+            ("RUNTIME_APPDIRECTORY", "rules"),
+            ("HOST", "::1"),
+            ("PORT", "9090"),
+            ("GRPC_HOST", "localhost"),
+            ("GRPC_PORT", "9091"),
+            ("SHADOW_MODE", "true"),
+            ("QUOTA_MODE", "1"),
+            ("MERGE_DOMAIN_CONFIG", "T"),
+            ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
+            ("LIMIT_RESET_HEADER", "X-Reset"),
+            ("LOG_LEVEL", "DEBUG"),
+            ("LOG_FORMAT", "json"),
+            ("BACKEND_TYPE", "redis"),
+            ("CONFIG_TYPE", "FILE"),
+            ("GRPC_SERVER_USE_TLS", "true"),
+            ("GRPC_SERVER_TLS_CERT", "/tls/cert"),
+            ("GRPC_SERVER_TLS_KEY", "/tls/key"),
+            ("GRPC_CLIENT_TLS_CACERT", "/tls/ca"),
+            ("REDIS_URL", "redis:6379"),
+            ("REDIS_SOCKET_TYPE", "tcp"),
+            ("CACHE_KEY_PREFIX", "rl:"),
+            ("USE_STATSD", "false"),
+        ])
+        .unwrap();
+        assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/rules"));
+        assert_eq!(deployment.log, Logging { level: "debug", json: true });
+        assert!(deployment.options.merge_domains && deployment.options.quota_mode);
+        let headers = deployment.options.headers.as_ref().unwrap();
+        assert_eq!((&*headers.limit, &*headers.reset), ("RateLimit-Limit", "X-Reset"));
+        let about = "USE_STATSD has no effect: metrics are at /metrics of the HTTP listener, \
+                     for Prometheus";
+        assert_eq!(deployment.warnings, [about]);
+        let mut settings = Settings::new(PolicySet::new([]).unwrap());
+        deployment.apply(&mut settings);
+        assert_eq!(settings.http, Bind::At("[::1]:9090".parse().unwrap()));
+        assert_eq!(settings.grpc, Bind::At(([127, 0, 0, 1], 9091).into()));
+        assert!(settings.shadow);
+        assert!(settings.security.tls.is_none());
+        let tls = settings.security.grpc_tls.unwrap();
+        assert_eq!((tls.key, tls.client_ca), ("/tls/key".into(), Some("/tls/ca".into())));
+        let StoreSettings::Redis { url, prefix, .. } = settings.store else { panic!() };
+        assert_eq!((&*url, &*prefix), ("redis://redis:6379", "rl:"));
+    }
+
+    #[test]
+    fn every_kind_of_redis_becomes_an_address() {
+        for (variables, expected) in [
+            (
+                &[("REDIS_URL", "a:1"), ("REDIS_AUTH", "p@ss/wörd")][..],
+                "redis://:p%40ss%2Fw%C3%B6rd@a:1",
+            ),
+            (
+                &[("REDIS_URL", "a:1"), ("REDIS_AUTH", "me:p:q"), ("REDIS_TLS", "true")],
+                "rediss://me:p%3Aq@a:1",
+            ),
+            (&[("REDIS_URL", "redis://a:1/2")], "redis://a:1/2"),
+            (
+                &[("REDIS_URL", "redis://a:1/2"), ("REDIS_TLS", "true"), ("REDIS_AUTH", "me:p@ss")],
+                "rediss://me:p%40ss@a:1/2",
+            ),
+            (
+                &[
+                    ("REDIS_URL", "redis+sentinel://a/main?sentinel_user=s"),
+                    ("REDIS_SENTINEL_AUTH", "t"),
+                ],
+                "redis+sentinel://a/main?sentinel_user=s&sentinel_password=t",
+            ),
+            (
+                &[("REDIS_URL", "valkey+cluster://a,b"), ("REDIS_TLS", "true")],
+                "valkeys+cluster://a,b",
+            ),
+            (&[("REDIS_URL", "rediss://a:1"), ("REDIS_TLS", "false")], "rediss://a:1"),
+            (&[("REDIS_URL", "redis://:p@a:1"), ("REDIS_AUTH", "p")], "redis://:p@a:1"),
+            (
+                &[("REDIS_URL", "redis+unix:///run/r.sock"), ("REDIS_AUTH", "p")],
+                "redis+unix://:p@/run/r.sock",
+            ),
+            (&[("REDIS_URL", "/run/redis.sock")], "redis+unix:///run/redis.sock"),
+            (
+                &[
+                    ("REDIS_URL", "/run/redis.sock"),
+                    ("REDIS_SOCKET_TYPE", "unix"),
+                    ("REDIS_AUTH", "p"),
+                ],
+                "redis+unix://:p@/run/redis.sock",
+            ),
+            (&[("REDIS_URL", "a:1,b:2"), ("REDIS_TYPE", "CLUSTER")], "redis+cluster://a:1,b:2"),
+            (
+                &[
+                    ("REDIS_URL", "main,a:1,b:2"),
+                    ("REDIS_TYPE", "sentinel"),
+                    ("REDIS_SENTINEL_AUTH", "s:t"),
+                ],
+                "redis+sentinel://a:1,b:2/main?sentinel_user=s&sentinel_password=t",
+            ),
+        ] {
+            assert_eq!(url(variables), expected);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_said() {
+        for (variables, expected) in [
+            (
+                &[("BACKEND_TYPE", "memcache")][..],
+                "BACKEND_TYPE asks for memcache, which cannot count exactly: use Redis or Valkey, \
+                 or leave it and REDIS_URL out to count in memory",
+            ),
+            (
+                &[("CONFIG_TYPE", "GRPC_XDS_SOTW")],
+                "CONFIG_TYPE asks for rules over xDS, which are not read: put them in files",
+            ),
+            (
+                &[("GRPC_UDS", "/x")],
+                "GRPC_UDS asks for a unix socket, where nothing listens: set GRPC_HOST and GRPC_PORT",
+            ),
+            (&[("SHADOW_MODE", "yes")], "SHADOW_MODE is neither true nor false: write one of them"),
+            (
+                &[("LOG_LEVEL", "loud")],
+                "LOG_LEVEL is not one of ERROR, WARN, INFO, DEBUG and TRACE",
+            ),
+            (&[("PORT", "80800")], "PORT is not a port: write a number from 0 to 65535"),
+            (&[("HOST", "here")], "HOST is `here`: write an address, such as 0.0.0.0"),
+            (
+                &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("LIMIT_LIMIT_HEADER", "a b")],
+                "LIMIT_LIMIT_HEADER is not the name of a header",
+            ),
+            (
+                &[("GRPC_SERVER_USE_TLS", "true")],
+                "GRPC_SERVER_TLS_CERT is not set, but GRPC_SERVER_USE_TLS is: name a PEM file",
+            ),
+            (
+                &[("REDIS_URL", "main"), ("REDIS_TYPE", "SENTINEL")],
+                "REDIS_URL lacks sentinels: write `master,host:26379,host:26379`",
+            ),
+            (
+                &[("REDIS_URL", "a:1"), ("REDIS_TYPE", "ring")],
+                "REDIS_TYPE is not one of SINGLE, SENTINEL and CLUSTER",
+            ),
+            (
+                &[("REDIS_URL", "redis://me:x@a:1"), ("REDIS_AUTH", "me:y")],
+                "REDIS_AUTH is another login than the one in REDIS_URL: leave one of them out",
+            ),
+            (
+                &[("REDIS_URL", "/run/redis.sock"), ("REDIS_TLS", "true")],
+                "REDIS_TLS asks for TLS, which a unix socket does not have: leave it out",
+            ),
+            (
+                &[("REDIS_URL", "redis+unix:///run/redis.sock"), ("REDIS_TLS", "true")],
+                "REDIS_TLS asks for TLS, which a unix socket does not have: leave it out",
+            ),
+            (
+                &[("REDIS_URL", "redis://a:1"), ("REDIS_TYPE", "cluster")],
+                "REDIS_URL has a scheme, and there is a REDIS_TYPE as well: leave one of them out",
+            ),
+        ] {
+            assert_eq!(problem(variables), expected);
+        }
+        let secret = problem(&[("REDIS_URL", "a:port"), ("REDIS_AUTH", "hidden")]);
+        assert!(secret.starts_with("REDIS_URL and the variables beside it make no address: "));
+        assert!(!secret.contains("hidden"), "{secret}");
+    }
+
+    #[test]
+    fn everything_about_a_second_redis_is_said_to_have_no_effect() {
+        for end in ["", "_URL", "_TYPE", "_AUTH", "_TLS", "_POOL_SIZE", "_SENTINEL_AUTH"] {
+            let name = format!("REDIS_PERSECOND{end}");
+            let warnings = deployed(&[(&name, "x")]).unwrap().warnings;
+            let expected =
+                format!("{name} has no effect: limits per second count in the same store");
+            assert_eq!(warnings, [expected]);
+        }
+    }
+
+    #[test]
+    fn a_password_is_in_no_debug_form() {
+        let deployment = deployed(&[("REDIS_URL", "a:1"), ("REDIS_AUTH", "hidden")]).unwrap();
+        assert!(!format!("{deployment:?}").contains("hidden"));
+    }
+}

@@ -1,0 +1,351 @@
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    body::{Body, Frame, Incoming},
+    client::conn::http2::{SendRequest, handshake},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use pacegate::{Limiter, PolicySet};
+use prost::Message;
+use sha2::{Digest, Sha256};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+    task::JoinHandle,
+};
+
+use super::{
+    CODES,
+    file::Source,
+    grpc::Grpc,
+    proto::{
+        Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse,
+        Unit,
+    },
+    rules::{Options, Rules},
+};
+use crate::{
+    config::{Credential, Scope, Settings},
+    engine::Engine,
+    gate::{Gate, State},
+    metrics::ListenerMetrics,
+    service::{DrainSwitch, Protocol},
+};
+
+struct Server {
+    gate: Arc<Gate>,
+    drain: DrainSwitch,
+    connection: JoinHandle<()>,
+}
+
+type Client = SendRequest<Full<Bytes>>;
+
+const ASK: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const HEALTH: &str = "/grpc.health.v1.Health/Check";
+
+fn settings() -> Settings {
+    let text = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1}}]";
+    of_rules(text)
+}
+
+fn server(settings: Settings) -> (Server, DuplexStream) {
+    let limiter = Limiter::builder().policies(settings.policies.clone()).build().unwrap();
+    let state = State::Memory(limiter.store().clone());
+    let gate = Arc::new(Gate::new(Engine::memory(limiter), state, settings));
+    let (ours, theirs) = duplex(64 * 1024);
+    let (drain, begun) = DrainSwitch::new();
+    let grpc = Grpc::new(gate.clone(), Arc::new(ListenerMetrics::new("grpc", &CODES)));
+    let peer = ([127, 0, 0, 1], 1).into();
+    let connection = tokio::spawn(async move { grpc.serve(ours, peer, begun).await });
+    (Server { gate, drain, connection }, theirs)
+}
+
+async fn connect(settings: Settings) -> (Server, Client) {
+    let (server, io) = server(settings);
+    let (client, connection) = handshake(TokioExecutor::new(), TokioIo::new(io)).await.unwrap();
+    tokio::spawn(connection);
+    (server, client)
+}
+
+fn framed(message: &[u8]) -> Bytes {
+    let mut data = BytesMut::new();
+    data.put_u8(0);
+    data.put_u32(message.len().try_into().unwrap());
+    data.put_slice(message);
+    data.freeze()
+}
+
+fn question(domain: &str) -> Bytes {
+    let entry = Entry { key: "k".into(), value: "v".into() };
+    let descriptor = RateLimitDescriptor { entries: vec![entry], ..Default::default() };
+    let request = RateLimitRequest {
+        domain: domain.to_owned().into(),
+        descriptors: vec![descriptor],
+        hits_addend: 0,
+    };
+    framed(&request.encode_to_vec())
+}
+
+async fn send(
+    client: &mut Client,
+    path: &str,
+    body: Bytes,
+    key: Option<&str>,
+) -> Response<Incoming> {
+    let mut request = Request::builder()
+        .method(Method::POST)
+        .uri(format!("http://pacegate{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    if let Some(key) = key {
+        request = request.header("authorization", format!("Bearer {key}"));
+    }
+    client.send_request(request.body(Full::new(body)).unwrap()).await.unwrap()
+}
+
+/// The message, and the status with its text.
+async fn call(
+    client: &mut Client,
+    path: &str,
+    body: Bytes,
+    key: Option<&str>,
+) -> (Bytes, u32, String) {
+    let response = send(client, path, body, key).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(response.headers()["content-type"], "application/grpc");
+    assert!(!response.headers().contains_key("content-length"));
+    let headers = response.headers().clone();
+    let body = response.into_body().collect().await.unwrap();
+    let trailers = body.trailers().cloned().unwrap_or_default();
+    // The status stands in the headers if there is nothing else, and after the message otherwise.
+    let message = body.to_bytes();
+    let told: &HeaderMap = if message.is_empty() { &headers } else { &trailers };
+    let status = told["grpc-status"].to_str().unwrap().parse().unwrap();
+    let text = told.get("grpc-message").map_or("", |text| text.to_str().unwrap());
+    (message, status, text.to_owned())
+}
+
+async fn ask(client: &mut Client) -> Code {
+    let (message, status, _) = call(client, ASK, question("d"), None).await;
+    assert_eq!(status, 0);
+    let response = RateLimitResponse::decode(message.slice(5..)).unwrap();
+    assert_eq!(response.statuses.len(), 1);
+    response.overall_code()
+}
+
+#[tokio::test]
+async fn a_client_is_answered_with_trailers() {
+    let (_server, mut client) = connect(settings()).await;
+    assert_eq!(ask(&mut client).await, Code::Ok);
+    assert_eq!(ask(&mut client).await, Code::OverLimit);
+}
+
+#[tokio::test]
+async fn what_cannot_be_answered_has_a_status() {
+    let mut settings = settings();
+    settings.bounds.request_bytes = 100;
+    let (_server, mut client) = connect(settings).await;
+    for (path, body, status, text) in [
+        ("/any.Service/Method", question("d"), 12, "there is no such method"),
+        ("/grpc.health.v1.Health/Watch", framed(b""), 12, "there is no such method"),
+        (ASK, framed(&[0xff]), 3, "not a RateLimitRequest"),
+        (ASK, framed(b""), 3, "the domain is empty: name one"),
+        (ASK, framed(b"\x0a\x01d"), 3, "there is no descriptor: send at least one"),
+        (ASK, Bytes::from_static(b"\x01\0\0\0\0"), 12, "send messages uncompressed"),
+        (ASK, Bytes::from_static(b"\0\0\0\0\x01"), 13, "the request is not one whole message"),
+        (ASK, Bytes::new(), 13, "the request holds no message"),
+        (HEALTH, framed(&[0; 101]), 8, "the request is too large"),
+        (HEALTH, framed(b"\x0a\x01x"), 5, "there is no such service"),
+        (HEALTH, framed(&[0xff]), 3, "not a HealthCheckRequest"),
+    ] {
+        let answer = call(&mut client, path, body, None).await;
+        assert_eq!(answer, (Bytes::new(), status, text.to_owned()), "{path}");
+    }
+    let get = Request::get("http://pacegate/").body(Full::default()).unwrap();
+    let response = client.send_request(get).await.unwrap();
+    assert_eq!(response.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    assert_eq!(ask(&mut client).await, Code::Ok);
+}
+
+fn of_rules(text: &str) -> Settings {
+    let source = Source { file: "rules.yaml".into(), text: text.to_owned() };
+    let rules = Rules::parse(&[source], Options::default()).unwrap();
+    let mut settings = Settings::new(rules.beside(&PolicySet::new([]).unwrap()).unwrap());
+    settings.rules = Arc::new(rules);
+    settings
+}
+
+/// What is answered to these descriptors: the code, and how many statuses.
+async fn answer(client: &mut Client, descriptors: Vec<RateLimitDescriptor>) -> (Code, usize) {
+    let request = RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 };
+    let (message, status, text) = call(client, ASK, framed(&request.encode_to_vec()), None).await;
+    assert_eq!((status, &*text), (0, ""));
+    let response = RateLimitResponse::decode(message.slice(5..)).unwrap();
+    (response.overall_code(), response.statuses.len())
+}
+
+fn descriptor(entries: &[(&'static str, String)]) -> RateLimitDescriptor {
+    let entry = |(key, value): &(&'static str, String)| Entry {
+        key: Bytes::from_static(key.as_bytes()),
+        value: value.clone().into(),
+    };
+    RateLimitDescriptor { entries: entries.iter().map(entry).collect(), ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_long_value_is_counted_like_any_other() {
+    let rules = "domain: d\ndescriptors:\n\
+                 - {key: k, rate_limit: {unit: year, requests_per_unit: 1}}\n\
+                 - {key: k, value: v*w, rate_limit: {unit: year, requests_per_unit: 2}}";
+    let (_server, mut client) = connect(of_rules(rules)).await;
+    let (one, other) = ("x".repeat(2_000), "x".repeat(2_001));
+    let matched = format!("v{one}w");
+    for (value, code) in [
+        (&one, Code::Ok),
+        (&one, Code::OverLimit),
+        (&other, Code::Ok),
+        (&matched, Code::Ok),
+        (&matched, Code::Ok),
+        (&matched, Code::OverLimit),
+    ] {
+        let asked = vec![descriptor(&[("k", value.clone())])];
+        assert_eq!(answer(&mut client, asked).await, (code, 1), "{}", value.len());
+    }
+    for code in [Code::Ok, Code::OverLimit] {
+        let limit = Some(RateLimitOverride { requests_per_unit: 1, unit: Unit::Year.into() });
+        let own = RateLimitDescriptor { limit, ..descriptor(&[("any", one.clone())]) };
+        assert_eq!(answer(&mut client, vec![own]).await, (code, 1));
+    }
+}
+
+#[tokio::test]
+async fn too_much_is_denied_and_no_error() {
+    let (_server, mut client) = connect(settings()).await;
+    let free = || descriptor(&[("free", "x".into())]);
+    let most = vec![("free", "x".to_owned()); 32];
+    assert_eq!(answer(&mut client, vec![free(); 32]).await, (Code::Ok, 32));
+    assert_eq!(answer(&mut client, vec![free(); 33]).await, (Code::OverLimit, 33));
+    assert_eq!(answer(&mut client, vec![descriptor(&most)]).await, (Code::Ok, 1));
+    let more = descriptor(&[most, vec![("free", "x".into())]].concat());
+    assert_eq!(answer(&mut client, vec![free(), more]).await, (Code::OverLimit, 2));
+    let large = || vec![descriptor(&[("free", "x".repeat(65_536))])];
+    assert_eq!(answer(&mut client, large()).await, (Code::OverLimit, 0));
+    let mut shadow = settings();
+    shadow.shadow = true;
+    let (_server, mut client) = connect(shadow).await;
+    assert_eq!(answer(&mut client, vec![free(); 33]).await, (Code::Ok, 33));
+    assert_eq!(answer(&mut client, large()).await, (Code::Ok, 0));
+}
+
+#[tokio::test]
+async fn a_message_may_come_in_many_frames() {
+    let (_server, mut client) = connect(settings()).await;
+    let entry = Entry { key: "k".into(), value: vec![b'x'; 1000].into() };
+    let descriptor = RateLimitDescriptor { entries: vec![entry], ..Default::default() };
+    let request =
+        RateLimitRequest { domain: "d".into(), descriptors: vec![descriptor; 32], hits_addend: 0 };
+    let (message, status, text) =
+        call(&mut client, ASK, framed(&request.encode_to_vec()), None).await;
+    assert_eq!((status, &*text), (0, ""));
+    let response = RateLimitResponse::decode(message.slice(5..)).unwrap();
+    assert_eq!((response.statuses.len(), response.overall_code()), (32, Code::OverLimit));
+}
+
+#[tokio::test]
+async fn health_ends_with_the_drain() {
+    let (server, mut client) = connect(settings()).await;
+    for service in ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"] {
+        let mut body = Vec::new();
+        prost::encoding::string::encode(1, &service.to_owned(), &mut body);
+        let (message, status, _) = call(&mut client, HEALTH, framed(&body), None).await;
+        assert_eq!((&message[5..], status), (&[8, 1][..], 0), "{service}");
+    }
+    server.gate.drain();
+    let (message, _, _) = call(&mut client, HEALTH, framed(b""), None).await;
+    assert_eq!(&message[5..], [8, 2]);
+    assert_eq!(ask(&mut client).await, Code::Ok);
+    server.drain.turn();
+    server.connection.await.unwrap();
+}
+
+#[tokio::test]
+async fn credentials_open_their_domains() {
+    let mut settings = settings();
+    settings.security.credentials = vec![Credential {
+        name: "edge".into(),
+        sha256: Sha256::digest("secret").into(),
+        scope: Scope::Check,
+        domains: Some(vec!["d".into()]),
+    }];
+    let (_server, mut client) = connect(settings).await;
+    let mut ask = async |body: Bytes, key| call(&mut client, ASK, body, key).await.1;
+    assert_eq!(ask(question("d"), None).await, 16);
+    assert_eq!(ask(question("d"), Some("wrong")).await, 16);
+    assert_eq!(ask(question("e"), Some("secret")).await, 7);
+    let back = RateLimitDescriptor { is_negative_hits: true, ..Default::default() };
+    let back = RateLimitRequest { domain: "d".into(), descriptors: vec![back], hits_addend: 0 };
+    assert_eq!(ask(framed(&back.encode_to_vec()), Some("secret")).await, 7);
+    assert_eq!(ask(question("d"), Some("secret")).await, 0);
+    let large = framed(&[0; 65_537]);
+    assert_eq!(ask(large.clone(), Some("wrong")).await, 16);
+    assert_eq!(ask(large, Some("secret")).await, 0);
+}
+
+#[tokio::test]
+async fn other_protocols_are_hung_up_on() {
+    let (server, mut io) = server(settings());
+    io.write_all(b"GET / HTTP/1.1\r\nHost: pacegate\r\n\r\n").await.unwrap();
+    let mut read = Vec::new();
+    io.read_to_end(&mut read).await.unwrap();
+    assert_eq!(read, b"");
+    server.connection.await.unwrap();
+}
+
+#[tokio::test]
+async fn silence_is_not_waited_for() {
+    let mut settings = settings();
+    settings.bounds.read_timeout = Duration::from_millis(20);
+    let (server, io) = server(settings);
+    server.connection.await.unwrap();
+    drop(io);
+}
+
+/// The beginning of a message, and then nothing for ever.
+struct Stalled(Option<Bytes>);
+
+impl Body for Stalled {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match self.0.take() {
+            Some(data) => Poll::Ready(Some(Ok(Frame::data(data)))),
+            None => Poll::Pending,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_message_has_to_arrive_in_time() {
+    let mut settings = settings();
+    settings.bounds.read_timeout = Duration::from_millis(20);
+    let (_server, io) = server(settings);
+    let (mut client, connection) = handshake(TokioExecutor::new(), TokioIo::new(io)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::post(format!("http://pacegate{ASK}"))
+        .header("content-type", "application/grpc")
+        .body(Stalled(Some(question("d").slice(..7))))
+        .unwrap();
+    let response = client.send_request(request).await.unwrap();
+    assert_eq!(response.headers()["grpc-status"], "4");
+}

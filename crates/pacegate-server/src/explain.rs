@@ -1,0 +1,199 @@
+//! Why a request is decided as it is: which policies cover it, which do not and for what reason, and how their limits
+//! stand.
+
+use std::time::Duration;
+
+use pacegate::{
+    Charge, CheckError, Decision, Policy, Request,
+    policy::{Condition, Match, Missing, Mode},
+};
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
+
+use crate::engine::Engine;
+
+/// What the policies of a domain make of a request, without charging anything.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Explanation {
+    pub(crate) domain: String,
+    /// The configuration that it is about.
+    pub(crate) revision: u64,
+    /// Whether one unit would be admitted now.
+    pub(crate) allowed: bool,
+    /// The policy that speaks.
+    pub(crate) policy: Option<&'static str>,
+    /// The policies of the domain, in their order.
+    pub(crate) policies: Vec<Explained>,
+    /// So many more that do not cover the request.
+    pub(crate) omitted: usize,
+}
+
+/// What one policy makes of a request.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Explained {
+    pub(crate) policy: &'static str,
+    pub(crate) covers: bool,
+    /// Why it does not cover the request.
+    pub(crate) unmet: Option<Unmet>,
+    /// The place of the override that applies, from 1.
+    pub(crate) r#override: Option<usize>,
+    /// `enforce` or `shadow`.
+    pub(crate) mode: &'static str,
+    /// The values of its `per` attributes; null for one that is missing.
+    pub(crate) key: Option<Vec<Option<String>>>,
+    /// None for a policy that does not cover the request, or whose override lifts the limit.
+    pub(crate) limits: Vec<LimitState>,
+}
+
+/// The first condition that a request does not meet.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Unmet {
+    /// What is wanted.
+    pub(crate) condition: ConditionModel,
+    /// What the request has. Somebody else's input: show it as text only.
+    pub(crate) value: Option<String>,
+}
+
+/// How one limit stands.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct LimitState {
+    pub(crate) limit: String,
+    /// Whether it would admit one unit.
+    pub(crate) allowed: bool,
+    pub(crate) remaining: u64,
+    /// Null if it admits one now, and if it never will.
+    pub(crate) retry_after: Option<Seconds>,
+    pub(crate) reset_after: Seconds,
+    /// Where the answer came from.
+    pub(crate) source: &'static str,
+}
+
+/// What the value of an attribute must be.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Condition")]
+pub(crate) struct ConditionModel {
+    attribute: String,
+    /// `one-of`, `glob`, `cidr`, `present` or `absent`.
+    is: &'static str,
+    /// One of these values, patterns or networks.
+    values: Vec<String>,
+}
+
+/// Seconds, with the microseconds as decimals.
+#[derive(Clone, Copy, Debug, JsonSchema)]
+#[schemars(transparent)]
+pub(crate) struct Seconds(#[schemars(with = "f64", range(min = 0))] pub(crate) Duration);
+
+/// So many policies that do not cover a request are told.
+const MOST_UNMET: usize = 1_000;
+
+/// Explains a request.
+pub(crate) async fn explain(
+    engine: &Engine,
+    revision: u64,
+    request: &Request<'_>,
+) -> Result<Explanation, CheckError> {
+    let plan = engine.plan(request);
+    let charges = plan.charges(0)?;
+    let verdict = engine.verdict(&charges, None).await?;
+    let (mut policies, mut unmet, mut omitted) = (Vec::new(), 0, 0);
+    let all = engine.policies().policies().iter();
+    // Those that only Envoy's descriptors lead to have nothing to say.
+    let of_domain =
+        |policy: &&Policy| policy.domain == request.domain() && policy.matching != Match::never();
+    for policy in all.filter(of_domain) {
+        let explained = Explained::new(policy, request, charges.iter().zip(&verdict.each));
+        unmet += usize::from(!explained.covers);
+        match !explained.covers && unmet > MOST_UNMET {
+            true => omitted += 1,
+            false => policies.push(explained),
+        }
+    }
+    Ok(Explanation {
+        domain: request.domain().to_owned(),
+        revision,
+        allowed: verdict.decision.is_allowed(),
+        policy: verdict.decision.policy().map(|policy| policy.as_str()),
+        policies,
+        omitted,
+    })
+}
+
+impl Explained {
+    fn new<'a>(
+        policy: &Policy,
+        request: &Request<'_>,
+        charges: impl Iterator<Item = (&'a Charge<'a>, &'a Decision)>,
+    ) -> Self {
+        let unmet = Unmet::find(policy, request);
+        let own: Vec<_> = charges.filter(|(charge, _)| charge.policy == policy.name).collect();
+        let text =
+            |part: Option<&[u8]>| part.map(|part| String::from_utf8_lossy(part).into_owned());
+        let key = own.first().map(|(charge, _)| charge.key.parts().map(text).collect());
+        let replaced = policy.overrides.iter().position(|other| other.matching.covers(request));
+        Self {
+            policy: policy.name.as_str(),
+            covers: unmet.is_none(),
+            r#override: replaced.filter(|_| unmet.is_none()).map(|place| place + 1),
+            unmet,
+            mode: match policy.mode {
+                Mode::Shadow => "shadow",
+                _ => "enforce",
+            },
+            key,
+            limits: own.into_iter().map(|(_, decision)| LimitState::new(decision)).collect(),
+        }
+    }
+}
+
+impl Unmet {
+    fn find(policy: &Policy, request: &Request<'_>) -> Option<Self> {
+        let unmet = |(attribute, condition): &(&str, &Condition)| {
+            !condition.holds(request.attribute(attribute))
+        };
+        let lacks = |attribute: &&String| {
+            policy.missing == Missing::Skip && request.attribute(attribute).is_none()
+        };
+        let missing = || {
+            let attribute = policy.per.iter().find(lacks)?;
+            Some((attribute.as_str(), &Condition::Present))
+        };
+        let (attribute, condition) = policy.matching.conditions().find(unmet).or_else(missing)?;
+        let value = request.attribute(attribute);
+        let value = value.map(|value| String::from_utf8_lossy(value).into_owned());
+        Some(Self { condition: ConditionModel::new(attribute, condition), value })
+    }
+}
+
+impl LimitState {
+    fn new(decision: &Decision) -> Self {
+        Self {
+            limit: decision.limit().map(|limit| limit.to_string()).unwrap_or_default(),
+            allowed: decision.is_allowed(),
+            remaining: decision.remaining(),
+            retry_after: decision.retry_after().map(Seconds),
+            reset_after: Seconds(decision.reset_after()),
+            source: decision.source().as_str(),
+        }
+    }
+}
+
+impl ConditionModel {
+    pub(crate) fn new(attribute: &str, condition: &Condition) -> Self {
+        let (is, values) = match condition {
+            Condition::OneOf(values) => ("one-of", values.clone()),
+            Condition::Glob(glob) => ("glob", vec![glob.to_string()]),
+            Condition::Cidr(nets) => ("cidr", nets.iter().map(ToString::to_string).collect()),
+            Condition::Present => ("present", Vec::new()),
+            Condition::Absent => ("absent", Vec::new()),
+            _ => ("other", Vec::new()),
+        };
+        Self { attribute: attribute.to_owned(), is, values }
+    }
+}
+
+impl Serialize for Seconds {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(self.0.as_secs_f64())
+    }
+}

@@ -1,0 +1,72 @@
+//! What `fuzz/` feeds with hostile bytes. Not for users: it may change at any time.
+
+use std::sync::{Arc, LazyLock};
+
+use pacegate::Limiter;
+
+use crate::{
+    config::{self, Environment, Settings},
+    engine::Engine,
+    envoy,
+    gate::{Gate, State},
+    http, resp,
+};
+
+/// One for all inputs, with room for few keys.
+static GATE: LazyLock<Option<Arc<Gate>>> = LazyLock::new(|| {
+    let environment = Environment::of(|_| None);
+    let settings: Settings = config::read(CONFIG, "fuzz.yaml", &environment).ok()?;
+    let policies = settings.policies.clone();
+    let limiter = Limiter::builder().policies(policies).max_keys(10_000).build().ok()?;
+    let state = State::Memory(limiter.store().clone());
+    Some(Arc::new(Gate::new(Engine::memory(limiter), state, settings)))
+});
+
+const CONFIG: &str = "
+policies:
+  - { name: all, limit: 1000/second }
+  - { name: login, match: { path: /login }, per: [ip], limit: 5/minute sliding-window }
+  - { name: api, match: { path: /api/** }, per: [user], limit: [10/second burst 20, 9/hour sliding-log] }
+  - name: edge
+    domain: edge
+    per: [user, ip]
+    limit: 3/minute
+    overrides: [{ match: { plan: pro }, limit: 9/minute }]
+";
+
+/// Drives a future that never waits: everything here is in memory.
+fn run<T>(work: impl Future<Output = T>) -> Option<T> {
+    let mut work = std::pin::pin!(work);
+    match work.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
+        std::task::Poll::Ready(done) => Some(done),
+        std::task::Poll::Pending => None,
+    }
+}
+
+/// What arrives on a connection that speaks the protocol of Redis.
+pub fn resp(bytes: &[u8]) {
+    if let Some(gate) = &*GATE {
+        run(resp::answer_all(gate.clone(), bytes));
+    }
+}
+
+/// The body of a check over HTTP.
+pub fn json(bytes: &[u8]) {
+    if let Some(gate) = &*GATE {
+        run(http::check_bytes(gate, bytes));
+    }
+}
+
+/// The message of a request by Envoy.
+pub fn rls(bytes: &[u8]) {
+    if let Some(gate) = &*GATE {
+        run(envoy::decide_bytes(gate, bytes));
+    }
+}
+
+/// A file with policies.
+pub fn policies(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    drop(config::read(&text, "fuzz.yaml", &Environment::of(|_| None)));
+    envoy::read_bytes(&text);
+}

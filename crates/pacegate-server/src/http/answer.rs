@@ -1,0 +1,96 @@
+//! Decisions as responses: a status, headers by the settings, and a body.
+
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, header};
+use http_body_util::Full;
+use pacegate::{Decision, Timestamp};
+use pacegate_http::Headers;
+use serde::Serialize;
+
+use super::{Answer, Problem};
+use crate::json::{JsonDecision, write_number};
+
+/// A decision that becomes a response.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Decided {
+    pub(super) decision: Decision,
+    pub(super) headers: Headers,
+    /// Before it was decided: what ends with a second is then not rounded up to the next.
+    pub(super) now: Timestamp,
+}
+
+impl Decided {
+    /// 200 or 429, with the decision as JSON.
+    pub(super) fn answer(&self, revision: u64) -> Answer {
+        self.answer_with(|body| write_decision(body, self.decision, revision))
+    }
+
+    /// 200 or 429, with a body of JSON by `write`.
+    pub(super) fn answer_with(&self, write: impl FnOnce(&mut Vec<u8>)) -> Answer {
+        let status = match self.decision.is_allowed() {
+            true => StatusCode::OK,
+            false => StatusCode::TOO_MANY_REQUESTS,
+        };
+        let mut answer = self.respond(status, write);
+        let json = HeaderValue::from_static("application/json");
+        answer.headers_mut().insert(header::CONTENT_TYPE, json);
+        answer
+    }
+
+    /// The headers on a response of this status, with nothing in it.
+    pub(super) fn empty_answer(&self, status: StatusCode) -> Answer {
+        self.respond(status, |_| {})
+    }
+
+    fn respond(&self, status: StatusCode, write: impl FnOnce(&mut Vec<u8>)) -> Answer {
+        let mut body = Vec::with_capacity(512);
+        write(&mut body);
+        let mut answer = Answer::new(Full::new(body.into()));
+        *answer.status_mut() = status;
+        let headers = answer.headers_mut();
+        // Those of here, and two that callers add.
+        headers.reserve(8);
+        self.headers.write(&self.decision, self.now, headers);
+        answer
+    }
+}
+
+/// Adds a decision as an object.
+pub(super) fn write_decision(out: &mut Vec<u8>, decision: Decision, revision: u64) {
+    write_decision_and(out, decision, revision, |_| {});
+}
+
+/// Adds a decision as an object with further members, each after a comma.
+pub(super) fn write_decision_and(
+    out: &mut Vec<u8>,
+    decision: Decision,
+    revision: u64,
+    more: impl FnOnce(&mut Vec<u8>),
+) {
+    out.push(b'{');
+    JsonDecision(decision).write_members(out);
+    out.extend_from_slice(b",\"revision\":");
+    write_number(out, revision);
+    more(out);
+    out.push(b'}');
+}
+
+/// A response of JSON.
+pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Result<Answer, Problem> {
+    let body = serde_json::to_vec(body).map_err(|error| Problem::unavailable(error.to_string()))?;
+    Ok(typed(status, "application/json", body.into()))
+}
+
+/// A response of this type, which caches do not keep.
+pub(super) fn typed(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
+    let mut answer = Answer::new(Full::new(body));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    uncached(answer)
+}
+
+/// The same, not to be kept by caches.
+pub(super) fn uncached(mut answer: Answer) -> Answer {
+    answer.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}

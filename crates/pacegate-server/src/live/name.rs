@@ -1,0 +1,122 @@
+//! Keys as text, and back.
+
+use pacegate::{KeyBuf, KeyRef, Policy};
+
+/// So many characters of a key are shown.
+pub(crate) const SHOWN: usize = 200;
+
+const ABSENT: &str = "(absent)";
+const BETWEEN: &str = ", ";
+
+/// A key as text: its parts, joined by commas, and cut if they are long. Somebody else's input.
+pub(crate) fn text_of(key: KeyRef<'_>) -> String {
+    let mut text = String::new();
+    for (place, part) in key.parts().enumerate() {
+        if place > 0 {
+            text.push_str(BETWEEN);
+        }
+        match part {
+            Some(part) => text.push_str(&String::from_utf8_lossy(part)),
+            None => text.push_str(ABSENT),
+        }
+    }
+    if let Some((end, _)) = text.char_indices().nth(SHOWN) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// The key that such a text stands for under a policy, or with limits of its own. `None` if it cannot be one.
+///
+/// Not every key can be named so: one that [`text_of`] gives and this does not take back is shown only.
+pub(crate) fn key_of(policy: Option<&Policy>, text: &str) -> Option<KeyBuf> {
+    let part = |text: &str| (text != ABSENT).then(|| text.as_bytes().to_vec());
+    let tuple = |parts: &mut dyn Iterator<Item = &str>| {
+        let mut key = KeyBuf::empty();
+        parts.for_each(|text| key.push(part(text).as_deref()));
+        key
+    };
+    let one = || match part(text) {
+        Some(part) => KeyRef::new(&part).to_buf(),
+        None => tuple(&mut [text].into_iter()),
+    };
+    let parts = || text.split(BETWEEN);
+    match policy {
+        None => Some(KeyRef::new(text.as_bytes()).to_buf()),
+        Some(policy) => match policy.per.len() {
+            0 => text.is_empty().then(KeyBuf::empty),
+            1 => Some(one()),
+            most => (parts().count() == most).then(|| tuple(&mut parts())),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pacegate::{Key, Limit, PolicyName, PolicySet, Request};
+
+    use super::*;
+
+    fn policy(per: &[&str]) -> Policy {
+        Policy::new(PolicyName::DEFAULT, [Limit::per_hour(1)]).per(per.iter().copied())
+    }
+
+    /// The key of a request under a policy, as the library makes it.
+    fn key(policy: &Policy, attributes: &[(&str, &str)]) -> KeyBuf {
+        let set = PolicySet::new([policy.clone()]).unwrap();
+        let limiter = pacegate::Limiter::builder().policies(set).build().unwrap();
+        let mut request = Request::new();
+        for &(name, value) in attributes {
+            request = request.with(name, value);
+        }
+        limiter.plan(&request).charges(1).unwrap()[0].key.to_buf()
+    }
+
+    #[test]
+    fn what_is_shown_names_the_key() {
+        for (per, attributes, text) in [
+            (&[][..], &[][..], ""),
+            (&["ip"], &[("ip", "203.0.113.9")], "203.0.113.9"),
+            (&["ip"], &[("ip", "")], ""),
+            (&["ip"], &[], "(absent)"),
+            (&["ip"], &[("ip", "a, b")], "a, b"),
+            (&["user", "ip"], &[("user", "alice"), ("ip", "::1")], "alice, ::1"),
+            (&["user", "ip"], &[("ip", "::1")], "(absent), ::1"),
+            (&["user", "ip"], &[], "(absent), (absent)"),
+        ] {
+            let policy = policy(per);
+            let key = key(&policy, attributes);
+            assert_eq!(text_of(key.as_ref()), text);
+            assert_eq!(key_of(Some(&policy), text), Some(key), "{text}");
+        }
+        let own = "alice".with(|key| key.to_buf());
+        assert_eq!(key_of(None, "alice"), Some(own));
+    }
+
+    #[test]
+    fn what_names_another_key_or_none_does_not_pass_for_it() {
+        let long = "x".repeat(SHOWN + 1);
+        for (per, attributes) in [
+            (&["ip"][..], &[("ip", "(absent)")][..]),
+            (&["ip"], &[("ip", &*long)]),
+            (&["user", "ip"], &[("user", "a, b"), ("ip", "c")]),
+        ] {
+            let policy = policy(per);
+            let key = key(&policy, attributes);
+            assert_ne!(key_of(Some(&policy), &text_of(key.as_ref())), Some(key));
+        }
+        let binary = KeyRef::new(b"\xff\x00").to_buf();
+        assert_ne!(key_of(None, &text_of(binary.as_ref())), Some(binary));
+        assert_eq!(key_of(Some(&policy(&[])), "alice"), None);
+        assert_eq!(key_of(Some(&policy(&["a", "b"])), "alice"), None);
+    }
+
+    #[test]
+    fn a_long_key_is_cut_at_a_character() {
+        let text = text_of(KeyRef::new("ä".repeat(500).as_bytes()));
+        assert_eq!(text, "ä".repeat(SHOWN) + "…");
+        let text = text_of(KeyRef::new("ä".repeat(SHOWN).as_bytes()));
+        assert_eq!(text, "ä".repeat(SHOWN));
+    }
+}

@@ -1,0 +1,406 @@
+//! What Prometheus is told. Labels come from the configuration and from this program, never from requests.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use pacegate::PolicyStats;
+use pacegate_redis::RedisStats;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{
+        DescriptorEncoder, EncodeCounterValue, EncodeLabelSet, MetricEncoder, NoLabelSet, text,
+    },
+    metrics::MetricType,
+    registry::Registry,
+};
+
+use crate::{
+    gate::{Gate, State},
+    service::Listener,
+};
+
+/// Everything that is measured, as text.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    listeners: Vec<Arc<ListenerMetrics>>,
+}
+
+/// What one listener has answered, and how long that took. Each thread counts for itself.
+#[derive(Debug)]
+pub(crate) struct ListenerMetrics {
+    name: &'static str,
+    codes: &'static [&'static str],
+    shards: Box<[Shard]>,
+    socket: Option<Arc<Listener>>,
+}
+
+/// On cache lines of its own, so that threads do not disturb each other.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard {
+    codes: [AtomicU64; MOST_CODES],
+    /// By [`BOUNDS`], and last those above all of them.
+    times: [AtomicU64; BOUNDS.len() + 1],
+    nanos: AtomicU64,
+}
+
+/// Reads what is counted elsewhere when somebody asks.
+#[derive(Debug)]
+struct Scrape {
+    gate: Arc<Gate>,
+    listeners: Vec<Arc<ListenerMetrics>>,
+}
+
+/// Writes one family after the other.
+struct Families<'a>(DescriptorEncoder<'a>);
+
+const MOST_CODES: usize = 24;
+
+const SHARDS: usize = 16;
+
+/// Microseconds up to which a request is counted in each bucket.
+const BOUNDS: [u64; 14] = [
+    25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
+];
+
+impl Metrics {
+    /// What `gate` decides and these listeners answer.
+    pub(crate) fn new(gate: Arc<Gate>, listeners: Vec<Arc<ListenerMetrics>>) -> Self {
+        let mut registry = Registry::default();
+        let scrape = Scrape { gate, listeners: listeners.clone() };
+        registry.register_collector(Box::new(scrape));
+        Self { registry, listeners }
+    }
+
+    /// The listeners that are told of.
+    pub(crate) fn listeners(&self) -> &[Arc<ListenerMetrics>] {
+        &self.listeners
+    }
+
+    /// Of the text from [`Metrics::encode`].
+    pub(crate) const CONTENT_TYPE: &str =
+        "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+    /// All of it in OpenMetrics' text form, as of now.
+    pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
+        let mut out = String::new();
+        text::encode(&mut out, &self.registry)?;
+        Ok(out)
+    }
+}
+
+impl ListenerMetrics {
+    /// For a listener of this name that answers with these codes, of which there are at most 24.
+    pub(crate) fn new(name: &'static str, codes: &'static [&'static str]) -> Self {
+        debug_assert!(codes.len() <= MOST_CODES, "{name} has too many codes");
+        let shards = std::iter::repeat_with(Shard::default).take(SHARDS).collect();
+        Self { name, codes, shards, socket: None }
+    }
+
+    /// With the connections of this socket.
+    #[must_use]
+    pub(crate) fn on(self, socket: Arc<Listener>) -> Self {
+        Self { socket: Some(socket), ..self }
+    }
+
+    /// Counts a request that was answered with the code at this place of the list, after so long.
+    pub(crate) fn count(&self, code: usize, took: Duration) {
+        self.count_many(code, 1, took);
+    }
+
+    /// Counts so many requests that were answered together.
+    pub(crate) fn count_many(&self, code: usize, requests: u64, took: Duration) {
+        if requests == 0 {
+            return;
+        }
+        let shard = &self.shards[thread_number() % SHARDS];
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let bucket = BOUNDS.iter().position(|bound| micros <= *bound).unwrap_or(BOUNDS.len());
+        shard.codes[code.min(MOST_CODES - 1)].fetch_add(requests, Ordering::Relaxed);
+        shard.times[bucket].fetch_add(requests, Ordering::Relaxed);
+        shard.nanos.fetch_add(nanos.wrapping_mul(requests), Ordering::Relaxed);
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// How many requests were answered.
+    pub(crate) fn answered(&self) -> u64 {
+        (0..self.codes.len()).map(|place| self.sum(|shard| &shard.codes[place])).sum()
+    }
+
+    /// How many connections are open.
+    pub(crate) fn connections(&self) -> usize {
+        self.socket.as_ref().map_or(0, |socket| socket.open())
+    }
+
+    fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {
+        let counts = self.shards.iter().map(|shard| counter(shard).load(Ordering::Relaxed));
+        counts.fold(0, u64::wrapping_add)
+    }
+
+    fn encode_times(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let bounds = BOUNDS.iter().map(|&micros| Duration::from_micros(micros).as_secs_f64());
+        let buckets: Vec<(f64, u64)> = bounds
+            .chain([f64::INFINITY])
+            .enumerate()
+            .map(|(place, bound)| (bound, self.sum(|shard| &shard.times[place])))
+            .collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let sum = Duration::from_nanos(self.sum(|shard| &shard.nanos)).as_secs_f64();
+        encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+}
+
+/// A small number for each thread that asks.
+fn thread_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    NUMBER.with(|number| *number)
+}
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut families = Families(encoder);
+        families.info(
+            "pacegate_build",
+            "The program",
+            &[("version", env!("CARGO_PKG_VERSION"))],
+        )?;
+        self.encode_decisions(&mut families)?;
+        self.encode_listeners(&mut families)?;
+        self.encode_config(&mut families)?;
+        match self.gate.state() {
+            State::Memory(store) => {
+                let usage = store.usage();
+                families.gauge("pacegate_store_keys", "Keys in memory", usage.keys)?;
+                let help = "The most keys that memory holds";
+                families.gauge("pacegate_store_max_keys", help, usage.max_keys)?;
+                families.gauge("pacegate_store_bytes", "Bytes that they take", usage.bytes)?;
+                let help = "Decisions on the budget that new keys share while there is no room";
+                families.count("pacegate_store_overflowed", help, usage.overflowed)
+            }
+            State::Redis(store) => families.redis(&store.stats()),
+        }
+    }
+}
+
+impl Scrape {
+    fn encode_decisions(&self, families: &mut Families<'_>) -> fmt::Result {
+        let stats = self.gate.revision().engine.stats();
+        let all = || stats.policies.iter().chain([&stats.ad_hoc]);
+        let decisions = all().flat_map(|policy: &PolicyStats| {
+            let PolicyStats { allowed, denied, shadow_denied, .. } = *policy;
+            let name = policy.policy.as_str();
+            [("allowed", allowed), ("denied", denied), ("shadow_denied", shadow_denied)]
+                .map(|(outcome, count)| ([("policy", name), ("outcome", outcome)], count))
+        });
+        let help = "Requests that a policy covered, by what became of them";
+        families.counts("pacegate_decisions", help, decisions)?;
+        let degraded = all().map(|policy| ([("policy", policy.policy.as_str())], policy.degraded));
+        let help = "Requests decided by a failure mode, because the store gave no answer";
+        families.counts("pacegate_degraded", help, degraded)?;
+        let help = "Calls that the store failed to answer";
+        families.count("pacegate_store_failures", help, stats.store_failures)
+    }
+
+    fn encode_listeners(&self, families: &mut Families<'_>) -> fmt::Result {
+        let requests = self.listeners.iter().flat_map(|listener| {
+            listener.codes.iter().enumerate().map(|(place, &code)| {
+                let labels = [("listener", listener.name), ("code", code)];
+                (labels, listener.sum(|shard| &shard.codes[place]))
+            })
+        });
+        let asked = requests.filter(|(_, count)| *count > 0);
+        families.counts("pacegate_requests", "Requests answered", asked)?;
+        families.times(&self.listeners)?;
+        let sockets = || {
+            let on = |listener: &Arc<ListenerMetrics>| listener.socket.clone();
+            self.listeners.iter().filter_map(on)
+        };
+        let open = sockets().map(|socket| ([("listener", socket.name())], socket.open()));
+        families.gauges("pacegate_connections", "Connections that are open", open)?;
+        let refused = sockets().map(|socket| ([("listener", socket.name())], socket.refused()));
+        let help = "Connections closed at once, because there were too many";
+        families.counts("pacegate_connections_refused", help, refused)
+    }
+
+    fn encode_config(&self, families: &mut Families<'_>) -> fmt::Result {
+        let number = self.gate.revision().number;
+        families.gauge("pacegate_config_revision", "The configuration in force", number)?;
+        let (refused, complaint) = self.gate.refusals();
+        let help = "Configurations that were offered and could not be used";
+        families.count("pacegate_config_reload_failures", help, refused)?;
+        let help = "Whether the last configuration that was offered is in force";
+        families.gauge("pacegate_config_last_reload_success", help, u32::from(complaint.is_none()))
+    }
+}
+
+impl Families<'_> {
+    fn info(&mut self, name: &str, help: &str, labels: &[(&str, &str)]) -> fmt::Result {
+        let Self(encoder) = self;
+        encoder.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(&labels)
+    }
+
+    fn count(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
+        let Self(encoder) = self;
+        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        encoder.encode_counter::<NoLabelSet, u64, u64>(&count, None)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: impl Gauge) -> fmt::Result {
+        let Self(encoder) = self;
+        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        encoder.encode_gauge(&value.whole())
+    }
+
+    fn counts<L: EncodeLabelSet, C: EncodeCounterValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        counts: impl Iterator<Item = (L, C)>,
+    ) -> fmt::Result {
+        let Self(encoder) = self;
+        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, count) in counts {
+            encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, C, u64>(&count, None)?;
+        }
+        Ok(())
+    }
+
+    fn gauges<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl Iterator<Item = (L, usize)>,
+    ) -> fmt::Result {
+        let Self(encoder) = self;
+        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in values {
+            encoder.encode_family(&labels)?.encode_gauge(&value.whole())?;
+        }
+        Ok(())
+    }
+
+    fn times(&mut self, listeners: &[Arc<ListenerMetrics>]) -> fmt::Result {
+        let Self(encoder) = self;
+        let (name, help) = ("pacegate_request_duration_seconds", "How long answers took");
+        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for listener in listeners {
+            listener.encode_times(encoder.encode_family(&[("listener", listener.name)])?)?;
+        }
+        Ok(())
+    }
+
+    fn redis(&mut self, stats: &RedisStats) -> fmt::Result {
+        for (name, help, count) in [
+            ("pacegate_redis_trips", "Round trips made", stats.trips),
+            ("pacegate_redis_calls", "Script calls made", stats.calls),
+            ("pacegate_redis_requests", "Requests that travelled in them", stats.requests),
+            ("pacegate_redis_keys", "Keys that they named", stats.keys),
+            ("pacegate_redis_denied_locally", "Answers by the deny cache", stats.denied_locally),
+            ("pacegate_redis_leased", "Answers from leases", stats.leased),
+            ("pacegate_redis_timed_out", "Requests without an answer in time", stats.timed_out),
+            ("pacegate_redis_redirects", "Requests sent to another server", stats.redirects),
+            ("pacegate_redis_closed", "Times the way to a server was closed", stats.closed),
+        ] {
+            self.count(name, help, count)?;
+        }
+        let help = "Entries in the deny cache";
+        self.gauge("pacegate_redis_deny_cache_entries", help, stats.deny_cache_entries)?;
+        let help = "Units drawn ahead and neither spent, returned nor expired";
+        self.gauge("pacegate_redis_lease_units", help, stats.lease_units_outstanding)?;
+        let in_trouble = stats.servers.iter().filter(|server| server.trouble.is_some()).count();
+        let states = [("used", stats.servers.len() - in_trouble), ("in_trouble", in_trouble)];
+        let servers = states.into_iter().map(|(state, count)| ([("state", state)], count));
+        self.gauges("pacegate_redis_servers", "Servers, by how they are doing", servers)
+    }
+}
+
+/// A whole number that a gauge shows.
+trait Gauge {
+    fn whole(&self) -> i64;
+}
+
+macro_rules! gauges {
+    ($($type:ty),*) => {$(
+        impl Gauge for $type {
+            fn whole(&self) -> i64 {
+                i64::try_from(*self).unwrap_or(i64::MAX)
+            }
+        }
+    )*};
+}
+
+gauges!(u32, u64, usize);
+
+#[cfg(test)]
+mod tests {
+    use pacegate::{Limiter, PolicySet, Request};
+
+    use super::*;
+    use crate::{config::Settings, engine::Engine};
+
+    const CODES: [&str; 2] = ["200", "429"];
+
+    #[test]
+    fn all_threads_are_summed_up_when_somebody_asks() {
+        let policies = PolicySet::of_limits(["1/hour sliding-log".parse().unwrap()]).unwrap();
+        let limiter = Limiter::builder().policies(policies.clone()).build().unwrap();
+        for allowed in [true, false, false] {
+            let request = Request::new().with("key", "alice");
+            assert_eq!(limiter.check_request(&request).unwrap().is_allowed(), allowed);
+        }
+        let state = State::Memory(limiter.store().clone());
+        let gate = Gate::new(Engine::memory(limiter), state, Settings::new(policies));
+        gate.refuse("line 1: nonsense".to_owned());
+        let listener = Arc::new(ListenerMetrics::new("http", &CODES));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for micros in [25, 26, 2_000_000] {
+                        listener.count(usize::from(micros == 26), Duration::from_micros(micros));
+                    }
+                });
+            }
+        });
+        let text = Metrics::new(Arc::new(gate), vec![listener]).encode().unwrap();
+        for line in [
+            "pacegate_build_info{version=\"0.1.0\"} 1",
+            "pacegate_decisions_total{policy=\"default\",outcome=\"allowed\"} 1",
+            "pacegate_decisions_total{policy=\"default\",outcome=\"denied\"} 2",
+            "pacegate_decisions_total{policy=\"ad-hoc\",outcome=\"shadow_denied\"} 0",
+            "pacegate_degraded_total{policy=\"default\"} 0",
+            "pacegate_requests_total{listener=\"http\",code=\"200\"} 16",
+            "pacegate_requests_total{listener=\"http\",code=\"429\"} 8",
+            "pacegate_request_duration_seconds_bucket{le=\"0.000025\",listener=\"http\"} 8",
+            "pacegate_request_duration_seconds_bucket{le=\"0.00005\",listener=\"http\"} 16",
+            "pacegate_request_duration_seconds_bucket{le=\"1.0\",listener=\"http\"} 16",
+            "pacegate_request_duration_seconds_bucket{le=\"+Inf\",listener=\"http\"} 24",
+            "pacegate_request_duration_seconds_count{listener=\"http\"} 24",
+            "pacegate_request_duration_seconds_sum{listener=\"http\"} 16.000408",
+            "pacegate_store_failures_total 0",
+            "pacegate_store_keys 1",
+            "pacegate_store_max_keys 1000000",
+            "pacegate_store_overflowed_total 0",
+            "pacegate_config_revision 1",
+            "pacegate_config_reload_failures_total 1",
+            "pacegate_config_last_reload_success 0",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in:\n{text}");
+        }
+        assert!(!text.contains("alice"), "{text}");
+    }
+}

@@ -1,0 +1,275 @@
+//! The protocol of Redis: any Redis client is a client of Pacegate.
+
+mod frame;
+mod query;
+mod reply;
+mod session;
+mod throttle;
+
+use std::{
+    future::{Future, poll_fn},
+    io,
+    net::SocketAddr,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use bytes::{Buf, BytesMut};
+use parking_lot::Mutex;
+use quanta::Instant as Tick;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::{Instant, sleep, timeout},
+};
+
+use self::session::{MOST_AT_ONCE, Session};
+use crate::{
+    config::Bounds,
+    gate::Gate,
+    metrics::ListenerMetrics,
+    service::{Drain, GRACE, Protocol},
+};
+
+/// Serves connections that speak RESP, in its second and third version.
+#[derive(Debug)]
+pub(crate) struct RespService {
+    gate: Arc<Gate>,
+    metrics: Arc<ListenerMetrics>,
+    connections: AtomicU64,
+    /// When it was last logged that somebody spoke HTTP.
+    told: Mutex<Option<Instant>>,
+}
+
+/// How commands are answered, for [`ListenerMetrics`].
+pub(crate) const CODES: [&str; 2] = ["ok", "error"];
+
+/// One connection.
+struct Connection<'a, I> {
+    io: I,
+    input: BytesMut,
+    session: Session,
+    service: &'a RespService,
+    peer: SocketAddr,
+}
+
+/// Room that a read has at least, and that a buffer keeps when it is empty.
+const ROOM: usize = 16 * 1024;
+/// How long a client may take to read its answers.
+const SLOW_READER: Duration = Duration::from_secs(30);
+/// How long a client may take to hear that nothing more will be read.
+const LINGER: Duration = Duration::from_millis(500);
+/// That somebody spoke HTTP is logged once in so long.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+/// At the end, whoever has sent nothing for so long has nothing under way.
+const QUIET: Duration = Duration::from_millis(20);
+
+impl RespService {
+    /// Counts its commands in `metrics`.
+    pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
+        Self { gate, metrics, connections: AtomicU64::new(0), told: Mutex::new(None) }
+    }
+
+    /// Nothing of the request is told: it may hold what is nobody else's business.
+    fn tell_of_http(&self, peer: SocketAddr) {
+        let mut told = self.told.lock();
+        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            tracing::warn!(
+                %peer,
+                "somebody spoke HTTP to the listener for the protocol of Redis: the connection was ended"
+            );
+        }
+    }
+}
+
+impl Protocol for RespService {
+    async fn serve<I>(&self, io: I, peer: SocketAddr, drain: Drain)
+    where
+        I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
+        let session = Session::new(id);
+        let bounds = self.gate.revision().settings.bounds;
+        let input = BytesMut::with_capacity(ROOM);
+        let connection = Connection { io, input, session, service: self, peer };
+        if let Err(error) = connection.run(bounds, drain).await {
+            tracing::debug!(%peer, %error, "a connection ended");
+        }
+    }
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
+    async fn run(mut self, bounds: Bounds, drain: Drain) -> io::Result<()> {
+        let mut waiting = drain.clone();
+        let mut begun = pin!(waiting.begun());
+        let mut alarm = pin!(sleep(bounds.idle_timeout));
+        let (mut decided, mut is_partial) = (Tick::now(), false);
+        while !self.session.is_over {
+            self.make_room(bounds.request_bytes);
+            let read = tokio::select! {
+                biased;
+                read = self.io.read_buf(&mut self.input) => read?,
+                () = &mut alarm => {
+                    // It is not set anew for each command.
+                    let left = bounds.idle_timeout.saturating_sub(decided.elapsed());
+                    if is_partial || left.is_zero() {
+                        break;
+                    }
+                    alarm.as_mut().reset(Instant::now() + left);
+                    continue;
+                }
+                () = &mut begun => {
+                    self.answer_the_last(bounds, drain).await?;
+                    break;
+                }
+            };
+            if read == 0 {
+                return Ok(());
+            }
+            let was_partial = is_partial;
+            let has_answered = self.answer(&mut decided).await?;
+            is_partial = !self.input.is_empty();
+            // A command that has begun has to be there in time, however often a piece of it comes.
+            if is_partial && (has_answered || !was_partial) {
+                alarm.as_mut().reset(Instant::now() + bounds.read_timeout);
+            } else if was_partial && !is_partial {
+                alarm.as_mut().reset(Instant::now() + bounds.idle_timeout);
+            }
+        }
+        if self.session.spoke_http {
+            self.service.tell_of_http(self.peer);
+        }
+        self.part().await
+    }
+
+    /// Answers what clients have sent before they could know that this is the end.
+    async fn answer_the_last(&mut self, bounds: Bounds, drain: Drain) -> io::Result<()> {
+        let mut over = pin!(drain.grace_over());
+        while !self.session.is_over {
+            self.make_room(bounds.request_bytes);
+            let patience = if self.input.is_empty() { QUIET } else { GRACE };
+            let read = tokio::select! {
+                biased;
+                read = self.io.read_buf(&mut self.input) => read?,
+                () = &mut over => break,
+                () = sleep(patience) => break,
+            };
+            if read == 0 {
+                break;
+            }
+            self.answer(&mut Tick::now()).await?;
+        }
+        Ok(())
+    }
+
+    /// Answers whole commands in one write for as long as there are any, and tells whether there were. `decided`
+    /// becomes the instant when the last was decided.
+    async fn answer(&mut self, decided: &mut Tick) -> io::Result<bool> {
+        let mut has_answered = false;
+        loop {
+            let begun = Tick::now();
+            let used = self.session.answer(&self.service.gate, &self.input).await;
+            self.input.advance(used);
+            has_answered |= used > 0;
+            let (all, failed) = std::mem::take(&mut self.session.answered);
+            *decided = Tick::now();
+            let took = *decided - begun;
+            self.service.metrics.count_many(0, all - failed.min(all), took);
+            self.service.metrics.count_many(1, failed, took);
+            if !self.session.replies.bytes.is_empty() {
+                let mut write = pin!(self.io.write_all(&self.session.replies.bytes));
+                // Most find room at once, and need no clock.
+                match poll_fn(|context| Poll::Ready(write.as_mut().poll(context))).await {
+                    Poll::Ready(written) => written?,
+                    Poll::Pending => {
+                        timeout(SLOW_READER, write)
+                            .await
+                            .map_err(|_| io::ErrorKind::TimedOut)??;
+                    }
+                }
+                self.session.replies.bytes.clear();
+                self.session.replies.bytes.shrink_to(MOST_AT_ONCE);
+            }
+            if used == 0 || self.input.is_empty() || self.session.is_over {
+                return Ok(has_answered);
+            }
+        }
+    }
+
+    fn make_room(&mut self, most: usize) {
+        let free = self.input.capacity() - self.input.len();
+        if free < ROOM / 4 {
+            self.input.reserve(ROOM.min(most));
+        }
+    }
+
+    /// Ends the connection so that what was written last arrives: whoever still sends is not met with a reset.
+    async fn part(mut self) -> io::Result<()> {
+        self.io.shutdown().await?;
+        self.input.clear();
+        let listen = async {
+            while self.io.read_buf(&mut self.input).await.is_ok_and(|read| read > 0) {
+                self.input.clear();
+            }
+        };
+        // Whoever does not hang up by then is hung up on.
+        let _ = timeout(LINGER, listen).await;
+        Ok(())
+    }
+}
+
+/// Answers all whole commands among these bytes, as a connection that has got nothing else would.
+pub(crate) async fn answer_all(gate: Arc<Gate>, bytes: &[u8]) -> Vec<u8> {
+    let mut session = Session::new(1);
+    let (mut rest, mut answers) = (bytes, Vec::new());
+    while !session.is_over {
+        let used = session.answer(&gate, rest).await;
+        rest = &rest[used..];
+        answers.append(&mut session.replies.bytes);
+        if used == 0 {
+            break;
+        }
+    }
+    answers
+}
+
+#[cfg(test)]
+mod tests {
+    use pacegate::{Limit, Limiter, Policy, PolicySet, policy::Condition};
+
+    use super::*;
+    use crate::{config::Settings, engine::Engine, gate::State};
+
+    #[tokio::test]
+    async fn answers_are_written_before_many_are_made() {
+        let policy = |n: usize| {
+            let policy = Policy::new(format!("p{n}").parse().unwrap(), [Limit::per_hour(1)]);
+            policy.matching("path", Condition::equal(format!("/{n}")))
+        };
+        let policies = PolicySet::new((0..200).map(policy)).unwrap();
+        let limiter = Limiter::builder().policies(policies.clone()).build().unwrap();
+        let state = State::Memory(limiter.store().clone());
+        let gate = Gate::new(Engine::memory(limiter), state, Settings::new(policies));
+        let mut session = Session::new(1);
+        let command = b"PACEGATE.EXPLAIN ATTR user a\r\n";
+        assert_eq!(session.answer(&gate, command).await, command.len());
+        let one = session.replies.bytes.len();
+        assert!(one > 10_000, "{one}");
+        let input = command.repeat(500);
+        let (mut at, mut written) = (0, 0);
+        while at < input.len() {
+            session.replies.bytes.clear();
+            let used = session.answer(&gate, &input[at..]).await;
+            let made = session.replies.bytes.len();
+            assert!(used > 0 && made < 64 * 1024 + one, "{used} {made}");
+            at += used;
+            written += made;
+        }
+        assert_eq!((written, session.answered), (501 * one - one, (501, 0)));
+    }
+}

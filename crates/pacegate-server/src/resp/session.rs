@@ -1,0 +1,547 @@
+//! One connection's commands, decided as they come: those that need the engine together, the rest in between.
+
+use futures_util::future::join_all;
+use pacegate::{Charge, CheckError, Decision};
+use smallvec::SmallVec;
+
+use super::{
+    frame::{self, FrameBounds, Words},
+    query::{self, Query},
+    reply::Replies,
+    throttle::{self, Dialect, Form, LimitCache, Repeated},
+};
+use crate::{
+    config::Scope,
+    engine::Engine,
+    explain,
+    gate::{Gate, Revision},
+    service::{Access, Keys},
+};
+
+/// What a connection remembers.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) replies: Replies,
+    /// Set once nothing more can be read.
+    pub(super) is_over: bool,
+    /// Whether that is because the client has sent a request of HTTP.
+    pub(super) spoke_http: bool,
+    /// Commands answered, and those among them that got an error.
+    pub(super) answered: (u64, u64),
+    id: u64,
+    name: Vec<u8>,
+    /// The hash of the key that the client has shown.
+    digest: Option<[u8; 32]>,
+    limits: LimitCache,
+    repeated: Repeated,
+    decisions: Vec<Result<Decision, CheckError>>,
+}
+
+/// Commands that wait to be decided together: all of one kind, so that they are decided in the order they came.
+#[derive(Default)]
+struct Pending<'a> {
+    charges: SmallVec<[Charge<'a>; 2]>,
+    forms: SmallVec<[Form; 2]>,
+    queries: Vec<Query<'a>>,
+}
+
+impl<'a> Pending<'a> {
+    fn push(&mut self, charge: Charge<'a>, form: Form) {
+        if self.charges.len() == self.charges.inline_size() {
+            // A pipeline: more will come.
+            self.charges.reserve(PIPELINE);
+            self.forms.reserve(PIPELINE);
+        }
+        self.charges.push(charge);
+        self.forms.push(form);
+    }
+}
+
+impl Session {
+    pub(super) fn new(id: u64) -> Self {
+        Self {
+            replies: Replies::new(),
+            is_over: false,
+            spoke_http: false,
+            answered: (0, 0),
+            id,
+            name: Vec::new(),
+            digest: None,
+            limits: LimitCache::default(),
+            repeated: Repeated::default(),
+            decisions: Vec::new(),
+        }
+    }
+
+    /// Answers whole commands at the beginning of `input`, under one revision, and tells how many bytes they were. Ends
+    /// once there are so many answers that they should be written first.
+    pub(super) async fn answer(&mut self, gate: &Gate, input: &[u8]) -> usize {
+        let revision = gate.revision();
+        let bounds = &revision.settings.bounds;
+        let frames = FrameBounds { words: 2 * bounds.attributes + 16, bytes: bounds.request_bytes };
+        let mut pending = Pending::default();
+        let (mut at, mut commands, mut words) = (0, 0, Words::new());
+        while commands < bounds.batch && !self.is_over && self.replies.bytes.len() < MOST_AT_ONCE {
+            let rest = &input[at..];
+            if pending.queries.is_empty()
+                && let Some((charge, form, length)) = self.repeated(rest, &revision)
+            {
+                at += length;
+                commands += 1;
+                pending.push(charge, form);
+                continue;
+            }
+            match frame::read(rest, frames, &mut words) {
+                Ok(None) => break,
+                Ok(Some(length)) => {
+                    at += length;
+                    let Some(name) = words.first() else { continue };
+                    commands += 1;
+                    match Dialect::of(name) {
+                        Some(dialect) if pending.queries.is_empty() => {
+                            match self.throttle(dialect, &words, &revision) {
+                                Ok((charge, form)) => {
+                                    self.repeated.remember(rest, &words, (charge, form));
+                                    pending.push(charge, form);
+                                }
+                                Err(error) => {
+                                    self.flush(&revision.engine, &mut pending).await;
+                                    self.fail(error);
+                                }
+                            }
+                        }
+                        None if is_http(rest, name) => {
+                            self.flush(&revision.engine, &mut pending).await;
+                            self.fail("this is the protocol of Redis, and not HTTP".to_owned());
+                            (self.spoke_http, self.is_over) = (true, true);
+                        }
+                        _ => self.command(&words, gate, &revision, &mut pending).await,
+                    }
+                }
+                Err(error) => {
+                    self.flush(&revision.engine, &mut pending).await;
+                    self.fail(format!("Protocol error: {error}"));
+                    self.is_over = true;
+                }
+            }
+        }
+        self.flush(&revision.engine, &mut pending).await;
+        self.answered.0 += commands as u64;
+        at
+    }
+
+    async fn command<'a>(
+        &mut self,
+        words: &[&'a [u8]],
+        gate: &Gate,
+        revision: &Revision,
+        pending: &mut Pending<'a>,
+    ) {
+        let name = words[0];
+        let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
+        if let Some(dialect) = Dialect::of(name) {
+            self.flush(&revision.engine, pending).await;
+            match self.throttle(dialect, words, revision) {
+                Ok((charge, form)) => pending.push(charge, form),
+                Err(error) => self.fail(error),
+            }
+            return;
+        }
+        if is("PACEGATE.CHECK") {
+            match self.query(&words[1..], revision, Scope::Check) {
+                Ok(query) => {
+                    if !pending.charges.is_empty() {
+                        self.flush(&revision.engine, pending).await;
+                    }
+                    pending.queries.push(query);
+                }
+                Err(error) => {
+                    self.flush(&revision.engine, pending).await;
+                    self.fail(error);
+                }
+            }
+            return;
+        }
+        self.flush(&revision.engine, pending).await;
+        if !self.own_command(words, gate, revision).await {
+            self.small_talk(words, revision);
+        }
+    }
+
+    fn throttle<'a>(
+        &mut self,
+        dialect: Dialect,
+        words: &[&'a [u8]],
+        revision: &Revision,
+    ) -> Result<(Charge<'a>, Form), String> {
+        self.permits(revision, Scope::Check, "")?;
+        let read = throttle::read(dialect, words, &mut self.limits)?;
+        match revision.settings.bounds.key_bytes {
+            most if words[1].len() > most => Err(format!("the key has more than {most} bytes")),
+            _ => Ok(read),
+        }
+    }
+
+    /// A command like the last one. What may not be, or is too long, is left to those who say so.
+    #[inline]
+    fn repeated<'a>(
+        &self,
+        input: &'a [u8],
+        revision: &Revision,
+    ) -> Option<(Charge<'a>, Form, usize)> {
+        let bounds = &revision.settings.bounds;
+        let read = self.repeated.read(input, bounds.key_bytes)?;
+        let fits = read.2 <= bounds.request_bytes;
+        (fits && self.permits(revision, Scope::Check, "").is_ok()).then_some(read)
+    }
+
+    fn query<'a>(
+        &self,
+        words: &[&'a [u8]],
+        revision: &Revision,
+        scope: Scope,
+    ) -> Result<Query<'a>, String> {
+        let query = Query::read(words, &revision.settings.bounds)?;
+        self.permits(revision, scope, query.domain())?;
+        Ok(query)
+    }
+
+    /// Decides what waits, and answers it.
+    async fn flush(&mut self, engine: &Engine, pending: &mut Pending<'_>) {
+        if !pending.charges.is_empty() {
+            self.decisions.clear();
+            engine.check_each(&pending.charges, &mut self.decisions).await;
+            for (form, decision) in pending.forms.iter().zip(&self.decisions) {
+                match decision {
+                    Ok(decision) => form.write(decision, &mut self.replies),
+                    Err(error) => {
+                        self.answered.1 += 1;
+                        self.replies.error(error.to_string());
+                    }
+                }
+            }
+            pending.charges.clear();
+            pending.forms.clear();
+        }
+        if !pending.queries.is_empty() {
+            let queries = std::mem::take(&mut pending.queries);
+            for decision in decide(engine, &queries).await {
+                match decision {
+                    Ok(decision) => query::write(&decision, &mut self.replies),
+                    Err(error) => self.fail(error.to_string()),
+                }
+            }
+        }
+    }
+
+    /// `PACEGATE.*`, but for the one that is decided together with others. `false` if it is none of them.
+    async fn own_command(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) -> bool {
+        let is = |other: &str| words[0].eq_ignore_ascii_case(other.as_bytes());
+        let engine = &revision.engine;
+        let done = if is("PACEGATE.PEEK") {
+            match self.query(&words[1..], revision, Scope::Check) {
+                Ok(query) => {
+                    let query = query.peeking();
+                    decide_one(engine, &query)
+                        .await
+                        .map(|decision| query::write(&decision, &mut self.replies))
+                        .map_err(|error| error.to_string())
+                }
+                Err(error) => Err(error),
+            }
+        } else if is("PACEGATE.EXPLAIN") {
+            match self.query(&words[1..], revision, Scope::Check) {
+                Ok(query) => {
+                    explanation(revision, &query).await.map(|text| self.replies.bulk(text))
+                }
+                Err(error) => Err(error),
+            }
+        } else if is("PACEGATE.RESET") || is("PACEGATE.REFUND") {
+            let reset = is("PACEGATE.RESET");
+            match self.query(&words[1..], revision, Scope::Admin) {
+                Ok(query) => {
+                    let given = self.give_back(gate, revision, &query, reset).await;
+                    given.map(|()| self.replies.simple("OK"))
+                }
+                Err(error) => Err(error),
+            }
+        } else {
+            return false;
+        };
+        if let Err(error) = done {
+            self.fail(error);
+        }
+        true
+    }
+
+    async fn give_back(
+        &self,
+        gate: &Gate,
+        revision: &Revision,
+        query: &Query<'_>,
+        reset: bool,
+    ) -> Result<(), String> {
+        let engine = &revision.engine;
+        let (own, cost) = (query.own_charges(), if reset { 0 } else { query.cost });
+        let plan = query.request().map(|request| engine.plan_counted(&request));
+        let charges = match &plan {
+            Some(plan) => plan.charges(cost).map_err(|error| error.to_string())?,
+            None => own.to_vec(),
+        };
+        let done = match reset {
+            true => engine.reset(&charges).await,
+            false => engine.refund(&charges).await,
+        };
+        done.map_err(|error| error.to_string())?;
+        if let Some(access) = self.access(revision) {
+            let action = if reset { "reset" } else { "refund" };
+            gate.audit().charges(action, &access, &charges);
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, error: String) {
+        self.answered.1 += 1;
+        match error.strip_prefix('-') {
+            Some("NOAUTH") => self.replies.coded_error("NOAUTH Authentication required."),
+            Some(_) => self.replies.coded_error("NOPERM this key may not do that"),
+            None => self.replies.error(error),
+        }
+    }
+
+    /// What the client may do.
+    fn access<'r>(&self, revision: &'r Revision) -> Option<Access<'r>> {
+        Keys(&revision.settings.security.credentials).access_by_digest(self.digest.as_ref())
+    }
+
+    fn permits(&self, revision: &Revision, scope: Scope, domain: &str) -> Result<(), String> {
+        match self.access(revision) {
+            None => Err("-NOAUTH".to_owned()),
+            Some(access) if access.allows(scope, domain) => Ok(()),
+            Some(_) => Err("-NOPERM".to_owned()),
+        }
+    }
+
+    /// What stock clients say to any server.
+    fn small_talk(&mut self, words: &[&[u8]], revision: &Revision) {
+        let is = |place: usize, other: &str| {
+            words.get(place).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
+        };
+        if is(0, "QUIT") {
+            self.replies.simple("OK");
+            self.is_over = true;
+        } else if is(0, "AUTH") {
+            self.auth(&words[1..], revision);
+        } else if is(0, "HELLO") {
+            self.hello(&words[1..], revision);
+        } else if self.access(revision).is_none() {
+            self.fail("-NOAUTH".to_owned());
+        } else if is(0, "PING") {
+            match words {
+                [_] => self.replies.simple("PONG"),
+                [_, text] => self.replies.bulk(text),
+                _ => self.fail("PING takes one text at most".to_owned()),
+            }
+        } else if is(0, "ECHO") && words.len() == 2 {
+            self.replies.bulk(words[1]);
+        } else if is(0, "CLIENT") {
+            self.client(words);
+        } else if is(0, "COMMAND") {
+            match is(1, "COUNT") {
+                true => self.replies.integer(COMMANDS),
+                false if is(1, "DOCS") => self.replies.map(0),
+                false => self.replies.array(0),
+            }
+        } else if is(0, "CONFIG") && is(1, "GET") && words.len() == 3 {
+            // Nothing can be configured here; load generators want to hear so by name.
+            self.replies.map(1);
+            self.replies.bulk(words[2]);
+            self.replies.bulk("");
+        } else if is(0, "SELECT") && is(1, "0") {
+            self.replies.simple("OK");
+        } else if is(0, "INFO") {
+            self.replies.bulk(info(revision));
+        } else if is(0, "RESET") {
+            (self.digest, self.replies.third) = (None, false);
+            self.replies.simple("RESET");
+        } else {
+            self.unknown(words[0]);
+        }
+    }
+
+    fn unknown(&mut self, name: &[u8]) {
+        let shown: String = String::from_utf8_lossy(name).chars().take(40).collect();
+        self.fail(format!(
+            "unknown command '{}': this is Pacegate, which knows CL.THROTTLE, THROTTLE, \
+             PACEGATE.CHECK, PACEGATE.PEEK, PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.EXPLAIN",
+            shown.escape_debug()
+        ));
+    }
+
+    fn auth(&mut self, words: &[&[u8]], revision: &Revision) {
+        // A user's name may come first; the key alone says who it is.
+        let key = match *words {
+            [key] | [_, key] => key,
+            _ => return self.fail("AUTH takes: [user] key".to_owned()),
+        };
+        if self.show(key, revision) {
+            self.replies.simple("OK");
+        }
+    }
+
+    /// Takes a key for what it is. Says so if it is none.
+    fn show(&mut self, key: &[u8], revision: &Revision) -> bool {
+        let digest = Keys::digest(key);
+        let keys = Keys(&revision.settings.security.credentials);
+        if keys.access_by_digest(Some(&digest)).is_none() {
+            self.answered.1 += 1;
+            self.replies
+                .coded_error("WRONGPASS invalid username-password pair or user is disabled.");
+            return false;
+        }
+        self.digest = Some(digest);
+        true
+    }
+
+    fn hello(&mut self, words: &[&[u8]], revision: &Revision) {
+        let mut rest = words;
+        let mut third = self.replies.third;
+        if let [version, after @ ..] = rest {
+            third = match *version {
+                b"2" => false,
+                b"3" => true,
+                _ => {
+                    self.answered.1 += 1;
+                    return self.replies.coded_error("NOPROTO unsupported protocol version");
+                }
+            };
+            rest = after;
+        }
+        loop {
+            match rest {
+                [] => break,
+                [option, _, key, after @ ..] if option.eq_ignore_ascii_case(b"AUTH") => {
+                    if !self.show(key, revision) {
+                        return;
+                    }
+                    rest = after;
+                }
+                [option, name, after @ ..] if option.eq_ignore_ascii_case(b"SETNAME") => {
+                    self.name = name.iter().copied().take(LONGEST_NAME).collect();
+                    rest = after;
+                }
+                _ => {
+                    return self
+                        .fail("HELLO takes: [2|3 [AUTH user key] [SETNAME name]]".to_owned());
+                }
+            }
+        }
+        if self.access(revision).is_none() {
+            self.answered.1 += 1;
+            return self.replies.coded_error(
+                "NOAUTH HELLO must be called with the client already authenticated, otherwise the \
+                 HELLO <proto> AUTH <user> <pass> option can be used",
+            );
+        }
+        self.replies.third = third;
+        self.introduce();
+    }
+
+    fn introduce(&mut self) {
+        let to = &mut self.replies;
+        to.map(7);
+        to.bulk("server");
+        to.bulk("pacegate");
+        to.bulk("version");
+        to.bulk(env!("CARGO_PKG_VERSION"));
+        to.bulk("proto");
+        to.integer(if to.third { 3 } else { 2 });
+        to.bulk("id");
+        to.integer(i64::try_from(self.id).unwrap_or(i64::MAX));
+        to.bulk("mode");
+        to.bulk("standalone");
+        to.bulk("role");
+        to.bulk("master");
+        to.bulk("modules");
+        to.array(0);
+    }
+
+    fn client(&mut self, words: &[&[u8]]) {
+        let is = |other: &str| {
+            words.get(1).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
+        };
+        if is("SETNAME") && words.len() == 3 {
+            self.name = words[2].iter().copied().take(LONGEST_NAME).collect();
+            self.replies.simple("OK");
+        } else if is("GETNAME") {
+            self.replies.bulk(&self.name);
+        } else if is("ID") {
+            self.replies.integer(i64::try_from(self.id).unwrap_or(i64::MAX));
+        } else if is("SETINFO") || is("NO-EVICT") || is("NO-TOUCH") {
+            self.replies.simple("OK");
+        } else {
+            self.fail("CLIENT knows SETNAME, GETNAME, ID, SETINFO, NO-EVICT, NO-TOUCH".to_owned());
+        }
+    }
+}
+
+/// How many commands there are, for those who count them.
+const COMMANDS: i64 = 18;
+const LONGEST_NAME: usize = 128;
+/// Answers that wait to be written have so many bytes, and those of one command more: some are a thousand times as long
+/// as what asks for them.
+pub(super) const MOST_AT_ONCE: usize = 64 * 1024;
+/// Room for as many commands as are often sent together.
+const PIPELINE: usize = 62;
+
+/// Words that lines of a request over HTTP begin with.
+const HTTP: [&str; 8] = ["POST", "GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "Host:"];
+
+/// Whether a command is a line of HTTP. A web page can make a browser send a request here, and some services send one
+/// wherever they are told to: the commands in its body are not theirs to give. A list of words is none of that.
+fn is_http(input: &[u8], name: &[u8]) -> bool {
+    let is_line = input.first() != Some(&b'*');
+    is_line && HTTP.iter().any(|word| name.eq_ignore_ascii_case(word.as_bytes()))
+}
+
+fn info(revision: &Revision) -> String {
+    format!(
+        "# Server\r\nserver_name:pacegate\r\npacegate_version:{}\r\nredis_mode:standalone\r\n\
+         config_revision:{}\r\npolicies:{}\r\n\r\n# Persistence\r\nloading:0\r\n",
+        env!("CARGO_PKG_VERSION"),
+        revision.number,
+        revision.engine.policies().policies().len(),
+    )
+}
+
+/// Over a store all are asked at once, so that they travel together.
+async fn decide(engine: &Engine, queries: &[Query<'_>]) -> Vec<Result<Decision, CheckError>> {
+    match queries {
+        [_, _, ..] if engine.waits() => {
+            join_all(queries.iter().map(|query| decide_one(engine, query))).await
+        }
+        _ => {
+            let mut decisions = Vec::with_capacity(queries.len());
+            for query in queries {
+                decisions.push(decide_one(engine, query).await);
+            }
+            decisions
+        }
+    }
+}
+
+async fn decide_one(engine: &Engine, query: &Query<'_>) -> Result<Decision, CheckError> {
+    match query.request() {
+        Some(request) => engine.check(&request).await,
+        None => Ok(engine.verdict(&query.own_charges(), query.id).await?.decision),
+    }
+}
+
+/// Which policies decide about a request and why, as JSON.
+async fn explanation(revision: &Revision, query: &Query<'_>) -> Result<String, String> {
+    let request =
+        query.request().ok_or("PACEGATE.EXPLAIN takes: [DOMAIN name] ATTR name value ...")?;
+    let told = explain::explain(&revision.engine, revision.number, &request).await;
+    let told = told.map_err(|error| error.to_string())?;
+    serde_json::to_string(&told).map_err(|error| error.to_string())
+}

@@ -1,0 +1,154 @@
+//! What became of the requests: per policy, per key and by time.
+
+mod distinct;
+mod keys;
+mod timeline;
+mod window;
+
+use std::time::Duration;
+
+use pacegate::{Algorithm, KeyRef, Limit, Policy, algorithm::State};
+
+pub(crate) use self::{
+    keys::{Event, KeyCounts, KeyTally, KeyText, Keys, shown},
+    timeline::{Columns, Timeline},
+};
+
+/// What became of the requests under one policy.
+#[derive(Debug)]
+pub(crate) struct PolicyTally {
+    pub(crate) allowed: u64,
+    pub(crate) denied: u64,
+    pub(crate) shadow_denied: u64,
+    /// Requests for which it had room, and which another policy denied.
+    pub(crate) elsewhere: u64,
+    pub(crate) keys: Keys,
+    pub(crate) timeline: Timeline,
+    pub(crate) bursts: Bursts,
+    /// The limit that the timeline speaks of: the first of those for requests without an override.
+    plain: Option<Limit>,
+    text: Vec<u8>,
+}
+
+/// More than the amount within one period, admitted on both sides of the boundary between two fixed windows.
+#[derive(Debug, Default)]
+pub(crate) struct Bursts {
+    /// Each key and boundary counts once.
+    pub(crate) count: u64,
+    /// The worst of them.
+    pub(crate) worst: Vec<Burst>,
+}
+
+/// One such burst, when it was largest.
+#[derive(Clone, Debug)]
+pub(crate) struct Burst {
+    pub(crate) at: u64,
+    pub(crate) key: Vec<u8>,
+    pub(crate) admitted: u64,
+    pub(crate) amount: u64,
+    /// The window that it ends in.
+    window: u64,
+}
+
+/// So many are told one by one.
+const MAX_BURSTS: usize = 50;
+
+impl PolicyTally {
+    pub(crate) fn new(policy: &Policy, most_keys: usize) -> Self {
+        Self {
+            allowed: 0,
+            denied: 0,
+            shadow_denied: 0,
+            elsewhere: 0,
+            keys: Keys::new(most_keys, policy.limits.iter().map(rest).max().unwrap_or_default()),
+            timeline: Timeline::default(),
+            bursts: Bursts::default(),
+            plain: policy.limits.first().copied(),
+            text: Vec::new(),
+        }
+    }
+
+    /// Requests that the policy covers.
+    pub(crate) fn requests(&self) -> u64 {
+        self.allowed + self.denied + self.shadow_denied + self.elsewhere
+    }
+
+    /// Lets `decide` decide about a request whose budget is that of `key`, under `limit`, by the state that is kept
+    /// here, and counts how that ended.
+    pub(crate) fn count(
+        &mut self,
+        key: KeyRef<'_>,
+        at: u64,
+        limit: &Limit,
+        decide: impl FnOnce(&mut State) -> Event,
+    ) {
+        let period = micros(limit.period());
+        keys::encode(key, &mut self.text);
+        let plain = self.plain == Some(*limit);
+        let (event, sums) = self.keys.count(&self.text, at, (period, plain), decide);
+        let bin = self.timeline.at(at);
+        match event {
+            Event::Allowed => {
+                self.allowed += 1;
+                bin.allowed += 1;
+            }
+            Event::Denied => {
+                self.denied += 1;
+                bin.denied += 1;
+            }
+            Event::ShadowDenied => {
+                self.shadow_denied += 1;
+                bin.shadow_denied += 1;
+            }
+            Event::Elsewhere => self.elsewhere += 1,
+        }
+        if plain {
+            bin.asked = bin.asked.max(sums.asked.into());
+            bin.admitted = bin.admitted.max(sums.admitted.into());
+        }
+        let admitted = u64::from(sums.admitted);
+        // What an override admits is held to another amount, and says nothing of the boundary of a window.
+        if plain
+            && event == Event::Allowed
+            && admitted > limit.amount()
+            && limit.algorithm() == Algorithm::FixedWindow
+        {
+            let (amount, window) = (limit.amount(), at / period);
+            self.bursts.count += u64::from(self.keys.is_new_burst(&self.text, window));
+            self.bursts.note(Burst { at, key: self.text.clone(), admitted, amount, window });
+        }
+    }
+}
+
+/// How long what was used of a limit can matter at the most: two windows, or until a bucket is full again.
+fn rest(limit: &Limit) -> u64 {
+    let full = limit.capacity().div_ceil(limit.amount().max(1)).max(2);
+    micros(limit.period()).saturating_mul(full)
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Bursts {
+    fn note(&mut self, burst: Burst) {
+        let same = |other: &Burst| other.window == burst.window && other.key == burst.key;
+        if let Some(known) = self.worst.iter_mut().find(|other| same(other)) {
+            if known.excess() < burst.excess() {
+                *known = burst;
+            }
+        } else if self.worst.len() < MAX_BURSTS {
+            self.worst.push(burst);
+        } else if let Some(least) = self.worst.iter_mut().min_by_key(|other| other.excess())
+            && least.excess() < burst.excess()
+        {
+            *least = burst;
+        }
+    }
+}
+
+impl Burst {
+    fn excess(&self) -> u64 {
+        self.admitted - self.amount
+    }
+}

@@ -1,0 +1,124 @@
+//! What is counted in the place of a value that is too long to be a key.
+//!
+//! Some who ask cannot be refused: a proxy that gets an error lets the request pass, or fails it. Their values are
+//! matched as they are, and counted by a hash where they have more bytes than a key may.
+
+use pacegate::{Charge, CheckError, CostError, Decision, KeyBuf, KeyRef, Plan, Request};
+use sha2::{Digest, Sha256};
+
+use crate::engine::Engine;
+
+/// Which limits apply to a request, with keys of bounded length.
+#[derive(Debug)]
+pub(crate) struct BoundedPlan<'a> {
+    plan: Plan<'a>,
+    /// For each charge the key in the place of its own; nothing at all if all are their own.
+    keys: Vec<Option<KeyBuf>>,
+}
+
+/// What every stand-in begins with.
+const PREFIX: &str = "long:sha256:";
+
+impl<'a> BoundedPlan<'a> {
+    /// The limits of a request whose values may have any length. No part of a key has more than `most` bytes then.
+    pub(crate) fn new(engine: &'a Engine, request: &Request<'_>, most: usize) -> Self {
+        let plan = engine.plan(request);
+        let mut keys = Vec::new();
+        if needs_one(request, most) {
+            // Nothing is more than any policy takes at once.
+            let charges = plan.charges(0).unwrap_or_default();
+            keys.extend(charges.iter().map(|charge| key(charge.key, most)));
+        }
+        Self { plan, keys }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.plan.is_empty()
+    }
+
+    /// What the request is charged at this cost. An error is a cost that could never be admitted.
+    pub(crate) fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
+        let mut charges = self.plan.charges(cost)?;
+        for (charge, key) in charges.iter_mut().zip(&self.keys) {
+            charge.key = key.as_ref().map_or(charge.key, KeyBuf::as_ref);
+        }
+        Ok(charges)
+    }
+}
+
+/// [`Engine::check`] for a request whose values may have any length.
+pub(crate) async fn check(
+    engine: &Engine,
+    request: &Request<'_>,
+    most: usize,
+) -> Result<Decision, CheckError> {
+    if !needs_one(request, most) {
+        return engine.check(request).await;
+    }
+    let plan = BoundedPlan::new(engine, request, most);
+    Ok(engine.verdict(&plan.charges(request.units())?, None).await?.decision)
+}
+
+/// The key in the place of one with parts of more than `most` bytes; `None` if it can stay.
+pub(crate) fn key(key: KeyRef<'_>, most: usize) -> Option<KeyBuf> {
+    if !key.parts().flatten().any(|part| is_needed(part, most)) {
+        return None;
+    }
+    let mut parts = key.parts();
+    if let (Some(Some(part)), None) = (parts.next(), parts.next()) {
+        return Some(KeyRef::new(of(part).as_bytes()).to_buf());
+    }
+    let mut bounded = KeyBuf::empty();
+    for part in key.parts() {
+        match part.filter(|part| is_needed(part, most)) {
+            Some(long) => bounded.push(Some(of(long).as_bytes())),
+            None => bounded.push(part),
+        }
+    }
+    Some(bounded)
+}
+
+fn needs_one(request: &Request<'_>, most: usize) -> bool {
+    request.attributes().any(|(_, value)| is_needed(value, most))
+}
+
+/// Also for a value that looks like a stand-in, so that nobody can send one for the value of somebody else.
+fn is_needed(value: &[u8], most: usize) -> bool {
+    value.len() > most || value.starts_with(PREFIX.as_bytes())
+}
+
+fn of(value: &[u8]) -> String {
+    let digest = Sha256::digest(value);
+    let digits = digest.iter().map(|byte| format!("{byte:02x}"));
+    std::iter::once(PREFIX.to_owned()).chain(digits).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HASH_OF_AAAAA: &[u8] =
+        b"long:sha256:ed968e840d10d2d313a870bc131a4e2c311d7ad09bdf32b3418147221f51a6e2";
+
+    #[test]
+    fn only_long_parts_are_replaced() {
+        assert_eq!(key(KeyRef::new(b"aaaa"), 4), None);
+        assert_eq!(key(KeyRef::new(b"aaaaa"), 4), Some(KeyRef::new(HASH_OF_AAAAA).to_buf()));
+        let tuple = |parts: &[Option<&[u8]>]| {
+            let mut key = KeyBuf::empty();
+            parts.iter().for_each(|part| key.push(*part));
+            key
+        };
+        let written = tuple(&[Some(b"a"), None, Some(b"aaaaa"), Some(b"")]);
+        let counted = tuple(&[Some(b"a"), None, Some(HASH_OF_AAAAA), Some(b"")]);
+        assert_eq!(key(written.as_ref(), 4), Some(counted));
+        assert_eq!(key(written.as_ref(), 5), None);
+    }
+
+    #[test]
+    fn no_value_passes_for_the_stand_in_of_another() {
+        let imitated = key(KeyRef::new(HASH_OF_AAAAA), 1024).unwrap();
+        assert_ne!(imitated.as_ref(), KeyRef::new(HASH_OF_AAAAA));
+        assert_eq!(imitated.as_ref().parts().flatten().map(<[u8]>::len).sum::<usize>(), 76);
+    }
+}

@@ -1,0 +1,290 @@
+use std::time::Duration;
+
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::{Terminal, backend::TestBackend, buffer::Buffer, style::Color};
+use serde_json::{Value, json};
+
+use super::{data::Live, plain, view::View};
+
+const START: u64 = 1_790_000_000;
+
+fn policy(name: &str, limit: &str, mode: &str, used: Option<f64>) -> Value {
+    json!({
+        "name": name, "mode": mode, "limits": [{ "limit": limit }], "used": used,
+        "allowed": 12_345, "denied": 67, "shadow_denied": 0,
+    })
+}
+
+/// What a service says that began at `started` and did something in each of the seconds up to `end`.
+fn told(started: u64, end: u64, length: u64, allowed: u32, denied: u32) -> Value {
+    let list = |count: u32| vec![count; usize::try_from(length).unwrap()];
+    let key = |policy: &str, key: &str, counts: [u64; 2]| {
+        let [allowed, denied] = counts;
+        json!({ "policy": policy, "key": key, "allowed": allowed, "denied": denied })
+    };
+    json!({
+        "now": end, "started": started, "version": "0.1.0", "revision": 3,
+        "reload": { "refused": 0, "complaint": null }, "draining": false,
+        "policies": [
+            policy("login-per-ip", "5/minute sliding-window", "enforce", Some(1.0)),
+            policy("search", "30/minute", "shadow", None),
+        ],
+        "policies_total": 2,
+        "history": {
+            "from": end + 1 - length, "step": 1, "length": length,
+            "policies": {
+                "login-per-ip": {
+                    "allowed": list(allowed), "denied": list(denied), "shadow_denied": list(0),
+                },
+                "search": { "allowed": list(2), "denied": list(0), "shadow_denied": list(1) },
+            },
+        },
+        "top": {
+            "traffic": [key("login-per-ip", "203.0.113.9", [10, 90]), key("search", "a\u{1b}[2J", [7, 0])],
+            "denied": [key("login-per-ip", "203.0.113.9", [10, 90])],
+        },
+        "blocked": [{ "policy": "login-per-ip", "key": "\u{202e}b", "until": START }],
+        "blocked_total": 1,
+        "store": { "kind": "memory", "reachable": true, "keys": 123, "max_keys": 1_000_000 },
+        "listeners": [{ "name": "http", "connections": 3, "requests": 1234 }],
+    })
+}
+
+fn live(value: Value) -> Live {
+    serde_json::from_value(value).unwrap()
+}
+
+fn view() -> View {
+    let mut view = View::new("http://127.0.0.1:8080".to_owned());
+    view.take(live(told(START, START + 100, 100, 40, 5)));
+    view
+}
+
+fn press(view: &mut View, key: KeyCode) -> bool {
+    view.press(KeyEvent::new(key, KeyModifiers::NONE))
+}
+
+/// The lines of a screen, without what is blank at their ends.
+fn lines(buffer: &Buffer) -> Vec<String> {
+    let area = buffer.area;
+    let line = |y| (0..area.width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+    (0..area.height).map(|y| line(y).trim_end().to_owned()).collect()
+}
+
+fn screen(view: &View, width: u16, height: u16) -> Vec<String> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| view.draw(frame)).unwrap();
+    lines(terminal.backend().buffer())
+}
+
+#[test]
+fn all_of_it_on_a_wide_screen() {
+    let expected = "\x20Pacegate 0.1.0 at http://127.0.0.1:8080  up 1 min 40 s  revision 3
+ store memory, 123 of 1,000,000 keys
+ allowed 42/s  denied 5/s  shadow 1/s  1 blocked  http 3 open
+┌ 1 Policies as in the file ───────────────────────────────────────────────────────────────────────┐
+│POLICY       LIMIT                   ALLOWED/s DENIED/s SHADOW/s USED LAST 5 MINUTES              │
+│login-per-ip 5/minute sliding-window        40        5        0 100%                   ██████████│
+│search       30/minute (shadow)              2        0        1    -                   ██████████│
+└──────────────────────────────────────────────────────────────────────────────────────────────────┘
+┌ 2 Keys by traffic ─────────────────────────────┐┌ 3 Keys by denials ─────────────────────────────┐
+│ALLOWED  DENIED KEY                 POLICY      ││ALLOWED  DENIED KEY                 POLICY      │
+│     10      90 203.0.113.9         login-per-ip││     10      90 203.0.113.9         login-per-ip│
+│      7       0 a\\u{1b}[2J          search      ││                                                │
+│                                                ││                                                │
+│                                                ││                                                │
+└────────────────────────────────────────────────┘└────────────────────────────────────────────────┘
+ q quit  ? help  Tab pane  s sort  Space pause";
+    assert_eq!(screen(&view(), 100, 16).join("\n"), expected);
+    let mut terminal = Terminal::new(TestBackend::new(100, 16)).unwrap();
+    terminal.draw(|frame| view().draw(frame)).unwrap();
+    let colour = |x, y| terminal.backend().buffer()[(x, y)].fg;
+    // What was denied, and what only would have been.
+    assert_eq!((colour(98, 5), colour(98, 6)), (Color::Red, Color::Yellow));
+}
+
+const SMALL: &str = "\x20Pacegate 0.1.0 at http://127.0.0.1:8080
+┌ 1 Policies as in the file ───────────┐
+│POLICY       ALLOWED/s DENIED/s       │
+│login-per-ip        40        5       │
+│search               2        0       │
+│                                      │
+│                                      │
+│                                      │
+└──────────────────────────────────────┘
+ q quit  ? help  Tab pane  s sort  Space";
+
+#[test]
+fn one_pane_at_a_time_on_a_small_screen() {
+    let mut view = view();
+    assert_eq!(screen(&view, 40, 10).join("\n"), SMALL);
+    press(&mut view, KeyCode::Tab);
+    let traffic = &screen(&view, 40, 10)[1..5];
+    assert_eq!(
+        traffic,
+        [
+            "┌ 2 Keys by traffic ───────────────────┐",
+            "│ALLOWED  DENIED KEY          POLICY   │",
+            "│     10      90 203.0.113.9  login-per│",
+            "│      7       0 a\\u{1b}[2J   search   │",
+        ]
+    );
+    press(&mut view, KeyCode::Char('3'));
+    assert_eq!(screen(&view, 40, 10)[1], "┌ 3 Keys by denials ───────────────────┐");
+    for (width, height) in [(1, 1), (5, 3), (20, 8), (300, 2), (2, 100)] {
+        screen(&view, width, height);
+    }
+}
+
+#[test]
+fn another_size_is_drawn_as_if_it_had_always_been() {
+    let view = view();
+    let mut terminal = Terminal::new(TestBackend::new(100, 16)).unwrap();
+    for (width, height) in [(100, 16), (40, 10), (100, 16)] {
+        terminal.backend_mut().resize(width, height);
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        assert_eq!(lines(terminal.backend().buffer()), screen(&view, width, height));
+    }
+}
+
+#[test]
+fn keys_do_what_the_help_says() {
+    let mut view = view();
+    press(&mut view, KeyCode::Char('?'));
+    assert_eq!(
+        screen(&view, 60, 10)[1..9],
+        [
+            "┌┌ Keys, any of which closes this ────────────────────────┐┐",
+            "││ q, Esc     quit                                        ││",
+            "││ ?          this help                                   ││",
+            "││ Tab, 1 2 3 policies, keys by traffic, keys by denials  ││",
+            "││ s          sort policies by another column             ││",
+            "││ Space      pause, and go on                            ││",
+            "││ Up, Down   scroll                                      ││",
+            "└└────────────────────────────────────────────────────────┘┘",
+        ]
+    );
+    assert!(!press(&mut view, KeyCode::Char('q')), "it closes the help");
+    assert_eq!(screen(&view, 40, 10).join("\n"), SMALL);
+    let names = |view: &View| {
+        let name = |line: &String| line.trim_matches('│').split(' ').next().unwrap().to_owned();
+        screen(view, 40, 10)[3..5].iter().map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&view), ["login-per-ip", "search"]);
+    for (title, order) in [
+        ("by denied", ["login-per-ip", "search"]),
+        ("by allowed", ["login-per-ip", "search"]),
+        ("by shadow", ["search", "login-per-ip"]),
+        ("by used", ["login-per-ip", "search"]),
+        ("by name", ["login-per-ip", "search"]),
+        ("as in the file", ["login-per-ip", "search"]),
+    ] {
+        press(&mut view, KeyCode::Char('s'));
+        assert_eq!(names(&view), order, "{title}");
+        assert!(screen(&view, 40, 10)[1].contains(title), "{title}");
+    }
+    for _ in 0..5 {
+        press(&mut view, KeyCode::Down);
+    }
+    assert_eq!(names(&view)[0], "search");
+    press(&mut view, KeyCode::Up);
+    assert_eq!(names(&view)[0], "login-per-ip");
+    press(&mut view, KeyCode::Char(' '));
+    assert!(!view.wants_more() && screen(&view, 90, 10)[0].ends_with("revision 3  paused"));
+    press(&mut view, KeyCode::Char(' '));
+    assert!(view.wants_more());
+    let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+    assert!(view.press(control_c) && press(&mut view, KeyCode::Char('q')));
+    assert!(press(&mut view, KeyCode::Esc));
+}
+
+#[test]
+fn a_service_that_is_away_is_waited_for_and_begins_anew() {
+    let mut view = View::new("http://10.0.0.7:8080".to_owned());
+    view.fail("cannot reach it: \u{1b}refused".to_owned());
+    view.pass(Duration::from_secs(3));
+    view.fail("cannot reach it: refused".to_owned());
+    let away = " not reachable since 3 s, trying again: cannot reach it: refused";
+    assert_eq!(screen(&view, 90, 16)[..2], [" Pacegate at http://10.0.0.7:8080", away]);
+    view.take(live(told(START, START + 10, 10, 4, 1)));
+    assert!(!screen(&view, 90, 16).concat().contains("reachable"));
+    view.pass(Duration::from_secs(9));
+    view.fail("gone".to_owned());
+    // What was known stays.
+    assert!(screen(&view, 90, 16)[1].starts_with(" not reachable since 0 s"));
+    assert_eq!(view.recent("login-per-ip"), ([20, 5, 0], 5));
+    assert_eq!(view.since(), START + 10);
+    // Another one: its counters and its history begin at nothing.
+    view.take(live(told(START + 20, START + 22, 2, 1, 0)));
+    assert_eq!(view.recent("login-per-ip"), ([2, 0, 0], 2));
+    assert_eq!(view.history("login-per-ip"), (vec![[1, 0, 0]; 2], START + 22));
+}
+
+#[test]
+fn pieces_of_history_are_put_together() {
+    let mut view = View::new(String::new());
+    let history = |view: &View| view.history("login-per-ip").0;
+    view.take(live(told(START, START + 2, 2, 4, 0)));
+    view.take(live(told(START, START + 2, 0, 0, 0)));
+    view.take(live(told(START, START + 3, 1, 9, 1)));
+    assert_eq!(history(&view), [[4, 0, 0], [4, 0, 0], [9, 1, 0]]);
+    // After a pause that was longer than the service remembers, there is a gap.
+    view.take(live(told(START, START + 6, 1, 8, 0)));
+    assert_eq!(history(&view)[3..], [[0, 0, 0], [0, 0, 0], [8, 0, 0]]);
+    // A clock that was put back.
+    view.take(live(told(START, START + 5, 3, 7, 0)));
+    assert_eq!(history(&view), [[7, 0, 0]; 3]);
+    // So far that there is nothing after what is known: the next answer is to begin anew.
+    view.take(live(told(START, START + 5, 0, 0, 0)));
+    assert_eq!((view.since(), history(&view).len()), (START + 5, 3));
+    view.take(live(told(START, START + 4, 0, 0, 0)));
+    assert_eq!((view.since(), history(&view).len()), (0, 0));
+    for end in 1..5 {
+        view.take(live(told(START, START + end * 400, 400, 2, 0)));
+        assert_eq!(history(&view), [[2, 0, 0]; 300]);
+    }
+    // A policy that is new, and one that is gone.
+    let mut other = told(START, START + 1_602, 2, 3, 0);
+    other["policies"][1]["name"] = "new".into();
+    view.take(live(other));
+    assert_eq!(view.history("search").0, [[0; 3]; 0]);
+    assert_eq!(view.history("new").0, [[0; 3]; 300]);
+}
+
+#[test]
+fn an_answer_that_makes_no_sense_is_survived() {
+    for odd in [
+        json!({}),
+        json!({ "history": { "from": u64::MAX, "length": 4_000_000_000_u64 }, "now": 1e300 }),
+        json!({ "history": { "from": 0, "length": 1 }, "policies": [{ "name": "\u{9b}x" }] }),
+    ] {
+        let mut view = view();
+        view.take(live(odd));
+        screen(&view, 100, 20);
+        plain(&view);
+    }
+}
+
+#[test]
+fn plain_text_for_pipes() {
+    let expected = "\
+Pacegate 0.1.0 at http://127.0.0.1:8080
+up 1 min 40 s, revision 3
+store memory, 123 of 1,000,000 keys
+
+POLICY        LIMIT                    ALLOWED/s  DENIED/s  SHADOW/s  ALLOWED  DENIED  SHADOW  USED  LAST 5 MINUTES
+login-per-ip  5/minute sliding-window         40         5         0   12,345      67       0  100%           ██████
+search        30/minute (shadow)               2         0         1   12,345      67       0     -           ██████
+
+BUSIEST       ALLOWED  DENIED  KEY
+login-per-ip       10      90  203.0.113.9
+search              7       0  a\\u{1b}[2J
+
+MOST DENIED   ALLOWED  DENIED  KEY
+login-per-ip       10      90  203.0.113.9
+
+blocked: \\u{202e}b of login-per-ip
+";
+    let text = plain(&view());
+    assert_eq!(text, expected);
+}

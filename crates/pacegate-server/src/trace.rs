@@ -1,0 +1,149 @@
+//! Traces for OpenTelemetry: a span for each request that arrives, as a child of the caller's.
+//!
+//! Nobody but the exporter listens to these spans: while there is none, a span costs a look at one flag.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::HeaderMap;
+use opentelemetry::{KeyValue, propagation::TextMapPropagator, trace::TracerProvider};
+use opentelemetry_http::{HeaderExtractor, HttpClient, HttpError};
+use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::{
+    Resource,
+    propagation::TraceContextPropagator,
+    trace::{Sampler, SdkTracerProvider},
+};
+use pacegate::Decision;
+use tokio::runtime::Handle;
+use tracing::{Span, field::Empty};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+use tracing_subscriber::{Layer, filter::Targets, registry::LookupSpan};
+
+use crate::client::{Client, ClientError};
+
+/// Sends spans to a collector until it is dropped, and then what is left.
+#[derive(Debug)]
+pub(crate) struct Exporter(SdkTracerProvider);
+
+/// Why spans cannot be sent.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TraceError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Exporter(#[from] ExporterBuildError),
+}
+
+/// Our own client, on the runtime that it was made on: the exporter calls from a thread without one.
+struct Sender {
+    client: Client,
+    runtime: Handle,
+}
+
+/// Under which spans of requests are told. They hold no events, so logs do not show them.
+const TARGET: &str = "pacegate::request";
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+
+impl Exporter {
+    /// For a collector that takes OTLP over HTTP, such as `http://127.0.0.1:4318`, and this share of the requests that
+    /// begin a trace: one in so many. Called within the runtime that is to send them.
+    pub(crate) fn new(collector: &str, one_in: u32) -> Result<Self, TraceError> {
+        let client = Client::new(collector, None, None)?;
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .with_http_client(Sender { client, runtime: Handle::current() })
+            .with_endpoint(format!("{}/v1/traces", collector.trim_end_matches('/')))
+            .build()?;
+        #[expect(clippy::float_arithmetic, reason = "how many are traced decides nothing")]
+        let share = Sampler::TraceIdRatioBased(1.0 / f64::from(one_in.max(1)));
+        let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
+        let resource = Resource::builder().with_service_name("pacegate").with_attribute(version);
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_sampler(Sampler::ParentBased(Box::new(share)))
+            .with_resource(resource.build())
+            .build();
+        Ok(Self(provider))
+    }
+
+    /// What hands spans of requests to it.
+    pub(crate) fn layer<S>(&self) -> impl Layer<S> + use<S>
+    where
+        S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+    {
+        IS_ON.store(true, Ordering::Relaxed);
+        let tracer = self.0.tracer("pacegate");
+        let only_requests = Targets::new().with_target(TARGET, tracing::Level::INFO);
+        tracing_opentelemetry::layer()
+            .with_tracer(tracer)
+            .with_location(false)
+            .with_threads(false)
+            .with_filter(only_requests)
+    }
+
+    /// Sends what is left. Blocks until it has been sent, or for some seconds.
+    pub(crate) fn finish(&self) {
+        if let Err(error) = self.0.shutdown() {
+            tracing::warn!(%error, "some traces were not sent");
+        }
+    }
+}
+
+/// A span for a request that has just arrived. Disabled where nobody listens.
+#[inline]
+pub(crate) fn request(listener: &'static str, headers: &HeaderMap) -> Span {
+    if !IS_ON.load(Ordering::Relaxed) {
+        return Span::none();
+    }
+    let span = tracing::info_span!(
+        target: TARGET,
+        "check",
+        otel.kind = "server",
+        listener,
+        allowed = Empty,
+        policy = Empty,
+        source = Empty,
+    );
+    let caller = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
+    // Without a caller that is traced, a trace begins here.
+    let _ = span.set_parent(caller);
+    span
+}
+
+/// Tells the span of this request what was decided.
+#[inline]
+pub(crate) fn decided(decision: &Decision) {
+    if !IS_ON.load(Ordering::Relaxed) {
+        return;
+    }
+    let span = Span::current();
+    span.record("allowed", decision.is_allowed());
+    span.record("source", decision.source().as_str());
+    if let Some(policy) = decision.policy() {
+        span.record("policy", policy.as_str());
+    }
+}
+
+#[async_trait]
+impl HttpClient for Sender {
+    async fn send_bytes(
+        &self,
+        request: http::Request<Bytes>,
+    ) -> Result<http::Response<Bytes>, HttpError> {
+        let client = self.client.clone();
+        let sending = self.runtime.spawn(async move { client.send_as_it_is(request).await });
+        Ok(sending.await??)
+    }
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.client.fmt(f)
+    }
+}

@@ -1,0 +1,270 @@
+use pacegate_testkit::servers::{Flavor, Server};
+
+use crate::{
+    clients::Folder,
+    program::{Finished, run, run_with, without_times},
+    service::Service,
+};
+
+const LIMIT: &str = "2/hour sliding-log";
+
+#[test]
+fn the_last_decision_is_the_exit_code() {
+    for (times, code) in [("1", 0), ("2", 0), ("3", 1), ("4", 1)] {
+        let finished = run(&["check", "--limit", LIMIT, "alice", "--times", times], b"");
+        assert_eq!(finished.code, Some(code), "{finished:?}");
+    }
+}
+
+#[test]
+fn decisions_are_told_in_words() {
+    let finished = run(&["check", "--limit", LIMIT, "alice", "--times", "3"], b"");
+    let (allowed, denied) = finished.stdout.split_at(finished.stdout.find("3:").unwrap());
+    assert_eq!(
+        allowed,
+        "1: allowed by 2/hour sliding-log, 1 remaining, all of it again in 3600s\n\
+         2: allowed by 2/hour sliding-log, 0 remaining, all of it again in 3600s\n"
+    );
+    assert_eq!(
+        without_times(denied),
+        "3: denied by 2/hour sliding-log, 0 remaining, retry in Ts\n"
+    );
+    assert_eq!(finished.stderr, "");
+}
+
+#[test]
+fn decisions_are_told_as_json() {
+    let args = ["check", "--limit", LIMIT, "alice", "--cost", "2", "--json"];
+    let expected = concat!(
+        r#"{"allowed":true,"policy":"ad-hoc","limit":"2/hour sliding-log","remaining":0,"#,
+        r#""retry_after":null,"reset_after":3600.000000,"source":"store","#,
+        r#""shadow_denied":false,"degraded":false}"#,
+        "\n",
+    );
+    let finished = Finished { code: Some(0), stdout: expected.to_owned(), stderr: String::new() };
+    assert_eq!(run(&args, b""), finished);
+}
+
+#[test]
+fn a_limit_of_nothing_denies_for_good() {
+    let finished = run(&["check", "--limit", "0/hour", "alice"], b"");
+    assert_eq!(finished.stdout, "1: denied by 0/hour, 0 remaining, for good\n");
+    assert_eq!(finished.code, Some(1));
+}
+
+#[test]
+fn trouble_is_told_in_one_sentence_with_a_hint() {
+    refuses(
+        &["--limit", "5/fortnight"],
+        "error: cannot use --limit: `5/fortnight` is not a limit: the period `fortnight` is not one \
+         of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`\n\
+         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+    );
+    refuses(
+        &["--limit", LIMIT, "--cost", "3"],
+        "error: cannot decide: a cost of 3 can never be admitted: policy `ad-hoc` takes at \
+         most 2 at once\n\
+         hint: ask for less at once, or give the limit a burst, as in '5/minute burst 20'\n",
+    );
+}
+
+#[test]
+fn a_command_line_that_makes_no_sense_is_trouble() {
+    for args in [&["check"][..], &["check", "alice", "-a", "b=c"], &["chekc"], &[]] {
+        let finished = run(args, b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{args:?}");
+        assert!(finished.stderr.contains("Usage: pacegate"), "{}", finished.stderr);
+    }
+}
+
+#[test]
+fn what_cannot_be_decided_is_trouble() {
+    refuses(
+        &[],
+        "error: cannot use KEY without --limit: a key alone says nothing of its limit\n\
+         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+    );
+    let finished = run(&["check", "-a", "user=alice"], b"");
+    assert_eq!(finished.code, Some(2));
+    assert!(
+        finished.stderr.ends_with("hint: name a file with --config, or a service with --server\n")
+    );
+    let closed = run(&["check", "k", "--limit", "1/hour", "--server", "http://127.0.0.1:1"], b"");
+    assert!(closed.stderr.starts_with("error: cannot decide: cannot reach http://127.0.0.1:1/: "));
+    assert_eq!(closed.code, Some(2));
+}
+
+#[test]
+fn a_file_decides_about_attributes() {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    let text = "policies: [{ name: api, match: { path: /api/** }, per: [user], limit: 1/day }]";
+    std::fs::write(file.path(), text).unwrap();
+    let config = file.path().to_str().unwrap();
+    let ask = |path: &str| {
+        let args = ["check", "--config", config, "-a", path, "-a", "user=a", "--times", "2"];
+        run(&args, b"")
+    };
+    let covered = ask("path=/api/x");
+    let (first, second) = covered.stdout.split_once('\n').unwrap();
+    assert!(first.starts_with("1: allowed by 1/day of policy api, 0 remaining, "), "{first}");
+    assert!(second.starts_with("2: denied by 1/day of policy api, 0 remaining, "), "{second}");
+    assert_eq!(covered.code, Some(1));
+    assert_eq!(ask("path=/x").stdout, "1: allowed, without a limit\n2: allowed, without a limit\n");
+}
+
+#[test]
+fn redis_and_a_service_share_what_is_charged() {
+    let redis = Server::start(Flavor::Redis);
+    let url = redis.url();
+    let limit = "2/day";
+    let own = ["check", "job", "--limit", limit, "--store", &url, "--json"];
+    assert_eq!(run(&own, b"").code, Some(0));
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    // A busy machine is not what this is about.
+    std::fs::write(file.path(), format!("store: {{ url: \"{url}\", deadline: 5s }}")).unwrap();
+    let service = Service::start(&["--config", file.path().to_str().unwrap()]);
+    let server = format!("http://{}", service.address("http"));
+    let asked = ["check", "job", "--limit", limit, "--server", &server];
+    let second = run(&asked, b"");
+    assert!(second.stdout.starts_with("1: allowed by 2/day, 0 remaining"), "{second:?}");
+    assert_eq!(run(&asked, b"").code, Some(1));
+    assert_eq!(run(&own, b"").code, Some(1));
+}
+
+#[test]
+fn what_this_process_alone_knows_is_no_decision() {
+    let redis = Server::start(Flavor::Redis);
+    let url = redis.url();
+    let folder = Folder::new();
+    let ask = |command: &str, failure: &str| {
+        let policy =
+            format!("policies: [{{ name: a, per: [ip], limit: 1/day, failure: {failure} }}]\n");
+        folder.replace("pacegate.yaml", &policy);
+        run(&[command, "--config", &folder.config(), "--store", &url, "-a", "ip=::1"], b"")
+    };
+    let refused = |finished: Finished| {
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = ": the store did not answer, and what this process alone knows is no decision\n\
+                    hint: pacegate doctor URL tells what is wrong with a store\n";
+        assert!(finished.stderr.ends_with(said), "{}", finished.stderr);
+    };
+    // It takes connections, and nothing can be written.
+    let _ = redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    refused(run(&["check", "job", "--limit", "1/day", "--store", &url], b""));
+    refused(ask("check", "local"));
+    // A policy that says what happens then is heard.
+    assert_eq!(ask("check", "open").code, Some(0));
+    assert_eq!(ask("check", "closed").code, Some(1));
+    let _ = redis.command(&["ACL", "SETUSER", "default", "-@scripting"]);
+    for failure in ["local", "open", "closed"] {
+        refused(ask("explain", failure));
+    }
+}
+
+#[test]
+fn what_is_typed_goes_before_the_environment() {
+    let folder = Folder::with_config("policies: [{ name: api, per: [user], limit: 1/day }]\n");
+    let service = Service::start(&["--grpc", "off", "--resp", "off"]);
+    let server = format!("http://{}", service.address("http"));
+    let nobody = ("PACEGATE_SERVER", "http://127.0.0.1:1");
+    let away = ("PACEGATE_STORE", "redis://127.0.0.1:1");
+    let config = folder.config();
+    let by_service = "1: allowed by 100/minute of policy default, ";
+    let by_file = "1: allowed by 1/day of policy api, 0 remaining, ";
+    let own = "1: allowed by 5/minute, 4 remaining, ";
+    let here = ("PACEGATE_SERVER", &*server);
+    for (args, variables, told) in [
+        (&["check", "--server", &server, "-a", "key=a"][..], &[away][..], by_service),
+        (&["check", "-a", "key=a"], &[away, here], by_service),
+        (&["check", "--config", &config, "-a", "user=a"], &[nobody], by_file),
+        (&["explain", "--config", &config, "-a", "user=a"], &[nobody], "+ api covers it; "),
+        (&["check", "--limit", "5/minute", "alice"], &[nobody], own),
+        (&["check", "--store", "memory", "--limit", "5/minute", "alice"], &[nobody], own),
+        (&["check", "--server", &server, "--limit", "5/minute", "alice"], &[away, nobody], own),
+    ] {
+        let finished = run_with(args, variables);
+        assert!(finished.stdout.starts_with(told), "{args:?} {finished:?}");
+        assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{args:?}");
+    }
+    for other in [["--config", &config], ["--store", "memory"]] {
+        for command in ["check", "explain"] {
+            let args = [command, "-a", "user=a", "--server", &server, other[0], other[1]];
+            let both = run(&args, b"");
+            assert_eq!(both.code, Some(2), "{both:?}");
+            let told =
+                format!("error: the argument '--server <URL>' cannot be used with '{} <", other[0]);
+            assert!(both.stderr.starts_with(&told), "{both:?}");
+            assert!(both.stderr.contains("Usage: pacegate"), "{both:?}");
+        }
+    }
+}
+
+#[test]
+fn a_variable_that_is_empty_is_not_set() {
+    let variables = ["PACEGATE_STORE", "PACEGATE_SERVER"].map(|name| (name, ""));
+    let finished = run_with(&["check", "--limit", "5/minute", "alice"], &variables);
+    assert_eq!((finished.code, &*finished.stderr), (Some(0), ""));
+    let variables = [
+        "PACEGATE_STORE",
+        "PACEGATE_CONFIG",
+        "PACEGATE_WORKERS",
+        "PACEGATE_LOG",
+        "PACEGATE_LOG_FORMAT",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+    ];
+    let service = Service::start_with(&["--grpc", "off"], &variables.map(|name| (name, "")));
+    assert_eq!(
+        service.greeting.last().unwrap(),
+        "ready: 1 policy, state in memory for up to 1000000 keys"
+    );
+}
+
+#[test]
+fn rules_of_envoy_decide_nothing_about_attributes() {
+    let folder = Folder::with_config(
+        "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 0 } }]\n",
+    );
+    for command in ["check", "explain"] {
+        let args = [command, "--config", &folder.config(), "--domain", "edge", "-a", "user=alice"];
+        let finished = run(&args, b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = "decide about descriptors, and not about attributes";
+        assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    }
+}
+
+#[test]
+fn an_attribute_has_one_value() {
+    for command in ["check", "explain"] {
+        let args = [
+            command,
+            "--server",
+            "http://127.0.0.1:1",
+            "-a",
+            "user=a",
+            "-a",
+            "ip=::1",
+            "-a",
+            "user=b",
+        ];
+        let finished = run(&args, b"");
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = "error: the attribute 'user' is given twice\n";
+        assert!(finished.stderr.starts_with(said), "{}", finished.stderr);
+    }
+}
+
+#[test]
+fn limits_that_would_count_twice_are_refused() {
+    refuses(
+        &["--limit", "5/minute", "--limit", "6/minute"],
+        "error: cannot use --limit: `5/minute` and `6/minute` have one algorithm and period\n\
+         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+    );
+}
+
+fn refuses(args: &[&str], stderr: &str) {
+    let args = [&["check", "alice"], args].concat();
+    let finished = Finished { code: Some(2), stdout: String::new(), stderr: stderr.to_owned() };
+    assert_eq!(run(&args, b""), finished);
+}

@@ -1,0 +1,98 @@
+use pacegate_testkit::servers::{Flavor, Server, ServerOptions};
+use serde_json::Value;
+
+use crate::program::run;
+
+/// A deadline that no busy machine misses.
+const PATIENT: [&str; 2] = ["--deadline", "10s"];
+
+fn doctor(url: &str, more: &[&str]) -> crate::program::Finished {
+    run(&[&["doctor", url][..], &PATIENT, more].concat(), b"")
+}
+
+fn healthy(flavor: Flavor) -> ServerOptions {
+    Server::options(flavor).arg("maxmemory", "100mb")
+}
+
+#[test]
+fn a_healthy_server_is_told_in_words_without_colours() {
+    let server = healthy(Flavor::Valkey).start();
+    let finished = doctor(&server.url(), &[]);
+    assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{finished:?}");
+    let out = &finished.stdout;
+    assert!(out.starts_with(&format!("{}, server, Valkey ", server.address())), "{out}");
+    assert!(out.contains("\n  ✓ script      a limit of 1 admitted one request"), "{out}");
+    assert!(out.contains("→ ACL SETUSER pacegate reset on >PASSWORD ~pg:* -@all"), "{out}");
+    assert!(!out.contains('\u{1b}'), "{out}");
+    assert!(out.lines().last().unwrap().starts_with("0 problems (✗), "), "{out}");
+}
+
+#[test]
+fn problems_exit_with_1_and_warnings_only_if_strict() {
+    let server = Server::start(Flavor::Redis);
+    assert_eq!(doctor(&server.url(), &[]).code, Some(0));
+    let strict = doctor(&server.url(), &["--strict"]);
+    assert_eq!(strict.code, Some(1));
+    assert!(strict.stdout.contains("\n  ! memory "), "{}", strict.stdout);
+    server.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let evicting = doctor(&server.url(), &[]);
+    assert_eq!(evicting.code, Some(1));
+    assert!(evicting.stdout.contains("\n  ✗ eviction    `allkeys-lru`: "), "{}", evicting.stdout);
+}
+
+#[test]
+fn json_tells_the_same() {
+    let server = healthy(Flavor::Redis).password("secret").start();
+    let finished = doctor(&server.url(), &["--json", "--prefix", "other:"]);
+    assert_eq!(finished.code, Some(0));
+    assert!(!finished.stdout.contains("secret"), "{}", finished.stdout);
+    assert_eq!(finished.stdout.lines().count(), 1);
+    let report: Value = serde_json::from_str(&finished.stdout).unwrap();
+    assert_eq!(report["url"], format!("redis://{}", server.address()));
+    assert_eq!(report["reached"], true);
+    let found = &report["servers"][0];
+    assert_eq!((&found["part"], &found["address"]), (&"server".into(), &server.address().into()));
+    let findings = found["findings"].as_array().unwrap();
+    let rights = findings.iter().find(|finding| finding["subject"] == "rights").unwrap();
+    assert_eq!(rights["level"], "notice");
+    assert!(rights["advice"].as_str().unwrap().contains(" ~other:* "), "{rights}");
+    let script = findings.iter().find(|finding| finding["subject"] == "script").unwrap();
+    assert_eq!((&script["level"], &script["advice"]), (&"good".into(), &Value::Null));
+}
+
+#[test]
+fn whoever_cannot_be_reached_is_trouble_and_passwords_are_never_told() {
+    let mut server = healthy(Flavor::Redis).password("right").start();
+    let url = format!("redis://:hush@{}", server.address());
+    for flags in [&[][..], &["--json"]] {
+        let finished = doctor(&url, flags);
+        assert_eq!(finished.code, Some(2), "{finished:?}");
+        assert!(finished.stdout.contains("check user and password in the address"));
+        assert!(!format!("{finished:?}").contains("hush"), "{finished:?}");
+    }
+    server.kill();
+    let gone = doctor(&url, &[]);
+    assert_eq!(gone.code, Some(2));
+    assert!(gone.stdout.contains("✗ reach       no connection to 127.0.0.1:"), "{gone:?}");
+    assert!(!format!("{gone:?}").contains("hush"), "{gone:?}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_a_hint() {
+    let finished = run(&["doctor", "redis://:hush@a:x"], b"");
+    assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+    assert_eq!(
+        finished.stderr,
+        "error: cannot use the address: a port is a number from 1 to 65535; write for example \
+         redis://user:password@127.0.0.1:6379/0\n\
+         hint: pacegate doctor --help shows addresses of all kinds\n"
+    );
+    for deadline in ["20", "0ms", "fast", "20h"] {
+        let finished = run(&["doctor", "redis://a", "--deadline", deadline], b"");
+        assert_eq!(finished.code, Some(2), "{deadline}");
+        assert!(
+            finished.stderr.contains("such as 20ms") || finished.stderr.contains("example 20ms")
+        );
+    }
+}

@@ -1,0 +1,110 @@
+//! The programs of the guides, in the languages that this machine has.
+
+use std::{
+    fs,
+    process::{Command, Output},
+};
+
+use pacegate_testkit::servers::python;
+
+use crate::{
+    clients::Folder,
+    guide::{self, blocks, instead},
+    service::Service,
+};
+
+/// Runs a program of the guide, written into a file of this name. Each tries five requests against a limit of three.
+fn run(program: &str, file: &str, command: &mut Command) {
+    let folder = Folder::with_config("policies: []\n");
+    let service = Service::start(&["--config", &folder.config()]);
+    let program = instead(program, "127.0.0.1:8080", &service.address("http").to_string());
+    // A window that does not end while the test runs.
+    let program = instead(&program, "3/minute", "3/365d");
+    fs::write(folder.path(file), program).unwrap();
+    let output = command.arg(folder.path(file)).current_dir(folder.path("")).output().unwrap();
+    assert_output(&output);
+}
+
+/// The program in a language. What it says of a time is changed: this machine may have much to do.
+fn program(language: &str, second: &str, minute: &str) -> String {
+    instead(&blocks("http.md", language)[0], second, minute)
+}
+
+fn assert_output(output: &Output) {
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{errors}");
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 5, "{said}{errors}");
+    assert_eq!(lines[..3], ["allowed, 2 left", "allowed, 1 left", "allowed, 0 left"]);
+    for line in &lines[3..] {
+        let seconds =
+            line.strip_prefix("denied, retry in ").and_then(|it| it.strip_suffix(" seconds"));
+        let seconds: f64 = seconds.unwrap_or_else(|| panic!("{said}")).parse().unwrap();
+        assert!((1.0..=31_536_000.0).contains(&seconds), "{line}");
+    }
+}
+
+/// What a program says when asked with these words; `None` if it is not here.
+fn asked(program: &str, words: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(words).output().ok()?;
+    output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
+}
+
+/// For a Node that does not take them.
+fn without_types(program: &str) -> String {
+    let (first, rest) = program.split_once('\n').unwrap();
+    assert!(first.starts_with("type Decision = "), "{first}");
+    let rest = instead(rest, "(key: string, limit: string): Promise<Decision>", "(key, limit)");
+    instead(&rest, " as Decision", "")
+}
+
+#[test]
+fn python_programs_decide() {
+    let program = program("python", "timeout=1", "timeout=60");
+    run(&program, "check.py", &mut Command::new(python()));
+}
+
+#[test]
+fn typescript_programs_decide() {
+    let program = program("typescript", "timeout(1000)", "timeout(60000)");
+    match asked("node", &["-p", "process.features.typescript"]).as_deref() {
+        None => eprintln!("skipped: there is no node here"),
+        Some("strip" | "transform") => run(&program, "check.mts", &mut Command::new("node")),
+        Some(_) => run(&without_types(&program), "check.mjs", &mut Command::new("node")),
+    }
+}
+
+#[test]
+fn go_programs_decide() {
+    if asked("go", &["version"]).is_none() {
+        return eprintln!("skipped: there is no go here");
+    }
+    // It needs nothing but what came with the compiler.
+    let offline = [("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "")];
+    let program = program("go", "Timeout: time.Second", "Timeout: time.Minute");
+    run(&program, "check.go", Command::new("go").arg("run").envs(offline));
+}
+
+#[test]
+fn java_programs_decide() {
+    // Only a JDK runs what is not compiled.
+    if asked("javac", &["-version"]).is_none() {
+        return eprintln!("skipped: there is no JDK here");
+    }
+    let program = program("java", "ofSeconds(1)", "ofSeconds(60)");
+    run(&program, "Check.java", &mut Command::new("java"));
+}
+
+#[test]
+fn python_programs_throttle_over_resp() {
+    let service = Service::start(&[]);
+    let port = format!("port={},", service.address("resp").port());
+    let program = instead(&blocks("resp.md", "python")[0], "port=6380,", &port);
+    let output = Command::new(python()).args(["-c", &program]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{errors}");
+    let printed = format!("\n```\n{said}```\n");
+    assert!(guide::text("resp.md").contains(&printed), "the guide says something else:\n{said}");
+}

@@ -1,0 +1,59 @@
+//! What the page about operations says is there.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use pacegate_testkit::servers::{Flavor, Server};
+
+use crate::{clients::Http, program::run, service::Service};
+
+/// What a service tells Prometheus, by name.
+fn told(service: &Service) -> BTreeSet<String> {
+    let text = Http::connect(service.address("http")).unwrap().get("/metrics").unwrap().body;
+    let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let name = |line: &str| {
+        let (name, kind) = line.split_once(' ').unwrap();
+        let end = match kind {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        format!("{name}{end}")
+    };
+    kinds.map(name).collect()
+}
+
+/// The names in the tables of the page.
+fn described() -> BTreeSet<String> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md");
+    let text = fs::read_to_string(page).unwrap();
+    let rows = text.lines().filter(|line| line.starts_with("| `pacegate_"));
+    let names = rows.flat_map(|row| row.split('`')).filter(|word| word.starts_with("pacegate_"));
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_level_that_is_none_does_not_silence_the_log() {
+    let serve =
+        |level: &str| run(&["serve", "--config", "/nowhere.yaml", "--log", level], b"").stderr;
+    for (level, stray) in
+        [("inof", "inof"), ("info,pacegate_server", "pacegate_server"), ("warn, x", "x")]
+    {
+        let said = format!(
+            "error: cannot use --log: `{stray}` is neither a level nor a module with one\n"
+        );
+        assert!(serve(level).starts_with(&said), "{}", serve(level));
+    }
+    for level in
+        ["INFO", "off", "2", "info,pacegate_server=debug", "pacegate_server=debug", "info,"]
+    {
+        assert!(serve(level).contains("cannot read /nowhere.yaml"), "{level}: {}", serve(level));
+    }
+}
+
+#[test]
+fn every_metric_is_described_and_no_other() {
+    let server = Server::start(Flavor::Redis);
+    let services = [Service::start(&[]), Service::start(&["--store", &server.url()])];
+    let told: BTreeSet<_> = services.iter().flat_map(told).collect();
+    assert_eq!(described(), told);
+}

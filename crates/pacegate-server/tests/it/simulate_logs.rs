@@ -1,0 +1,221 @@
+//! Logs that are not as one would wish: what `pacegate simulate` makes of them.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::program::{Finished, run};
+
+fn simulate(words: &[&str], log: &str) -> Finished {
+    run(&[&["simulate"], words].concat(), log.as_bytes())
+}
+
+/// What is told of a log with a limit of one a day.
+fn report(words: &[&str], log: &str) -> Value {
+    let finished =
+        simulate(&[&["--limit", "1/day", "--json", "--top", "1000"], words].concat(), log);
+    assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{words:?}");
+    serde_json::from_str(&finished.stdout).unwrap()
+}
+
+/// Requests and lines that could not be read.
+fn counts(report: &Value) -> [u64; 2] {
+    ["requests", "malformed"].map(|name| report["traffic"][name].as_u64().unwrap())
+}
+
+fn keys(report: &Value) -> Vec<&str> {
+    let busiest = report["variants"][0]["policies"][0]["busiest"].as_array().unwrap();
+    busiest.iter().map(|key| key["key"].as_str().unwrap()).collect()
+}
+
+fn rows(count: usize) -> String {
+    (0..count).fold(String::new(), |mut text, row| {
+        writeln!(text, "2026-01-01T00:00:{:02}Z,10.0.{}.{},x", row % 60, row / 250, row % 250)
+            .unwrap();
+        text
+    })
+}
+
+#[test]
+fn a_stray_quote_in_a_table_takes_nothing_with_it() {
+    let heading = "time,ip,ua\n";
+    let within = format!("{heading}2026-01-01T00:00:00Z,1.1.1.1,a 5\" screen\n{}", rows(200));
+    assert_eq!(counts(&report(&[], &within)), [201, 0]);
+
+    // One that opens a value and is never closed loses its line, also where the end is far.
+    let lines = 60_000;
+    let open = format!("{heading}2026-01-01T00:00:00Z,1.1.1.1,\"open\n{}", rows(lines));
+    assert!(open.len() > 1_500_000);
+    let told = report(&[], &open);
+    assert_eq!(counts(&told), [lines as u64, 1]);
+    let example = told["traffic"]["malformed_examples"][0].as_str().unwrap();
+    assert_eq!(example, "standard input:2: a quote is not closed");
+    assert_eq!(told["traffic"]["lines"], lines + 2);
+
+    // A value with line breaks at the end of all, without one behind it.
+    let last = format!("{heading}{}2026-01-01T00:01:00Z,\"a\nb\",\"c\nd\"", rows(2));
+    let told = report(&[], &last);
+    assert_eq!((counts(&told), keys(&told).contains(&"a\\nb")), ([3, 0], true));
+}
+
+#[test]
+fn a_line_that_is_too_long_is_lost_alone() {
+    let line = |path: &str| {
+        format!("1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET /{path} HTTP/1.1\" 200 1\n")
+    };
+    for length in [(1 << 20) + 1, 3 << 20] {
+        let text = [line(""), line(&"x".repeat(length)), line("")].concat();
+        assert_eq!(counts(&report(&[], &text)), [2, 1], "{length}");
+    }
+    // Longer than the first batch, and well within what a line may be.
+    let text = [line(""), line(&"x".repeat(300_000)), line("")].concat();
+    assert_eq!(counts(&report(&[], &text)), [3, 0]);
+}
+
+#[test]
+fn what_makes_a_key_is_as_short_as_the_service_takes_it() {
+    let line = |user: &str| format!("{{\"time\":1767225600,\"user\":\"{user}\"}}\n");
+    let text = [line(&"a".repeat(1_024)), line(&"b".repeat(1_025))].concat();
+    let told = report(&["--per", "user"], &text);
+    assert_eq!(counts(&told), [1, 1]);
+    let example = told["traffic"]["malformed_examples"][0].as_str().unwrap();
+    assert_eq!(example, "standard input:2: a value is longer than 1,024 bytes");
+    assert_eq!(keys(&told), [format!("{}…", "a".repeat(199))], "what is shown is cut");
+    assert_eq!(counts(&report(&[], &text)), [2, 0], "nobody looks at it");
+}
+
+#[test]
+fn a_mark_of_the_byte_order_belongs_to_no_line() {
+    let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+    let told = report(&[], &format!("\u{feff}{line}{line}"));
+    assert_eq!((counts(&told), keys(&told)), ([2, 0], vec!["1.1.1.1"]));
+    let told = report(&[], &format!("\u{feff}time,ip\n{}", rows(1)));
+    assert_eq!(counts(&told), [1, 0]);
+    let told = report(&[], "\u{feff}{\"time\":1767225600,\"ip\":\"1.1.1.1\"}\n");
+    assert_eq!(counts(&told), [1, 0]);
+}
+
+#[test]
+fn tables_are_recognised_by_what_the_map_says() {
+    let agent = "\"Mozilla/5.0 (X11; Linux; a; b; c)\"";
+    let bare = format!("2026-01-01T00:00:00Z,1.2.3.4,{agent}\n").repeat(2);
+    let told = report(&["--map", "time=1,ip=2"], &bare);
+    assert_eq!((counts(&told), keys(&told)), ([2, 0], vec!["1.2.3.4"]));
+    let named = "when,who\n2026-01-01T00:00:00Z,1.2.3.4\n";
+    let told = report(&["--map", "time=when,ip=who"], named);
+    assert_eq!((counts(&told), keys(&told)), ([1, 0], vec!["1.2.3.4"]));
+    let finished = simulate(&["--limit", "1/day", "--map", "time=2"], &bare);
+    assert!(finished.stderr.contains("looks like no log that is known"), "{}", finished.stderr);
+}
+
+#[test]
+fn fields_are_taken_in_the_same_order_on_every_line() {
+    let text = "{\"time\":1767225600,\"client_ip\":\"9.9.9.9\"}\n\
+                {\"time\":1767225601,\"ip\":\"1.1.1.1\",\"client_ip\":\"9.9.9.9\"}\n";
+    assert_eq!(keys(&report(&[], text)), ["1.1.1.1", "9.9.9.9"]);
+}
+
+#[test]
+fn what_a_server_escapes_in_a_path_is_what_the_service_sees() {
+    let line = |path: &str| {
+        format!("1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET {path} HTTP/1.1\" 200 1\n")
+    };
+    let text = [line(r"/caf\xC3\xA9?x"), line("/caf%C3%A9"), line(r"/a\x22b"), line(r#"/a\"b"#)];
+    let told = report(&["--per", "path"], &text.concat());
+    assert_eq!(counts(&told), [4, 0]);
+    assert_eq!(keys(&told).len(), 2, "{:?}", keys(&told));
+}
+
+#[test]
+fn an_empty_log_is_said_to_be_empty() {
+    for text in ["", "\n\n"] {
+        let finished = simulate(&["--limit", "1/day", "--format", "common"], text);
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+        let said = "there is nothing to replay: standard input is empty";
+        assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    }
+    let finished = simulate(&["--limit", "1/day"], "");
+    assert!(finished.stderr.contains("standard input is empty"), "{}", finished.stderr);
+}
+
+#[test]
+fn one_field_may_be_several_attributes() {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    let text = "policies:\n  - { name: a, per: user, limit: 1/day }\n  - { name: b, per: user_id, limit: 1/day }\n";
+    std::fs::write(file.path(), text).unwrap();
+    let config = ["--json", "--config", file.path().to_str().unwrap()];
+    let table = "time,user_id\n2026-01-01T00:00:00Z,bob\n2026-01-01T00:00:01Z,eve\n";
+    let common =
+        |user: &str| format!("{user} - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n");
+    let common = common("bob") + &common("eve");
+    let numbered = "2026-01-01T00:00:00Z,bob\n2026-01-01T00:00:01Z,eve\n";
+    for (log, map) in [
+        (table, "time=time"),
+        (&*common, "user=ip,user_id=ip"),
+        (numbered, "time=1,user=2,user_id=2"),
+        (
+            "{\"time\":1767225600,\"user_id\":\"bob\"}\n{\"time\":1767225601,\"user_id\":\"eve\"}\n",
+            "time=time",
+        ),
+    ] {
+        let finished = simulate(&[&config[..], &["--map", map]].concat(), log);
+        let told: Value = serde_json::from_str(&finished.stdout).unwrap();
+        assert_eq!(told["notes"].as_array().unwrap().len(), 0, "{map}: {}", told["notes"]);
+        for place in [0, 1] {
+            let policy = &told["variants"][0]["policies"][place];
+            assert_eq!(
+                (&policy["allowed"], &policy["keys"]["seen"]),
+                (&2.into(), &2.into()),
+                "{map}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_can_be_read_once_is_not_read_twice() {
+    let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+    for place in ["-", "/dev/stdin"] {
+        let finished = simulate(&[place, "--suggest", "deny at most 1%"], line);
+        assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{place}");
+        let name = if place == "-" { "standard input" } else { place };
+        let said = format!("{name} can be read only once, and this has to go through the traffic");
+        assert!(finished.stderr.contains(&said), "{}", finished.stderr);
+    }
+    let finished = simulate(&["-", "-", "--limit", "1/day"], line);
+    assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
+    let said = "standard input can be read only once, and is named twice";
+    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+}
+
+#[test]
+fn why_a_log_cannot_be_read_is_said_once() {
+    let finished = simulate(&["/nowhere/access.log", "--limit", "1/day"], "");
+    let said = "error: cannot simulate: cannot read /nowhere/access.log: No such file or directory (os error 2)\n";
+    assert!(finished.stderr.starts_with(said), "{}", finished.stderr);
+}
+
+#[test]
+fn a_line_may_begin_with_the_host_that_was_asked() {
+    let line =
+        |head: &str| format!("{head} - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n");
+    let log = line("Shop.example:443 203.0.113.7")
+        + &line("203.0.113.7")
+        + &line("shop.example:80 2001:DB8::1");
+    let told = report(&[], &log);
+    assert_eq!((counts(&told), keys(&told)), ([3, 0], vec!["203.0.113.7", "2001:db8::1"]));
+    assert_eq!(keys(&report(&["--per", "host"], &log)), ["shop.example", "(absent)"]);
+    // A client and the proxies that it came by, and a user of identd, are none.
+    let log =
+        line("203.0.113.7 203.0.113.8") + &line("1.1.1.1, 203.0.113.8") + &line("h ident alice");
+    assert_eq!(keys(&report(&[], &log)), ["h", "1.1.1.1,", "203.0.113.7"]);
+}
+
+#[test]
+fn a_field_for_an_attribute_that_nobody_looks_at_is_told() {
+    let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
+    let told = report(&["--map", "time=1,ip=ip,pi=ip", "--map", "tenant=user,pi=user"], line);
+    let said = "no policy looks at `tenant` and `pi`, which --map names";
+    assert_eq!(told["notes"], serde_json::json!([said]));
+    assert_eq!(report(&["--map", "time=1,ip=ip"], line)["notes"], serde_json::json!([]));
+}

@@ -1,0 +1,277 @@
+//! `pacegate top`, on a terminal and into a pipe.
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    os::fd::OwnedFd,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+use pacegate_testkit::servers::eventually;
+use rustix::{
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{Action, LocalModes, Winsize, tcflow, tcgetattr, tcsetwinsize},
+};
+
+use crate::{
+    clients::{Folder, Http},
+    service::Service,
+};
+
+const WITHIN: Duration = Duration::from_secs(20);
+
+const POLICIES: &str = "policies: [{ name: per-user, per: [user], limit: 2/hour }]\n";
+const ALICE: &str = r#"{"attributes":{"user":"al\u001b[2Jice"}}"#;
+/// What moves the cursor on many terminals.
+const CONTROL: &str = "{\"attributes\":{\"user\":\"c\u{9b}2J\u{7f}\"}}";
+
+/// The program on a terminal of its own.
+struct Terminal {
+    child: Child,
+    ours: File,
+    screen: Arc<Mutex<Screen>>,
+}
+
+/// As much of a terminal as the program needs.
+struct Screen {
+    cells: Vec<Vec<char>>,
+    at: (usize, usize),
+    /// What has come of a sequence that is not whole.
+    rest: Vec<u8>,
+    /// Everything that came.
+    all: String,
+}
+
+impl Screen {
+    fn new(width: usize, height: usize) -> Self {
+        let cells = vec![vec![' '; width]; height];
+        Self { cells, at: (0, 0), rest: Vec::new(), all: String::new() }
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.rest.extend_from_slice(bytes);
+        let whole = match std::str::from_utf8(&self.rest) {
+            Ok(text) => text.len(),
+            Err(error) => error.valid_up_to(),
+        };
+        let text = String::from_utf8(self.rest.drain(..whole).collect()).unwrap();
+        self.all.push_str(&text);
+        let mut rest = text.chars();
+        while let Some(next) = rest.next() {
+            if next != '\u{1b}' {
+                self.put(next);
+                continue;
+            }
+            let mut sequence = String::new();
+            // A bracket, and all up to the letter that ends it.
+            for next in rest.by_ref().skip(1) {
+                sequence.push(next);
+                if next.is_ascii_alphabetic() {
+                    break;
+                }
+            }
+            self.obey(&sequence);
+        }
+    }
+
+    fn put(&mut self, character: char) {
+        let (row, column) = self.at;
+        if let Some(cell) = self.cells.get_mut(row).and_then(|row| row.get_mut(column)) {
+            *cell = character;
+        }
+        self.at.1 += 1;
+    }
+
+    fn obey(&mut self, sequence: &str) {
+        if let Some(place) = sequence.strip_suffix('H') {
+            let mut numbers = place.split(';').map(|number| number.parse().unwrap_or(1));
+            let mut next = || numbers.next().unwrap_or(1_usize).saturating_sub(1);
+            self.at = (next(), next());
+        } else if sequence.ends_with('J') {
+            self.cells.iter_mut().for_each(|row| row.fill(' '));
+        }
+    }
+
+    fn text(&self) -> String {
+        let line = |row: &Vec<char>| row.iter().collect::<String>().trim_end().to_owned();
+        self.cells.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Terminal {
+    fn start(width: u16, height: u16, args: &[&str]) -> Self {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&ours).unwrap();
+        unlockpt(&ours).unwrap();
+        let name = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
+        let theirs = || -> Stdio {
+            File::options().read(true).write(true).open(&name).map(OwnedFd::from).unwrap().into()
+        };
+        let mut command = Command::new("setsid");
+        command.args(["-c", env!("CARGO_BIN_EXE_pacegate"), "top"]).args(args);
+        command.stdin(theirs()).stdout(theirs()).stderr(theirs()).env("TERM", "xterm-256color");
+        // The program is to find it as large as it is.
+        set_size(&ours, width, height);
+        let screen = Arc::new(Mutex::new(Screen::new(width.into(), height.into())));
+        let terminal = Self { child: command.spawn().unwrap(), ours: File::from(ours), screen };
+        let (mut reader, screen) = (terminal.ours.try_clone().unwrap(), terminal.screen.clone());
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // It fails once the program has ended.
+            while let Ok(read @ 1..) = reader.read(&mut bytes) {
+                screen.lock().unwrap().write(&bytes[..read]);
+            }
+        });
+        terminal
+    }
+
+    fn resize(&mut self, width: u16, height: u16) {
+        *self.screen.lock().unwrap() = Screen::new(width.into(), height.into());
+        set_size(&self.ours, width, height);
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.ours.write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn text(&self) -> String {
+        self.screen.lock().unwrap().text()
+    }
+
+    fn until(&self, text: &str) {
+        let what = format!("{text:?} is shown");
+        eventually(WITHIN, &what, || self.text().contains(text));
+    }
+
+    /// Waits for its end, and tells whether it was a good one, and all that was written since the last resize.
+    fn wait(mut self) -> (bool, String) {
+        let status = self.child.wait().unwrap();
+        let leaves = "\u{1b}[?1049l";
+        eventually(WITHIN, "the screen is given back", || {
+            self.screen.lock().unwrap().all.contains(leaves)
+        });
+        (status.success(), self.screen.lock().unwrap().all.clone())
+    }
+}
+
+/// Whether a terminal is as a shell wants it.
+fn is_cooked(terminal: impl std::os::fd::AsFd) -> bool {
+    tcgetattr(terminal).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
+}
+
+fn set_size(terminal: impl std::os::fd::AsFd, width: u16, height: u16) {
+    let size = Winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(terminal, size).unwrap();
+}
+
+fn start(folder: &Folder, http: &str) -> Service {
+    let config = folder.config();
+    Service::start(&["--config", &config, "--http", http, "--grpc", "off", "--resp", "off"])
+}
+
+#[test]
+fn a_service_comes_goes_and_comes_back_on_a_screen_that_changes() {
+    let folder = Folder::with_config(POLICIES);
+    let service = start(&folder, "127.0.0.1:0");
+    let address = service.address("http");
+    let url = format!("http://{address}");
+    for status in [200, 200, 429] {
+        assert_eq!(Http::connect(address).unwrap().check(None, ALICE).unwrap().status, status);
+    }
+    let mut top = Terminal::start(100, 20, &[&url, "--interval", "100ms"]);
+    top.until("per-user");
+    top.until(r"     2       1 al\u{1b}[2Jice");
+    top.until("2 Keys by traffic");
+    top.resize(40, 10);
+    top.until("│per-user");
+    assert!(!top.text().contains("Keys by traffic"), "{}", top.text());
+    top.press("2");
+    top.until("2 Keys by traffic");
+    drop(service);
+    top.until("not reachable since");
+    top.until("not reachable since 1 s, trying again");
+    let service = start(&folder, &address.to_string());
+    top.resize(100, 20);
+    // It knows nothing of what the one before it did.
+    eventually(WITHIN, "the other service is shown", || {
+        let text = top.text();
+        text.contains("3 Keys by denials") && !text.contains("reachable") && !text.contains("2Jice")
+    });
+    assert_eq!(Http::connect(address).unwrap().check(None, ALICE).unwrap().status, 200);
+    top.until(r"     1       0 al\u{1b}[2Jice");
+    top.press("q");
+    assert!(top.wait().0);
+    drop(service);
+}
+
+#[test]
+fn the_terminal_is_given_back_after_a_signal() {
+    for signal in ["TERM", "HUP", "INT"] {
+        let top = Terminal::start(60, 12, &["http://127.0.0.1:1"]);
+        top.until("not reachable since");
+        assert!(!is_cooked(&top.ours), "keys come one by one, and are not written back");
+        let id = top.child.id().to_string();
+        let sent = Command::new("kill").args([&format!("-{signal}"), &id]).status();
+        assert!(sent.unwrap().success());
+        let ours = top.ours.try_clone().unwrap();
+        let (is_good, all) = top.wait();
+        assert!(is_cooked(&ours), "{signal}: what is typed is written back, and read by lines");
+        assert!(is_good && all.contains("\u{1b}[?1049h"), "{signal}: {all:?}");
+        assert!(all.contains("\u{1b}[?25h"), "the cursor is shown again: {all:?}");
+    }
+}
+
+#[test]
+fn a_terminal_that_takes_nothing_does_not_keep_it() {
+    let mut top = Terminal::start(60, 12, &["http://127.0.0.1:1"]);
+    top.until("not reachable since");
+    let name = ptsname(&top.ours, Vec::new()).unwrap().into_string().unwrap();
+    let theirs = File::options().read(true).write(true).open(name).unwrap();
+    tcflow(&theirs, Action::OOff).unwrap();
+    let sent = Command::new("kill").arg(top.child.id().to_string()).status();
+    assert!(sent.unwrap().success());
+    eventually(WITHIN, "it ends", || top.child.try_wait().unwrap().is_some());
+    assert!(is_cooked(&theirs), "what is typed is written back, and read by lines");
+}
+
+#[test]
+fn a_pipe_gets_tables_or_json() {
+    let folder = Folder::with_config(POLICIES);
+    let service = start(&folder, "127.0.0.1:0");
+    let address = service.address("http");
+    assert_eq!(Http::connect(address).unwrap().check(None, ALICE).unwrap().status, 200);
+    let url = format!("http://{address}");
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pacegate"));
+        command.arg("top").args(args).output().unwrap()
+    };
+    for args in [&[&*url][..], &[&url, "--once"]] {
+        let output = run(args);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success());
+        assert!(text.starts_with(&format!("Pacegate 0.1.0 at {url}\nup ")), "{text}");
+        assert!(
+            text.contains(
+                "\nBUSIEST   ALLOWED  DENIED  KEY\nper-user        1       0  al\\u{1b}[2Jice\n"
+            ),
+            "{text}"
+        );
+    }
+    assert_eq!(Http::connect(address).unwrap().check(None, CONTROL).unwrap().status, 200);
+    let output = run(&[&url, "--once", "--json"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.trim_end_matches('\n').find(char::is_control), None, "{text:?}");
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["policies"][0]["name"], "per-user");
+    let traffic = json["top"]["traffic"].as_array().unwrap();
+    for key in ["al\u{1b}[2Jice", "c\u{9b}2J\u{7f}"] {
+        assert!(traffic.iter().any(|top| top["key"] == key), "{traffic:?}");
+    }
+    let gone = run(&["http://127.0.0.1:1"]);
+    let error = String::from_utf8(gone.stderr).unwrap();
+    assert_eq!(gone.status.code(), Some(2));
+    assert!(error.contains("cannot reach http://127.0.0.1:1"), "{error}");
+}

@@ -1,0 +1,277 @@
+use std::{future::Future, num::NonZeroU32, ops::Range, pin::pin, time::Duration};
+
+use pacegate::{Algorithm, Charge, Key, Limit, Store, StoreError, Timestamp, algorithm::Outcome};
+
+use crate::{History, Model, Op, Random};
+
+/// A store under test, with a hand on its clock.
+pub trait Subject: Sync {
+    /// The store.
+    fn store(&self) -> &dyn Store;
+
+    /// Sets the time that the store goes by.
+    fn set_time(&self, now: Timestamp);
+
+    /// Runs a future of the store to its end. Override this if the store needs a runtime.
+    fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
+        pollster::block_on(pin!(future))
+    }
+}
+
+/// Whether a store keeps what [`Store`] promises: `histories` random histories per algorithm against the [`Model`],
+/// and the rules that concern several keys.
+///
+/// # Panics
+///
+/// If it does not, with the seed of the history and the step at which it went wrong.
+pub fn conformance(subject: &impl Subject, histories: u64) {
+    for algorithm in Algorithm::BUILT_IN {
+        follow_histories(subject, algorithm, 0..histories);
+    }
+    all_or_nothing(subject, histories.min(500));
+    keys_are_apart(subject);
+    unenforced_charges_never_deny(subject);
+    the_same_key_twice(subject);
+    nothing_is_never_something(subject);
+}
+
+/// The part of [`conformance`] that takes longest: the random histories of one algorithm that follow from these seeds.
+///
+/// # Panics
+///
+/// If the store answers otherwise than the model.
+pub fn follow_histories(subject: &impl Subject, algorithm: Algorithm, seeds: Range<u64>) {
+    for seed in seeds {
+        follow(subject, &History::random(seed, algorithm));
+    }
+}
+
+/// Plays a history to the store and compares every answer with the model's.
+fn follow(subject: &impl Subject, history: &History) {
+    let name = format!("history-{}-{}", history.limit.algorithm(), history.seed);
+    let (mut limit, mut now) = (history.limit, history.start);
+    let mut expected = history.answers().into_iter();
+    // A store may take a step back of less than a millisecond for disagreement between processors, and ignore it. So
+    // the clock comes to the start of each history from far away.
+    subject.set_time(now.after(Duration::from_secs(3_600)));
+    call(subject, &name, limit, Call::Charge(0, 0));
+    subject.set_time(now);
+    for (step, op) in history.ops.iter().enumerate() {
+        match *op {
+            Op::Pass(micros) => {
+                now = now.after(Duration::from_micros(micros));
+                subject.set_time(now);
+            }
+            Op::SetLimit(other) => limit = other,
+            Op::Charge(cost, permit) => {
+                let cost = cost.min(limit.capacity());
+                let outcome = call(subject, &name, limit, Call::Charge(cost, permit));
+                let expected = expected.next().expect("an answer for every charge");
+                assert!(
+                    outcome.as_ref().is_some_and(|outcome| expected.is(outcome)),
+                    "seed {} step {step} of {:?} (cost {cost} at {now:?} under {limit}): \
+                     expected {expected:?}, got {outcome:?}",
+                    history.seed,
+                    history,
+                );
+            }
+            Op::Refund(cost) => drop(call(subject, &name, limit, Call::Refund(cost))),
+            Op::Reset => drop(call(subject, &name, limit, Call::Reset)),
+            Op::Release(permit) => drop(call(subject, &name, limit, Call::Release(permit))),
+            Op::Renew(permit) => drop(call(subject, &name, limit, Call::Renew(permit))),
+        }
+    }
+}
+
+enum Call {
+    Charge(u64, u64),
+    Refund(u64),
+    Reset,
+    Release(u64),
+    Renew(u64),
+}
+
+/// Makes one call for one key; a charge has an outcome.
+fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<Outcome> {
+    let store = subject.store();
+    key.with(|key| {
+        let policy = "conformance".parse().expect("a name");
+        let mut charge = Charge::new(policy, key, limit);
+        subject.block_on(async {
+            match call {
+                Call::Charge(cost, permit) => {
+                    (charge.cost, charge.permit) = (cost, permit);
+                    return work(store.charge(&[charge]).await).first().copied();
+                }
+                Call::Refund(cost) => work(store.refund(&charge.cost(cost)).await),
+                Call::Reset => work(store.reset(&charge).await),
+                Call::Release(permit) => {
+                    charge.permit = permit;
+                    work(store.release(&charge).await);
+                }
+                Call::Renew(permit) => {
+                    charge.permit = permit;
+                    work(store.renew(&charge).await);
+                }
+            }
+            None
+        })
+    })
+}
+
+fn work<T>(answer: Result<T, StoreError>) -> T {
+    answer.unwrap_or_else(|error| panic!("the store failed: {error}"))
+}
+
+/// Requests over several keys of several algorithms, against a model of each: all are charged or none is, and the
+/// order of the charges changes nothing.
+fn all_or_nothing(subject: &impl Subject, rounds: u64) {
+    let day = Duration::from_secs(86_400);
+    for seed in 0..rounds {
+        let random = &mut Random::new(seed);
+        let mut now = 1_767_225_600_000_000 + random.below(1_000_000);
+        let limits: Vec<Limit> = (0..random.between(2, 8))
+            .map(|place| {
+                let algorithm = Algorithm::BUILT_IN[place as usize % 4];
+                let limit = Limit::new(random.between(1, 6), day).expect("a small limit");
+                limit.with_algorithm(algorithm).expect("a small limit")
+            })
+            .collect();
+        let mut models: Vec<Model> = limits.iter().map(|&limit| Model::new(limit)).collect();
+        for _ in 0..12 {
+            now += random.below(2_000_000);
+            subject.set_time(Timestamp::from_micros(now));
+            let mut order: Vec<usize> = (0..limits.len()).collect();
+            let swap = random.below(order.len() as u64) as usize;
+            order.swap(0, swap);
+            let cost = random.between(1, limits.iter().map(Limit::capacity).min().unwrap_or(1));
+            let outcomes = charge_all(subject, seed, &order, &limits, cost);
+            let fits = models.iter().all(|model| model.fits(now, cost));
+            assert_eq!(outcomes.iter().all(Outcome::is_admitted), fits, "seed {seed}");
+            for (&place, outcome) in order.iter().zip(&outcomes) {
+                let own = models[place].fits(now, cost);
+                assert_eq!(outcome.is_admitted(), own, "seed {seed}: each limit speaks for itself");
+                let answer = models[place].charge(now, if fits { cost } else { 0 }, 0);
+                assert_eq!(outcome.remaining(), answer.remaining, "seed {seed}");
+            }
+        }
+    }
+}
+
+fn charge_all(
+    subject: &impl Subject,
+    seed: u64,
+    order: &[usize],
+    limits: &[Limit],
+    cost: u64,
+) -> Vec<Outcome> {
+    let keys: Vec<String> = order.iter().map(|place| format!("all-{seed}-{place}")).collect();
+    let policy = "conformance".parse().expect("a name");
+    let charges: Vec<_> = keys
+        .iter()
+        .zip(order)
+        .map(|(key, &place)| {
+            let key = pacegate::KeyRef::new(key.as_bytes());
+            Charge::new(policy, key, limits[place]).cost(cost)
+        })
+        .collect();
+    work(subject.block_on(subject.store().charge(&charges)))
+}
+
+/// Policy, algorithm, period and every part of the key tell states apart; the amount does not.
+fn keys_are_apart(subject: &impl Subject) {
+    subject.set_time(Timestamp::from_secs(1_767_225_600));
+    let one = Limit::per_day(1);
+    let bucket = one.with_algorithm(Algorithm::TokenBucket).expect("a small limit");
+    assert!(admits(subject, "apart", "k", one));
+    assert!(!admits(subject, "apart", "k", one), "the same again");
+    assert!(admits(subject, "apart", "k", Limit::per_day(2)), "the amount");
+    assert!(admits(subject, "apart", "k", Limit::per_hour(1)), "the period");
+    assert!(admits(subject, "apart", "k", bucket), "the algorithm");
+    assert!(admits(subject, "other", "k", one), "the policy");
+    assert!(admits(subject, "apart", ("k", ""), one), "an empty part");
+    assert!(admits(subject, "apart", ("", "k"), one), "the order of parts");
+    assert!(admits(subject, "apart", "k\0", one), "a zero byte");
+    assert!(admits(subject, "apart", "{k}:\r\n", one), "hostile text");
+    assert!(admits(subject, "apart", b"\xff\xfe", one), "no text at all");
+}
+
+fn admits(subject: &impl Subject, policy: &str, key: impl Key, limit: Limit) -> bool {
+    key.with(|key| {
+        let charge = [Charge::new(policy.parse().expect("a name"), key, limit)];
+        work(subject.block_on(subject.store().charge(&charge)))[0].is_admitted()
+    })
+}
+
+/// A charge that is not enforced is taken if it fits and the request passes, and never stands in the way.
+fn unenforced_charges_never_deny(subject: &impl Subject) {
+    subject.set_time(Timestamp::from_secs(1_767_225_600));
+    let policy = "shadow".parse().expect("a name");
+    let (two, one) = (Limit::per_day(2), Limit::per_day(1));
+    let admitted: Vec<[bool; 2]> = (0..3)
+        .map(|_| {
+            let enforced = Charge::new(policy, pacegate::KeyRef::new(b"enforced"), two);
+            let mut shadow = Charge::new(policy, pacegate::KeyRef::new(b"shadow"), one);
+            shadow.enforced = false;
+            let charges = [enforced, shadow];
+            let outcomes = work(subject.block_on(subject.store().charge(&charges)));
+            [outcomes[0].is_admitted(), outcomes[1].is_admitted()]
+        })
+        .collect();
+    assert_eq!(admitted, [[true, true], [true, false], [false, false]]);
+    let left = call_peek(subject, "shadow", b"enforced", two);
+    assert_eq!(left.remaining(), 0);
+}
+
+/// Two charges to one key in one request count as two.
+fn the_same_key_twice(subject: &impl Subject) {
+    subject.set_time(Timestamp::from_secs(1_767_225_600));
+    let policy = "twice".parse().expect("a name");
+    for algorithm in Algorithm::BUILT_IN {
+        let limit = Limit::per_day(3).with_algorithm(algorithm).expect("a small limit");
+        let key = algorithm.name().as_bytes();
+        let mut charge = Charge::new(policy, pacegate::KeyRef::new(key), limit);
+        let ask = |charge| {
+            let outcomes = work(subject.block_on(subject.store().charge(&[charge, charge])));
+            outcomes.iter().all(Outcome::is_admitted)
+        };
+        charge.permit = u64::from(algorithm == Algorithm::Concurrency);
+        assert!(ask(charge), "{algorithm}: 2 of 3");
+        assert!(!ask(charge), "{algorithm}: 4 of 3");
+        assert_eq!(call_peek(subject, "twice", key, limit).remaining(), 1, "{algorithm}");
+    }
+}
+
+/// An amount of 0 denies for good; peeks and denials leave no trace; a share of a limit is a limit.
+fn nothing_is_never_something(subject: &impl Subject) {
+    subject.set_time(Timestamp::from_secs(1_767_225_600));
+    for algorithm in Algorithm::BUILT_IN {
+        let none = Limit::per_day(0).with_algorithm(algorithm).expect("a small limit");
+        let key = format!("nothing-{algorithm}");
+        let outcome = call(subject, &key, none, Call::Charge(1, 1)).expect("an outcome");
+        assert!(!outcome.is_admitted(), "{algorithm}");
+        assert_eq!((outcome.remaining(), outcome.retry_after()), (0, None), "{algorithm}");
+
+        let four = Limit::per_day(4).with_algorithm(algorithm).expect("a small limit");
+        let half = four.share(1, NonZeroU32::new(2).expect("not zero"));
+        for _ in 0..3 {
+            let peek = call(subject, &key, four, Call::Charge(0, 0)).expect("an outcome");
+            assert_eq!((peek.is_admitted(), peek.remaining()), (true, 4), "{algorithm}");
+            assert_eq!(peek.reset_after(), Duration::ZERO, "{algorithm}");
+        }
+        assert!(call(subject, &key, half, Call::Charge(2, 1)).is_some_and(|o| o.is_admitted()));
+        let before = call(subject, &key, half, Call::Charge(0, 0));
+        for _ in 0..3 {
+            assert!(
+                call(subject, &key, half, Call::Charge(1, 2)).is_some_and(|o| !o.is_admitted())
+            );
+        }
+        assert_eq!(call(subject, &key, half, Call::Charge(0, 0)), before, "{algorithm}");
+    }
+}
+
+fn call_peek(subject: &impl Subject, policy: &str, key: &[u8], limit: Limit) -> Outcome {
+    let policy = policy.parse().expect("a name");
+    let peek = [Charge::new(policy, pacegate::KeyRef::new(key), limit).cost(0)];
+    work(subject.block_on(subject.store().charge(&peek)))[0]
+}

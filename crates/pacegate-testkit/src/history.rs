@@ -1,0 +1,162 @@
+use std::time::Duration;
+
+use pacegate::{Algorithm, Limit, Timestamp};
+
+use crate::{Model, Random, model::Answer};
+
+/// A random history of one key: a limit, and what happens to it.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// From which it can be had again.
+    pub seed: u64,
+    /// The limit at first.
+    pub limit: Limit,
+    /// When it begins.
+    pub start: Timestamp,
+    /// What happens, in this order.
+    pub ops: Vec<Op>,
+}
+
+/// One thing that happens to a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// So many microseconds pass.
+    Pass(u64),
+    /// Units are asked for, under this permit (0 where there are none).
+    Charge(u64, u64),
+    /// Units are given back.
+    Refund(u64),
+    /// Everything is forgotten.
+    Reset,
+    /// Another amount or burst is in force from now on.
+    SetLimit(Limit),
+    /// A permit is returned.
+    Release(u64),
+    /// A permit's life starts anew.
+    Renew(u64),
+}
+
+impl History {
+    /// The history that follows from a seed. Short periods and small amounts, so that every edge is met often.
+    pub fn random(seed: u64, algorithm: Algorithm) -> Self {
+        let random = &mut Random::new(seed);
+        let limit = random_limit(random, algorithm);
+        let period = limit.period().as_micros() as u64;
+        let start = random.pick(&[
+            0,
+            946_684_800_000_000,
+            1_767_225_600_000_000,
+            9_000_000_000_000_000 - 8_000_000_000_000,
+        ]);
+        let start = start + random.below(2 * period);
+        let length = random.between(20, 60);
+        let mut now = start;
+        let mut held = 1;
+        let ops = (0..length)
+            .map(|_| {
+                let op = random_op(random, &limit, now, &mut held);
+                if let Op::Pass(micros) = op {
+                    now += micros;
+                }
+                op
+            })
+            .collect();
+        Self { seed, limit, start: Timestamp::from_micros(start), ops }
+    }
+
+    /// What the model says to every charge, in order.
+    pub fn answers(&self) -> Vec<Answer> {
+        let (mut model, mut now) = (Model::new(self.limit), self.start.as_micros());
+        let mut answers = Vec::new();
+        for op in &self.ops {
+            match *op {
+                Op::Pass(micros) => now += micros,
+                Op::Charge(cost, permit) => {
+                    // A limit may have been lowered below the cost since it was drawn.
+                    let cost = cost.min(model.limit().capacity());
+                    answers.push(model.charge(now, cost, permit));
+                }
+                Op::Refund(cost) => model.refund(now, cost),
+                Op::Reset => model.reset(),
+                Op::SetLimit(limit) => model.set_limit(limit),
+                Op::Release(permit) => model.release(permit),
+                Op::Renew(permit) => {
+                    model.renew(now, permit);
+                }
+            }
+        }
+        answers
+    }
+}
+
+fn random_limit(random: &mut Random, algorithm: Algorithm) -> Limit {
+    let millis = random.pick(&[1, 2, 3, 7, 10, 250, 1_000, 60_000]);
+    let amount = random.pick(&[1, 2, 3, 5, 7, 10, 59, 100, 997]);
+    let limit = Limit::new(amount, Duration::from_millis(millis)).expect("a small limit");
+    let limit = limit.with_algorithm(algorithm).expect("a small limit");
+    if algorithm == Algorithm::TokenBucket && random.one_in(2) {
+        let burst = random.pick(&[1, 2, amount, 3 * amount, amount + 1]);
+        return limit.with_burst(burst).expect("a small burst");
+    }
+    limit
+}
+
+fn random_op(random: &mut Random, limit: &Limit, now: u64, held: &mut u64) -> Op {
+    let concurrency = limit.algorithm() == Algorithm::Concurrency;
+    match random.below(40) {
+        0..16 => Op::Pass(random_wait(random, limit, now)),
+        16..33 => {
+            let cost = random_cost(random, limit.capacity());
+            *held += u64::from(concurrency);
+            // Now and then without a permit: that can be given back, but not returned.
+            let permit = if concurrency && !random.one_in(8) { *held } else { 0 };
+            Op::Charge(cost, permit)
+        }
+        33..35 => Op::Refund(random_cost(random, 2 * limit.capacity())),
+        35 => Op::Reset,
+        36 => Op::SetLimit(changed(random, limit)),
+        _ if concurrency && random.one_in(2) => Op::Release(random.between(1, *held)),
+        _ if concurrency => Op::Renew(random.between(1, *held)),
+        _ => Op::Charge(1, 0),
+    }
+}
+
+/// The same algorithm and period with another amount, and burst where it had one. A token bucket is never slowed
+/// down: what it owes may then be forgotten when it would have been paid at the old rate, or somewhat later, as suits
+/// the store.
+fn changed(random: &mut Random, limit: &Limit) -> Limit {
+    let slowest = if limit.algorithm() == Algorithm::TokenBucket { limit.amount() } else { 1 };
+    let amount = random.between(slowest, 2 * limit.amount());
+    let other = Limit::new(amount, limit.period()).expect("a small limit");
+    match limit.burst() {
+        Some(burst) => other.with_burst(random.between(1, 2 * burst)).expect("a small burst"),
+        None => other.with_algorithm(limit.algorithm()).expect("a small limit"),
+    }
+}
+
+fn random_cost(random: &mut Random, most: u64) -> u64 {
+    match random.below(8) {
+        0 => 0,
+        1 => most,
+        2..4 => random.between(1, most.max(1)),
+        _ => random.between(1, most.clamp(1, 3)),
+    }
+}
+
+/// Often just around the end of a window or a refill, where mistakes live.
+fn random_wait(random: &mut Random, limit: &Limit, now: u64) -> u64 {
+    let period = limit.period().as_micros() as u64;
+    let to_end = period - now % period;
+    let token = (period / limit.amount()).max(1);
+    match random.below(10) {
+        0 => 0,
+        1 => 1,
+        2 => to_end,
+        3 => to_end - 1,
+        4 => to_end + 1,
+        5 => token + random.below(3) - 1,
+        6 => random.below(3 * period),
+        7 => period + random.below(3) - 1,
+        _ => random.below(token + 1),
+    }
+}

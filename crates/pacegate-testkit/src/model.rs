@@ -1,0 +1,218 @@
+use std::time::Duration;
+
+use pacegate::{Algorithm, Limit, algorithm::Outcome};
+
+/// The specification of every algorithm, by brute force.
+///
+/// It keeps all that was ever charged to one key. The only thing it knows about an algorithm is its definition:
+/// whether a cost [fits](Self::fits) at an instant. What remains, when to retry and when all is over are searched for
+/// with that question alone. Slow, and obviously right. Time must not go back.
+#[derive(Clone, Debug)]
+pub struct Model {
+    limit: Limit,
+    entries: Vec<Entry>,
+}
+
+/// What the model says of a charge; times in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether the cost was admitted; for a cost of 0, whether one unit would be.
+    pub admitted: bool,
+    /// The most that would be admitted right now.
+    pub remaining: u64,
+    /// When the same cost will be admitted; 0 if it was, `None` if never.
+    pub retry_after: Option<u64>,
+    /// When all of the capacity will be there again.
+    pub reset_after: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    at: u64,
+    /// Units taken, or given back where negative (by a token bucket only).
+    units: i128,
+    permit: u64,
+    /// The limit in force when this happened.
+    limit: Limit,
+}
+
+impl Model {
+    /// A key to which nothing has been charged.
+    pub fn new(limit: Limit) -> Self {
+        Self { limit, entries: Vec::new() }
+    }
+
+    /// The limit in force.
+    pub fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    /// Puts another amount or burst in force.
+    pub fn set_limit(&mut self, limit: Limit) {
+        self.limit = limit;
+    }
+
+    /// Charges `cost` at `now` as permit `permit` (0 where there are none), if it fits.
+    pub fn charge(&mut self, now: u64, cost: u64, permit: u64) -> Answer {
+        let admitted = self.fits(now, cost.max(1));
+        let retry_after = if admitted { Some(0) } else { self.first_fit(now, cost.max(1)) };
+        if admitted && cost > 0 {
+            self.push(now, i128::from(cost), permit);
+        }
+        Answer {
+            admitted,
+            remaining: self.remaining(now),
+            retry_after,
+            reset_after: self.reset_after(now),
+        }
+    }
+
+    /// Gives back up to `cost` units: the newest first, of those that still count. Permits are not given back but
+    /// [returned](Self::release).
+    pub fn refund(&mut self, now: u64, cost: u64) {
+        if self.limit.algorithm() == Algorithm::TokenBucket {
+            return self.push(now, -i128::from(cost), 0);
+        }
+        let mut left = i128::from(cost);
+        let from = self.oldest_counted(now);
+        let is_owed = |entry: &&mut Entry| entry.at >= from && entry.permit == 0;
+        for entry in self.entries.iter_mut().rev().filter(is_owed) {
+            let back = left.min(entry.units);
+            entry.units -= back;
+            left -= back;
+        }
+        self.entries.retain(|entry| entry.units != 0);
+    }
+
+    /// Forgets everything.
+    pub fn reset(&mut self) {
+        self.entries.clear();
+    }
+
+    /// Returns a permit.
+    pub fn release(&mut self, permit: u64) {
+        self.entries.retain(|entry| entry.permit != permit);
+    }
+
+    /// Starts a permit's life anew, unless it is over.
+    pub fn renew(&mut self, now: u64, permit: u64) -> bool {
+        let period = micros(self.limit.period());
+        let is_held = |entry: &Entry| entry.permit == permit && entry.at + period > now;
+        let (held, others): (Vec<_>, Vec<_>) = self.entries.drain(..).partition(is_held);
+        self.entries = others;
+        self.entries.extend(held.iter().map(|entry| Entry { at: now, ..*entry }));
+        !held.is_empty()
+    }
+
+    /// The definition of each algorithm: may `cost` units be taken at `now`?
+    pub fn fits(&self, now: u64, cost: u64) -> bool {
+        let (amount, period) = (i128::from(self.limit.amount()), micros(self.limit.period()));
+        let (cost, window) = (i128::from(cost), now / period);
+        let in_window = |wanted: u64| self.units(|at| at / period == wanted);
+        match self.limit.algorithm() {
+            _ if amount == 0 => false,
+            Algorithm::FixedWindow => in_window(window) + cost <= amount,
+            Algorithm::SlidingWindow => {
+                let previous = if window == 0 { 0 } else { in_window(window - 1) };
+                let (whole, elapsed) = (i128::from(period), i128::from(now % period));
+                previous * (whole - elapsed) + (in_window(window) + cost) * whole <= amount * whole
+            }
+            Algorithm::SlidingLog | Algorithm::Concurrency => {
+                self.units(|at| at + period > now) + cost <= amount
+            }
+            Algorithm::TokenBucket => self.tokens(now) >= cost * i128::from(period),
+            other => panic!("the model does not know {other}"),
+        }
+    }
+
+    /// What a token bucket holds, in tokens × period: full at first, refilled by the amount in every microsecond up
+    /// to the burst. Less than nothing if the bucket has become smaller than what was taken from it.
+    fn tokens(&self, now: u64) -> i128 {
+        let full = i128::from(self.limit.capacity()) * i128::from(micros(self.limit.period()));
+        let Some(first) = self.entries.first() else { return full };
+        let (mut debt, mut last) = (0, first.at);
+        for entry in &self.entries {
+            debt = drained(debt, &entry.limit, entry.at - last);
+            debt = (debt + entry.units * i128::from(micros(entry.limit.period()))).max(0);
+            last = entry.at;
+        }
+        full - drained(debt, &self.limit, now - last)
+    }
+
+    fn push(&mut self, at: u64, units: i128, permit: u64) {
+        self.entries.push(Entry { at, units, permit, limit: self.limit });
+    }
+
+    fn units(&self, counts: impl Fn(u64) -> bool) -> i128 {
+        self.entries.iter().filter(|entry| counts(entry.at)).map(|entry| entry.units).sum()
+    }
+
+    /// The earliest instant whose charges still count at `now`.
+    fn oldest_counted(&self, now: u64) -> u64 {
+        let period = micros(self.limit.period());
+        let start = now - now % period;
+        match self.limit.algorithm() {
+            Algorithm::FixedWindow => start,
+            Algorithm::SlidingWindow => start.saturating_sub(period),
+            _ => (now + 1).saturating_sub(period),
+        }
+    }
+
+    fn remaining(&self, now: u64) -> u64 {
+        first_true(0, self.limit.capacity(), |more| !self.fits(now, more + 1))
+    }
+
+    fn reset_after(&self, now: u64) -> u64 {
+        if self.limit.amount() == 0 {
+            return 0;
+        }
+        first_true(0, self.horizon(), |wait| self.remaining(now + wait) == self.limit.capacity())
+    }
+
+    fn first_fit(&self, now: u64, cost: u64) -> Option<u64> {
+        let wait = first_true(0, self.horizon(), |wait| self.fits(now + wait, cost));
+        self.fits(now + wait, cost).then_some(wait)
+    }
+
+    /// Longer than anything charged so far can matter.
+    fn horizon(&self) -> u64 {
+        let period = micros(self.limit.period());
+        let limits = self.entries.iter().map(|entry| &entry.limit).chain([&self.limit]);
+        let most = limits.map(|limit| limit.capacity()).max().unwrap_or(0);
+        let bursts = most.div_ceil(self.limit.amount().max(1));
+        period * (bursts + 2)
+    }
+}
+
+impl Answer {
+    /// The same as the outcome of a store?
+    pub fn is(&self, outcome: &Outcome) -> bool {
+        let wait = self.retry_after.map(Duration::from_micros);
+        outcome.is_admitted() == self.admitted
+            && outcome.remaining() == self.remaining
+            && outcome.retry_after() == wait
+            && outcome.reset_after() == Duration::from_micros(self.reset_after)
+    }
+}
+
+fn drained(debt: i128, limit: &Limit, wait: u64) -> i128 {
+    (debt - i128::from(wait) * i128::from(limit.amount())).max(0)
+}
+
+/// The first number from `low` on for which a question is true that, once true, stays true; `high` if there is none
+/// before.
+fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> u64 {
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if holds(middle) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).expect("a period of at most ten years")
+}

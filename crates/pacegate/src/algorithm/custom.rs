@@ -1,0 +1,119 @@
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    ops::Deref,
+};
+
+use super::{Outcome, State};
+use crate::{Limit, clock::Timestamp};
+
+/// An algorithm of your own, for the stores of this process.
+///
+/// It runs alone on its key, under the lock of the store: it must be quick, and must not panic. It must obey the
+/// common rules: a denial and a cost of 0 change nothing, and the lifetime given to [`State::new`] is no shorter than
+/// the state matters. A key that is given [`State::EMPTY`] has a payload of 0 from then on, until it is forgotten.
+///
+/// ```
+/// use std::time::Duration;
+/// use pacegate::{Algorithm, Limit, Limiter, Timestamp};
+/// use pacegate::algorithm::{CustomAlgorithm, Outcome, State};
+///
+/// /// So many in all, ever again only after a period of silence.
+/// #[derive(Debug)]
+/// struct Quiet;
+///
+/// impl CustomAlgorithm for Quiet {
+///     fn name(&self) -> &'static str {
+///         "quiet"
+///     }
+///
+///     fn step(&self, limit: &Limit, state: &mut State, now: Timestamp, cost: u64) -> Outcome {
+///         let over = state.at().after(limit.period());
+///         let used = if now < over { state.payload() as u64 } else { 0 };
+///         let free = limit.amount().saturating_sub(used);
+///         if cost.max(1) > free {
+///             let wait = Duration::from_micros(over.micros_since(now));
+///             return Outcome::denied(free, Some(wait), wait);
+///         }
+///         if cost > 0 {
+///             let life = limit.period().as_micros() as u64;
+///             *state = State::new(now, life, u128::from(used + cost));
+///         }
+///         Outcome::admitted(free - cost, limit.period())
+///     }
+/// }
+///
+/// let limit = Limit::per_minute(2).with_algorithm(Algorithm::custom(&Quiet))?;
+/// let limiter = Limiter::memory(limit);
+/// let answers = [(); 3].map(|()| limiter.check("alice").is_allowed());
+/// assert_eq!(answers, [true, true, false]);
+/// # Ok::<(), pacegate::LimitError>(())
+/// ```
+pub trait CustomAlgorithm: fmt::Debug + Send + Sync {
+    /// A name apart from those of the built-in algorithms: with the period it tells one state from another.
+    fn name(&self) -> &'static str;
+
+    /// Decides `cost` at `now`, and changes the state if units are taken. The cost is at most the limit's capacity
+    /// and the amount is at least 1.
+    fn step(&self, limit: &Limit, state: &mut State, now: Timestamp, cost: u64) -> Outcome;
+
+    /// Gives back up to `cost` units. The default gives nothing back.
+    fn refund(&self, limit: &Limit, state: State, now: Timestamp, cost: u64) -> State {
+        let _ = (limit, now, cost);
+        state
+    }
+}
+
+/// [`CustomAlgorithm::step`], with what it leaves behind made fit to be kept.
+pub(super) fn step(
+    custom: Custom,
+    limit: &Limit,
+    state: &mut State,
+    now: u64,
+    cost: u64,
+) -> Outcome {
+    let (now, known) = (Timestamp::from_micros(now), !state.is_empty());
+    let outcome = custom.step(limit, state, now, cost);
+    if known {
+        *state = kept(*state, now);
+    }
+    outcome
+}
+
+/// A cell that is in use never holds an empty state, or the store would take it for free.
+pub(super) fn kept(state: State, now: Timestamp) -> State {
+    if state.is_empty() { State::new(now, 0, 0) } else { state }
+}
+
+/// A [`CustomAlgorithm`] as a value; equal to another of the same name.
+#[derive(Clone, Copy, Debug)]
+pub struct Custom(&'static dyn CustomAlgorithm);
+
+impl super::Algorithm {
+    /// An algorithm of your own.
+    pub const fn custom(algorithm: &'static dyn CustomAlgorithm) -> Self {
+        Self::Custom(Custom(algorithm))
+    }
+}
+
+impl Deref for Custom {
+    type Target = dyn CustomAlgorithm;
+
+    fn deref(&self) -> &Self::Target {
+        self.0
+    }
+}
+
+impl PartialEq for Custom {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Custom {}
+
+impl Hash for Custom {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name().hash(state);
+    }
+}

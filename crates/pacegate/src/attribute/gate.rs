@@ -1,0 +1,124 @@
+use std::sync::{Arc, LazyLock};
+
+use super::{Asked, Pass};
+use crate::{Decision, Denied, Limiter, SharedLimiter, registry};
+
+/// Decides at once.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot decide for a function that is not async",
+    label = "not a `pacegate::Limiter`",
+    note = "only a `Limiter` decides without waiting; use one, or make the function async"
+)]
+pub trait Gate {
+    /// Charges the call, or says why it may not run.
+    fn decide(&self, asked: Asked) -> Result<Pass, Denied>;
+}
+
+/// Decides, perhaps after asking a store.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a limiter",
+    label = "neither a `pacegate::Limiter` nor a `pacegate::SharedLimiter`",
+    note = "`limiter` takes either, a reference to one, or one in an `Arc`, a `Box` or a `LazyLock`"
+)]
+pub trait WaitingGate {
+    /// Charges the call, or says why it may not run.
+    fn admit(&self, asked: Asked) -> impl Future<Output = Result<Pass, Denied>> + Send;
+}
+
+/// The [shared](registry::shared) limiter of this process, or the one in its memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Installed;
+
+/// The limiter that was [installed](registry::install_named) under this name, or the one in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Named(pub &'static str);
+
+/// [`Gate::decide`], by a path that an error can point at.
+pub fn decide<G: Gate + ?Sized>(gate: &G, asked: Asked) -> Result<Pass, Denied> {
+    gate.decide(asked)
+}
+
+/// [`WaitingGate::admit`], by a path that an error can point at.
+pub async fn admit<G: WaitingGate + Sync + ?Sized>(gate: &G, asked: Asked) -> Result<Pass, Denied> {
+    gate.admit(asked).await
+}
+
+impl Gate for Limiter {
+    fn decide(&self, asked: Asked) -> Result<Pass, Denied> {
+        let decision = asked.with_charges(|charges| self.check_all(charges));
+        asked.conclude(decision.map_err(Into::into))?;
+        Ok(Pass::of(self, asked))
+    }
+}
+
+impl WaitingGate for Limiter {
+    fn admit(&self, asked: Asked) -> impl Future<Output = Result<Pass, Denied>> + Send {
+        std::future::ready(self.decide(asked))
+    }
+}
+
+impl WaitingGate for SharedLimiter {
+    async fn admit(&self, asked: Asked) -> Result<Pass, Denied> {
+        // Before the store is asked: if this ends early, dropping it gives back what may have been taken.
+        let pass = Pass::ahead(self, &asked);
+        let decision = self.check_all(&asked.charges()).await;
+        let unknown = decision.as_ref().is_ok_and(Decision::is_degraded);
+        match asked.conclude(decision) {
+            Ok(()) => Ok(pass),
+            Err(denied) => {
+                if !unknown {
+                    // The store has said that it took nothing.
+                    pass.forget();
+                }
+                Err(denied)
+            }
+        }
+    }
+}
+
+impl WaitingGate for Installed {
+    async fn admit(&self, asked: Asked) -> Result<Pass, Denied> {
+        match registry::shared() {
+            Some(shared) => shared.admit(asked).await,
+            None => registry::memory().decide(asked),
+        }
+    }
+}
+
+impl WaitingGate for Named {
+    async fn admit(&self, asked: Asked) -> Result<Pass, Denied> {
+        match registry::named(self.0) {
+            Some(shared) => shared.admit(asked).await,
+            None => registry::memory().decide(asked),
+        }
+    }
+}
+
+macro_rules! pointers {
+    ($([$($parameters:tt)*] $pointer:ty;)*) => {$(
+        impl<$($parameters)*> Gate for $pointer
+        where
+            G: Gate,
+        {
+            fn decide(&self, asked: Asked) -> Result<Pass, Denied> {
+                (**self).decide(asked)
+            }
+        }
+
+        impl<$($parameters)*> WaitingGate for $pointer
+        where
+            G: WaitingGate,
+        {
+            fn admit(&self, asked: Asked) -> impl Future<Output = Result<Pass, Denied>> + Send {
+                (**self).admit(asked)
+            }
+        }
+    )*};
+}
+
+pointers! {
+    [G: ?Sized] &G;
+    [G: ?Sized] Arc<G>;
+    [G: ?Sized] Box<G>;
+    [G, F: FnOnce() -> G] LazyLock<G, F>;
+}

@@ -1,0 +1,111 @@
+use super::Asked;
+use crate::{Denied, Limiter, SharedLimiter};
+
+/// What a call holds while it runs: a place under a limit of concurrency, otherwise nothing.
+#[derive(Debug, Default)]
+#[must_use = "dropping it says that the call has ended"]
+pub struct Pass(Option<Box<Held>>);
+
+#[derive(Debug)]
+struct Held {
+    by: Holder,
+    asked: Asked,
+}
+
+#[derive(Debug)]
+enum Holder {
+    Memory(Limiter),
+    Shared(SharedLimiter),
+}
+
+/// What a function can return in place of running.
+#[diagnostic::on_unimplemented(
+    message = "a denied call cannot return `{Self}`",
+    label = "this says nothing of a denial",
+    note = "return a `Result<_, E>` with `E: From<pacegate::Denied>`, or add `on_denied = |denied| ..`"
+)]
+pub trait FromDenied {
+    /// The denial as the function puts it.
+    fn from_denied(denied: Denied) -> Self;
+}
+
+/// A number of units.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a cost",
+    label = "not an unsigned integer",
+    note = "a cost is an unsigned integer of up to 64 bits; `0` asks without charging"
+)]
+pub trait Units {
+    /// The same number.
+    fn units(self) -> u64;
+}
+
+/// [`FromDenied::from_denied`], by a path that an error can point at.
+pub fn deny<R: FromDenied>(denied: Denied) -> R {
+    R::from_denied(denied)
+}
+
+/// Gives a closure the type of its argument.
+pub fn answer<R>(denied: Denied, on_denied: impl FnOnce(Denied) -> R) -> R {
+    on_denied(denied)
+}
+
+/// [`Units::units`], by a path that an error can point at.
+pub fn units(cost: impl Units) -> u64 {
+    cost.units()
+}
+
+impl<T, E: From<Denied>> FromDenied for Result<T, E> {
+    fn from_denied(denied: Denied) -> Self {
+        Err(denied.into())
+    }
+}
+
+macro_rules! units {
+    ($($integer:ty),*) => {$(
+        impl Units for $integer {
+            fn units(self) -> u64 {
+                self as u64
+            }
+        }
+    )*};
+}
+
+units!(u8, u16, u32, u64, usize);
+
+impl Pass {
+    /// What a limiter in memory has just admitted.
+    pub(super) fn of(limiter: &Limiter, asked: Asked) -> Self {
+        if asked.permit == 0 {
+            return Self::default();
+        }
+        Self(Some(Box::new(Held { by: Holder::Memory(limiter.clone()), asked })))
+    }
+
+    /// What a store is about to be asked for.
+    pub(super) fn ahead(limiter: &SharedLimiter, asked: &Asked) -> Self {
+        if asked.permit == 0 {
+            return Self::default();
+        }
+        Self(Some(Box::new(Held { by: Holder::Shared(limiter.clone()), asked: asked.clone() })))
+    }
+
+    /// Nothing was taken, so nothing is to be returned.
+    pub(super) fn forget(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let Some(held) = self.0.take() else { return };
+        let Held { by, asked } = *held;
+        match by {
+            Holder::Memory(limiter) => asked.with_charges(|charges| limiter.release_all(charges)),
+            Holder::Shared(limiter) => limiter.clone().detach(Box::pin(async move {
+                // Nobody is there to be told; it is counted, and the place is free again with its period.
+                let _ = limiter.release_all(&asked.charges()).await;
+            })),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use super::{Clock, Sleep, Timestamp};
+
+/// A clock that stands still until it is told to move.
+///
+/// Clones share one time, so a test keeps a clone and moves the limiter's clock with it. Everything that waits on the
+/// clock is woken when its instant is reached.
+///
+/// ```
+/// # use std::time::Duration;
+/// use pacegate::{Limiter, ManualClock};
+///
+/// let clock = ManualClock::new();
+/// let limiter = Limiter::builder().limit("1/minute").clock(clock.clone()).build()?;
+/// assert!(limiter.check("alice").is_allowed());
+/// assert!(!limiter.check("alice").is_allowed());
+/// clock.advance(Duration::from_secs(60));
+/// assert!(limiter.check("alice").is_allowed());
+/// # Ok::<(), pacegate::BuildError>(())
+/// ```
+#[derive(Clone)]
+pub struct ManualClock {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    now: AtomicU64,
+    /// Microseconds by which the clock was ever moved forward.
+    elapsed: AtomicU64,
+    /// Held while the two are compared or moved, so that no wake-up is lost in between.
+    sleepers: Mutex<Vec<Sleeper>>,
+    next_id: AtomicU64,
+}
+
+struct Sleeper {
+    id: u64,
+    /// What `elapsed` has to reach.
+    due: u64,
+    waker: Waker,
+}
+
+impl ManualClock {
+    /// A clock that shows 1 January 2026, the start of a day, an hour and a minute.
+    pub fn new() -> Self {
+        Self::at(Timestamp::from_secs(1_767_225_600))
+    }
+
+    /// A clock that shows `now`.
+    pub fn at(now: Timestamp) -> Self {
+        let shared = Shared {
+            now: AtomicU64::new(now.as_micros()),
+            elapsed: AtomicU64::new(0),
+            sleepers: Mutex::default(),
+            next_id: AtomicU64::new(0),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Moves the clock forward and wakes whoever waited for an instant now past.
+    pub fn advance(&self, by: Duration) {
+        self.shift(|now| now.after(by));
+    }
+
+    /// Sets the clock, back as well as forward, and wakes whoever waited for an instant now past.
+    ///
+    /// What lies between is time that passes if the clock is set forward. If it is set back, no time passes: whoever
+    /// waits has as long to wait as before.
+    pub fn set(&self, now: Timestamp) {
+        self.shift(|_| now);
+    }
+
+    fn shift(&self, to: impl FnOnce(Timestamp) -> Timestamp) {
+        let due: Vec<_> = {
+            let mut sleepers = self.shared.sleepers.lock();
+            let before = self.now();
+            let now = to(before);
+            let passed = now.micros_since(before);
+            self.shared.now.store(now.as_micros(), Ordering::SeqCst);
+            let elapsed = self.shared.elapsed().saturating_add(passed);
+            self.shared.elapsed.store(elapsed, Ordering::SeqCst);
+            sleepers.extract_if(.., |sleeper| sleeper.due <= elapsed).collect()
+        };
+        for sleeper in due {
+            sleeper.waker.wake();
+        }
+    }
+
+    /// How many tasks wait on this clock: a test's way to know that a waiter is in place.
+    pub fn sleepers(&self) -> usize {
+        self.shared.sleepers.lock().len()
+    }
+
+    /// The earliest instant that anyone waits for, if the clock is not set back before.
+    pub fn next_wake(&self) -> Option<Timestamp> {
+        let sleepers = self.shared.sleepers.lock();
+        let due = sleepers.iter().map(|sleeper| sleeper.due).min()?;
+        Some(self.now().after(Duration::from_micros(due - self.shared.elapsed())))
+    }
+}
+
+impl Shared {
+    fn elapsed(&self) -> u64 {
+        self.elapsed.load(Ordering::SeqCst)
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.shared.now.load(Ordering::SeqCst))
+    }
+
+    fn elapsed(&self) -> Duration {
+        Duration::from_micros(self.shared.elapsed())
+    }
+
+    fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
+        let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
+        let sleepers = self.shared.sleepers.lock();
+        let due = self.shared.elapsed().saturating_add(until.micros_since(self.now()));
+        drop(sleepers);
+        let place = Place { clock: self, id, due };
+        Box::pin(std::future::poll_fn(move |cx| place.poll(cx)))
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for ManualClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ManualClock").field(&self.now()).finish()
+    }
+}
+
+/// A place among the sleepers. Dropping it gives it up: a cancelled wait leaves nothing behind.
+struct Place<'a> {
+    clock: &'a ManualClock,
+    id: u64,
+    due: u64,
+}
+
+impl Place<'_> {
+    fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut sleepers = self.clock.shared.sleepers.lock();
+        sleepers.retain(|sleeper| sleeper.id != self.id);
+        if self.clock.shared.elapsed() >= self.due {
+            return Poll::Ready(());
+        }
+        sleepers.push(Sleeper { id: self.id, due: self.due, waker: cx.waker().clone() });
+        Poll::Pending
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.clock.shared.sleepers.lock().retain(|sleeper| sleeper.id != self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_passed_is_not_taken_back() {
+        let clock = ManualClock::at(Timestamp::from_secs(1_000));
+        clock.advance(Duration::from_secs(10));
+        clock.set(Timestamp::from_secs(500));
+        assert_eq!((clock.now().as_micros(), clock.elapsed().as_secs()), (500_000_000, 10));
+        clock.set(Timestamp::from_secs(520));
+        assert_eq!(clock.elapsed(), Duration::from_secs(30));
+    }
+
+    #[test]
+    fn clones_that_advance_at_the_same_time_all_do() {
+        let clock = ManualClock::at(Timestamp::EPOCH);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    (0..250_000).for_each(|_| clock.advance(Duration::from_micros(1)));
+                });
+            }
+        });
+        assert_eq!(clock.now().as_micros(), 1_000_000);
+        assert_eq!(clock.elapsed(), Duration::from_micros(1_000_000));
+    }
+}

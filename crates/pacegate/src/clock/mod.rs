@@ -1,0 +1,138 @@
+//! Time: one tick of a microsecond everywhere, always passed in, never assumed.
+//!
+//! Only this module reads a clock. Stores ask a [`Clock`] once per decision, so a [`ManualClock`] makes every answer of
+//! the library, waiting included, a matter of arithmetic that a test can state exactly.
+
+mod manual;
+mod system;
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+pub use manual::ManualClock;
+pub use system::SystemClock;
+pub(crate) use system::{Disciplined, disciplined};
+
+/// An instant, in whole microseconds since the Unix epoch.
+///
+/// The microsecond is the tick of all of Pacegate, in memory as in Redis, so that both give the same answer for the
+/// same history. Instants later than [`Timestamp::MAX`] (the year 2255) are taken as that instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+/// A source of time for a store.
+///
+/// It may step in either direction. After a step back nobody waits for longer than if all that is used had been used
+/// just now; a step forward admits at most one more burst per key.
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// The instant now.
+    fn now(&self) -> Timestamp;
+
+    /// How much time has passed since some fixed instant, for those who wait.
+    ///
+    /// A clock that may step has to leave its steps out here. The default is [`Clock::now`], which is right for a clock
+    /// that does not.
+    fn elapsed(&self) -> Duration {
+        Duration::from_micros(self.now().as_micros())
+    }
+
+    /// Completes when as much time has passed as now lies between [`Clock::now`] and `until`.
+    ///
+    /// A clock that steps meanwhile makes that no longer. So it may not show `until` yet: whoever cares looks again.
+    /// The default waits on a real timer.
+    fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
+        match until.micros_since(self.now()) {
+            0 => Box::pin(std::future::ready(())),
+            left => Box::pin(futures_timer::Delay::new(Duration::from_micros(left))),
+        }
+    }
+}
+
+/// What [`Clock::sleep_until`] returns.
+pub type Sleep<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+impl Timestamp {
+    /// Midnight of 1 January 1970, UTC.
+    pub const EPOCH: Self = Self(0);
+
+    /// The last instant that a store can hold.
+    pub const MAX: Self = Self((1 << 53) - 1);
+
+    /// The instant this many microseconds after the epoch.
+    #[inline]
+    pub const fn from_micros(micros: u64) -> Self {
+        if micros > Self::MAX.0 { Self::MAX } else { Self(micros) }
+    }
+
+    /// The instant this many whole seconds after the epoch.
+    pub const fn from_secs(secs: u64) -> Self {
+        match secs.checked_mul(1_000_000) {
+            Some(micros) => Self::from_micros(micros),
+            None => Self::MAX,
+        }
+    }
+
+    /// Microseconds since the epoch.
+    #[inline]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// Whole seconds since the epoch, rounded up: the form that `X-RateLimit-Reset` wants.
+    pub const fn as_secs_ceil(self) -> u64 {
+        self.0.div_ceil(1_000_000)
+    }
+
+    /// The instant `duration` later, to the microsecond, rounded up.
+    #[must_use]
+    pub fn after(self, duration: Duration) -> Self {
+        let part = u64::from(duration.subsec_nanos().div_ceil(1_000));
+        let micros = duration.as_secs().saturating_mul(1_000_000).saturating_add(part);
+        Self::from_micros(self.0.saturating_add(micros))
+    }
+
+    /// Microseconds from `earlier` to `self`; 0 if `earlier` is not earlier.
+    #[inline]
+    pub const fn micros_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl From<SystemTime> for Timestamp {
+    fn from(time: SystemTime) -> Self {
+        Self::EPOCH.after(time.duration_since(UNIX_EPOCH).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// Shows the year 2020 once, and is an hour behind from then on.
+    #[derive(Debug)]
+    struct SteppingBack(AtomicU64);
+
+    const YEAR_2020: u64 = 1_577_836_800;
+
+    impl Clock for SteppingBack {
+        fn now(&self) -> Timestamp {
+            let steps = self.0.fetch_add(1, Ordering::SeqCst);
+            assert!(steps < 2, "whoever sleeps looks at the clock once");
+            Timestamp::from_secs(YEAR_2020 - 3_600 * steps)
+        }
+    }
+
+    #[test]
+    fn a_sleeper_does_not_wait_for_a_clock_that_steps_back() {
+        let clock = SteppingBack(AtomicU64::new(0));
+        let until = Timestamp::from_secs(YEAR_2020).after(Duration::from_millis(2));
+        pollster::block_on(clock.sleep_until(until));
+        assert_eq!(clock.now(), Timestamp::from_secs(YEAR_2020 - 3_600));
+    }
+}

@@ -1,0 +1,350 @@
+//! What is answered: one [`Decision`] for a whole request.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use crate::{
+    Limit,
+    algorithm::{NEVER, Origin, Outcome, micros},
+    policy::PolicyName,
+};
+
+/// Whether a request may pass now, and everything its sender should know about that.
+///
+/// Where several limits apply, the tightest speaks: of those that deny, the one that will take longest; if all admit,
+/// the one with the least remaining.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[must_use = "a decision that nobody looks at limits nothing"]
+pub struct Decision {
+    pub(crate) allowed: bool,
+    pub(crate) shadow_denied: bool,
+    pub(crate) source: Source,
+    pub(crate) binding: Option<(PolicyName, Limit)>,
+    pub(crate) remaining: u64,
+    /// Microseconds; [`NEVER`] if waiting does not help, 0 if allowed.
+    pub(crate) retry_after: u64,
+    pub(crate) reset_after: u64,
+}
+
+/// Where a decision came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Source {
+    /// The store.
+    Store,
+    /// The store, on the budget that new keys share while there is no room for them.
+    Overflow,
+    /// A denial that still holds, remembered in this process.
+    DenyCache,
+    /// Units that this process had drawn from the store ahead.
+    Lease,
+    /// The failure modes of the policies, while the store cannot answer.
+    Fallback,
+    /// Somebody who denies the key whatever its limit says: [`Limiter::refuse`](crate::Limiter::refuse).
+    Blocked,
+    /// Nothing: no policy covers the request.
+    Unlimited,
+}
+
+/// A text that is not the word of a [`Source`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{}` is not where a decision comes from: {}", .0.escape_debug(), Source::ALL.map(Source::as_str).join(", "))]
+pub struct ParseSourceError(String);
+
+impl Source {
+    const ALL: [Self; 7] = [
+        Self::Store,
+        Self::Overflow,
+        Self::DenyCache,
+        Self::Lease,
+        Self::Fallback,
+        Self::Blocked,
+        Self::Unlimited,
+    ];
+
+    /// The word for it in JSON, logs and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Overflow => "overflow",
+            Self::DenyCache => "deny-cache",
+            Self::Lease => "lease",
+            Self::Fallback => "fallback",
+            Self::Blocked => "blocked",
+            Self::Unlimited => "unlimited",
+        }
+    }
+}
+
+/// A denied [`Decision`] as an error, for those who like `?`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied(Decision);
+
+/// More was asked for than could ever be admitted at once: the caller's mistake, not a denial. Nothing was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a cost of {cost} can never be admitted: policy `{policy}` takes at most {max} at once")]
+#[non_exhaustive]
+pub struct CostError {
+    /// What was asked for.
+    pub cost: u64,
+    /// The policy it does not fit.
+    pub policy: PolicyName,
+    /// The most that the policy takes at once.
+    pub max: u64,
+}
+
+impl Decision {
+    /// Whether the request may pass.
+    #[inline]
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// Whether a policy in shadow mode would have denied it.
+    pub fn is_shadow_denied(&self) -> bool {
+        self.shadow_denied
+    }
+
+    /// The policy that speaks. `None` if no policy covers the request.
+    pub fn policy(&self) -> Option<PolicyName> {
+        self.binding.map(|(policy, _)| policy)
+    }
+
+    /// The limit that speaks. `None` if no policy covers the request.
+    pub fn limit(&self) -> Option<Limit> {
+        self.binding.map(|(_, limit)| limit)
+    }
+
+    /// Units that would be admitted right now; after a denial of a higher cost this may be above 0.
+    #[inline]
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// How long until the same request would be allowed, exact to the microsecond if nobody else charges the same keys.
+    /// `None` if it was allowed, and if it never will be.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let waits = !self.allowed && self.retry_after != NEVER;
+        waits.then(|| Duration::from_micros(self.retry_after))
+    }
+
+    /// [`Decision::retry_after`] in whole seconds, rounded up: a `Retry-After` that is never early and never 0.
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        let waits = !self.allowed && self.retry_after != NEVER;
+        waits.then(|| self.retry_after.div_ceil(1_000_000).max(1))
+    }
+
+    /// How long until nothing is used any more.
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.reset_after)
+    }
+
+    /// Where the answer came from.
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// Whether it was made without the store, which could not answer, by the failure mode of each policy. The numbers
+    /// then speak of what this process knows, and the limit is the policy's, of which it may have only a share.
+    pub fn is_degraded(&self) -> bool {
+        self.source == Source::Fallback
+    }
+
+    /// A request that passes, as a limiter of your own has decided; those of this library make their own.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pacegate::{Decision, Limit};
+    ///
+    /// let limit = Limit::per_minute(10);
+    /// let last = Decision::admission("own".parse()?, limit, 0, Duration::from_secs(60));
+    /// let over = Decision::denial("own".parse()?, limit, 0, Some(Duration::from_millis(1_500)));
+    /// assert!(last.is_allowed());
+    /// assert_eq!(over.retry_after_secs(), Some(2));
+    /// # Ok::<(), pacegate::policy::PolicyNameError>(())
+    /// ```
+    pub fn admission(
+        policy: PolicyName,
+        limit: Limit,
+        remaining: u64,
+        reset_after: Duration,
+    ) -> Self {
+        let reset_after = micros(reset_after);
+        Self { binding: Some((policy, limit)), remaining, reset_after, ..Self::UNLIMITED }.own()
+    }
+
+    /// A request that is denied, as a limiter of your own has decided. `None` is for good; other waits are rounded up
+    /// to the microsecond, and are one at the least. Nothing is used any more when the wait is over.
+    pub fn denial(
+        policy: PolicyName,
+        limit: Limit,
+        remaining: u64,
+        retry_after: Option<Duration>,
+    ) -> Self {
+        let retry_after = retry_after.map_or(NEVER, |wait| micros(wait).max(1));
+        let reset_after = if retry_after == NEVER { 0 } else { retry_after };
+        let binding = Some((policy, limit));
+        let denied = Self { binding, remaining, retry_after, reset_after, ..Self::UNLIMITED };
+        Self { allowed: false, ..denied.own() }
+    }
+
+    fn own(self) -> Self {
+        Self { source: Source::Store, ..self }
+    }
+
+    /// `Err` if denied.
+    ///
+    /// ```
+    /// use pacegate::{Denied, Limit, Limiter};
+    ///
+    /// fn export(limiter: &Limiter, user: &str) -> Result<&'static str, Denied> {
+    ///     limiter.check(user).into_result()?;
+    ///     Ok("exported")
+    /// }
+    ///
+    /// let limiter = Limiter::memory(Limit::per_hour(1));
+    /// assert_eq!(export(&limiter, "alice"), Ok("exported"));
+    /// let denied = export(&limiter, "alice").unwrap_err();
+    /// assert!(denied.to_string().starts_with("denied by policy `default` (1/hour), retry in "));
+    /// ```
+    pub fn into_result(self) -> Result<Self, Denied> {
+        if self.allowed { Ok(self) } else { Err(Denied(self)) }
+    }
+
+    /// The answer to a request that no policy covers.
+    pub(crate) const UNLIMITED: Self = Self {
+        allowed: true,
+        shadow_denied: false,
+        source: Source::Unlimited,
+        binding: None,
+        remaining: u64::MAX,
+        retry_after: 0,
+        reset_after: 0,
+    };
+
+    #[inline]
+    pub(crate) fn of(policy: PolicyName, limit: Limit, outcome: Outcome) -> Self {
+        Self {
+            allowed: outcome.is_admitted(),
+            shadow_denied: false,
+            source: outcome.origin.into(),
+            binding: Some((policy, limit)),
+            remaining: outcome.remaining,
+            retry_after: outcome.retry_after,
+            reset_after: outcome.reset_after,
+        }
+    }
+
+    /// This decision together with that of one more limit: the tighter one speaks.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let other_speaks = match (self.allowed, other.allowed) {
+            (true, true) => other.remaining < self.remaining || self.binding.is_none(),
+            (false, false) => other.retry_after > self.retry_after,
+            (allowed, _) => allowed,
+        };
+        if other_speaks { other } else { self }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for Source {
+    type Err = ParseSourceError;
+
+    fn from_str(word: &str) -> Result<Self, ParseSourceError> {
+        let source = Self::ALL.into_iter().find(|source| source.as_str() == word);
+        source.ok_or_else(|| ParseSourceError(word.chars().take(80).collect()))
+    }
+}
+
+impl From<Origin> for Source {
+    #[inline]
+    fn from(origin: Origin) -> Self {
+        match origin {
+            Origin::Store => Self::Store,
+            Origin::Overflow => Self::Overflow,
+            Origin::DenyCache => Self::DenyCache,
+            Origin::Lease => Self::Lease,
+        }
+    }
+}
+
+impl Denied {
+    /// The denial of what no waiting would let pass.
+    pub(crate) fn for_good(policy: PolicyName, limit: Limit) -> Self {
+        Self(Decision::denial(policy, limit, 0, None))
+    }
+
+    /// The decision, which is not [allowed](Decision::is_allowed).
+    pub fn decision(&self) -> Decision {
+        self.0
+    }
+}
+
+impl std::error::Error for Denied {}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("denied")?;
+        if let Some((policy, limit)) = self.0.binding {
+            write!(f, " by policy `{policy}` ({limit})")?;
+        }
+        match self.0.retry_after() {
+            Some(wait) => write!(f, ", retry in {wait:?}"),
+            None => f.write_str(", for good"),
+        }
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decision")
+            .field("allowed", &self.allowed)
+            .field("policy", &self.policy())
+            .field("limit", &self.limit())
+            .field("remaining", &self.remaining)
+            .field("retry_after", &self.retry_after())
+            .field("reset_after", &self.reset_after())
+            .field("source", &self.source)
+            .field("shadow_denied", &self.shadow_denied)
+            .field("degraded", &self.is_degraded())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_read_and_printed() {
+        for source in Source::ALL {
+            assert_eq!(source.to_string().parse(), Ok(source));
+        }
+        assert_eq!(Source::DenyCache.to_string(), "deny-cache");
+        let error = "shop\n".parse::<Source>().unwrap_err().to_string();
+        let words = "store, overflow, deny-cache, lease, fallback, blocked, unlimited";
+        assert_eq!(error, format!("`shop\\n` is not where a decision comes from: {words}"));
+    }
+
+    #[test]
+    fn a_denial_of_ones_own_is_never_over_at_once() {
+        let denial = |wait| Decision::denial(PolicyName::DEFAULT, Limit::per_second(1), 0, wait);
+        for (wait, told) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2)] {
+            let denied = denial(Some(Duration::from_nanos(wait)));
+            assert_eq!(denied.retry_after(), Some(Duration::from_micros(told)), "{wait}");
+            assert_eq!(denied.reset_after(), Duration::from_micros(told), "{wait}");
+        }
+        assert_eq!(
+            denial(Some(Duration::MAX)).retry_after(),
+            Some(Duration::from_micros(NEVER - 1))
+        );
+        assert_eq!(
+            (denial(None).retry_after(), denial(None).reset_after()),
+            (None, Duration::ZERO)
+        );
+    }
+}

@@ -1,0 +1,476 @@
+//! Whose budget: keys of one or several parts, encoded so that different keys never meet.
+
+use std::{
+    borrow::Cow,
+    fmt, mem,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    rc::Rc,
+    sync::Arc,
+};
+
+use smallvec::SmallVec;
+
+/// A value that says whose budget a request draws on: text, bytes, a number, an address, a `bool`, an option or a tuple
+/// of these.
+///
+/// Numbers and addresses are their usual text, so that `42_u64` here and `"42"` over the wire are the same key. The
+/// parts of a tuple keep their borders: `("ab", "c")` and `("a", "bc")` are different keys, whatever the parts
+/// contain.
+///
+/// For a type of your own, hand on one of its fields:
+///
+/// ```
+/// use pacegate::{Key, KeyRef, Limit, Limiter};
+///
+/// struct Account {
+///     id: u64,
+///     region: String,
+/// }
+///
+/// impl Key for Account {
+///     fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+///         (self.id, &self.region).with(read)
+///     }
+/// }
+///
+/// let limiter = Limiter::memory(Limit::per_minute(1));
+/// assert!(limiter.check(Account { id: 7, region: "eu".into() }).is_allowed());
+/// assert!(!limiter.check((7, "eu")).is_allowed());
+/// assert!(limiter.check((7, "us")).is_allowed());
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a key",
+    label = "does not say whose budget it is",
+    note = "a key is text, bytes, a whole number, an address, a `bool`, an option or a tuple of these",
+    note = "of a type that you did not write, take its text or its bytes: `&id.to_string()`, `id.as_bytes()`"
+)]
+pub trait Key {
+    /// Calls `read` with the key.
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R;
+}
+
+/// A key as stores see it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KeyRef<'a> {
+    bytes: &'a [u8],
+    /// Whether `bytes` is the encoding of a tuple, rather than the one part itself.
+    tuple: bool,
+}
+
+/// A key of its own, for keeping.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct KeyBuf {
+    bytes: SmallVec<[u8; 64]>,
+    tuple: bool,
+}
+
+/// In place of a length: the part is absent, which is not the same as empty.
+const ABSENT: u32 = u32::MAX;
+
+impl<'a> KeyRef<'a> {
+    /// A key of one part.
+    #[inline]
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, tuple: false }
+    }
+
+    /// The parts; an absent one is `None`.
+    pub fn parts(self) -> impl Iterator<Item = Option<&'a [u8]>> {
+        let mut rest = self.bytes;
+        let mut one = (!self.tuple).then_some(self.bytes);
+        std::iter::from_fn(move || {
+            if let Some(part) = one.take() {
+                rest = &[];
+                return Some(Some(part));
+            }
+            let (length, tail) = rest.split_first_chunk()?;
+            let length = u32::from_le_bytes(*length);
+            if length == ABSENT {
+                rest = tail;
+                return Some(None);
+            }
+            let (part, tail) = tail.split_at_checked(length as usize)?;
+            rest = tail;
+            Some(Some(part))
+        })
+    }
+
+    /// A copy that lives on its own.
+    pub fn to_buf(self) -> KeyBuf {
+        KeyBuf { bytes: SmallVec::from_slice(self.bytes), tuple: self.tuple }
+    }
+
+    /// Hands `sink` bytes that, one after the other, are those of no other key: for a store's own hash. What follows
+    /// them in the same hash has to be set apart by their length, or by coming before them.
+    pub fn feed(self, mut sink: impl FnMut(&[u8])) {
+        sink(&[u8::from(self.tuple)]);
+        sink(self.bytes);
+    }
+
+    /// A copy of the first `length` bytes, and where it is a tuple, of as many parts as begin within them.
+    pub(crate) fn first(self, length: usize) -> KeyBuf {
+        if self.bytes.len() <= length {
+            return self.to_buf();
+        }
+        if !self.tuple {
+            return KeyRef::new(&self.bytes[..length]).to_buf();
+        }
+        let mut short = KeyBuf::empty();
+        for part in self.parts() {
+            let room = length.saturating_sub(short.bytes.len());
+            if room == 0 {
+                break;
+            }
+            short.push(part.map(|part| &part[..part.len().min(room)]));
+        }
+        short
+    }
+
+    /// The bytes to hash. Two keys are the same only if these and [`KeyRef::is_tuple`] are.
+    #[inline]
+    pub(crate) const fn as_bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+
+    #[inline]
+    pub(crate) const fn is_tuple(self) -> bool {
+        self.tuple
+    }
+}
+
+impl KeyBuf {
+    /// A key of no parts: one budget for all.
+    pub fn empty() -> Self {
+        Self { bytes: SmallVec::new(), tuple: true }
+    }
+
+    /// Adds a part, or the fact that it is absent. A key that is one part becomes the first of a tuple.
+    pub fn push(&mut self, part: Option<&[u8]>) {
+        if !self.tuple {
+            let first = mem::replace(self, Self::empty());
+            self.push(Some(&first.bytes));
+        }
+        // A part of 4 GiB cannot be told from an absent one; nothing lets such a request in.
+        let length = part.map_or(ABSENT, |part| u32::try_from(part.len()).unwrap_or(ABSENT));
+        self.bytes.extend_from_slice(&length.to_le_bytes());
+        self.bytes.extend_from_slice(part.unwrap_or_default());
+    }
+
+    /// The key, borrowed.
+    #[inline]
+    pub fn as_ref(&self) -> KeyRef<'_> {
+        KeyRef { bytes: &self.bytes, tuple: self.tuple }
+    }
+
+    fn extend(&mut self, key: &impl Key) {
+        key.with(|key| key.parts().for_each(|part| self.push(part)));
+    }
+}
+
+/// Parts as text, with what is not printable escaped, joined by commas: for people, not for comparing.
+impl fmt::Display for KeyRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, part) in self.parts().enumerate() {
+            if place > 0 {
+                f.write_str(", ")?;
+            }
+            match part {
+                Some(part) => write!(f, "{}", String::from_utf8_lossy(part).escape_debug())?,
+                None => f.write_str("(absent)")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for KeyRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({self})")
+    }
+}
+
+/// As its [`KeyRef`].
+impl fmt::Display for KeyBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.as_ref(), f)
+    }
+}
+
+impl<'a> From<&'a str> for KeyRef<'a> {
+    fn from(text: &'a str) -> Self {
+        Self::new(text.as_bytes())
+    }
+}
+
+impl<'a> From<&'a [u8]> for KeyRef<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::new(bytes)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for KeyRef<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Self::new(bytes)
+    }
+}
+
+impl<'a> From<&'a KeyBuf> for KeyRef<'a> {
+    fn from(key: &'a KeyBuf) -> Self {
+        key.as_ref()
+    }
+}
+
+impl From<KeyRef<'_>> for KeyBuf {
+    fn from(key: KeyRef<'_>) -> Self {
+        key.to_buf()
+    }
+}
+
+impl fmt::Debug for KeyBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.as_ref(), f)
+    }
+}
+
+impl Key for KeyRef<'_> {
+    #[inline]
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        read(*self)
+    }
+}
+
+impl Key for KeyBuf {
+    #[inline]
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        read(self.as_ref())
+    }
+}
+
+impl Key for [u8] {
+    #[inline]
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        read(KeyRef::new(self))
+    }
+}
+
+impl<const N: usize> Key for [u8; N] {
+    #[inline]
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        read(KeyRef::new(self))
+    }
+}
+
+impl Key for str {
+    #[inline]
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        read(KeyRef::new(self.as_bytes()))
+    }
+}
+
+impl Key for String {
+    #[inline]
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        self.as_str().with(read)
+    }
+}
+
+impl Key for Vec<u8> {
+    #[inline]
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        self.as_slice().with(read)
+    }
+}
+
+impl<K: Key + ?Sized> Key for &K {
+    #[inline]
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        (**self).with(read)
+    }
+}
+
+impl<K: Key + ToOwned + ?Sized> Key for Cow<'_, K> {
+    #[inline]
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        (**self).with(read)
+    }
+}
+
+macro_rules! pointed_keys {
+    ($($pointer:ident),*) => {$(
+        impl<K: Key + ?Sized> Key for $pointer<K> {
+            #[inline]
+            fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+                (**self).with(read)
+            }
+        }
+    )*};
+}
+
+pointed_keys!(Box, Rc, Arc);
+
+/// `None` is an absent part, which is not the same as an empty one: all who lack it share a budget.
+impl<K: Key> Key for Option<K> {
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        match self {
+            Some(key) => key.with(read),
+            None => read(KeyRef { bytes: &ABSENT.to_le_bytes(), tuple: true }),
+        }
+    }
+}
+
+/// One budget for all.
+impl Key for () {
+    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+        read(KeyRef { bytes: &[], tuple: true })
+    }
+}
+
+macro_rules! printed_keys {
+    ($($type:ty),*) => {$(
+        impl Key for $type {
+            fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+                use std::io::Write;
+                let mut text = SmallVec::<[u8; 40]>::new();
+                // Writing into a vector cannot fail.
+                let _ = write!(text, "{self}");
+                read(KeyRef::new(&text))
+            }
+        }
+    )*};
+}
+
+printed_keys!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize);
+printed_keys!(IpAddr, Ipv4Addr, Ipv6Addr, bool, char);
+
+macro_rules! tuple_keys {
+    ($($name:ident)+) => {
+        impl<$($name: Key),+> Key for ($($name,)+) {
+            #[expect(non_snake_case, reason = "the parts are named as their types are")]
+            fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+                let ($($name,)+) = self;
+                let mut key = KeyBuf::empty();
+                $(key.extend($name);)+
+                read(key.as_ref())
+            }
+        }
+    };
+}
+
+tuple_keys!(A B);
+tuple_keys!(A B C);
+tuple_keys!(A B C D);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn same(a: impl Key, b: impl Key) -> bool {
+        a.with(|a| b.with(|b| a == b))
+    }
+
+    #[test]
+    fn numbers_and_addresses_are_their_text() {
+        assert!(same(42_u64, "42"));
+        assert!(same(-7_i32, b"-7"));
+        assert!(same((true, 'é'), ("true", "é")));
+        assert!(same(u128::MAX, u128::MAX.to_string()));
+        assert!(same("203.0.113.7".parse::<IpAddr>().unwrap(), "203.0.113.7"));
+        assert!(same(Ipv4Addr::LOCALHOST, "127.0.0.1"));
+        assert!(same(Ipv6Addr::LOCALHOST, IpAddr::from(Ipv6Addr::LOCALHOST)));
+    }
+
+    #[test]
+    fn borders_between_parts_count() {
+        assert!(!same(("ab", "c"), ("a", "bc")));
+        assert!(!same(("a", "b"), "ab"));
+        assert!(!same(("a", ""), "a"));
+        assert!(!same(("a", ""), ("", "a")));
+        assert!(!same((), ""));
+        assert!(same(("a", ("b", "c")), ("a", "b", "c")));
+        // A single part that spells out the encoding of a pair is still another key.
+        let spelt = ("a", "b").with(|key| key.as_bytes().to_vec());
+        assert!(!same(("a", "b"), spelt));
+    }
+
+    #[test]
+    fn different_keys_feed_different_bytes() {
+        fn fed(key: impl Key) -> Vec<u8> {
+            let mut all = Vec::new();
+            key.with(|key| key.feed(|bytes| all.extend_from_slice(bytes)));
+            all
+        }
+
+        let spelt = ("a", "b").with(|key| key.as_bytes().to_vec());
+        let keys = [fed(("a", "b")), fed(spelt), fed("ab"), fed(""), fed(())];
+        for (place, key) in keys.iter().enumerate() {
+            assert!(!keys[..place].contains(key), "{place}");
+        }
+    }
+
+    #[test]
+    fn absent_is_not_empty() {
+        let (mut absent, mut empty) = (KeyBuf::empty(), KeyBuf::empty());
+        absent.push(None);
+        empty.push(Some(b""));
+        assert_ne!(absent, empty);
+        assert_eq!(absent.as_ref().parts().collect::<Vec<_>>(), [None]);
+        assert_eq!(absent.as_ref().to_string(), "(absent)");
+    }
+
+    #[test]
+    fn whoever_holds_it_is_the_same_key() {
+        assert!(same(Cow::Borrowed("a"), "a"));
+        assert!(same(Cow::<str>::Owned("a".to_owned()), "a"));
+        assert!(same(Box::<str>::from("a"), "a"));
+        assert!(same(Arc::<str>::from("a"), "a"));
+        assert!(same(Rc::new(("a", 7)), ("a", "7")));
+        assert!(same(Box::<[u8]>::from(*b"a"), "a"));
+        let keys: [KeyRef<'_>; 3] = ["a".into(), b"a".into(), b"a"[..].into()];
+        assert_eq!(keys, [KeyRef::new(b"a"); 3]);
+    }
+
+    #[test]
+    fn an_option_is_its_value_or_absent() {
+        assert!(same(Some("a"), "a"));
+        assert!(same(Some(("a", "b")), ("a", "b")));
+        let none = None::<&str>;
+        assert!(same(("a", none, 7), ("a", none, Some("7"))));
+        assert!(!same(none, ""));
+        assert!(!same(none, ()));
+        assert!(!same((none, "a"), ("a", none)));
+        assert!(!same(("a", none), "a"));
+        assert!(!same(none, u32::MAX.to_le_bytes()));
+        let mut absent = KeyBuf::empty();
+        absent.push(None);
+        assert!(same(none, &absent));
+        ("a", none).with(|key| {
+            assert_eq!(key.parts().collect::<Vec<_>>(), [Some(&b"a"[..]), None]);
+            assert_eq!(KeyBuf::from(key).to_string(), "a, (absent)");
+            assert_eq!(format!("{:?}", KeyBuf::from(key)), "Key(a, (absent))");
+        });
+    }
+
+    #[test]
+    fn any_key_can_grow() {
+        let mut key = "a".with(|key| key.to_buf());
+        key.push(Some(b"b"));
+        assert!(same(&key, ("a", "b")));
+        key.push(None);
+        assert_eq!(key.as_ref().parts().collect::<Vec<_>>(), [Some(&b"a"[..]), Some(b"b"), None]);
+        // One part that spells out the encoding of a pair is one part of what it becomes.
+        let spelt = ("a", "b").with(|key| key.as_bytes().to_vec());
+        let mut grown = KeyRef::new(&spelt).to_buf();
+        grown.push(Some(b"c"));
+        assert!(!same(&grown, ("a", "b", "c")));
+        assert!(same(&grown, (spelt, "c")));
+        assert_eq!(KeyRef::from(&key), key.as_ref());
+        let mut empty = "".with(|key| key.to_buf());
+        empty.push(Some(b"b"));
+        assert!(same(&empty, ("", "b")));
+    }
+
+    #[test]
+    fn shows_hostile_parts_escaped() {
+        ("a\r\n\0", 7).with(|key| assert_eq!(key.to_string(), "a\\r\\n\\0, 7"));
+    }
+}

@@ -1,0 +1,261 @@
+//! How much: [`Limit`], valid by construction.
+
+mod text;
+
+use std::time::Duration;
+
+use crate::algorithm::Algorithm;
+
+pub use text::ParseLimitError;
+
+/// An amount per period, counted by an [`Algorithm`].
+///
+/// Parses from and prints as text: `100/minute`, `10/second burst 20`, `5/30s`, `3/250ms sliding-log`. A limit that
+/// exists is valid, so nothing that uses one checks it again.
+///
+/// ```
+/// use pacegate::{Algorithm, Limit};
+///
+/// let limit: Limit = "10/second burst 20".parse()?;
+/// assert_eq!(limit, Limit::per_second(10).with_burst(20)?);
+/// assert_eq!(limit.algorithm(), Algorithm::TokenBucket);
+/// assert_eq!(limit.to_string(), "10/second burst 20");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The amount 0 is a limit that denies everything, for good.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Limit {
+    amount: u64,
+    period_micros: u64,
+    /// The amount, or the burst where one is given.
+    capacity: u64,
+    algorithm: Algorithm,
+}
+
+/// Why a [`Limit`] cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitError {
+    /// More than any algorithm counts, or than fits in a header field.
+    #[error("the amount {amount} is too large: at most {max} with {algorithm}")]
+    AmountTooLarge {
+        /// The amount asked for.
+        amount: u64,
+        /// The most that the algorithm takes.
+        max: u64,
+        /// The algorithm asked for.
+        algorithm: Algorithm,
+    },
+    /// Not a whole number of milliseconds, or out of range.
+    #[error("the period {0:?} is not a whole number of milliseconds from 1ms to 3660d")]
+    Period(Duration),
+    /// A burst that nothing could ever use, or on an amount of 0.
+    #[error("a burst must be at least 1, on an amount of at least 1")]
+    EmptyBurst,
+    /// Only the token bucket knows a burst.
+    #[error("{0} has no burst: leave it out, or use token-bucket")]
+    BurstWithout(Algorithm),
+    /// The exact arithmetic of the token bucket would not fit its state.
+    #[error(
+        "a burst of {burst} over {period:?} is too large for token-bucket: \
+         use a shorter period, a smaller burst, or fixed-window"
+    )]
+    BurstTooLarge {
+        /// The burst asked for.
+        burst: u64,
+        /// The period asked for.
+        period: Duration,
+    },
+}
+
+impl Limit {
+    /// The largest amount and burst: the largest integer that a structured header field may carry.
+    pub const MAX_AMOUNT: u64 = 999_999_999_999_999;
+
+    /// `amount` per second.
+    pub const fn per_second(amount: u32) -> Self {
+        Self::small(amount, 1_000_000)
+    }
+
+    /// `amount` per minute.
+    pub const fn per_minute(amount: u32) -> Self {
+        Self::small(amount, 60_000_000)
+    }
+
+    /// `amount` per hour.
+    pub const fn per_hour(amount: u32) -> Self {
+        Self::small(amount, 3_600_000_000)
+    }
+
+    /// `amount` per day of 24 hours.
+    pub const fn per_day(amount: u32) -> Self {
+        Self::small(amount, 86_400_000_000)
+    }
+
+    /// `amount` per `period`, a whole number of milliseconds.
+    pub fn new(amount: u64, period: Duration) -> Result<Self, LimitError> {
+        let period_micros = period_micros(period)?;
+        let limit =
+            Self { amount, period_micros, capacity: amount, algorithm: Algorithm::FixedWindow };
+        limit.validated()
+    }
+
+    /// The same limit, with up to `burst` units at one instant. Only the token bucket has a burst, so it becomes one.
+    pub fn with_burst(self, burst: u64) -> Result<Self, LimitError> {
+        let algorithm = match self.algorithm {
+            Algorithm::FixedWindow | Algorithm::TokenBucket => Algorithm::TokenBucket,
+            other => return Err(LimitError::BurstWithout(other)),
+        };
+        if burst == 0 || self.amount == 0 {
+            return Err(LimitError::EmptyBurst);
+        }
+        Self { capacity: burst, algorithm, ..self }.validated()
+    }
+
+    /// The same limit, counted by `algorithm`.
+    pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, LimitError> {
+        if self.capacity != self.amount && algorithm != Algorithm::TokenBucket {
+            return Err(LimitError::BurstWithout(algorithm));
+        }
+        Self { algorithm, ..self }.validated()
+    }
+
+    /// The same limit at `numerator / denominator` of its amount and burst, at most all of it. It is rounded up, so
+    /// that a share of something is nothing only if the numerator is 0. What one of several instances may admit alone
+    /// while the shared store is away.
+    #[must_use]
+    pub fn share(self, numerator: u32, denominator: std::num::NonZeroU32) -> Self {
+        let part = |whole: u64| {
+            let scaled = u128::from(whole) * u128::from(numerator);
+            let part = scaled.div_ceil(u128::from(denominator.get()));
+            u64::try_from(part).map_or(whole, |part| part.min(whole))
+        };
+        Self { amount: part(self.amount), capacity: part(self.capacity), ..self }
+    }
+
+    /// Units per period.
+    #[inline]
+    pub const fn amount(&self) -> u64 {
+        self.amount
+    }
+
+    /// How long the amount is for.
+    pub const fn period(&self) -> Duration {
+        Duration::from_micros(self.period_micros)
+    }
+
+    /// The most that can be admitted at one instant: the burst, or else the amount.
+    #[inline]
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// The burst, where one was given.
+    pub fn burst(&self) -> Option<u64> {
+        (self.capacity != self.amount).then_some(self.capacity)
+    }
+
+    /// How it is counted.
+    #[inline]
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Whether what is used of one is what is used of the other: only the amount and the burst may differ.
+    #[inline]
+    pub(crate) fn counts_like(&self, other: &Self) -> bool {
+        self.period_micros == other.period_micros && self.algorithm == other.algorithm
+    }
+
+    #[inline]
+    pub(crate) const fn period_micros(&self) -> u64 {
+        self.period_micros
+    }
+
+    /// Valid whatever the amount: every u32 is within the bounds of the fixed window.
+    const fn small(amount: u32, period_micros: u64) -> Self {
+        let amount = amount as u64;
+        Self { amount, period_micros, capacity: amount, algorithm: Algorithm::FixedWindow }
+    }
+
+    fn validated(self) -> Result<Self, LimitError> {
+        let max = self.algorithm.max_amount();
+        let amount = self.amount.max(self.capacity);
+        if amount > max {
+            return Err(LimitError::AmountTooLarge { amount, max, algorithm: self.algorithm });
+        }
+        let debt = u128::from(self.capacity) * u128::from(self.period_micros);
+        if self.algorithm == Algorithm::TokenBucket && debt > crate::algorithm::State::MAX_PAYLOAD {
+            let period = self.period();
+            return Err(LimitError::BurstTooLarge { burst: self.capacity, period });
+        }
+        Ok(self)
+    }
+}
+
+impl std::fmt::Debug for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Limit({self})")
+    }
+}
+
+/// Ten years: long enough for any budget, short enough that no instant overflows.
+const MAX_PERIOD: Duration = Duration::from_secs(3_660 * 86_400);
+
+fn period_micros(period: Duration) -> Result<u64, LimitError> {
+    let whole_millis = period.subsec_nanos().is_multiple_of(1_000_000);
+    if period.is_zero() || period > MAX_PERIOD || !whole_millis {
+        return Err(LimitError::Period(period));
+    }
+    u64::try_from(period.as_micros()).map_err(|_| LimitError::Period(period))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn per_second_means_so_many_in_a_second() {
+        assert_eq!(Limit::per_second(60), Limit::new(60, Duration::from_secs(1)).unwrap());
+        assert_eq!(Limit::per_day(3).period(), Duration::from_secs(86_400));
+    }
+
+    #[test]
+    fn impossible_limits_cannot_be_built() {
+        let second = Duration::from_secs(1);
+        assert!(matches!(
+            Limit::new(Limit::MAX_AMOUNT + 1, second),
+            Err(LimitError::AmountTooLarge { .. })
+        ));
+        for period in [0, 1, 999, 1_000_001] {
+            let period = Duration::from_micros(period);
+            assert_eq!(Limit::new(1, period), Err(LimitError::Period(period)));
+        }
+        assert!(Limit::new(1, MAX_PERIOD).is_ok());
+        assert!(Limit::new(1, MAX_PERIOD + second).is_err());
+        assert!(Limit::new(1, Duration::MAX).is_err());
+        assert_eq!(Limit::per_second(1).with_burst(0), Err(LimitError::EmptyBurst));
+        assert_eq!(Limit::per_second(0).with_burst(1), Err(LimitError::EmptyBurst));
+        let log = Limit::per_second(1).with_algorithm(Algorithm::SlidingLog).unwrap();
+        assert_eq!(log.with_burst(2), Err(LimitError::BurstWithout(Algorithm::SlidingLog)));
+        let bucket = Limit::per_second(1).with_burst(5).unwrap();
+        assert_eq!(
+            bucket.with_algorithm(Algorithm::FixedWindow),
+            Err(LimitError::BurstWithout(Algorithm::FixedWindow))
+        );
+        assert!(Limit::per_second(10_000).with_algorithm(Algorithm::SlidingLog).is_ok());
+        assert!(Limit::per_second(10_001).with_algorithm(Algorithm::SlidingLog).is_err());
+        let day = Limit::per_day(1).with_burst(7_000_000_000);
+        assert!(matches!(day, Err(LimitError::BurstTooLarge { .. })), "{day:?}");
+    }
+
+    #[test]
+    fn a_share_is_rounded_up() {
+        let three = std::num::NonZeroU32::new(3).unwrap();
+        assert_eq!(Limit::per_second(100).share(1, three).amount(), 34);
+        assert_eq!(Limit::per_second(1).share(1, three).amount(), 1);
+        assert_eq!(Limit::per_second(0).share(1, three).amount(), 0);
+        assert_eq!(Limit::per_second(5).share(9, three).amount(), 5);
+    }
+}

@@ -1,0 +1,111 @@
+use std::{fmt, str::FromStr};
+
+use crate::Limit;
+
+/// How much of a budget a store may draw ahead for this process, to spend without asking again.
+///
+/// Parses from and prints as text: `50` is so many units, `5%` a part of the capacity.
+///
+/// ```
+/// use pacegate::{Limit, policy::Lease};
+///
+/// let lease: Lease = "5%".parse()?;
+/// assert_eq!(lease.of(&Limit::per_minute(1_000)), 50);
+/// assert_eq!(lease.of(&Limit::per_minute(10)), 1);
+/// # Ok::<(), pacegate::policy::ParseLeaseError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Lease {
+    /// So many.
+    Units(u64),
+    /// So many hundredths of the capacity, rounded down.
+    Percent(u8),
+}
+
+/// A text that is not a [`Lease`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{}` is not a lease: write units, such as `50`, or a part from `1%` to `100%`", .0.escape_debug())]
+pub struct ParseLeaseError(String);
+
+impl Lease {
+    /// The units of `limit` that this is: at least 1, and at most the capacity.
+    pub fn of(self, limit: &Limit) -> u64 {
+        let units = match self {
+            Self::Units(units) => units,
+            Self::Percent(percent) => {
+                let part = u128::from(limit.capacity()) * u128::from(percent) / 100;
+                u64::try_from(part).unwrap_or(u64::MAX)
+            }
+        };
+        units.max(1).min(limit.capacity())
+    }
+
+    /// Whether it is something, and no more than all.
+    pub(super) fn is_sound(self) -> bool {
+        match self {
+            Self::Units(units) => units > 0,
+            Self::Percent(percent) => (1..=100).contains(&percent),
+        }
+    }
+}
+
+impl FromStr for Lease {
+    type Err = ParseLeaseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseLeaseError> {
+        let lease = match text.strip_suffix('%') {
+            Some(percent) => number(percent).map(Self::Percent),
+            None => number(text).map(Self::Units),
+        };
+        let error = || ParseLeaseError(text.chars().take(80).collect());
+        lease.filter(|lease| lease.is_sound()).ok_or_else(error)
+    }
+}
+
+impl fmt::Display for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Units(units) => write!(f, "{units}"),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// Digits and nothing else: `parse` alone would take a sign.
+fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_and_prints() {
+        for (text, lease) in [
+            ("1", Lease::Units(1)),
+            ("50", Lease::Units(50)),
+            ("1%", Lease::Percent(1)),
+            ("100%", Lease::Percent(100)),
+        ] {
+            assert_eq!(text.parse(), Ok(lease));
+            assert_eq!(lease.to_string(), text);
+        }
+        for bad in ["", "%", "0", "0%", "101%", "256%", "+5", "-1", "5 %", "5.5%", "a", "\n"] {
+            let error = bad.parse::<Lease>().unwrap_err().to_string();
+            assert!(error.ends_with("write units, such as `50`, or a part from `1%` to `100%`"));
+            assert!(!error.contains('\n'), "{error}");
+        }
+    }
+
+    #[test]
+    fn is_at_least_one_unit_and_at_most_the_capacity() {
+        let burst = Limit::per_second(10).with_burst(30).unwrap();
+        assert_eq!(Lease::Units(7).of(&burst), 7);
+        assert_eq!(Lease::Units(31).of(&burst), 30);
+        assert_eq!(Lease::Percent(50).of(&burst), 15);
+        assert_eq!(Lease::Percent(1).of(&burst), 1);
+        assert_eq!(Lease::Percent(1).of(&Limit::per_second(0)), 0, "of nothing, nothing");
+    }
+}

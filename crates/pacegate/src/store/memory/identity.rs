@@ -1,0 +1,237 @@
+//! Keys are not kept: a cell holds a keyed 128-bit hash of policy, algorithm, period and key.
+//!
+//! The hash is two independent 64-bit values of foldhash, under secrets that each store draws at random and never
+//! shows. It is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim
+//! for the cell of somebody else nor pile keys onto one shard. By chance, two of four billion keys meet once in 2^64.
+
+#[cfg(not(pacegate_loom))]
+use std::hash::RandomState;
+use std::{
+    cell::Cell,
+    hash::{BuildHasher, Hasher},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use foldhash::{SharedSeed, quality::FoldHasher};
+
+use crate::{Algorithm, KeyRef, Limit, policy::PolicyName};
+
+/// Stands for a key in the store. Never zero, which an empty cell has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    high: u64,
+    low: u64,
+}
+
+/// What the keys of one policy are hashed with. A change of algorithm or period is a new scope, so it starts afresh; a
+/// change of amount or burst is not, so counts carry over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scope {
+    /// Seeds for keys of one part, and for tuples: no single part can pass for a tuple.
+    one: Seeds,
+    tuple: Seeds,
+}
+
+type Seeds = (u64, u64);
+
+/// What the hashes of one store are made with.
+#[derive(Clone)]
+pub(crate) struct Secret {
+    /// No two secrets of the process have the same.
+    number: u64,
+    scopes: ScopeHasher,
+    high: SharedSeed,
+    low: SharedSeed,
+}
+
+/// What a scope is made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Subject {
+    secret: u64,
+    policy: PolicyName,
+    period: u64,
+    algorithm: Algorithm,
+}
+
+thread_local! {
+    /// The scope that this thread asked for last. Limits that come with requests are mostly the same again and again.
+    static LAST: Cell<Option<(Subject, Scope)>> = const { Cell::new(None) };
+}
+
+#[cfg(not(pacegate_loom))]
+type ScopeHasher = RandomState;
+#[cfg(pacegate_loom)]
+type ScopeHasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+
+impl Secret {
+    /// The model checker needs every run to be the same.
+    #[cfg(pacegate_loom)]
+    pub(super) fn random() -> Self {
+        let [high, low] = [1, 2].map(SharedSeed::from_u64);
+        Self { number: next_number(), scopes: std::hash::BuildHasherDefault::default(), high, low }
+    }
+
+    #[cfg(not(pacegate_loom))]
+    pub(super) fn random() -> Self {
+        // The standard library's keys come from the operating system; SipHash under them gives the seeds.
+        let seed = || SharedSeed::from_u64(RandomState::new().hash_one(0));
+        let number = next_number();
+        Self { number, scopes: RandomState::new(), high: seed(), low: seed() }
+    }
+
+    pub(super) fn scope(&self, policy: PolicyName, limit: &Limit) -> Scope {
+        let (period, algorithm) = (limit.period_micros(), limit.algorithm());
+        let subject = Subject { secret: self.number, policy, period, algorithm };
+        if let Some((known, scope)) = LAST.get()
+            && known == subject
+        {
+            return scope;
+        }
+        let scope = self.scope_of(subject);
+        LAST.set(Some((subject, scope)));
+        scope
+    }
+
+    fn scope_of(&self, Subject { policy, period, algorithm, .. }: Subject) -> Scope {
+        let seed = |form: u8| self.scopes.hash_one((form, period, policy, algorithm.name()));
+        let (high, low) = (seed(1), seed(2));
+        Scope { one: (high, low), tuple: (scramble(high), scramble(low)) }
+    }
+
+    /// Stands for `key` under `scope`.
+    #[inline]
+    pub(crate) fn identity(&self, scope: &Scope, key: KeyRef<'_>) -> Identity {
+        let (high, low) = if key.is_tuple() { scope.tuple } else { scope.one };
+        let hash = |seed, shared| {
+            let mut hasher = FoldHasher::with_seed(seed, shared);
+            hasher.write(key.as_bytes());
+            hasher.finish()
+        };
+        Identity { high: hash(high, &self.high), low: hash(low, &self.low) | 1 }
+    }
+}
+
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A value that nobody can tell from another without knowing it. A difference that is always the same would not do: the
+/// hash takes the exclusive or of its seed and the key, so a key could make up for it and pass for a tuple.
+fn scramble(mut seed: u64) -> u64 {
+    for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
+        seed = (seed ^ seed >> shift).wrapping_mul(factor);
+    }
+    seed ^ seed >> 31
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Scope {
+    /// Stands for all keys of this scope for which there is no room.
+    pub(super) fn overflow(&self) -> Identity {
+        Identity { high: self.one.0, low: self.one.1 | 1 }
+    }
+}
+
+impl Identity {
+    pub(super) const ZERO: Self = Self { high: 0, low: 0 };
+
+    /// One of `shards`, a power of two. Independent of [`Identity::spread`].
+    #[inline]
+    pub(super) fn shard(self, shards: usize) -> usize {
+        self.part(shards)
+    }
+
+    /// One of `parts`, a power of two.
+    #[inline]
+    pub(crate) fn part(self, parts: usize) -> usize {
+        self.high as usize & (parts - 1)
+    }
+
+    /// A place from 0 to `places`, any number of them.
+    #[inline]
+    pub(super) fn spread(self, places: usize) -> usize {
+        ((u128::from(self.low) * places as u128) >> 64) as usize
+    }
+
+    #[inline]
+    pub(super) fn low(self) -> u64 {
+        self.low
+    }
+
+    #[cfg(test)]
+    pub(super) fn of_test(number: u64) -> Self {
+        let seed = SharedSeed::from_u64(1);
+        let hash = |seed, shared| {
+            let mut hasher = FoldHasher::with_seed(seed, shared);
+            hasher.write_u64(number);
+            hasher.finish()
+        };
+        Self { high: hash(2, &seed), low: hash(3, &seed) | 1 }
+    }
+}
+
+/// Identities are hashes already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("an identity is two words");
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 ^= word;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(all(test, not(pacegate_loom)))]
+mod tests {
+    use super::*;
+
+    /// The first eight bytes of a key are taken together with the seed by exclusive or.
+    #[test]
+    fn no_key_passes_for_a_tuple_by_a_difference_that_is_known() {
+        let difference = |scope: &Scope| (scope.one.0 ^ scope.tuple.0, scope.one.1 ^ scope.tuple.1);
+        let secret = Secret::random();
+        let scopes: Vec<_> = (1..100)
+            .map(|amount| {
+                let period = std::time::Duration::from_secs(amount);
+                secret.scope(PolicyName::DEFAULT, &Limit::new(1, period).unwrap())
+            })
+            .collect();
+        let mut seen = std::collections::HashSet::new();
+        for scope in &scopes {
+            let (high, low) = difference(scope);
+            assert!(seen.insert(high) && seen.insert(low), "the same difference twice");
+        }
+    }
+
+    #[test]
+    fn the_last_scope_is_given_only_for_what_it_is_of() {
+        let secrets = [Secret::random(), Secret::random()];
+        let limits = ["1/minute", "2/minute", "1/hour", "1/minute sliding-window"];
+        let policies = [PolicyName::DEFAULT, PolicyName::AD_HOC];
+        for _ in 0..2 {
+            for limit in limits.map(|limit| limit.parse::<Limit>().unwrap()) {
+                for (secret, policy) in secrets.iter().flat_map(|one| policies.map(|p| (one, p))) {
+                    let (period, algorithm) = (limit.period_micros(), limit.algorithm());
+                    let own = Subject { secret: secret.number, policy, period, algorithm };
+                    let afresh = secret.scope_of(own);
+                    let [first, again] = [(); 2].map(|()| secret.scope(policy, &limit));
+                    assert_eq!((first.one, first.tuple), (afresh.one, afresh.tuple));
+                    assert_eq!((again.one, again.tuple), (afresh.one, afresh.tuple));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,538 @@
+//! The store in this process's memory: sharded, bounded, and exact.
+//!
+//! A key is a [cell](table) of 32 bytes in one of many small tables, each under its own [lock]. Keys of the
+//! algorithms that remember instants live in [logs] instead. A request that touches several keys takes the locks of
+//! all their shards in one global order, decides, writes, and lets go: that is all there is to all-or-nothing, and it
+//! cannot deadlock.
+//!
+//! There is no background thread. Every so many decisions, the caller [tends](Inner::tend) another shard: looks at a
+//! few cells and drops the expired. When there is no room for a new key, nobody else's state makes way: the new keys
+//! of a policy share one budget until there is room again.
+
+mod apply;
+mod charge;
+pub(crate) mod identity;
+mod lock;
+mod logs;
+#[cfg(all(test, pacegate_loom))]
+mod loom_tests;
+mod table;
+
+use std::sync::Arc;
+
+use crossbeam_utils::CachePadded;
+
+#[cfg(pacegate_loom)]
+use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+#[cfg(not(pacegate_loom))]
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use self::{
+    identity::{Identity, Scope, Secret},
+    lock::Lock,
+    logs::Logs,
+    table::Table,
+};
+use super::{Answer, Charge, Store};
+use crate::{
+    KeyRef, Limit,
+    algorithm::{self, Outcome, State},
+    clock::{Clock, Disciplined, SystemClock},
+    policy::PolicyName,
+};
+
+pub(crate) use charge::{BATCH, Slot};
+
+/// State in the memory of this process.
+///
+/// Clones share the state. At most `max_keys` keys are held, in 36 to 40 bytes each where they are many and up to
+/// twice that where they are few; logs take 24 bytes more for each instant, at most eight instants per key on
+/// average. Expired keys give their memory back while others are used.
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    inner: Arc<Inner>,
+}
+
+/// What a [`MemoryStore`] holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryUsage {
+    /// Keys held, expired ones not yet dropped among them.
+    pub keys: usize,
+    /// The most keys it will hold.
+    pub max_keys: usize,
+    /// Bytes allocated for keys and logs, and for the budgets that keys without room share.
+    pub bytes: usize,
+    /// Charges that found no room for their key and were decided on their policy's shared budget.
+    pub overflowed: u64,
+}
+
+#[derive(Debug)]
+struct Inner {
+    secret: Secret,
+    time: Time,
+    /// Fixed-size states. The count is a power of two.
+    cells: Box<[Padded<Lock<Table>>]>,
+    /// States that are lists. In the order of locks these come after the cells.
+    logs: Box<[Padded<Lock<Logs>>]>,
+    /// Whether there ever was one of those. It need not be looked for where only fixed-size states are in use.
+    has_logs: AtomicBool,
+    /// The shared budgets of keys without room. Last in the order of locks.
+    spare: Lock<Spare>,
+    /// How many there are: while there are none, nobody needs to look.
+    spares: CachePadded<AtomicUsize>,
+    room: Room,
+    overflowed: CachePadded<AtomicU64>,
+    /// The shard that is tended next.
+    next_tended: CachePadded<AtomicUsize>,
+}
+
+/// On a cache line of its own. Not two of them, as [`CachePadded`] would have it: the heads of all shards then fit the
+/// nearest cache.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Padded<T>(T);
+
+/// One state per scope that has overflowed.
+#[derive(Debug, Default)]
+struct Spare {
+    cells: Table,
+    logs: Logs,
+    pace: Pace,
+}
+
+/// How much may be held, and how much is.
+#[derive(Debug)]
+struct Room {
+    max_keys: usize,
+    max_entries: usize,
+    keys: CachePadded<AtomicUsize>,
+    entries: CachePadded<AtomicUsize>,
+}
+
+impl Spare {
+    fn len(&self) -> usize {
+        self.cells.live() + self.logs.len()
+    }
+}
+
+/// What a shard knows of time.
+#[derive(Debug, Default)]
+struct Pace {
+    /// The latest instant at which anything was decided here.
+    latest: u64,
+    /// Decisions since the shard was made.
+    decisions: u32,
+}
+
+/// The default clock is called directly, any other through a pointer.
+#[derive(Debug)]
+enum Time {
+    System(&'static Disciplined),
+    Other(Arc<dyn Clock>),
+}
+
+/// Keys per shard when the store is full: a rebuild of this many takes some tens of microseconds.
+const KEYS_PER_SHARD: usize = 2_048;
+/// Decisions in a shard between two turns at tending.
+const TEND_EVERY: u32 = 64;
+/// Cells looked at in one turn, so that on average each decision pays for one.
+const TEND_CELLS: usize = 64;
+/// Policies that may overflow at the same time; beyond these, keys without room are denied.
+const MAX_SPARE: usize = 4_096;
+/// Entries of the logs of those policies, as many for each on average as keys may have.
+const MAX_SPARE_ENTRIES: usize = ENTRIES_PER_KEY * MAX_SPARE;
+/// Entries of logs, for each key that may be held.
+const ENTRIES_PER_KEY: usize = 8;
+/// A clock behind by less than this is two processors disagreeing, not a step.
+const JITTER: u64 = 1_000;
+
+impl MemoryStore {
+    /// Keys held unless you choose otherwise.
+    pub const DEFAULT_MAX_KEYS: usize = 1_000_000;
+
+    /// A store for at most `max_keys` keys (at least one) with a clock of your choice.
+    pub fn new(max_keys: usize, clock: impl Clock) -> Self {
+        Self::build(max_keys, Time::Other(Arc::new(clock)))
+    }
+
+    /// A store for at most `max_keys` keys (at least one) on the system's clock.
+    pub fn bounded(max_keys: usize) -> Self {
+        Self::build(max_keys, Time::System(crate::clock::disciplined()))
+    }
+
+    fn build(max_keys: usize, time: Time) -> Self {
+        let max_keys = max_keys.clamp(1, 1 << 40);
+        let shards = (max_keys / KEYS_PER_SHARD).next_power_of_two().clamp(MIN_SHARDS, 1 << 16);
+        let inner = Inner {
+            secret: Secret::random(),
+            time,
+            cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
+            logs: (0..shards.min(256)).map(|_| Padded(Lock::new(Logs::default()))).collect(),
+            has_logs: AtomicBool::new(false),
+            spare: Lock::new(Spare::default()),
+            spares: CachePadded::new(AtomicUsize::new(0)),
+            room: Room::new(max_keys),
+            overflowed: CachePadded::new(AtomicU64::new(0)),
+            next_tended: CachePadded::new(AtomicUsize::new(0)),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// What is held now. Visits every shard: for a dashboard, not for every request.
+    pub fn usage(&self) -> MemoryUsage {
+        let inner = &*self.inner;
+        let cells: usize = inner.cells.iter().map(|shard| shard.0.lock().capacity()).sum();
+        let logs: usize = inner.logs.iter().map(|shard| shard.0.lock().bytes()).sum();
+        let spare = inner.spare.lock();
+        let (cells, logs) = (cells + spare.cells.capacity(), logs + spare.logs.bytes());
+        drop(spare);
+        MemoryUsage {
+            keys: inner.room.keys.load(Ordering::Relaxed),
+            max_keys: inner.room.max_keys,
+            bytes: cells * 32 + logs,
+            overflowed: inner.overflowed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Drops all expired keys and gives their memory back now, rather than in small steps while others are used. One
+    /// shard at a time: nobody waits for longer than some tens of microseconds.
+    pub fn reclaim(&self) {
+        let inner = &*self.inner;
+        // The second round is for tables that became too large in the first.
+        (0..2 * inner.cells.len()).for_each(|turn| inner.tend_cells(turn, usize::MAX));
+        (0..inner.logs.len()).for_each(|turn| inner.tend_logs(turn, usize::MAX));
+        (0..2).for_each(|_| inner.tend_spare(usize::MAX));
+    }
+
+    pub(crate) fn scope(&self, policy: PolicyName, limit: &Limit) -> Scope {
+        self.inner.secret.scope(policy, limit)
+    }
+
+    #[inline]
+    pub(crate) fn identity(&self, scope: &Scope, key: KeyRef<'_>) -> Identity {
+        self.inner.secret.identity(scope, key)
+    }
+
+    /// Now, by the clock of this store.
+    pub(crate) fn now(&self) -> u64 {
+        self.inner.time.now()
+    }
+
+    /// How much time has passed, by the clock of this store. See [`Clock::elapsed`].
+    pub(crate) fn elapsed(&self) -> std::time::Duration {
+        match &self.inner.time {
+            Time::System(_) => SystemClock::new().elapsed(),
+            Time::Other(clock) => clock.elapsed(),
+        }
+    }
+
+    pub(crate) async fn sleep_until(&self, until: crate::Timestamp) {
+        match &self.inner.time {
+            Time::System(_) => SystemClock::new().sleep_until(until).await,
+            Time::Other(clock) => clock.sleep_until(until).await,
+        }
+    }
+
+    pub(crate) fn refund(&self, slot: &Slot<'_>) {
+        let inner = &*self.inner;
+        if slot.limit.algorithm().keeps_log() {
+            let mut logs = inner.logs_of(slot.id).lock();
+            let now = logs.pace.settle(&inner.time, inner.time.now());
+            let freed = logs.refund(slot.id, slot.limit, now, slot.cost);
+            inner.room.give_back_entries(freed);
+            return;
+        }
+        let mut table = inner.cells_of(slot.id).lock();
+        let now = table.pace.settle(&inner.time, inner.time.now());
+        if let Some(place) = table.find(slot.id) {
+            let state = table.state_mut(place);
+            *state = algorithm::refund(slot.limit, *state, now, slot.cost);
+        }
+    }
+
+    pub(crate) fn reset(&self, slot: &Slot<'_>) {
+        let inner = &*self.inner;
+        if slot.limit.algorithm().keeps_log() {
+            if let Some(entries) = inner.logs_of(slot.id).lock().remove(slot.id) {
+                inner.room.give_back_entries(entries);
+                inner.room.give_back_keys(1);
+            }
+            return;
+        }
+        let mut table = inner.cells_of(slot.id).lock();
+        if let Some(place) = table.find(slot.id) {
+            table.remove(place);
+            inner.room.give_back_keys(1);
+        }
+    }
+
+    /// Returns a permit. One that was taken on the shared budget is there, and may have been inherited by its key.
+    pub(crate) fn release(&self, slot: &Slot<'_>) {
+        let inner = &*self.inner;
+        if slot.permit == 0 {
+            return;
+        }
+        let freed = inner.logs_of(slot.id).lock().release(slot.id, slot.permit);
+        inner.room.give_back_entries(freed);
+        if inner.spares.load(Ordering::Relaxed) > 0 {
+            inner.spare.lock().logs.release(slot.scope.overflow(), slot.permit);
+        }
+    }
+
+    pub(crate) fn renew(&self, slot: &Slot<'_>) -> bool {
+        let inner = &*self.inner;
+        let mut logs = inner.logs_of(slot.id).lock();
+        let now = logs.pace.settle(&inner.time, inner.time.now());
+        let (renewed, freed) = logs.renew(slot.id, slot.limit, now, slot.permit);
+        inner.room.give_back_entries(freed);
+        drop(logs);
+        if inner.spares.load(Ordering::Relaxed) == 0 {
+            return renewed;
+        }
+        let (shared, _) = inner.spare.lock().renew(slot, &inner.time, now);
+        renewed || shared
+    }
+
+    /// Microseconds until the last of `costs` could be admitted if they were charged in this order, each as early as it
+    /// can be, and nobody else charged anything. Changes nothing.
+    pub(crate) fn earliest(&self, slot: &Slot<'_>, costs: impl Iterator<Item = u64>) -> u64 {
+        let inner = &*self.inner;
+        let now = inner.time.now();
+        if slot.limit.algorithm().keeps_log() {
+            let mut log = inner.logs_of(slot.id).lock().get(slot.id);
+            log.settle(slot.limit, now);
+            return log.earliest(slot.limit, now, costs);
+        }
+        let table = inner.cells_of(slot.id).lock();
+        let state = table.find(slot.id).map_or(State::EMPTY, |place| table.state(place));
+        drop(table);
+        algorithm::earliest(slot.limit, state, now, costs)
+    }
+
+    #[inline]
+    pub(crate) fn slot<'a>(&self, charge: &'a Charge<'a>, scope: &'a Scope) -> Slot<'a> {
+        Slot {
+            scope,
+            id: self.identity(scope, charge.key),
+            limit: &charge.limit,
+            cost: charge.cost,
+            permit: charge.permit,
+            enforced: charge.enforced,
+        }
+    }
+
+    /// [`Store::charge`], without the wait.
+    pub(crate) fn charge_together(&self, charges: &[Charge<'_>]) -> Vec<Outcome> {
+        let scopes: Vec<_> =
+            charges.iter().map(|charge| self.scope(charge.policy, &charge.limit)).collect();
+        let slots: Vec<_> =
+            charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope)).collect();
+        self.charge_all(&slots).0
+    }
+}
+
+/// Enough for the threads of a small machine; under the model checker as few as still are several.
+const MIN_SHARDS: usize = if cfg!(pacegate_loom) { 2 } else { 16 };
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::bounded(Self::DEFAULT_MAX_KEYS)
+    }
+}
+
+/// Answers at once: for code that takes any store.
+impl Store for MemoryStore {
+    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
+        ready(self.charge_together(charges))
+    }
+
+    fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
+        let scope = self.scope(charge.policy, &charge.limit);
+        let slot = self.slot(charge, &scope);
+        match charge.limit.algorithm().keeps_log() {
+            true => self.charge_all(&[slot]).0.pop(),
+            false => Some(self.charge_cell(&slot).0),
+        }
+    }
+
+    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.refund(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        ready(())
+    }
+
+    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.reset(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        ready(())
+    }
+
+    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.release(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        ready(())
+    }
+
+    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
+        ready(self.renew(&self.slot(charge, &self.scope(charge.policy, &charge.limit))))
+    }
+}
+
+fn ready<'a, T: Send + 'a>(value: T) -> Answer<'a, T> {
+    Box::pin(std::future::ready(Ok(value)))
+}
+
+impl Inner {
+    #[inline]
+    fn cells_of(&self, id: Identity) -> &Lock<Table> {
+        &self.cells[id.shard(self.cells.len())].0
+    }
+
+    fn logs_of(&self, id: Identity) -> &Lock<Logs> {
+        &self.logs[id.shard(self.logs.len())].0
+    }
+
+    /// Looks at some keys of the next shards and drops the expired.
+    #[cold]
+    fn tend(&self) {
+        let turn = self.next_tended.fetch_add(1, Ordering::Relaxed);
+        self.tend_cells(turn, TEND_CELLS);
+        if self.has_logs.load(Ordering::Relaxed) {
+            self.tend_logs(turn, TEND_CELLS);
+        }
+        if self.spares.load(Ordering::Relaxed) > 0 {
+            self.tend_spare(TEND_CELLS);
+        }
+    }
+
+    /// A shard that is in use is left for the next round.
+    fn tend_cells(&self, turn: usize, cells: usize) {
+        if let Some(mut table) = self.cells[turn % self.cells.len()].0.try_lock() {
+            let now = table.pace.settle(&self.time, self.time.now());
+            self.room.give_back_keys(table.sweep(cells, now));
+        }
+    }
+
+    /// Forgets shared budgets that are no longer in use. Once there are none, new keys need not look any more.
+    fn tend_spare(&self, budgets: usize) {
+        if let Some(mut spare) = self.spare.try_lock() {
+            let now = spare.pace.settle(&self.time, self.time.now());
+            spare.cells.sweep(budgets, now);
+            spare.logs.sweep(budgets, now);
+            self.spares.store(spare.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// As [`Inner::tend_cells`].
+    fn tend_logs(&self, turn: usize, keys: usize) {
+        if let Some(mut logs) = self.logs[turn % self.logs.len()].0.try_lock() {
+            let now = logs.pace.settle(&self.time, self.time.now());
+            let (keys, entries) = logs.sweep(keys, now);
+            self.room.give_back_keys(keys);
+            self.room.give_back_entries(entries);
+        }
+    }
+}
+
+impl Room {
+    fn new(max_keys: usize) -> Self {
+        Self {
+            max_keys,
+            max_entries: max_keys.saturating_mul(ENTRIES_PER_KEY),
+            keys: CachePadded::new(AtomicUsize::new(0)),
+            entries: CachePadded::new(AtomicUsize::new(0)),
+        }
+    }
+
+    /// Takes room for so many keys, unless there is none.
+    fn take_keys(&self, keys: usize) -> bool {
+        let fits = self.keys.fetch_add(keys, Ordering::Relaxed) + keys <= self.max_keys;
+        if !fits {
+            self.give_back_keys(keys);
+        }
+        fits
+    }
+
+    /// Takes room for so many entries of logs, unless there is none.
+    fn take_entries(&self, entries: usize) -> bool {
+        let fits = self.entries.fetch_add(entries, Ordering::Relaxed) + entries <= self.max_entries;
+        if !fits {
+            self.give_back_entries(entries);
+        }
+        fits
+    }
+
+    fn give_back_keys(&self, keys: usize) {
+        if keys > 0 {
+            self.keys.fetch_sub(keys, Ordering::Relaxed);
+        }
+    }
+
+    fn give_back_entries(&self, entries: usize) {
+        if entries > 0 {
+            self.entries.fetch_sub(entries, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Time {
+    #[inline]
+    fn now(&self) -> u64 {
+        match self {
+            Self::System(clock) => clock.micros(),
+            Self::Other(clock) => clock.now().as_micros(),
+        }
+    }
+}
+
+impl Pace {
+    /// `now`, but not before what the shard has already seen.
+    ///
+    /// The clock is read before the lock is taken, so a thread may come with an instant older than the state it finds.
+    /// Then it reads again. A clock that is still behind has stepped back, and is believed, unless by so little that it
+    /// is two processors disagreeing: counting that time twice would admit too much.
+    #[inline]
+    fn settle(&mut self, time: &Time, now: u64) -> u64 {
+        let now = if now >= self.latest { now } else { self.again(time) };
+        self.latest = now;
+        now
+    }
+
+    #[cold]
+    fn again(&self, time: &Time) -> u64 {
+        let now = time.now();
+        let behind = self.latest.saturating_sub(now);
+        if behind < JITTER { self.latest.max(now) } else { now }
+    }
+
+    /// Counts a decision. Every so many, whoever made it tends another shard.
+    #[inline]
+    fn tend_is_due(&mut self) -> bool {
+        self.decisions = self.decisions.wrapping_add(1);
+        self.decisions.is_multiple_of(TEND_EVERY)
+    }
+}
+
+#[cfg(all(test, not(pacegate_loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Limiter, ManualClock};
+
+    /// Once a flood is over, new keys do not take the lock of the shared budgets any more.
+    #[test]
+    fn shared_budgets_are_forgotten_by_use_alone() {
+        for text in ["1/second", "1/second sliding-log"] {
+            let clock = ManualClock::new();
+            let limiter = Limiter::builder().limit(text).max_keys(1).clock(clock.clone());
+            let limiter = limiter.build().unwrap();
+            let _ = (limiter.check("first"), limiter.check("second"));
+            let spares = || limiter.store().inner.spares.load(Ordering::Relaxed);
+            assert_eq!(spares(), 1, "{text}");
+            clock.advance(Duration::from_secs(10));
+            for _ in 0..2 * TEND_EVERY {
+                let _ = limiter.check("first");
+            }
+            assert_eq!(spares(), 0, "{text}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Where state lives: the [`Store`] trait, and the store in this process's memory.
+
+pub(crate) mod memory;
+
+use std::{
+    fmt,
+    future::{Future, ready},
+    pin::Pin,
+    task::{Context, Waker},
+};
+
+use crate::{
+    KeyRef, Limit,
+    algorithm::Outcome,
+    policy::{FailureMode, PolicyName},
+};
+
+pub use memory::{MemoryStore, MemoryUsage};
+
+/// Keeps the state of keys and changes it one charge at a time.
+///
+/// Implement this to share budgets through a place of your own; the conformance suite in `pacegate-testkit` tells
+/// whether it answers as the others do. What it must promise:
+///
+/// - **Atomic.** The charges of one call are decided and written in one step that nothing else comes between.
+/// - **All or nothing.** If any [enforced](Charge::enforced) charge does not fit, none is taken. One that is not
+///   enforced is taken if it fits and the enforced ones do; it never stands in their way.
+/// - **One clock.** Time comes from the store, not from the caller.
+/// - **Denials are free.** A denied charge and a cost of 0 change nothing.
+///
+/// The charges were checked: no cost is above its limit's capacity, except where the amount is 0, which denies.
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Decides the charges of one request. The outcomes are in the order of the charges.
+    ///
+    /// When the request as a whole is denied, a charge that would have fit says so and reports what remains untouched.
+    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>>;
+
+    /// [`Store::charge`] of this one charge, for a store that need not wait: it spares the caller a future.
+    ///
+    /// `Some` is the answer, and what it admits has been taken. `None` has changed nothing, and [`Store::charge`] is
+    /// called next. It is asked before every charge that has no id and comes alone, so it must be quick and must not
+    /// block. A store that stands before another and does something of its own in `charge` does so here, too, or leaves
+    /// the default, which is always `None`.
+    fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
+        let _ = charge;
+        None
+    }
+
+    /// As [`Store::charge`], but the same charges with the same `id` within a short time give the same answer and count
+    /// once: for a caller that does not know whether its charges were taken. How long that is, the store says. Other
+    /// charges are not mistaken for them. An id has up to [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
+    ///
+    /// By default [unsupported](StoreError::Unsupported).
+    fn charge_once<'a>(
+        &'a self,
+        id: &'a [u8],
+        charges: &'a [Charge<'a>],
+    ) -> Answer<'a, Vec<Outcome>> {
+        let _ = (id, charges);
+        Box::pin(ready(Err(StoreError::Unsupported("it takes no request ids".to_owned()))))
+    }
+
+    /// Gives back up to `charge.cost` units, and no more than are used.
+    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
+
+    /// Forgets what was charged to a key.
+    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
+
+    /// Returns the permit `charge.permit` of a concurrency limit. Returning one that is gone changes nothing.
+    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
+
+    /// Starts the life of the permit `charge.permit` anew. `false` if it is gone.
+    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool>;
+
+    /// Sees to `work` while nobody waits for it: what a dropped permit still has to tell the store. It is called from
+    /// `drop`, on any thread, inside a runtime or not, so it must not block.
+    ///
+    /// The default polls `work` once, which is enough for a store whose answers are always ready. A store that has to
+    /// wait for them hands it to its runtime instead; otherwise the permit only ends with its period.
+    fn detach(&self, mut work: Detached) {
+        let _ = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+}
+
+/// What [`Store::detach`] sees to. It calls the store, and keeps it alive.
+pub type Detached = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What a store returns: a future, since most stores are elsewhere.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// What a store is asked for one key.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Charge<'a> {
+    /// Which policy's budget. State is kept apart by policy, algorithm, period and key; the amount and the burst may
+    /// change from one charge to the next.
+    pub policy: PolicyName,
+    /// Whose budget.
+    pub key: KeyRef<'a>,
+    /// What the state is placed by: charges with equal tags can be decided in one step also by a store that is spread
+    /// over servers. Always the same for one policy and key. Stores in one place need not look at it.
+    pub tag: KeyRef<'a>,
+    /// How much, and how it is counted.
+    pub limit: Limit,
+    /// Units wanted; 0 asks whether one would be admitted.
+    pub cost: u64,
+    /// Whether the request depends on this charge. One that is not enforced is counted, but never denies.
+    pub enforced: bool,
+    /// The id under which a concurrency limit holds the units; 0 for all others.
+    pub permit: u64,
+    /// Units that the store may draw ahead and spend without asking; 0 for none. A store may always draw fewer.
+    pub lease: u64,
+    /// What happens to this charge when the store cannot answer, in place of what the limiter's policies say.
+    pub failure: Option<FailureMode>,
+}
+
+impl<'a> Charge<'a> {
+    /// One unit of `key`'s budget under `policy`, placed by the key, without a lease. The key is text, bytes, or by
+    /// [`Key::with`](crate::Key::with) anything that a limiter takes.
+    pub fn new(policy: PolicyName, key: impl Into<KeyRef<'a>>, limit: Limit) -> Self {
+        let key = key.into();
+        Self {
+            policy,
+            key,
+            tag: key,
+            limit,
+            cost: 1,
+            enforced: true,
+            permit: 0,
+            lease: 0,
+            failure: None,
+        }
+    }
+
+    /// The same charge for another cost.
+    #[must_use]
+    pub fn cost(self, cost: u64) -> Self {
+        Self { cost, ..self }
+    }
+
+    /// The same charge, held under this [permit](crate::Permit::new_id) if its limit is one of concurrency.
+    #[must_use]
+    pub fn holding(self, permit: u64) -> Self {
+        let holds = self.limit.algorithm() == crate::Algorithm::Concurrency;
+        Self { permit: if holds { permit } else { 0 }, ..self }
+    }
+
+    /// The same charge, with a failure mode of its own.
+    #[must_use]
+    pub fn failing(self, failure: FailureMode) -> Self {
+        Self { failure: Some(failure), ..self }
+    }
+
+    /// The same charge, on which nothing depends unless `enforced`.
+    #[must_use]
+    pub fn enforced(self, enforced: bool) -> Self {
+        Self { enforced, ..self }
+    }
+}
+
+/// Why a store could not answer. A denial is never one of these.
+///
+/// All but `Unsupported` are the store's failure: a charge is then decided by the failure mode of each policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No answer in time. Whether the charge was taken is unknown.
+    #[error("the store did not answer in time")]
+    TimedOut,
+    /// The store cannot be reached.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(String),
+    /// The store cannot do what was asked, now or later: the caller's mistake.
+    #[error("the store cannot do this: {0}")]
+    Unsupported(String),
+    /// Something that should not happen, such as a foreign value under one of our keys.
+    #[error("the store failed: {0}")]
+    Failed(String),
+}

@@ -1,0 +1,184 @@
+//! What no traffic, however contrived, gets past the limiter; and what every sender gets.
+
+use std::time::Duration;
+
+use pacegate::{
+    Algorithm, Clock, Limit, Limiter, ManualClock, Policy, PolicySet, Request,
+    policy::{Condition, Match},
+};
+use pacegate_testkit::Random;
+
+use crate::{RATE_ALGORITHMS, limiter};
+
+fn small_limit(random: &mut Random, algorithm: Algorithm) -> Limit {
+    let period = Duration::from_millis(random.pick(&[1, 2, 5, 10]));
+    let limit = Limit::new(random.pick(&[1, 2, 3, 5, 7, 10, 30]), period).unwrap();
+    limit.with_algorithm(algorithm).unwrap()
+}
+
+fn on_a_clock(limit: Limit) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit(limit).clock(clock.clone()).build().unwrap();
+    (limiter, clock)
+}
+
+/// Denied one microsecond before `retry_after`, admitted at it: on every denial, for every cost.
+#[test]
+fn retry_after_is_exact_both_ways() {
+    for algorithm in RATE_ALGORITHMS {
+        let mut denials = 0;
+        for seed in 0.. {
+            if denials >= 100_000 {
+                break;
+            }
+            let random = &mut Random::new(seed);
+            let (limiter, clock) = on_a_clock(small_limit(random, algorithm));
+            let capacity = limiter.policies().policies()[0].limits[0].capacity();
+            for _ in 0..200 {
+                clock.advance(Duration::from_micros(random.below(3_000)));
+                let cost = random.between(1, capacity);
+                let decision = limiter.check_cost("key", cost).unwrap();
+                let Some(wait) = decision.retry_after() else { continue };
+                denials += 1;
+                let denied_at = clock.now();
+                clock.set(denied_at.after(wait - Duration::from_micros(1)));
+                let early = limiter.check_cost("key", cost).unwrap();
+                assert!(!early.is_allowed(), "{algorithm}, seed {seed}: admitted too early");
+                assert_eq!(early.retry_after(), Some(Duration::from_micros(1)));
+                clock.set(denied_at.after(wait));
+                let late = limiter.check_cost("key", cost).unwrap();
+                assert!(late.is_allowed(), "{algorithm}, seed {seed}: still denied");
+            }
+        }
+    }
+}
+
+/// The most that each algorithm admits in any half-open period, under traffic that asks for all it can get.
+#[test]
+fn no_period_admits_more_than_the_bound() {
+    for algorithm in RATE_ALGORITHMS {
+        for seed in 0..crate::histories() / 10 {
+            let random = &mut Random::new(seed);
+            let limit = small_limit(random, algorithm);
+            let (limiter, clock) = on_a_clock(limit);
+            let (amount, period) = (limit.amount(), limit.period().as_micros() as u64);
+            let bound = match algorithm {
+                Algorithm::FixedWindow => 2 * amount,
+                Algorithm::SlidingWindow => amount + amount * (period - 1) / period,
+                Algorithm::SlidingLog => amount,
+                _ => 2 * amount - 1,
+            };
+            let mut admitted: Vec<(u64, u64)> = Vec::new();
+            for _ in 0..120 {
+                let now = clock.now().as_micros();
+                let cost = limiter.peek("key").remaining().min(random.between(1, amount));
+                if cost > 0 && limiter.check_cost("key", cost).unwrap().is_allowed() {
+                    admitted.push((now, cost));
+                }
+                let to_end = period - now % period;
+                let wait = random.pick(&[1, to_end, to_end - 1, period / 7 + 1, period - 1]);
+                clock.advance(Duration::from_micros(wait));
+            }
+            for &(start, _) in &admitted {
+                let within = |at: u64| (start..start + period).contains(&at);
+                let sum: u64 =
+                    admitted.iter().filter(|(at, _)| within(*at)).map(|(_, cost)| cost).sum();
+                assert!(sum <= bound, "{algorithm}, seed {seed}: {sum} in a period of {limit}");
+            }
+        }
+    }
+}
+
+/// After any silence, no more than the burst at once.
+#[test]
+fn a_burst_after_silence_is_at_most_the_burst() {
+    for text in ["10/second burst 10", "10/second burst 3", "7/second", "7/second sliding-window"] {
+        let (limiter, clock) = limiter(text);
+        let capacity = limiter.policies().policies()[0].limits[0].capacity();
+        for step in 0..1_000 {
+            clock.advance(Duration::from_micros(step * 3_000));
+            let burst = (0..100).filter(|_| limiter.check("key").is_allowed()).count() as u64;
+            assert!(burst <= capacity, "{text}: {burst} after {} ms", step * 3);
+        }
+    }
+}
+
+/// Asked for all it can give, a token bucket gives the burst and what the time refills: to the token, for ever.
+#[test]
+fn the_long_run_rate_is_exact() {
+    for (amount, seconds) in [(3, 300_000), (7, 100_000), (59, 20_000), (997, 1_000), (999_983, 1)]
+    {
+        let limit = Limit::per_second(amount).with_algorithm(Algorithm::TokenBucket).unwrap();
+        let (limiter, clock) = on_a_clock(limit);
+        let start = clock.now();
+        let end = start.after(Duration::from_secs(seconds));
+        let mut admitted = 0_u64;
+        loop {
+            let decision = limiter.check("key");
+            match decision.retry_after() {
+                None => admitted += 1,
+                Some(wait) if clock.now().after(wait) <= end => clock.advance(wait),
+                Some(_) => break,
+            }
+        }
+        let passed = u128::from(end.micros_since(start));
+        let refilled = (passed * u128::from(amount) / 1_000_000) as u64;
+        assert_eq!(admitted, u64::from(amount) + refilled, "{amount} per second");
+    }
+}
+
+/// Raising, lowering and replacing a limit never admits more than the old and the new amount together.
+#[test]
+fn a_changed_limit_admits_at_most_old_and_new() {
+    for algorithm in RATE_ALGORITHMS {
+        for seed in 0..2_000 {
+            let random = &mut Random::new(seed);
+            let old = small_limit(random, algorithm);
+            let period = Duration::from_millis(if random.one_in(3) { 20 } else { 0 });
+            let period = if period.is_zero() { old.period() } else { period };
+            let new = Limit::new(random.between(1, 30), period).unwrap();
+            let new = new.with_algorithm(algorithm).unwrap();
+            let (limiter, clock) = on_a_clock(old);
+            // At the start of both windows, so that no boundary falls between.
+            let take =
+                |limiter: &Limiter| (0..200).filter(|_| limiter.check("key").is_allowed()).count();
+            clock.advance(Duration::from_micros(random.below(900)));
+            let before = take(&limiter);
+            let after = take(&limiter.with_limit(new));
+            assert!((before + after) as u64 <= old.amount() + new.amount(), "{algorithm} {seed}");
+            if period == old.period() {
+                let carried = new.amount().saturating_sub(old.amount());
+                assert_eq!(after as u64, carried, "{algorithm}, seed {seed}: {old} to {new}");
+            }
+        }
+    }
+}
+
+/// A policy and its override count on one bucket. Whoever goes from one to the other owes what was taken before.
+#[test]
+fn limits_that_share_a_bucket_forgive_nothing() {
+    let clock = ManualClock::new();
+    let bulk = Match::any().and("path", Condition::equal("/bulk"));
+    let policy = Policy::new("p".parse().unwrap(), ["1/second burst 1".parse().unwrap()])
+        .per(["user"])
+        .overriding(bulk, ["1/second burst 100".parse().unwrap()]);
+    let policies = PolicySet::new([policy]).unwrap();
+    let limiter = Limiter::builder().policies(policies).clock(clock.clone()).build().unwrap();
+    let request = |path| Request::new().with("user", "alice").with("path", path);
+    let take = |path| (0..200).filter(|_| allowed(&limiter, &request(path))).count();
+    let (mut bulk, mut plain) = (0, 0);
+    for _ in 0..60 {
+        bulk += take("/bulk");
+        clock.advance(Duration::from_secs(1));
+        plain += take("/");
+    }
+    assert_eq!((bulk, plain), (100 + 59, 0), "the bucket holds 100 and fills by one a second");
+    clock.advance(Duration::from_secs(98));
+    assert!(!allowed(&limiter, &request("/")), "99 are owed, and one is too many");
+    clock.advance(Duration::from_secs(1));
+    assert!(allowed(&limiter, &request("/")));
+}
+
+fn allowed(limiter: &Limiter, request: &Request<'_>) -> bool {
+    limiter.check_request(request).unwrap().is_allowed()
+}

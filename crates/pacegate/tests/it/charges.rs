@@ -1,0 +1,313 @@
+//! Charges that the caller has put together.
+
+use std::time::Duration;
+
+use pacegate::{
+    Charge, CheckError, CostError, Decision, KeyRef, Limiter, ManualClock, Permit, Policy,
+    PolicyName, PolicySet, PolicyStats, Request, SharedLimiter,
+    policy::{Condition, Match, PolicyError},
+};
+use proptest::prelude::*;
+
+use crate::{limit, shared::policy};
+
+fn limiter(policies: impl IntoIterator<Item = Policy>) -> (Limiter, ManualClock) {
+    let clock = ManualClock::new();
+    let policies = PolicySet::new(policies).unwrap();
+    let limiter = Limiter::builder().policies(policies).clock(clock.clone()).build().unwrap();
+    (limiter, clock)
+}
+
+fn charge(policy: &str, key: &'static [u8], text: &str) -> Charge<'static> {
+    Charge::new(policy.parse().unwrap(), KeyRef::new(key), limit(text))
+}
+
+#[test]
+fn a_verdict_tells_of_each_charge() {
+    let (limiter, _) = limiter([policy("unused", "1/hour")]);
+    let both = [charge("a", b"k", "3/hour"), charge("b", b"k", "1/hour")];
+    let verdict = limiter.verdict(&both).unwrap();
+    assert!(verdict.decision.is_allowed());
+    assert_eq!(verdict.each.iter().map(Decision::remaining).collect::<Vec<_>>(), [2, 0]);
+    let verdict = limiter.verdict(&both).unwrap();
+    assert_eq!(verdict.decision.policy().unwrap().as_str(), "b");
+    let each: Vec<_> = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining())).collect();
+    assert_eq!(each, [(true, 2), (false, 0)], "what would have fit says so, and is untouched");
+}
+
+#[test]
+fn charges_are_counted_under_their_policy_or_ad_hoc() {
+    let (limiter, _) = limiter([policy("known", "2/hour").per(["user"])]);
+    let known = charge("known", b"alice", "2/hour");
+    for _ in 0..3 {
+        let _ = limiter.check_all(&[known]).unwrap();
+    }
+    let mut decisions = Vec::new();
+    let own = charge("ad-hoc", b"alice", "2/hour");
+    limiter.check_each(&[own, known, own, own, own.cost(0)], &mut decisions);
+    let stats = limiter.stats();
+    assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (2, 2));
+    assert_eq!((stats.ad_hoc.allowed, stats.ad_hoc.denied), (2, 1), "a peek is not counted");
+    assert_eq!(stats.ad_hoc.policy.as_str(), "ad-hoc");
+    let request = Request::new().with("user", "alice");
+    assert!(!limiter.check_request(&request).unwrap().is_allowed(), "one budget by any way");
+}
+
+#[test]
+fn a_plan_is_what_a_request_is_charged() {
+    let by_user = policy("by-user", "5/hour").per(["user"]);
+    let seen = policy("seen", "1/hour").shadow();
+    let all = policy("all", "9/hour").max_cost(3);
+    let (limiter, _) = limiter([by_user, seen, all]);
+    let request = Request::new().with("user", "alice");
+    let plan = limiter.plan(&request);
+    let charges = plan.charges(2).unwrap();
+    let shown: Vec<_> = charges.iter().map(|c| (c.policy.as_str(), c.cost, c.enforced)).collect();
+    assert_eq!(shown, [("by-user", 2, true), ("seen", 2, false), ("all", 2, true)]);
+    let verdict = limiter.verdict(&charges).unwrap();
+    assert!(verdict.decision.is_allowed() && verdict.decision.is_shadow_denied());
+    assert!(!verdict.each[1].is_allowed());
+    assert_eq!(limiter.check_request(&request).unwrap().remaining(), 2);
+    let CostError { cost: 4, max: 3, .. } = plan.charges(4).unwrap_err() else {
+        panic!("max_cost")
+    };
+    assert!(limiter.plan(&Request::new().in_domain("else")).is_empty());
+}
+
+#[test]
+fn a_lifted_limit_is_charged_where_it_is_wanted() {
+    let pro = || Match::any().and("plan", Condition::equal("pro"));
+    let lifted = |name| policy(name, "5/hour").per(["user"]).overriding(pro(), []);
+    let (limiter, _) = limiter([lifted("a"), policy("b", "9/hour"), lifted("c")]);
+    let shown = |request: &Request<'_>, cost: u64| -> Vec<_> {
+        let is_meant = |policy: PolicyName, key: KeyRef<'_>| {
+            (policy.as_str(), key) == ("c", KeyRef::new(b"x"))
+        };
+        let plan = limiter.plan(request).with_lifted(is_meant);
+        let charges = plan.charges(cost).unwrap();
+        charges.iter().map(|charge| (charge.policy.as_str(), charge.cost)).collect()
+    };
+    let request = |user| Request::new().with("user", user).with("plan", "pro");
+    assert_eq!(shown(&request("x"), 7), [("b", 7), ("c", 1)]);
+    assert_eq!(shown(&request("x"), 0), [("b", 0), ("c", 0)]);
+    assert_eq!(shown(&request("y"), 7), [("b", 7)]);
+    let limited = Request::new().with("user", "x");
+    assert_eq!(shown(&limited, 2), [("a", 2), ("b", 2), ("c", 2)], "once");
+}
+
+#[test]
+fn a_policy_that_never_matches_is_charged_by_name_only() {
+    let mut never = policy("named", "1/hour");
+    never.matching = Match::never();
+    let (limiter, _) = limiter([never]);
+    assert!(limiter.plan(&Request::new()).is_empty());
+    assert!(limiter.plan(&Request::new().with("", "")).is_empty());
+    assert!(limiter.policies().get("named".parse().unwrap()).is_some());
+    let own = charge("named", b"k", "1/hour");
+    assert!(limiter.check_all(&[own]).unwrap().is_allowed());
+    assert!(!limiter.check_all(&[own]).unwrap().is_allowed());
+    assert_eq!(limiter.stats().policies[0].denied, 1);
+}
+
+#[test]
+fn no_policy_takes_the_name_of_those_without_one() {
+    let error = PolicySet::new([policy("ad-hoc", "1/hour")]).unwrap_err();
+    assert_eq!(error, PolicyError::ReservedName(PolicyName::AD_HOC));
+}
+
+#[test]
+fn what_charges_took_is_given_back() {
+    let (limiter, _) = limiter([policy("unused", "1/hour")]);
+    let shared = SharedLimiter::from(limiter.clone());
+    let own = [charge("a", b"k", "2/hour").cost(2)];
+    for round in 0..2 {
+        assert!(limiter.check_all(&own).unwrap().is_allowed());
+        assert!(!limiter.check_all(&own).unwrap().is_allowed());
+        match round {
+            0 => limiter.refund_all(&own),
+            _ => limiter.reset_all(&own),
+        }
+    }
+    for round in 0..2 {
+        assert!(limiter.check_all(&own).unwrap().is_allowed());
+        match round {
+            0 => pollster::block_on(shared.refund_all(&own)).unwrap(),
+            _ => pollster::block_on(shared.reset_all(&own)).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn permits_are_held_by_their_ids() {
+    let (limiter, _) = limiter([policy("unused", "1/hour")]);
+    let shared = SharedLimiter::from(limiter.clone());
+    let permits = [Permit::new_id(), Permit::new_id()];
+    assert_ne!(permits[0], permits[1]);
+    let [first, second] =
+        permits.map(|permit| [charge("jobs", b"k", "1/30s concurrency").holding(permit)]);
+    assert!(limiter.check_all(&first).unwrap().is_allowed());
+    assert!(!limiter.check_all(&second).unwrap().is_allowed());
+    assert!(limiter.renew_all(&first) && !limiter.renew_all(&second));
+    limiter.release_all(&second);
+    assert!(!limiter.check_all(&second).unwrap().is_allowed(), "it was not held");
+    limiter.release_all(&first);
+    assert!(pollster::block_on(shared.check_all(&second)).unwrap().is_allowed());
+    assert_eq!(pollster::block_on(shared.renew_all(&second)), Ok(true));
+    pollster::block_on(shared.release_all(&second)).unwrap();
+    assert_eq!(pollster::block_on(shared.renew_all(&second)), Ok(false));
+}
+
+const LIMITS: [&str; 6] = [
+    "3/minute",
+    "5/minute",
+    "2/minute sliding-window",
+    "4/minute burst 6 token-bucket",
+    "3/minute sliding-log",
+    "0/minute",
+];
+
+proptest! {
+    /// A batch is answered as if its charges had come one by one.
+    #[test]
+    fn each_charge_of_a_batch_is_decided_in_turn(
+        history in prop::collection::vec((0..6_usize, 0..3_usize, 0..4_u64, any::<bool>()), 1..80),
+    ) {
+        let (batch, batch_clock) = limiter([policy("unused", "1/hour")]);
+        let (single, _) = limiter([policy("unused", "1/hour")]);
+        batch_clock.advance(std::time::Duration::ZERO);
+        let keys: [&'static [u8]; 3] = [b"a", b"b", b"c"];
+        let charges: Vec<_> = history
+            .iter()
+            .map(|&(which, key, cost, enforced)| {
+                charge("p", keys[key], LIMITS[which]).cost(cost).enforced(enforced)
+            })
+            .collect();
+        let mut together = Vec::new();
+        batch.check_each(&charges, &mut together);
+        let shared = SharedLimiter::from(limiter([policy("unused", "1/hour")]).0);
+        let mut over_store = Vec::new();
+        pollster::block_on(shared.check_each(&charges, &mut over_store));
+        for ((charge, decision), shared) in charges.iter().zip(together).zip(over_store) {
+            prop_assert_eq!(&decision, &single.check_all(&[*charge]).map_err(CheckError::from));
+            prop_assert_eq!(decision.ok(), shared.ok());
+        }
+    }
+}
+
+#[test]
+fn a_refund_leaves_permits_to_those_who_hold_them() {
+    let limiter = Limiter::builder().limit("100/minute").limit("2/minute concurrency");
+    let limiter = limiter.build().unwrap();
+    let held = limiter.acquire("a").into_result().unwrap();
+    assert!(limiter.check("a").is_allowed(), "without a permit: that can be given back");
+    assert!(limiter.acquire("a").permit.is_none());
+    limiter.refund("a", 2);
+    let second = limiter.acquire("a");
+    assert!(second.permit.is_some() && limiter.acquire("a").permit.is_none());
+    assert!(held.renew());
+}
+
+/// A permit may be charged more than once, and is then returned and renewed as a whole.
+#[test]
+fn a_permit_that_was_charged_twice_is_returned_as_a_whole() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder().limit("1/second").max_keys(4).clock(clock.clone());
+    let limiter = limiter.build().unwrap();
+    for round in 0..100 {
+        let held = charge("p", b"k", "4/minute concurrency").holding(Permit::new_id());
+        for _ in 0..2 {
+            assert!(limiter.check_all(&[held]).unwrap().is_allowed(), "round {round}");
+        }
+        clock.advance(Duration::from_secs(40));
+        assert!(limiter.renew_all(&[held]));
+        clock.advance(Duration::from_secs(40));
+        let peek = charge("p", b"k", "4/minute concurrency").cost(0);
+        assert_eq!(limiter.check_all(&[peek]).unwrap().remaining(), 2, "both are renewed");
+        limiter.release_all(&[held]);
+        assert_eq!(limiter.check_all(&[peek]).unwrap().remaining(), 4);
+    }
+}
+
+/// What is charged twice in one request fits if both do, and whoever waits as long as told is admitted.
+#[test]
+fn a_key_that_is_charged_twice_is_charged_the_sum() {
+    for text in
+        ["10/second burst 10", "10/second sliding-window", "10/second sliding-log", "10/second"]
+    {
+        let (limiter, clock) = limiter([policy("unused", "1/hour")]);
+        let one = |cost| charge("p", b"k", text).cost(cost);
+        let verdict = limiter.verdict(&[one(6), one(4)]).unwrap();
+        assert!(verdict.decision.is_allowed(), "{text}");
+        assert_eq!(verdict.each.iter().map(Decision::remaining).collect::<Vec<_>>(), [4, 0]);
+        let denied = limiter.check_all(&[one(3), one(3)]).unwrap();
+        let wait = denied.retry_after().unwrap();
+        clock.advance(wait - Duration::from_micros(1));
+        assert!(!limiter.check_all(&[one(3), one(3)]).unwrap().is_allowed(), "{text}");
+        clock.advance(Duration::from_micros(1));
+        assert!(limiter.check_all(&[one(3), one(3)]).unwrap().is_allowed(), "{text}");
+        clock.advance(Duration::from_secs(3));
+        let verdict = limiter.verdict(&[one(6), one(6)]).unwrap();
+        let each = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining()));
+        assert_eq!(each.collect::<Vec<_>>(), [(true, 10), (false, 4)], "{text}");
+        assert_eq!((verdict.decision.is_allowed(), verdict.decision.retry_after()), (false, None));
+        // Another key denies: nothing was taken of this one.
+        let other = charge("q", b"k", "0/hour");
+        let verdict = limiter.verdict(&[one(3), one(3), other]).unwrap();
+        let each = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining()));
+        assert_eq!(each.collect::<Vec<_>>(), [(true, 10), (true, 10), (false, 0)], "{text}");
+    }
+}
+
+#[test]
+fn a_charge_that_is_not_enforced_does_not_stand_in_the_way_of_its_own_key() {
+    let (limiter, _) = limiter([policy("unused", "1/hour")]);
+    let enforced = charge("p", b"k", "1/minute");
+    let verdict = limiter.verdict(&[enforced.enforced(false), enforced]).unwrap();
+    assert!(verdict.decision.is_allowed() && verdict.decision.is_shadow_denied());
+    assert_eq!(verdict.each.iter().map(Decision::is_allowed).collect::<Vec<_>>(), [false, true]);
+}
+
+#[test]
+fn many_charges_are_joined_like_few() {
+    let (limiter, _) = limiter([policy("unused", "1/hour")]);
+    let keys: Vec<[u8; 2]> = (0..300_u16).map(u16::to_le_bytes).collect();
+    let charge = |key: &'static [u8]| charge("p", key, "10/hour").cost(2);
+    let keys: Vec<&'static [u8]> = keys.into_iter().map(|key| &*key.to_vec().leak()).collect();
+    let twice: Vec<_> = keys.iter().chain(&keys).map(|key| charge(key)).collect();
+    let verdict = limiter.verdict(&twice).unwrap();
+    assert!(verdict.decision.is_allowed());
+    let remaining: Vec<_> = verdict.each.iter().map(Decision::remaining).collect();
+    assert_eq!((&remaining[..300], &remaining[300..]), (&[8; 300][..], &[6; 300][..]));
+}
+
+/// Of charges to one key of a policy, the one that denies says what is counted, whichever comes first.
+#[test]
+fn what_denies_is_what_is_counted() {
+    let enforced = charge("p", b"k", "1/minute");
+    let shadow = enforced.enforced(false);
+    for (order, counted) in [
+        ([shadow, enforced], (1, 1, 0)),
+        ([enforced, shadow], (1, 1, 0)),
+        ([enforced.cost(0), enforced], (1, 1, 0)),
+        ([enforced, enforced.cost(0)], (1, 1, 0)),
+    ] {
+        let (limiter, _) = limiter([policy("unused", "1/hour")]);
+        assert!(limiter.check_all(&[enforced]).unwrap().is_allowed());
+        assert!(!limiter.check_all(&order).unwrap().is_allowed());
+        let PolicyStats { allowed, denied, shadow_denied, .. } = limiter.stats().ad_hoc;
+        assert_eq!((allowed, denied, shadow_denied), counted, "{order:?}");
+    }
+}
+
+/// Limits that count in one place are one charge.
+#[test]
+fn a_key_is_planned_once_for_each_state_that_a_policy_keeps() {
+    let pro = || Match::any().and("plan", Condition::equal("pro"));
+    let api = policy("api", "5/hour").overriding(pro(), [limit("50/hour"), limit("90/day")]);
+    let (limiter, _) = limiter([api]);
+    let plan = limiter.plan_for_all("api".parse().unwrap(), KeyRef::new(b"alice"));
+    let limits: Vec<_> = plan.charges(1).unwrap().iter().map(|charge| charge.limit).collect();
+    assert_eq!(limits, [limit("5/hour"), limit("90/day")]);
+    let plan = limiter.plan_for("api".parse().unwrap(), KeyRef::new(b"alice"));
+    assert_eq!(plan.charges(1).unwrap().len(), 1);
+}

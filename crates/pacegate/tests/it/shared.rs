@@ -1,0 +1,753 @@
+//! The limiter over a store that a test has in its hands.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    future::poll_fn,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use pacegate::{
+    Answer, Charge, CheckError, Clock, Decision, Detached, KeyBuf, KeyRef, Limiter, ManualClock,
+    MemoryStore, Policy, PolicySet, Request, SharedLimiter, Store, StoreError, WaitError,
+    algorithm::Outcome,
+    policy::{FailureMode, Lease},
+};
+
+use crate::{limit, waiting::Waiting};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A memory store that remembers what it was asked, and answers only as the test lets it.
+#[derive(Clone)]
+pub(crate) struct Double {
+    store: MemoryStore,
+    hands: Arc<Mutex<Hands>>,
+}
+
+/// What the test has a hand on.
+#[derive(Default)]
+struct Hands {
+    asked: Vec<Asked>,
+    failing: Option<StoreError>,
+    /// What is asked is done, but the answers do not come yet. Whoever waits for one is here.
+    holding: Option<Vec<Waker>>,
+    /// What can be told of any charge without a wait.
+    at_once: Option<Outcome>,
+    /// What was answered to the requests with these ids.
+    once: HashMap<Vec<u8>, Vec<Outcome>>,
+    detached: Vec<Detached>,
+}
+
+/// One charge of a call.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Asked {
+    pub(crate) policy: String,
+    pub(crate) key: KeyBuf,
+    pub(crate) tag: KeyBuf,
+    pub(crate) lease: u64,
+}
+
+impl Double {
+    pub(crate) fn new(clock: &ManualClock) -> Self {
+        Self { store: MemoryStore::new(1_000, clock.clone()), hands: Arc::default() }
+    }
+
+    /// From now on every call fails.
+    pub(crate) fn fail(&self, error: StoreError) {
+        self.hands.lock().unwrap().failing = Some(error);
+    }
+
+    /// From now on calls are answered again.
+    pub(crate) fn recover(&self) {
+        self.hands.lock().unwrap().failing = None;
+    }
+
+    /// From now on answers do not come.
+    fn hold(&self) {
+        self.hands.lock().unwrap().holding = Some(Vec::new());
+    }
+
+    /// All answers come.
+    fn let_go(&self) {
+        let held = self.hands.lock().unwrap().holding.take();
+        held.into_iter().flatten().for_each(Waker::wake);
+    }
+
+    /// What was asked since the last time.
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut self.hands.lock().unwrap().asked)
+    }
+
+    /// Sees to what was left behind. Returns how much there was.
+    fn run_detached(&self) -> usize {
+        let detached = std::mem::take(&mut self.hands.lock().unwrap().detached);
+        detached.into_iter().map(pollster::block_on).count()
+    }
+
+    fn answer<'a, T: Send + 'a>(
+        &'a self,
+        charges: &[Charge<'_>],
+        answer: impl FnOnce() -> Answer<'a, T>,
+    ) -> Answer<'a, T> {
+        let mut hands = self.hands.lock().unwrap();
+        hands.asked.extend(charges.iter().map(|charge| Asked {
+            policy: charge.policy.to_string(),
+            key: charge.key.to_buf(),
+            tag: charge.tag.to_buf(),
+            lease: charge.lease,
+        }));
+        let failing = hands.failing.clone();
+        drop(hands);
+        let answer = match failing {
+            Some(error) => Box::pin(async move { Err(error) }),
+            None => answer(),
+        };
+        Box::pin(async move {
+            poll_fn(|cx| self.poll_held(cx)).await;
+            answer.await
+        })
+    }
+
+    fn poll_held(&self, cx: &Context<'_>) -> Poll<()> {
+        match &mut self.hands.lock().unwrap().holding {
+            Some(waiting) => {
+                waiting.push(cx.waker().clone());
+                Poll::Pending
+            }
+            None => Poll::Ready(()),
+        }
+    }
+}
+
+impl Store for Double {
+    fn charge_now(&self, _: &Charge<'_>) -> Option<Outcome> {
+        self.hands.lock().unwrap().at_once
+    }
+
+    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
+        self.answer(charges, || self.store.charge(charges))
+    }
+
+    fn charge_once<'a>(
+        &'a self,
+        id: &'a [u8],
+        charges: &'a [Charge<'a>],
+    ) -> Answer<'a, Vec<Outcome>> {
+        self.answer(charges, || {
+            let known = self.hands.lock().unwrap().once.get(id).cloned();
+            Box::pin(async {
+                let outcomes = match known {
+                    Some(outcomes) => outcomes,
+                    None => self.store.charge(charges).await?,
+                };
+                self.hands.lock().unwrap().once.insert(id.to_vec(), outcomes.clone());
+                Ok(outcomes)
+            })
+        })
+    }
+
+    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.answer(&[*charge], || Store::refund(&self.store, charge))
+    }
+
+    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.answer(&[*charge], || Store::reset(&self.store, charge))
+    }
+
+    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
+        self.answer(&[*charge], || Store::release(&self.store, charge))
+    }
+
+    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
+        self.answer(&[*charge], || Store::renew(&self.store, charge))
+    }
+
+    fn detach(&self, work: Detached) {
+        self.hands.lock().unwrap().detached.push(work);
+    }
+}
+
+impl fmt::Debug for Double {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Double")
+    }
+}
+
+pub(crate) fn policy(name: &str, text: &str) -> Policy {
+    Policy::new(name.parse().unwrap(), [limit(text)])
+}
+
+/// A limiter over a double on a clock that stands still.
+fn limiter(text: &str) -> (SharedLimiter, Double, ManualClock) {
+    let clock = ManualClock::new();
+    let store = Double::new(&clock);
+    let builder = SharedLimiter::builder(store.clone()).clock(clock.clone());
+    (builder.limit(text).build().unwrap(), store, clock)
+}
+
+fn check(limiter: &SharedLimiter, key: &str) -> Decision {
+    pollster::block_on(limiter.check(key)).unwrap()
+}
+
+#[test]
+fn charges_carry_the_tag_and_the_lease_of_their_policy() {
+    let store = Double::new(&ManualClock::new());
+    let policies = PolicySet::new([
+        policy("key", "100/hour").per(["key"]).leased(Lease::Percent(5)),
+        policy("part", "100/hour").per(["path", "key"]).tagged_by("key"),
+        policy("name", "100/hour").per(["path"]).tagged("all"),
+    ]);
+    let limiter = SharedLimiter::new(store.clone(), policies.unwrap());
+    let tags = || -> Vec<_> { store.asked().iter().map(|asked| asked.tag.clone()).collect() };
+    let one = |text: &str| pacegate::KeyRef::new(text.as_bytes()).to_buf();
+
+    let request = Request::new().with("key", "alice").with("path", "/x");
+    let _ = pollster::block_on(limiter.check_request(&request)).unwrap();
+    let asked = store.asked();
+    let tags_of_request: Vec<_> = asked.iter().map(|asked| asked.tag.clone()).collect();
+    assert_eq!(tags_of_request, [one("alice"), one("alice"), one("all")]);
+    assert_eq!(asked.iter().map(|asked| asked.lease).collect::<Vec<_>>(), [5, 0, 0]);
+
+    // Where the attribute is missing, the key is the tag.
+    let anonymous = Request::new().with("path", "/x");
+    let _ = pollster::block_on(limiter.check_request(&anonymous)).unwrap();
+    assert!(store.asked()[..2].iter().all(|asked| asked.tag == asked.key));
+
+    // What is given back has to find what was charged.
+    let _ = pollster::block_on(limiter.check("alice")).unwrap();
+    let charged = tags();
+    pollster::block_on(limiter.refund("alice", 1)).unwrap();
+    assert_eq!(tags(), charged);
+    pollster::block_on(limiter.reset("alice")).unwrap();
+    assert_eq!(tags(), charged);
+}
+
+/// One limit by key, one limit by request, and charges of the caller's own: three ways to ask for one.
+#[test]
+fn what_can_be_told_at_once_is_not_waited_for() {
+    let (limiter, store, _clock) = limiter("5/minute");
+    let own = Charge::new("own".parse().unwrap(), KeyRef::new(b"bob"), limit("2/minute"));
+    let other = Charge::new("other".parse().unwrap(), KeyRef::new(b"bob"), limit("2/hour"));
+    let denied = Outcome::denied(0, Some(SECOND), 7 * SECOND);
+    store.hands.lock().unwrap().at_once = Some(denied);
+    let by_request = limiter.with_policies(
+        PolicySet::new([Policy::new("api".parse().unwrap(), [limit("5/minute")])]).unwrap(),
+    );
+    for decision in [
+        check(&limiter, "alice"),
+        pollster::block_on(by_request.check_request(&Request::new())).unwrap(),
+        pollster::block_on(limiter.verdict(&[own])).unwrap().decision,
+    ] {
+        assert_eq!((decision.is_allowed(), decision.retry_after()), (false, Some(SECOND)));
+    }
+    assert_eq!(store.asked(), [], "nothing was asked for");
+    assert_eq!(limiter.stats().policies[0].denied, 1, "and all is counted");
+
+    let pair = pollster::block_on(limiter.verdict(&[own, other])).unwrap();
+    assert!(pair.decision.is_allowed(), "only all together can tell of several");
+    store.hands.lock().unwrap().at_once = None;
+    assert!(check(&limiter, "alice").is_allowed());
+    assert_eq!(store.asked().len(), 3);
+}
+
+/// What the memory store tells at once it tells the same way when asked, also of keys that it has no room for.
+#[test]
+fn memory_answers_at_once_as_it_would_later() {
+    let algorithms =
+        ["", " sliding-window", " token-bucket", " sliding-log", " concurrency"].into_iter();
+    for text in algorithms.map(|algorithm| format!("3/minute{algorithm}")) {
+        let clock = ManualClock::new();
+        let [now, later] = [(); 2].map(|()| MemoryStore::new(2, clock.clone()));
+        let costs = [(1, true), (0, true), (3, true), (2, false), (1, false), (1, true)];
+        for (key, (permit, (cost, enforced))) in ["a", "b", "c", "a"]
+            .into_iter()
+            .flat_map(|key| costs.iter().enumerate().map(move |c| (key, c)))
+        {
+            let key = KeyRef::new(key.as_bytes());
+            let charge = Charge::new("api".parse().unwrap(), key, limit(&text));
+            let charge = charge.cost(*cost).enforced(*enforced).holding(1 + permit as u64);
+            let asked = pollster::block_on(later.charge(&[charge])).unwrap();
+            assert_eq!(now.charge_now(&charge), Some(asked[0]), "{text} at {cost}");
+        }
+        let held = |store: &MemoryStore| (store.usage().keys, store.usage().overflowed);
+        assert_eq!(held(&now), held(&later));
+    }
+}
+
+#[test]
+fn a_request_with_an_id_counts_once() {
+    let limiter = SharedLimiter::new(
+        Double::new(&ManualClock::new()),
+        PolicySet::new([policy("api", "9/hour")]).unwrap(),
+    );
+    let ask = |request: &Request<'_>| pollster::block_on(limiter.check_request(request));
+    let first = Request::new().id("first").unwrap();
+    assert_eq!(ask(&first).unwrap().remaining(), 8);
+    assert_eq!(ask(&first).unwrap().remaining(), 8, "the same answer");
+    assert_eq!(ask(&Request::new().id(b"second").unwrap()).unwrap().remaining(), 7);
+    assert_eq!(ask(&Request::new()).unwrap().remaining(), 6);
+    let peek = first.clone().cost(0);
+    assert_eq!(ask(&peek).unwrap().remaining(), 6, "a peek tells what is");
+
+    let memory = MemoryStore::default();
+    let limiter = SharedLimiter::builder(memory).limit("9/hour").build().unwrap();
+    let error = pollster::block_on(limiter.check_request(&first)).unwrap_err();
+    assert!(matches!(error, CheckError::Store(StoreError::Unsupported(_))), "{error}");
+}
+
+#[test]
+fn an_id_is_neither_empty_nor_long() {
+    let error = Request::new().id("").unwrap_err().to_string();
+    assert_eq!(error, "the id of a request has from 1 to 128 bytes, not 0");
+    assert!(Request::new().id(&[7; 129]).is_err());
+    assert_eq!(Request::new().id(&[7; 128]).unwrap().id_bytes(), Some(&[7; 128][..]));
+}
+
+#[test]
+fn it_can_be_built_and_rebuilt_as_the_limiter_is() {
+    let (limiter, _, _) = limiter("1/hour");
+    assert!(check(&limiter, "key").is_allowed() && !check(&limiter, "key").is_allowed());
+    let raised = limiter.with_limit(limit("3/hour"));
+    assert_eq!(check(&raised, "key").remaining(), 1, "one was used before");
+    let own = raised.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (2, 1));
+    let none = SharedLimiter::builder(MemoryStore::default()).build().unwrap_err();
+    assert_eq!(none, pacegate::BuildError::NoLimit);
+}
+
+#[test]
+fn many_keys_are_asked_for_at_the_same_time() {
+    let (limiter, store, _) = limiter("2/hour");
+    store.hold();
+    let keys = ["alice", "bob", "alice", "alice"];
+    let mut many = Waiting::of(limiter.check_many(&keys));
+    assert!(many.poll().is_none());
+    assert_eq!(store.asked().len(), 4, "before any answer came");
+    store.let_go();
+    let decisions = many.poll_if_woken().unwrap().unwrap();
+    let allowed: Vec<_> = decisions.iter().map(Decision::is_allowed).collect();
+    assert_eq!(allowed, [true, true, true, false]);
+    assert_eq!(limiter.stats().policies[0].denied, 1);
+    assert_eq!(pollster::block_on(limiter.check_many::<&str>(&[])), Ok(Vec::new()));
+}
+
+#[test]
+fn waiters_of_a_process_are_served_in_the_order_they_came() {
+    let (limiter, store, clock) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    let wait = || Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    let mut waiters: Vec<_> = (0..4).map(|_| wait()).collect();
+    assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
+    store.asked();
+    let mut served = Vec::new();
+    for _ in 0..4 {
+        clock.advance(SECOND);
+        for _ in 0..2 {
+            for (number, waiter) in waiters.iter_mut().enumerate().rev() {
+                if let Some(result) = waiter.poll_if_woken() {
+                    assert!(result.unwrap().is_allowed());
+                    served.push(number);
+                }
+            }
+        }
+    }
+    assert_eq!(served, [0, 1, 2, 3]);
+    // Each was admitted at once, and the next asked once to learn how long it takes.
+    assert_eq!(store.asked().len(), 4 + 3);
+    let own = limiter.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (5, 0));
+}
+
+#[test]
+fn the_store_is_asked_when_it_said_and_no_sooner() {
+    let (limiter, store, clock) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    store.asked();
+    let mut waiter = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    for _ in 0..5 {
+        assert!(waiter.poll().is_none(), "woken for nothing");
+        clock.advance(SECOND / 8);
+    }
+    assert_eq!(store.asked().len(), 1);
+    clock.advance(SECOND / 8 * 3);
+    // Somebody else, perhaps of another process, was quicker.
+    assert!(check(&limiter, "key").is_allowed());
+    assert!(waiter.poll_if_woken().is_none());
+    assert_eq!(store.asked().len(), 1 + 1);
+    clock.advance(SECOND);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_deadline_that_cannot_be_met_fails_at_once() {
+    let (limiter, store, _) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    let wait = |within| Waiting::of(limiter.until_ready("key", within));
+    let too_long = || Some(Err(WaitError::TooLong { needed: Some(SECOND) }));
+    assert_eq!(wait(SECOND - Duration::from_micros(1)).poll(), too_long());
+    let mut first = wait(SECOND);
+    assert!(first.poll().is_none(), "to the microsecond");
+    store.asked();
+    // Whoever is behind the first cannot be served before it.
+    assert_eq!(wait(SECOND / 2).poll(), too_long());
+    assert!(store.asked().is_empty(), "that was known here");
+    let mut cost = Waiting::of(limiter.until_ready_cost("key", 2, SECOND));
+    assert!(matches!(cost.poll(), Some(Err(WaitError::Cost(_)))));
+    let never = limiter.with_limit(limit("0/second token-bucket"));
+    let mut never = Waiting::of(never.until_ready("other", SECOND));
+    assert_eq!(never.poll(), Some(Err(WaitError::TooLong { needed: None })));
+}
+
+/// What the first expects is not an hour away because the clock is.
+#[test]
+fn whoever_joins_a_queue_after_a_step_back_is_not_turned_away() {
+    let (limiter, _, clock) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    let mut first = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    assert!(first.poll().is_none());
+    clock.set(pacegate::Timestamp::from_micros(clock.now().as_micros() - 3_600_000_000));
+    let mut second = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    assert!(second.poll().is_none());
+    let mut third = Waiting::of(limiter.until_ready("key", SECOND / 2));
+    assert_eq!(third.poll(), Some(Err(WaitError::TooLong { needed: Some(SECOND) })));
+}
+
+/// What the first expected holds no longer once something is given back, or once it has gone.
+#[test]
+fn nobody_is_turned_away_for_what_the_first_expected_before() {
+    let (limiter, _, clock) = limiter("1/second burst 10");
+    let spent = pollster::block_on(limiter.check_cost("key", 10)).unwrap();
+    assert!(spent.is_allowed());
+    let wait = |cost, seconds| {
+        Waiting::of(limiter.until_ready_cost("key", cost, Duration::from_secs(seconds)))
+    };
+    let mut first = wait(10, 20);
+    assert!(first.poll().is_none());
+    let too_long = Some(Err(WaitError::TooLong { needed: Some(10 * SECOND) }));
+    assert_eq!(wait(1, 5).poll(), too_long, "the first expects to wait for ten seconds");
+    pollster::block_on(limiter.refund("key", 1)).unwrap();
+    let mut second = wait(2, 5);
+    assert!(second.poll().is_none(), "it may be less now");
+    assert!(first.poll_if_woken().is_none(), "though it is not");
+    assert!(matches!(wait(1, 5).poll(), Some(Err(WaitError::TooLong { .. }))));
+    drop(first);
+    let mut third = wait(1, 5);
+    assert!(third.poll().is_none());
+    clock.advance(2 * SECOND);
+    assert!(second.poll_if_woken().is_some_and(|result| result.is_ok()));
+    assert!(third.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_wait_ends_at_its_deadline_behind_others() {
+    let (limiter, store, clock) = limiter("1/second burst 1");
+    let _ = check(&limiter, "key");
+    let mut first = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    let mut second = Waiting::of(limiter.until_ready("key", SECOND));
+    assert!(first.poll().is_none() && second.poll().is_none());
+    store.hold();
+    clock.advance(SECOND);
+    assert!(first.poll_if_woken().is_none(), "the store has not answered yet");
+    assert_eq!(second.poll_if_woken(), Some(Err(WaitError::TimedOut)));
+    store.let_go();
+    assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
+    let own = limiter.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (2, 1));
+}
+
+#[test]
+fn what_is_given_back_while_the_store_is_asked_is_not_missed() {
+    let (limiter, store, _) = limiter("1/hour token-bucket");
+    let _ = check(&limiter, "key");
+    store.hold();
+    let mut waiter = Waiting::of(limiter.until_ready("key", 7_200 * SECOND));
+    let mut refund = Waiting::of(limiter.refund("key", 1));
+    assert!(waiter.poll().is_none() && refund.poll().is_none());
+    store.let_go();
+    // The store has denied before it took the refund, and the waiter hears of both in one turn.
+    assert_eq!(refund.poll_if_woken(), Some(Ok(())));
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_cancelled_wait_holds_nobody_up_and_waiters_are_bounded() {
+    let clock = ManualClock::new();
+    let builder = SharedLimiter::builder(Double::new(&clock)).clock(clock.clone()).max_waiters(2);
+    let limiter = builder.limit("1/second burst 1").build().unwrap();
+    let _ = check(&limiter, "key");
+    let mut waiters = [(); 3].map(|()| Waiting::of(limiter.until_ready("key", 10 * SECOND)));
+    let [first, second, third] = &mut waiters;
+    assert!(first.poll().is_none() && second.poll().is_none());
+    assert_eq!(third.poll(), Some(Err(WaitError::QueueFull { waiting: 2 })));
+    let [first, mut second, _] = waiters;
+    drop(first);
+    assert!(second.poll_if_woken().is_none(), "its turn, but not yet its time");
+    clock.advance(SECOND);
+    assert!(second.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn waiting_goes_on_while_the_store_is_away() {
+    let closed = policy("api", "1/hour").per(["key"]).failing(FailureMode::Closed);
+    let clock = ManualClock::new();
+    let store = Double::new(&clock);
+    let builder = SharedLimiter::builder(store.clone()).clock(clock.clone());
+    let limiter = builder.policies(PolicySet::new([closed]).unwrap()).build().unwrap();
+    store.fail(StoreError::TimedOut);
+    let mut waiter = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    assert!(waiter.poll().is_none());
+    assert_eq!(clock.next_wake(), Some(clock.now().after(FailureMode::RETRY_AFTER)));
+    store.recover();
+    clock.advance(FailureMode::RETRY_AFTER);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok_and(|d| !d.is_degraded())));
+    store.fail(StoreError::Unsupported("this".into()));
+    let mut waiter = Waiting::of(limiter.until_ready("key", 10 * SECOND));
+    assert_eq!(waiter.poll(), Some(Err(WaitError::Store(StoreError::Unsupported("this".into())))));
+}
+
+#[test]
+fn a_permit_is_held_in_the_store_until_it_is_released() {
+    let (limiter, store, clock) = limiter("1/minute concurrency");
+    let acquire = || pollster::block_on(limiter.acquire("key")).unwrap();
+    let permit = acquire().into_result().unwrap();
+    assert!(acquire().permit.is_none());
+    clock.advance(40 * SECOND);
+    assert_eq!(pollster::block_on(permit.renew()), Ok(true));
+    clock.advance(40 * SECOND);
+    assert!(acquire().permit.is_none(), "renewed in time");
+    assert_eq!(pollster::block_on(permit.release()), Ok(()));
+    assert_eq!(store.run_detached(), 0, "nothing is left to say");
+    let permit = acquire().into_result().unwrap();
+    clock.advance(60 * SECOND);
+    assert_eq!(pollster::block_on(permit.renew()), Ok(false), "ended by itself");
+}
+
+#[test]
+fn a_dropped_permit_is_returned_without_waiting() {
+    let (limiter, store, _) = limiter("1/hour concurrency");
+    let acquire = || pollster::block_on(limiter.acquire("key")).unwrap();
+    let permit = acquire().into_result().unwrap();
+    let mut waiter = Waiting::of(limiter.until_ready("key", 7_200 * SECOND));
+    assert!(waiter.poll().is_none());
+    drop(permit);
+    assert!(acquire().permit.is_none(), "the store has not heard of it yet");
+    assert_eq!(store.run_detached(), 1);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()), "and is told at once");
+
+    // A store whose answers are ready needs nobody to see to it.
+    let limiter = SharedLimiter::builder(MemoryStore::default()).limit("1/hour concurrency");
+    let limiter = limiter.build().unwrap();
+    for _ in 0..3 {
+        assert!(pollster::block_on(limiter.acquire("key")).unwrap().permit.is_some());
+    }
+}
+
+#[test]
+fn an_acquire_that_is_cancelled_gives_back_what_it_may_have_taken() {
+    let (limiter, store, _) = limiter("1/hour concurrency");
+    store.hold();
+    let mut cancelled = Waiting::of(limiter.acquire("key"));
+    assert!(cancelled.poll().is_none());
+    drop(cancelled);
+    store.let_go();
+    assert_eq!(store.run_detached(), 1);
+    let again = pollster::block_on(limiter.acquire("key")).unwrap();
+    assert!(again.permit.is_some());
+    // What was denied has nothing to give back.
+    assert!(pollster::block_on(limiter.acquire("key")).unwrap().permit.is_none());
+    assert_eq!(store.run_detached(), 0);
+}
+
+#[test]
+fn permits_of_a_store_can_be_waited_for() {
+    let (limiter, store, clock) = limiter("1/hour concurrency");
+    let permit = pollster::block_on(limiter.acquire("key")).unwrap().into_result().unwrap();
+    let wait = |_| Waiting::of(limiter.acquire_within("key", 30 * SECOND));
+    let mut waiters: Vec<_> = (0..3).map(wait).collect();
+    assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
+    assert_eq!(pollster::block_on(permit.release()), Ok(()));
+    for number in [2, 1] {
+        assert!(waiters[number].poll_if_woken().is_none(), "it is not the turn of {number}");
+    }
+    let first = waiters[0].poll_if_woken().unwrap().unwrap();
+    assert_eq!(pollster::block_on(first.renew()), Ok(true));
+    assert!(waiters[1].poll_if_woken().is_none(), "its turn");
+    drop(first);
+    assert_eq!(store.run_detached(), 1);
+    let second = waiters[1].poll_if_woken().unwrap().unwrap();
+    clock.advance(30 * SECOND);
+    let third = waiters[2].poll_if_woken().map(|result| result.map(|_| ()));
+    assert_eq!(third, Some(Err(WaitError::TimedOut)));
+    drop(second);
+    assert_eq!(store.run_detached(), 1, "whoever got none has nothing to give back");
+    let own = limiter.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (3, 1));
+}
+
+/// Nobody tells this process of it, so the first in the queue asks every second.
+#[test]
+fn a_permit_that_another_process_returns_is_found_within_a_second() {
+    let (limiter, store, clock) = limiter("1/hour concurrency");
+    let other = SharedLimiter::builder(store.clone()).clock(clock.clone());
+    let other = other.limit("1/hour concurrency").build().unwrap();
+    let permit = pollster::block_on(other.acquire("key")).unwrap().into_result().unwrap();
+    let mut first = Waiting::of(limiter.acquire_within("key", 30 * SECOND));
+    let mut second = Waiting::of(limiter.acquire_within("key", 30 * SECOND));
+    assert!(first.poll().is_none() && second.poll().is_none());
+    store.asked();
+    for _ in 0..5 {
+        clock.advance(SECOND);
+        assert!(first.poll_if_woken().is_none() && second.poll_if_woken().is_none());
+    }
+    assert_eq!(store.asked().len(), 5);
+    assert_eq!(pollster::block_on(permit.release()), Ok(()));
+    assert!(first.poll_if_woken().is_none(), "it is not told");
+    clock.advance(SECOND);
+    assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_wait_for_a_permit_that_is_cancelled_gives_back_what_it_may_have_taken() {
+    let (limiter, store, _) = limiter("1/hour concurrency");
+    store.hold();
+    let mut cancelled = Waiting::of(limiter.acquire_within("key", 30 * SECOND));
+    assert!(cancelled.poll().is_none());
+    drop(cancelled);
+    store.let_go();
+    assert_eq!(store.run_detached(), 1);
+    assert!(pollster::block_on(limiter.acquire_within("key", Duration::ZERO)).is_ok());
+}
+
+#[test]
+fn waiting_for_a_permit_goes_on_while_the_store_is_away() {
+    let closed = policy("api", "1/hour concurrency").per(["key"]).failing(FailureMode::Closed);
+    let clock = ManualClock::new();
+    let store = Double::new(&clock);
+    let builder = SharedLimiter::builder(store.clone()).clock(clock.clone());
+    let limiter = builder.policies(PolicySet::new([closed]).unwrap()).build().unwrap();
+    store.fail(StoreError::TimedOut);
+    let mut waiter = Waiting::of(limiter.acquire_within("key", 30 * SECOND));
+    assert!(waiter.poll().is_none());
+    for looks in 1..=3 {
+        assert_eq!(store.asked().len(), 1, "look {looks}");
+        // The store may have taken what it did not answer to.
+        assert_eq!(store.run_detached(), 1, "look {looks}");
+        assert_eq!(store.asked().len(), 1, "given back, look {looks}");
+        assert!(waiter.poll_if_woken().is_none(), "what is given back is no reason to look");
+        clock.advance(SECOND);
+        assert!(waiter.poll_if_woken().is_none());
+    }
+    store.recover();
+    clock.advance(SECOND);
+    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
+}
+
+#[test]
+fn a_permit_taken_while_the_store_is_away_is_held_here() {
+    let (limiter, store, clock) = limiter("1/minute concurrency");
+    let acquire = || pollster::block_on(limiter.acquire("key")).unwrap();
+    store.fail(StoreError::TimedOut);
+    let permit = acquire().into_result().unwrap();
+    let denied = acquire();
+    assert!(denied.permit.is_none() && denied.decision.is_degraded());
+    assert_eq!(store.run_detached(), 1, "its answer was lost: the store may have taken it");
+    clock.advance(40 * SECOND);
+    assert_eq!(pollster::block_on(permit.renew()), Ok(true));
+    clock.advance(40 * SECOND);
+    assert!(acquire().permit.is_none());
+    assert_eq!(pollster::block_on(permit.release()), Ok(()));
+    assert!(acquire().permit.is_some());
+    store.recover();
+    let held = acquire().into_result().unwrap();
+    store.fail(StoreError::Unavailable("away".into()));
+    let away = || StoreError::Unavailable("away".into());
+    assert_eq!(pollster::block_on(held.renew()), Err(away()));
+    store.run_detached();
+    assert_eq!(pollster::block_on(held.release()), Err(away()));
+    assert_eq!(store.run_detached(), 1, "told once more");
+}
+
+#[test]
+fn a_request_acquires_permits_of_the_policies_that_cover_it() {
+    let policies = PolicySet::new([
+        policy("jobs", "1/minute concurrency").per(["user"]),
+        policy("all", "100/minute"),
+    ]);
+    let limiter = SharedLimiter::new(Double::new(&ManualClock::new()), policies.unwrap());
+    let request = Request::new().with("user", "alice").id("7").unwrap();
+    let acquire = || pollster::block_on(limiter.acquire_request(&request)).unwrap();
+    let first = acquire();
+    assert!(first.permit.is_some());
+    assert!(acquire().permit.is_none(), "the same id is another permit");
+    let counts: Vec<_> =
+        limiter.stats().policies.iter().map(|stats| (stats.allowed, stats.denied)).collect();
+    assert_eq!(counts, [(1, 1), (1, 0)]);
+}
+
+/// Whoever has a runtime with several threads can spawn all of it.
+/// All that a concurrency limit admits over a store has an id, so there is nothing that a refund could find.
+#[test]
+fn a_refund_does_not_ask_for_permits() {
+    let store = Double::new(&ManualClock::new());
+    let builder = SharedLimiter::builder(store.clone());
+    let limiter = builder.limit("2/hour").limit("3/minute concurrency").build().unwrap();
+    assert!(check(&limiter, "key").is_allowed());
+    assert_eq!(store.asked().len(), 2);
+    pollster::block_on(limiter.refund("key", 1)).unwrap();
+    assert_eq!(store.asked().len(), 1, "the window alone");
+    let jobs =
+        Charge::new("jobs".parse().unwrap(), KeyRef::new(b"key"), limit("3/minute concurrency"));
+    pollster::block_on(limiter.refund_all(&[jobs, jobs.holding(1)])).unwrap();
+    assert_eq!(store.asked(), []);
+}
+
+/// What was counted here is forgotten under all limits although the store is away, and all of them are asked for.
+#[test]
+fn a_reset_goes_on_after_one_has_failed() {
+    let (store, away) = (Double::new(&ManualClock::new()), StoreError::TimedOut);
+    let builder = SharedLimiter::builder(store.clone());
+    let limiter = builder.limit("9/hour").limit("2/day").build().unwrap();
+    store.fail(away.clone());
+    let spend = || [(); 3].map(|()| check(&limiter, "key").is_allowed());
+    assert_eq!(spend(), [true, true, false]);
+    store.asked();
+    assert_eq!(pollster::block_on(limiter.reset("key")), Err(away.clone()));
+    assert_eq!(store.asked().len(), 2);
+    assert_eq!(spend(), [true, true, false]);
+    store.asked();
+    let request = Request::new().with("key", "key");
+    let plan = limiter.plan(&request);
+    let charges = plan.charges(1).unwrap();
+    assert_eq!(pollster::block_on(limiter.reset_all(&charges)), Err(away));
+    assert_eq!(store.asked().len(), 2);
+    assert_eq!(spend(), [true, true, false]);
+}
+
+#[test]
+fn every_future_can_be_sent() {
+    fn sent<F: Send>(future: F) {
+        drop(future);
+    }
+
+    let (limiter, _, _) = limiter("1/hour");
+    let (request, charges) = (Request::new(), []);
+    sent(limiter.check("key"));
+    sent(limiter.check_many(&["key"]));
+    sent(limiter.check_request(&request));
+    sent(limiter.check_all(&charges));
+    sent(limiter.until_ready("key", SECOND));
+    sent(limiter.acquire_within("key", SECOND));
+    sent(limiter.acquire("key"));
+    sent(limiter.acquire_request(&request));
+    sent(limiter.refund("key", 1));
+    sent(limiter.reset("key"));
+    let permit = pollster::block_on(limiter.acquire("key")).unwrap().into_result().unwrap();
+    sent(permit.renew());
+    sent(permit.release());
+    let own = Limiter::memory(limit("1/hour"));
+    sent(own.until_ready("key", SECOND));
+    sent(own.acquire_within("key", SECOND));
+}

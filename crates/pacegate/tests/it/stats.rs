@@ -1,0 +1,88 @@
+//! What a limiter tells about itself.
+
+use pacegate::{Limit, Limiter};
+
+use crate::limiter;
+
+#[test]
+fn decisions_are_counted_and_busy_keys_named() {
+    let (limiter, _) = limiter("5/hour");
+    for _ in 0..20 {
+        let _ = limiter.check("greedy");
+    }
+    for n in 0..7 {
+        let _ = limiter.check(("<img src=x onerror=alert(1)>", n));
+    }
+    let _ = limiter.peek("greedy");
+    let stats = limiter.stats();
+    let own = stats.policies[0];
+    assert_eq!((own.allowed, own.denied, own.shadow_denied), (12, 15, 0));
+    assert_eq!((stats.busiest[0].key.as_str(), stats.busiest[0].count), ("greedy", 20));
+    assert_eq!((stats.most_denied[0].key.as_str(), stats.most_denied[0].count), ("greedy", 15));
+    assert_eq!(stats.busiest.len(), 8);
+    assert_eq!(stats.busiest[1].key, "<img src=x onerror=alert(1)>, 0");
+}
+
+#[test]
+fn counts_go_on_when_a_limit_changes() {
+    let limiter = Limiter::memory(Limit::per_hour(1));
+    let _ = (limiter.check("key"), limiter.check("key"));
+    let raised = limiter.with_limit(Limit::per_hour(3));
+    assert_eq!(raised.check("key").remaining(), 1, "one was used before");
+    let own = raised.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (2, 1));
+}
+
+#[test]
+fn a_policy_denies_if_any_of_its_limits_does() {
+    let limiter = Limiter::builder().limit("5/second").limit("1/hour");
+    let limiter = limiter.clock(pacegate::ManualClock::new()).build().unwrap();
+    let _ = (limiter.check("key"), limiter.check("key"));
+    let own = limiter.stats().policies[0];
+    assert_eq!((own.allowed, own.denied), (1, 1));
+}
+
+#[test]
+fn batches_are_counted_as_one_by_one() {
+    let (limiter, _) = limiter("3/hour");
+    let _ = limiter.check_many(&["key"; 40]);
+    let stats = limiter.stats();
+    assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (3, 37));
+    assert_eq!((stats.busiest[0].count, stats.most_denied[0].count), (40, 37));
+}
+
+#[test]
+fn busy_keys_go_on_being_named_when_a_limit_changes() {
+    let (limiter, _) = limiter("1/hour");
+    let _ = (limiter.check("key"), limiter.check("key"));
+    let stats = limiter.with_limit(Limit::per_hour(3)).stats();
+    assert_eq!((stats.busiest[0].key.as_str(), stats.busiest[0].count), ("key", 2));
+    assert_eq!((stats.most_denied[0].key.as_str(), stats.most_denied[0].count), ("key", 1));
+}
+
+#[test]
+fn long_keys_are_cut_off() {
+    let long = "a".repeat(300);
+    let (one, _) = limiter("1/hour");
+    let _ = one.check(&long);
+    assert_eq!(one.stats().busiest[0].key, long[..256]);
+    let (pair, _) = limiter("1/hour");
+    let _ = pair.check((&long, "b"));
+    assert_eq!(pair.stats().busiest[0].key, long[..256]);
+}
+
+/// What passed a minute ago is no more told beside a denial than by itself.
+#[test]
+fn what_passed_long_ago_is_told_nowhere() {
+    let (limiter, clock) = limiter("2/minute");
+    let later = || clock.advance(std::time::Duration::from_secs(30));
+    let _ = limiter.check_cost("key", 2).unwrap();
+    later();
+    let _ = limiter.check("key");
+    let denied = &limiter.stats().most_denied[0];
+    assert_eq!((denied.allowed, denied.denied), (1, 1));
+    later();
+    let stats = limiter.stats();
+    let told = [&stats.busiest[0], &stats.most_denied[0]].map(|top| (top.allowed, top.denied));
+    assert_eq!(told, [(0, 1), (0, 1)]);
+}

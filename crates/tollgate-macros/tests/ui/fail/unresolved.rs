@@ -1,9 +1,0 @@
-use tollgate::Denied;
-use tollgate_macros::rate_limit;
-
-#[rate_limit("1/minute", crate = nowhere)]
-fn missing() -> Result<(), Denied> {
-    Ok(())
-}
-
-fn main() {}

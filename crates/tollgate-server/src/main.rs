@@ -1,7 +1,0 @@
-//! The program `tollgate`.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    tollgate_server::run()
-}
