@@ -299,7 +299,7 @@ mod tests {
         let names = Names::new("pg:", b"");
         assert_eq!(
             name(&names, "api", "alice", "10/minute"),
-            "pg:{xt2dsVq3BWJ}TZA6XfNUvEVCKlhpjXF7XC"
+            "pg:{5XFo1mLDlIM}A0diCOjt2Ecc686SgouRMC"
         );
     }
 
