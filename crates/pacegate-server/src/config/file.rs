@@ -422,6 +422,12 @@ pub(crate) struct Key {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) domains: Option<At<Vec<String>>>,
+
+    /// Allows inline limits: a `key` with its own `limit`, `CL.THROTTLE`, and the `limit` of an Envoy descriptor. The
+    /// scope `admin` does not include it. Over HTTP and RESP, inline limits have no domain, so `domains` must be left out
+    /// or contain `""`.
+    #[serde(default)]
+    pub(crate) inline: bool,
 }
 
 /// What a key may be used for.

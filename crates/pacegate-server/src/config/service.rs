@@ -173,7 +173,7 @@ impl Reader<'_, '_> {
     }
 
     fn credential(&mut self, written: &At<file::Key>) -> Option<Credential> {
-        let file::Key { name, scope, domains, .. } = &written.value;
+        let file::Key { name, scope, domains, inline, .. } = &written.value;
         if name.value.is_empty() || name.value.len() > 64 {
             self.problems.add(name.place, "the name of a key has from 1 to 64 bytes");
             return None;
@@ -191,6 +191,7 @@ impl Reader<'_, '_> {
                 Some(file::Scope::Check) | None => Scope::Check,
             },
             domains: domains.as_ref().map(|domains| domains.value.clone()),
+            inline: *inline,
         })
     }
 

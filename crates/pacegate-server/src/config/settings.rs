@@ -124,6 +124,8 @@ pub struct Credential {
     pub scope: Scope,
     /// The domains it may be used for; `None` for all.
     pub domains: Option<Vec<String>>,
+    /// Whether requests may bring their own limits.
+    pub inline: bool,
 }
 
 /// What a credential may be used for.

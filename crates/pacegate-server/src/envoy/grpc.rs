@@ -35,9 +35,9 @@ use super::{
 };
 use crate::{
     config::Bounds,
-    gate::Gate,
+    gate::{Gate, Revision},
     metrics::ListenerMetrics,
-    service::{Access, Drain, Keys, Protocol},
+    service::{Access, Drain, INLINE_DENIED, Keys, Protocol},
     trace,
 };
 
@@ -194,7 +194,7 @@ async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<By
     let revision = gate.revision();
     let keys = Keys(&revision.settings.security.credentials);
     if keys.are_needed() {
-        permit(keys, &head.headers, &request)?;
+        permit(&revision, &head.headers, &request)?;
     }
     Ok(framed(&decide(&revision, &request).await?))
 }
@@ -206,13 +206,21 @@ fn refuse_unread(gate: &Gate, headers: &HeaderMap) -> Result<Bytes, Failure> {
     Ok(framed(&answer::refusal(0, revision.settings.shadow)))
 }
 
-fn permit(keys: Keys<'_>, headers: &HeaderMap, request: &RateLimitRequest) -> Result<(), Failure> {
-    let access = known(keys, headers)?;
+fn permit(
+    revision: &Revision,
+    headers: &HeaderMap,
+    request: &RateLimitRequest,
+) -> Result<(), Failure> {
+    let access = known(Keys(&revision.settings.security.credentials), headers)?;
     let domain = std::str::from_utf8(&request.domain).map_err(|_| AskError::NotText)?;
-    if access.allows(request.scope(), domain) {
-        return Ok(());
+    if !access.allows(request.scope(), domain) {
+        let message = "this API key may not do that in this domain";
+        return Err(Failure::new(GrpcCode::PermissionDenied, message));
     }
-    Err(Failure::new(GrpcCode::PermissionDenied, "this API key may not do that in this domain"))
+    if request.is_inline(revision) && !access.allows_inline() {
+        return Err(Failure::new(GrpcCode::PermissionDenied, INLINE_DENIED));
+    }
+    Ok(())
 }
 
 fn known<'a>(keys: Keys<'a>, headers: &HeaderMap) -> Result<Access<'a>, Failure> {

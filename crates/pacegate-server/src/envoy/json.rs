@@ -96,6 +96,11 @@ impl JsonRequest {
         self.message.scope()
     }
 
+    /// Whether it brings limits that are used.
+    pub(crate) fn is_inline(&self, revision: &Revision) -> bool {
+        self.message.is_inline(revision)
+    }
+
     /// Decides it: 200 or 429, and the answer in JSON.
     pub(crate) async fn answer(
         &self,

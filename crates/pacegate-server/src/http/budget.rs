@@ -29,7 +29,7 @@ pub(super) async fn peek(
     }
     let asked = from_query(request.uri())?;
     let subject = asked.subject(&revision.settings.bounds)?;
-    revision.access_to(request.headers(), Scope::Check, subject.domain())?;
+    revision.access_for(request.headers(), Scope::Check, &subject)?;
     let budgets = subject.budgets(&revision.engine);
     state(&revision, &budgets.charges(0)?).await
 }
@@ -59,7 +59,7 @@ pub(super) async fn reset(
     }
     let asked = from_query(request.uri())?;
     let subject = asked.subject(&revision.settings.bounds)?;
-    let access = revision.access_to(request.headers(), Scope::Admin, subject.domain())?;
+    let access = revision.access_for(request.headers(), Scope::Admin, &subject)?;
     let budgets = subject.counted(&revision.engine);
     let charges = budgets.charges(0)?;
     revision.engine.reset(&charges).await?;
@@ -76,7 +76,7 @@ pub(super) async fn refund(
     let asked = without_id(ask::parse(&body, Form::Check)?)?;
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
-    let access = revision.access_to(&head.headers, Scope::Admin, subject.domain())?;
+    let access = revision.access_for(&head.headers, Scope::Admin, &subject)?;
     let budgets = subject.counted(&revision.engine);
     let charges = budgets.charges(subject.cost())?;
     revision.engine.refund(&charges).await?;
@@ -93,7 +93,7 @@ pub(super) async fn acquire(
     let asked = without_id(ask::parse(&body, Form::Check)?)?;
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
-    revision.access_to(&head.headers, Scope::Check, subject.domain())?;
+    revision.access_for(&head.headers, Scope::Check, &subject)?;
     let budgets = subject.budgets(&revision.engine);
     let permit = Permit::new_id();
     let charges = held(budgets.charges(subject.cost())?, permit);
@@ -140,7 +140,7 @@ async fn with_permit(shared: &Shared, request: Request, what: Release) -> Result
     })?;
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
-    revision.access_to(&head.headers, Scope::Check, subject.domain())?;
+    revision.access_for(&head.headers, Scope::Check, &subject)?;
     let budgets = subject.counted(&revision.engine);
     let mut charges = held(budgets.charges(0)?, permit);
     charges.retain(|charge| charge.permit != 0);

@@ -31,7 +31,7 @@ where
     let asked = ask::parse(&body, Form::Check)?;
     let subject = asked.subject(&bounds)?;
     let revision = shared.gate.revision();
-    revision.access_to(&head.headers, Scope::Check, subject.domain())?;
+    revision.access_for(&head.headers, Scope::Check, &subject)?;
     let now = shared.now();
     let decision = decide(&revision.engine, &subject).await?;
     trace::decided(&decision);
@@ -51,10 +51,13 @@ pub(super) async fn batch(
     let access = revision.access(&head.headers)?;
     let subjects = asked.iter().map(|asked| {
         let subject = asked.subject(bounds)?;
-        match access.allows(Scope::Check, subject.domain()) {
-            true => Ok(subject),
-            false => Err(Problem::forbidden("it is not for this domain")),
+        if !access.allows(Scope::Check, subject.domain()) {
+            return Err(Problem::forbidden("it is not for this domain"));
         }
+        if subject.is_inline() && !access.allows_inline() {
+            return Err(Problem::inline());
+        }
+        Ok(subject)
     });
     let subjects: Vec<_> = subjects.collect();
     let mut out = b"{\"answers\":[".to_vec();

@@ -19,7 +19,10 @@ pub(super) async fn json(
     // Whoever may not ask is not told what is wrong with the question.
     revision.access(&head.headers)?;
     let asked = JsonRequest::read(&body).map_err(|error| Problem::request(error.to_string()))?;
-    revision.access_to(&head.headers, asked.scope(), asked.domain())?;
+    let access = revision.access_to(&head.headers, asked.scope(), asked.domain())?;
+    if asked.is_inline(&revision) && !access.allows_inline() {
+        return Err(Problem::inline());
+    }
     let (status, body) = asked.answer(&revision).await?;
     Ok(typed(status, "application/json", body))
 }
@@ -46,7 +49,7 @@ pub(super) struct Asked {
 #[expect(dead_code, reason = "a schema; what is sent is read by `envoy`")]
 pub(super) struct AskedDescriptor {
     entries: Vec<Entry>,
-    /// Used in place of what is configured.
+    /// Used in place of what is configured. Takes an API key with `inline: true`.
     limit: Option<AskedLimit>,
     hits_addend: Option<u64>,
     /// Gives back; takes the scope `admin`.

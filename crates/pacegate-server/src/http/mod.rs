@@ -42,7 +42,7 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 pub(crate) use self::check::check_bytes;
-use self::{connection::Watch, problem::Problem};
+use self::{ask::Subject, connection::Watch, problem::Problem};
 use crate::{
     config::{Bind, Bounds, Scope},
     gate::{Gate, Revision},
@@ -273,6 +273,20 @@ impl Revision {
                 Scope::Check => "it is not for this domain",
                 Scope::Admin => "it takes one with the scope `admin` for this domain",
             }));
+        }
+        Ok(access)
+    }
+
+    /// [`Revision::access_to`] the domain of a request, and to inline limits if it brings its own.
+    fn access_for(
+        &self,
+        headers: &HeaderMap,
+        scope: Scope,
+        subject: &Subject<'_>,
+    ) -> Result<Access<'_>, Problem> {
+        let access = self.access_to(headers, scope, subject.domain())?;
+        if subject.is_inline() && !access.allows_inline() {
+            return Err(Problem::inline());
         }
         Ok(access)
     }

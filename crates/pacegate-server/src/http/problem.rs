@@ -10,6 +10,7 @@ use super::Answer;
 use crate::{
     envoy::AskError,
     json::{write_number, write_text},
+    service::INLINE_DENIED,
 };
 
 /// Why there is no answer to what was asked. A denial is none of these.
@@ -58,6 +59,12 @@ impl Problem {
     pub(super) fn forbidden(detail: impl Into<String>) -> Self {
         let title = "The API key is not for this";
         Self::new(StatusCode::FORBIDDEN, "forbidden", title, detail.into())
+    }
+
+    /// Limits that came with the request, and an API key that may not bring any.
+    pub(super) fn inline() -> Self {
+        let title = "The API key does not allow inline limits";
+        Self::new(StatusCode::FORBIDDEN, "inline", title, INLINE_DENIED.to_owned())
     }
 
     /// A name that somebody else may have led here.

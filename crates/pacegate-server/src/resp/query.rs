@@ -104,6 +104,11 @@ impl<'a> Query<'a> {
         Self { cost: 0, id: None, ..self }
     }
 
+    /// Whether it is a key with limits of its own.
+    pub(super) fn is_inline(&self) -> bool {
+        self.own.is_some()
+    }
+
     pub(super) fn domain(&self) -> &'a str {
         self.domain
     }

@@ -15,7 +15,7 @@ use crate::{
     engine::Engine,
     explain,
     gate::{Gate, Revision},
-    service::{Access, Keys},
+    service::{Access, INLINE_DENIED, Keys},
 };
 
 /// What a connection remembers.
@@ -174,7 +174,7 @@ impl Session {
         words: &[&'a [u8]],
         revision: &Revision,
     ) -> Result<(Charge<'a>, Form), String> {
-        self.permits(revision, Scope::Check, "")?;
+        self.permits_inline(revision, Scope::Check)?;
         let read = throttle::read(dialect, words, &mut self.limits)?;
         match revision.settings.bounds.key_bytes {
             most if words[1].len() > most => Err(format!("the key has more than {most} bytes")),
@@ -192,7 +192,7 @@ impl Session {
         let bounds = &revision.settings.bounds;
         let read = self.repeated.read(input, bounds.key_bytes)?;
         let fits = read.2 <= bounds.request_bytes;
-        (fits && self.permits(revision, Scope::Check, "").is_ok()).then_some(read)
+        (fits && self.permits_inline(revision, Scope::Check).is_ok()).then_some(read)
     }
 
     fn query<'a>(
@@ -202,7 +202,10 @@ impl Session {
         scope: Scope,
     ) -> Result<Query<'a>, String> {
         let query = Query::read(words, &revision.settings.bounds)?;
-        self.permits(revision, scope, query.domain())?;
+        match query.is_inline() {
+            true => self.permits_inline(revision, scope)?,
+            false => self.permits(revision, scope, query.domain())?,
+        }
         Ok(query)
     }
 
@@ -304,6 +307,7 @@ impl Session {
         self.answered.1 += 1;
         match error.strip_prefix('-') {
             Some("NOAUTH") => self.replies.coded_error("NOAUTH Authentication required."),
+            Some("INLINE") => self.replies.coded_error(&format!("NOPERM {INLINE_DENIED}")),
             Some(_) => self.replies.coded_error("NOPERM this key may not do that"),
             None => self.replies.error(error),
         }
@@ -319,6 +323,15 @@ impl Session {
             None => Err("-NOAUTH".to_owned()),
             Some(access) if access.allows(scope, domain) => Ok(()),
             Some(_) => Err("-NOPERM".to_owned()),
+        }
+    }
+
+    /// [`Session::permits`] for limits that come with the command, which are in no domain.
+    fn permits_inline(&self, revision: &Revision, scope: Scope) -> Result<(), String> {
+        self.permits(revision, scope, "")?;
+        match self.access(revision) {
+            Some(access) if access.allows_inline() => Ok(()),
+            _ => Err("-INLINE".to_owned()),
         }
     }
 

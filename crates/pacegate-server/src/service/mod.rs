@@ -9,7 +9,7 @@ mod tls;
 mod workers;
 
 pub(crate) use accept::{Listener, Protocol};
-pub(crate) use access::{Access, Keys};
+pub(crate) use access::{Access, INLINE_DENIED, Keys};
 pub(crate) use drain::{Drain, DrainSwitch, GRACE};
 pub(crate) use exposure::{Exposed, check_exposure, missing};
 pub(crate) use files::connections_each;

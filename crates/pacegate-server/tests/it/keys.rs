@@ -21,7 +21,7 @@ const EVERYWHERE: &str = "the-key-for-all-domains";
 fn keys(with_shop: bool) -> String {
     let mut text = format!(
         "{POLICIES}keys:\n  - {{ name: boss, file: boss.key, scope: admin }}\n  \
-         - {{ name: everywhere, env: TEST_KEY }}\n"
+         - {{ name: everywhere, env: TEST_KEY, inline: true }}\n"
     );
     if with_shop {
         text.push_str("  - { name: shop, file: shop.key, domains: [shop] }\n");
@@ -59,6 +59,7 @@ const RESET: [&str; 6] = ["PACEGATE.RESET", "DOMAIN", "shop", "ATTR", "key", "k"
 const CELL: [&str; 5] = ["CL.THROTTLE", "k", "10", "1", "60"];
 const NOAUTH: &str = "NOAUTH Authentication required.";
 const NOPERM: &str = "NOPERM this key may not do that";
+const INLINE: &str = "NOPERM inline limits need an API key with `inline: true`: set it under `keys` in the configuration";
 const WRONGPASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
 #[test]
@@ -95,7 +96,7 @@ fn resp_keeps_keys_to_their_scope_and_domain() {
     assert_eq!(said(&mut everywhere, &["HELLO", "2", "AUTH", "default", EVERYWHERE]), "pacegate");
     let all: [&[&str]; 4] = [&FREE, &IN_SHOP, &CELL, &RESET];
     for (client, answers) in [
-        (&mut boss, ["1", "1", "0", "OK"]),
+        (&mut boss, ["1", "1", INLINE, "OK"]),
         (&mut shop, [NOPERM, "1", NOPERM, NOPERM]),
         (&mut everywhere, ["1", "1", "0", NOPERM]),
     ] {
@@ -127,6 +128,7 @@ fn http_answers_401_and_403() {
         (Some(SHOP), in_shop, 200),
         (Some(SHOP), free, 403),
         (Some(SHOP), ad_hoc, 403),
+        (Some(BOSS), ad_hoc, 403),
         (Some(EVERYWHERE), ad_hoc, 200),
         (Some(EVERYWHERE), in_shop, 200),
     ] {
