@@ -65,6 +65,11 @@ impl Access<'_> {
             .is_none_or(|credential| credential.scope >= scope && credential.domains.is_none())
     }
 
+    /// Whether an API key was shown.
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.credential.is_some()
+    }
+
     /// Whom to name in logs.
     pub(crate) fn name(&self) -> &str {
         self.credential.map_or("anybody", |credential| &credential.name)
