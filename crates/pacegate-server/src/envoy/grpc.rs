@@ -34,6 +34,7 @@ use super::{
     proto::{Health, HealthCheckRequest, HealthCheckResponse, RateLimitRequest},
 };
 use crate::{
+    audit::Wire,
     config::Bounds,
     gate::{Gate, Revision},
     metrics::ListenerMetrics,
@@ -174,7 +175,12 @@ async fn respond(gate: &Gate, request: Request<Incoming>) -> Response<Reply> {
     };
     let mut response = match answered {
         Ok(message) => Response::new(Reply::message(message)),
-        Err(failure) => failed(&failure),
+        Err(failure) => {
+            if failure.code == GrpcCode::Unauthenticated {
+                gate.audit().rejected_key(Wire::Grpc, None);
+            }
+            failed(&failure)
+        }
     };
     response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
     response

@@ -1,5 +1,7 @@
 //! One connection's commands, decided as they come: those that need the engine together, the rest in between.
 
+use std::{net::IpAddr, sync::Arc};
+
 use futures_util::future::join_all;
 use pacegate::{Charge, CheckError, Decision};
 use smallvec::SmallVec;
@@ -11,11 +13,12 @@ use super::{
     throttle::{self, Dialect, Form, LimitCache, Repeated},
 };
 use crate::{
+    audit::Wire,
     config::Scope,
     engine::Engine,
     explain,
     gate::{Gate, Revision},
-    service::{Access, INLINE_DENIED, Keys},
+    service::{Access, Guesses, INLINE_DENIED, Keys},
 };
 
 /// What a connection remembers.
@@ -32,6 +35,10 @@ pub(super) struct Session {
     name: Vec<u8>,
     /// The hash of the key that the client has shown.
     digest: Option<[u8; 32]>,
+    /// Where the client is, and the limit on API keys that it may get wrong.
+    peer: Option<(IpAddr, Arc<Guesses>)>,
+    /// API keys that the client got wrong.
+    wrong_keys: u32,
     limits: LimitCache,
     repeated: Repeated,
     decisions: Vec<Result<Decision, CheckError>>,
@@ -67,10 +74,17 @@ impl Session {
             id,
             name: Vec::new(),
             digest: None,
+            peer: None,
+            wrong_keys: 0,
             limits: LimitCache::default(),
             repeated: Repeated::default(),
             decisions: Vec::new(),
         }
+    }
+
+    /// The session of a client at this address, which may get a limited number of API keys wrong.
+    pub(super) fn from_peer(self, address: IpAddr, guesses: Arc<Guesses>) -> Self {
+        Self { peer: Some((address, guesses)), ..self }
     }
 
     /// Answers whole commands at the beginning of `input`, under one revision, and tells how many bytes they were. Ends
@@ -164,7 +178,7 @@ impl Session {
         }
         self.flush(&revision.engine, pending).await;
         if !self.own_command(words, gate, revision).await {
-            self.small_talk(words, revision);
+            self.small_talk(words, gate, revision);
         }
     }
 
@@ -336,7 +350,7 @@ impl Session {
     }
 
     /// What stock clients say to any server.
-    fn small_talk(&mut self, words: &[&[u8]], revision: &Revision) {
+    fn small_talk(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
         let is = |place: usize, other: &str| {
             words.get(place).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
         };
@@ -344,9 +358,9 @@ impl Session {
             self.replies.simple("OK");
             self.is_over = true;
         } else if is(0, "AUTH") {
-            self.auth(&words[1..], revision);
+            self.auth(&words[1..], gate, revision);
         } else if is(0, "HELLO") {
-            self.hello(&words[1..], revision);
+            self.hello(&words[1..], gate, revision);
         } else if self.access(revision).is_none() {
             self.fail("-NOAUTH".to_owned());
         } else if is(0, "PING") {
@@ -391,32 +405,51 @@ impl Session {
         ));
     }
 
-    fn auth(&mut self, words: &[&[u8]], revision: &Revision) {
+    fn auth(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
         // A user's name may come first; the key alone says who it is.
         let key = match *words {
             [key] | [_, key] => key,
             _ => return self.fail("AUTH takes: [user] key".to_owned()),
         };
-        if self.show(key, revision) {
+        if self.show(key, gate, revision) {
             self.replies.simple("OK");
         }
     }
 
-    /// Takes a key for what it is. Says so if it is none.
-    fn show(&mut self, key: &[u8], revision: &Revision) -> bool {
-        let digest = Keys::digest(key);
+    /// Authenticates the client by an API key. A wrong one is answered with an error, and after
+    /// [`MAX_WRONG_KEYS`] the connection ends.
+    fn show(&mut self, key: &[u8], gate: &Gate, revision: &Revision) -> bool {
         let keys = Keys(&revision.settings.security.credentials);
+        let guesses = self.peer.as_ref().filter(|_| keys.are_needed());
+        if let Some(Err(wait)) = guesses.map(|(address, guesses)| guesses.begin(*address)) {
+            let seconds = wait.as_millis().div_ceil(1_000).max(1);
+            self.fail(format!("too many wrong API keys from this address: retry in {seconds} s"));
+            self.reject_key(gate);
+            self.is_over = true;
+            return false;
+        }
+        let digest = Keys::digest(key);
         if keys.access_by_digest(Some(&digest)).is_none() {
             self.answered.1 += 1;
             self.replies
                 .coded_error("WRONGPASS invalid username-password pair or user is disabled.");
+            self.reject_key(gate);
             return false;
+        }
+        if let Some((address, guesses)) = guesses {
+            guesses.was_right(*address);
         }
         self.digest = Some(digest);
         true
     }
 
-    fn hello(&mut self, words: &[&[u8]], revision: &Revision) {
+    fn reject_key(&mut self, gate: &Gate) {
+        gate.audit().rejected_key(Wire::Resp, self.peer.as_ref().map(|(address, _)| *address));
+        self.wrong_keys += 1;
+        self.is_over |= self.wrong_keys == MAX_WRONG_KEYS;
+    }
+
+    fn hello(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
         let mut rest = words;
         let mut third = self.replies.third;
         if let [version, after @ ..] = rest {
@@ -434,7 +467,7 @@ impl Session {
             match rest {
                 [] => break,
                 [option, _, key, after @ ..] if option.eq_ignore_ascii_case(b"AUTH") => {
-                    if !self.show(key, revision) {
+                    if !self.show(key, gate, revision) {
                         return;
                     }
                     rest = after;
@@ -498,6 +531,8 @@ impl Session {
     }
 }
 
+/// API keys that a client may get wrong before its connection ends.
+const MAX_WRONG_KEYS: u32 = 3;
 /// How many commands there are, for those who count them.
 const COMMANDS: i64 = 18;
 const LONGEST_NAME: usize = 128;

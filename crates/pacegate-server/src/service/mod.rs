@@ -5,6 +5,7 @@ mod access;
 mod drain;
 mod exposure;
 mod files;
+mod rejections;
 mod tls;
 mod workers;
 
@@ -13,5 +14,6 @@ pub(crate) use access::{Access, INLINE_DENIED, Keys};
 pub(crate) use drain::{Drain, DrainSwitch, GRACE};
 pub(crate) use exposure::{Exposed, check_exposure, missing};
 pub(crate) use files::connections_each;
+pub(crate) use rejections::{Guesses, RejectionLog};
 pub(crate) use tls::{Tls, TlsError};
 pub(crate) use workers::Workers;

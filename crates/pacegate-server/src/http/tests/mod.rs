@@ -1,5 +1,6 @@
 //! The listener as its clients meet it: bytes in, bytes out.
 
+mod browser;
 mod budget;
 mod check;
 mod connection;
