@@ -8,7 +8,7 @@ use pacegate::{Charge, Permit};
 
 use super::{
     Answer, Problem, Shared,
-    answer::{Decided, json, write_decision_and},
+    answer::{Decided, degraded_if, json, write_decision_and},
     ask::{self, Asked, Form},
     block::Named,
     model::{DecisionModel, Done, StateModel},
@@ -40,7 +40,7 @@ async fn state(revision: &Revision, charges: &[Charge<'_>]) -> Result<Answer, Pr
         decision: DecisionModel::whole(&verdict.decision, revision.number),
         limits: verdict.each.iter().map(DecisionModel::part).collect(),
     };
-    json(StatusCode::OK, &model)
+    Ok(degraded_if(verdict.decision.is_degraded(), json(StatusCode::OK, &model)?))
 }
 
 /// `DELETE /v1/state`: forgets what was charged.

@@ -15,7 +15,7 @@ use pacegate::{CheckError, Decision};
 
 use super::{
     Answer, Problem, Shared,
-    answer::{Decided, typed, write_decision},
+    answer::{Decided, degraded_if, typed, write_decision},
     ask::{self, Budgets, Form, Subject},
     posted, read_json,
 };
@@ -61,7 +61,9 @@ pub(super) async fn batch(
     });
     let subjects: Vec<_> = subjects.collect();
     let mut out = b"{\"answers\":[".to_vec();
-    for (place, decision) in decide_each(&revision.engine, subjects).await.iter().enumerate() {
+    let decisions = decide_each(&revision.engine, subjects).await;
+    let is_degraded = decisions.iter().flatten().any(Decision::is_degraded);
+    for (place, decision) in decisions.iter().enumerate() {
         if place > 0 {
             out.push(b',');
         }
@@ -75,7 +77,7 @@ pub(super) async fn batch(
         }
     }
     out.extend_from_slice(b"]}");
-    Ok(typed(StatusCode::OK, "application/json", out.into()))
+    Ok(degraded_if(is_degraded, typed(StatusCode::OK, "application/json", out.into())))
 }
 
 /// Charges what was asked, all or nothing.

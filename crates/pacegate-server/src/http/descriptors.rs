@@ -5,7 +5,11 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use schemars::JsonSchema;
 
-use super::{Answer, Problem, Shared, answer::typed, read_body};
+use super::{
+    Answer, Problem, Shared,
+    answer::{degraded_if, typed},
+    read_body,
+};
 use crate::envoy::JsonRequest;
 
 /// Decides by descriptors. Theirs does not look at the content type, so neither does this.
@@ -23,8 +27,8 @@ pub(super) async fn json(
     if asked.is_inline(&revision) && !access.allows_inline() {
         return Err(Problem::inline());
     }
-    let (status, body) = asked.answer(&revision).await?;
-    Ok(typed(status, "application/json", body))
+    let (status, body, is_degraded) = asked.answer(&revision).await?;
+    Ok(degraded_if(is_degraded, typed(status, "application/json", body)))
 }
 
 /// What Envoy asks. Names may also be written with underscores, and numbers as texts.

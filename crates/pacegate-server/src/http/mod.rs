@@ -43,7 +43,7 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 pub(crate) use self::check::check_bytes;
-use self::{ask::Subject, connection::Watch, problem::Problem};
+use self::{answer::DEGRADED, ask::Subject, connection::Watch, problem::Problem};
 use crate::{
     audit::Wire,
     config::{Bounds, Scope},
@@ -144,6 +144,9 @@ async fn answer(
     }
     if answer.status() == StatusCode::UNAUTHORIZED {
         shared.gate.audit().rejected_key(Wire::Http, None);
+    }
+    if answer.headers().contains_key(DEGRADED) {
+        shared.listener.count_degraded(1);
     }
     shared.listener.count(code(answer.status()), begun.elapsed());
     answer

@@ -183,6 +183,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             let took = *decided - begun;
             self.service.metrics.count_many(0, all - failed.min(all), took);
             self.service.metrics.count_many(1, failed, took);
+            match std::mem::take(&mut self.session.degraded) {
+                0 => {}
+                degraded => self.service.metrics.count_degraded(degraded),
+            }
             if !self.session.replies.bytes.is_empty() {
                 let mut write = pin!(self.io.write_all(&self.session.replies.bytes));
                 // Most find room at once, and need no clock.

@@ -31,6 +31,8 @@ pub(super) struct Session {
     pub(super) spoke_http: bool,
     /// Commands answered, and those among them that got an error.
     pub(super) answered: (u64, u64),
+    /// Commands that a failure mode decided.
+    pub(super) degraded: u64,
     id: u64,
     name: Vec<u8>,
     /// The hash of the key that the client has shown.
@@ -71,6 +73,7 @@ impl Session {
             is_over: false,
             spoke_http: false,
             answered: (0, 0),
+            degraded: 0,
             id,
             name: Vec::new(),
             digest: None,
@@ -230,7 +233,10 @@ impl Session {
             engine.check_each(&pending.charges, &mut self.decisions).await;
             for (form, decision) in pending.forms.iter().zip(&self.decisions) {
                 match decision {
-                    Ok(decision) => form.write(decision, &mut self.replies),
+                    Ok(decision) => {
+                        self.degraded += u64::from(decision.is_degraded());
+                        form.write(decision, &mut self.replies);
+                    }
                     Err(error) => {
                         self.answered.1 += 1;
                         self.replies.error(error.to_string());
@@ -244,7 +250,10 @@ impl Session {
             let queries = std::mem::take(&mut pending.queries);
             for decision in decide(engine, &queries).await {
                 match decision {
-                    Ok(decision) => query::write(&decision, &mut self.replies),
+                    Ok(decision) => {
+                        self.degraded += u64::from(decision.is_degraded());
+                        query::write(&decision, &mut self.replies);
+                    }
                     Err(error) => self.fail(error.to_string()),
                 }
             }
@@ -259,10 +268,11 @@ impl Session {
             match self.query(&words[1..], revision, Scope::Check) {
                 Ok(query) => {
                     let query = query.peeking();
-                    decide_one(engine, &query)
-                        .await
-                        .map(|decision| query::write(&decision, &mut self.replies))
-                        .map_err(|error| error.to_string())
+                    let decided = decide_one(engine, &query).await;
+                    decided.map_err(|error| error.to_string()).map(|decision| {
+                        self.degraded += u64::from(decision.is_degraded());
+                        query::write(&decision, &mut self.replies);
+                    })
                 }
                 Err(error) => Err(error),
             }

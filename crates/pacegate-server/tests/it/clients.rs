@@ -49,6 +49,8 @@ pub(crate) struct Told {
     /// `OK` or not, and what remains by the first descriptor.
     pub(crate) allowed: bool,
     pub(crate) remaining: u32,
+    /// Whether the initial metadata says that a failure mode decided.
+    pub(crate) degraded: bool,
 }
 
 /// A folder that a service reads from, until it is dropped.
@@ -331,6 +333,7 @@ impl Grpc {
             status: status.ok_or_else(early)?,
             allowed: verdict.overall_code == 1,
             remaining: verdict.statuses.first().map_or(0, |status| status.limit_remaining),
+            degraded: headers.get("pacegate-degraded").is_some_and(|value| value == "true"),
         })
     }
 }
