@@ -1,8 +1,8 @@
 //! Rules for dependencies: their licences, where they come from, and known vulnerabilities.
 //!
-//! `deny.toml` holds the rules, for `cargo deny` too. Building that program takes longer than all other checks together,
-//! so the licences, sources and version requirements are checked here, from `cargo metadata`. Vulnerabilities are
-//! checked by `cargo deny`, where it is installed and can fetch the advisory database.
+//! `deny.toml` holds the rules, for `cargo deny` too. That program would have to be built from source in each run, so
+//! licences, sources and version requirements are checked here, from `cargo metadata`. Vulnerabilities are checked by
+//! `cargo deny`, where it is installed and can fetch the advisory database.
 
 use std::{
     collections::BTreeSet,
@@ -35,8 +35,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     advisories()
 }
 
-/// The packages of the workspace and all that they depend on. `bench` and `fuzz` are workspaces of their own, and are
-/// not distributed.
+/// Returns the packages of the workspace and their dependencies. `bench` and `fuzz` are other workspaces, which are not
+/// distributed.
 fn metadata() -> anyhow::Result<Value> {
     let output = Command::new("cargo")
         .args(["metadata", "--format-version", "1", "--locked"])
@@ -57,31 +57,25 @@ fn allowed_licences(rules: &str) -> BTreeSet<String> {
     quoted.map(str::to_owned).collect()
 }
 
-/// What is wrong with a package.
+/// Returns the rules that a package breaks.
 fn check(package: &Value, allowed: &BTreeSet<String>) -> Vec<String> {
     let text = |field: &str| package[field].as_str().unwrap_or_default();
     let name = format!("{} {}", text("name"), text("version"));
-    let mut findings = Vec::new();
     match package["source"].as_str() {
         // Part of the project.
-        None => {
-            findings.extend(wildcards(package).map(|dependency| {
-                format!("{name}: any version of `{dependency}` will do: name one")
-            }))
-        }
+        None => wildcards(package)
+            .map(|dependency| format!("{name}: any version of `{dependency}` will do: name one"))
+            .collect(),
         Some(CRATES_IO) => {
             let licence = text("license");
             match is_allowed(licence, allowed) {
-                Ok(true) => {}
-                Ok(false) => {
-                    findings.push(format!("{name}: the licence `{licence}` is not allowed"))
-                }
-                Err(error) => findings.push(format!("{name}: the licence `{licence}`: {error}")),
+                Ok(true) => Vec::new(),
+                Ok(false) => vec![format!("{name}: the licence `{licence}` is not allowed")],
+                Err(error) => vec![format!("{name}: the licence `{licence}`: {error}")],
             }
         }
-        Some(source) => findings.push(format!("{name}: unknown source {source}")),
+        Some(source) => vec![format!("{name}: unknown source {source}")],
     }
-    findings
 }
 
 /// Dependencies of a package of the project that are neither part of it nor of a known version.

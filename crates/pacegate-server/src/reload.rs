@@ -137,8 +137,8 @@ impl Reloader {
     fn check_keys(&self, new: &Settings) -> Result<(), String> {
         let needs_key = |settings: &Settings| !settings.security.credentials.is_empty();
         if needs_key(&self.gate.revision().settings) && !needs_key(new) {
-            let error = "there are no API keys any more: restart the server if it should answer \
-                         without authentication";
+            let error = "the new configuration has no API keys: restart the server to run it without \
+                         authentication";
             return Err(error.to_owned());
         }
         Ok(())

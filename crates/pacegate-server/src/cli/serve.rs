@@ -122,7 +122,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     })
 }
 
-/// The command line of a process is no secret.
+/// Warns if the password of the store is on the command line, which all users can read.
 fn warn_of_visible_password(args: &Args) {
     let is_typed = args.store != Environment::process().get("PACEGATE_STORE");
     let has_password = |url: &String| url.contains('@') || url.contains("password=");

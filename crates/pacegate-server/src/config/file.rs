@@ -432,8 +432,8 @@ pub(crate) struct Key {
     pub(crate) domains: Option<At<Vec<String>>>,
 
     /// Allows inline limits: a `key` with its own `limit`, `CL.THROTTLE`, and the `limit` of an Envoy descriptor. The
-    /// scope `admin` does not include it. Over HTTP and RESP, inline limits have no domain, so `domains` must be left out
-    /// or contain `""`.
+    /// scope `admin` does not include it. Over HTTP and RESP, inline limits have no domain, so `domains` must be left
+    /// out or contain `""`.
     #[serde(default)]
     pub(crate) inline: bool,
 }

@@ -25,8 +25,7 @@ pub(super) fn masked_in(text: &str, number: usize, column: usize) -> Option<(Str
     })
 }
 
-/// A message about the line of this number, from 1, without the parts of that line that are masked. Messages quote
-/// what they are about.
+/// Masks the parts of a message that quote a masked part of the line of this number, from 1.
 pub(super) fn masked_message(message: &str, text: &str, number: u64) -> String {
     let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
     let line = index.and_then(|index| text.lines().nth(index));

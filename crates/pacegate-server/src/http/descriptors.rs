@@ -53,7 +53,7 @@ pub(super) struct Asked {
 #[expect(dead_code, reason = "a schema; what is sent is read by `envoy`")]
 pub(super) struct AskedDescriptor {
     entries: Vec<Entry>,
-    /// Used in place of what is configured. Takes an API key with `inline: true`.
+    /// Replaces the configured limit. Needs an API key with `inline: true`.
     limit: Option<AskedLimit>,
     hits_addend: Option<u64>,
     /// Gives back; takes the scope `admin`.

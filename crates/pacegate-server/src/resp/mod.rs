@@ -95,7 +95,7 @@ impl Protocol for RespService {
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        let session = Session::new(id).from_peer(peer.ip(), self.guesses.clone());
+        let session = Session::new(id).of_peer(peer.ip(), self.guesses.clone());
         let bounds = self.gate.revision().settings.bounds;
         let input = BytesMut::with_capacity(ROOM);
         let connection = Connection { io, input, session, service: self, peer };

@@ -104,7 +104,7 @@ impl<'a> Query<'a> {
         Self { cost: 0, id: None, ..self }
     }
 
-    /// Whether it is a key with limits of its own.
+    /// Whether the command brings its own limits.
     pub(super) fn is_inline(&self) -> bool {
         self.own.is_some()
     }

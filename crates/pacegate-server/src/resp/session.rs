@@ -1,5 +1,7 @@
 //! One connection's commands, decided as they come: those that need the engine together, the rest in between.
 
+mod auth;
+
 use std::{net::IpAddr, sync::Arc};
 
 use futures_util::future::join_all;
@@ -13,7 +15,6 @@ use super::{
     throttle::{self, Dialect, Form, LimitCache, Repeated},
 };
 use crate::{
-    audit::Wire,
     config::Scope,
     engine::Engine,
     explain,
@@ -83,11 +84,6 @@ impl Session {
             repeated: Repeated::default(),
             decisions: Vec::new(),
         }
-    }
-
-    /// The session of a client at this address, which may get a limited number of API keys wrong.
-    pub(super) fn from_peer(self, address: IpAddr, guesses: Arc<Guesses>) -> Self {
-        Self { peer: Some((address, guesses)), ..self }
     }
 
     /// Answers whole commands at the beginning of `input`, under one revision, and tells how many bytes they were. Ends
@@ -415,50 +411,6 @@ impl Session {
         ));
     }
 
-    fn auth(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
-        // A user's name may come first; the key alone says who it is.
-        let key = match *words {
-            [key] | [_, key] => key,
-            _ => return self.fail("AUTH takes: [user] key".to_owned()),
-        };
-        if self.show(key, gate, revision) {
-            self.replies.simple("OK");
-        }
-    }
-
-    /// Authenticates the client by an API key. A wrong one is answered with an error, and after
-    /// [`MAX_WRONG_KEYS`] the connection ends.
-    fn show(&mut self, key: &[u8], gate: &Gate, revision: &Revision) -> bool {
-        let keys = Keys(&revision.settings.security.credentials);
-        let guesses = self.peer.as_ref().filter(|_| keys.are_needed());
-        if let Some(Err(wait)) = guesses.map(|(address, guesses)| guesses.begin(*address)) {
-            let seconds = wait.as_millis().div_ceil(1_000).max(1);
-            self.fail(format!("too many wrong API keys from this address: retry in {seconds} s"));
-            self.reject_key(gate);
-            self.is_over = true;
-            return false;
-        }
-        let digest = Keys::digest(key);
-        if keys.access_by_digest(Some(&digest)).is_none() {
-            self.answered.1 += 1;
-            self.replies
-                .coded_error("WRONGPASS invalid username-password pair or user is disabled.");
-            self.reject_key(gate);
-            return false;
-        }
-        if let Some((address, guesses)) = guesses {
-            guesses.was_right(*address);
-        }
-        self.digest = Some(digest);
-        true
-    }
-
-    fn reject_key(&mut self, gate: &Gate) {
-        gate.audit().rejected_key(Wire::Resp, self.peer.as_ref().map(|(address, _)| *address));
-        self.wrong_keys += 1;
-        self.is_over |= self.wrong_keys == MAX_WRONG_KEYS;
-    }
-
     fn hello(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
         let mut rest = words;
         let mut third = self.replies.third;
@@ -541,8 +493,6 @@ impl Session {
     }
 }
 
-/// API keys that a client may get wrong before its connection ends.
-const MAX_WRONG_KEYS: u32 = 3;
 /// How many commands there are, for those who count them.
 const COMMANDS: i64 = 18;
 const LONGEST_NAME: usize = 128;

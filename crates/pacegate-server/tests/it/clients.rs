@@ -74,7 +74,7 @@ struct Descriptor {
     is_negative_hits: bool,
 }
 
-/// So many per unit; 4 is a day.
+/// A limit of a descriptor. The unit 4 is a day.
 #[derive(Clone, PartialEq, Message)]
 struct Limit {
     #[prost(uint32, tag = "1")]
@@ -270,7 +270,7 @@ impl Grpc {
         self.send(key, domain, Descriptor::new(entries))
     }
 
-    /// Asks about one descriptor that brings a limit of so many a day.
+    /// Asks about one descriptor that brings its own limit, per day.
     pub(crate) fn ask_with_limit(
         &mut self,
         key: Option<&str>,

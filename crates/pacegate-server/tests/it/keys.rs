@@ -65,7 +65,8 @@ const RESET: [&str; 6] = ["PACEGATE.RESET", "DOMAIN", "shop", "ATTR", "key", "k"
 const CELL: [&str; 5] = ["CL.THROTTLE", "k", "10", "1", "60"];
 const NOAUTH: &str = "NOAUTH Authentication required.";
 const NOPERM: &str = "NOPERM this key may not do that";
-const INLINE: &str = "NOPERM inline limits need an API key with `inline: true`: set it under `keys` in the configuration";
+const INLINE: &str = "NOPERM inline limits need an API key with `inline: true`: set it under `keys` in the \
+                      configuration";
 const WRONGPASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
 #[test]

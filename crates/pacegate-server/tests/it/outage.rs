@@ -173,8 +173,8 @@ fn every_listener_says_that_a_failure_mode_decided() {
                 assert_eq!(answer.header("pacegate-degraded"), marked, "{path} {answer:?}");
             }
             for domain in ["open", "closed", "local"] {
-                let told = grpc.ask(None, domain, &[("key", "k")]).unwrap();
-                assert_eq!((told.status, told.degraded), (0, is_degraded), "{domain}");
+                let answer = grpc.ask(None, domain, &[("key", "k")]).unwrap();
+                assert_eq!((answer.status, answer.degraded), (0, is_degraded), "{domain}");
             }
             // The integers of redis-cell and throttlecrab stay as they are.
             for name in ["CL.THROTTLE", "THROTTLE"] {

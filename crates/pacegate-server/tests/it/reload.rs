@@ -286,14 +286,16 @@ fn a_reload_cannot_take_all_api_keys_away() {
     let key = format!("keys: [{{ name: boss, sha256: {} }}]\n", "0".repeat(64));
     let folder = Folder::with_config(&(policy("10/day") + &key));
     let service = start(&folder);
-    let told = "there are no API keys any more: restart the server if it should answer without \
-                authentication";
+    let refusal = "the new configuration has no API keys: restart the server to run it without \
+                   authentication";
     let mut client = resp(&service);
     let mut http = Http::connect(service.address("http")).unwrap();
     for (attempt, without) in [policy("20/day"), policy("30/day") + "keys: []\n"].iter().enumerate()
     {
         folder.replace("pacegate.yaml", without);
-        eventually(WITHIN, "it is told", || service.log().matches(told).count() == attempt + 1);
+        eventually(WITHIN, "it is refused", || {
+            service.log().matches(refusal).count() == attempt + 1
+        });
         let status = http.request("POST", "/v1/reload", None, "").unwrap().status;
         assert_eq!(status, 401, "admin calls stay closed");
         assert!(client.command(&["PING"]).unwrap().text().starts_with("NOAUTH"));

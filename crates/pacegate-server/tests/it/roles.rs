@@ -144,7 +144,8 @@ fn grpc_calls_by_role() {
 
 const NOAUTH: &str = "NOAUTH";
 const NOPERM: &str = "NOPERM this key may not do that";
-const NO_INLINE: &str = "NOPERM inline limits need an API key with `inline: true`: set it under `keys` in the configuration";
+const NO_INLINE: &str = "NOPERM inline limits need an API key with `inline: true`: set it under `keys` in the \
+                         configuration";
 
 #[test]
 fn resp_commands_by_role() {
@@ -186,7 +187,7 @@ fn resp_commands_by_role() {
             match (client.command(&words).unwrap(), expected) {
                 (Reply::Error(error), "") => panic!("{command}: {error}"),
                 (Reply::Error(error), _) => {
-                    assert!(error.starts_with(expected), "{command}: {error}")
+                    assert!(error.starts_with(expected), "{command}: {error}");
                 }
                 (reply, _) => assert_eq!(expected, "", "{command}: {reply:?}"),
             }
