@@ -71,7 +71,6 @@ fn errors_do_not_repeat_secrets() {
         "keys: hunter2",
         "keys: [hunter2]",
         "keys:\n  - hunter2",
-        "keys:\n  - hunter2: boss",
         "keys:\n  - { name: a, secret: hunter2 }",
         "keys:\n  - { name: a, api_keys: [hunter2] }",
         "keys:\n  - name: a\n    token: |\n      hunter2\n    scope: boss",
