@@ -3,6 +3,7 @@
 mod agree;
 mod bench;
 mod command;
+mod deny;
 mod fuzz;
 mod screen;
 mod servers;
@@ -28,6 +29,7 @@ usage: cargo xtask <task>
   bench http [--quick]    compare the middleware with others
   bench machine           measure what a load, a lock and the time take here
   bench agree [PROGRAM]   see whether pacegate bench measures what redis-benchmark and wrk do
+  deny                    check licences and sources of dependencies, and advisories where possible
   fuzz [--seconds N]      feed the service with hostile input, each target for a minute or N seconds
   screen FILE             draw what `tmux capture-pane -e -p` says on standard input, as SVG
   servers                 install the programs that the tests run against, unless they are there
@@ -56,6 +58,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["bench", "redis", "--case", name] => bench::run(&["redis", "--case", name]),
         ["bench", "agree"] => agree::run(),
         ["bench", "agree", pacegate] => agree::run_with(pacegate),
+        ["deny"] => deny::run(),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => {
             let wrong = || format!("`{seconds}` is not a number of seconds");

@@ -26,7 +26,8 @@ pub(crate) struct Want {
     pub(crate) limit: Limit,
     pub(crate) kind: Kind,
     pub(crate) cost: u64,
-    pub(crate) permit: u64,
+    /// 128 bits, in halves as above.
+    pub(crate) permit: [u64; 2],
     pub(crate) enforced: bool,
 }
 
@@ -110,7 +111,7 @@ impl Names {
             limit: charge.limit,
             kind: Kind::of(&charge.limit)?,
             cost: charge.cost,
-            permit: charge.permit,
+            permit: halves(charge.permit),
             enforced: charge.enforced,
         })
     }

@@ -51,7 +51,7 @@ impl Program {
         }
         let strings = batch.cells().iter().filter(|cell| cell.kind.is_string()).count();
         let once = if batch.once().is_some() { settings.once } else { 0 };
-        let mut words = Words(Vec::with_capacity(64 + 80 * order.len()));
+        let mut words = Words(Vec::with_capacity(64 + 88 * order.len()));
         words.push([settings.now, settings.slack, once, u64::from(settings.create)]);
         words.push([order.len() as u64, strings as u64, batch.runs().len() as u64]);
         for &cell in &order {
@@ -62,8 +62,8 @@ impl Program {
             words.push([run.times, run.cells.len() as u64]);
             let wants = &batch.asks()[run.asks[0] as usize].wants;
             for (&cell, want) in run.cells.iter().zip(wants) {
-                let Want { cost, permit, enforced, .. } = *want;
-                words.push([place_of[cell as usize], cost, permit, u64::from(enforced)]);
+                let Want { cost, permit: [high, low], enforced, .. } = *want;
+                words.push([place_of[cell as usize], cost, high, low, u64::from(enforced)]);
             }
         }
         Self { bytes: words.0, order }
@@ -99,8 +99,9 @@ pub(crate) fn amendment(want: &Want, action: Action, settings: Settings) -> Vec<
         Action::Release => (1, 0, 0),
         Action::Renew => (2, 0, 0),
     };
-    let mut words = Words(Vec::with_capacity(88));
-    words.push([settings.now, settings.slack, action, want.cost, part, drawn, want.permit]);
+    let mut words = Words(Vec::with_capacity(96));
+    words.push([settings.now, settings.slack, action, want.cost, part, drawn]);
+    words.push(want.permit);
     words.limit(want.kind, &want.limit);
     words.0
 }

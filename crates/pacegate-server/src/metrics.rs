@@ -49,6 +49,7 @@ struct Shard {
     /// By [`BOUNDS`], and last those above all of them.
     times: [AtomicU64; BOUNDS.len() + 1],
     nanos: AtomicU64,
+    degraded: AtomicU64,
 }
 
 /// Reads what is counted elsewhere when somebody asks.
@@ -127,6 +128,12 @@ impl ListenerMetrics {
         shard.codes[code.min(MOST_CODES - 1)].fetch_add(requests, Ordering::Relaxed);
         shard.times[bucket].fetch_add(requests, Ordering::Relaxed);
         shard.nanos.fetch_add(nanos.wrapping_mul(requests), Ordering::Relaxed);
+    }
+
+    /// Counts answers that a failure mode decided.
+    pub(crate) fn count_degraded(&self, answers: u64) {
+        let shard = &self.shards[thread_number() % SHARDS];
+        shard.degraded.fetch_add(answers, Ordering::Relaxed);
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -224,6 +231,12 @@ impl Scrape {
         });
         let asked = requests.filter(|(_, count)| *count > 0);
         families.counts("pacegate_requests", "Requests answered", asked)?;
+        let degraded = self
+            .listeners
+            .iter()
+            .map(|listener| ([("listener", listener.name)], listener.sum(|shard| &shard.degraded)));
+        let help = "Answers decided by a failure mode, because the store gave no answer";
+        families.counts("pacegate_degraded_answers", help, degraded)?;
         families.times(&self.listeners)?;
         let sockets = || {
             let on = |listener: &Arc<ListenerMetrics>| listener.socket.clone();
@@ -375,6 +388,7 @@ mod tests {
                 });
             }
         });
+        listener.count_degraded(3);
         let text = Metrics::new(Arc::new(gate), vec![listener]).encode().unwrap();
         for line in [
             "pacegate_build_info{version=\"0.1.0\"} 1",
@@ -390,6 +404,7 @@ mod tests {
             "pacegate_request_duration_seconds_bucket{le=\"+Inf\",listener=\"http\"} 24",
             "pacegate_request_duration_seconds_count{listener=\"http\"} 24",
             "pacegate_request_duration_seconds_sum{listener=\"http\"} 16.000408",
+            "pacegate_degraded_answers_total{listener=\"http\"} 3",
             "pacegate_store_failures_total 0",
             "pacegate_store_keys 1",
             "pacegate_store_max_keys 1000000",

@@ -88,8 +88,8 @@ impl Reloader {
         let settings = self.source.load().and_then(|mut settings| {
             self.check_exposure(&settings)?;
             self.check_policies(&settings)?;
+            self.check_keys(&settings)?;
             self.warn_of_what_stays(&settings);
-            self.warn_of_the_last_key(&settings);
             self.keep_what_stays(&mut settings);
             let policies = settings.policies.policies().len();
             let revision = self.gate.replace(settings);
@@ -133,11 +133,15 @@ impl Reloader {
         Ok(())
     }
 
-    fn warn_of_the_last_key(&self, new: &Settings) {
+    /// A file that lost its `keys:` does not open resets, reloads and everything else to all who can connect.
+    fn check_keys(&self, new: &Settings) -> Result<(), String> {
         let needs_key = |settings: &Settings| !settings.security.credentials.is_empty();
         if needs_key(&self.gate.revision().settings) && !needs_key(new) {
-            tracing::warn!("the last API key is gone: whoever can connect may do everything");
+            let error = "the new configuration has no API keys: restart the server to run it without \
+                         authentication";
+            return Err(error.to_owned());
         }
+        Ok(())
     }
 
     fn warn_of_what_stays(&self, new: &Settings) {

@@ -8,7 +8,7 @@ local REFUND, RELEASE, RENEW = 0, 1, 2
 
 local key = KEYS[1]
 local given, slack, action, cost, part, drawn, permit, kind, amount, _, period =
-  unpack('<I8I8I8I8I8I8c8I8I8I8I8', ARGV[1])
+  unpack('<I8I8I8I8I8I8c16I8I8I8I8', ARGV[1])
 
 set_now(given)
 
@@ -55,10 +55,10 @@ if kind == SLIDING_LOG then
   return 1
 elseif kind > SLIDING_LOG then
   -- A permit is somebody's, who returns it. What was charged without one is given back, the newest first.
-  local nobody, left, units = string.rep('\0', 8), cost, call('ZRANGE', key, 0, -1)
+  local nobody, left, units = string.rep('\0', 16), cost, call('ZRANGE', key, 0, -1)
   for index = #units, 1, -1 do
     if left == 0 then break end
-    if units[index]:sub(1, 8) == nobody then
+    if units[index]:sub(1, 16) == nobody then
       call('ZREM', key, units[index])
       left = left - 1
     end

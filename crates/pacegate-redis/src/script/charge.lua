@@ -158,7 +158,7 @@ for _ = 1, runs do
   local times, charges, index, cost, permit, enforced
   times, charges, place = unpack('<I8I8', program, place)
   if charges == 1 and times > 0 then
-    index, cost, permit, enforced, place = unpack('<I8I8c8I8', program, place)
+    index, cost, permit, enforced, place = unpack('<I8I8c16I8', program, place)
     local cell, fit = cells[index], times
     if cost > 0 then
       fit = math.min(times, floor(cell.free / cost))
@@ -172,7 +172,7 @@ for _ = 1, runs do
     -- is only a question: no times at all.
     local fits, done = times > 0, {}
     for _ = 1, charges do
-      index, cost, permit, enforced, place = unpack('<I8I8c8I8', program, place)
+      index, cost, permit, enforced, place = unpack('<I8I8c16I8', program, place)
       local cell, units = cells[index], math.max(cost, 1)
       if units <= cell.free then
         take(cell, cost, permit)

@@ -250,7 +250,7 @@ fn a_limit_of_nothing_forgets_nothing() {
         {
             set_time(start.after(hour));
             let mut eight = charge(ten).cost(8);
-            eight.permit = u64::from(algorithm == Algorithm::Concurrency);
+            eight.permit = u128::from(algorithm == Algorithm::Concurrency);
             answers.push(ask(store, &[eight]));
             subject.block_on(store.refund(&charge(nothing).cost(1))).unwrap();
             set_time(start);

@@ -28,6 +28,9 @@ use crate::json::JsonReport;
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
     /// Where the servers are: redis://, rediss://, redis+cluster://, redis+sentinel://, redis+unix://
+    ///
+    /// All users of this machine can see the command line. Use PACEGATE_STORE for an address with a password.
+    #[arg(env = "PACEGATE_STORE", hide_env_values = true)]
     url: String,
 
     /// How long a call of the limiter may take

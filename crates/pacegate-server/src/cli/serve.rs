@@ -4,7 +4,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Trouble, log, print_line};
 use crate::{
-    config::Bind,
+    config::{Bind, Environment},
     reload::Reloader,
     server::{Server, StartError},
     source::{Overrides, Source},
@@ -25,8 +25,15 @@ pub(super) struct Args {
     config: Vec<PathBuf>,
 
     /// Where state lives: memory, redis://, rediss://, redis+cluster://, redis+sentinel://, redis+unix://
+    ///
+    /// All users of this machine can see the command line. Use --store-file, PACEGATE_STORE or the config file for an
+    /// address with a password.
     #[arg(long, value_name = "URL", env = "PACEGATE_STORE", hide_env_values = true)]
     store: Option<String>,
+
+    /// Read the address of --store from this file, such as a mounted secret
+    #[arg(long, value_name = "FILE", env = "PACEGATE_STORE_FILE", conflicts_with = "store")]
+    store_file: Option<PathBuf>,
 
     /// Where to speak HTTP: an address and a port, 0 for any that is free, or off
     #[arg(long, value_name = "ADDR", env = "PACEGATE_HTTP")]
@@ -105,6 +112,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let source = source(args);
     runtime.block_on(async {
         let traces = log::start(&args.log, source.logging())?;
+        warn_of_visible_password(args);
         let code = serve(source, args.workers).await;
         if let Some(traces) = traces {
             // It waits for what it sends from here.
@@ -114,10 +122,23 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     })
 }
 
+/// Warns if the password of the store is on the command line, which all users can read.
+fn warn_of_visible_password(args: &Args) {
+    let is_typed = args.store != Environment::process().get("PACEGATE_STORE");
+    let has_password = |url: &String| url.contains('@') || url.contains("password=");
+    if is_typed && args.store.as_ref().is_some_and(has_password) {
+        tracing::warn!(
+            "the password in --store is visible to all users of this machine: use --store-file, \
+             PACEGATE_STORE or the config file"
+        );
+    }
+}
+
 fn source(args: &Args) -> Source {
     let bind = |given: Option<BindText>| given.map(|BindText(bind)| bind);
     let overrides = Overrides {
         store: args.store.clone(),
+        store_file: args.store_file.clone(),
         http: bind(args.http),
         grpc: bind(args.grpc),
         resp: bind(args.resp),

@@ -54,7 +54,7 @@ pub(crate) struct Config {
     #[schemars(with = "Tls")]
     pub(crate) tls: Option<Tls>,
 
-    /// Who may ask. None at all: everybody who can connect, which has to be from this machine.
+    /// API keys. Empty means no authentication; allowed on loopback only. A reload cannot take all of them away.
     #[serde(default)]
     pub(crate) keys: Vec<At<Key>>,
 
@@ -322,6 +322,14 @@ pub(crate) struct Listen {
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "127.0.0.1:6380"))]
     pub(crate) resp: Option<At<String>>,
+
+    /// Names in the `Host` of HTTP requests that are accepted besides `localhost` and addresses of this server, without
+    /// ports. Requests for other names are rejected if this list is given, or if `http` is on the loopback without API
+    /// keys. A proxy on the same machine may need it.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    #[schemars(example = ["limits.example.com"])]
+    pub(crate) hosts: Vec<At<String>>,
 }
 
 /// Which headers tell a client about its limit. A denied one also gets `Retry-After`.
@@ -403,12 +411,12 @@ pub(crate) struct Key {
     #[schemars(with = "String", regex(pattern = "^[0-9A-Fa-f]{64}$"))]
     pub(crate) sha256: Option<At<String>>,
 
-    /// A file that holds the key and nothing else. Relative to the folder of this file.
+    /// A file that holds the key, of 16 bytes or more, and nothing else. Relative to the folder of this file.
     #[serde(default)]
     #[schemars(with = "String", example = "/run/secrets/checkout-key")]
     pub(crate) file: Option<At<String>>,
 
-    /// The environment variable that holds the key.
+    /// The environment variable that holds the key, of 16 bytes or more.
     #[serde(default)]
     #[schemars(with = "String", example = &"CHECKOUT_KEY")]
     pub(crate) env: Option<At<String>>,
@@ -422,6 +430,12 @@ pub(crate) struct Key {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) domains: Option<At<Vec<String>>>,
+
+    /// Allows inline limits: a `key` with its own `limit`, `CL.THROTTLE`, and the `limit` of an Envoy descriptor. The
+    /// scope `admin` does not include it. Over HTTP and RESP, inline limits have no domain, so `domains` must be left
+    /// out or contain `""`.
+    #[serde(default)]
+    pub(crate) inline: bool,
 }
 
 /// What a key may be used for.

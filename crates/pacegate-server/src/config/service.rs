@@ -1,6 +1,6 @@
 //! Everything but the policies: the store, the listeners, the keys, the bounds.
 
-use std::{ops::RangeInclusive, str, time::Duration};
+use std::{net::IpAddr, ops::RangeInclusive, str, time::Duration};
 
 use pacegate_redis::{Layout, RedisUrl};
 use sha2::{Digest, Sha256};
@@ -36,10 +36,11 @@ impl Reader<'_, '_> {
             settings.ad_hoc_failure = failure;
         }
         settings.shadow = written.shadow;
-        let file::Listen { http, grpc, resp } = &written.listen;
+        let file::Listen { http, grpc, resp, hosts } = &written.listen;
         self.bind(http.as_ref(), &mut settings.http);
         self.bind(grpc.as_ref(), &mut settings.grpc);
         self.bind(resp.as_ref(), &mut settings.resp);
+        settings.hosts = hosts.iter().filter_map(|written| self.host(written)).collect();
         settings.headers = headers(&written.headers);
         settings.descriptors = match written.descriptors {
             Some(file::Descriptors::Apart) => Descriptors::Apart,
@@ -143,6 +144,21 @@ impl Reader<'_, '_> {
         }
     }
 
+    fn host(&mut self, written: &At<String>) -> Option<String> {
+        let is_part = |char: char| char.is_ascii_alphanumeric() || "-_.:".contains(char);
+        let text = written.value.trim_start_matches('[').trim_end_matches(']');
+        let is_address = text.parse::<IpAddr>().is_ok();
+        if text.is_empty() || !text.chars().all(is_part) || (text.contains(':') && !is_address) {
+            let shown = shorten(&written.value);
+            let message = format!(
+                "invalid host `{shown}`: expected a name without a scheme and a port, such as `limits.example.com`"
+            );
+            self.problems.add(written.place, message);
+            return None;
+        }
+        Some(text.trim_end_matches('.').to_ascii_lowercase())
+    }
+
     fn tls(&self, written: &file::Tls) -> TlsFiles {
         let path = |path: &At<String>| beside(self.file, &path.value);
         TlsFiles {
@@ -173,7 +189,7 @@ impl Reader<'_, '_> {
     }
 
     fn credential(&mut self, written: &At<file::Key>) -> Option<Credential> {
-        let file::Key { name, scope, domains, .. } = &written.value;
+        let file::Key { name, scope, domains, inline, .. } = &written.value;
         if name.value.is_empty() || name.value.len() > 64 {
             self.problems.add(name.place, "the name of a key has from 1 to 64 bytes");
             return None;
@@ -191,6 +207,7 @@ impl Reader<'_, '_> {
                 Some(file::Scope::Check) | None => Scope::Check,
             },
             domains: domains.as_ref().map(|domains| domains.value.clone()),
+            inline: *inline,
         })
     }
 
@@ -212,6 +229,14 @@ impl Reader<'_, '_> {
             }
         };
         let secret = self.problems.take(place, secret)?;
+        if let Some(length) = secret.as_ref().map(Vec::len).filter(|length| *length < MIN_API_KEY) {
+            let message = format!(
+                "the API key has {length} bytes: use at least {MIN_API_KEY}, such as the output of \
+                 `openssl rand -hex 32`"
+            );
+            self.problems.add(place, message);
+            return None;
+        }
         Some(secret.map_or([0; 32], |secret| Sha256::digest(secret).into()))
     }
 
@@ -267,6 +292,8 @@ impl Reader<'_, '_> {
     }
 }
 
+/// Bytes of an API key. Shorter ones could be guessed.
+const MIN_API_KEY: usize = 16;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const MILLISECOND: Duration = Duration::from_millis(1);

@@ -35,6 +35,8 @@ pub struct Settings {
     pub grpc: Bind,
     /// Where the protocol of Redis is spoken.
     pub resp: Bind,
+    /// Names that HTTP requests may have in their `Host`, in small letters, besides `localhost` and addresses.
+    pub hosts: Vec<String>,
     /// Which headers answers over HTTP carry.
     pub headers: Headers,
     /// Whether the descriptors of one request by Envoy stand or fall together.
@@ -124,6 +126,8 @@ pub struct Credential {
     pub scope: Scope,
     /// The domains it may be used for; `None` for all.
     pub domains: Option<Vec<String>>,
+    /// Whether requests may bring their own limits.
+    pub inline: bool,
 }
 
 /// What a credential may be used for.
@@ -174,6 +178,7 @@ impl Settings {
             http: Bind::loopback(8080),
             grpc: Bind::loopback(8081),
             resp: Bind::loopback(6380),
+            hosts: Vec::new(),
             headers: Headers::default(),
             descriptors: Descriptors::default(),
             security: Security::default(),

@@ -65,6 +65,12 @@ impl RateLimitRequest {
         let gives_back = self.descriptors.iter().any(|descriptor| descriptor.is_negative_hits);
         if gives_back { Scope::Admin } else { Scope::Check }
     }
+
+    /// Whether a descriptor brings its own limit, and that limit is used: policies ignore it.
+    pub(super) fn is_inline(&self, revision: &Revision) -> bool {
+        let has_limit = self.descriptors.iter().any(|descriptor| descriptor.limit.is_some());
+        has_limit && revision.settings.rules.domain(&self.domain).is_some()
+    }
 }
 
 /// Refuses what asks for nothing.

@@ -29,15 +29,16 @@ use tracing::Instrument;
 
 use super::{
     answer,
-    decide::{AskError, decide},
+    decide::{AskError, Decided, decide},
     preface,
     proto::{Health, HealthCheckRequest, HealthCheckResponse, RateLimitRequest},
 };
 use crate::{
+    audit::Wire,
     config::Bounds,
-    gate::Gate,
+    gate::{Gate, Revision},
     metrics::ListenerMetrics,
-    service::{Access, Drain, Keys, Protocol},
+    service::{Access, Drain, INLINE_DENIED, Keys, Protocol},
     trace,
 };
 
@@ -72,6 +73,9 @@ enum GrpcCode {
     Unauthenticated = 16,
 }
 
+/// A message, and whether a failure mode decided it.
+type Answered = Result<(Bytes, bool), Failure>;
+
 /// One message and what comes after it, or nothing.
 #[derive(Debug)]
 struct Reply {
@@ -87,6 +91,8 @@ const SERVICES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLi
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+/// Says in the initial metadata that a failure mode decided, because the store did not answer.
+const DEGRADED: HeaderName = HeaderName::from_static("pacegate-degraded");
 /// A byte that says whether the message is compressed, and four for its length.
 const PREFIX: usize = 5;
 /// Requests that one connection may have open.
@@ -124,6 +130,9 @@ impl Protocol for Grpc {
                     true => respond.await,
                     false => Box::pin(respond.instrument(span)).await,
                 };
+                if response.headers().contains_key(DEGRADED) {
+                    metrics.count_degraded(1);
+                }
                 metrics.count(usize::from(response.body().is_failure()), begun.elapsed());
                 Ok::<_, std::convert::Infallible>(response)
             }
@@ -173,19 +182,30 @@ async fn respond(gate: &Gate, request: Request<Incoming>) -> Response<Reply> {
         _ => Err(Failure::new(GrpcCode::Unimplemented, "there is no such method")),
     };
     let mut response = match answered {
-        Ok(message) => Response::new(Reply::message(message)),
-        Err(failure) => failed(&failure),
+        Ok((message, is_degraded)) => {
+            let mut response = Response::new(Reply::message(message));
+            if is_degraded {
+                response.headers_mut().insert(DEGRADED, HeaderValue::from_static("true"));
+            }
+            response
+        }
+        Err(failure) => {
+            if failure.code == GrpcCode::Unauthenticated {
+                gate.audit().rejected_key(Wire::Grpc, None);
+            }
+            failed(&failure)
+        }
     };
     response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
     response
 }
 
-async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<Bytes, Failure> {
+async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Answered {
     let (head, body) = request.into_parts();
     let bounds = gate.revision().settings.bounds;
     let message = match receive(body, &bounds).await {
         Err(failure) if failure.code == GrpcCode::ResourceExhausted => {
-            return refuse_unread(gate, &head.headers);
+            return Ok((refuse_unread(gate, &head.headers)?, false));
         }
         received => received?,
     };
@@ -194,9 +214,10 @@ async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<By
     let revision = gate.revision();
     let keys = Keys(&revision.settings.security.credentials);
     if keys.are_needed() {
-        permit(keys, &head.headers, &request)?;
+        permit(&revision, &head.headers, &request)?;
     }
-    Ok(framed(&decide(&revision, &request).await?))
+    let Decided { response, is_degraded } = decide(&revision, &request).await?;
+    Ok((framed(&response), is_degraded))
 }
 
 /// Denies what is too large to be read: Envoy would let an error pass, and clients choose what it sends along.
@@ -206,13 +227,21 @@ fn refuse_unread(gate: &Gate, headers: &HeaderMap) -> Result<Bytes, Failure> {
     Ok(framed(&answer::refusal(0, revision.settings.shadow)))
 }
 
-fn permit(keys: Keys<'_>, headers: &HeaderMap, request: &RateLimitRequest) -> Result<(), Failure> {
-    let access = known(keys, headers)?;
+fn permit(
+    revision: &Revision,
+    headers: &HeaderMap,
+    request: &RateLimitRequest,
+) -> Result<(), Failure> {
+    let access = known(Keys(&revision.settings.security.credentials), headers)?;
     let domain = std::str::from_utf8(&request.domain).map_err(|_| AskError::NotText)?;
-    if access.allows(request.scope(), domain) {
-        return Ok(());
+    if !access.allows(request.scope(), domain) {
+        let message = "this API key may not do that in this domain";
+        return Err(Failure::new(GrpcCode::PermissionDenied, message));
     }
-    Err(Failure::new(GrpcCode::PermissionDenied, "this API key may not do that in this domain"))
+    if request.is_inline(revision) && !access.allows_inline() {
+        return Err(Failure::new(GrpcCode::PermissionDenied, INLINE_DENIED));
+    }
+    Ok(())
 }
 
 fn known<'a>(keys: Keys<'a>, headers: &HeaderMap) -> Result<Access<'a>, Failure> {
@@ -228,7 +257,7 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
 }
 
-async fn health_check(gate: &Gate, request: Request<Incoming>) -> Result<Bytes, Failure> {
+async fn health_check(gate: &Gate, request: Request<Incoming>) -> Answered {
     let bounds = gate.revision().settings.bounds;
     let message = receive(request.into_body(), &bounds).await?;
     let question = HealthCheckRequest::decode(message)
@@ -237,7 +266,7 @@ async fn health_check(gate: &Gate, request: Request<Incoming>) -> Result<Bytes, 
         return Err(Failure::new(GrpcCode::NotFound, "there is no such service"));
     }
     let health = if gate.is_draining() { Health::NotServing } else { Health::Serving };
-    Ok(framed(&HealthCheckResponse { status: health.into() }))
+    Ok((framed(&HealthCheckResponse { status: health.into() }), false))
 }
 
 /// The one message of a call. What is there already is read without a clock.

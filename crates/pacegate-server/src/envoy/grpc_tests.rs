@@ -283,6 +283,7 @@ async fn credentials_open_their_domains() {
         sha256: Sha256::digest("secret").into(),
         scope: Scope::Check,
         domains: Some(vec!["d".into()]),
+        inline: false,
     }];
     let (_server, mut client) = connect(settings).await;
     let mut ask = async |body: Bytes, key| call(&mut client, ASK, body, key).await.1;

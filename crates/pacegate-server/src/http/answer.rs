@@ -1,7 +1,7 @@
 //! Decisions as responses: a status, headers by the settings, and a body.
 
 use bytes::Bytes;
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 use http_body_util::Full;
 use pacegate::{Decision, Timestamp};
 use pacegate_http::Headers;
@@ -51,8 +51,19 @@ impl Decided {
         // Those of here, and two that callers add.
         headers.reserve(8);
         self.headers.write(&self.decision, self.now, headers);
-        answer
+        degraded_if(self.decision.is_degraded(), answer)
     }
+}
+
+/// Says on a response that a failure mode decided, because the store did not answer.
+pub(super) const DEGRADED: HeaderName = HeaderName::from_static("pacegate-degraded");
+
+/// The same response, marked by [`DEGRADED`] if that is so.
+pub(super) fn degraded_if(is_degraded: bool, mut answer: Answer) -> Answer {
+    if is_degraded {
+        answer.headers_mut().insert(DEGRADED, HeaderValue::from_static("true"));
+    }
+    answer
 }
 
 /// Adds a decision as an object.

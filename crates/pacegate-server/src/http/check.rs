@@ -15,7 +15,7 @@ use pacegate::{CheckError, Decision};
 
 use super::{
     Answer, Problem, Shared,
-    answer::{Decided, typed, write_decision},
+    answer::{Decided, degraded_if, typed, write_decision},
     ask::{self, Budgets, Form, Subject},
     posted, read_json,
 };
@@ -31,7 +31,7 @@ where
     let asked = ask::parse(&body, Form::Check)?;
     let subject = asked.subject(&bounds)?;
     let revision = shared.gate.revision();
-    revision.access_to(&head.headers, Scope::Check, subject.domain())?;
+    revision.access_for(&head.headers, Scope::Check, &subject)?;
     let now = shared.now();
     let decision = decide(&revision.engine, &subject).await?;
     trace::decided(&decision);
@@ -51,14 +51,19 @@ pub(super) async fn batch(
     let access = revision.access(&head.headers)?;
     let subjects = asked.iter().map(|asked| {
         let subject = asked.subject(bounds)?;
-        match access.allows(Scope::Check, subject.domain()) {
-            true => Ok(subject),
-            false => Err(Problem::forbidden("it is not for this domain")),
+        if !access.allows(Scope::Check, subject.domain()) {
+            return Err(Problem::forbidden("it is not for this domain"));
         }
+        if subject.is_inline() && !access.allows_inline() {
+            return Err(Problem::inline());
+        }
+        Ok(subject)
     });
     let subjects: Vec<_> = subjects.collect();
     let mut out = b"{\"answers\":[".to_vec();
-    for (place, decision) in decide_each(&revision.engine, subjects).await.iter().enumerate() {
+    let decisions = decide_each(&revision.engine, subjects).await;
+    let is_degraded = decisions.iter().flatten().any(Decision::is_degraded);
+    for (place, decision) in decisions.iter().enumerate() {
         if place > 0 {
             out.push(b',');
         }
@@ -72,7 +77,7 @@ pub(super) async fn batch(
         }
     }
     out.extend_from_slice(b"]}");
-    Ok(typed(StatusCode::OK, "application/json", out.into()))
+    Ok(degraded_if(is_degraded, typed(StatusCode::OK, "application/json", out.into())))
 }
 
 /// Charges what was asked, all or nothing.

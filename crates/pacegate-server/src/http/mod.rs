@@ -3,6 +3,7 @@
 mod answer;
 mod ask;
 mod block;
+mod browser;
 mod budget;
 mod check;
 mod connection;
@@ -21,7 +22,7 @@ mod tests;
 use std::{
     fmt,
     future::{Future, poll_fn},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -42,9 +43,10 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 pub(crate) use self::check::check_bytes;
-use self::{connection::Watch, problem::Problem};
+use self::{answer::DEGRADED, ask::Subject, connection::Watch, problem::Problem};
 use crate::{
-    config::{Bind, Bounds, Scope},
+    audit::Wire,
+    config::{Bounds, Scope},
     gate::{Gate, Revision},
     metrics::{ListenerMetrics, Metrics},
     service::{Access, Drain, Keys, Protocol},
@@ -140,12 +142,21 @@ async fn answer(
     if watch.is_closing() {
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
+    if answer.status() == StatusCode::UNAUTHORIZED {
+        shared.gate.audit().rejected_key(Wire::Http, None);
+    }
+    if answer.headers().contains_key(DEGRADED) {
+        shared.listener.count_degraded(1);
+    }
     shared.listener.count(code(answer.status()), begun.elapsed());
     answer
 }
 
 /// What is asked for most often does not go through the router.
 async fn dispatch(shared: &Shared, router: Router, request: Request<Incoming>) -> Answered {
+    if let Err(problem) = browser::check(&shared.gate.revision().settings, &request) {
+        return problem.into_answer().map(Either::Left);
+    }
     let answer = match (request.method(), request.uri().path()) {
         (&Method::POST, "/v1/check") => {
             let (head, body) = request.into_parts();
@@ -267,7 +278,6 @@ impl Revision {
         domain: &str,
     ) -> Result<Access<'_>, Problem> {
         let access = self.access(headers)?;
-        self.check_host(headers, scope)?;
         if !access.allows(scope, domain) {
             return Err(Problem::forbidden(match scope {
                 Scope::Check => "it is not for this domain",
@@ -277,10 +287,23 @@ impl Revision {
         Ok(access)
     }
 
+    /// [`Revision::access_to`] the domain of a request, and to inline limits if it brings its own.
+    fn access_for(
+        &self,
+        headers: &HeaderMap,
+        scope: Scope,
+        subject: &Subject<'_>,
+    ) -> Result<Access<'_>, Problem> {
+        let access = self.access_to(headers, scope, subject.domain())?;
+        if subject.is_inline() && !access.allows_inline() {
+            return Err(Problem::inline());
+        }
+        Ok(access)
+    }
+
     /// What they may do everywhere, which must be this at least.
     fn access_everywhere(&self, headers: &HeaderMap, scope: Scope) -> Result<Access<'_>, Problem> {
         let access = self.access(headers)?;
-        self.check_host(headers, scope)?;
         if !access.allows_everywhere(scope) {
             return Err(Problem::forbidden(match scope {
                 Scope::Check => "it takes one for all domains",
@@ -289,38 +312,6 @@ impl Revision {
         }
         Ok(access)
     }
-}
-
-impl Revision {
-    /// A page of somebody else can have its own name lead to this machine, and would then be let in by any browser on
-    /// it. So where nothing but the loopback keeps others out, what takes the scope `admin` is not for such names.
-    fn check_host(&self, headers: &HeaderMap, scope: Scope) -> Result<(), Problem> {
-        let security = &self.settings.security;
-        let is_loopback = match self.settings.http {
-            Bind::At(address) => address.ip().to_canonical().is_loopback(),
-            Bind::Off => true,
-        };
-        let is_open = is_loopback && security.credentials.is_empty();
-        if !is_open || scope != Scope::Admin {
-            return Ok(());
-        }
-        if headers.get(header::HOST).is_some_and(|host| !is_local(host.as_bytes())) {
-            return Err(Problem::host());
-        }
-        // Without its name, such a page can still send what takes no look at the answer, such as a form.
-        match headers.get("sec-fetch-site").map(HeaderValue::as_bytes) {
-            None | Some(b"same-origin" | b"none") => Ok(()),
-            Some(_) => Err(Problem::cross_site()),
-        }
-    }
-}
-
-/// Whether a `Host` is an address or `localhost`, with or without a port: nothing that a name server has a say in.
-fn is_local(host: &[u8]) -> bool {
-    let Ok(authority) = http::uri::Authority::try_from(host) else { return host.is_empty() };
-    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
-    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-    name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 /// The key in `Bearer KEY`.

@@ -32,7 +32,7 @@ use crate::{
     config::Bounds,
     gate::Gate,
     metrics::ListenerMetrics,
-    service::{Drain, GRACE, Protocol},
+    service::{Drain, GRACE, Guesses, Protocol},
 };
 
 /// Serves connections that speak RESP, in its second and third version.
@@ -41,6 +41,7 @@ pub(crate) struct RespService {
     gate: Arc<Gate>,
     metrics: Arc<ListenerMetrics>,
     connections: AtomicU64,
+    guesses: Arc<Guesses>,
     /// When it was last logged that somebody spoke HTTP.
     told: Mutex<Option<Instant>>,
 }
@@ -71,7 +72,8 @@ const QUIET: Duration = Duration::from_millis(20);
 impl RespService {
     /// Counts its commands in `metrics`.
     pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
-        Self { gate, metrics, connections: AtomicU64::new(0), told: Mutex::new(None) }
+        let (connections, guesses) = (AtomicU64::new(0), Arc::new(Guesses::new()));
+        Self { gate, metrics, connections, guesses, told: Mutex::new(None) }
     }
 
     /// Nothing of the request is told: it may hold what is nobody else's business.
@@ -93,7 +95,7 @@ impl Protocol for RespService {
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        let session = Session::new(id);
+        let session = Session::new(id).of_peer(peer.ip(), self.guesses.clone());
         let bounds = self.gate.revision().settings.bounds;
         let input = BytesMut::with_capacity(ROOM);
         let connection = Connection { io, input, session, service: self, peer };
@@ -181,6 +183,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             let took = *decided - begun;
             self.service.metrics.count_many(0, all - failed.min(all), took);
             self.service.metrics.count_many(1, failed, took);
+            match std::mem::take(&mut self.session.degraded) {
+                0 => {}
+                degraded => self.service.metrics.count_degraded(degraded),
+            }
             if !self.session.replies.bytes.is_empty() {
                 let mut write = pin!(self.io.write_all(&self.session.replies.bytes));
                 // Most find room at once, and need no clock.

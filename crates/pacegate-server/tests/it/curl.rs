@@ -131,7 +131,7 @@ fn what_the_guide_to_http_shows_works() {
         assert_eq!(shell.json(unblock)["limits"], 1);
         let permit = shell.json(acquire)["permit"].as_str().unwrap().to_owned();
         assert_eq!(shell.run(renew).code, REFUSED, "the guide's own permit is nobody's");
-        let own = |command| instead(command, "5f0c1b7a99d3e642", &permit);
+        let own = |command| instead(command, "5f0c1b7a99d3e642c81d04f6a2b97e35", &permit);
         assert_eq!(shell.json(&own(renew))["limits"], 1);
         assert_eq!(shell.json(&own(release))["limits"], 1);
         assert_eq!(shell.run(&own(renew)).code, REFUSED);

@@ -181,7 +181,7 @@ fn what_has_begun_is_answered_and_nobody_else_gets_in() {
     let mut stream = connect(addresses[0]).unwrap();
     let length = body.len();
     let head = format!(
-        "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n\
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\n\r\n{first}"
     );
     stream.write_all(head.as_bytes()).unwrap();
@@ -227,7 +227,7 @@ fn whoever_does_not_end_is_cut_off_in_time() {
     let folder = config("bounds: { drain_timeout: 300ms, read_timeout: 1m }\n");
     let service = Service::start(&["--config", &folder.config()]);
     let mut stream = connect(service.address("http")).unwrap();
-    let head = "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n\
+    let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                 content-length: 100\r\n\r\n{";
     stream.write_all(head.as_bytes()).unwrap();
     let body = r#"{"attributes": {"key": "k"}}"#;

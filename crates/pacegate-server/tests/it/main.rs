@@ -31,6 +31,7 @@ mod reload;
 mod reload_load;
 mod resp;
 mod rlaas;
+mod roles;
 mod schemathesis;
 mod secrets;
 mod service;

@@ -143,3 +143,50 @@ fn a_service_starts_and_ends_without_its_store() {
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?} {log}", begun.elapsed());
 }
+
+/// Answers that a failure mode decided, as the metrics count them.
+fn counted(http: &mut Http) -> [u64; 3] {
+    let metrics = http.get("/metrics").unwrap().body;
+    ["http", "grpc", "resp"].map(|listener| {
+        let name = format!("pacegate_degraded_answers_total{{listener=\"{listener}\"}} ");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&name));
+        line.unwrap_or_else(|| panic!("{name}: {metrics}")).parse().unwrap()
+    })
+}
+
+#[test]
+fn every_listener_says_that_a_failure_mode_decided() {
+    for flavor in Flavor::ALL {
+        let mut server = Server::start(flavor);
+        let (_folder, _service, mut clients) = start(&server);
+        let descriptors = r#"{"domain": "local", "descriptors": [{"entries": [{"key": "key"}]}]}"#;
+        let mut ask = |is_degraded: bool| {
+            let Clients { http, grpc, resp } = &mut clients;
+            let marked = is_degraded.then_some("true");
+            for (method, path, body) in [
+                ("POST", "/v1/check", r#"{"domain": "local", "attributes": {"key": "k"}}"#),
+                ("POST", "/v1/check/batch", r#"{"requests": [{"key": "k", "limit": "9/day"}]}"#),
+                ("GET", "/v1/auth?domain=local", ""),
+                ("POST", "/json", descriptors),
+            ] {
+                let answer = http.request(method, path, None, body).unwrap();
+                assert_eq!(answer.header("pacegate-degraded"), marked, "{path} {answer:?}");
+            }
+            for domain in ["open", "closed", "local"] {
+                let answer = grpc.ask(None, domain, &[("key", "k")]).unwrap();
+                assert_eq!((answer.status, answer.degraded), (0, is_degraded), "{domain}");
+            }
+            // The integers of redis-cell and throttlecrab stay as they are.
+            for name in ["CL.THROTTLE", "THROTTLE"] {
+                let reply = resp.command(&[name, "k", "9", "9", "60"]).unwrap();
+                assert_eq!(reply.items().len(), 5, "{reply:?}");
+            }
+            let check = ["PACEGATE.CHECK", "DOMAIN", "local", "ATTR", "key", "k"];
+            assert_eq!(resp.command(&check).unwrap().items()[17].int() == 1, is_degraded);
+            counted(http)
+        };
+        assert_eq!(ask(false), [0, 0, 0]);
+        server.kill();
+        assert_eq!(ask(true), [4, 3, 3]);
+    }
+}

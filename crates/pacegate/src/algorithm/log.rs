@@ -22,7 +22,7 @@ struct Entry {
     at: u64,
     cost: u64,
     /// The permit; 0 in a sliding log, where entries of one instant are merged.
-    id: u64,
+    id: u128,
 }
 
 impl Log {
@@ -44,7 +44,7 @@ impl Log {
     }
 
     /// Takes `cost` units at `now` as permit `id`, 0 in a sliding log.
-    pub(crate) fn take(&mut self, now: u64, cost: u64, id: u64) {
+    pub(crate) fn take(&mut self, now: u64, cost: u64, id: u128) {
         match self.entries.back_mut() {
             Some(last) if last.at == now && last.id == 0 && id == 0 => last.cost += cost,
             _ => self.entries.push_back(Entry { at: now, cost, id }),
@@ -79,12 +79,12 @@ impl Log {
     }
 
     /// Returns the permit `id`. Returning one that is gone changes nothing.
-    pub(crate) fn release(&mut self, id: u64) {
+    pub(crate) fn release(&mut self, id: u128) {
         self.entries.retain(|entry| entry.id != id);
     }
 
     /// Starts the life of permit `id` anew, unless it is gone. It may have been charged more than once.
-    pub(crate) fn renew(&mut self, now: u64, id: u64) -> bool {
+    pub(crate) fn renew(&mut self, now: u64, id: u128) -> bool {
         let held: Vec<_> = self.entries.iter().copied().filter(|entry| entry.id == id).collect();
         self.release(id);
         self.entries.extend(held.iter().map(|entry| Entry { at: now, ..*entry }));

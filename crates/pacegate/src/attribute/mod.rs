@@ -43,7 +43,7 @@ pub struct Asked {
     key: KeyBuf,
     cost: u64,
     /// 0 unless one of the limits is of concurrency.
-    permit: u64,
+    permit: u128,
 }
 
 impl Site {

@@ -42,14 +42,14 @@ impl Core {
     }
 
     /// Charges memory, all or nothing. Counts nothing yet.
-    pub(super) fn ask(&self, fit: &Fit<'_>, permit: u64) -> Answered {
+    pub(super) fn ask(&self, fit: &Fit<'_>, permit: u128) -> Answered {
         let slots: SmallVec<[Slot<'_>; 8]> =
             fit.items.iter().map(|&item| self.slot(item, fit.cost, permit)).collect();
         let (outcomes, now) = self.memory.charge_all(&slots);
         Answered { decision: self.path.fold(fit, &outcomes), outcomes, now }
     }
 
-    pub(super) fn slot<'a>(&'a self, item: Item<'_>, cost: u64, permit: u64) -> Slot<'a> {
+    pub(super) fn slot<'a>(&'a self, item: Item<'_>, cost: u64, permit: u128) -> Slot<'a> {
         let (scope, target) = (&self.scopes[item.0], self.path.target(item));
         let id = self.memory.identity(scope, item.1);
         let permit = if target.limit.algorithm() == Algorithm::Concurrency { permit } else { 0 };

@@ -22,7 +22,7 @@ pub(super) struct Joined<'a> {
 }
 
 /// What charges have in common that differ in their cost alone.
-type Place<'a> = (PolicyName, KeyRef<'a>, Limit, u64, bool, Option<FailureMode>);
+type Place<'a> = (PolicyName, KeyRef<'a>, Limit, u128, bool, Option<FailureMode>);
 
 /// Where each of them is, if there are so many that looking at all would take long.
 type Index<'a> = Option<HashMap<Place<'a>, usize>>;

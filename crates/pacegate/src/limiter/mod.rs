@@ -273,7 +273,7 @@ impl Inner {
         }
     }
 
-    fn charge(&self, items: Items<'_>, cost: u64, permit: u64) -> Result<Decision, CostError> {
+    fn charge(&self, items: Items<'_>, cost: u64, permit: u128) -> Result<Decision, CostError> {
         let fit = self.core.path.fit(items, cost)?;
         let answered = self.core.ask(&fit, permit);
         self.core.path.count(&fit, &answered);

@@ -238,7 +238,7 @@ impl Inner {
     }
 
     /// The id under which a concurrency limit would hold the units.
-    fn permit(&self, item: Item<'_>) -> u64 {
+    fn permit(&self, item: Item<'_>) -> u128 {
         let algorithm = self.core.path.target(item).limit.algorithm();
         if algorithm == Algorithm::Concurrency { permit::next_id() } else { 0 }
     }
@@ -262,7 +262,7 @@ impl Inner {
     pub(super) async fn ask(
         &self,
         fit: &Fit<'_>,
-        permit: u64,
+        permit: u128,
         id: Option<&[u8]>,
     ) -> Result<Answered, StoreError> {
         let charge = |&item: &_| self.charge_of(item, fit.cost, permit);
@@ -323,7 +323,7 @@ impl Inner {
         answer
     }
 
-    pub(super) fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64, permit: u64) -> Charge<'a> {
+    pub(super) fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64, permit: u128) -> Charge<'a> {
         let target = self.core.path.target(item);
         let permit = if target.limit.algorithm() == Algorithm::Concurrency { permit } else { 0 };
         Charge { permit, ..charges::charge(&self.core.path.policies, target, item.1, cost) }

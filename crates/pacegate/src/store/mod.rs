@@ -107,7 +107,7 @@ pub struct Charge<'a> {
     /// Whether the request depends on this charge. One that is not enforced is counted, but never denies.
     pub enforced: bool,
     /// The id under which a concurrency limit holds the units; 0 for all others.
-    pub permit: u64,
+    pub permit: u128,
     /// Units that the store may draw ahead and spend without asking; 0 for none. A store may always draw fewer.
     pub lease: u64,
     /// What happens to this charge when the store cannot answer, in place of what the limiter's policies say.
@@ -140,7 +140,7 @@ impl<'a> Charge<'a> {
 
     /// The same charge, held under this [permit](crate::Permit::new_id) if its limit is one of concurrency.
     #[must_use]
-    pub fn holding(self, permit: u64) -> Self {
+    pub fn holding(self, permit: u128) -> Self {
         let holds = self.limit.algorithm() == crate::Algorithm::Concurrency;
         Self { permit: if holds { permit } else { 0 }, ..self }
     }

@@ -268,7 +268,7 @@ fn memory_answers_at_once_as_it_would_later() {
         {
             let key = KeyRef::new(key.as_bytes());
             let charge = Charge::new("api".parse().unwrap(), key, limit(&text));
-            let charge = charge.cost(*cost).enforced(*enforced).holding(1 + permit as u64);
+            let charge = charge.cost(*cost).enforced(*enforced).holding(1 + permit as u128);
             let asked = pollster::block_on(later.charge(&[charge])).unwrap();
             assert_eq!(now.charge_now(&charge), Some(asked[0]), "{text} at {cost}");
         }

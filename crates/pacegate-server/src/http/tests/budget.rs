@@ -91,7 +91,7 @@ async fn permits_are_held_renewed_and_given_back() {
         assert!(reply.header("ratelimit").is_some());
     }
     assert_ne!(permits[0], permits[1]);
-    assert_eq!(permits[0].len(), 16);
+    assert_eq!(permits[0].len(), 32);
     let full = server.post("/v1/acquire", job).await;
     assert_eq!((full.status, &full.json()["permit"]), (429, &serde_json::Value::Null));
 
@@ -107,7 +107,7 @@ async fn permits_are_held_renewed_and_given_back() {
 
     assert_eq!(server.post("/v1/release", &with("0")).await.body, r#"{"limits":0}"#);
     assert_eq!(server.post("/v1/renew", &with("0")).await.problem(), "permit-lost");
-    for permit in ["", "xyz", "+1", "11112222333344445"] {
+    for permit in ["", "xyz", "+1", "111122223333444455556666777788889"] {
         let reply = server.post("/v1/release", &with(permit)).await;
         assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{permit}");
     }

@@ -1,6 +1,6 @@
 use super::*;
 
-const PING: &str = "GET /healthz HTTP/1.1\r\nHost: t\r\n\r\n";
+const PING: &str = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 /// Bounds that a test can wait for.
 fn impatient() -> Server {
@@ -44,7 +44,7 @@ async fn whoever_takes_too_long_is_not_waited_for() {
     // A head that never ends.
     assert_eq!(server.exchange(b"GET /healthz HTTP/1.1\r\nHost:").await, b"");
     // A body that never comes.
-    let head = "POST /v1/check HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n\
+    let head = "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
                 Content-Length: 10\r\n\r\n{";
     let reply = Reply::parse(&server.exchange(head.as_bytes()).await);
     assert_eq!((reply.status, reply.problem()), (408, "slow".to_owned()));

@@ -1,5 +1,6 @@
 //! The listener as its clients meet it: bytes in, bytes out.
 
+mod browser;
 mod budget;
 mod check;
 mod connection;
@@ -64,7 +65,8 @@ pub(super) fn credential(name: &str, key: &str, scope: Scope, domains: &[&str]) 
     use sha2::{Digest, Sha256};
     let domains = domains.iter().map(|&domain| domain.to_owned()).collect::<Vec<_>>();
     let domains = (!domains.is_empty()).then_some(domains);
-    Credential { name: name.to_owned(), sha256: Sha256::digest(key).into(), scope, domains }
+    let sha256 = Sha256::digest(key).into();
+    Credential { name: name.to_owned(), sha256, scope, domains, inline: false }
 }
 
 impl Server {

@@ -307,9 +307,9 @@ async fn every_path_asks_for_the_right_key() {
     settings.security.credentials = vec![
         credential("other", "other", Scope::Check, &["jobs"]),
         credential("shop", "shop", Scope::Check, &["shop"]),
-        credential("all", "all", Scope::Check, &[]),
+        Credential { inline: true, ..credential("all", "all", Scope::Check, &[]) },
         credential("boss-of-shop", "boss-of-shop", Scope::Admin, &["shop"]),
-        credential("boss", "boss", Scope::Admin, &[]),
+        Credential { inline: true, ..credential("boss", "boss", Scope::Admin, &[]) },
     ];
     let server = Server::with(settings);
     let keys =

@@ -23,7 +23,7 @@ pub(crate) struct Slot<'a> {
     pub(crate) id: Identity,
     pub(crate) limit: &'a Limit,
     pub(crate) cost: u64,
-    pub(crate) permit: u64,
+    pub(crate) permit: u128,
     pub(crate) enforced: bool,
 }
 

@@ -71,7 +71,7 @@ impl Logs {
         id: Identity,
         limit: &Limit,
         now: u64,
-        (cost, permit): (u64, u64),
+        (cost, permit): (u64, u128),
     ) -> usize {
         if !self.contains(id) {
             self.keep(id, limit, Log::default());
@@ -114,7 +114,7 @@ impl Logs {
     }
 
     /// Returns how many entries are gone.
-    pub(super) fn release(&mut self, id: Identity, permit: u64) -> usize {
+    pub(super) fn release(&mut self, id: Identity, permit: u128) -> usize {
         self.change(id, |log| log.release(permit))
     }
 
@@ -124,7 +124,7 @@ impl Logs {
         id: Identity,
         limit: &Limit,
         now: u64,
-        permit: u64,
+        permit: u128,
     ) -> (bool, usize) {
         let mut is_held = false;
         let gone = self.change(id, |log| {

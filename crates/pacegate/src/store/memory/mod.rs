@@ -46,7 +46,7 @@ pub(crate) use charge::{BATCH, Slot};
 /// State in the memory of this process.
 ///
 /// Clones share the state. At most `max_keys` keys are held, in 36 to 40 bytes each where they are many and up to
-/// twice that where they are few; logs take 24 bytes more for each instant, at most eight instants per key on
+/// twice that where they are few; logs take 32 bytes more for each instant, at most eight instants per key on
 /// average. Expired keys give their memory back while others are used.
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
