@@ -5,6 +5,7 @@ mod ask;
 mod block;
 mod budget;
 mod check;
+mod clear;
 mod connection;
 mod descriptors;
 mod live;
