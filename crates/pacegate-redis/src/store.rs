@@ -348,8 +348,8 @@ impl Store for RedisStore {
 
     /// The names of keys are digests, from which the policy cannot be read.
     fn clear<'a>(&'a self, _: &'a [PolicyName]) -> Answer<'a, u64> {
-        let reason = "keys on Redis are named by digests that do not tell their policy: reset keys \
-                      one by one, or rename the policy so that it starts afresh";
+        let reason = "keys on Redis are named by digests, which hide the policy: reset keys one by \
+                      one, or rename the policy to start with full budgets";
         Box::pin(std::future::ready(Err(StoreError::Unsupported(reason.to_owned()))))
     }
 

@@ -22,7 +22,7 @@ pub(crate) enum AdHocError {
     TooLong(#[from] TooLong),
 }
 
-/// A limit that would keep state for too long. Whoever sends it must not choose for how long it takes up room.
+/// A limit that would keep state for too long: clients must not choose for how long they take up memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` takes longer than {MAX_RESET_DAYS} days to reset, the most for a limit that comes with a \

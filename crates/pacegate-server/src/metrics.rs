@@ -304,7 +304,7 @@ impl Families<'_> {
         Ok(())
     }
 
-    /// A domain may have any name, so what it is has its own label.
+    /// A domain may be named `inline`, so the kind of share has its own label.
     fn shares(&mut self, shares: &[ShareUsage]) -> fmt::Result {
         let gauges = |value: fn(&ShareUsage) -> usize| {
             shares.iter().map(move |share| {

@@ -129,7 +129,7 @@ fn find<'r>(
     found.filter(|(_, domain)| access.allows(Scope::Check, domain))
 }
 
-/// The name of a policy in force, and its domain.
+/// Finds a policy by its name. Returns the name and the domain.
 pub(super) fn find_name<'r>(
     policy: &str,
     revision: &'r Revision,

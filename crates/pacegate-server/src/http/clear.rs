@@ -34,7 +34,7 @@ pub(super) async fn clear(
 ) -> Result<Answer, Problem> {
     let (head, body) = posted(&shared, request).await?;
     let revision = shared.gate.revision();
-    // Whoever may ask nothing is not told what there is.
+    // Checked first: without an API key, errors must not reveal the names of policies.
     let access = revision.access(&head.headers)?;
     let asked: ClearRequest =
         serde_json::from_slice(&body).map_err(|error| Problem::request(error.to_string()))?;

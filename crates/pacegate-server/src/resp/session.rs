@@ -297,7 +297,7 @@ impl Session {
                 Some(policy) => (policy.name, &*policy.domain),
                 None if name == PolicyName::AD_HOC.as_str() => (PolicyName::AD_HOC, ""),
                 None if access.allows_everywhere(Scope::Check) => {
-                    return Err("no policy in force has this name".to_owned());
+                    return Err("no policy has this name".to_owned());
                 }
                 None => return Err("-NOPERM".to_owned()),
             };

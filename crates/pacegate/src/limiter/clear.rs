@@ -1,11 +1,11 @@
-//! Forgetting all keys of a policy or a domain.
+//! Removing all keys of a policy or a domain.
 
 use super::{Limiter, SharedLimiter};
 use crate::{PolicyName, StoreError};
 
 impl Limiter {
-    /// Forgets what was charged to any key of a policy, and returns how many keys that were. Requests are decided
-    /// meanwhile; one that comes after the call counts afresh.
+    /// Removes all keys of a policy, and returns their number. Requests are decided meanwhile; those after the call
+    /// start with a full budget.
     ///
     /// [`PolicyName::AD_HOC`] clears the limits that came with requests. Takes some milliseconds for a million keys.
     ///
@@ -22,7 +22,7 @@ impl Limiter {
         self.clear(&[policy])
     }
 
-    /// [`Limiter::clear_policy`] for all policies of a domain, those among them that this limiter no longer has.
+    /// [`Limiter::clear_policy`] for all policies of a domain, including those that this limiter no longer has.
     pub fn clear_domain(&self, domain: &str) -> u64 {
         self.clear(&self.inner.core.memory.policies_in(domain))
     }
@@ -35,13 +35,13 @@ impl Limiter {
 }
 
 impl SharedLimiter {
-    /// Forgets what was charged to any key of a policy, here and in the store, and returns how many keys the store
-    /// had. [`StoreError::Unsupported`] if the store cannot find them, as on Redis; then nothing is forgotten.
+    /// Removes all keys of a policy, here and in the store, and returns the number of those in the store.
+    /// [`StoreError::Unsupported`] if the store cannot find them, as on Redis; then nothing is removed.
     pub async fn clear_policy(&self, policy: PolicyName) -> Result<u64, StoreError> {
         self.clear(&[policy]).await
     }
 
-    /// [`SharedLimiter::clear_policy`] for all policies of a domain, those among them that this limiter no longer has.
+    /// [`SharedLimiter::clear_policy`] for all policies of a domain, including those that this limiter no longer has.
     pub async fn clear_domain(&self, domain: &str) -> Result<u64, StoreError> {
         self.clear(&self.inner.core.memory.policies_in(domain)).await
     }

@@ -72,7 +72,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Starts the life of the permit `charge.permit` anew. `false` if it is gone.
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool>;
 
-    /// Forgets what was charged to any key of these policies, and returns how many keys that were.
+    /// Removes all keys of these policies, and returns their number.
     ///
     /// By default [unsupported](StoreError::Unsupported): a store need not be able to find the keys of a policy.
     fn clear<'a>(&'a self, policies: &'a [PolicyName]) -> Answer<'a, u64> {

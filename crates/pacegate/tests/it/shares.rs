@@ -1,4 +1,4 @@
-//! Several tenants in one store: what one of them fills is not the room of the others.
+//! Several tenants in one store: a flood of one leaves the others their share.
 
 use std::{
     future::Future,
@@ -37,7 +37,7 @@ fn ask_inline(limiter: &Limiter, key: &str, limit: Limit) -> Decision {
     limiter.check_all(&[Charge::new(PolicyName::AD_HOC, key, limit)]).unwrap()
 }
 
-/// Sends so many users of a domain.
+/// Sends requests of `users` new users of a domain.
 fn flood(limiter: &Limiter, domain: &str, users: usize) {
     for user in 0..users {
         let _ = ask(limiter, domain, &format!("stranger {user}"));
@@ -72,7 +72,7 @@ fn a_domain_that_is_flooded_leaves_the_others_their_room() {
     }
 }
 
-/// What the issue reported: inline limits that fill the store, and then the overflow budgets.
+/// Inline limits that fill the store, and then their overflow budgets.
 #[test]
 fn inline_limits_leave_domains_their_room_and_their_overflow_budgets() {
     for text in ["2/day", "2/day sliding-log"] {
@@ -162,7 +162,7 @@ fn clearing_a_policy_forgets_its_keys_and_no_others() {
     }
 }
 
-/// After the call there is room again, and nothing of what was shared is inherited.
+/// After the call there is room again, and new keys inherit nothing from the overflow budget.
 #[test]
 fn clearing_makes_room_and_forgets_overflow_budgets() {
     for text in ["1/day", "1/day token-bucket", "1/day sliding-log"] {
@@ -248,6 +248,6 @@ fn a_shared_limiter_clears_what_its_store_can_clear() {
         let error = limiter.clear_domain("shop").await.unwrap_err();
         assert!(matches!(error, StoreError::Unsupported(_)), "{error}");
         assert!(!limiter.check_request(&request).await.unwrap().is_allowed());
-        assert_eq!(limiter.stats().store_failures, 0, "that is no failure of the store");
+        assert_eq!(limiter.stats().store_failures, 0, "an unsupported call is not a failure");
     });
 }

@@ -72,7 +72,7 @@ impl Room {
     }
 
     /// Gives a share its guarantee, which makes that of the others smaller. `false` if too much is in use: the share
-    /// then has to do with what is free, and is opened by a later call.
+    /// then uses the room that is free, and a later call opens it.
     pub(super) fn open(&self, share: Share) -> bool {
         let mut opening = self.opening.lock();
         let own = &self.uses[share.index()];
@@ -108,7 +108,7 @@ impl Room {
         }
     }
 
-    /// Takes room for so many, unless there is none.
+    /// Takes room for `count`. Returns `false`, and takes nothing, if that does not fit.
     pub(super) fn take(&self, share: Share, count: usize) -> bool {
         self.try_take(share, count as u64) || self.open_and_take(share, count as u64)
     }
@@ -134,7 +134,7 @@ impl Room {
         }
     }
 
-    /// For a share that could not be opened when it was new: what was in use then may have expired.
+    /// Retries to open a share that did not fit when it was new: keys may have expired since.
     #[cold]
     fn open_and_take(&self, share: Share, count: u64) -> bool {
         self.load(share).shares() == 0 && self.open(share) && self.try_take(share, count)
@@ -150,7 +150,7 @@ impl Room {
         self.shrink(taken(before.used()), taken(before.used() - count as u64));
     }
 
-    /// Gives back one by one what may belong to several shares.
+    /// Collects room of several shares to give back.
     pub(super) fn returns(&self) -> Returns<'_> {
         Returns { room: self, share: Share::INLINE, count: 0 }
     }
@@ -266,7 +266,7 @@ mod tests {
         let (room, [greedy, first, late]) = (Room::new(600), shares());
         assert!(room.open(greedy) && room.open(first));
         assert_eq!(fill(&room, greedy), 450);
-        assert!(!room.open(late), "only 50 more are free than what is guaranteed to the first");
+        assert!(!room.open(late), "50 are free besides the guarantee of the first");
         assert_eq!((room.of(first), room.of(late)), ((0, 100), (0, 0)));
         assert_eq!((fill(&room, late), fill(&room, first)), (50, 100));
         room.give_back(greedy, 49);

@@ -176,6 +176,6 @@ mod tests {
         let expected: Vec<_> = (1..=100).map(|n: usize| n.min(63)).collect();
         assert_eq!(shares, expected);
         let distinct: std::collections::HashSet<_> = tags.iter().collect();
-        assert_eq!(distinct.len(), 100, "each policy can still be told from the others");
+        assert_eq!(distinct.len(), 100, "each policy still has its own tag");
     }
 }

@@ -46,7 +46,7 @@ impl Spares {
         all.fold(0, |set, (place, _)| set | 1 << place)
     }
 
-    /// Looks at so many budgets of each share and drops the expired.
+    /// Visits up to `budgets` budgets of each share and drops the expired.
     pub(super) fn sweep(&mut self, budgets: usize, now: u64) {
         for spare in self.by_share.iter_mut().filter(|spare| spare.len() > 0) {
             spare.cells.sweep(budgets, now, |_| {});

@@ -9,21 +9,20 @@ use super::{
 };
 use crate::PolicyName;
 
-/// The keys of one domain in a [`MemoryStore`], or of the limits that belong to no policy.
+/// The keys of one domain in a [`MemoryStore`], or of all limits outside policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShareUsage {
-    /// The domain. `None` for limits that belong to no policy, such as those that come with requests.
+    /// The domain. `None` for limits outside policies, such as inline limits.
     pub domain: Option<String>,
     /// Keys held, expired ones not yet dropped among them. Domains after the 63rd share one count.
     pub keys: usize,
-    /// The keys that it may always hold, whatever the others hold.
+    /// The keys that it can always hold, however full the store is.
     pub guaranteed: usize,
 }
 
 impl MemoryStore {
-    /// Returns how the room is divided: the share of each domain, in the order of their names, after that of limits that
-    /// belong to no policy.
+    /// Returns the share of the limits outside policies, if there were any, and that of each domain by name.
     pub fn shares(&self) -> Vec<ShareUsage> {
         let usage = |domain: Option<Box<str>>, share: Share| {
             let (keys, guaranteed) = self.inner.keys.of(share);
@@ -49,8 +48,8 @@ impl MemoryStore {
         self.inner.registry.lock().policies_in(domain)
     }
 
-    /// Forgets all keys of these policies, and returns how many there were. One shard at a time, so that requests are
-    /// decided in between. What they charge meanwhile may be kept or forgotten.
+    /// Removes all keys of these policies, and returns their number. Locks one shard at a time: requests are decided in
+    /// between, and their charges may be removed, too.
     pub(crate) fn clear(&self, policies: &[PolicyName]) -> u64 {
         let inner = &*self.inner;
         let registry = inner.registry.lock();
@@ -61,7 +60,7 @@ impl MemoryStore {
             return 0;
         }
         let is_meant = |id: Identity| tags.contains(&id.tag());
-        // First, so that no new key inherits what is cleared.
+        // Before the keys: a new key would inherit from the overflow budget.
         let mut spare = inner.spare.lock();
         spare.clear(is_meant);
         inner.spares.store(spare.in_use(), Ordering::Relaxed);
