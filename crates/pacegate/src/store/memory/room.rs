@@ -180,7 +180,7 @@ impl Room {
     }
 
     fn guaranteed(&self, shares: u64) -> u64 {
-        if shares == 0 { 0 } else { self.max / 2 / shares }
+        (self.max / 2).checked_div(shares).unwrap_or(0)
     }
 
     fn taken_by(&self, used: u64, shares: u64) -> u64 {
@@ -222,14 +222,9 @@ impl Drop for Returns<'_> {
 #[cfg(all(test, not(pacegate_loom)))]
 mod tests {
     use super::*;
-    use crate::store::memory::share::Registry;
 
     fn shares<const N: usize>() -> [Share; N] {
-        let mut registry = Registry::default();
-        std::array::from_fn(|n| {
-            let policy = format!("room-{n}").parse().unwrap();
-            registry.add(policy, Some(&format!("domain {n}"))).share()
-        })
+        std::array::from_fn(|n| Share::of_test(n as u8 + 1))
     }
 
     fn fill(room: &Room, share: Share) -> usize {

@@ -46,6 +46,11 @@ impl Share {
         usize::from(self.0)
     }
 
+    #[cfg(test)]
+    pub(super) fn of_test(number: u8) -> Self {
+        Self(number)
+    }
+
     /// Its bit in a set of shares.
     pub(super) fn bit(self) -> u64 {
         1 << self.0
