@@ -5,7 +5,9 @@ mod counters;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, StreamExt};
-use pacegate::{Answer, Charge, Clock, Detached, Store, StoreError, algorithm::Outcome};
+use pacegate::{
+    Answer, Charge, Clock, Detached, PolicyName, Store, StoreError, algorithm::Outcome,
+};
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
@@ -342,6 +344,13 @@ impl Store for RedisStore {
             let want = self.inner.common.names.want(charge)?;
             self.inner.amend(want, Some(Action::Renew)).await
         })
+    }
+
+    /// The names of keys are digests, from which the policy cannot be read.
+    fn clear<'a>(&'a self, _: &'a [PolicyName]) -> Answer<'a, u64> {
+        let reason = "keys on Redis are named by digests, which hide the policy: reset keys one by \
+                      one, or rename the policy to start with full budgets";
+        Box::pin(std::future::ready(Err(StoreError::Unsupported(reason.to_owned()))))
     }
 
     fn detach(&self, work: Detached) {

@@ -7,7 +7,10 @@ use std::{
 
 use pacegate::{Charge, KeyRef, PolicyName};
 
-use crate::service::{Access, RejectionLog};
+use crate::{
+    engine::ClearTarget,
+    service::{Access, RejectionLog},
+};
 
 /// Tells the log who did what to which budgets. Keys are somebody's names and addresses: only a mark of them is told,
 /// which is the same on every listener, and which another run of the program makes differently.
@@ -36,6 +39,24 @@ impl Audit {
     pub(crate) fn charges(&self, action: &str, access: &Access<'_>, charges: &[Charge<'_>]) {
         let keys: Vec<_> = charges.iter().map(|charge| (charge.policy, charge.key)).collect();
         self.keys(action, access, &keys);
+    }
+
+    /// All keys of a policy or a domain were cleared.
+    pub(crate) fn clear(&self, access: &Access<'_>, target: ClearTarget<'_>, cleared: u64) {
+        let credential = access.name();
+        match target {
+            ClearTarget::Policy(policy) => {
+                let policies = policy.as_str();
+                tracing::info!(
+                    target: "audit", action = "clear", credential, policies, cleared, "cleared keys"
+                );
+            }
+            ClearTarget::Domain(domain) => {
+                tracing::info!(
+                    target: "audit", action = "clear", credential, domain, cleared, "cleared keys"
+                );
+            }
+        }
     }
 
     /// Something was done to keys of policies.

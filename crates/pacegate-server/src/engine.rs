@@ -19,6 +19,15 @@ pub(crate) struct Engine {
     blocks: Arc<Blocks>,
 }
 
+/// What to clear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClearTarget<'a> {
+    /// One policy, or [`PolicyName::AD_HOC`] for limits that came with requests.
+    Policy(PolicyName),
+    /// All policies of a domain.
+    Domain(&'a str),
+}
+
 #[derive(Clone, Debug)]
 enum Kind {
     /// State in this process.
@@ -234,6 +243,24 @@ impl Engine {
             Kind::Shared(limiter) => limiter.reset_all(charges).await?,
         }
         Ok(())
+    }
+
+    /// Forgets all keys of a policy or a domain, and returns how many there were.
+    pub(crate) async fn clear(&self, target: ClearTarget<'_>) -> Result<u64, StoreError> {
+        match (&self.limiter, target) {
+            (Kind::Memory(limiter), ClearTarget::Policy(policy)) => {
+                Ok(limiter.clear_policy(policy))
+            }
+            (Kind::Memory(limiter), ClearTarget::Domain(domain)) => {
+                Ok(limiter.clear_domain(domain))
+            }
+            (Kind::Shared(limiter), ClearTarget::Policy(policy)) => {
+                limiter.clear_policy(policy).await
+            }
+            (Kind::Shared(limiter), ClearTarget::Domain(domain)) => {
+                limiter.clear_domain(domain).await
+            }
+        }
     }
 
     /// Returns the permits of charges.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use pacegate::PolicyStats;
+use pacegate::{PolicyStats, ShareUsage};
 use pacegate_redis::RedisStats;
 use prometheus_client::{
     collector::Collector,
@@ -196,7 +196,8 @@ impl Collector for Scrape {
                 families.gauge("pacegate_store_max_keys", help, usage.max_keys)?;
                 families.gauge("pacegate_store_bytes", "Bytes that they take", usage.bytes)?;
                 let help = "Decisions on the budget that new keys share while there is no room";
-                families.count("pacegate_store_overflowed", help, usage.overflowed)
+                families.count("pacegate_store_overflowed", help, usage.overflowed)?;
+                families.shares(&store.shares())
             }
             State::Redis(store) => families.redis(&store.stats()),
         }
@@ -314,6 +315,22 @@ impl Families<'_> {
             listener.encode_times(encoder.encode_family(&[("listener", listener.name)])?)?;
         }
         Ok(())
+    }
+
+    /// A domain may be named `inline`, so the kind of share has its own label.
+    fn shares(&mut self, shares: &[ShareUsage]) -> fmt::Result {
+        let gauges = |value: fn(&ShareUsage) -> usize| {
+            shares.iter().map(move |share| {
+                let kind = if share.domain.is_some() { "domain" } else { "inline" };
+                let domain = share.domain.as_deref().unwrap_or_default();
+                ([("share", kind), ("domain", domain)], value(share))
+            })
+        };
+        let help = "Keys in memory, by domain and for inline limits";
+        self.gauges("pacegate_store_share_keys", help, gauges(|share| share.keys))?;
+        let help = "Keys that a share may always hold";
+        let guaranteed = gauges(|share| share.guaranteed);
+        self.gauges("pacegate_store_share_guaranteed_keys", help, guaranteed)
     }
 
     fn redis(&mut self, stats: &RedisStats) -> fmt::Result {

@@ -100,7 +100,8 @@ pub(crate) struct Store {
     #[schemars(example = &"rlaas", example = "myapp:{key}:{window}")]
     pub(crate) layout: Option<At<String>>,
 
-    /// How many keys the memory holds; new ones beyond that share one budget. Memory only.
+    /// How many keys the memory holds; new ones beyond that share one budget. Half of them are divided evenly between
+    /// the domains and the limits that come with requests, so that none takes the room of the others. Memory only.
     #[serde(default)]
     #[schemars(with = "u64", range(min = 1, max = 1_000_000_000), extend("default" = 1_000_000))]
     pub(crate) max_keys: Option<At<u64>>,

@@ -6,6 +6,7 @@ mod block;
 mod browser;
 mod budget;
 mod check;
+mod clear;
 mod connection;
 mod descriptors;
 mod live;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     block::{BlockModel, BlockRequest},
+    clear::{ClearRequest, Cleared},
     descriptors::{Asked, Told},
     live::LiveModel,
     model::{
@@ -100,6 +101,15 @@ impl Paths {
             .answering("200", self.json::<Done>("Up to so much came back as was used"));
         let refund = refund.refusing(self, &BODY);
         self.add("/v1/refund", &[("post", refund)]);
+        let clear =
+            Operation::new("clear", "Forgets all keys of a policy or a domain; takes `admin`")
+                .taking(self.json::<ClearRequest>("Which keys"))
+                .answering(
+                    "200",
+                    self.json::<Cleared>("They are forgotten; not possible on Redis"),
+                );
+        let clear = clear.refusing(self, &BODY);
+        self.add("/v1/clear", &[("post", clear)]);
     }
 
     fn add_permits(&mut self) {

@@ -5,7 +5,7 @@ mod auth;
 use std::{net::IpAddr, sync::Arc};
 
 use futures_util::future::join_all;
-use pacegate::{Charge, CheckError, Decision};
+use pacegate::{Charge, CheckError, Decision, PolicyName};
 use smallvec::SmallVec;
 
 use super::{
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     config::Scope,
-    engine::Engine,
+    engine::{ClearTarget, Engine},
     explain,
     gate::{Gate, Revision},
     service::{Access, Guesses, INLINE_DENIED, Keys},
@@ -288,6 +288,9 @@ impl Session {
                 }
                 Err(error) => Err(error),
             }
+        } else if is("PACEGATE.CLEAR") {
+            let cleared = self.clear(&words[1..], gate, revision).await;
+            cleared.map(|keys| self.replies.integer(i64::try_from(keys).unwrap_or(i64::MAX)))
         } else {
             return false;
         };
@@ -295,6 +298,40 @@ impl Session {
             self.fail(error);
         }
         true
+    }
+
+    /// Forgets all keys of a policy or a domain, and returns how many there were.
+    async fn clear(
+        &self,
+        words: &[&[u8]],
+        gate: &Gate,
+        revision: &Revision,
+    ) -> Result<u64, String> {
+        let access = self.access(revision).ok_or("-NOAUTH")?;
+        let (kind, name) = match *words {
+            [kind, name] => (kind, String::from_utf8_lossy(name)),
+            _ => return Err(CLEAR_USAGE.to_owned()),
+        };
+        let (target, domain) = if kind.eq_ignore_ascii_case(b"DOMAIN") {
+            (ClearTarget::Domain(&name), &*name)
+        } else if kind.eq_ignore_ascii_case(b"POLICY") {
+            let mut policies = revision.engine.policies().policies().iter();
+            let (policy, domain) = match policies.find(|policy| policy.name.as_str() == name) {
+                Some(policy) => (policy.name, &*policy.domain),
+                None if name == PolicyName::AD_HOC.as_str() => (PolicyName::AD_HOC, ""),
+                None if access.allows_everywhere(Scope::Check) => {
+                    return Err("no policy has this name".to_owned());
+                }
+                None => return Err("-NOPERM".to_owned()),
+            };
+            (ClearTarget::Policy(policy), domain)
+        } else {
+            return Err(CLEAR_USAGE.to_owned());
+        };
+        self.permits(revision, Scope::Admin, domain)?;
+        let cleared = revision.engine.clear(target).await.map_err(|error| error.to_string())?;
+        gate.audit().clear(&access, target, cleared);
+        Ok(cleared)
     }
 
     async fn give_back(
@@ -406,7 +443,8 @@ impl Session {
         let shown: String = String::from_utf8_lossy(name).chars().take(40).collect();
         self.fail(format!(
             "unknown command '{}': this is Pacegate, which knows CL.THROTTLE, THROTTLE, \
-             PACEGATE.CHECK, PACEGATE.PEEK, PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.EXPLAIN",
+             PACEGATE.CHECK, PACEGATE.PEEK, PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.CLEAR, \
+             PACEGATE.EXPLAIN",
             shown.escape_debug()
         ));
     }
@@ -493,8 +531,9 @@ impl Session {
     }
 }
 
+const CLEAR_USAGE: &str = "PACEGATE.CLEAR takes: POLICY name, or: DOMAIN name";
 /// How many commands there are, for those who count them.
-const COMMANDS: i64 = 18;
+const COMMANDS: i64 = 19;
 const LONGEST_NAME: usize = 128;
 /// Answers that wait to be written have so many bytes, and those of one command more: some are a thousand times as long
 /// as what asks for them.

@@ -38,6 +38,7 @@ mod service;
 mod simulate;
 mod simulate_logs;
 mod strangers;
+mod tenants;
 mod together;
 mod top;
 mod traces;

@@ -26,6 +26,8 @@ pub(super) struct Core {
 
 impl Core {
     pub(super) fn new(path: Path, memory: MemoryStore, turnstile: Turnstile) -> Self {
+        let policies = path.policies.policies().iter();
+        memory.register(policies.map(|policy| (policy.name, &*policy.domain)));
         let targets = path.policies.targets().iter();
         let scopes = targets.map(|target| memory.scope(target.name, &target.limit)).collect();
         Self { path, memory, scopes, turnstile }

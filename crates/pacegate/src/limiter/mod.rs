@@ -2,6 +2,7 @@
 
 mod builder;
 mod charges;
+mod clear;
 mod core;
 mod failure;
 mod join;

@@ -15,7 +15,7 @@ use crate::{
     policy::{FailureMode, PolicyName},
 };
 
-pub use memory::{MemoryStore, MemoryUsage};
+pub use memory::{MemoryStore, MemoryUsage, ShareUsage};
 
 /// Keeps the state of keys and changes it one charge at a time.
 ///
@@ -71,6 +71,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Starts the life of the permit `charge.permit` anew. `false` if it is gone.
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool>;
+
+    /// Removes all keys of these policies, and returns their number.
+    ///
+    /// By default [unsupported](StoreError::Unsupported): a store need not be able to find the keys of a policy.
+    fn clear<'a>(&'a self, policies: &'a [PolicyName]) -> Answer<'a, u64> {
+        let _ = policies;
+        let reason = "it cannot find the keys of a policy: reset keys one by one".to_owned();
+        Box::pin(ready(Err(StoreError::Unsupported(reason))))
+    }
 
     /// Sees to `work` while nobody waits for it: what a dropped permit still has to tell the store. It is called from
     /// `drop`, on any thread, inside a runtime or not, so it must not block.

@@ -13,6 +13,7 @@ mod failure;
 mod flood;
 mod policies;
 mod shared;
+mod shares;
 mod stats;
 mod waiting;
 

@@ -116,3 +116,40 @@ async fn permits_are_held_renewed_and_given_back() {
     let plain = server.post("/v1/acquire", ALICE).await.json();
     assert_eq!((&plain["permit"], &plain["remaining"]), (&serde_json::Value::Null, &2.into()));
 }
+
+#[tokio::test]
+async fn a_policy_or_a_domain_is_cleared() {
+    let server = Server::new();
+    let shop = r#"{"domain":"shop","attributes":{"ip":"::1","path":"/login"}}"#;
+    let inline = r#"{"key":"k","limit":"1/hour"}"#;
+    let status = async |body: &str| server.check(body).await.status;
+    let clear = async |body: &str| {
+        let reply = server.post("/v1/clear", body).await;
+        (reply.status, reply.body)
+    };
+    let cleared = |keys: u64| (200, format!(r#"{{"keys":{keys}}}"#));
+    assert_eq!([status(shop).await, status(shop).await, status(shop).await], [200, 200, 429]);
+    assert_eq!([status(inline).await, status(inline).await], [200, 429]);
+    assert_eq!(clear(r#"{"policy":"login"}"#).await, cleared(2));
+    assert_eq!([status(shop).await, status(inline).await], [200, 429]);
+    assert_eq!(clear(r#"{"domain":"shop"}"#).await, cleared(3));
+    assert_eq!(clear(r#"{"policy":"ad-hoc"}"#).await, cleared(1));
+    assert_eq!([status(shop).await, status(inline).await], [200, 200]);
+    assert_eq!(clear(r#"{"domain":"nowhere"}"#).await, cleared(0));
+    for body in ["{}", r#"{"policy":"login","domain":"shop"}"#, r#"{"key":"k"}"#, "[]"] {
+        let reply = server.post("/v1/clear", body).await;
+        assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{body}");
+    }
+}
+
+/// A client must not choose for how long its inline limits take up memory.
+#[tokio::test]
+async fn an_inline_limit_that_keeps_state_for_too_long_is_rejected() {
+    let server = Server::new();
+    for limit in ["1/60d", "1/day burst 32", "1/3660d burst 5000"] {
+        let reply = server.check(&format!(r#"{{"key":"k","limit":"{limit}"}}"#)).await;
+        assert_eq!((reply.status, reply.problem()), (400, "limit".to_owned()), "{limit}");
+        assert!(reply.body.contains("takes longer than 31 days to reset"), "{}", reply.body);
+    }
+    assert_eq!(server.gate.revision().engine.stats().ad_hoc.allowed, 0);
+}

@@ -1,8 +1,10 @@
-//! Keys are not kept: a cell holds a keyed 128-bit hash of policy, algorithm, period and key.
+//! Keys are not kept: a cell holds a keyed 101-bit hash of policy, algorithm, period and key, and a tag of 27 bits for
+//! the policy.
 //!
 //! The hash is two independent 64-bit values of foldhash, under secrets that each store draws at random and never
 //! shows. It is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim
-//! for the cell of somebody else nor pile keys onto one shard. By chance, two of four billion keys meet once in 2^64.
+//! for the cell of somebody else nor pile keys onto one shard. The [`Tag`] takes the place of the low bits. By chance,
+//! two of four billion keys of one policy meet once in 2^38.
 
 #[cfg(not(pacegate_loom))]
 use std::hash::RandomState;
@@ -14,6 +16,7 @@ use std::{
 
 use foldhash::{SharedSeed, quality::FoldHasher};
 
+use super::share::Tag;
 use crate::{Algorithm, KeyRef, Limit, policy::PolicyName};
 
 /// Stands for a key in the store. Never zero, which an empty cell has.
@@ -30,6 +33,7 @@ pub(crate) struct Scope {
     /// Seeds for keys of one part, and for tuples: no single part can pass for a tuple.
     one: Seeds,
     tuple: Seeds,
+    tag: Tag,
 }
 
 type Seeds = (u64, u64);
@@ -79,7 +83,13 @@ impl Secret {
         Self { number, scopes: RandomState::new(), high: seed(), low: seed() }
     }
 
-    pub(super) fn scope(&self, policy: PolicyName, limit: &Limit) -> Scope {
+    /// `tag` finds the tag of the policy, which never changes.
+    pub(super) fn scope(
+        &self,
+        policy: PolicyName,
+        limit: &Limit,
+        tag: impl FnOnce() -> Tag,
+    ) -> Scope {
         let (period, algorithm) = (limit.period_micros(), limit.algorithm());
         let subject = Subject { secret: self.number, policy, period, algorithm };
         if let Some((known, scope)) = LAST.get()
@@ -87,15 +97,15 @@ impl Secret {
         {
             return scope;
         }
-        let scope = self.scope_of(subject);
+        let scope = self.scope_of(subject, tag());
         LAST.set(Some((subject, scope)));
         scope
     }
 
-    fn scope_of(&self, Subject { policy, period, algorithm, .. }: Subject) -> Scope {
+    fn scope_of(&self, Subject { policy, period, algorithm, .. }: Subject, tag: Tag) -> Scope {
         let seed = |form: u8| self.scopes.hash_one((form, period, policy, algorithm.name()));
         let (high, low) = (seed(1), seed(2));
-        Scope { one: (high, low), tuple: (scramble(high), scramble(low)) }
+        Scope { one: (high, low), tuple: (scramble(high), scramble(low)), tag }
     }
 
     /// Stands for `key` under `scope`.
@@ -107,7 +117,7 @@ impl Secret {
             hasher.write(key.as_bytes());
             hasher.finish()
         };
-        Identity { high: hash(high, &self.high), low: hash(low, &self.low) | 1 }
+        Identity::new(hash(high, &self.high), hash(low, &self.low), scope.tag)
     }
 }
 
@@ -134,12 +144,17 @@ impl std::fmt::Debug for Secret {
 impl Scope {
     /// Stands for all keys of this scope for which there is no room.
     pub(super) fn overflow(&self) -> Identity {
-        Identity { high: self.one.0, low: self.one.1 | 1 }
+        Identity::new(self.one.0, self.one.1, self.tag)
     }
 }
 
 impl Identity {
     pub(super) const ZERO: Self = Self { high: 0, low: 0 };
+
+    #[inline]
+    fn new(high: u64, low: u64, tag: Tag) -> Self {
+        Self { high, low: low & !Tag::MASK | tag.bits() }
+    }
 
     /// One of `shards`, a power of two. Independent of [`Identity::spread`].
     #[inline]
@@ -185,8 +200,9 @@ impl Hasher for AsItIs {
         unreachable!("an identity is two words");
     }
 
+    // The low bits of the second word are a tag, and those of the first one pick the shard: neither may decide alone.
     fn write_u64(&mut self, word: u64) {
-        self.0 ^= word;
+        self.0 = self.0.rotate_left(32) ^ word;
     }
 
     fn finish(&self) -> u64 {
@@ -206,7 +222,7 @@ mod tests {
         let scopes: Vec<_> = (1..100)
             .map(|amount| {
                 let period = std::time::Duration::from_secs(amount);
-                secret.scope(PolicyName::DEFAULT, &Limit::new(1, period).unwrap())
+                secret.scope(PolicyName::DEFAULT, &Limit::new(1, period).unwrap(), || Tag::of(1))
             })
             .collect();
         let mut seen = std::collections::HashSet::new();
@@ -226,8 +242,9 @@ mod tests {
                 for (secret, policy) in secrets.iter().flat_map(|one| policies.map(|p| (one, p))) {
                     let (period, algorithm) = (limit.period_micros(), limit.algorithm());
                     let own = Subject { secret: secret.number, policy, period, algorithm };
-                    let afresh = secret.scope_of(own);
-                    let [first, again] = [(); 2].map(|()| secret.scope(policy, &limit));
+                    let afresh = secret.scope_of(own, Tag::of(1));
+                    let [first, again] =
+                        [(); 2].map(|()| secret.scope(policy, &limit, || Tag::of(1)));
                     assert_eq!((first.one, first.tuple), (afresh.one, afresh.tuple));
                     assert_eq!((again.one, again.tuple), (afresh.one, afresh.tuple));
                 }
