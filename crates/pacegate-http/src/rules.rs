@@ -73,6 +73,8 @@ pub enum Refusal {
     Cost(CostError),
     /// It lacks the attribute of this name: 400, or `INVALID_ARGUMENT`.
     Missing(String),
+    /// The program does not provide what requests are counted by, and this is what to change: 500, or `INTERNAL`.
+    Misconfigured(&'static str),
     /// The store cannot do what the limits want of it, a mistake of the program: 500, or `INTERNAL`.
     Unsupported(StoreError),
 }
@@ -99,7 +101,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         }
     }
 
-    /// Counts by the key that `resolver` finds: as [`Limiter::check`](pacegate::Limiter::check) would by the same one.
+    /// Counts by the key that `resolver` finds. A request without it is answered with 400, unless the resolver says
+    /// otherwise, see [`ResolveExt`](crate::ResolveExt). Counts as [`Limiter::check`](pacegate::Limiter::check) would by the same one.
     /// For a key of several parts put resolvers together, see [`ResolveExt`](crate::ResolveExt); of two calls, the last
     /// counts.
     #[must_use]
@@ -199,19 +202,24 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         let is_key = matches!(&*self.names, [name] if name == Request::KEY);
         let mut key = KeyParts::new();
         for (place, resolver) in self.resolvers.iter().enumerate() {
+            key.set_lenient(self.names[place] != Request::KEY);
             match resolver.resolve(head, &mut key) {
                 Ok(()) if is_key => {}
                 Ok(()) => key.join(place),
-                Err(Missing::Share) => {
+                Err(missing) if key.shares(missing) => {
                     key.truncate(place);
                     key.push_missing();
                 }
                 Err(Missing::Skip) => return Asked::Skip,
-                Err(Missing::Reject) => {
+                Err(Missing::Misconfigured(hint)) => {
+                    return Asked::Refuse(Refusal::Misconfigured(hint));
+                }
+                Err(Missing::Reject | Missing::Unspecified | Missing::Share) => {
                     return Asked::Refuse(Refusal::Missing(self.names[place].clone()));
                 }
             }
         }
+        key.set_lenient(false);
         Asked::Ask(Question {
             names: (!is_key && !self.names.is_empty()).then(|| Arc::clone(&self.names)),
             key,
