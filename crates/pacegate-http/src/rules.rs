@@ -14,7 +14,7 @@ use pacegate::{
 
 use crate::{
     Adjustment, Decide, Head, Headers, KeyParts, Missing, Question, Reply, ResetStyle, Resolve,
-    refusal,
+    decide, refusal,
 };
 
 /// Whose budget, at which cost, under which limits, who is let through unasked, and what is answered: separate choices
@@ -35,6 +35,8 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts> {
     settle: Option<Choice<A, Adjustment>>,
     headers: Headers,
     clock: Arc<dyn Clock>,
+    /// Why the limiter decides about nothing, see [`Decide::fault`].
+    fault: Option<&'static str>,
 }
 
 /// A tower layer that limits the requests to a service, for axum, tonic, hyper and everything else that speaks
@@ -85,8 +87,12 @@ type Limits = Vec<(PolicyName, Limit)>;
 
 impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// Requests limited by `limiter`, all on one budget until [`Rules::by`] or [`Rules::attribute`] says more.
+    ///
+    /// A limit of concurrency is not for a middleware: a request would take a permit that nobody returns. If the
+    /// limiter has one, all requests are answered with 500 and a problem that says so.
     pub fn new(limiter: L) -> Self {
         Self {
+            fault: limiter.fault(),
             limiter,
             names: Arc::default(),
             resolvers: Vec::new(),
@@ -199,6 +205,13 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         if self.skip.as_ref().is_some_and(|skip| skip(head)) {
             return Asked::Skip;
         }
+        if let Some(fault) = self.fault {
+            return Asked::Refuse(Refusal::Misconfigured(fault));
+        }
+        let limits = self.limits.as_ref().map(|limits| limits(head)).unwrap_or_default();
+        if limits.iter().any(|(_, limit)| decide::is_permit(limit)) {
+            return Asked::Refuse(Refusal::Misconfigured(decide::NO_PERMITS));
+        }
         let is_key = matches!(&*self.names, [name] if name == Request::KEY);
         let mut key = KeyParts::new();
         for (place, resolver) in self.resolvers.iter().enumerate() {
@@ -226,7 +239,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             whole: OnceLock::new(),
             domain: self.domain.clone(),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
-            limits: self.limits.as_ref().map(|limits| limits(head)).unwrap_or_default(),
+            limits,
             now: match self.headers.legacy {
                 Some(ResetStyle::Epoch) => self.clock.now(),
                 Some(ResetStyle::Delta) | None if self.settles() => self.clock.now(),
@@ -334,6 +347,7 @@ impl<L: Clone, Q, A> Clone for Rules<L, Q, A> {
             settle: self.settle.clone(),
             headers: self.headers,
             clock: self.clock.clone(),
+            fault: self.fault,
         }
     }
 }

@@ -192,6 +192,32 @@ fn a_request_without_a_peer_address_is_not_counted_with_all_others() {
     assert_eq!(statuses(&shared.layer(service_fn(kit::fine)), "/", 2), [200, 429]);
 }
 
+/// Nobody would return the permits.
+#[test]
+fn a_limit_of_concurrency_is_not_for_a_layer() {
+    let permits: Limit = "5/minute concurrency".parse().unwrap();
+    let limiter = move || Limiter::builder().limit("9/hour").limit(permits).build().unwrap();
+    let found = RateLimitLayer::new(per_minute(9)).limits(move |head| {
+        let limit = if head.uri.path() == "/held" { permits } else { Limit::per_minute(9) };
+        [("found".parse().unwrap(), limit)]
+    });
+    assert_eq!(statuses(&found.clone().layer(service_fn(kit::fine)), "/", 1), [200]);
+    let answers = [
+        ask(&RateLimitLayer::new(limiter()).layer(service_fn(kit::fine)), get("/")),
+        ask(&RateLimitLayer::new(Provided(limiter)).layer(service_fn(kit::fine)), get("/")),
+        ask(&found.layer(service_fn(kit::fine)), get("/held")),
+        ask(
+            &RateLimitLayer::new(SharedLimiter::from(limiter())).layer(service_fn(kit::fine)),
+            get("/"),
+        ),
+    ];
+    for answer in answers {
+        assert_eq!(answer.status(), 500);
+        let told = body(answer);
+        assert!(told.contains("take them in the handler with `acquire`"), "{told}");
+    }
+}
+
 #[test]
 fn an_attribute_that_a_request_lacks_is_left_to_the_policies() {
     let by = |resolver: fn() -> Header| {
