@@ -275,6 +275,15 @@ pub fn reset_seconds(decision: &Decision) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
+/// Until there are more units, rounded up.
+fn more_seconds(decision: &Decision) -> Option<u64> {
+    let time = decision.more_after()?;
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    // A denial does not end at once, and nothing is left of no units.
+    let is_waited_for = !decision.is_allowed() || decision.remaining() == 0;
+    Some(seconds.max(is_waited_for.into()))
+}
+
 /// Adds a number in decimal digits.
 pub fn write_number(out: &mut Vec<u8>, number: u64) {
     with_digits(number, |digits| out.extend_from_slice(digits));
@@ -335,11 +344,7 @@ fn write_state(out: &mut Text, policy: &str, decision: &Decision) {
     write_name(out, policy);
     out.extend_from_slice(b";r=");
     write_integer(out, decision.remaining());
-    let time = match decision.is_allowed() {
-        true => Some(reset_seconds(decision)),
-        false => decision.retry_after_secs(),
-    };
-    if let Some(time) = time {
+    if let Some(time) = more_seconds(decision) {
         out.extend_from_slice(b";t=");
         write_integer(out, time);
     }

@@ -27,6 +27,9 @@ fn problem_of(refusal: &Refusal) -> Problem<'static> {
         Refusal::Denied(_) => (StatusCode::TOO_MANY_REQUESTS, QUOTA_EXCEEDED),
         Refusal::Cost(_) => (StatusCode::BAD_REQUEST, "urn:pacegate:problem:cost"),
         Refusal::Missing(_) => (StatusCode::BAD_REQUEST, "urn:pacegate:problem:missing"),
+        Refusal::Misconfigured(_) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, "urn:pacegate:problem:misconfigured")
+        }
         Refusal::Unsupported(_) => {
             (StatusCode::INTERNAL_SERVER_ERROR, "urn:pacegate:problem:unsupported")
         }
@@ -34,18 +37,19 @@ fn problem_of(refusal: &Refusal) -> Problem<'static> {
     let policy = match refusal {
         Refusal::Denied(decision) => decision.policy(),
         Refusal::Cost(error) => Some(error.policy),
-        Refusal::Missing(_) | Refusal::Unsupported(_) => None,
+        Refusal::Missing(_) | Refusal::Misconfigured(_) | Refusal::Unsupported(_) => None,
     };
     Problem { status, kind, title: refusal.title(), policy }
 }
 
 impl Refusal {
-    /// What went wrong, in words that say nothing of the request.
+    /// What went wrong, in words that say nothing of the request. Of a program that lacks something: what to change.
     pub fn title(&self) -> &'static str {
         match self {
             Self::Denied(_) => "The quota is used up for now",
             Self::Cost(_) => "The request costs more than could ever be admitted",
             Self::Missing(_) => "The request lacks what its quota is counted by",
+            Self::Misconfigured(hint) => hint,
             Self::Unsupported(_) => "The quota of the request cannot be counted here",
         }
     }

@@ -14,7 +14,7 @@ use pacegate::{
 
 use crate::{
     Adjustment, Decide, Head, Headers, KeyParts, Missing, Question, Reply, ResetStyle, Resolve,
-    refusal,
+    decide, refusal,
 };
 
 /// Whose budget, at which cost, under which limits, who is let through unasked, and what is answered: separate choices
@@ -35,6 +35,8 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts> {
     settle: Option<Choice<A, Adjustment>>,
     headers: Headers,
     clock: Arc<dyn Clock>,
+    /// Why the limiter decides about nothing, see [`Decide::fault`].
+    fault: Option<&'static str>,
 }
 
 /// A tower layer that limits the requests to a service, for axum, tonic, hyper and everything else that speaks
@@ -73,6 +75,8 @@ pub enum Refusal {
     Cost(CostError),
     /// It lacks the attribute of this name: 400, or `INVALID_ARGUMENT`.
     Missing(String),
+    /// The program does not provide what requests are counted by, and this is what to change: 500, or `INTERNAL`.
+    Misconfigured(&'static str),
     /// The store cannot do what the limits want of it, a mistake of the program: 500, or `INTERNAL`.
     Unsupported(StoreError),
 }
@@ -83,8 +87,12 @@ type Limits = Vec<(PolicyName, Limit)>;
 
 impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// Requests limited by `limiter`, all on one budget until [`Rules::by`] or [`Rules::attribute`] says more.
+    ///
+    /// A limit of concurrency is not for a middleware: a request would take a permit that nobody returns. If the
+    /// limiter has one, all requests are answered with 500 and a problem that says so.
     pub fn new(limiter: L) -> Self {
         Self {
+            fault: limiter.fault(),
             limiter,
             names: Arc::default(),
             resolvers: Vec::new(),
@@ -99,7 +107,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         }
     }
 
-    /// Counts by the key that `resolver` finds: as [`Limiter::check`](pacegate::Limiter::check) would by the same one.
+    /// Counts by the key that `resolver` finds. A request without it is answered with 400, unless the resolver says
+    /// otherwise, see [`ResolveExt`](crate::ResolveExt). Counts as [`Limiter::check`](pacegate::Limiter::check) would by the same one.
     /// For a key of several parts put resolvers together, see [`ResolveExt`](crate::ResolveExt); of two calls, the last
     /// counts.
     #[must_use]
@@ -196,29 +205,41 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         if self.skip.as_ref().is_some_and(|skip| skip(head)) {
             return Asked::Skip;
         }
+        if let Some(fault) = self.fault {
+            return Asked::Refuse(Refusal::Misconfigured(fault));
+        }
+        let limits = self.limits.as_ref().map(|limits| limits(head)).unwrap_or_default();
+        if limits.iter().any(|(_, limit)| decide::is_permit(limit)) {
+            return Asked::Refuse(Refusal::Misconfigured(decide::NO_PERMITS));
+        }
         let is_key = matches!(&*self.names, [name] if name == Request::KEY);
         let mut key = KeyParts::new();
         for (place, resolver) in self.resolvers.iter().enumerate() {
+            key.set_lenient(self.names[place] != Request::KEY);
             match resolver.resolve(head, &mut key) {
                 Ok(()) if is_key => {}
                 Ok(()) => key.join(place),
-                Err(Missing::Share) => {
+                Err(missing) if key.shares(missing) => {
                     key.truncate(place);
                     key.push_missing();
                 }
                 Err(Missing::Skip) => return Asked::Skip,
-                Err(Missing::Reject) => {
+                Err(Missing::Misconfigured(hint)) => {
+                    return Asked::Refuse(Refusal::Misconfigured(hint));
+                }
+                Err(Missing::Reject | Missing::Unspecified | Missing::Share) => {
                     return Asked::Refuse(Refusal::Missing(self.names[place].clone()));
                 }
             }
         }
+        key.set_lenient(false);
         Asked::Ask(Question {
             names: (!is_key && !self.names.is_empty()).then(|| Arc::clone(&self.names)),
             key,
             whole: OnceLock::new(),
             domain: self.domain.clone(),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
-            limits: self.limits.as_ref().map(|limits| limits(head)).unwrap_or_default(),
+            limits,
             now: match self.headers.legacy {
                 Some(ResetStyle::Epoch) => self.clock.now(),
                 Some(ResetStyle::Delta) | None if self.settles() => self.clock.now(),
@@ -326,6 +347,7 @@ impl<L: Clone, Q, A> Clone for Rules<L, Q, A> {
             settle: self.settle.clone(),
             headers: self.headers,
             clock: self.clock.clone(),
+            fault: self.fault,
         }
     }
 }

@@ -206,12 +206,7 @@ impl Engine {
 
     /// Whether a policy that has blocks covers a request, as far as that is soon told.
     fn may_block(&self, request: &Request<'_>) -> bool {
-        self.blocks.any_of(|name| {
-            let policy = self.policies().get(name);
-            policy.is_some_and(|policy| {
-                policy.domain == request.domain() && policy.matching.covers(request)
-            })
-        })
+        self.blocks.any_of(|name| self.policies().covers(name, request))
     }
 
     fn wait(&self, charge: &Charge<'_>) -> Option<Duration> {

@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{
-    Limit,
+    Algorithm, Limit,
     algorithm::{NEVER, Origin, Outcome, micros},
     policy::PolicyName,
 };
@@ -136,6 +136,34 @@ impl Decision {
     /// How long until nothing is used any more.
     pub fn reset_after(&self) -> Duration {
         Duration::from_micros(self.reset_after)
+    }
+
+    /// How long until more units are available than [remain](Self::remaining) now: never too early, and exact to the
+    /// microsecond if nobody else charges the same keys. After a denial, [`Decision::retry_after`].
+    ///
+    /// `None` if there never will be more, and if the decision does not tell: of an admitted request, only the end of a
+    /// fixed window and the refill of a token bucket follow from what remains and when all of it is free. A sliding
+    /// window, a sliding log or permits free units at instants that depend on each earlier request.
+    pub fn more_after(&self) -> Option<Duration> {
+        if !self.allowed {
+            return self.retry_after();
+        }
+        let (_, limit) = self.binding?;
+        let used = limit.capacity().saturating_sub(self.remaining);
+        let more = match limit.algorithm() {
+            _ if used == 0 => 0,
+            Algorithm::FixedWindow => self.reset_after,
+            Algorithm::TokenBucket => {
+                // What is used drains in `reset_after`, and all but the next unit of it in this time.
+                let period = u128::from(limit.period_micros());
+                let rest = u128::from(used - 1) * period / u128::from(limit.amount().max(1));
+                self.reset_after.saturating_sub(u64::try_from(rest).unwrap_or(u64::MAX))
+            }
+            // The only unit that is used.
+            Algorithm::SlidingWindow | Algorithm::SlidingLog if used == 1 => self.reset_after,
+            _ => return None,
+        };
+        Some(Duration::from_micros(more))
     }
 
     /// Where the answer came from.

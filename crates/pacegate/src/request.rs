@@ -29,6 +29,10 @@ impl<'a> Request<'a> {
     /// The attribute that stands for the key of a request that has nothing else.
     pub const KEY: &'static str = "key";
 
+    /// The attribute that is a path. Policies compare it and count by it in a normal form, see
+    /// [`Paths`](crate::policy::Paths).
+    pub const PATH: &'static str = "path";
+
     /// The longest id, in bytes.
     pub const MAX_ID: usize = 128;
 

@@ -97,8 +97,8 @@ proptest! {
         let (name, parameters) = item(text(&headers, "ratelimit"));
         prop_assert_eq!(&name, policy.as_str());
         prop_assert_eq!(integer(&parameters, "r"), Some(capped(decision.remaining().into())));
-        let wait = decision.retry_after().or(decision.is_allowed().then(|| decision.reset_after()));
-        let least = u64::from(!decision.is_allowed());
+        let wait = decision.more_after();
+        let least = u64::from(!decision.is_allowed() || decision.remaining() == 0);
         let seconds = wait.map(|wait| capped(wait.as_micros().div_ceil(1_000_000)).max(least));
         prop_assert_eq!(integer(&parameters, "t"), seconds);
 

@@ -126,6 +126,11 @@ pub(crate) struct Policy {
     #[schemars(with = "Conditions")]
     pub(crate) matching: Option<Entries<Form<Condition>>>,
 
+    /// How the attribute `path` is compared in `match` and counted in `per`.
+    #[serde(default)]
+    #[schemars(with = "Paths", extend("default" = "normalized"))]
+    pub(crate) paths: Option<Paths>,
+
     /// The attribute whose values have a budget each, or a list of them for each combination of values. Without it:
     /// one budget for all.
     #[serde(default)]
@@ -216,7 +221,8 @@ pub(crate) struct Condition {
     #[schemars(with = "Vec<String>")]
     pub(crate) one_of: Option<At<Vec<At<String>>>>,
 
-    /// A pattern: `*` is any run without a `/`, `**` any run at all, `?` any one character but `/`.
+    /// A pattern: `*` is any run without a `/`, `**` any run at all, `?` any one character but `/`. Of a value that is
+    /// longer than 4 KiB, the first 4 KiB are compared: the policy applies if a value with this beginning can match.
     #[serde(default)]
     #[schemars(with = "String", example = "/api/**")]
     pub(crate) glob: Option<At<String>>,
@@ -262,6 +268,19 @@ pub(crate) enum Mode {
     Enforce,
     /// Requests over the limit are counted and reported, and pass.
     Shadow,
+}
+
+/// How the attribute `path` is compared and counted.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Paths {
+    /// In one spelling: decoded, without query, path parameters, dot segments, repeated and trailing slashes, and in
+    /// lower case. Patterns get the same spelling.
+    Normalized,
+    /// The same, but upper and lower case differ.
+    CaseSensitive,
+    /// As it was sent.
+    Exact,
 }
 
 /// What happens to a request that lacks an attribute of `per`.

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use pacegate::{
     Algorithm, Limit, PolicySet,
-    policy::{FailureMode, Lease, Match, Missing, Mode, Policy, PolicyError, PolicyName, Tag},
+    policy::{
+        FailureMode, Lease, Match, Missing, Mode, Paths, Policy, PolicyError, PolicyName, Tag,
+    },
 };
 use serde_saphyr::Location;
 
@@ -77,6 +79,7 @@ fn policy(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Policy>
     let mut policy = Policy::new(name, limits.limits.iter().copied());
     policy.domain = written.domain.clone().unwrap_or_default();
     policy.matching = matching.unwrap_or_else(|| Some(Match::any()))?;
+    policy.paths = written.paths.map(Into::into).unwrap_or_default();
     policy.per = per.unwrap_or_else(|| Some(Vec::new()))?;
     policy.missing = written.missing.map(Into::into).unwrap_or_default();
     policy.mode = written.mode.map(Into::into).unwrap_or_default();
@@ -298,6 +301,16 @@ impl From<file::Mode> for Mode {
         match written {
             file::Mode::Enforce => Self::Enforce,
             file::Mode::Shadow => Self::Shadow,
+        }
+    }
+}
+
+impl From<file::Paths> for Paths {
+    fn from(written: file::Paths) -> Self {
+        match written {
+            file::Paths::Normalized => Self::Normalized,
+            file::Paths::CaseSensitive => Self::CaseSensitive,
+            file::Paths::Exact => Self::Exact,
         }
     }
 }

@@ -7,7 +7,7 @@ use http::{HeaderMap, StatusCode, request::Parts};
 use pacegate::Request;
 use pacegate_http::{
     headers::reset_seconds,
-    resolve::{plain_address, plain_host, plain_path},
+    resolve::{plain_address, plain_host},
 };
 use smallvec::SmallVec;
 
@@ -93,7 +93,7 @@ type Attributes<'a> = SmallVec<[(Cow<'a, str>, Cow<'a, [u8]>); 8]>;
 const OWN: &str = "x-pacegate-";
 
 /// Attributes that only the proxy's own headers say.
-const RESERVED: [&str; 4] = ["path", "method", "host", "ip"];
+const RESERVED: [&str; 4] = [Request::PATH, "method", "host", "ip"];
 
 impl Options {
     fn from_query(head: &Parts) -> Result<Self, Problem> {
@@ -155,7 +155,7 @@ fn attributes<'a>(
     let mut add = |name: &'static str, value: Option<Cow<'a, [u8]>>| {
         attributes.extend(value.map(|value| (Cow::Borrowed(name), value)));
     };
-    add("path", value(uri).map(plain_path));
+    add(Request::PATH, value(uri).map(|uri| Cow::Borrowed(path(uri))));
     add("method", value(method).map(Cow::Borrowed));
     add("host", value(host).map(plain_host));
     add("ip", ip(headers, address).map(|ip| Cow::Owned(ip.into_bytes())));
@@ -171,6 +171,12 @@ fn attributes<'a>(
         return Err(Problem::bounds(format!("a request has at most {most} attributes")));
     }
     Ok(attributes)
+}
+
+/// The path of a URI, as it was sent: each policy normalizes it as it wants.
+fn path(uri: &[u8]) -> &[u8] {
+    let end = uri.iter().position(|byte| matches!(byte, b'?' | b'#'));
+    &uri[..end.unwrap_or(uri.len())]
 }
 
 /// The last address in the last header of this name: the one that the proxy itself has seen.

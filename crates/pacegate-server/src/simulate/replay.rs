@@ -15,7 +15,7 @@ use pacegate::{
     Algorithm, Clock, KeyBuf, KeyRef, Limiter, Policy, PolicyName, PolicySet, Request, Store,
     Timestamp,
     algorithm::Outcome,
-    policy::{Missing, Mode},
+    policy::Mode,
 };
 
 use super::{
@@ -147,14 +147,13 @@ impl Variant {
         let ([policy], [tally]) = (limiter.policies().policies(), &mut **tallies) else {
             return Answer::UNLIMITED;
         };
-        let value = policy.per.first().and_then(|attribute| request.attribute(attribute));
-        let covered = policy.domain == request.domain() && policy.matching.covers(request);
-        let absent = value.is_none() && policy.missing == Missing::Skip;
-        let (true, [limit]) = (covered && !absent, &*policy.limits) else {
+        let covered = limiter.policies().covers(policy.name, request);
+        let (true, [limit]) = (covered, &*policy.limits) else {
             return Answer::UNLIMITED;
         };
+        let value = policy.per.first().and_then(|attribute| policy.value(request, attribute));
         let mut absent = KeyBuf::empty();
-        let key = match value {
+        let key = match &value {
             Some(value) => KeyRef::new(value),
             None => {
                 absent.push(None);

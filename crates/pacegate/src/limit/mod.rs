@@ -28,8 +28,8 @@ pub use text::ParseLimitError;
 pub struct Limit {
     amount: u64,
     period_micros: u64,
-    /// The amount, or the burst where one is given.
-    capacity: u64,
+    /// 0 if none is given: as much as the amount.
+    burst: u64,
     algorithm: Algorithm,
 }
 
@@ -96,8 +96,7 @@ impl Limit {
     /// `amount` per `period`, a whole number of milliseconds.
     pub fn new(amount: u64, period: Duration) -> Result<Self, LimitError> {
         let period_micros = period_micros(period)?;
-        let limit =
-            Self { amount, period_micros, capacity: amount, algorithm: Algorithm::FixedWindow };
+        let limit = Self { amount, period_micros, burst: 0, algorithm: Algorithm::FixedWindow };
         limit.validated()
     }
 
@@ -110,12 +109,12 @@ impl Limit {
         if burst == 0 || self.amount == 0 {
             return Err(LimitError::EmptyBurst);
         }
-        Self { capacity: burst, algorithm, ..self }.validated()
+        Self { burst, algorithm, ..self }.validated()
     }
 
     /// The same limit, counted by `algorithm`.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, LimitError> {
-        if self.capacity != self.amount && algorithm != Algorithm::TokenBucket {
+        if self.burst != 0 && algorithm != Algorithm::TokenBucket {
             return Err(LimitError::BurstWithout(algorithm));
         }
         Self { algorithm, ..self }.validated()
@@ -131,7 +130,7 @@ impl Limit {
             let part = scaled.div_ceil(u128::from(denominator.get()));
             u64::try_from(part).map_or(whole, |part| part.min(whole))
         };
-        Self { amount: part(self.amount), capacity: part(self.capacity), ..self }
+        Self { amount: part(self.amount), burst: part(self.burst), ..self }
     }
 
     /// Units per period.
@@ -148,12 +147,12 @@ impl Limit {
     /// The most that can be admitted at one instant: the burst, or else the amount.
     #[inline]
     pub const fn capacity(&self) -> u64 {
-        self.capacity
+        if self.burst == 0 { self.amount } else { self.burst }
     }
 
     /// The burst, where one was given.
     pub fn burst(&self) -> Option<u64> {
-        (self.capacity != self.amount).then_some(self.capacity)
+        (self.burst != 0).then_some(self.burst)
     }
 
     /// How it is counted.
@@ -176,19 +175,19 @@ impl Limit {
     /// Valid whatever the amount: every u32 is within the bounds of the fixed window.
     const fn small(amount: u32, period_micros: u64) -> Self {
         let amount = amount as u64;
-        Self { amount, period_micros, capacity: amount, algorithm: Algorithm::FixedWindow }
+        Self { amount, period_micros, burst: 0, algorithm: Algorithm::FixedWindow }
     }
 
     fn validated(self) -> Result<Self, LimitError> {
         let max = self.algorithm.max_amount();
-        let amount = self.amount.max(self.capacity);
+        let amount = self.amount.max(self.burst);
         if amount > max {
             return Err(LimitError::AmountTooLarge { amount, max, algorithm: self.algorithm });
         }
-        let debt = u128::from(self.capacity) * u128::from(self.period_micros);
+        let debt = u128::from(self.capacity()) * u128::from(self.period_micros);
         if self.algorithm == Algorithm::TokenBucket && debt > crate::algorithm::State::MAX_PAYLOAD {
             let period = self.period();
-            return Err(LimitError::BurstTooLarge { burst: self.capacity, period });
+            return Err(LimitError::BurstTooLarge { burst: self.capacity(), period });
         }
         Ok(self)
     }
@@ -248,6 +247,19 @@ mod tests {
         assert!(Limit::per_second(10_001).with_algorithm(Algorithm::SlidingLog).is_err());
         let day = Limit::per_day(1).with_burst(7_000_000_000);
         assert!(matches!(day, Err(LimitError::BurstTooLarge { .. })), "{day:?}");
+    }
+
+    #[test]
+    fn a_burst_as_large_as_the_amount_is_kept() {
+        let limit = Limit::per_second(10).with_burst(10).unwrap();
+        assert_eq!((limit.burst(), limit.capacity()), (Some(10), 10));
+        assert_eq!(limit.to_string().parse(), Ok(limit));
+        let bucket = Limit::per_second(10).with_algorithm(Algorithm::TokenBucket).unwrap();
+        assert_eq!((bucket.burst(), bucket.capacity()), (None, 10));
+        assert_eq!(
+            limit.with_algorithm(Algorithm::FixedWindow),
+            Err(LimitError::BurstWithout(Algorithm::FixedWindow))
+        );
     }
 
     #[test]

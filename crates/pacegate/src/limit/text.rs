@@ -193,7 +193,8 @@ mod tests {
             ("9/90s sliding-log", "9/90s sliding-log"),
             ("9/90s token-bucket", "9/90s token-bucket"),
             ("9/90s token-bucket burst 4", "9/90s burst 4"),
-            ("9/90s burst 9", "9/90s token-bucket"),
+            ("9/90s burst 9", "9/90s burst 9"),
+            ("10/second burst 10", "10/second burst 10"),
         ] {
             match text.parse::<Limit>() {
                 Ok(limit) => {

@@ -2,7 +2,7 @@ use std::{borrow::Cow, net::IpAddr};
 
 use ipnet::IpNet;
 
-use super::Glob;
+use super::{Glob, GlobError, Paths};
 use crate::Request;
 
 /// What a request must look like: a condition for each of some attributes, all of which must hold.
@@ -46,18 +46,43 @@ impl Match {
         self
     }
 
-    /// Whether a request meets every condition.
+    /// Whether a request meets every condition, with its values as they are. A policy also normalizes paths, see
+    /// [`Policy::covers`](super::Policy::covers).
     pub fn covers(&self, request: &Request<'_>) -> bool {
-        self.conditions
-            .iter()
-            .all(|(attribute, condition)| condition.holds(request.attribute(attribute)))
+        self.covers_values(|attribute| request.attribute(attribute))
     }
 
-    /// Whether plainly no request meets both. `false` may also mean that it is not so plain.
-    pub(super) fn excludes(&self, other: &Self) -> bool {
-        self.conditions.iter().any(|(attribute, condition)| {
+    /// Whether the values of attributes meet every condition.
+    pub(super) fn covers_values<'v>(&self, value: impl Fn(&str) -> Option<&'v [u8]>) -> bool {
+        self.conditions.iter().all(|(attribute, condition)| condition.holds(value(attribute)))
+    }
+
+    /// As [`Match::covers_values`], but a value that is too long for a pattern meets it only if all that begin like it
+    /// do.
+    pub(super) fn surely_covers<'v>(&self, value: impl Fn(&str) -> Option<&'v [u8]>) -> bool {
+        let mut conditions = self.conditions.iter();
+        conditions.all(|(attribute, condition)| condition.surely_holds(value(attribute)))
+    }
+
+    /// Returns the same conditions, those on paths in the form that is compared.
+    pub(super) fn normalized(&self, paths: Paths) -> Result<Self, GlobError> {
+        let conditions = self.conditions.iter().map(|(attribute, condition)| {
+            let condition = match attribute == Request::PATH {
+                true => condition.for_paths(paths)?,
+                false => condition.clone(),
+            };
+            Ok((attribute.clone(), condition))
+        });
+        Ok(Self { conditions: conditions.collect::<Result<_, _>>()? })
+    }
+
+    /// Whether plainly no request meets both. `false` may also mean that it is not so plain, and does for `unless`.
+    pub(super) fn excludes(&self, other: &Self, unless: Option<&str>) -> bool {
+        let mut conditions = self.conditions.iter();
+        conditions.any(|(attribute, condition)| {
             let same = other.conditions.iter().filter(|(name, _)| name == attribute);
-            same.into_iter().any(|(_, other)| condition.excludes(other))
+            let mut same = same.filter(|(name, _)| unless != Some(&**name));
+            same.any(|(_, other)| condition.excludes(other))
         })
     }
 
@@ -78,7 +103,8 @@ impl Condition {
         Self::OneOf(vec![value.into()])
     }
 
-    /// Whether a value, or its absence, meets the condition.
+    /// Whether a value, or its absence, meets the condition. Of a value that is too long for a pattern, see
+    /// [`Glob::matches`].
     pub fn holds(&self, value: Option<&[u8]>) -> bool {
         match (self, value) {
             (Self::Absent, value) => value.is_none(),
@@ -94,6 +120,25 @@ impl Condition {
 }
 
 impl Condition {
+    /// Whether a value meets the condition, and so do all that begin like it if it is too long for a pattern.
+    fn surely_holds(&self, value: Option<&[u8]>) -> bool {
+        match (self, value) {
+            (Self::Glob(glob), Some(value)) => glob.surely_matches(value),
+            _ => self.holds(value),
+        }
+    }
+
+    /// Returns the condition on paths in the form that is compared.
+    fn for_paths(&self, paths: Paths) -> Result<Self, GlobError> {
+        Ok(match self {
+            Self::OneOf(values) => {
+                Self::OneOf(values.iter().map(|value| paths.normalize_text(value)).collect())
+            }
+            Self::Glob(glob) => Self::Glob(glob.for_paths(paths)?),
+            other => other.clone(),
+        })
+    }
+
     fn excludes(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Absent, other) | (other, Self::Absent) => *other != Self::Absent,
@@ -108,13 +153,16 @@ impl Condition {
     pub(super) fn values(&self) -> Option<Cow<'_, [String]>> {
         match self {
             Self::OneOf(values) => Some(Cow::Borrowed(values)),
-            Self::Glob(glob) if glob.is_literal() => Some(Cow::Owned(vec![glob.to_string()])),
+            Self::Glob(glob) => glob.literal().map(|value| Cow::Owned(vec![value])),
             _ => None,
         }
     }
 }
 
 fn address(value: &[u8]) -> Option<IpAddr> {
+    if value.len() > MAX_ADDRESS {
+        return None;
+    }
     let address: IpAddr = std::str::from_utf8(value).ok()?.parse().ok()?;
     Some(address.to_canonical())
 }
@@ -127,6 +175,9 @@ fn is_in(address: IpAddr, net: &IpNet) -> bool {
         _ => net.contains(&address),
     }
 }
+
+/// The longest text of an address is shorter.
+const MAX_ADDRESS: usize = 64;
 
 /// So many bits say that the rest is an IPv4 address. A network with fewer of them is one of IPv6.
 const MAPPED: u8 = 96;
@@ -190,10 +241,10 @@ mod tests {
             (glob("/a/**"), glob("/b/**"), false),
         ] {
             let [first, second] = [&a, &b].map(|one| Match::any().and("x", one.clone()));
-            assert_eq!(first.excludes(&second), exclude, "{a:?} {b:?}");
-            assert_eq!(second.excludes(&first), exclude, "{b:?} {a:?}");
+            assert_eq!(first.excludes(&second, None), exclude, "{a:?} {b:?}");
+            assert_eq!(second.excludes(&first, None), exclude, "{b:?} {a:?}");
             let elsewhere = Match::any().and("y", b);
-            assert!(!first.excludes(&elsewhere));
+            assert!(!first.excludes(&elsewhere, None));
         }
     }
 }

@@ -7,18 +7,21 @@ mod glob;
 mod lease;
 mod matcher;
 mod name;
+mod paths;
 mod set;
 mod tag;
+mod view;
 mod words;
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
-use crate::Limit;
+use crate::{Limit, Request};
 
 pub use glob::{Glob, GlobError};
 pub use lease::{Lease, ParseLeaseError};
 pub use matcher::{Condition, Match};
 pub use name::{PolicyName, PolicyNameError};
+pub use paths::{ParsePathsError, Paths};
 pub use set::{PolicyError, PolicySet};
 pub use tag::Tag;
 pub use words::{ParseFailureModeError, ParseModeError};
@@ -51,6 +54,8 @@ pub struct Policy {
     pub domain: String,
     /// What else a covered request looks like.
     pub matching: Match,
+    /// How the attribute `path` is compared and counted.
+    pub paths: Paths,
     /// The attributes whose values are the key. None: one budget for all.
     pub per: Vec<String>,
     /// What happens if one of those attributes is missing.
@@ -142,6 +147,7 @@ impl Policy {
             name,
             domain: String::new(),
             matching: Match::default(),
+            paths: Paths::default(),
             per: Vec::new(),
             missing: Missing::default(),
             limits: limits.into_iter().collect(),
@@ -165,6 +171,12 @@ impl Policy {
     pub fn matching(mut self, attribute: impl Into<String>, condition: Condition) -> Self {
         self.matching = self.matching.and(attribute, condition);
         self
+    }
+
+    /// Compares the attribute `path` like this, and counts by it like this.
+    #[must_use]
+    pub fn paths(self, paths: Paths) -> Self {
+        Self { paths, ..self }
     }
 
     /// A budget for each combination of values of these attributes.
@@ -220,6 +232,16 @@ impl Policy {
     #[must_use]
     pub fn shadow(self) -> Self {
         Self { mode: Mode::Shadow, ..self }
+    }
+
+    /// Returns the value of an attribute as this policy compares it and counts by it: a path in the form of
+    /// [`Policy::paths`](Self::paths), everything else as it is.
+    pub fn value<'a>(&self, request: &Request<'a>, attribute: &str) -> Option<Cow<'a, [u8]>> {
+        let value = request.attribute(attribute)?;
+        Some(match attribute {
+            Request::PATH => self.paths.normalize(value),
+            _ => Cow::Borrowed(value),
+        })
     }
 }
 

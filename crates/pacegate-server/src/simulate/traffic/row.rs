@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, net::IpAddr};
 
-use pacegate_http::resolve::{plain_host, plain_path};
+use pacegate_http::resolve::plain_host;
 
 use super::Malformed;
 
@@ -195,7 +195,11 @@ impl Spelling {
     fn of(self, value: &[u8]) -> Cow<'_, [u8]> {
         match self {
             Self::Any => Cow::Borrowed(value),
-            Self::Path => plain_path(value),
+            // Without the query. Each policy normalizes the rest as it wants.
+            Self::Path => {
+                let end = value.iter().position(|byte| matches!(byte, b'?' | b'#'));
+                Cow::Borrowed(&value[..end.unwrap_or(value.len())])
+            }
             Self::Host => plain_host(value),
             Self::Address if value.contains(&b':') => {
                 let address = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
