@@ -249,6 +249,8 @@ impl Reader<'_, '_> {
         self.count(written.batch.as_ref(), 1..=65_536, &mut bounds.batch);
         let least = 10 * MILLISECOND;
         self.duration(written.read_timeout.as_ref(), least..=60 * MINUTE, &mut bounds.read_timeout);
+        let write = &mut bounds.write_timeout;
+        self.duration(written.write_timeout.as_ref(), least..=60 * MINUTE, write);
         self.duration(
             written.idle_timeout.as_ref(),
             least..=1_440 * MINUTE,

@@ -158,6 +158,8 @@ pub struct Bounds {
     pub batch: usize,
     /// How long a request may take to arrive once it has begun.
     pub read_timeout: Duration,
+    /// How long a client may take to read an answer.
+    pub write_timeout: Duration,
     /// How long a connection may be silent.
     pub idle_timeout: Duration,
     /// How long open requests are waited for at the end.
@@ -235,6 +237,7 @@ impl Default for Bounds {
             attributes: 32,
             batch: 1024,
             read_timeout: Duration::from_secs(5),
+            write_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(300),
             drain_timeout: Duration::from_secs(10),
         }

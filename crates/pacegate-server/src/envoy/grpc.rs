@@ -3,7 +3,6 @@
 use std::{
     borrow::Cow,
     future::Future,
-    net::SocketAddr,
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
@@ -11,14 +10,16 @@ use std::{
 };
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header,
+};
 use http_body_util::BodyExt;
 use hyper::{
     body::{Body, Frame, Incoming},
-    server::conn::http2,
+    server::conn::http2::{Builder, Connection},
     service::service_fn,
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use prost::Message;
 use quanta::Instant;
 use tokio::{
@@ -38,7 +39,10 @@ use crate::{
     config::Bounds,
     gate::{Gate, Revision},
     metrics::ListenerMetrics,
-    service::{Access, Drain, INLINE_DENIED, Keys, Protocol},
+    service::{
+        Access, Drain, INLINE_DENIED, InFlight, InlineExecutor, Keys, Peer, Protocol, Quiet, Share,
+        TooMuch, Watch, drive, is_violation,
+    },
     trace,
 };
 
@@ -47,6 +51,9 @@ use crate::{
 pub(crate) struct Grpc {
     gate: Arc<Gate>,
     metrics: Arc<ListenerMetrics>,
+    in_flight: Arc<InFlight>,
+    /// Connections that broke the protocol.
+    violations: Quiet,
 }
 
 /// How calls end, for [`ListenerMetrics`].
@@ -97,16 +104,25 @@ const DEGRADED: HeaderName = HeaderName::from_static("pacegate-degraded");
 const PREFIX: usize = 5;
 /// Requests that one connection may have open.
 const STREAMS: u32 = 100;
+/// What a client may send before it is read: the least that HTTP/2 has.
+const WINDOW_BYTES: u32 = 65_535;
+/// What HTTP/2 takes of an answer before the client reads it.
+const SEND_BYTES: usize = 16 << 10;
+/// Envoy's `max_request_headers_kb` is 60 by default. HTTP/2 counts 32 bytes more for each of at most 100 headers.
+const MIN_METADATA_BYTES: usize = 80 << 10;
+/// The longest message of a health check, which needs no API key.
+const HEALTH_BYTES: usize = 256;
 
 impl Grpc {
     /// Answers by what is in force.
     pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
-        Self { gate, metrics }
+        let in_flight = InFlight::new(gate.revision().settings.bounds.request_bytes);
+        Self { gate, metrics, in_flight, violations: Quiet::default() }
     }
 }
 
 impl Protocol for Grpc {
-    async fn serve<I>(&self, io: I, peer: SocketAddr, mut drain: Drain)
+    async fn serve<I>(&self, io: I, peer: Peer, drain: Drain)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -119,13 +135,17 @@ impl Protocol for Grpc {
             tracing::debug!(%peer, "no HTTP/2 connection");
             return;
         };
-        let (gate, metrics) = (self.gate.clone(), self.metrics.clone());
+        let watch = Watch::new(peer, self.in_flight.share(), true);
+        let io = TokioIo::new(watch.watched(io));
+        let (gate, metrics, calls) = (self.gate.clone(), self.metrics.clone(), watch.clone());
         let service = service_fn(move |request| {
-            let (gate, metrics) = (gate.clone(), metrics.clone());
-            async move {
+            let (gate, metrics, watch) = (gate.clone(), metrics.clone(), calls.clone());
+            // On the heap, which gets it back once the answer is made. HTTP/2 keeps a stream until the answer is read.
+            Box::pin(async move {
+                let _open = watch.begin(Version::HTTP_2);
                 let begun = Instant::now();
                 let span = trace::request("grpc", request.headers());
-                let respond = respond(&gate, request);
+                let respond = respond(&gate, &watch, request);
                 let response = match span.is_none() {
                     true => respond.await,
                     false => Box::pin(respond.instrument(span)).await,
@@ -135,38 +155,53 @@ impl Protocol for Grpc {
                 }
                 metrics.count(usize::from(response.body().is_failure()), begun.elapsed());
                 Ok::<_, std::convert::Infallible>(response)
-            }
+            })
         });
-        let builder = builder(&bounds);
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            () = drain.begun() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
+        let connection = builder(&bounds).serve_connection(io, service);
+        let ended = drive(connection, Connection::graceful_shutdown, &watch, bounds, drain).await;
         if let Err(error) = ended {
-            tracing::debug!(%peer, %error, "a connection ended badly");
+            let peer = watch.peer();
+            tracing::debug!(%peer, %error, "a gRPC connection ended early");
+            if let Some(events) = is_violation(&error).then(|| self.violations.events()).flatten() {
+                tracing::warn!(%peer, %error, events, "closed a gRPC connection that broke the protocol");
+            }
         }
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.gate
     }
 }
 
-/// A silent client is asked whether it is still there, and has to say so in time.
-fn builder(bounds: &Bounds) -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+/// A silent client is pinged, and has to answer in time.
+fn builder(bounds: &Bounds) -> Builder<InlineExecutor> {
+    let mut builder = Builder::new(InlineExecutor);
     builder
         .timer(TokioTimer::new())
         .auto_date_header(false)
         .max_concurrent_streams(STREAMS)
-        .max_header_list_size(u32::try_from(bounds.header_bytes).unwrap_or(u32::MAX))
-        .max_send_buf_size(64 * 1024)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_header_list_size(metadata_bytes(bounds))
+        .max_send_buf_size(SEND_BYTES)
         .keep_alive_interval(bounds.idle_timeout)
         .keep_alive_timeout(bounds.read_timeout);
     builder
 }
 
-async fn respond(gate: &Gate, request: Request<Incoming>) -> Response<Reply> {
+/// Metadata that a call may have. HTTP/2 answers more of it with an error before the call is seen here, and Envoy lets
+/// requests pass on errors. So it is all that an Envoy takes from its own clients by default, with room for its own.
+fn metadata_bytes(bounds: &Bounds) -> u32 {
+    u32::try_from(bounds.header_bytes.max(MIN_METADATA_BYTES)).unwrap_or(u32::MAX)
+}
+
+async fn respond(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Response<Reply> {
+    if !watch.is_authenticated() {
+        match known(Keys(&gate.revision().settings.security.credentials), request.headers()) {
+            Ok(_) => watch.authenticate(),
+            Err(_) => watch.suspect(),
+        }
+    }
     let is_grpc = request
         .headers()
         .get(header::CONTENT_TYPE)
@@ -177,13 +212,17 @@ async fn respond(gate: &Gate, request: Request<Incoming>) -> Response<Reply> {
         return response;
     }
     let answered = match request.uri().path() {
-        SHOULD_RATE_LIMIT => should_rate_limit(gate, request).await,
-        HEALTH_CHECK => health_check(gate, request).await,
+        SHOULD_RATE_LIMIT => should_rate_limit(gate, watch, request).await,
+        HEALTH_CHECK => health_check(gate, watch, request).await,
         _ => Err(Failure::new(GrpcCode::Unimplemented, "there is no such method")),
     };
     let mut response = match answered {
         Ok((message, is_degraded)) => {
-            let mut response = Response::new(Reply::message(message));
+            let unread = watch.share().map(|share| share.answer(message.len()));
+            let mut response = Response::new(Reply::message(match unread {
+                None => message,
+                Some(unread) => unread.keep(message),
+            }));
             if is_degraded {
                 response.headers_mut().insert(DEGRADED, HeaderValue::from_static("true"));
             }
@@ -200,12 +239,17 @@ async fn respond(gate: &Gate, request: Request<Incoming>) -> Response<Reply> {
     response
 }
 
-async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Answered {
-    let (head, body) = request.into_parts();
+async fn should_rate_limit(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Answered {
+    let (mut head, body) = request.into_parts();
+    // Nothing is read for a client without an API key.
+    known(Keys(&gate.revision().settings.security.credentials), &head.headers)?;
+    // Metadata may be large, and its message late.
+    let key = head.headers.remove(header::AUTHORIZATION).map(|key| (header::AUTHORIZATION, key));
+    head.headers = HeaderMap::from_iter(key);
     let bounds = gate.revision().settings.bounds;
-    let message = match receive(body, &bounds).await {
+    let message = match receive(body, &bounds, bounds.request_bytes, watch.share()).await {
         Err(failure) if failure.code == GrpcCode::ResourceExhausted => {
-            return Ok((refuse_unread(gate, &head.headers)?, false));
+            return Ok((refuse_unread(gate), false));
         }
         received => received?,
     };
@@ -221,10 +265,8 @@ async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Answered 
 }
 
 /// Denies what is too large to be read: Envoy would let an error pass, and clients choose what it sends along.
-fn refuse_unread(gate: &Gate, headers: &HeaderMap) -> Result<Bytes, Failure> {
-    let revision = gate.revision();
-    known(Keys(&revision.settings.security.credentials), headers)?;
-    Ok(framed(&answer::refusal(0, revision.settings.shadow)))
+fn refuse_unread(gate: &Gate) -> Bytes {
+    framed(&answer::refusal(0, gate.revision().settings.shadow))
 }
 
 fn permit(
@@ -257,9 +299,10 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
 }
 
-async fn health_check(gate: &Gate, request: Request<Incoming>) -> Answered {
+async fn health_check(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Answered {
     let bounds = gate.revision().settings.bounds;
-    let message = receive(request.into_body(), &bounds).await?;
+    let most = HEALTH_BYTES.min(bounds.request_bytes);
+    let message = receive(request.into_body(), &bounds, most, watch.share()).await?;
     let question = HealthCheckRequest::decode(message)
         .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "not a HealthCheckRequest"))?;
     if !SERVICES.contains(&&*question.service) {
@@ -269,9 +312,14 @@ async fn health_check(gate: &Gate, request: Request<Incoming>) -> Answered {
     Ok((framed(&HealthCheckResponse { status: health.into() }), false))
 }
 
-/// The one message of a call. What is there already is read without a clock.
-async fn receive(body: Incoming, bounds: &Bounds) -> Result<Bytes, Failure> {
-    let mut reading = pin!(gather(body, bounds.request_bytes));
+/// The one message of a call, of at most `most` bytes. No timer is set for a message that has arrived.
+async fn receive(
+    body: Incoming,
+    bounds: &Bounds,
+    most: usize,
+    share: Option<&Arc<Share>>,
+) -> Result<Bytes, Failure> {
+    let mut reading = pin!(gather(body, most, share));
     let once = std::future::poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
     let gathered = match once {
         Poll::Ready(gathered) => gathered,
@@ -285,28 +333,38 @@ async fn within<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, F
     timeout(time, work).await.map_err(late)
 }
 
-/// Everything a client sends. One frame, as most send it, is not copied.
-async fn gather(mut body: Incoming, most: usize) -> Result<Bytes, Failure> {
-    let mut first = Bytes::new();
-    let mut more: Option<BytesMut> = None;
+/// Everything a client sends, which counts until it is dropped. One frame, as most send it, is not copied.
+async fn gather(
+    mut body: Incoming,
+    most: usize,
+    share: Option<&Arc<Share>>,
+) -> Result<Bytes, Failure> {
+    let mut all = BytesMut::new();
+    let mut held = share.map(|share| share.hold(0)).transpose()?;
     while let Some(frame) = body.frame().await {
         let frame =
             frame.map_err(|_| Failure::new(GrpcCode::Internal, "the request did not arrive"))?;
         let Ok(data) = frame.into_data() else { continue };
-        let so_far = more.as_ref().map_or(first.len(), BytesMut::len);
-        if so_far + data.len() > most.saturating_add(PREFIX) {
+        if all.len() + data.len() > most.saturating_add(PREFIX) {
             return Err(Failure::new(GrpcCode::ResourceExhausted, "the request is too large"));
         }
-        if so_far == 0 {
-            first = data;
-        } else {
-            more.get_or_insert_with(|| BytesMut::from(&*first)).extend_from_slice(&data);
+        let is_whole = body.is_end_stream();
+        if all.is_empty() && is_whole {
+            return Ok(data);
         }
-        if body.is_end_stream() {
+        if let Some(held) = &mut held {
+            held.grow(data.len())?;
+        }
+        all.extend_from_slice(&data);
+        if is_whole {
             break;
         }
     }
-    Ok(more.map_or(first, BytesMut::freeze))
+    let all = all.freeze();
+    Ok(match held {
+        None => all,
+        Some(held) => held.keep(all),
+    })
 }
 
 fn unframed(mut data: Bytes) -> Result<Bytes, Failure> {
@@ -359,6 +417,12 @@ fn escape(message: &str) -> String {
 impl Failure {
     const fn new(code: GrpcCode, message: &'static str) -> Self {
         Self { code, message: Cow::Borrowed(message) }
+    }
+}
+
+impl From<TooMuch> for Failure {
+    fn from(_: TooMuch) -> Self {
+        Self::new(GrpcCode::ResourceExhausted, "too much is in flight on this connection")
     }
 }
 

@@ -27,7 +27,7 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     let bounds = shared.bounds();
-    let body = read_json(&head.headers, body, &bounds).await?;
+    let body = read_json(shared, head, body).await?;
     let asked = ask::parse(&body, Form::Check)?;
     let subject = asked.subject(&bounds)?;
     let revision = shared.gate.revision();

@@ -18,10 +18,8 @@ pub(super) async fn json(
     request: Request,
 ) -> Result<Answer, Problem> {
     let (head, body) = request.into_parts();
-    let body = read_body(body, &shared.bounds()).await?;
+    let body = read_body(&shared, &head, body).await?;
     let revision = shared.gate.revision();
-    // Whoever may not ask is not told what is wrong with the question.
-    revision.access(&head.headers)?;
     let asked = JsonRequest::read(&body).map_err(|error| Problem::request(error.to_string()))?;
     let access = revision.access_to(&head.headers, asked.scope(), asked.domain())?;
     if asked.is_inline(&revision) && !access.allows_inline() {

@@ -10,7 +10,7 @@ use super::Answer;
 use crate::{
     envoy::AskError,
     json::{write_number, write_text},
-    service::INLINE_DENIED,
+    service::{INLINE_DENIED, TooMuch},
 };
 
 /// Why there is no answer to what was asked. A denial is none of these.
@@ -139,6 +139,13 @@ impl Problem {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "reload", title, complaint)
     }
 
+    /// A connection holds too many requests and answers.
+    pub(super) fn busy() -> Self {
+        let detail = "read the answers of this connection, or send fewer requests at once";
+        let title = "Too much is in flight on this connection";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", title, detail.to_owned())
+    }
+
     pub(super) fn draining() -> Self {
         let detail = "the service is going away: ask another";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "Not ready", detail.to_owned())
@@ -185,6 +192,12 @@ impl Problem {
             _ => {}
         }
         answer
+    }
+}
+
+impl From<TooMuch> for Problem {
+    fn from(_: TooMuch) -> Self {
+        Self::busy()
     }
 }
 

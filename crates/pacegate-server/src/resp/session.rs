@@ -91,7 +91,6 @@ impl Session {
     pub(super) async fn answer(&mut self, gate: &Gate, input: &[u8]) -> usize {
         let revision = gate.revision();
         let bounds = &revision.settings.bounds;
-        let frames = FrameBounds { words: 2 * bounds.attributes + 16, bytes: bounds.request_bytes };
         let mut pending = Pending::default();
         let (mut at, mut commands, mut words) = (0, 0, Words::new());
         while commands < bounds.batch && !self.is_over && self.replies.bytes.len() < MOST_AT_ONCE {
@@ -104,7 +103,7 @@ impl Session {
                 pending.push(charge, form);
                 continue;
             }
-            match frame::read(rest, frames, &mut words) {
+            match frame::read(rest, self.frames(&revision), &mut words) {
                 Ok(None) => break,
                 Ok(Some(length)) => {
                     at += length;
@@ -141,6 +140,26 @@ impl Session {
         self.flush(&revision.engine, &mut pending).await;
         self.answered.0 += commands as u64;
         at
+    }
+
+    /// What a command may have. A client that has shown no API key can only say AUTH or HELLO.
+    fn frames(&self, revision: &Revision) -> FrameBounds {
+        let bounds = &revision.settings.bounds;
+        let words = 2 * bounds.attributes + 16;
+        match self.lacks_key(revision) {
+            false => FrameBounds { words, bytes: bounds.request_bytes },
+            true => FrameBounds { words, bytes: bounds.request_bytes.min(UNAUTHENTICATED_BYTES) },
+        }
+    }
+
+    /// Whether the client has to show an API key first.
+    pub(super) fn lacks_key(&self, revision: &Revision) -> bool {
+        self.digest.is_none() && !revision.settings.security.credentials.is_empty()
+    }
+
+    /// Whether the client has shown an API key.
+    pub(super) fn is_authenticated(&self) -> bool {
+        self.digest.is_some()
     }
 
     async fn command<'a>(
@@ -537,6 +556,8 @@ const COMMANDS: i64 = 19;
 const LONGEST_NAME: usize = 128;
 /// Answers that wait to be written have so many bytes, and those of one command more: some are a thousand times as long
 /// as what asks for them.
+/// The longest command of a client that has shown no API key.
+const UNAUTHENTICATED_BYTES: usize = 4 << 10;
 pub(super) const MOST_AT_ONCE: usize = 64 * 1024;
 /// Room for as many commands as are often sent together.
 const PIPELINE: usize = 62;

@@ -33,6 +33,8 @@ pub struct EnvoyOptions {
     domain: String,
     /// For each descriptor its entries: a key, and the header that has the value.
     descriptors: Vec<Vec<(String, String)>>,
+    /// Metadata of each call: a name, and the header that has the value.
+    metadata: Vec<(String, String)>,
     timeout: Duration,
     deny_on_failure: bool,
 }
@@ -45,6 +47,7 @@ impl Envoy {
             service: service.to_owned(),
             domain: "pacegate".to_owned(),
             descriptors: Vec::new(),
+            metadata: Vec::new(),
             timeout: Duration::from_secs(1),
             deny_on_failure: false,
         }
@@ -107,6 +110,13 @@ impl EnvoyOptions {
         self
     }
 
+    /// Sends the value of a header along with each call, as metadata of this name.
+    #[must_use]
+    pub fn metadata(mut self, name: &str, header: &str) -> Self {
+        self.metadata.push((name.to_owned(), header.to_owned()));
+        self
+    }
+
     /// How long the service may take; a second unless told.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -147,8 +157,16 @@ impl EnvoyOptions {
             )
             .replace("@DENY", if self.deny_on_failure { "true" } else { "false" })
             .replace("@RATE_LIMITS", &self.rate_limits())
+            .replace("@METADATA", &self.initial_metadata())
             + &upstream
             + &service
+    }
+
+    fn initial_metadata(&self) -> String {
+        let entry = |(name, header): &(String, String)| {
+            format!("{{ key: {name:?}, value: \"%REQ({header})%\" }}")
+        };
+        format!("[{}]", self.metadata.iter().map(entry).collect::<Vec<_>>().join(", "))
     }
 
     fn rate_limits(&self) -> String {
@@ -220,7 +238,10 @@ static_resources:
               enable_x_ratelimit_headers: DRAFT_VERSION_03
               rate_limit_service:
                 transport_api_version: V3
-                grpc_service: { envoy_grpc: { cluster_name: service }, timeout: @TIMEOUT }
+                grpc_service:
+                  envoy_grpc: { cluster_name: service }
+                  timeout: @TIMEOUT
+                  initial_metadata: @METADATA
           - name: envoy.filters.http.router
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router

@@ -111,8 +111,8 @@ impl Server {
     pub(super) fn connect(&self) -> DuplexStream {
         let (client, server) = duplex(1 << 20);
         let (service, drain) = (self.service.clone(), self.drain.clone());
-        let peer = "192.0.2.1:1234".parse().unwrap();
-        tokio::spawn(async move { service.serve(server, peer, drain).await });
+        let peer: std::net::SocketAddr = "192.0.2.1:1234".parse().unwrap();
+        tokio::spawn(async move { service.serve(server, peer.into(), drain).await });
         client
     }
 
