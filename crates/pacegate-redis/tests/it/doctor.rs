@@ -155,7 +155,7 @@ fn a_cluster_is_looked_at_master_by_master() {
 
         let one = report(&cluster.nodes()[0].url());
         let advice = advice(&one, "cluster", Level::Problem);
-        assert_eq!(advice, format!("write redis+cluster://{}", cluster.nodes()[0].address()));
+        assert_eq!(advice, format!("use redis+cluster://{}", cluster.nodes()[0].address()));
     }
 }
 
@@ -179,7 +179,7 @@ fn one_server_is_no_cluster() {
     let at_server = report.servers[0].findings.iter().find(|it| it.subject == "cluster").unwrap();
     assert_eq!(at_server.level, Level::Problem);
     let advice = at_server.advice.as_deref().unwrap();
-    assert!(advice.starts_with(&format!("write redis://{}", server.address())), "{advice}");
+    assert!(advice.starts_with(&format!("use redis://{}", server.address())), "{advice}");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn sentinels_and_their_master_are_looked_at() {
 
         let stray = report(&sentinels.sentinels()[0].url());
         let advice = advice(&stray, "role", Level::Problem);
-        assert!(advice.starts_with("write redis+sentinel://"), "{advice}");
+        assert!(advice.starts_with("use redis+sentinel://"), "{advice}");
         let nameless = report(&sentinels.url().replace("mymaster", "other"));
         assert!(!nameless.is_reached());
         assert_eq!(nameless.setup[0].level, Level::Problem);
@@ -260,7 +260,8 @@ fn a_user_with_the_right_to_ask_is_told_that_all_is_well() {
 fn nobody_who_is_not_let_in_is_left_guessing() {
     for flavor in Flavor::ALL {
         let server = healthy(flavor).password("right").start();
-        for (login, hint) in [("", "wants a password"), (":secret@", "check user and password")] {
+        for (login, hint) in [("", "requires a password"), (":secret@", "check user and password")]
+        {
             let report = report(&format!("redis://{login}{}", server.address()));
             assert!(!report.is_reached());
             let advice = advice(&report, "reach", Level::Problem);
@@ -278,10 +279,10 @@ fn a_server_that_is_away_or_speaks_tls_is_told() {
     let unverified = report(&server.url());
     assert!(advice(&unverified, "reach", Level::Problem).contains("?ca=FILE"));
     let plain = report(&server.url().replace("rediss", "redis"));
-    assert!(advice(&plain, "reach", Level::Problem).contains("with TLS exactly if"));
+    assert!(advice(&plain, "reach", Level::Problem).contains("uses TLS only for rediss://"));
     server.kill();
     let gone = report(&with_ca);
     assert!(!gone.is_reached());
     let advice = advice(&gone, "reach", Level::Problem);
-    assert!(advice.starts_with("check that a server runs at 127.0.0.1:"), "{advice}");
+    assert!(advice.starts_with("check that a server is running at 127.0.0.1:"), "{advice}");
 }

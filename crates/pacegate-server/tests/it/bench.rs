@@ -212,7 +212,9 @@ fn a_password_is_what_the_address_says_and_an_empty_key_is_none() {
     };
     let known = bench("p%40s%25s");
     assert_eq!(known.code, Some(0), "{}", known.stderr);
-    for (password, said) in [("p%40s%s", "a % stands before two digits"), ("other", "WRONGPASS")] {
+    for (password, said) in
+        [("p%40s%s", "must be followed by two hex digits"), ("other", "WRONGPASS")]
+    {
         let refused = bench(password);
         assert_eq!(refused.code, Some(2));
         assert!(
@@ -257,7 +259,7 @@ fn a_number_of_requests_ends_although_no_answer_comes() {
     let (code, told) = bench(&format!("resp://{address} -n 300 -c 2 --check 0"));
     let counts = ["requests", "lost", "unsent"].map(|name| told[name].as_u64());
     assert_eq!((code, counts), (Some(0), [100, 2, 0].map(Some)), "{told}");
-    assert_eq!(told["first_failure"], "no answer came for 5 s");
+    assert_eq!(told["first_failure"], "no response for 5 s");
     assert!(told["seconds"].as_f64() > Some(4.9), "{told}");
 }
 
@@ -344,16 +346,25 @@ fn what_cannot_be_measured_says_why() {
     let service = Service::start(&[]);
     let [http, grpc, resp] = ["http", "grpc", "resp"].map(|name| service.address(name));
     for (words, reason) in [
-        (format!("http://{http} --dialect throttle"), "does not speak throttle"),
-        (format!("http://{http} --cost 5 --limit 4/minute"), "a cost of 5 can never be admitted"),
-        (format!("http://{http} --limit 4/minute --algorithm concurrency"), "gives permits back"),
-        (format!("grpc://{grpc}"), "--limit must say what the server is configured to hold"),
+        (format!("http://{http} --dialect throttle"), "does not support dialect throttle"),
+        (format!("http://{http} --cost 5 --limit 4/minute"), "a cost of 5 exceeds the capacity"),
+        (
+            format!("http://{http} --limit 4/minute --algorithm concurrency"),
+            "does not release permits",
+        ),
+        (format!("grpc://{grpc}"), "--limit is required to check decisions"),
         (format!("http://{http} -n 9 --warm-up 1s"), "cannot be used with"),
-        ("ftp://127.0.0.1:1".to_owned(), "is not an address"),
-        ("redis://:secret@127.0.0.1".to_owned(), "`127.0.0.1` is not an address"),
+        ("ftp://127.0.0.1:1".to_owned(), "invalid server address `ftp://127.0.0.1:1`"),
+        ("redis://:secret@127.0.0.1".to_owned(), "invalid server address `127.0.0.1`"),
         ("resp://127.0.0.1:1 -n 1".to_owned(), "cannot connect to 127.0.0.1:1"),
-        (format!("http://{http} --dialect throttlecrab-http -n 3"), "nothing was decided: 404"),
-        (format!("grpc://{resp} --limit 1/second -n 3"), "nothing was decided: cannot read"),
+        (
+            format!("http://{http} --dialect throttlecrab-http -n 3"),
+            "the server made no decision: 404",
+        ),
+        (
+            format!("grpc://{resp} --limit 1/second -n 3"),
+            "the server made no decision: invalid response",
+        ),
     ] {
         let words: Vec<&str> = words.split(' ').collect();
         let finished = run(&[&["bench"][..], &words].concat(), b"");

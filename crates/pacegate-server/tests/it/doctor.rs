@@ -21,7 +21,12 @@ fn a_healthy_server_is_told_in_words_without_colours() {
     assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{finished:?}");
     let out = &finished.stdout;
     assert!(out.starts_with(&format!("{}, server, Valkey ", server.address())), "{out}");
-    assert!(out.contains("\n  ✓ script      a limit of 1 admitted one request"), "{out}");
+    assert!(
+        out.contains(
+            "\n  ✓ script      every script type works: a limit of 1 admitted one request"
+        ),
+        "{out}"
+    );
     assert!(out.contains("→ ACL SETUSER pacegate reset on >PASSWORD ~pg:* -@all"), "{out}");
     assert!(!out.contains('\u{1b}'), "{out}");
     assert!(out.lines().last().unwrap().starts_with("0 problems (✗), "), "{out}");
@@ -74,7 +79,7 @@ fn whoever_cannot_be_reached_is_trouble_and_passwords_are_never_told() {
     server.kill();
     let gone = doctor(&url, &[]);
     assert_eq!(gone.code, Some(2));
-    assert!(gone.stdout.contains("✗ reach       no connection to 127.0.0.1:"), "{gone:?}");
+    assert!(gone.stdout.contains("✗ reach       cannot connect to 127.0.0.1:"), "{gone:?}");
     assert!(!format!("{gone:?}").contains("hush"), "{gone:?}");
 }
 
@@ -84,15 +89,13 @@ fn what_makes_no_sense_is_refused_with_a_hint() {
     assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
     assert_eq!(
         finished.stderr,
-        "error: cannot use the address: a port is a number from 1 to 65535; write for example \
+        "error: invalid address: a port is a number from 1 to 65535; write for example \
          redis://user:password@127.0.0.1:6379/0\n\
-         hint: pacegate doctor --help shows addresses of all kinds\n"
+         hint: see pacegate doctor --help for examples of addresses\n"
     );
     for deadline in ["20", "0ms", "fast", "20h"] {
         let finished = run(&["doctor", "redis://a", "--deadline", deadline], b"");
         assert_eq!(finished.code, Some(2), "{deadline}");
-        assert!(
-            finished.stderr.contains("such as 20ms") || finished.stderr.contains("example 20ms")
-        );
+        assert!(finished.stderr.contains("such as 20ms"));
     }
 }

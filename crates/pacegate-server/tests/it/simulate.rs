@@ -481,17 +481,17 @@ fn lines_that_are_none_are_counted_and_the_first_are_shown() {
     );
     let finished = simulate(&[path, "--limit", "5/minute"], b"");
     let shown = format!(
-        "2 of 5 lines could not be read:\n  {path}:2: not in the common or combined format\n  \
-         {path}:3: no instant that can be read\n"
+        "2 of 5 lines could not be parsed:\n  {path}:2: not in the common or combined format\n  \
+         {path}:3: invalid timestamp\n"
     );
     assert!(finished.stdout.contains(&shown), "{}", finished.stdout);
 
     fs::write(path, "what\nis\n").unwrap();
     let finished = simulate(&[path, "--limit", "5/minute", "--format", "combined"], b"");
     assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-    assert!(finished.stderr.contains("no line of 2 could be read"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("none of 2 lines could be parsed"), "{}", finished.stderr);
     let finished = simulate(&[path, "--limit", "5/minute"], b"");
-    assert!(finished.stderr.contains("looks like no log that is known"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("unknown log format"), "{}", finished.stderr);
 }
 
 /// The one policy of a report.
@@ -516,11 +516,11 @@ fn a_suggested_limit_is_the_tightest() {
         assert_eq!(suggestion["outcome"]["denied"], denied);
     }
     let finished = simulate(&[&log.path, "--suggest", "deny at most 2.5%"], b"");
-    assert!(finished.stdout.contains("would do it: deny at most 2.5%"), "{}", finished.stdout);
+    assert!(finished.stdout.contains("(target: deny at most 2.5%)"), "{}", finished.stdout);
     let finished = simulate(&["-", "--suggest", "deny at most 2.5%"], log.text().as_bytes());
     assert!(finished.stderr.contains("can be read only once"), "{}", finished.stderr);
     let finished = simulate(&[&log.path, "--suggest", "fewer"], b"");
-    assert!(finished.stderr.contains("`fewer` is no target"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("invalid target `fewer`"), "{}", finished.stderr);
 }
 
 #[test]
@@ -538,7 +538,7 @@ fn a_suggestion_goes_as_far_as_a_limit_can() {
     let path = path.to_str().unwrap();
     let args = [path, "--suggest", "no client above 5/minute", "--top", "0"];
     let finished = simulate(&args, b"");
-    let said = "\nany limit does it: nobody asks for more (no client above 5/minute)\n";
+    let said = "\nevery limit meets the target: no client sends more (no client above 5/minute)\n";
     assert!(finished.stdout.contains(said), "{} {}", finished.stdout, finished.stderr);
     let told = report(&args);
     assert_eq!(
@@ -553,7 +553,7 @@ fn a_suggestion_goes_as_far_as_a_limit_can() {
     assert_eq!(told["suggestion"]["next"][1]["denied"], 15);
 
     let finished = simulate(&[path, "--suggest", "deny at most 100%"], b"");
-    let said = "  it was tried on all of the traffic; ";
+    let said = "  it was replayed over all traffic;  ";
     assert!(finished.stdout.contains(said), "{}", finished.stdout);
 }
 
@@ -659,7 +659,7 @@ fn described_traffic_is_compared_on_one_axis() {
     let [first, second] = [0, 1].map(|place| &report["variants"][place]);
     assert_ne!(first["requests"], second["requests"]);
     assert_eq!(report["traffic"]["requests"], first["requests"]);
-    let note = "what is told of the traffic as a whole is that of 10/10s";
+    let note = "the traffic summary is that of 10/10s";
     assert!(report["notes"].to_string().contains(note), "{}", report["notes"]);
     for name in ["start", "step"] {
         assert_eq!(first["timeline"][name], second["timeline"][name], "{name}");
@@ -695,10 +695,10 @@ fn options_that_mean_nothing_together_are_refused() {
     assert!(refused.contains("cannot be used with '--per <ATTRIBUTES>'"), "{refused}");
     let suggest = ["--suggest", "deny at most 1%"];
     let refused = said(&[&suggest[..], &["--policy", "nosuch"]].concat());
-    let names = "there are login, api, everybody, pages";
-    assert!(refused.contains(&format!("there is no policy `nosuch`: {names}")), "{refused}");
+    let names = "one of login, api, everybody, pages";
+    assert!(refused.contains(&format!("unknown policy `nosuch`: expected {names}")), "{refused}");
     let refused = said(&suggest);
-    assert!(refused.contains(&format!("say which policy with --policy: {names}")), "{refused}");
+    assert!(refused.contains(&format!("choose a policy with --policy: {names}")), "{refused}");
 }
 
 #[test]
@@ -719,9 +719,9 @@ fn what_is_said_of_a_file_is_not_left_out_without_one() {
 #[test]
 fn a_pattern_is_as_it_is_described_or_refused() {
     for (pattern, said) in [
-        ("steady clients=900001", "`clients=900001` is not from 1 to 900000"),
-        ("steady clients=0", "`clients=0` is not from 1 to 900000"),
-        ("bursts size=0", "`size=0` is not from 1 to "),
+        ("steady clients=900001", "invalid `clients=900001`: expected 1 to 900000"),
+        ("steady clients=0", "invalid `clients=0`: expected 1 to 900000"),
+        ("bursts size=0", "invalid `size=0`: expected 1 to "),
     ] {
         let finished = simulate(&["--pattern", pattern, "--limit", "1/day"], b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{pattern}");
@@ -735,7 +735,7 @@ fn a_share_of_more_than_all_is_no_target() {
     for share in ["100.0001%", "1844674407370955.2%", "9999999999999999999%", "1%%", "%", "-1%"] {
         let finished = simulate(&[&log.path, "--suggest", &format!("deny at most {share}")], b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{share}");
-        assert!(finished.stderr.contains(" is no target: "), "{}", finished.stderr);
+        assert!(finished.stderr.contains("invalid target "), "{}", finished.stderr);
     }
 }
 
@@ -751,7 +751,7 @@ fn rules_of_envoy_cannot_be_tried_on_a_log() {
     for config in [config, folder] {
         let finished = simulate(&[&*log.path, "--config", config.to_str().unwrap()], b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-        let said = "decide about descriptors, and a log has none";
+        let said = "match descriptors, which logs do not have";
         assert!(finished.stderr.contains(said), "{}", finished.stderr);
     }
 }
@@ -781,12 +781,12 @@ fn files_are_compared_and_what_the_log_lacks_is_told() {
     assert!(worse["denied"][1].as_u64() > worse["denied"][0].as_u64(), "{worse}");
     let notes = report["notes"].to_string();
     assert!(notes.contains("no request has the attribute `tenant`, which `b` needs"), "{notes}");
-    assert!(notes.contains("policy `c` counts permits"), "{notes}");
+    assert!(notes.contains("policy `c` is skipped: it limits concurrency"), "{notes}");
 
     let finished = simulate(&[&log.path, "--config", &now, "--against", &then], b"");
     assert!(finished.stdout.contains("40/minute → 20/minute"), "{}", finished.stdout);
     let finished = simulate(&[&log.path], b"");
-    assert!(finished.stderr.contains("there is nothing to try"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("no limits given"), "{}", finished.stderr);
 }
 
 #[test]

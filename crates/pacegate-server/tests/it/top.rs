@@ -191,8 +191,8 @@ fn a_service_comes_goes_and_comes_back_on_a_screen_that_changes() {
     top.press("2");
     top.until("2 Keys by traffic");
     drop(service);
-    top.until("not reachable since");
-    top.until("not reachable since 1 s, trying again");
+    top.until("unreachable for");
+    top.until("unreachable for 1 s, retrying");
     let service = start(&folder, &address.to_string());
     top.resize(100, 20);
     // It knows nothing of what the one before it did.
@@ -211,7 +211,7 @@ fn a_service_comes_goes_and_comes_back_on_a_screen_that_changes() {
 fn the_terminal_is_given_back_after_a_signal() {
     for signal in ["TERM", "HUP", "INT"] {
         let top = Terminal::start(60, 12, &["http://127.0.0.1:1"]);
-        top.until("not reachable since");
+        top.until("unreachable for");
         assert!(!is_cooked(&top.ours), "keys come one by one, and are not written back");
         let id = top.child.id().to_string();
         let sent = Command::new("kill").args([&format!("-{signal}"), &id]).status();
@@ -227,7 +227,7 @@ fn the_terminal_is_given_back_after_a_signal() {
 #[test]
 fn a_terminal_that_takes_nothing_does_not_keep_it() {
     let mut top = Terminal::start(60, 12, &["http://127.0.0.1:1"]);
-    top.until("not reachable since");
+    top.until("unreachable for");
     let name = ptsname(&top.ours, Vec::new()).unwrap().into_string().unwrap();
     let theirs = File::options().read(true).write(true).open(name).unwrap();
     tcflow(&theirs, Action::OOff).unwrap();
