@@ -113,7 +113,7 @@ fn numbers_move_while_requests_come() {
         shown.log_in("203.0.113.7");
     }
     shown.page.wait_until(&has(".tile.of-allowed", "5 since the start"));
-    shown.page.wait_until(&has(".tile.of-denied", "7 in all"));
+    shown.page.wait_until(&has(".tile.of-denied", "7 since the start"));
     shown.page.wait_until("document.querySelector('#first-steps').hidden");
     shown.page.wait_until("parseFloat(document.querySelector('#now-denied').textContent) > 0");
     for _ in 0..4 {
@@ -167,10 +167,10 @@ fn a_request_is_explained_and_nothing_is_consumed() {
     }
     let told = shown.page.text("#try-answer");
     for part in [
-        "Allowed. login is the tightest",
+        "Allowed. login is the tightest policy",
         "Key: 203.0.113.9",
-        "2 that do not cover it",
-        "Wants path ~ /api/**; path is “/login”.",
+        "2 that do not match",
+        "Requires path ~ /api/**; path is “/login”.",
     ] {
         assert!(told.contains(part), "{part} in {told}");
     }
@@ -178,7 +178,7 @@ fn a_request_is_explained_and_nothing_is_consumed() {
         assert_eq!(shown.log_in("203.0.113.9"), 200, "{left}");
     }
     shown.page.click("#try-form button.main");
-    shown.page.wait_until(&has("#try-answer .verdict", "Denied by login. Again in"));
+    shown.page.wait_until(&has("#try-answer .verdict", "Denied by login. Retry in"));
     assert!(shown.page.text("#try-answer .steps").contains("0 of 5 left"));
     assert_eq!(shown.page.evaluate("document.querySelector('.steps .bad b').textContent"), "login");
     shown.assert_clean();
@@ -192,15 +192,15 @@ fn to_see_reset_and_block_takes_an_admin_key() {
     }
     assert_eq!(shown.log_in("203.0.113.9"), 429);
     shown.page.wait_until("document.querySelector('#key-dialog').open");
-    shown.page.wait_until(&has("#alerts", "wants an API key"));
+    shown.page.wait_until(&has("#alerts", "requires an API key"));
     shown.page.write("#key-input", "ключ");
     shown.page.press("Enter");
     let complaint = shown.page.evaluate("document.querySelector('#key-input').validationMessage");
-    assert_eq!(complaint, "An API key has letters, digits and signs of ASCII only.");
+    assert_eq!(complaint, "An API key consists of printable ASCII characters.");
     assert_eq!(shown.page.evaluate("document.querySelector('#key-dialog').open"), true);
     shown.page.write("#key-input", CHECKER);
     shown.page.press("Enter");
-    shown.page.wait_until(&has("#alerts", "take an admin key"));
+    shown.page.wait_until(&has("#alerts", "need an admin key"));
     shown.page.wait_until("document.querySelectorAll('#lookup-policy option').length === 3");
     assert_eq!(shown.page.evaluate("document.querySelectorAll('.chart-bars .label').length"), 0);
 
@@ -216,7 +216,7 @@ fn to_see_reset_and_block_takes_an_admin_key() {
     shown.page.press("Enter");
     shown.page.wait_until(&shows("#state", "live"));
     shown.page.click("#lookup-answer button.plain");
-    shown.page.wait_until(&has("#said", "is full again"));
+    shown.page.wait_until(&has("#said", "were reset"));
     shown.page.wait_until(&has("#lookup-answer", "5 of 5 left"));
     assert_eq!(shown.log_in("203.0.113.9"), 200);
 
@@ -225,7 +225,7 @@ fn to_see_reset_and_block_takes_an_admin_key() {
     assert_eq!(shown.log_in("203.0.113.9"), 429);
     shown.page.wait_until(&shows("#blocked b", "203.0.113.9"));
     shown.page.click("#blocked button");
-    shown.page.wait_until(&has("#blocked", "Nobody is blocked."));
+    shown.page.wait_until(&has("#blocked", "No blocked keys."));
     assert_eq!(shown.log_in("203.0.113.9"), 200);
 
     shown.page.click("#try-form button.main");
@@ -278,7 +278,7 @@ fn what_is_said_of_a_key_is_true() {
     assert_eq!(shown.request("POST", "/v1/reload"), 200);
     shown.page.click("#blocked button");
     shown.page.wait_until(&has("#said", "“alice” is no longer blocked in plans."));
-    shown.page.wait_until(&has("#blocked", "Nobody is blocked."));
+    shown.page.wait_until(&has("#blocked", "No blocked keys."));
     // The panel looks again, and there is no such policy any more.
     shown.page.wait_until(&has("#lookup-answer", "no policy in force has this name"));
 }
@@ -305,7 +305,7 @@ fn answers_of_somebody_else_and_clocks_that_go_back_are_survived() {
     shown.page.evaluate(
         "window.ask = fetch; window.fetch = async () => new Response('<p>Who are you?</p>')",
     );
-    shown.page.wait_until(&shows("#state", "not reachable"));
+    shown.page.wait_until(&shows("#state", "unreachable"));
     shown.page.evaluate("window.fetch = ask");
     shown.page.wait_until(&shows("#state", "live"));
     // Whoever asks for what comes after the future would see nothing for long.
@@ -340,8 +340,8 @@ fn a_restart_is_survived() {
     check(3);
     page.wait_until(&has(".tile.of-allowed", "3 since the start"));
     drop(service);
-    page.wait_until(&has("#alerts", "not reachable, trying again"));
-    assert_eq!(page.text("#state"), "not reachable");
+    page.wait_until(&has("#alerts", "Server unreachable, retrying"));
+    assert_eq!(page.text("#state"), "unreachable");
     assert!(page.text(".tile.of-allowed").contains("3 since the start"), "the last it said stays");
     service = Service::start(&["--http", &address]);
     page.wait_until(&shows("#state", "live"));
@@ -421,7 +421,7 @@ fn a_name_that_leads_here_is_told_why_it_sees_nothing() {
     // As a page elsewhere would be that lets its name lead to this machine.
     page.open(&format!("http://rebound.test:{}/", address.port()));
     page.wait_until(&has("#alerts", "is for `localhost` or an address only"));
-    assert_eq!(page.text("#state"), "refused");
+    assert_eq!(page.text("#state"), "rejected");
     assert_eq!(page.evaluate("document.querySelectorAll('.policies tbody tr').length"), 0);
 }
 

@@ -67,7 +67,7 @@ fn every_command_completes_and_has_a_page() {
 #[test]
 fn a_page_that_is_not_there_is_named() {
     let finished = run(&["man", "dance"], b"");
-    let expected = "error: cannot print the page: there is no pacegate-dance\n\
-                    hint: name a command, as `pacegate --help` lists them\n";
+    let expected = "error: cannot print the page: unknown page pacegate-dance\n\
+                    hint: use a command from `pacegate --help`\n";
     assert_eq!((finished.code, &*finished.stderr), (Some(2), expected));
 }

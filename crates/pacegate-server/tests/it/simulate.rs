@@ -553,7 +553,7 @@ fn a_suggestion_goes_as_far_as_a_limit_can() {
     assert_eq!(told["suggestion"]["next"][1]["denied"], 15);
 
     let finished = simulate(&[path, "--suggest", "deny at most 100%"], b"");
-    let said = "  it was replayed over all traffic;  ";
+    let said = "  it was replayed over all traffic; ";
     assert!(finished.stdout.contains(said), "{}", finished.stdout);
 }
 
@@ -858,7 +858,7 @@ fn the_report_opens_from_the_file_system_and_keys_are_text() {
     page.wait_until("document.querySelectorAll('.chart svg path').length > 4");
     assert!(page.text("main").contains(HOSTILE));
     assert_eq!(page.evaluate("document.querySelectorAll('main img, main script').length"), 0);
-    assert!(page.text("h1").contains("2 ways to limit the same traffic"), "{}", page.text("h1"));
+    assert!(page.text("h1").contains("Comparison of 2 variants"), "{}", page.text("h1"));
     page.click(".tabs button:nth-child(2)");
     page.wait_until("document.querySelector('.pill').textContent === '90/minute sliding-log'");
     assert_eq!(page.complaints(), Vec::<String>::new());

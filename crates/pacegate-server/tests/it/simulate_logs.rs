@@ -131,7 +131,7 @@ fn an_empty_log_is_said_to_be_empty() {
     for text in ["", "\n\n"] {
         let finished = simulate(&["--limit", "1/day", "--format", "common"], text);
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-        let said = "there is nothing to replay: standard input is empty";
+        let said = "nothing to replay: standard input is empty";
         assert!(finished.stderr.contains(said), "{}", finished.stderr);
     }
     let finished = simulate(&["--limit", "1/day"], "");
@@ -179,7 +179,7 @@ fn what_can_be_read_once_is_not_read_twice() {
         let finished = simulate(&[place, "--suggest", "deny at most 1%"], line);
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{place}");
         let name = if place == "-" { "standard input" } else { place };
-        let said = format!("{name} can be read only once, and this has to go through the traffic");
+        let said = format!("{name} can be read only once, but --suggest needs several passes");
         assert!(finished.stderr.contains(&said), "{}", finished.stderr);
     }
     let finished = simulate(&["-", "-", "--limit", "1/day"], line);
@@ -215,7 +215,7 @@ fn a_line_may_begin_with_the_host_that_was_asked() {
 fn a_field_for_an_attribute_that_nobody_looks_at_is_told() {
     let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
     let told = report(&["--map", "time=1,ip=ip,pi=ip", "--map", "tenant=user,pi=user"], line);
-    let said = "no policy looks at `tenant` and `pi`, which --map names";
+    let said = "no policy uses `tenant` and `pi`, set with --map";
     assert_eq!(told["notes"], serde_json::json!([said]));
     assert_eq!(report(&["--map", "time=1,ip=ip"], line)["notes"], serde_json::json!([]));
 }
