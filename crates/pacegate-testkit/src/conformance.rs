@@ -95,7 +95,7 @@ enum Call {
 fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<Outcome> {
     let store = subject.store();
     key.with(|key| {
-        let policy = "conformance".parse().expect("valid policy name");
+        let policy = "conformance".parse().expect("a name");
         let mut charge = Charge::new(policy, key, limit);
         subject.block_on(async {
             match call {
@@ -203,7 +203,7 @@ fn keys_are_apart(subject: &impl Subject) {
 
 fn admits(subject: &impl Subject, policy: &str, key: impl Key, limit: Limit) -> bool {
     key.with(|key| {
-        let charge = [Charge::new(policy.parse().expect("valid policy name"), key, limit)];
+        let charge = [Charge::new(policy.parse().expect("a name"), key, limit)];
         work(subject.block_on(subject.store().charge(&charge)))[0].is_admitted()
     })
 }

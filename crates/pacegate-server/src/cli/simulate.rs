@@ -67,7 +67,7 @@ struct Tried {
     #[arg(long = "limit", value_name = "LIMIT", conflicts_with = "config")]
     limits: Vec<Limit>,
 
-    /// Attributes that share one counter, separated by commas; '' means one counter for all clients
+    /// Count separately per value of these attributes, separated by commas; '' counts all requests together
     #[arg(long, value_name = "ATTRIBUTES", default_value = "ip", conflicts_with = "config")]
     per: String,
 

@@ -3,7 +3,7 @@ use serde_json::Value;
 
 use crate::program::run;
 
-/// A deadline that no busy machine misses.
+/// A deadline that even a busy machine meets.
 const PATIENT: [&str; 2] = ["--deadline", "10s"];
 
 fn doctor(url: &str, more: &[&str]) -> crate::program::Finished {
@@ -15,7 +15,7 @@ fn healthy(flavor: Flavor) -> ServerOptions {
 }
 
 #[test]
-fn a_healthy_server_is_told_in_words_without_colours() {
+fn a_healthy_server_is_reported_as_text_without_colours() {
     let server = healthy(Flavor::Valkey).start();
     let finished = doctor(&server.url(), &[]);
     assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{finished:?}");
@@ -33,7 +33,7 @@ fn a_healthy_server_is_told_in_words_without_colours() {
 }
 
 #[test]
-fn problems_exit_with_1_and_warnings_only_if_strict() {
+fn problems_exit_with_1_and_warnings_only_with_strict() {
     let server = Server::start(Flavor::Redis);
     assert_eq!(doctor(&server.url(), &[]).code, Some(0));
     let strict = doctor(&server.url(), &["--strict"]);
@@ -47,7 +47,7 @@ fn problems_exit_with_1_and_warnings_only_if_strict() {
 }
 
 #[test]
-fn json_tells_the_same() {
+fn the_report_is_printed_as_json() {
     let server = healthy(Flavor::Redis).password("secret").start();
     let finished = doctor(&server.url(), &["--json", "--prefix", "other:"]);
     assert_eq!(finished.code, Some(0));
@@ -67,7 +67,7 @@ fn json_tells_the_same() {
 }
 
 #[test]
-fn whoever_cannot_be_reached_is_trouble_and_passwords_are_never_told() {
+fn unreachable_servers_exit_with_2_and_passwords_are_hidden() {
     let mut server = healthy(Flavor::Redis).password("right").start();
     let url = format!("redis://:hush@{}", server.address());
     for flags in [&[][..], &["--json"]] {
@@ -84,7 +84,7 @@ fn whoever_cannot_be_reached_is_trouble_and_passwords_are_never_told() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_a_hint() {
+fn invalid_arguments_are_rejected_with_a_hint() {
     let finished = run(&["doctor", "redis://:hush@a:x"], b"");
     assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
     assert_eq!(
