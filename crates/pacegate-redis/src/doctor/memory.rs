@@ -32,17 +32,17 @@ fn goes_first(policy: &str) -> &'static str {
     match policy {
         "allkeys-lru" => "evicts the least recently used keys (2 of 200 counters survived a flood)",
         "volatile-lru" => {
-            "evicts the least recently used keys with an expiry, including all of ours (1 of 200 counters survived a flood)"
+            "evicts the least recently used expiring keys, including ours (1 of 200 counters survived a flood)"
         }
         "allkeys-lfu" => {
             "evicts the least frequently used keys (49 of 200 counters survived a flood)"
         }
         "volatile-lfu" => {
-            "evicts the least frequently used keys with an expiry, including all of ours (48 of 200 counters survived a flood)"
+            "evicts the least frequently used expiring keys, including ours (48 of 200 counters survived a flood)"
         }
         "allkeys-random" => "evicts random keys (31 of 200 counters survived a flood)",
         "volatile-random" => {
-            "evicts random keys with an expiry, including all of ours (45 of 200 counters survived a flood)"
+            "evicts random expiring keys, including ours (45 of 200 counters survived a flood)"
         }
         "volatile-ttl" => {
             "evicts the keys with the shortest periods (1 of 200 counters survived a flood)"

@@ -181,7 +181,7 @@ impl Doctor<'_> {
         }
         let mut setup = Vec::new();
         if patients.iter().any(|patient| patient.report.is_reached) {
-            let advice = "check CLUSTER INFO and CLUSTER SLOTS on the servers; `redis-cli --cluster create` assigns slots";
+            let advice = "check CLUSTER INFO and CLUSTER SLOTS there; `redis-cli --cluster create` assigns slots";
             setup.push(Finding::problem("cluster", "no server knows the slot assignment", advice));
         }
         self.conclude(setup, Vec::new(), patients).await

@@ -80,7 +80,7 @@ fn kept(appends: bool, settings: &Settings) -> Finding {
 fn stops() -> Finding {
     Finding::notice(
         "disk",
-        "if a snapshot fails, for example on a full disk, the server rejects all writes (MISCONF) and failure modes apply",
+        "if a snapshot fails (full disk), the server rejects all writes (MISCONF) and failure modes apply",
         "CONFIG SET stop-writes-on-bgsave-error no, unless other data on the server needs it; monitor the disk",
     )
 }

@@ -32,7 +32,7 @@ pub(super) fn unreachable(address: &Address, error: &RedisError) -> Finding {
         "check the certificate; for a private CA, add ?ca=FILE to the address".to_owned()
     } else {
         format!(
-            "check that a server is running at {address}, that firewalls allow it, and that it uses TLS only for rediss://"
+            "check that a server is running at {address}, that firewalls allow it, and that rediss:// is used for TLS"
         )
     };
     Finding::problem("reach", format!("cannot connect to {address}: {said}"), advice)

@@ -119,7 +119,7 @@ pub(super) fn agreement(sentinels: &[Sentinel], name: &str) -> Vec<Finding> {
             "master",
             format!("{seen} but disagree: {}", several.join(", ")),
             format!(
-                "wait for the end of a failover; if it persists, run SENTINEL RESET {name} on the sentinels that are wrong"
+                "wait for the end of a failover; if it persists, run SENTINEL RESET {name} where it is wrong"
             ),
         ),
     };

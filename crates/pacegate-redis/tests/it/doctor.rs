@@ -279,7 +279,7 @@ fn an_unreachable_server_and_tls_errors_are_explained() {
     let unverified = report(&server.url());
     assert!(advice(&unverified, "reach", Level::Problem).contains("?ca=FILE"));
     let plain = report(&server.url().replace("rediss", "redis"));
-    assert!(advice(&plain, "reach", Level::Problem).contains("uses TLS only for rediss://"));
+    assert!(advice(&plain, "reach", Level::Problem).contains("rediss:// is used for TLS"));
     server.kill();
     let gone = report(&with_ca);
     assert!(!gone.is_reached());

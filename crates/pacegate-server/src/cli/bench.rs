@@ -58,7 +58,7 @@ pub(super) struct Args {
     check: u64,
 
     /// Start of fixed windows
-    #[arg(long, value_name = "WHERE", default_value = "aligned", help_heading = "Checking")]
+    #[arg(long, value_name = "START", default_value = "aligned", help_heading = "Checking")]
     windows: Windows,
 
     /// Maximum difference between the server's clock and this one
@@ -120,7 +120,7 @@ struct Asking {
     args: Vec<String>,
 
     /// Meaning of the first integer in the script's reply
-    #[arg(long, value_name = "HOW", default_value = "one")]
+    #[arg(long, value_name = "MEANING", default_value = "one")]
     reply: Reading,
 
     /// File with the API key or password [default: the variable PACEGATE_KEY]
