@@ -22,8 +22,8 @@ fn decisions_are_told_in_words() {
     let (allowed, denied) = finished.stdout.split_at(finished.stdout.find("3:").unwrap());
     assert_eq!(
         allowed,
-        "1: allowed by 2/hour sliding-log, 1 remaining, all of it again in 3600s\n\
-         2: allowed by 2/hour sliding-log, 0 remaining, all of it again in 3600s\n"
+        "1: allowed by 2/hour sliding-log, 1 remaining, resets in 3600s\n\
+         2: allowed by 2/hour sliding-log, 0 remaining, resets in 3600s\n"
     );
     assert_eq!(
         without_times(denied),
@@ -48,7 +48,7 @@ fn decisions_are_told_as_json() {
 #[test]
 fn a_limit_of_nothing_denies_for_good() {
     let finished = run(&["check", "--limit", "0/hour", "alice"], b"");
-    assert_eq!(finished.stdout, "1: denied by 0/hour, 0 remaining, for good\n");
+    assert_eq!(finished.stdout, "1: denied by 0/hour, 0 remaining, never admitted\n");
     assert_eq!(finished.code, Some(1));
 }
 
@@ -56,15 +56,15 @@ fn a_limit_of_nothing_denies_for_good() {
 fn trouble_is_told_in_one_sentence_with_a_hint() {
     refuses(
         &["--limit", "5/fortnight"],
-        "error: cannot use --limit: `5/fortnight` is not a limit: the period `fortnight` is not one \
+        "error: invalid --limit: `5/fortnight` is not a limit: the period `fortnight` is not one \
          of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`\n\
-         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+         hint: expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
     );
     refuses(
         &["--limit", LIMIT, "--cost", "3"],
         "error: cannot decide: a cost of 3 can never be admitted: policy `ad-hoc` takes at \
          most 2 at once\n\
-         hint: ask for less at once, or give the limit a burst, as in '5/minute burst 20'\n",
+         hint: use a smaller cost, or a limit with a burst such as '5/minute burst 20'\n",
     );
 }
 
@@ -81,14 +81,12 @@ fn a_command_line_that_makes_no_sense_is_trouble() {
 fn what_cannot_be_decided_is_trouble() {
     refuses(
         &[],
-        "error: cannot use KEY without --limit: a key alone says nothing of its limit\n\
-         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+        "error: missing --limit: a key needs a limit\n\
+         hint: expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
     );
     let finished = run(&["check", "-a", "user=alice"], b"");
     assert_eq!(finished.code, Some(2));
-    assert!(
-        finished.stderr.ends_with("hint: name a file with --config, or a service with --server\n")
-    );
+    assert!(finished.stderr.ends_with("hint: use --config FILE or --server URL\n"));
     let closed = run(&["check", "k", "--limit", "1/hour", "--server", "http://127.0.0.1:1"], b"");
     assert!(closed.stderr.starts_with("error: cannot decide: cannot reach http://127.0.0.1:1/: "));
     assert_eq!(closed.code, Some(2));
@@ -109,7 +107,10 @@ fn a_file_decides_about_attributes() {
     assert!(first.starts_with("1: allowed by 1/day of policy api, 0 remaining, "), "{first}");
     assert!(second.starts_with("2: denied by 1/day of policy api, 0 remaining, "), "{second}");
     assert_eq!(covered.code, Some(1));
-    assert_eq!(ask("path=/x").stdout, "1: allowed, without a limit\n2: allowed, without a limit\n");
+    assert_eq!(
+        ask("path=/x").stdout,
+        "1: allowed: no limit applies\n2: allowed: no limit applies\n"
+    );
 }
 
 #[test]
@@ -144,8 +145,8 @@ fn what_this_process_alone_knows_is_no_decision() {
     };
     let refused = |finished: Finished| {
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-        let said = ": the store did not answer, and what this process alone knows is no decision\n\
-                    hint: pacegate doctor URL tells what is wrong with a store\n";
+        let said = ": store unavailable; no decision was made\n\
+                    hint: check the store with pacegate doctor URL\n";
         assert!(finished.stderr.ends_with(said), "{}", finished.stderr);
     };
     // It takes connections, and nothing can be written.
@@ -177,7 +178,7 @@ fn what_is_typed_goes_before_the_environment() {
         (&["check", "--server", &server, "-a", "key=a"][..], &[away][..], by_service),
         (&["check", "-a", "key=a"], &[away, here], by_service),
         (&["check", "--config", &config, "-a", "user=a"], &[nobody], by_file),
-        (&["explain", "--config", &config, "-a", "user=a"], &[nobody], "+ api covers it; "),
+        (&["explain", "--config", &config, "-a", "user=a"], &[nobody], "+ api matches; "),
         (&["check", "--limit", "5/minute", "alice"], &[nobody], own),
         (&["check", "--store", "memory", "--limit", "5/minute", "alice"], &[nobody], own),
         (&["check", "--server", &server, "--limit", "5/minute", "alice"], &[away, nobody], own),
@@ -228,7 +229,7 @@ fn rules_of_envoy_decide_nothing_about_attributes() {
         let args = [command, "--config", &folder.config(), "--domain", "edge", "-a", "user=alice"];
         let finished = run(&args, b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-        let said = "decide about descriptors, and not about attributes";
+        let said = "match descriptors, not attributes";
         assert!(finished.stderr.contains(said), "{}", finished.stderr);
     }
 }
@@ -258,8 +259,8 @@ fn an_attribute_has_one_value() {
 fn limits_that_would_count_twice_are_refused() {
     refuses(
         &["--limit", "5/minute", "--limit", "6/minute"],
-        "error: cannot use --limit: `5/minute` and `6/minute` have one algorithm and period\n\
-         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+        "error: invalid --limit: `5/minute` and `6/minute` have one algorithm and period\n\
+         hint: expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
     );
 }
 

@@ -78,7 +78,7 @@ fn an_answer_that_decides_nothing_is_trouble() {
         ("429 Too Many Requests", r#"{"message":"slow down"}"#),
     ] {
         let stranger = Stranger::new(status, body);
-        let said = format!("the service answered {status}, and not with what was asked for");
+        let said = format!("unexpected response with status {status}");
         trouble(&check(&stranger.url()), &said);
         if status == "200 OK" {
             trouble(&explain(&stranger.url()), &said);
@@ -94,13 +94,13 @@ fn times_that_cannot_be_are_not_told() {
     let body =
         r#"{"allowed":true,"limit":"1/day","remaining":1,"reset_after":-1.5,"retry_after":1e300}"#;
     let told = check(&Stranger::new("200 OK", body).url());
-    let words = "1: allowed by 1/day, 1 remaining, all of it again in 0ns\n";
+    let words = "1: allowed by 1/day, 1 remaining, resets in 0ns\n";
     assert_eq!((told.code, &*told.stdout), (Some(0), words), "{}", told.stderr);
     let body = r#"{"allowed":false,"policies":[{"policy":"a","limits":[{"limit":"1/day","allowed":false,
         "retry_after":1e300}]}],"policy":"a"}"#;
     let told = explain(&Stranger::new("200 OK", body).url());
     assert_eq!(told.code, Some(1), "{}", told.stderr);
-    assert!(told.stdout.ends_with("1/day: denies for good\ndenied by a\n"), "{}", told.stdout);
+    assert!(told.stdout.ends_with("1/day: always denies\ndenied by a\n"), "{}", told.stdout);
 }
 
 #[test]
@@ -132,7 +132,10 @@ fn a_port_that_is_none_leads_nowhere_else() {
 fn a_password_in_an_address_is_not_repeated() {
     for server in ["http://me:hunter2@127.0.0.1:1", "me:hunter2@[::1", "http://me:hunter2@h:x/?"] {
         let told = check(server);
-        trouble(&told, "error: cannot ask: an address with a user or a password is not taken");
+        trouble(
+            &told,
+            "error: invalid --server: an address with a user or a password is not taken",
+        );
         assert!(!told.stderr.contains("hunter2"), "{}", told.stderr);
     }
 }

@@ -40,7 +40,7 @@ policies:
 #[test]
 fn a_good_file_is_shown() {
     let shown = "\
-pacegate.yaml: good, 2 policies
+pacegate.yaml: valid, 2 policies
 
   policy                 domain  match                                     per           limit
   login-per-ip           -       method = POST or PUT, ip in 10.0.0.0/8    ip            5/minute sliding-window
@@ -48,7 +48,7 @@ pacegate.yaml: good, 2 policies
                                    plan = pro                                            unlimited
 ";
     assert_eq!(validate(&[], POLICIES), finished(0, shown));
-    assert_eq!(validate(&[], "shadow: true\n"), finished(0, "pacegate.yaml: good, 0 policies\n"));
+    assert_eq!(validate(&[], "shadow: true\n"), finished(0, "pacegate.yaml: valid, 0 policies\n"));
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn a_file_that_says_nothing_is_bad() {
     for text in ["", "null\n", "~", "---\n", "# policies: []\n", "\u{feff}\n"] {
         assert_eq!(validate(&[], text), finished(1, why), "{text:?}");
     }
-    let none = finished(0, "pacegate.yaml: good, 0 policies\n");
+    let none = finished(0, "pacegate.yaml: valid, 0 policies\n");
     assert_eq!(validate(&[], "policies: []\n"), none);
     assert_eq!(validate(&[], "{}\n"), none);
 }
@@ -104,7 +104,7 @@ fn json_is_one_line_for_each_file() {
 fn what_cannot_be_read_is_trouble() {
     let missing = run(&["validate", "/no/such/file.yaml"], b"");
     assert_eq!((missing.code, &*missing.stdout), (Some(2), ""));
-    let said = "error: cannot check: cannot read /no/such/file.yaml: ";
+    let said = "error: cannot check the file: cannot read /no/such/file.yaml: ";
     assert!(missing.stderr.starts_with(said), "{}", missing.stderr);
     assert_eq!(run(&["validate"], b"").code, Some(2));
 }
@@ -275,13 +275,13 @@ descriptors:
 #[test]
 fn rules_of_envoyproxy_ratelimit_are_shown() {
     let shown = "\
-pacegate.yaml: good, 4 rules
+pacegate.yaml: valid, 4 rules
 
-  policy                                             domain  match                       per           limit
-  edge.user                                          edge    user present                user          20/minute
-  edge.plan-gold.path-_api__..19e363d89567 (shadow)  edge    plan = gold, path ~ /api/*  path          5/second, 60/30s
-  edge.plan-free (quota)                             edge    plan = free                 all together  100/day
-  edge.admin                                         edge    admin present               admin         unlimited
+  policy                                             domain  match                       per          limit
+  edge.user                                          edge    user present                user         20/minute
+  edge.plan-gold.path-_api__..19e363d89567 (shadow)  edge    plan = gold, path ~ /api/*  path         5/second, 60/30s
+  edge.plan-free (quota)                             edge    plan = free                 all clients  100/day
+  edge.admin                                         edge    admin present               admin        unlimited
 ";
     assert_eq!(validate(&[], RULES), finished(0, shown));
     let json = validate(&["--json"], RULES);
@@ -312,7 +312,7 @@ fn a_folder_of_rules_is_checked_as_a_whole() {
     fs::write(folder.path().join(".c.txt"), "not: [read").unwrap();
     let good = run(&["validate", path], b"");
     assert_eq!(good.code, Some(0), "{good:?}");
-    assert!(good.stdout.starts_with(&format!("{path}: good, 8 rules\n")), "{good:?}");
+    assert!(good.stdout.starts_with(&format!("{path}: valid, 8 rules\n")), "{good:?}");
     fs::write(folder.path().join("b.yml"), RULES).unwrap();
     let twice = run(&["validate", path], b"");
     assert_eq!(twice.code, Some(1), "{twice:?}");
@@ -327,7 +327,7 @@ fn a_folder_of_rules_is_checked_as_a_whole() {
     assert!(empty.stderr.contains("there is no file in it or below"), "{empty:?}");
     fs::write(folder.path().join("below/shop"), RULES.replace("edge", "shop")).unwrap();
     let below = run(&["validate", path], b"");
-    assert!(below.stdout.starts_with(&format!("{path}: good, 8 rules\n")), "{below:?}");
+    assert!(below.stdout.starts_with(&format!("{path}: valid, 8 rules\n")), "{below:?}");
     let missing = run(&["validate", &format!("{path}/nowhere")], b"");
     assert_eq!(missing.code, Some(2), "{missing:?}");
 }
