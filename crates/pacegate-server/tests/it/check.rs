@@ -17,7 +17,7 @@ fn the_last_decision_is_the_exit_code() {
 }
 
 #[test]
-fn decisions_are_told_in_words() {
+fn decisions_are_printed_as_text() {
     let finished = run(&["check", "--limit", LIMIT, "alice", "--times", "3"], b"");
     let (allowed, denied) = finished.stdout.split_at(finished.stdout.find("3:").unwrap());
     assert_eq!(
@@ -33,7 +33,7 @@ fn decisions_are_told_in_words() {
 }
 
 #[test]
-fn decisions_are_told_as_json() {
+fn decisions_are_printed_as_json() {
     let args = ["check", "--limit", LIMIT, "alice", "--cost", "2", "--json"];
     let expected = concat!(
         r#"{"allowed":true,"policy":"ad-hoc","limit":"2/hour sliding-log","remaining":0,"#,
@@ -46,14 +46,14 @@ fn decisions_are_told_as_json() {
 }
 
 #[test]
-fn a_limit_of_nothing_denies_for_good() {
+fn a_limit_of_zero_always_denies() {
     let finished = run(&["check", "--limit", "0/hour", "alice"], b"");
     assert_eq!(finished.stdout, "1: denied by 0/hour, 0 remaining, never admitted\n");
     assert_eq!(finished.code, Some(1));
 }
 
 #[test]
-fn trouble_is_told_in_one_sentence_with_a_hint() {
+fn errors_are_one_sentence_with_a_hint() {
     refuses(
         &["--limit", "5/fortnight"],
         "error: invalid --limit: `5/fortnight` is not a limit: the period `fortnight` is not one \
@@ -69,7 +69,7 @@ fn trouble_is_told_in_one_sentence_with_a_hint() {
 }
 
 #[test]
-fn a_command_line_that_makes_no_sense_is_trouble() {
+fn an_invalid_command_line_exits_with_2() {
     for args in [&["check"][..], &["check", "alice", "-a", "b=c"], &["chekc"], &[]] {
         let finished = run(args, b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{args:?}");
@@ -78,7 +78,7 @@ fn a_command_line_that_makes_no_sense_is_trouble() {
 }
 
 #[test]
-fn what_cannot_be_decided_is_trouble() {
+fn missing_limits_policies_and_servers_exit_with_2() {
     refuses(
         &[],
         "error: missing --limit: a key needs a limit\n\
@@ -93,7 +93,7 @@ fn what_cannot_be_decided_is_trouble() {
 }
 
 #[test]
-fn a_file_decides_about_attributes() {
+fn policies_of_a_file_decide_attributes() {
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
     let text = "policies: [{ name: api, match: { path: /api/** }, per: [user], limit: 1/day }]";
     std::fs::write(file.path(), text).unwrap();
@@ -114,14 +114,14 @@ fn a_file_decides_about_attributes() {
 }
 
 #[test]
-fn redis_and_a_service_share_what_is_charged() {
+fn a_local_check_and_a_server_share_counters_in_redis() {
     let redis = Server::start(Flavor::Redis);
     let url = redis.url();
     let limit = "2/day";
     let own = ["check", "job", "--limit", limit, "--store", &url, "--json"];
     assert_eq!(run(&own, b"").code, Some(0));
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-    // A busy machine is not what this is about.
+    // A long deadline, in case the machine is busy.
     std::fs::write(file.path(), format!("store: {{ url: \"{url}\", deadline: 5s }}")).unwrap();
     let service = Service::start(&["--config", file.path().to_str().unwrap()]);
     let server = format!("http://{}", service.address("http"));
@@ -133,7 +133,7 @@ fn redis_and_a_service_share_what_is_charged() {
 }
 
 #[test]
-fn what_this_process_alone_knows_is_no_decision() {
+fn an_unavailable_store_is_an_error() {
     let redis = Server::start(Flavor::Redis);
     let url = redis.url();
     let folder = Folder::new();
@@ -149,11 +149,11 @@ fn what_this_process_alone_knows_is_no_decision() {
                     hint: check the store with pacegate doctor URL\n";
         assert!(finished.stderr.ends_with(said), "{}", finished.stderr);
     };
-    // It takes connections, and nothing can be written.
+    // It accepts connections but rejects writes.
     let _ = redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
     refused(run(&["check", "job", "--limit", "1/day", "--store", &url], b""));
     refused(ask("check", "local"));
-    // A policy that says what happens then is heard.
+    // Policies with a failure mode of open or closed still decide.
     assert_eq!(ask("check", "open").code, Some(0));
     assert_eq!(ask("check", "closed").code, Some(1));
     let _ = redis.command(&["ACL", "SETUSER", "default", "-@scripting"]);
@@ -163,7 +163,7 @@ fn what_this_process_alone_knows_is_no_decision() {
 }
 
 #[test]
-fn what_is_typed_goes_before_the_environment() {
+fn the_command_line_overrides_the_environment() {
     let folder = Folder::with_config("policies: [{ name: api, per: [user], limit: 1/day }]\n");
     let service = Service::start(&["--grpc", "off", "--resp", "off"]);
     let server = format!("http://{}", service.address("http"));
@@ -201,7 +201,7 @@ fn what_is_typed_goes_before_the_environment() {
 }
 
 #[test]
-fn a_variable_that_is_empty_is_not_set() {
+fn empty_variables_are_ignored() {
     let variables = ["PACEGATE_STORE", "PACEGATE_SERVER"].map(|name| (name, ""));
     let finished = run_with(&["check", "--limit", "5/minute", "alice"], &variables);
     assert_eq!((finished.code, &*finished.stderr), (Some(0), ""));
@@ -221,7 +221,7 @@ fn a_variable_that_is_empty_is_not_set() {
 }
 
 #[test]
-fn rules_of_envoy_decide_nothing_about_attributes() {
+fn envoy_rules_do_not_decide_attributes() {
     let folder = Folder::with_config(
         "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 0 } }]\n",
     );
@@ -235,7 +235,7 @@ fn rules_of_envoy_decide_nothing_about_attributes() {
 }
 
 #[test]
-fn an_attribute_has_one_value() {
+fn duplicate_attributes_are_rejected() {
     for command in ["check", "explain"] {
         let args = [
             command,
@@ -256,7 +256,7 @@ fn an_attribute_has_one_value() {
 }
 
 #[test]
-fn limits_that_would_count_twice_are_refused() {
+fn limits_with_the_same_counter_are_rejected() {
     refuses(
         &["--limit", "5/minute", "--limit", "6/minute"],
         "error: invalid --limit: `5/minute` and `6/minute` have one algorithm and period\n\

@@ -13,7 +13,7 @@ policies:
 ";
 
 #[test]
-fn every_policy_says_why() {
+fn every_policy_is_explained() {
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
     std::fs::write(file.path(), POLICIES).unwrap();
     let config = file.path().to_str().unwrap();
@@ -38,7 +38,7 @@ fn every_policy_says_why() {
 }
 
 #[test]
-fn a_service_explains_what_it_has_in_force() {
+fn a_server_explains_its_policies() {
     let service = Service::start(&[]);
     let server = format!("http://{}", service.address("http"));
     let told = run(&["explain", "--server", &server, "-a", "key=bob"], b"");
@@ -48,7 +48,7 @@ fn a_service_explains_what_it_has_in_force() {
 }
 
 #[test]
-fn a_file_in_shadow_mode_denies_nothing_here_either() {
+fn a_file_in_shadow_mode_never_denies() {
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
     std::fs::write(file.path(), "shadow: true\npolicies: [{ name: a, per: [ip], limit: 0/day }]\n")
         .unwrap();
@@ -71,7 +71,7 @@ fn a_file_in_shadow_mode_denies_nothing_here_either() {
 }
 
 #[test]
-fn without_policies_there_is_nothing_to_explain() {
+fn explain_without_policies_is_an_error() {
     let told = run(&["explain", "-a", "key=bob"], b"");
     assert_eq!(told.code, Some(2));
     assert!(told.stderr.ends_with("use --config FILE or --server URL\n"));
