@@ -227,7 +227,7 @@ function keyCards(policy) {
     { name: "denied", value: key.denied + key.shadow_denied, color: key.shadow_denied ? "shadow" : "denied" },
   ];
   const note = (key) => `peak ${whole(key.peak_second)}/s, ${whole(key.peak_asked)}/${policy.period}`;
-  later(() => bars(worst, policy.denied_most.map((key) => ({ label: key.key, note: note(key), parts: parts(key) })), { empty: "Nobody." }));
+  later(() => bars(worst, policy.denied_most.map((key) => ({ label: key.key, note: note(key), parts: parts(key) })), { empty: "None." }));
   const busiest = table(["client", "requests", "denied", `peak/${policy.period}`, "admitted"], policy.busiest.map((key) => [
     key.key, whole(key.requests), share(key.denied + key.shadow_denied, key.requests), whole(key.peak_asked), whole(key.peak_admitted),
   ]));

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::{Clock, Sleep, Timestamp};
 
-/// A clock that only moves when it is told to, for tests.
+/// A clock for tests that moves only when the test moves it.
 ///
 /// Clones share one time, so a test keeps a clone and moves the limiter's clock with it. Tasks that wait on
 /// the clock are woken when their instant is reached.
