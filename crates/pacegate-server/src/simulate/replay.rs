@@ -113,7 +113,7 @@ impl Variant {
         self.allowed + self.denied
     }
 
-    /// Returns the number of keys for which the engine's store had no room.
+    /// Returns the number of charges of keys for which the engine's store had no room.
     pub(crate) fn overflowed(&self) -> u64 {
         self.limiter.store().usage().overflowed
     }

@@ -58,7 +58,7 @@ pub(crate) enum Dialect {
     ThrottlecrabHttp,
     /// A custom Lua script in Redis or Valkey, called with EVALSHA
     Script,
-    /// INCR in Redis or Valkey: a baseline for speed; it never expires, so it cannot be checked
+    /// INCR in Redis or Valkey, without a limit: a baseline for speed
     Incr,
     /// Envoy's rate limit service over gRPC
     Rls,
