@@ -8,11 +8,11 @@ use clap_complete::Shell;
 
 use super::{Cli, Trouble};
 
-/// Print what completes `pacegate` in a shell
+/// Generate shell completions
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The shell to complete in
+    /// Shell
     shell: Shell,
 }
 
@@ -21,7 +21,7 @@ Examples:
   bash:
     pacegate completions bash > ~/.local/share/bash-completion/completions/pacegate
 
-  zsh, in a folder of $fpath:
+  zsh, into a directory in $fpath:
     pacegate completions zsh > ~/.zfunc/_pacegate
 
   fish:
@@ -31,7 +31,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "pacegate", &mut script);
     io::stdout().write_all(&script).map_err(|error| {
-        Trouble::new(error, "cannot print the completions", "check where standard output leads")
+        Trouble::new(error, "cannot print the completions", "check the standard output")
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -28,7 +28,7 @@ use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use self::trouble::Trouble;
 use crate::config::Environment;
 
-/// Decides, for every request, whether it may pass now.
+/// A rate limiter: server, CLI and tools
 #[derive(Debug, Parser)]
 #[command(name = "pacegate", version, after_help = EXAMPLES)]
 struct Cli {
@@ -53,30 +53,30 @@ enum Command {
 
 const EXAMPLES: &str = "\
 Examples:
-  See how a limit behaves when a key asks six times:
+  Try a limit with six requests:
     pacegate check --limit 5/minute alice --times 6
 
-  Serve everybody who asks, over HTTP, gRPC and the protocol of Redis:
+  Run the server (HTTP, Envoy gRPC, Redis protocol):
     pacegate serve
 
-  Watch a service, in this terminal:
+  Watch a server in the terminal:
     pacegate top http://127.0.0.1:8080
 
-  See what a limit would have done to yesterday's traffic:
+  Replay an access log through a limit:
     pacegate simulate access.log.gz --limit 60/minute --per ip
 
-  See whether a Redis or Valkey is fit to hold limits:
+  Check a Redis or Valkey server for use as a store:
     pacegate doctor redis://127.0.0.1:6379
 
-  Check a configuration before it is deployed:
+  Check a config file before you deploy it:
     pacegate validate pacegate.yaml
 
-Every command has examples of its own: pacegate serve --help, pacegate check --help";
+Every command has examples: pacegate serve --help, pacegate check --help";
 
-/// Something went wrong: neither a yes (0) nor a no (1).
+/// Exit code for errors: the result is neither allowed (0) nor denied (1).
 const TROUBLE: u8 = 2;
 
-/// Does what the command line says.
+/// Runs the command given on the command line.
 pub(crate) fn run() -> ExitCode {
     let command = match parse(words(std::env::args_os())) {
         Ok(command) => command,
@@ -101,7 +101,7 @@ pub(crate) fn run() -> ExitCode {
     })
 }
 
-/// Reads the command line, and what variables say besides. What is typed goes before those.
+/// Parses the command line and environment variables. The command line takes precedence.
 fn parse(words: Vec<OsString>) -> Result<Command, clap::Error> {
     let mut cli = without_empty_variables(Cli::command());
     let matches = cli.try_get_matches_from_mut(words)?;
@@ -122,7 +122,7 @@ fn parse(words: Vec<OsString>) -> Result<Command, clap::Error> {
     Ok(command)
 }
 
-/// Deployments often set a variable to nothing where they mean that it is not set.
+/// Ignores variables with an empty value: deployments often set one to an empty value to unset it.
 fn without_empty_variables(command: clap::Command) -> clap::Command {
     let environment = Environment::process();
     let is_empty = |arg: &Arg| {
@@ -134,8 +134,8 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
     })
 }
 
-/// The words of the command line. Deployments of envoyproxy/ratelimit start `/bin/ratelimit`, and nothing else: under
-/// that name it is the service.
+/// Returns the arguments. Deployments of envoyproxy/ratelimit run `/bin/ratelimit` without arguments: under
+/// that name, the program runs the server.
 fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = args.collect();
     let name = words.first().and_then(|name| Path::new(name).file_name());
@@ -145,19 +145,19 @@ fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     words
 }
 
-/// Prints the help that was asked for, or what is wrong with the command line.
+/// Prints the requested help, or the error in the command line.
 fn explain(error: &clap::Error) -> ExitCode {
     let printed = error.print().is_ok();
     let asked_for = !error.use_stderr();
     if asked_for && printed { ExitCode::SUCCESS } else { ExitCode::from(TROUBLE) }
 }
 
-/// Talks to whoever watches. That nobody does is no reason to stop.
+/// Prints a message on standard error. Ignores errors, for example if it is closed.
 fn say(message: impl Display) {
     drop(writeln!(io::stderr(), "{message}"));
 }
 
-/// Prints a line on standard output. That nobody reads it is no reason to stop.
+/// Prints a line on standard output. Ignores errors, for example if the reader has closed the pipe.
 fn print_line(line: impl Display) {
     let mut output = io::stdout().lock();
     drop(writeln!(output, "{line}").and_then(|()| output.flush()));

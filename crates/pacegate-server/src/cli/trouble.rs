@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Why a command could not do its work, in one sentence, and what to do about it.
+/// The error of a failed command, with a hint for the user.
 #[derive(Debug)]
 pub(super) struct Trouble {
     error: anyhow::Error,

@@ -1,17 +1,17 @@
-//! Every unit with the instant it was taken: the sliding log, and the permits of a concurrency limit.
+//! Logs of units with the time they were taken: the sliding log, and the permits of a concurrency limit.
 //!
-//! Both admit while the units younger than a period leave room. A permit differs in that it has an id by which it is
-//! returned early or renewed.
+//! Both admit a cost if it fits together with the units younger than one period. A permit also has an id, by
+//! which it can be released early or renewed.
 
 use std::collections::VecDeque;
 
 use super::Outcome;
 use crate::Limit;
 
-/// The state of one key is a list of this many entries at most.
+/// Maximum number of entries in the state of one key.
 pub(crate) const MAX_AMOUNT: u64 = 10_000;
 
-/// Entries in the order of their instants.
+/// Entries, sorted by time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Log {
     entries: VecDeque<Entry>,
@@ -26,8 +26,8 @@ struct Entry {
 }
 
 impl Log {
-    /// The answer for `cost` at `now`, which is not before any entry. Nothing changes: what is admitted is then
-    /// [taken](Self::take).
+    /// Evaluates `cost` at `now`, which is not before any entry, without changing anything. Admitted units
+    /// are then [taken](Self::take).
     pub(crate) fn evaluate(&self, limit: &Limit, now: u64, cost: u64) -> Outcome {
         if limit.amount() == 0 {
             return Outcome::NOTHING;
@@ -51,7 +51,7 @@ impl Log {
         }
     }
 
-    /// Undoes what was taken last.
+    /// Undoes the last charge.
     pub(crate) fn take_back(&mut self, cost: u64) {
         let mut left = cost;
         while let Some(last) = self.entries.back_mut().filter(|_| left > 0) {
@@ -64,7 +64,7 @@ impl Log {
         }
     }
 
-    /// Gives back up to `cost` units, the newest first. A permit is somebody's, who returns it: it stays.
+    /// Refunds up to `cost` units, the newest first. Permits are skipped; their holders release them.
     pub(crate) fn refund(&mut self, cost: u64) {
         let mut left = cost;
         for entry in self.entries.iter_mut().rev().filter(|entry| entry.id == 0) {
@@ -91,7 +91,7 @@ impl Log {
         !held.is_empty()
     }
 
-    /// As [`super::earliest`], on a copy.
+    /// Does the same as [`super::earliest`], on a copy.
     pub(crate) fn earliest(
         mut self,
         limit: &Limit,
@@ -119,7 +119,7 @@ impl Log {
         self.entries.back().is_none_or(|last| last.at + period_micros <= now)
     }
 
-    /// Drops entries that are past, and brings those from a clock that has since stepped back to now.
+    /// Removes expired entries. If the clock has stepped back, moves later entries back to now.
     pub(crate) fn settle(&mut self, limit: &Limit, now: u64) {
         for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
             entry.at = now;
@@ -136,7 +136,7 @@ impl Log {
         self.entries.iter().copied().skip_while(move |entry| entry.at + period <= now)
     }
 
-    /// How long until the oldest `units` are past.
+    /// Returns the time until the oldest `units` have expired.
     fn frees_after(&self, limit: &Limit, now: u64, units: u64) -> u64 {
         let mut freed = 0;
         self.live(limit, now)
