@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pacegate::{
-    Charge, Decision, KeyRef, Limit, Limiter, Policy, PolicyName, PolicySet, Request,
+    Charge, Counter, Decision, KeyRef, Limit, Limiter, Policy, PolicyName, PolicySet, Request,
     SharedLimiter, Verdict,
 };
 use pacegate_redis::{ConnectError, RedisStore};
@@ -162,8 +162,7 @@ fn one_id_for_several_requests_counts_for_each() {
     });
 }
 
-/// Two parts of one request may lead to one key under two limits, as descriptors of Envoy do to a policy with an
-/// override. They are charged one after the other, and none if one does not fit.
+/// Two parts of one request may lead to one counter under two limits, if their caller puts them together. They are charged one after the other, and none if one does not fit.
 #[test]
 fn one_key_under_two_limits_is_charged_for_both_or_neither() {
     let server = Server::start(Flavor::Redis);
@@ -173,7 +172,10 @@ fn one_key_under_two_limits_is_charged_for_both_or_neither() {
         let set = PolicySet::new([policy]).unwrap();
         let memory = Limiter::builder().policies(set.clone()).build().unwrap();
         let limiter = SharedLimiter::new(store, set);
-        let charge = |limit| Charge::new(PolicyName::DEFAULT, KeyRef::new(b"alice"), limit);
+        let charge = |limit| {
+            let charge = Charge::new(PolicyName::DEFAULT, KeyRef::new(b"alice"), limit);
+            charge.counter(Counter::Policy)
+        };
         let [few, many] = [Limit::per_day(3), Limit::per_day(5)].map(charge);
         let allowed = |verdict: &Verdict| {
             let each = verdict.each.iter().map(Decision::is_allowed);

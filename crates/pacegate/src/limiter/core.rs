@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     Algorithm, MemoryStore, PolicySet, Stats,
+    policy::Target,
     store::memory::{
         Slot,
         identity::{Identity, Scope},
@@ -27,7 +28,8 @@ pub(super) struct Core {
 impl Core {
     pub(super) fn new(path: Path, memory: MemoryStore, turnstile: Turnstile) -> Self {
         let targets = path.policies.targets().iter();
-        let scopes = targets.map(|target| memory.scope(target.name, &target.limit)).collect();
+        let scope = |target: &Target| memory.scope(target.name, target.counter, &target.limit);
+        let scopes = targets.map(scope).collect();
         Self { path, memory, scopes, turnstile }
     }
 

@@ -13,7 +13,7 @@ mod words;
 
 use std::{num::NonZeroU32, time::Duration};
 
-use crate::Limit;
+use crate::{Counter, KeyRef, Limit};
 
 pub use glob::{Glob, GlobError};
 pub use lease::{Lease, ParseLeaseError};
@@ -73,6 +73,9 @@ pub struct Policy {
 }
 
 /// Other limits for the requests of a policy that look a certain way.
+///
+/// They have a counter of their own: what these requests use, the policy's other requests do not, and the other way
+/// round. It is named by the policy and `matching`, so what was used carries over to another amount or burst.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Override {
@@ -220,6 +223,29 @@ impl Policy {
     #[must_use]
     pub fn shadow(self) -> Self {
         Self { mode: Mode::Shadow, ..self }
+    }
+
+    /// Whether a request with this key may meet `matching`. Only lists of values are compared: the value of an
+    /// attribute that is too long has another text in the key, and no list has such a value.
+    pub(crate) fn may_meet(&self, key: KeyRef<'_>, matching: &Match) -> bool {
+        let mut conditions = matching.conditions();
+        conditions.all(|(attribute, condition)| {
+            let place = self.per.iter().position(|other| other == attribute);
+            let (Condition::OneOf(values), Some(place)) = (condition, place) else { return true };
+            let is_listed = |value: &[u8]| values.iter().any(|one| one.as_bytes() == value);
+            match self.per.len() {
+                // One attribute is the key as it is, which may have several parts itself.
+                1 => key.is_tuple() || is_listed(key.as_bytes()),
+                _ => key.parts().nth(place).flatten().is_some_and(is_listed),
+            }
+        })
+    }
+}
+
+impl Override {
+    /// Returns the counter of its limits, which no other override with another `match` has, nor the policy.
+    pub(crate) fn counter(&self) -> Counter {
+        Counter::Override(self.matching.digest())
     }
 }
 

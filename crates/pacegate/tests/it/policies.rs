@@ -63,8 +63,8 @@ fn overrides_replace_the_limits_of_some_requests() {
         [take("free", "a"), take("pro", "b"), take("banned", "c"), take("staff", "d")],
         [1, 3, 0, 5]
     );
-    // Whoever moves to another plan takes along what has been used.
-    assert_eq!(take("pro", "a"), 2);
+    assert_eq!(take("pro", "a"), 3, "an override has its own counter");
+    assert_eq!(take("free", "a"), 0);
 }
 
 #[test]
