@@ -186,7 +186,7 @@ impl Names {
     /// outside does in every service that it passes through, and what one of them was told says nothing of the rest.
     pub(crate) fn answer(&self, id: &[u8], wants: &[Want]) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        hasher.update(b"answer").update(&(id.len() as u64).to_le_bytes()).update(id);
+        hasher.update(b"repeated answer").update(&(id.len() as u64).to_le_bytes()).update(id);
         for Want { cell, limit, cost, enforced, .. } in wants {
             let (amount, capacity) = (limit.amount(), limit.capacity());
             let [first, second] = cell.digest;

@@ -49,8 +49,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 
     /// As [`Store::charge`], but the same charges with the same `id` within a short time give the same answer and count
-    /// once: for a caller that does not know whether its charges were taken. How long that is, the store says. Other
-    /// charges are not mistaken for them. An id has up to [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
+    /// once: for a caller that does not know whether its charges were taken. The store says how long that is, and
+    /// bounds how often an answer is repeated: after that, the charges count as new ones. Other charges are not
+    /// mistaken for them. An id has up to [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
     ///
     /// By default [unsupported](StoreError::Unsupported).
     fn charge_once<'a>(
