@@ -34,7 +34,7 @@ pub fn conformance(subject: &impl Subject, histories: u64) {
     keys_are_apart(subject);
     rates::counters_are_apart(subject, histories.min(500));
     rates::two_limits_on_one_counter_admit_what_the_larger_does(subject, histories.min(500));
-    rates::a_changed_limit_keeps_what_was_used(subject, histories.min(500));
+    rates::a_changed_limit_keeps_its_usage(subject, histories.min(500));
     unenforced_charges_never_deny(subject);
     the_same_key_twice(subject);
     nothing_is_never_something(subject);
@@ -183,8 +183,7 @@ fn charge_all(
     work(subject.block_on(subject.store().charge(&charges)))
 }
 
-/// Policy, algorithm, period and every part of the key tell states apart; the amount does not, on the counter of a
-/// policy.
+/// Policy, algorithm, period and every part of the key name a state. On the counter of a policy, the amount does not.
 fn keys_are_apart(subject: &impl Subject) {
     subject.set_time(Timestamp::from_secs(1_767_225_600));
     let one = Limit::per_day(1);

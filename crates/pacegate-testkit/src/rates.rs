@@ -13,8 +13,8 @@ const POLICY: &str = "rates";
 /// An instant in microseconds, and the units that were admitted at it.
 type Admitted = (u64, u64);
 
-/// Charges one key under several counters in turn. Each counter must answer as its own model does, as if there were no
-/// other: so no rate drains what is owed at another.
+/// Charges one key under several counters in turn. Each counter must answer as its own model does, so that no rate
+/// drains a debt that was charged at another rate.
 pub(crate) fn counters_are_apart(subject: &impl Subject, rounds: u64) {
     for seed in 0..rounds {
         let random = &mut Random::new(seed);
@@ -85,8 +85,8 @@ pub(crate) fn two_limits_on_one_counter_admit_what_the_larger_does(
 }
 
 /// Changes the limit of a counter once. The old limit and the new one each admit no more in any span than their bound
-/// allows, and what was used before the change counts after it.
-pub(crate) fn a_changed_limit_keeps_what_was_used(subject: &impl Subject, rounds: u64) {
+/// allows, and usage before the change counts after it.
+pub(crate) fn a_changed_limit_keeps_its_usage(subject: &impl Subject, rounds: u64) {
     for seed in 0..rounds {
         let random = &mut Random::new(seed);
         let [old, new] = two_buckets(random);

@@ -128,7 +128,7 @@ fn the_same_id_counts_once() {
     }
 }
 
-/// Whoever sends one id with every request pays for one of five while the answer is remembered, and then for each.
+/// A client that sends one id with every request gets four requests for free, and pays for each one after that.
 #[test]
 fn an_answer_is_repeated_four_times() {
     for flavor in Flavor::ALL {
@@ -157,7 +157,7 @@ fn a_repeated_answer_is_not_kept_for_longer() {
     runtime().block_on(async {
         let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
         let store = builder.remember_ids_for(PATIENT * 60).connect().await.unwrap();
-        // What is used of it lasts for hours, so the answer is what ends first.
+        // The counter lives for hours, so the answer expires first.
         let limiter = SharedLimiter::builder(store).limit("3/day token-bucket").build().unwrap();
         let request = Request::new().with("key", "alice").id("again").unwrap();
         assert!(limiter.check_request(&request).await.unwrap().is_allowed());

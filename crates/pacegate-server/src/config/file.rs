@@ -188,7 +188,7 @@ pub(crate) struct Policy {
 }
 
 /// Other limits for the requests of a policy that look a certain way, with their own counters. Those are kept by the
-/// policy's name and `match`: another `limit` of the same algorithm and period keeps what was used.
+/// policy's name and `match`: a new `limit` with the same algorithm and period keeps its usage.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Override {

@@ -200,7 +200,7 @@ impl<'a> Asked<'a> {
             Limits::Rule(rule, subject) => {
                 add((rule.policy, Counter::Policy), &rule.bounds, subject);
             }
-            // Whoever sends it chooses the rate, so each rate has its counter.
+            // The client chooses the rate, so each rate has its counter.
             Limits::Override(bound, subject) => {
                 let counter = (PolicyName::AD_HOC, Counter::Limit);
                 add(counter, std::slice::from_ref(bound), subject);

@@ -61,8 +61,8 @@ impl Match {
         })
     }
 
-    /// Returns a number that names this match: the same in every process, and whatever the order of its conditions
-    /// and of the values in a list.
+    /// Returns a number that names this match. It is the same in every process, and does not depend on the order of
+    /// conditions or of values in a list.
     pub fn digest(&self) -> u64 {
         let mut conditions: Vec<Vec<u8>> = self
             .conditions

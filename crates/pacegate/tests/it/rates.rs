@@ -1,4 +1,4 @@
-//! Two rates for one key: a request at one of them never drains what is owed at the other.
+//! Two rates for one key: requests at one rate never drain the debt of requests at the other.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ fn an_override_does_not_drain_its_policy() {
     assert_eq!(exports, 11, "the burst, and one in 6 s");
 }
 
-/// Each override and the policy itself answer as if there were no others, whatever the order of requests.
+/// The policy and each override answer as if the others did not exist, for any order of requests.
 #[test]
 fn policy_and_overrides_each_answer_as_their_own_model() {
     for seed in 0..300 {

@@ -295,7 +295,7 @@ async fn an_id_needs_a_store_that_takes_it() {
     assert_eq!((reply.status, reply.problem()), (400, "unsupported".to_owned()));
 }
 
-/// All 50 passed while there was no end to how often an answer was repeated.
+/// Regression: all 50 requests passed, because the answer was repeated without a bound.
 #[tokio::test]
 async fn an_id_for_every_request_passes_four_more_than_the_limit() {
     let server = servers::Server::start(servers::Flavor::Redis);

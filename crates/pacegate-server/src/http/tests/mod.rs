@@ -90,7 +90,7 @@ impl Server {
         Self::over(clock, shown, Gate::new(engine, state, settings))
     }
 
-    /// With its counters on a server, which goes by the clock of the test.
+    /// Creates a service with its counters on a Redis server and a manual clock.
     pub(super) async fn over_redis(server: &servers::Server, settings: Settings) -> Self {
         let clock = ManualClock::new();
         let builder = RedisStore::builder(&server.url()).unwrap().deadline(Duration::from_secs(10));

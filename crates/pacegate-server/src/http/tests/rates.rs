@@ -1,4 +1,4 @@
-//! Two rates never drain one counter: overrides, inline limits and limits of descriptors count apart.
+//! Two rates never drain one counter: overrides and inline limits count separately.
 
 use std::time::Duration;
 
@@ -88,26 +88,6 @@ async fn a_reset_by_name_reaches_the_counters_of_overrides() {
         assert_eq!(admitted(&server, &request("/export"), 20).await, 10);
         let reset = server.send("DELETE /v1/state?policy=site&key=203.0.113.7", "", "").await;
         assert_eq!((reset.status, &*reset.body), (200, r#"{"limits":2}"#));
-    }
-}
-
-/// The rate of a descriptor's own limit is chosen by its sender: each has a counter.
-#[tokio::test]
-async fn limits_of_descriptors_count_apart() {
-    let server = Server::with(Settings::new(exports_and_static_files(FAST)));
-    let ask = |amount: u32| {
-        let entry = r#"{"key": "user", "value": "alice"}"#;
-        let limit = format!(r#"{{"requests_per_unit": {amount}, "unit": "HOUR"}}"#);
-        format!(
-            r#"{{"domain": "edge", "descriptors": [{{"entries": [{entry}], "limit": {limit}}}]}}"#
-        )
-    };
-    for (amount, expected) in [(3, 3), (100, 20), (3, 0), (5, 5)] {
-        let mut allowed = 0;
-        for _ in 0..20 {
-            allowed += usize::from(server.post("/json", &ask(amount)).await.status == 200);
-        }
-        assert_eq!(allowed, expected, "{amount} an hour");
     }
 }
 
