@@ -277,7 +277,7 @@ fn repeats(claims: &[Claim<'_>]) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use pacegate::{Charge, Clock, KeyRef, ManualClock};
+    use pacegate::{Charge, Clock, Counter, KeyRef, ManualClock};
 
     use super::*;
     use crate::cell::Names;
@@ -299,7 +299,7 @@ mod tests {
         fn want(&self, key: usize, limit: Limit) -> Want {
             let key = key.to_le_bytes();
             let charge = Charge::new("a".parse().unwrap(), KeyRef::new(&key), limit);
-            self.names.want(&charge).unwrap()
+            self.names.want(&charge.counter(Counter::Policy)).unwrap()
         }
 
         /// Draws so many units, if any are to be drawn.

@@ -202,7 +202,8 @@ impl RedisStoreBuilder {
         Self { deny_cache_for: longest, ..self }
     }
 
-    /// For how long the answer to a request with an id is remembered: 10 s unless said, a year at most.
+    /// For how long the answer to a request with an id is remembered. Default: 10 s; at most a year. Meanwhile it is
+    /// repeated up to four times, and after that each request with the id counts as a new one.
     pub fn remember_ids_for(self, time: Duration) -> Self {
         Self { once: time, ..self }
     }

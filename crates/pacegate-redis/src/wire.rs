@@ -14,9 +14,15 @@ pub(crate) struct Settings {
     pub(crate) slack: u64,
     /// Milliseconds for which a remembered answer is kept.
     pub(crate) once: u64,
+    /// How often a remembered answer is repeated.
+    pub(crate) repeats: u64,
     /// Whether keys may be made.
     pub(crate) create: bool,
 }
+
+/// How often the answer to a request with an id is repeated: enough for a caller that retries, and few enough that an id
+/// which stands for many requests does not pass for all of them.
+pub(crate) const MAX_REPEATS: u64 = 4;
 
 /// A batch as the script reads it.
 #[derive(Debug)]
@@ -52,7 +58,8 @@ impl Program {
         let strings = batch.cells().iter().filter(|cell| cell.kind.is_string()).count();
         let once = if batch.once().is_some() { settings.once } else { 0 };
         let mut words = Words(Vec::with_capacity(64 + 88 * order.len()));
-        words.push([settings.now, settings.slack, once, u64::from(settings.create)]);
+        words.push([settings.now, settings.slack, once, settings.repeats]);
+        words.push([u64::from(settings.create)]);
         words.push([order.len() as u64, strings as u64, batch.runs().len() as u64]);
         for &cell in &order {
             let cell = &batch.cells()[cell as usize];

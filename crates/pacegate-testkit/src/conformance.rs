@@ -1,8 +1,10 @@
 use std::{future::Future, num::NonZeroU32, ops::Range, pin::pin, time::Duration};
 
-use pacegate::{Algorithm, Charge, Key, Limit, Store, StoreError, Timestamp, algorithm::Outcome};
+use pacegate::{
+    Algorithm, Charge, Counter, Key, Limit, Store, StoreError, Timestamp, algorithm::Outcome,
+};
 
-use crate::{History, Model, Op, Random};
+use crate::{History, Model, Op, Random, rates};
 
 /// A store under test, with control over its clock.
 pub trait Subject: Sync {
@@ -30,6 +32,9 @@ pub fn conformance(subject: &impl Subject, histories: u64) {
     }
     all_or_nothing(subject, histories.min(500));
     keys_are_apart(subject);
+    rates::counters_are_apart(subject, histories.min(500));
+    rates::two_limits_on_one_counter_admit_what_the_larger_does(subject, histories.min(500));
+    rates::a_changed_limit_keeps_its_usage(subject, histories.min(500));
     unenforced_charges_never_deny(subject);
     the_same_key_twice(subject);
     nothing_is_never_something(subject);
@@ -96,7 +101,7 @@ fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<O
     let store = subject.store();
     key.with(|key| {
         let policy = "conformance".parse().expect("a name");
-        let mut charge = Charge::new(policy, key, limit);
+        let mut charge = Charge::new(policy, key, limit).counter(Counter::Policy);
         subject.block_on(async {
             match call {
                 Call::Charge(cost, permit) => {
@@ -119,7 +124,7 @@ fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<O
     })
 }
 
-fn work<T>(answer: Result<T, StoreError>) -> T {
+pub(crate) fn work<T>(answer: Result<T, StoreError>) -> T {
     answer.unwrap_or_else(|error| panic!("the store failed: {error}"))
 }
 
@@ -182,8 +187,8 @@ fn charge_all(
     work(subject.block_on(subject.store().charge(&charges)))
 }
 
-/// Checks that the policy, the algorithm, the period and every part of the key distinguish states; the amount
-/// does not.
+/// Checks that the policy, the algorithm, the period and every part of the key distinguish states. On the counter of a
+/// policy, the amount does not.
 fn keys_are_apart(subject: &impl Subject) {
     subject.set_time(Timestamp::from_secs(1_767_225_600));
     let one = Limit::per_day(1);
@@ -203,7 +208,8 @@ fn keys_are_apart(subject: &impl Subject) {
 
 fn admits(subject: &impl Subject, policy: &str, key: impl Key, limit: Limit) -> bool {
     key.with(|key| {
-        let charge = [Charge::new(policy.parse().expect("a name"), key, limit)];
+        let charge = Charge::new(policy.parse().expect("a name"), key, limit);
+        let charge = [charge.counter(Counter::Policy)];
         work(subject.block_on(subject.store().charge(&charge)))[0].is_admitted()
     })
 }

@@ -9,6 +9,7 @@ mod conformance;
 mod history;
 mod model;
 mod random;
+mod rates;
 #[cfg(feature = "servers")]
 pub mod servers;
 

@@ -372,7 +372,7 @@ mod tests {
     fn servers_that_disagree_are_not_asked_for_ever() {
         let (counters, notes, _answers) = notes(Layout::rlaas(), "9/minute", &[Act::Charge(1)]);
         let [mut tally] = <[Tally; 1]>::try_from(gather(&counters, notes)).unwrap();
-        let settings = Settings { now: 0, slack: 0, once: 0, create: true };
+        let settings = Settings { now: 0, slack: 0, once: 0, repeats: 0, create: true };
         for now in [101 * MINUTE, 101 * MINUTE - 1] {
             let told = tally.finish(&[now as i64], Instant::now(), |_, _| {});
             let Told::Missed(missed) = told else { panic!("{told:?}") };

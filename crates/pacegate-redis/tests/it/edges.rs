@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use pacegate::{
-    Algorithm, Answer, Charge, KeyRef, Limit, ManualClock, MemoryStore, SharedLimiter, Store,
-    StoreError, Timestamp, algorithm::Outcome,
+    Algorithm, Answer, Charge, Counter, KeyRef, Limit, ManualClock, MemoryStore, SharedLimiter,
+    Store, StoreError, Timestamp, algorithm::Outcome,
 };
 use pacegate_redis::{Layout, RedisStore};
 use pacegate_testkit::{
@@ -19,7 +19,7 @@ use crate::kit::{PATIENT, Timed, runtime, two_threads};
 const LONG: Duration = Duration::from_secs(1_000 * 3_600);
 
 fn charge(limit: Limit) -> Charge<'static> {
-    Charge::new("edges".parse().unwrap(), KeyRef::new(b"key"), limit)
+    Charge::new("edges".parse().unwrap(), KeyRef::new(b"key"), limit).counter(Counter::Policy)
 }
 
 fn limit(amount: u64, algorithm: Algorithm) -> Limit {

@@ -164,7 +164,8 @@ pub(crate) struct Policy {
     #[schemars(with = "u64", range(min = 1))]
     pub(crate) max_cost: Option<At<u64>>,
 
-    /// Other limits for some of the requests: the first that matches replaces `limit`.
+    /// Other limits for some of the requests: the first that matches replaces `limit`. Each override has its own
+    /// counters.
     #[serde(default)]
     pub(crate) overrides: Vec<Override>,
 
@@ -192,7 +193,8 @@ pub(crate) struct Policy {
     pub(crate) tag: Option<At<Tag>>,
 }
 
-/// Other limits for the requests of a policy that look a certain way.
+/// Other limits for the requests of a policy that look a certain way, with their own counters. Those are kept by the
+/// policy's name and `match`: a new `limit` with the same algorithm and period keeps its usage.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Override {

@@ -23,7 +23,6 @@ mod tests;
 use std::{
     fmt,
     future::{Future, poll_fn},
-    net::IpAddr,
     pin::pin,
     sync::Arc,
     task::Poll,

@@ -1,13 +1,10 @@
 //! Wrong API keys: how many an address may show, and the log lines about them.
 
-use std::{
-    net::{IpAddr, Ipv6Addr},
-    time::Duration,
-};
+use std::{net::IpAddr, time::Duration};
 
 use pacegate::{Clock, Limit, Limiter, SystemClock};
-use parking_lot::Mutex;
-use tokio::time::Instant;
+
+use super::{Quiet, source::network};
 
 /// Limits the wrong API keys that each address may show to a listener.
 ///
@@ -18,24 +15,14 @@ pub(crate) struct Guesses {
     limiter: Limiter,
 }
 
-/// Writes a log line about rejected API keys, at most one in [`LOG_EVERY`].
+/// Logs rejected API keys, at a limited rate.
 #[derive(Debug, Default)]
-pub(crate) struct RejectionLog {
-    state: Mutex<LogState>,
-}
-
-#[derive(Debug, Default)]
-struct LogState {
-    logged: Option<Instant>,
-    /// Since the last line.
-    rejected: u64,
-}
+pub(crate) struct RejectionLog(Quiet);
 
 /// Wrong API keys that one address may show: 20 at once, then 10 a second.
 const MAX_GUESSES: (u32, u64) = (10, 20);
 /// Addresses that are counted by themselves. All others share one counter.
 const MAX_ADDRESSES: usize = 10_000;
-const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl Guesses {
     pub(crate) fn new() -> Self {
@@ -69,23 +56,10 @@ impl Guesses {
 impl RejectionLog {
     /// Logs that API keys were rejected, with their number since the last line.
     pub(crate) fn record(&self, listener: &str, peer: Option<IpAddr>) {
-        let mut state = self.state.lock();
-        state.rejected += 1;
-        if state.logged.is_some_and(|logged| logged.elapsed() < LOG_EVERY) {
-            return;
+        if let Some(rejected) = self.0.events() {
+            let peer = peer.map(tracing::field::display);
+            tracing::warn!(target: "audit", listener, rejected, peer, "rejected API keys");
         }
-        let rejected = std::mem::take(&mut state.rejected);
-        state.logged = Some(Instant::now());
-        let peer = peer.map(tracing::field::display);
-        tracing::warn!(target: "audit", listener, rejected, peer, "rejected API keys");
-    }
-}
-
-/// An address as it is counted: IPv6 clients have whole networks of 64 bits.
-fn network(address: IpAddr) -> Ipv6Addr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.to_ipv6_mapped(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)),
     }
 }
 

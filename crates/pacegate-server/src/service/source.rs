@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 pub(crate) struct Sources {
     max: usize,
     /// Addresses with at least one such connection: as many as there are connections at most.
-    counts: Mutex<HashMap<IpAddr, usize>>,
+    counts: Mutex<HashMap<Ipv6Addr, usize>>,
 }
 
 /// The client of a connection. It counts towards its source address until it is authenticated.
@@ -28,7 +28,7 @@ pub(crate) struct Peer {
 #[derive(Debug)]
 struct Slot {
     sources: Arc<Sources>,
-    source: IpAddr,
+    source: Ipv6Addr,
     is_counted: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ impl Sources {
 
     /// Counts a connection. Returns `None` if its address has too many.
     pub(crate) fn admit(self: &Arc<Self>, address: SocketAddr) -> Option<Peer> {
-        let source = source(address.ip());
+        let source = network(address.ip());
         let mut counts = self.counts.lock();
         let count = counts.entry(source).or_default();
         if *count >= self.max {
@@ -53,6 +53,10 @@ impl Sources {
 }
 
 impl Peer {
+    pub(crate) fn ip(&self) -> IpAddr {
+        self.address.ip()
+    }
+
     /// Stops counting the connection towards its address: proxies share one.
     pub(crate) fn authenticated(&self) {
         if let Some(slot) = &self.slot {
@@ -95,11 +99,11 @@ impl Drop for Slot {
     }
 }
 
-/// The address that connections are counted by: for IPv6 the network of 64 bits, of which one host has all addresses.
-fn source(address: IpAddr) -> IpAddr {
+/// Returns the address that clients are counted by: for IPv6 the network of 64 bits, of which one host has all addresses.
+pub(super) fn network(address: IpAddr) -> Ipv6Addr {
     match address.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) & (u128::MAX << 64)).into(),
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)),
     }
 }
 

@@ -9,8 +9,8 @@ use super::{
     Limiter, SharedLimiter, core::Core, join::join_all, joined::Joined, path, permit, shared::Inner,
 };
 use crate::{
-    Algorithm, Charge, CheckError, CostError, Decision, KeyRef, PolicyName, PolicySet, Request,
-    Source, StoreError,
+    Algorithm, Charge, CheckError, CostError, Counter, Decision, KeyRef, PolicyName, PolicySet,
+    Request, Source, StoreError,
     algorithm::Outcome,
     policy::{FailureMode, Planned, Target},
     stats::Event,
@@ -369,9 +369,9 @@ impl Core {
     /// [`Core::scope_of`] for a charge to the policy at this place.
     fn scope_at(&self, place: Option<usize>, charge: &Charge<'_>) -> Scope {
         let policies = &self.path.policies;
-        match place.and_then(|place| policies.target_like(place, &charge.limit)) {
+        match place.and_then(|place| policies.target_of(place, charge)) {
             Some(target) => self.scopes[target],
-            None => self.memory.scope(charge.policy, &charge.limit),
+            None => self.memory.scope_of(charge),
         }
     }
 
@@ -509,7 +509,7 @@ pub(super) fn charge<'a>(
     cost: u64,
 ) -> Charge<'a> {
     let tag = policies.tag(target, key);
-    let charge = Charge::new(target.name, key, target.limit).cost(cost);
+    let charge = Charge::new(target.name, key, target.limit).counter(target.counter).cost(cost);
     Charge { tag, enforced: target.enforced, lease: target.lease, ..charge }
 }
 
@@ -537,5 +537,7 @@ fn is_plain(charge: &Charge<'_>) -> bool {
 
 #[inline]
 fn counts_like(one: &Charge<'_>, other: &Charge<'_>) -> bool {
-    one.policy == other.policy && one.limit.counts_like(&other.limit)
+    let is_carried = one.counter != Counter::Limit && one.limit.counts_like(&other.limit);
+    (one.policy, one.counter) == (other.policy, other.counter)
+        && (is_carried || one.limit == other.limit)
 }

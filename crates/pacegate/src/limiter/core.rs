@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     Algorithm, MemoryStore, PolicySet, Stats,
+    policy::Target,
     store::memory::{
         Slot,
         identity::{Identity, Scope},
@@ -29,7 +30,8 @@ impl Core {
         let policies = path.policies.policies().iter();
         memory.register(policies.map(|policy| (policy.name, &*policy.domain)));
         let targets = path.policies.targets().iter();
-        let scopes = targets.map(|target| memory.scope(target.name, &target.limit)).collect();
+        let scope = |target: &Target| memory.scope(target.name, target.counter, &target.limit);
+        let scopes = targets.map(scope).collect();
         Self { path, memory, scopes, turnstile }
     }
 

@@ -198,7 +198,8 @@ impl Limiter {
     /// the change, no more is admitted than the bounds of the old and the new limit allow together. What a token
     /// bucket owes may be forgiven once it would have been paid at the old rate.
     ///
-    /// Both limiters go on side by side; counting goes on in each from where it stands.
+    /// Both limiters share the counters. If both are used, they admit together no more than a limit with the larger
+    /// burst and the larger amount of the two would.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
         Self::new(self.inner.core.succeeded_by(policies))
     }

@@ -86,6 +86,19 @@ impl Match {
         })
     }
 
+    /// Returns a number that names this match. It is the same in every process, and does not depend on the order of
+    /// conditions or of values in a list.
+    pub fn digest(&self) -> u64 {
+        let mut conditions: Vec<Vec<u8>> = self
+            .conditions
+            .iter()
+            .map(|(attribute, condition)| encode([attribute.as_bytes(), &condition.encode()]))
+            .collect();
+        conditions.sort_unstable();
+        conditions.dedup();
+        fnv(conditions.concat())
+    }
+
     /// The conditions, in the order they were given.
     pub fn conditions(&self) -> impl Iterator<Item = (&str, &Condition)> {
         self.conditions.iter().map(|(attribute, condition)| (attribute.as_str(), condition))
@@ -139,6 +152,20 @@ impl Condition {
         })
     }
 
+    /// Encodes the condition as bytes that no other condition has.
+    fn encode(&self) -> Vec<u8> {
+        let (kind, mut values) = match self {
+            Self::OneOf(values) => ("one-of", values.clone()),
+            Self::Glob(glob) => ("glob", vec![glob.to_string()]),
+            Self::Cidr(nets) => ("cidr", nets.iter().map(IpNet::to_string).collect()),
+            Self::Present => ("present", Vec::new()),
+            Self::Absent => ("absent", Vec::new()),
+        };
+        values.sort_unstable();
+        values.dedup();
+        encode(std::iter::once(kind.to_owned()).chain(values))
+    }
+
     fn excludes(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Absent, other) | (other, Self::Absent) => *other != Self::Absent,
@@ -157,6 +184,23 @@ impl Condition {
             _ => None,
         }
     }
+}
+
+/// Texts one after the other, each after its length, so that no two lists look alike.
+fn encode<T: AsRef<[u8]>>(texts: impl IntoIterator<Item = T>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for text in texts {
+        bytes.extend_from_slice(&(text.as_ref().len() as u64).to_le_bytes());
+        bytes.extend_from_slice(text.as_ref());
+    }
+    bytes
+}
+
+/// FNV-1a: the configuration is not hostile, and the number must be the same in every process.
+fn fnv(bytes: Vec<u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 fn address(value: &[u8]) -> Option<IpAddr> {
@@ -246,5 +290,40 @@ mod tests {
             let elsewhere = Match::any().and("y", b);
             assert!(!first.excludes(&elsewhere, None));
         }
+    }
+
+    #[test]
+    fn a_match_is_named_by_its_meaning_and_not_by_its_order() {
+        let list = |values: &[&str]| {
+            Condition::OneOf(values.iter().map(|&value| value.to_owned()).collect())
+        };
+        let glob = |text: &str| Condition::Glob(text.parse().unwrap());
+        let one = Match::any().and("plan", list(&["pro", "gold"])).and("path", glob("/a/**"));
+        let other = Match::any().and("path", glob("/a/**")).and("plan", list(&["gold", "pro"]));
+        assert_eq!(one.digest(), other.digest());
+        assert_eq!(
+            Match::any().and("path", glob("/static/**")).digest(),
+            5_617_164_335_851_501_792,
+            "in every process"
+        );
+        let net = |text: &str| Condition::Cidr(vec![text.parse().unwrap()]);
+        let all = [
+            Match::any(),
+            one,
+            Match::any().and("plan", list(&["pro", "gold"])),
+            Match::any().and("plan", list(&["pro"])).and("plan", list(&["gold"])),
+            Match::any().and("plan", list(&["progold"])),
+            Match::any().and("plan", list(&[])),
+            Match::any().and("planpro", list(&[])),
+            Match::any().and("plan", glob("pro")),
+            Match::any().and("plan", Condition::Present),
+            Match::any().and("plan", Condition::Absent),
+            Match::any().and("plan", list(&["present"])),
+            Match::any().and("ip", net("10.0.0.0/8")),
+            Match::any().and("ip", list(&["10.0.0.0/8"])),
+            Match::any().and("ip", net("10.0.0.0/9")),
+        ];
+        let digests: std::collections::HashSet<_> = all.iter().map(Match::digest).collect();
+        assert_eq!(digests.len(), all.len());
     }
 }

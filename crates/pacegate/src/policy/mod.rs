@@ -15,7 +15,7 @@ mod words;
 
 use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
-use crate::{Limit, Request};
+use crate::{Counter, KeyRef, Limit, Request};
 
 pub use glob::{Glob, GlobError};
 pub use lease::{Lease, ParseLeaseError};
@@ -78,6 +78,9 @@ pub struct Policy {
 }
 
 /// Other limits for the requests of a policy that look a certain way.
+///
+/// They count separately from the policy and from other overrides. The counter is named by the policy and `matching`, so
+/// usage carries over to a new amount or burst.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Override {
@@ -237,11 +240,40 @@ impl Policy {
     /// Returns the value of an attribute as this policy compares it and counts by it: a path in the form of
     /// [`Policy::paths`](Self::paths), everything else as it is.
     pub fn value<'a>(&self, request: &Request<'a>, attribute: &str) -> Option<Cow<'a, [u8]>> {
-        let value = request.attribute(attribute)?;
-        Some(match attribute {
+        Some(self.form(attribute, request.attribute(attribute)?))
+    }
+
+    /// Returns a value in the form that this policy compares and counts by.
+    fn form<'a>(&self, attribute: &str, value: &'a [u8]) -> Cow<'a, [u8]> {
+        match attribute {
             Request::PATH => self.paths.normalize(value),
             _ => Cow::Borrowed(value),
+        }
+    }
+
+    /// Whether a request with this key may meet `matching`. Only lists of values are compared: the value of an
+    /// attribute that is too long has another text in the key, and no list has such a value.
+    pub(crate) fn may_meet(&self, key: KeyRef<'_>, matching: &Match) -> bool {
+        let mut conditions = matching.conditions();
+        conditions.all(|(attribute, condition)| {
+            let place = self.per.iter().position(|other| other == attribute);
+            let (Condition::OneOf(values), Some(place)) = (condition, place) else { return true };
+            let is_listed = |value: &[u8]| {
+                values.iter().any(|one| *self.form(attribute, one.as_bytes()) == *value)
+            };
+            match self.per.len() {
+                // One attribute is the key as it is, which may have several parts itself.
+                1 => key.is_tuple() || is_listed(key.as_bytes()),
+                _ => key.parts().nth(place).flatten().is_some_and(is_listed),
+            }
         })
+    }
+}
+
+impl Override {
+    /// Returns the counter of its limits, which no other override with another `match` has, nor the policy.
+    pub(crate) fn counter(&self) -> Counter {
+        Counter::Override(self.matching.digest())
     }
 }
 

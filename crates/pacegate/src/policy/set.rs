@@ -1,5 +1,6 @@
 use std::{
     collections::{HashMap, HashSet},
+    ops::Range,
     sync::Arc,
 };
 
@@ -9,7 +10,7 @@ use super::{
     Condition, FailureMode, Lease, Match, Mode, Override, Paths, Policy, PolicyName,
     view::{Forms, View},
 };
-use crate::{Algorithm, KeyBuf, KeyRef, Limit, Request};
+use crate::{Algorithm, Charge, Counter, KeyBuf, KeyRef, Limit, Request};
 
 /// Policies that are in force together, compiled for lookup.
 ///
@@ -28,7 +29,7 @@ struct Inner {
     /// Every limit of every policy and override, with the policy it belongs to.
     limits: Vec<Target>,
     /// For each policy, and then for each of its overrides, where in `limits` its own are.
-    ranges: Vec<SmallVec<[std::ops::Range<usize>; 1]>>,
+    ranges: Vec<SmallVec<[Range<usize>; 1]>>,
     domains: HashMap<String, Index>,
     /// The forms of paths that policies look at.
     forms: Forms,
@@ -41,6 +42,7 @@ struct Inner {
 pub(crate) struct Target {
     pub(crate) policy: usize,
     pub(crate) name: PolicyName,
+    pub(crate) counter: Counter,
     pub(crate) limit: Limit,
     pub(crate) enforced: bool,
     /// Units that may be drawn ahead.
@@ -53,7 +55,7 @@ pub(crate) struct Planned {
     /// The place of the policy.
     pub(crate) policy: usize,
     /// Places in [`PolicySet::targets`]. None of them where an override lifts the limit.
-    pub(crate) targets: std::ops::Range<usize>,
+    pub(crate) targets: Range<usize>,
     pub(crate) key: KeyBuf,
 }
 
@@ -271,12 +273,22 @@ impl PolicySet {
         self.get(name).map_or(self.ad_hoc_failure, |policy| policy.failure)
     }
 
-    /// A limit of a policy that counts where `limit` does.
+    /// The limit of the policy at `place` that counts where a charge to this policy does.
     #[inline]
-    pub(crate) fn target_like(&self, place: usize, limit: &Limit) -> Option<usize> {
+    pub(crate) fn target_of(&self, place: usize, charge: &Charge<'_>) -> Option<usize> {
+        if charge.counter == Counter::Limit {
+            return None;
+        }
         let ranges = &self.inner.ranges[place];
-        let alike = |&target: &usize| self.inner.limits[target].limit.counts_like(limit);
-        ranges.iter().cloned().flatten().find(alike)
+        let own = |range: &&Range<usize>| self.counter(range) == Some(charge.counter);
+        let alike = |&target: &usize| self.inner.limits[target].limit.counts_like(&charge.limit);
+        ranges.iter().filter(own).cloned().flatten().find(alike)
+    }
+
+    /// The counter of limits that stand side by side for one override, or for none.
+    #[inline]
+    fn counter(&self, range: &Range<usize>) -> Option<Counter> {
+        self.inner.limits[range.clone()].first().map(|target| target.counter)
     }
 
     pub(crate) fn targets(&self) -> &[Target] {
@@ -289,7 +301,7 @@ impl PolicySet {
     }
 
     /// If there is one policy alone, for every request, by its [`Request::KEY`]: the places of its limits.
-    pub(crate) fn direct(&self) -> Option<std::ops::Range<usize>> {
+    pub(crate) fn direct(&self) -> Option<Range<usize>> {
         let [policy] = &*self.inner.policies else { return None };
         let plain = policy.matching.is_any()
             && policy.domain.is_empty()
@@ -310,7 +322,7 @@ impl PolicySet {
         self.inner.policies[target.policy].tag_of(key)
     }
 
-    /// The limits of a policy for a key, and if wanted, those of its overrides that count elsewhere.
+    /// The limits of a policy for a key, and if wanted, those of its overrides that can have counted the key.
     pub(crate) fn plan_for(
         &self,
         policy: PolicyName,
@@ -321,13 +333,14 @@ impl PolicySet {
         let Some((own, replaced)) = self.inner.ranges[place].split_first() else {
             return SmallVec::new();
         };
+        let policy = &self.inner.policies[place];
         let planned = |targets| Planned { policy: place, targets, key: key.to_buf() };
         let mut plan: SmallVec<[Planned; 4]> = SmallVec::from_iter([planned(own.clone())]);
-        for target in replaced.iter().filter(|_| overrides).cloned().flatten() {
-            let limit = |target: usize| &self.inner.limits[target].limit;
-            let mut others = plan.iter().flat_map(|planned| planned.targets.clone());
-            if !others.any(|other| limit(other).counts_like(limit(target))) {
-                plan.push(planned(target..target + 1));
+        let mut counters = HashSet::new();
+        for (replaced, targets) in policy.overrides.iter().zip(replaced).filter(|_| overrides) {
+            let is_new = self.counter(targets).is_some_and(|counter| counters.insert(counter));
+            if is_new && policy.may_meet(key, &replaced.matching) {
+                plan.push(planned(targets.clone()));
             }
         }
         plan
@@ -396,13 +409,15 @@ impl Inner {
         let (mut limits, mut ranges) = (Vec::new(), Vec::new());
         let mut domains: HashMap<String, Index> = HashMap::new();
         for (place, policy) in policies.iter().enumerate() {
-            let own = std::iter::once(&policy.limits);
-            let replaced = policy.overrides.iter().map(|other| &other.limits);
-            let mut range = |list: &Vec<Limit>| {
+            let own = std::iter::once((Counter::Policy, &policy.limits));
+            let replaced = policy.overrides.iter();
+            let replaced = replaced.map(|other| (other.counter(), &other.limits));
+            let mut range = |(counter, list): (Counter, &Vec<Limit>)| {
                 let start = limits.len();
                 limits.extend(list.iter().map(|&limit| Target {
                     policy: place,
                     name: policy.name,
+                    counter,
                     limit,
                     enforced: policy.mode == Mode::Enforce,
                     lease: policy.lease.map_or(0, |lease| lease.of(&limit)),

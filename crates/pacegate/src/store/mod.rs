@@ -1,5 +1,6 @@
 //! Where state lives: the [`Store`] trait, and the store in this process's memory.
 
+mod counter;
 pub(crate) mod memory;
 
 use std::{
@@ -15,6 +16,7 @@ use crate::{
     policy::{FailureMode, PolicyName},
 };
 
+pub use counter::Counter;
 pub use memory::{MemoryStore, MemoryUsage, ShareUsage};
 
 /// Keeps the state of keys and changes it one charge at a time.
@@ -47,8 +49,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 
     /// As [`Store::charge`], but the same charges with the same `id` within a short time give the same answer and count
-    /// once: for a caller that does not know whether its charges were taken. How long that is, the store says. Other
-    /// charges are not mistaken for them. An id has up to [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
+    /// once: for a caller that does not know whether its charges were taken. The store says how long that is, and
+    /// bounds how often an answer is repeated: after that, the charges count as new ones. Other charges are not
+    /// mistaken for them. An id has up to [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
     ///
     /// By default [unsupported](StoreError::Unsupported).
     fn charge_once<'a>(
@@ -101,9 +104,10 @@ pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Se
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Charge<'a> {
-    /// Which policy's budget. State is kept apart by policy, algorithm, period and key; the amount and the burst may
-    /// change from one charge to the next.
+    /// Which policy's budget. State is kept apart by policy, counter, algorithm, period and key.
     pub policy: PolicyName,
+    /// Which of the policy's counters. Stores name it by [`Counter::to_words`].
+    pub counter: Counter,
     /// Whose budget.
     pub key: KeyRef<'a>,
     /// What the state is placed by: charges with equal tags can be decided in one step also by a store that is spread
@@ -126,10 +130,14 @@ pub struct Charge<'a> {
 impl<'a> Charge<'a> {
     /// One unit of `key`'s budget under `policy`, placed by the key, without a lease. The key is text, bytes, or by
     /// [`Key::with`](crate::Key::with) anything that a limiter takes.
+    ///
+    /// Each amount and burst has [a separate counter](Counter::Limit). To charge the limits of a policy, use the charges
+    /// of a [`Plan`](crate::Plan).
     pub fn new(policy: PolicyName, key: impl Into<KeyRef<'a>>, limit: Limit) -> Self {
         let key = key.into();
         Self {
             policy,
+            counter: Counter::Limit,
             key,
             tag: key,
             limit,
@@ -139,6 +147,12 @@ impl<'a> Charge<'a> {
             lease: 0,
             failure: None,
         }
+    }
+
+    /// The same charge on another counter.
+    #[must_use]
+    pub fn counter(self, counter: Counter) -> Self {
+        Self { counter, ..self }
     }
 
     /// The same charge for another cost.

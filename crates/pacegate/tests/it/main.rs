@@ -12,6 +12,7 @@ mod extension;
 mod failure;
 mod flood;
 mod policies;
+mod rates;
 mod shared;
 mod shares;
 mod stats;

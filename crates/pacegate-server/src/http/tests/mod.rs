@@ -10,11 +10,14 @@ mod hostile;
 mod live;
 mod page;
 mod proxy;
+mod rates;
 mod report;
 
 use std::{sync::Arc, time::Duration};
 
-use pacegate::{Clock, Limiter, ManualClock, Policy, PolicySet, policy::Condition};
+use pacegate::{Clock, Limiter, ManualClock, Policy, PolicySet, SharedLimiter, policy::Condition};
+use pacegate_redis::RedisStore;
+use pacegate_testkit::servers;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::{CODES, HttpService};
@@ -87,6 +90,16 @@ impl Server {
         let state = State::Memory(limiter.store().clone());
         let engine = Engine::memory(limiter).with_clock(shown.clone());
         Self::over(clock, shown, Gate::new(engine, state, settings))
+    }
+
+    /// Creates a service with its counters on a Redis server and a manual clock.
+    pub(super) async fn over_redis(server: &servers::Server, settings: Settings) -> Self {
+        let clock = ManualClock::new();
+        let builder = RedisStore::builder(&server.url()).unwrap().deadline(Duration::from_secs(10));
+        let store = builder.clock(clock.clone()).connect().await.unwrap();
+        let limiter = SharedLimiter::new(store.clone(), settings.policies.clone());
+        let engine = Engine::shared(limiter).with_clock(clock.clone());
+        Self::over(clock.clone(), clock, Gate::new(engine, State::Redis(store), settings))
     }
 
     pub(super) fn over(clock: ManualClock, shown: impl Clock, gate: Gate) -> Self {

@@ -1,5 +1,5 @@
-//! Keys are not kept: a cell holds a keyed 101-bit hash of policy, algorithm, period and key, and a tag of 27 bits for
-//! the policy.
+//! Keys are not kept: a cell holds a keyed 101-bit hash of policy, counter, algorithm, period and key, and a tag of 27
+//! bits for the policy.
 //!
 //! The hash is two independent 64-bit values of foldhash, under secrets that each store draws at random and never
 //! shows. It is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim
@@ -17,7 +17,7 @@ use std::{
 use foldhash::{SharedSeed, quality::FoldHasher};
 
 use super::share::Tag;
-use crate::{Algorithm, KeyRef, Limit, policy::PolicyName};
+use crate::{Algorithm, Counter, KeyRef, Limit, policy::PolicyName};
 
 /// Stands for a key in the store. Never zero, which an empty cell has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,8 +26,8 @@ pub(crate) struct Identity {
     low: u64,
 }
 
-/// What the keys of one policy are hashed with. A change of algorithm or period is a new scope, so it starts afresh; a
-/// change of amount or burst is not, so counts carry over.
+/// What the keys of one counter of a policy are hashed with. A change of algorithm or period is a new scope, so it
+/// starts afresh. Whether a change of amount or burst is one depends on the [`Counter`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scope {
     /// Seeds for keys of one part, and for tuples: no single part can pass for a tuple.
@@ -53,6 +53,7 @@ pub(crate) struct Secret {
 struct Subject {
     secret: u64,
     policy: PolicyName,
+    counter: [u64; 3],
     period: u64,
     algorithm: Algorithm,
 }
@@ -87,11 +88,11 @@ impl Secret {
     pub(super) fn scope(
         &self,
         policy: PolicyName,
+        counter: Counter,
         limit: &Limit,
         tag: impl FnOnce() -> Tag,
     ) -> Scope {
-        let (period, algorithm) = (limit.period_micros(), limit.algorithm());
-        let subject = Subject { secret: self.number, policy, period, algorithm };
+        let subject = self.subject(policy, counter, limit);
         if let Some((known, scope)) = LAST.get()
             && known == subject
         {
@@ -102,8 +103,16 @@ impl Secret {
         scope
     }
 
-    fn scope_of(&self, Subject { policy, period, algorithm, .. }: Subject, tag: Tag) -> Scope {
-        let seed = |form: u8| self.scopes.hash_one((form, period, policy, algorithm.name()));
+    fn subject(&self, policy: PolicyName, counter: Counter, limit: &Limit) -> Subject {
+        let (period, algorithm) = (limit.period_micros(), limit.algorithm());
+        let counter = counter.to_words(limit);
+        Subject { secret: self.number, policy, counter, period, algorithm }
+    }
+
+    fn scope_of(&self, subject: Subject, tag: Tag) -> Scope {
+        let Subject { policy, counter, period, algorithm, .. } = subject;
+        let name = (period, policy, counter, algorithm.name());
+        let seed = |form: u8| self.scopes.hash_one((form, name));
         let (high, low) = (seed(1), seed(2));
         Scope { one: (high, low), tuple: (scramble(high), scramble(low)), tag }
     }
@@ -222,7 +231,8 @@ mod tests {
         let scopes: Vec<_> = (1..100)
             .map(|amount| {
                 let period = std::time::Duration::from_secs(amount);
-                secret.scope(PolicyName::DEFAULT, &Limit::new(1, period).unwrap(), || Tag::of(1))
+                let limit = Limit::new(1, period).unwrap();
+                secret.scope(PolicyName::DEFAULT, Counter::Policy, &limit, || Tag::of(1))
             })
             .collect();
         let mut seen = std::collections::HashSet::new();
@@ -236,15 +246,20 @@ mod tests {
     fn the_last_scope_is_given_only_for_what_it_is_of() {
         let secrets = [Secret::random(), Secret::random()];
         let limits = ["1/minute", "2/minute", "1/hour", "1/minute sliding-window"];
-        let policies = [PolicyName::DEFAULT, PolicyName::AD_HOC];
+        let counted = [
+            (PolicyName::DEFAULT, Counter::Policy),
+            (PolicyName::DEFAULT, Counter::Override(1)),
+            (PolicyName::DEFAULT, Counter::Override(2)),
+            (PolicyName::AD_HOC, Counter::Limit),
+        ];
         for _ in 0..2 {
             for limit in limits.map(|limit| limit.parse::<Limit>().unwrap()) {
-                for (secret, policy) in secrets.iter().flat_map(|one| policies.map(|p| (one, p))) {
-                    let (period, algorithm) = (limit.period_micros(), limit.algorithm());
-                    let own = Subject { secret: secret.number, policy, period, algorithm };
-                    let afresh = secret.scope_of(own, Tag::of(1));
+                for (secret, counted) in secrets.iter().flat_map(|one| counted.map(|c| (one, c))) {
+                    let (policy, counter) = counted;
+                    let subject = secret.subject(policy, counter, &limit);
+                    let afresh = secret.scope_of(subject, Tag::of(1));
                     let [first, again] =
-                        [(); 2].map(|()| secret.scope(policy, &limit, || Tag::of(1)));
+                        [(); 2].map(|()| secret.scope(policy, counter, &limit, || Tag::of(1)));
                     assert_eq!((first.one, first.tuple), (afresh.one, afresh.tuple));
                     assert_eq!((again.one, again.tuple), (afresh.one, afresh.tuple));
                 }

@@ -43,7 +43,7 @@ use self::{
 };
 use super::{Answer, Charge, Store};
 use crate::{
-    KeyRef, Limit,
+    Counter, KeyRef, Limit,
     algorithm::{self, Outcome, State},
     clock::{Clock, Disciplined, SystemClock},
     policy::PolicyName,
@@ -196,8 +196,13 @@ impl MemoryStore {
         (0..2).for_each(|_| inner.tend_spare(usize::MAX));
     }
 
-    pub(crate) fn scope(&self, policy: PolicyName, limit: &Limit) -> Scope {
-        self.inner.secret.scope(policy, limit, || self.inner.tag(policy))
+    pub(crate) fn scope(&self, policy: PolicyName, counter: Counter, limit: &Limit) -> Scope {
+        self.inner.secret.scope(policy, counter, limit, || self.inner.tag(policy))
+    }
+
+    /// What the key of a charge is hashed with.
+    pub(crate) fn scope_of(&self, charge: &Charge<'_>) -> Scope {
+        self.scope(charge.policy, charge.counter, &charge.limit)
     }
 
     #[inline]
@@ -315,8 +320,7 @@ impl MemoryStore {
 
     /// [`Store::charge`], without the wait.
     pub(crate) fn charge_together(&self, charges: &[Charge<'_>]) -> Vec<Outcome> {
-        let scopes: Vec<_> =
-            charges.iter().map(|charge| self.scope(charge.policy, &charge.limit)).collect();
+        let scopes: Vec<_> = charges.iter().map(|charge| self.scope_of(charge)).collect();
         let slots: Vec<_> =
             charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope)).collect();
         self.charge_all(&slots).0
@@ -339,7 +343,7 @@ impl Store for MemoryStore {
     }
 
     fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
-        let scope = self.scope(charge.policy, &charge.limit);
+        let scope = self.scope_of(charge);
         let slot = self.slot(charge, &scope);
         match charge.limit.algorithm().keeps_log() {
             true => self.charge_all(&[slot]).0.pop(),
@@ -348,22 +352,22 @@ impl Store for MemoryStore {
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.refund(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        self.refund(&self.slot(charge, &self.scope_of(charge)));
         ready(())
     }
 
     fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.reset(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        self.reset(&self.slot(charge, &self.scope_of(charge)));
         ready(())
     }
 
     fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.release(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        self.release(&self.slot(charge, &self.scope_of(charge)));
         ready(())
     }
 
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
-        ready(self.renew(&self.slot(charge, &self.scope(charge.policy, &charge.limit))))
+        ready(self.renew(&self.slot(charge, &self.scope_of(charge))))
     }
 
     fn clear<'a>(&'a self, policies: &'a [PolicyName]) -> Answer<'a, u64> {
