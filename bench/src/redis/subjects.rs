@@ -34,7 +34,11 @@ pub async fn make(name: &str, server: &Server, limit: u32, lease: u8) -> Subject
     if name == NAMES[0] {
         // A long deadline: a late response counts with its latency and does not trigger a failure mode.
         let builder = RedisStore::builder(&server.url()).expect("valid address");
-        let store = builder.deadline(Duration::from_secs(10)).connect().await.expect("connect to the server");
+        let store = builder
+            .deadline(Duration::from_secs(10))
+            .connect()
+            .await
+            .expect("connect to the server");
         let policy = Policy::new(PolicyName::DEFAULT, [Limit::per_hour(limit)]);
         let policy = policy.per([Request::KEY]);
         let policy = if lease > 0 { policy.leased(Lease::Percent(lease)) } else { policy };
@@ -54,7 +58,10 @@ async fn connect(server: &Server) -> MultiplexedConnection {
     let info = server.url().into_connection_info().expect("valid address").set_tcp_settings(tcp);
     let client = Client::open(info).expect("valid address");
     let config = AsyncConnectionConfig::new().set_response_timeout(None);
-    client.get_multiplexed_async_connection_with_config(&config).await.expect("connect to the server")
+    client
+        .get_multiplexed_async_connection_with_config(&config)
+        .await
+        .expect("connect to the server")
 }
 
 impl Subject {
