@@ -30,7 +30,7 @@ pub use state::State;
 /// |---|---|---|
 /// | fixed-window | at most twice the amount, across a boundary | 16 bytes |
 /// | sliding-window | less than twice the amount, and never a burst at a boundary | 16 bytes |
-/// | sliding-log | at most the amount | 24 bytes per admitted instant |
+/// | sliding-log | at most the amount | 32 bytes per admitted instant |
 /// | token-bucket | at most the burst plus what the period refills | 16 bytes |
 /// | concurrency | as many as return their permits | 24 bytes per permit |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
