@@ -32,7 +32,7 @@ pub use state::State;
 /// | sliding-window | less than twice the amount, and never a burst at a boundary | 16 bytes |
 /// | sliding-log | at most the amount | 32 bytes per admitted instant |
 /// | token-bucket | at most the burst plus what the period refills | 16 bytes |
-/// | concurrency | as many as return their permits | 24 bytes per permit |
+/// | concurrency | as many as return their permits | 32 bytes per permit |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
