@@ -30,9 +30,9 @@ pub use state::State;
 /// |---|---|---|
 /// | fixed-window | at most twice the amount, across a boundary | 16 bytes |
 /// | sliding-window | less than twice the amount, and never a burst at a boundary | 16 bytes |
-/// | sliding-log | at most the amount | 24 bytes per admitted instant |
+/// | sliding-log | at most the amount | 32 bytes per admitted instant |
 /// | token-bucket | at most the burst plus the refill of the period | 16 bytes |
-/// | concurrency | any number, if permits are released | 24 bytes per permit |
+/// | concurrency | any number, if permits are released | 32 bytes per permit |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
