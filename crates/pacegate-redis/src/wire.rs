@@ -20,8 +20,8 @@ pub(crate) struct Settings {
     pub(crate) create: bool,
 }
 
-/// How often the answer to a request with an id is repeated: enough for a caller that retries, and few enough that an id
-/// which stands for many requests does not pass for all of them.
+/// How often the answer to a request with an id is repeated: enough for a caller that retries, and few enough that
+/// reusing one id for many requests gains little.
 pub(crate) const MAX_REPEATS: u64 = 4;
 
 /// A batch as the script reads it.

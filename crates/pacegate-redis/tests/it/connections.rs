@@ -207,7 +207,8 @@ fn one_id_for_several_requests_counts_for_each() {
     });
 }
 
-/// Two parts of one request may lead to one counter under two limits, if their caller puts them together. They are charged one after the other, and none if one does not fit.
+/// Two charges of one request may name one counter under two limits. They are charged one after the other, and none if
+/// one does not fit.
 #[test]
 fn one_key_under_two_limits_is_charged_for_both_or_neither() {
     let server = Server::start(Flavor::Redis);

@@ -79,8 +79,8 @@ pub struct Policy {
 
 /// Other limits for the requests of a policy that look a certain way.
 ///
-/// They count separately from the policy and from other overrides. The counter is named by the policy and `matching`, so
-/// usage carries over to a new amount or burst.
+/// They count separately from the policy and from other overrides. The counter is named by the policy and `matching`,
+/// so usage carries over to a new amount or burst.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Override {

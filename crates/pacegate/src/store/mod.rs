@@ -131,8 +131,8 @@ impl<'a> Charge<'a> {
     /// One unit of `key`'s budget under `policy`, placed by the key, without a lease. The key is text, bytes, or by
     /// [`Key::with`](crate::Key::with) anything that a limiter takes.
     ///
-    /// Each amount and burst has [a separate counter](Counter::Limit). To charge the limits of a policy, use the charges
-    /// of a [`Plan`](crate::Plan).
+    /// Each amount and burst has [a separate counter](Counter::Limit). To charge the limits of a policy, use the
+    /// charges of a [`Plan`](crate::Plan).
     pub fn new(policy: PolicyName, key: impl Into<KeyRef<'a>>, limit: Limit) -> Self {
         let key = key.into();
         Self {
