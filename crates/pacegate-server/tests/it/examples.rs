@@ -19,7 +19,7 @@ fn run(program: &str, file: &str, command: &mut Command) {
     let service = Service::start(&["--config", &folder.config()]);
     let program = instead(program, "127.0.0.1:8080", &service.address("http").to_string());
     // A window that does not end while the test runs.
-    let program = instead(&program, "3/minute", "3/365d");
+    let program = instead(&program, "3/minute", "3/31d");
     fs::write(folder.path(file), program).unwrap();
     let output = command.arg(folder.path(file)).current_dir(folder.path("")).output().unwrap();
     assert_output(&output);

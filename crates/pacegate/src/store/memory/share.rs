@@ -46,7 +46,7 @@ impl Share {
         usize::from(self.0)
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(pacegate_loom)))]
     pub(super) fn of_test(number: u8) -> Self {
         Self(number)
     }

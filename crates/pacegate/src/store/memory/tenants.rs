@@ -96,7 +96,10 @@ impl Inner {
             return Tag::of(known);
         }
         let mut registry = self.registry.lock();
-        let tag = registry.tag(policy).unwrap_or_else(|| registry.add(policy, None));
+        if let Some(tag) = registry.tag(policy) {
+            return tag;
+        }
+        let tag = registry.add(policy, None);
         self.open(tag);
         if is_inline {
             self.inline_tag.store(tag.bits(), Ordering::Relaxed);
