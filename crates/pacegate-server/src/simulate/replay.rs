@@ -13,9 +13,7 @@ use std::{
 
 use pacegate::{
     Algorithm, Clock, KeyBuf, KeyRef, Limiter, Policy, PolicyName, PolicySet, Request, Store,
-    Timestamp,
-    algorithm::Outcome,
-    policy::Mode,
+    Timestamp, algorithm::Outcome, policy::Mode,
 };
 
 use super::{

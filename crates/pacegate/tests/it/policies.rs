@@ -406,7 +406,7 @@ fn a_folder_includes_itself_with_or_without_a_slash() {
     {
         assert_eq!(
             set.covering(&Request::new().with("path", path)).count(),
-            covered.into(),
+            usize::from(covered),
             "{path}"
         );
     }
