@@ -140,7 +140,7 @@ fn concurrency() {
     assert_eq!(limiter.peek("key").remaining(), 2);
 }
 
-/// What a decision says of when there is more is exact: not a microsecond earlier.
+/// `more_after` is exact: there is more then, and not a microsecond earlier.
 #[test]
 fn more_units_come_when_the_decision_says() {
     for text in ["5/second", "3/second burst 7", "10/second burst 10", "7/11s token-bucket"] {
