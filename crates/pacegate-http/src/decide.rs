@@ -326,7 +326,7 @@ impl Decide for SharedLimiter {
     }
 }
 
-/// What to do instead of giving a middleware a limit of concurrency.
+/// The answer if a middleware has a limit of concurrency.
 pub(crate) const NO_PERMITS: &str = "a concurrency limit cannot be used in a middleware, which would never return its \
                                      permits: take them in the handler with `acquire`";
 

@@ -27,7 +27,7 @@ pub trait Head {
     /// The pattern of the route that the framework found, such as `/users/{id}`.
     fn route(&self) -> Option<&str>;
 
-    /// Whether [`Head::route`] can ever find one.
+    /// Returns `false` if [`Head::route`] never finds one.
     fn knows_routes(&self) -> bool {
         true
     }

@@ -43,7 +43,7 @@ fn problem_of(refusal: &Refusal) -> Problem<'static> {
 }
 
 impl Refusal {
-    /// What went wrong, in words that say nothing of the request. Of a program that lacks something: what to change.
+    /// The problem, without any part of the request. For [`Refusal::Misconfigured`], the change that the program needs.
     pub fn title(&self) -> &'static str {
         match self {
             Self::Denied(_) => "The quota is used up for now",

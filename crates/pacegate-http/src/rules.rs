@@ -88,7 +88,7 @@ type Limits = Vec<(PolicyName, Limit)>;
 impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// Requests limited by `limiter`, all on one budget until [`Rules::by`] or [`Rules::attribute`] says more.
     ///
-    /// A limit of concurrency is not for a middleware: a request would take a permit that nobody returns. If the
+    /// A limit of concurrency is not for a middleware: a request would take a permit and never return it. If the
     /// limiter has one, all requests are answered with 500 and a problem that says so.
     pub fn new(limiter: L) -> Self {
         Self {

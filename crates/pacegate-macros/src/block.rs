@@ -13,7 +13,7 @@ use crate::{
     expand::{self, Function},
 };
 
-/// What an attribute may be on.
+/// An item that the attribute can be on.
 pub(crate) enum Item {
     Function(Box<Function>),
     Block(Box<ItemImpl>),
@@ -54,7 +54,7 @@ pub(crate) fn expand(args: &Args, mut block: ItemImpl) -> Result<TokenStream> {
         }
     }
     if methods == 0 {
-        let what = "there is no method to limit in this `impl` block";
+        let what = "this `impl` block has no method to limit";
         return Err(Error::new(Span::call_site(), what));
     }
     match errors {

@@ -138,12 +138,12 @@ impl Decision {
         Duration::from_micros(self.reset_after)
     }
 
-    /// How long until more units are available than [remain](Self::remaining) now: never too early, and exact to the
-    /// microsecond if nobody else charges the same keys. After a denial, [`Decision::retry_after`].
+    /// Returns the time until more units are available than [remain](Self::remaining) now: never too early, and exact to
+    /// the microsecond if no other request charges the same keys. After a denial, [`Decision::retry_after`].
     ///
-    /// `None` if there never will be more, and if the decision does not tell: of an admitted request, only the end of a
-    /// fixed window and the refill of a token bucket follow from what remains and when all of it is free. A sliding
-    /// window, a sliding log or permits free units at instants that depend on each earlier request.
+    /// `None` if there never will be more, and if an admitted request was decided by a sliding window, a sliding log or
+    /// permits: their units become free at instants that depend on each earlier request, and a decision does not carry
+    /// those.
     pub fn more_after(&self) -> Option<Duration> {
         if !self.allowed {
             return self.retry_after();

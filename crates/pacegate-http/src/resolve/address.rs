@@ -74,7 +74,7 @@ enum Field {
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// A connection has an address, so if there is none, nobody has put it into the request.
+/// Every TCP connection has an address, so a missing one was not put into the request.
 const NO_PEER: &str = "the peer address of the connection is unknown: with axum, enable the feature `axum` of \
                        pacegate-http and serve with `into_make_service_with_connect_info::<SocketAddr>()`; elsewhere, \
                        insert `PeerAddr` into the extensions of each request; over a Unix socket, choose another key";

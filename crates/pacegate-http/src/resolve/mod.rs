@@ -75,7 +75,7 @@ pub struct KeyParts {
     bytes: SmallVec<[u8; 64]>,
     /// Where each part ends in `bytes`, and whether it is there at all.
     ends: SmallVec<[(u32, bool); 4]>,
-    /// Whether parts for which nothing is chosen may be missing, see [`Missing::Unspecified`].
+    /// `true` if parts that are missing with [`Missing::Unspecified`] are absent, `false` if they are rejected.
     lenient: bool,
 }
 
@@ -130,7 +130,7 @@ impl KeyParts {
         self.lenient = lenient;
     }
 
-    /// Whether a value that is missed in this way is a part all the same: one that is absent.
+    /// Returns `true` if a value that is missing in this way becomes an absent part.
     pub(crate) fn shares(&self, missing: Missing) -> bool {
         missing == Missing::Share || self.lenient && missing == Missing::Unspecified
     }

@@ -192,7 +192,7 @@ fn a_request_without_a_peer_address_is_not_counted_with_all_others() {
     assert_eq!(statuses(&shared.layer(service_fn(kit::fine)), "/", 2), [200, 429]);
 }
 
-/// Nobody would return the permits.
+/// The permits would never be returned.
 #[test]
 fn a_limit_of_concurrency_is_not_for_a_layer() {
     let permits: Limit = "5/minute concurrency".parse().unwrap();

@@ -9,8 +9,8 @@ use super::Paths;
 /// A pattern for values that look like paths: `*` is any run without `/`, `**` any run at all, `?` any one character
 /// but `/`, and everything else stands for itself.
 ///
-/// Matching reads each byte of the value once and does the same small amount of work for it, whatever the pattern. Of
-/// a value that is longer than [`Glob::MAX_MATCHED`] it reads only the beginning, see [`Glob::matches`].
+/// Matching reads each byte of the value once and does a fixed amount of work for it. If the value is longer than
+/// [`Glob::MAX_MATCHED`], it reads only the beginning, see [`Glob::matches`].
 #[derive(Clone)]
 pub struct Glob {
     text: String,
@@ -55,14 +55,14 @@ struct Progress {
     rest: u8,
 }
 
-/// How far a value was read, and the result.
+/// The result, and the number of bytes that were read for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Scan {
     result: Fit,
     steps: usize,
 }
 
-/// Whether a value matches.
+/// The result for one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fit {
     No,
@@ -86,8 +86,8 @@ impl Glob {
         self.scan(value).result != Fit::No
     }
 
-    /// Whether the whole of `value` matches; if it is longer than [`Glob::MAX_MATCHED`], whether all values with the
-    /// same first bytes do.
+    /// Returns `true` if the whole of `value` matches and, if it is longer than [`Glob::MAX_MATCHED`], all values with
+    /// the same first bytes do.
     pub(super) fn surely_matches(&self, value: &[u8]) -> bool {
         self.scan(value).result == Fit::Yes
     }
@@ -160,7 +160,7 @@ impl Token {
     }
 }
 
-/// In the pattern of a path, `%2a` is a `*` that is no wildcard.
+/// Splits a pattern. In the pattern of a path, `%2a` is a literal `*`.
 fn tokens(text: &[u8], is_path: bool) -> Vec<Token> {
     let mut tokens = Vec::new();
     let mut rest = text;
@@ -237,7 +237,7 @@ impl Program {
         places & self.end != 0
     }
 
-    /// Whether the last token is `**`, and reached.
+    /// Returns `true` if the last token is `**` and was reached: anything may follow.
     fn takes_all(&self, places: u128) -> bool {
         places & self.runs_with_slashes & self.end >> 1 != 0
     }

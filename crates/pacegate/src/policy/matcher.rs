@@ -52,7 +52,7 @@ impl Match {
         self.covers_values(|attribute| request.attribute(attribute))
     }
 
-    /// Whether the values of attributes meet every condition.
+    /// Returns `true` if the values of attributes meet every condition.
     pub(super) fn covers_values<'v>(&self, value: impl Fn(&str) -> Option<&'v [u8]>) -> bool {
         self.conditions.iter().all(|(attribute, condition)| condition.holds(value(attribute)))
     }
@@ -76,7 +76,7 @@ impl Match {
         Ok(Self { conditions: conditions.collect::<Result<_, _>>()? })
     }
 
-    /// Whether plainly no request meets both. `false` may also mean that it is not so plain, and does for `unless`.
+    /// Returns `true` only if no request can meet both. Conditions on the attribute `unless` are not compared.
     pub(super) fn excludes(&self, other: &Self, unless: Option<&str>) -> bool {
         let mut conditions = self.conditions.iter();
         conditions.any(|(attribute, condition)| {
@@ -133,7 +133,8 @@ impl Condition {
 }
 
 impl Condition {
-    /// Whether a value meets the condition, and so do all that begin like it if it is too long for a pattern.
+    /// Returns `true` if a value meets the condition and, if it is too long for a pattern, all values with the same
+    /// beginning do.
     fn surely_holds(&self, value: Option<&[u8]>) -> bool {
         match (self, value) {
             (Self::Glob(glob), Some(value)) => glob.surely_matches(value),

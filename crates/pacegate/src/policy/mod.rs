@@ -54,7 +54,7 @@ pub struct Policy {
     pub domain: String,
     /// What else a covered request looks like.
     pub matching: Match,
-    /// How the attribute `path` is compared and counted.
+    /// The form in which the attribute `path` is compared and counted.
     pub paths: Paths,
     /// The attributes whose values are the key. None: one budget for all.
     pub per: Vec<String>,

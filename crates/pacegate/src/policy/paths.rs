@@ -1,8 +1,8 @@
-//! One spelling for each path, so that another spelling is no way around a policy.
+//! The normal form of paths, so that another spelling does not bypass a policy.
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
-/// How a policy compares the attribute `path`, in `match` and in overrides, and how it counts by it.
+/// The form in which a policy compares the attribute `path`, in `match` and in overrides, and counts by it.
 ///
 /// Servers accept many spellings of one path: `/login`, `/LOGIN`, `/login/`, `/%6Cogin`, `//x/../login;v=1`. A policy
 /// that saw only one of them could be bypassed with another, so the default is to compare and count a normal form.
@@ -43,7 +43,7 @@ pub enum Paths {
 #[error("invalid paths `{}`: expected `normalized`, `case-sensitive` or `exact`", .0.escape_debug())]
 pub struct ParsePathsError(String);
 
-/// Wildcards of patterns, which are no part of the path.
+/// A path, or a pattern in which `*` and `?` are wildcards.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Value,
@@ -55,7 +55,7 @@ impl Paths {
 
     /// Returns a path in the form that is compared and counted.
     ///
-    /// Takes one or two passes over the path, whatever it contains, and allocates only if the form differs from the
+    /// Takes time linear in the length of the path, and allocates only if the form differs from the
     /// path or if an encoded byte has to be checked for valid UTF-8. The result is at most three times as long, plus
     /// one byte. Applying it twice is the same as applying it once.
     pub fn normalize(self, path: &[u8]) -> Cow<'_, [u8]> {
@@ -93,7 +93,7 @@ impl Paths {
         }
     }
 
-    /// Whether letters become lower case; `None` if there is no normal form.
+    /// Returns `Some(true)` if letters become lower case, and `None` if paths stay as they are.
     fn folds(self) -> Option<bool> {
         match self {
             Self::Normalized => Some(true),
@@ -108,7 +108,7 @@ fn without_query(path: &[u8]) -> &[u8] {
     &path[..end.unwrap_or(path.len())]
 }
 
-/// Whether a path is its own normal form. `false` may also mean that this is not plain to see.
+/// Returns `true` only if a path is its own normal form. `false` means that it has to be computed.
 fn is_normal(path: &[u8], fold: bool) -> bool {
     let [b'/', rest @ ..] = path else { return false };
     if rest.is_empty() {
@@ -130,7 +130,7 @@ fn is_normal(path: &[u8], fold: bool) -> bool {
     plain && rest.last() != Some(&b'/') && (ascii || str::from_utf8(rest).is_ok())
 }
 
-/// Whether the segment that starts here is empty, `.` or `..`.
+/// Returns `true` if the segment that starts here is empty, `.` or `..`.
 fn is_dropped(rest: &[u8]) -> bool {
     matches!(
         rest,
@@ -189,7 +189,7 @@ fn hex(digits: &[u8; 2]) -> Option<u8> {
     u8::try_from(high? * 16 + low?).ok()
 }
 
-/// Encodes bytes that are no UTF-8.
+/// Percent-encodes bytes that are not part of valid UTF-8.
 fn to_text(form: &[u8]) -> String {
     use fmt::Write as _;
 

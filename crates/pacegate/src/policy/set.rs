@@ -242,7 +242,7 @@ impl PolicySet {
         limits.into_iter()
     }
 
-    /// Whether the policy of this name applies to a request.
+    /// Returns `true` if the policy of this name applies to a request.
     pub fn covers(&self, name: PolicyName, request: &Request<'_>) -> bool {
         self.get(name).is_some_and(|policy| {
             policy.domain == request.domain() && self.inner.view(request).is_covered_by(policy)

@@ -54,7 +54,7 @@ enum Place<'a> {
 }
 
 impl Policy {
-    /// Whether plainly no request is covered by both.
+    /// Returns `true` only if no request can be covered by both.
     fn excludes(&self, other: &Self) -> bool {
         // Different forms of one path cannot be compared.
         let differing = (self.paths != other.paths).then_some(Request::PATH);

@@ -72,7 +72,7 @@ impl<'r, 'a> View<'r, 'a> {
         form.as_deref()
     }
 
-    /// Whether a policy of the request's domain applies.
+    /// Returns `true` if a policy of the request's domain applies.
     pub(super) fn is_covered_by(&self, policy: &Policy) -> bool {
         let value = |attribute: &str| self.value(attribute, policy.paths);
         let lacks = |attribute: &String| value(attribute).is_none();

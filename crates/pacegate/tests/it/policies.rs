@@ -453,7 +453,7 @@ fn overrides_compare_paths_in_the_form_of_their_policy() {
     assert!(check("/static/..;/login"));
 }
 
-/// What is too long to be compared is limited all the same.
+/// A value that is too long to be compared is still limited.
 #[test]
 fn a_long_path_is_no_way_around_a_policy() {
     let glob = |text: &str| Condition::Glob(text.parse().unwrap());
@@ -471,7 +471,7 @@ fn a_long_path_is_no_way_around_a_policy() {
     }
     let path = format!("/search/{}.js", "y".repeat(60_000));
     let decision = limiter.check_request(&Request::new().with("path", &path)).unwrap();
-    assert!(!decision.is_allowed(), "not lifted by a pattern that nobody compared to the end");
+    assert!(!decision.is_allowed(), "not lifted by a pattern that was not compared to the end");
 }
 
 #[test]

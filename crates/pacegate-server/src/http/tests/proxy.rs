@@ -54,6 +54,22 @@ async fn nginx_is_told_403_with_all_the_headers() {
 }
 
 #[tokio::test]
+async fn another_spelling_of_a_path_is_counted_too() {
+    let spellings = ["/login/", "/LOGIN", "/login;x=1", "/x/..;/login", "/login%2f", "/./login?a"];
+    for spelling in spellings {
+        let server = Server::new();
+        let headers = |uri: &str| format!("X-Original-URI: {uri}\r\nX-Real-IP: 203.0.113.7\r\n");
+        for uri in ["/login", "/login"] {
+            assert_eq!(server.send(&shop(""), &headers(uri), "").await.status, 200);
+        }
+        assert_eq!(server.send(&shop(""), &headers(spelling), "").await.status, 403, "{spelling}");
+        let attributes = format!(r#"{{"path":"{spelling}","ip":"203.0.113.7"}}"#);
+        let check = format!(r#"{{"domain":"shop","attributes":{attributes}}}"#);
+        assert_eq!(server.check(&check).await.status, 429, "{spelling}");
+    }
+}
+
+#[tokio::test]
 async fn traefik_and_caddy_are_told_429() {
     let server = Server::new();
     let headers = "X-Forwarded-Uri: /login\r\nX-Forwarded-Method: POST\r\n\
