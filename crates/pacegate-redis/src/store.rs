@@ -5,7 +5,7 @@ mod counters;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, StreamExt};
-use pacegate::{Answer, Charge, Clock, Detached, Store, StoreError, algorithm::Outcome};
+use pacegate::{Answer, Charge, Clock, Detached, Limit, Store, StoreError, algorithm::Outcome};
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
@@ -320,6 +320,16 @@ impl Store for RedisStore {
         charges: &'a [Charge<'a>],
     ) -> Answer<'a, Vec<Outcome>> {
         self.charging(charges, Some(id))
+    }
+
+    fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        let Some(counters) = &self.inner.common.layout else { return Ok(()) };
+        if counters.rules().counting() == layout::Counting::Pair
+            && matches!(self.inner.servers, Topology::Cluster(_))
+        {
+            return Err(counters::two_slots());
+        }
+        counters.rules().supports(limits, leased)
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {

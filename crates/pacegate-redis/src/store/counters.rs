@@ -94,6 +94,10 @@ pub(super) fn no_permits() -> StoreError {
     unsupported("holds no permits: use Layout::native")
 }
 
+pub(super) fn two_slots() -> StoreError {
+    unsupported("that counts two windows of a key cannot be used on a cluster: use a single server")
+}
+
 fn unsupported(what: &str) -> StoreError {
     StoreError::Unsupported(format!("a layout of another limiter {what}"))
 }
