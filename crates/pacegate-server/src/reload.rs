@@ -88,6 +88,7 @@ impl Reloader {
         let settings = self.source.load().and_then(|mut settings| {
             self.check_exposure(&settings)?;
             self.check_policies(&settings)?;
+            self.check_layout(&settings)?;
             self.warn_of_what_stays(&settings);
             self.warn_of_the_last_key(&settings);
             self.keep_what_stays(&mut settings);
@@ -131,6 +132,17 @@ impl Reloader {
             return Err(error.to_owned());
         }
         Ok(())
+    }
+
+    /// The store keeps its layout until a restart, so it must be able to count the new limits.
+    fn check_layout(&self, new: &Settings) -> Result<(), String> {
+        let (store, layout) = (self.first.store.clone(), self.first.layout.clone());
+        let effective = Settings { store, layout, ..new.clone() };
+        let hint = |problem| match self.first.layout == new.layout {
+            true => problem,
+            false => format!("{problem}. The layout of the store changes only with a restart"),
+        };
+        effective.check_layout().map_err(hint)
     }
 
     fn warn_of_the_last_key(&self, new: &Settings) {

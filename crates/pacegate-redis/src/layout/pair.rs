@@ -78,6 +78,10 @@ impl Window {
     }
 
     /// How much of the previous count is added at a millisecond.
+    #[expect(
+        clippy::float_arithmetic,
+        reason = "the other limiter computes in doubles, and both must agree"
+    )]
     fn carried(&self, previous: u64, millis: u64) -> u64 {
         let weight = (millis % self.seconds) as f64 / self.seconds as f64;
         (previous as f64 * (1.0 - weight)).floor() as u64

@@ -243,6 +243,7 @@ const RLAAS_LOG: &str = "
 
 /// What the sliding-window class counts for one request at a time: the current window and a part of the previous one. Its
 /// weight is in milliseconds modulo seconds.
+#[expect(clippy::float_arithmetic, reason = "as in the original")]
 pub(crate) fn sliding_total(client: &mut Client, budget: &Budget, micros: u64) -> u64 {
     let Budget { key, seconds, .. } = budget;
     let window = micros / 1_000_000 / seconds;

@@ -44,6 +44,12 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) headers: Headers,
 
+    /// Whether denials by `/v1/check` and `/v1/auth` are problem details (RFC 9457): the members of a decision, and
+    /// `type`, `title`, `status`, `key`, and `window` in seconds. The key is what the request is counted by, so leave
+    /// this off where clients must not read that.
+    #[serde(default)]
+    pub(crate) problem_details: bool,
+
     /// How several descriptors of one request by Envoy are charged.
     #[serde(default)]
     #[schemars(with = "Descriptors", extend("default" = "together"))]
@@ -83,7 +89,8 @@ pub(crate) struct Store {
     #[schemars(with = "String", example = &"REDIS_URL")]
     pub(crate) url_env: Option<At<String>>,
 
-    /// What the names of keys begin with. Redis and Valkey only.
+    /// What the names of keys begin with. With a named `layout`: the text before its key, to which a colon is added;
+    /// by default that of the layout. Redis and Valkey only.
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "pg:"))]
     pub(crate) prefix: Option<At<String>>,
@@ -94,16 +101,35 @@ pub(crate) struct Store {
     pub(crate) deadline: Option<At<String>>,
 
     /// Whose counters to share: `native`, `rlaas`, `rlaas-log`, `spring`, `valkey-api`, `unix-time`, `unix-time-log`,
-    /// `typescript`, or the names of keys as a template. Redis and Valkey only. See docs/layouts.md.
+    /// `typescript`, `typescript-sliding`, a template for the names of keys, or a template with its options. Redis and
+    /// Valkey only. See docs/layouts.md.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "native"))]
+    #[schemars(with = "LayoutForm", extend("default" = "native"))]
     #[schemars(example = &"rlaas", example = "myapp:{key}:{window}")]
-    pub(crate) layout: Option<At<String>>,
+    pub(crate) layout: Option<At<Form<Layout>>>,
 
     /// How many keys the memory holds; new ones beyond that share one budget. Memory only.
     #[serde(default)]
     #[schemars(with = "u64", range(min = 1, max = 1_000_000_000), extend("default" = 1_000_000))]
     pub(crate) max_keys: Option<At<u64>>,
+}
+
+/// Fixed windows with keys of your own.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Layout {
+    /// The names of keys: text with `{key}` and one of `{window}`, `{window_start}` and `{window_start_ms}`.
+    #[schemars(example = "myapp:{key}:{window}")]
+    pub(crate) template: At<String>,
+
+    /// How much longer than its window a counter lives, up to 365d.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "0s"))]
+    pub(crate) ttl_slack: Option<At<String>>,
+
+    /// Whether every request sets the life of a counter anew, instead of the first one only.
+    #[serde(default)]
+    pub(crate) refresh_ttl: bool,
 }
 
 /// A named rule: which requests it covers, whose budget they draw on, and how much that is.
@@ -328,7 +354,7 @@ pub(crate) struct Listen {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Headers {
-    /// `RateLimit` and `RateLimit-Policy`.
+    /// `RateLimit` and `RateLimit-Policy`, or their predecessors.
     #[serde(default)]
     #[schemars(with = "Standard", extend("default" = "draft-8"))]
     pub(crate) standard: Option<Standard>,
@@ -345,6 +371,9 @@ pub(crate) enum Standard {
     /// As in drafts 8 to 11: `RateLimit: "api";r=12;t=3`.
     #[serde(rename = "draft-8")]
     Draft8,
+    /// As in drafts up to 6: `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in seconds from now.
+    #[serde(rename = "draft-6")]
+    Draft6,
     /// None of them.
     #[serde(rename = "off")]
     Off,
@@ -489,6 +518,11 @@ impl Forms<'_> for Store {
         "`memory`, an address such as `redis://127.0.0.1:6379`, or the parts of a store";
 }
 
+impl Forms<'_> for Layout {
+    const EXPECTED: &'static str = "a layout such as `spring`, a template such as `myapp:{key}:{window}`, or `template` \
+                                    with `ttl_slack` and `refresh_ttl`";
+}
+
 impl Forms<'_> for Condition {
     const EXPECTED: &'static str = "a text, a list of texts, or one of `equal`, `one_of`, `glob`, `cidr`, \
                                     `present` and `absent` with its value";
@@ -506,6 +540,15 @@ impl Forms<'_> for Failure {
 enum StoreForm {
     Text(String),
     Parts(Box<Store>),
+}
+
+/// A named layout, a template, or a template with its options.
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+enum LayoutForm {
+    Text(String),
+    Parts(Box<Layout>),
 }
 
 /// A text, or a list of texts.
