@@ -161,7 +161,8 @@ impl Reloader {
         if listens(old) != listens(new) || tls(old) != tls(new) {
             tracing::warn!("listeners and paths of certificates stay as they are until a restart");
         }
-        if old.store != new.store || old.layout != new.layout {
+        let store = |settings: &Settings| (settings.store.clone(), settings.layout.clone());
+        if store(old) != store(new) || old.count_denied != new.count_denied {
             tracing::warn!("the store stays as it is until a restart");
         }
     }
@@ -170,7 +171,7 @@ impl Reloader {
     fn keep_what_stays(&self, new: &mut Settings) {
         let old = Settings::clone(&self.first);
         (new.http, new.grpc, new.resp) = (old.http, old.grpc, old.resp);
-        (new.store, new.layout) = (old.store, old.layout);
+        (new.store, new.layout, new.count_denied) = (old.store, old.layout, old.count_denied);
         (new.security.tls, new.security.grpc_tls) = (old.security.tls, old.security.grpc_tls);
         new.security.insecure = old.security.insecure;
         new.bounds.connections = old.bounds.connections;

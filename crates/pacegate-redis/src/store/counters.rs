@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pacegate::{Charge, StoreError, algorithm::Outcome};
+use pacegate::{Charge, KeyRef, Limit, PolicyName, StoreError, algorithm::Outcome};
 
 use super::{Inner, gone};
 use crate::{
@@ -10,6 +10,10 @@ use crate::{
     layout::{Act, Counters, Note, Spot},
     wire::Action,
 };
+
+/// The most that [`Inner::count`] tells, in a window and in a log.
+const MAX_COUNT: u64 = 1_000_000_000;
+const MAX_LOGGED: u64 = 10_000;
 
 impl Inner {
     pub(super) async fn charge_counters(
@@ -33,6 +37,21 @@ impl Inner {
         }
         let act = |(spot, charge): (Spot, &Charge<'_>)| (spot, Act::Charge(charge.cost));
         self.note(counters, spots.into_iter().zip(charges).map(act)).await
+    }
+
+    /// What a counter holds, up to the largest amount of its algorithm.
+    pub(super) async fn count(&self, key: KeyRef<'_>, limit: Limit) -> Result<u64, StoreError> {
+        let Some(counters) = &self.common.layout else {
+            return Err(StoreError::Unsupported(
+                "only the layouts of other limiters count".to_owned(),
+            ));
+        };
+        let most = |amount| Limit::new(amount, limit.period())?.with_algorithm(limit.algorithm());
+        let most = most(MAX_COUNT).or_else(|_| most(MAX_LOGGED)).unwrap_or(limit);
+        let peek = Charge::new(PolicyName::DEFAULT, key, most).cost(0);
+        let outcomes = self.charge_counters(counters, &[peek], None).await?;
+        let remaining = outcomes.first().map_or(0, Outcome::remaining);
+        Ok(most.amount().saturating_sub(remaining))
     }
 
     pub(super) async fn change_counter(

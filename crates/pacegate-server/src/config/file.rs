@@ -108,6 +108,13 @@ pub(crate) struct Store {
     #[schemars(example = &"rlaas", example = "myapp:{key}:{window}")]
     pub(crate) layout: Option<At<Form<Layout>>>,
 
+    /// Whether every denied request reaches the server, to be counted by layouts that count those. `GET /check` then tells
+    /// the count beyond the limit. Otherwise this process remembers denials and answers them itself. Redis and Valkey
+    /// only.
+    #[serde(default)]
+    #[schemars(with = "bool", extend("default" = false))]
+    pub(crate) count_denied: Option<At<bool>>,
+
     /// How many keys the memory holds; new ones beyond that share one budget. Memory only.
     #[serde(default)]
     #[schemars(with = "u64", range(min = 1, max = 1_000_000_000), extend("default" = 1_000_000))]

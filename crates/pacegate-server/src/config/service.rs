@@ -108,6 +108,7 @@ impl Reader<'_, '_> {
         }
         settings.store = store;
         settings.layout = layout;
+        settings.count_denied = parts.count_denied.as_ref().is_some_and(|written| written.value);
     }
 
     /// An address from elsewhere, which is not repeated.
@@ -126,6 +127,7 @@ impl Reader<'_, '_> {
             ("prefix", place(&parts.prefix)),
             ("deadline", place(&parts.deadline)),
             ("layout", parts.layout.as_ref().map(|layout| layout.place)),
+            ("count_denied", parts.count_denied.as_ref().map(|written| written.place)),
         ];
         for (name, place) in only {
             if let Some(place) = place {

@@ -20,6 +20,8 @@ pub struct Settings {
     pub store: StoreSettings,
     /// Whose counters are shared, if the store is on Redis or Valkey.
     pub layout: Layout,
+    /// Whether every denied request reaches the store, if that is on Redis or Valkey.
+    pub count_denied: bool,
     /// The policies in force, those that only Envoy's descriptors lead to among them.
     pub policies: PolicySet,
     /// Whether it is said that there are no policies but those of rules, and not just none of them.
@@ -169,6 +171,7 @@ impl Settings {
         Self {
             store: StoreSettings::default(),
             layout: Layout::native(),
+            count_denied: false,
             policies,
             may_limit_nothing: false,
             rules: Arc::default(),

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     config::{Bounds, Scope},
+    gate::State as Gated,
     stand_in,
 };
 
@@ -70,15 +71,28 @@ pub(super) async fn seed(
         let body = seed_text(&decision);
         return Ok(uncached(decided.text_answer(|out| out.extend_from_slice(body.as_bytes()))));
     }
-    let used = decision.limit().map(|limit| limit.capacity().saturating_sub(decision.remaining()));
     let answer = SeedAnswer {
         allowed: decision.is_allowed(),
-        current_count: used.unwrap_or_default(),
+        current_count: current_count(&shared, &decision, user).await,
         ttl: reset_seconds(&decision),
     };
     let body = serde_json::to_vec(&answer);
     let body = body.map_err(|error| Problem::unavailable(error.to_string()))?;
     Ok(uncached(decided.answer_with(|out| out.extend_from_slice(&body))))
+}
+
+/// What a user has used. After a denial that is the limit, or if denied requests are counted, as much as the counter holds.
+async fn current_count(shared: &Shared, decision: &Decision, user: &str) -> u64 {
+    let Some(limit) = decision.limit() else { return 0 };
+    let used = limit.capacity().saturating_sub(decision.remaining());
+    let counts_denied = shared.gate.revision().settings.count_denied;
+    match shared.gate.state() {
+        Gated::Redis(store) if counts_denied && !decision.is_allowed() => {
+            let count = store.count(user, limit).await;
+            count.map_or(used, |count| count.max(used))
+        }
+        _ => used,
+    }
 }
 
 /// The body of RLaaS. A limit of 0 is never over, so a client is sent away for a whole window each time.

@@ -1,10 +1,8 @@
 //! RLaaS and Pacegate on the same counters, by the file of the former.
 
-use std::{
-    fs, thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{fs, thread, time::Duration};
 
+use pacegate::{Clock, SystemClock};
 use pacegate_testkit::servers::{Client, Flavor, Server, eventually};
 
 use crate::{
@@ -42,8 +40,8 @@ const SLIDING_WINDOW: &str = "
 /// Asks as theirs does. The count is that after the request.
 fn theirs(client: &mut Client, script: &str, user: &str, [seconds, amount]: [u64; 2]) -> Told {
     let key = format!("rlaas:rate_limit:{user}");
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let (millis, fraction) = (since.as_millis().to_string(), format!("0.{}", since.as_nanos()));
+    let micros = SystemClock::new().now().as_micros();
+    let (millis, fraction) = ((micros / 1_000).to_string(), format!("0.{micros}"));
     let [seconds, amount] = [seconds, amount].map(|number| number.to_string());
     let words = ["EVAL", script, "1", &key, &seconds, &amount, &millis, &fraction];
     let reply = client.command(&words).unwrap();
@@ -158,6 +156,28 @@ fn empty_and_long_users_share_the_counters_of_theirs() {
         assert_eq!(ours(&mut http, user).count, 3);
     }
     assert_eq!(client.command(&["DBSIZE"]).unwrap().int(), 3);
+}
+
+/// Theirs counts denied requests, and tells so.
+#[test]
+fn the_count_goes_on_beyond_the_limit_where_that_is_wanted() {
+    let server = Server::start(Flavor::Redis);
+    let mut client = server.connect().unwrap();
+    let limit = [long_window(&mut client), 2];
+    let [seconds, amount] = limit;
+    let folder = Folder::with_config(&format!(
+        "rate-limiter: {{ use-algo: fixed-window-algo, window-size: {seconds}, max-requests: {amount} }}\n\
+         store: {{ url: '{}', deadline: 20s, count_denied: true }}\n",
+        server.url()
+    ));
+    let service = Service::start(&["--config", &folder.config()]);
+    let mut http = Http::connect(service.address("http")).unwrap();
+    for count in [1, 3, 5, 7] {
+        let told = ours(&mut http, "alice");
+        assert_eq!((told.allowed, told.count), (count <= amount, count));
+        let told = theirs(&mut client, FIXED_WINDOW, "alice", limit);
+        assert_eq!((told.allowed, told.count), (count < amount, count + 1));
+    }
 }
 
 #[test]
