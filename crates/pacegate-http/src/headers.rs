@@ -206,7 +206,7 @@ impl HeaderStyle {
     }
 }
 
-/// Takes the standard headers out again, and restores those that were replaced.
+/// Removes the standard headers, and restores those that they replaced.
 #[cold]
 fn take_back(
     style: HeaderStyle,

@@ -188,7 +188,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 
     /// Adds `key`, `limit`, `window` (in seconds) and `retry_after` (in seconds) to the problem details of a denial.
-    /// Default: they are left out, since whoever is denied then reads the key that they are counted by.
+    /// Default: off, since a denied client then reads the key that it is counted by.
     #[must_use]
     pub fn describe_denials(self) -> Self {
         Self { describes: true, ..self }

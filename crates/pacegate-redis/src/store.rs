@@ -141,8 +141,8 @@ impl RedisStore {
         }
     }
 
-    /// Reads what a counter of another limiter's [layout](Layout) holds for a key: the units of denied requests are among
-    /// them where the layout counts those, so it may be above the limit. At most a billion, and 10,000 in a log.
+    /// Reads what a counter of another limiter's [layout](Layout) holds for a key: the units of denied requests are
+    /// among them where the layout counts those, so it may be above the limit. At most a billion, and 10,000 in a log.
     ///
     /// Denials that the deny cache answers are not counted: turn it off with
     /// [`deny_cache(0)`](RedisStoreBuilder::deny_cache) if all should be.

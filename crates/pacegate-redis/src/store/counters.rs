@@ -11,7 +11,7 @@ use crate::{
     wire::Action,
 };
 
-/// The most that [`Inner::count`] tells, in a window and in a log.
+/// The largest count that [`Inner::count`] returns, for a window and for a log.
 const MAX_COUNT: u64 = 1_000_000_000;
 const MAX_LOGGED: u64 = 10_000;
 

@@ -337,7 +337,7 @@ fn the_sliding_windows_of_both_sides_agree_at_every_millisecond() {
             for _ in 0..300 {
                 clock.advance(Duration::from_millis(random.between(0, seconds * 200)));
                 let now = clock.now().as_micros();
-                // A peek tells what one more would find, by the count that theirs continues.
+                // The outcome that the next request should have, whichever side it goes to.
                 let peeked = ours.charge(&budget.key, limit, 0);
                 let total = match random.one_in(2) {
                     true => sliding_total(&mut client, &budget, now),

@@ -196,8 +196,8 @@ fn greet(server: &Server) {
     print_line(format_args!("ready: {policies} {plural}, state in {state}"));
 }
 
-/// The arguments of a `curl` that asks about alice. If the first policy for all requests counts by another attribute than
-/// `key`, it is a peek of that: the budget may be one that others already use.
+/// The arguments of a `curl` that asks about alice. If the first policy for all requests counts by another attribute
+/// than `key`, it is a peek of that: the budget may be one that others already use.
 fn example(url: &str, policies: &[Policy]) -> String {
     let is_plain =
         |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');

@@ -51,8 +51,8 @@ impl<'de> Visitor<'de> for ApplicationVisitor {
     }
 }
 
-/// The map as a deserializer for [`file::Config`], which would reject the names of others. Serde tells it the names of
-/// that struct, so that a new one needs no entry here.
+/// The map as a deserializer for [`file::Config`], without the names that it would reject. Serde passes the names of
+/// its fields, so a new field needs no entry here.
 struct TopLevel<A> {
     map: A,
     limiter: Option<At<RateLimiter>>,

@@ -108,9 +108,8 @@ pub(crate) struct Store {
     #[schemars(example = &"rlaas", example = "myapp:{key}:{window}")]
     pub(crate) layout: Option<At<Form<Layout>>>,
 
-    /// Whether every denied request reaches the server, to be counted by layouts that count those. `GET /check` then tells
-    /// the count beyond the limit. Otherwise this process remembers denials and answers them itself. Redis and Valkey
-    /// only.
+    /// Sends every denied request to the server, so that layouts that count denied requests count all of them. `GET
+    /// /check` then returns the count beyond the limit. By default, this process caches denials. Redis and Valkey only.
     #[serde(default)]
     #[schemars(with = "bool", extend("default" = false))]
     pub(crate) count_denied: Option<At<bool>>,
@@ -121,7 +120,7 @@ pub(crate) struct Store {
     pub(crate) max_keys: Option<At<u64>>,
 }
 
-/// Fixed windows with keys of your own.
+/// Fixed windows with custom keys.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Layout {
@@ -526,8 +525,8 @@ impl Forms<'_> for Store {
 }
 
 impl Forms<'_> for Layout {
-    const EXPECTED: &'static str = "a layout such as `spring`, a template such as `myapp:{key}:{window}`, or `template` \
-                                    with `ttl_slack` and `refresh_ttl`";
+    const EXPECTED: &'static str = "a layout such as `spring`, a template such as `myapp:{key}:{window}`, or \
+                                    `template` with `ttl_slack` and `refresh_ttl`";
 }
 
 impl Forms<'_> for Condition {

@@ -2,7 +2,7 @@
 
 use super::{Environment, hint::shorten};
 
-/// How deep defaults may have placeholders of their own, as in `${A:${B:60}}`.
+/// How deep placeholders may be nested, as in `${A:${B:60}}`.
 const MAX_DEPTH: usize = 8;
 
 /// The text with its placeholders replaced. An error if one is not set and has no default.

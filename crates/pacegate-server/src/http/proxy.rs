@@ -81,7 +81,8 @@ pub(super) async fn seed(
     Ok(uncached(decided.answer_with(|out| out.extend_from_slice(&body))))
 }
 
-/// What a user has used. After a denial that is the limit, or if denied requests are counted, as much as the counter holds.
+/// What a user has used. After a denial that is the limit, or if denied requests are counted, as much as the counter
+/// holds.
 async fn current_count(shared: &Shared, decision: &Decision, user: &str) -> u64 {
     let Some(limit) = decision.limit() else { return 0 };
     let used = limit.capacity().saturating_sub(decision.remaining());

@@ -114,7 +114,8 @@ const STARTER: [(&str, &str); 4] = [
     (
         "RateLimitDecision.java",
         "import java.time.Duration;
-         public record RateLimitDecision(boolean isAllowed, long remaining, Duration retryAfter, Duration resetAfter) {}",
+         public record RateLimitDecision(
+            boolean isAllowed, long remaining, Duration retryAfter, Duration resetAfter) {}",
     ),
     (
         "Main.java",
@@ -122,11 +123,11 @@ const STARTER: [(&str, &str); 4] = [
             public static void main(String[] args) {
                 RateLimiter limiter = new PacegateRateLimiter();
                 for (int call = 0; call < 4; call++) {
-                    RateLimitDecision told = limiter.evaluate(args[0], new RateLimitPolicy());
-                    boolean waits = told.retryAfter() != null && told.remaining() > 0
-                        && told.remaining() - told.retryAfter().toMillis() <= 1;
-                    boolean ends = told.resetAfter() != null && !told.resetAfter().isZero();
-                    System.out.println(told.isAllowed() + \" \" + waits + \" \" + ends);
+                    RateLimitDecision decision = limiter.evaluate(args[0], new RateLimitPolicy());
+                    boolean waits = decision.retryAfter() != null && decision.remaining() > 0
+                        && decision.remaining() - decision.retryAfter().toMillis() <= 1;
+                    boolean ends = decision.resetAfter() != null && !decision.resetAfter().isZero();
+                    System.out.println(decision.isAllowed() + \" \" + waits + \" \" + ends);
                 }
             }
          }",

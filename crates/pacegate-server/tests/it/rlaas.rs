@@ -26,8 +26,8 @@ const FIXED_WINDOW: &str = "
     local allowed = count <= tonumber(ARGV[2])
     return {allowed and 1 or 0, count, redis.call('TTL', name)}";
 
-/// With the milliseconds of the caller: drops what has left, counts the rest, adds the request if there is room, and sets
-/// the life in any case. Tells the count before the request, and the window.
+/// With the caller's milliseconds: removes expired entries, counts the rest, adds the request if it fits, and always
+/// sets the life. Returns the count before the request, and the window.
 const SLIDING_WINDOW: &str = "
     local now, width = tonumber(ARGV[3]), ARGV[1] * 1000
     redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - width)
@@ -109,7 +109,7 @@ fn in_turns_both_sides_see_one_count() {
             assert_eq!((told.allowed, told.count), (true, count), "{algorithm}: {told:?}");
             let after = now(&mut client);
             let expected = match (is_theirs, script == FIXED_WINDOW) {
-                // Theirs tells the life of the key, which begins with the first request, or its window.
+                // Theirs returns the life of the key, which begins with the first request, or the window.
                 (true, true) => limit[0] - (after - first) - 1..=limit[0],
                 (true, false) => limit[0]..=limit[0],
                 // A window ends for all its requests at once; a log when its last one has left.
@@ -158,7 +158,7 @@ fn empty_and_long_users_share_the_counters_of_theirs() {
     assert_eq!(client.command(&["DBSIZE"]).unwrap().int(), 3);
 }
 
-/// Theirs counts denied requests, and tells so.
+/// Theirs counts denied requests, and returns the count.
 #[test]
 fn the_count_goes_on_beyond_the_limit_where_that_is_wanted() {
     let server = Server::start(Flavor::Redis);
