@@ -5,9 +5,7 @@ mod counters;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, StreamExt};
-use pacegate::{
-    Answer, Charge, Clock, Detached, Key, Limit, Store, StoreError, algorithm::Outcome,
-};
+use pacegate::{Answer, Charge, Clock, Detached, Limit, Store, StoreError, algorithm::Outcome};
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
@@ -139,20 +137,6 @@ impl RedisStore {
             redirects: counters.redirects.get(),
             closed: counters.closed.get(),
         }
-    }
-
-    /// Reads what a counter of another limiter's [layout](Layout) holds for a key: the units of denied requests are
-    /// among them where the layout counts those, so it may be above the limit. At most a billion, and 10,000 in a log.
-    ///
-    /// Denials that the deny cache answers are not counted: turn it off with
-    /// [`deny_cache(0)`](RedisStoreBuilder::deny_cache) if all should be.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Unsupported`] with the native layout, and for a limit that the layout cannot count.
-    pub async fn count(&self, key: impl Key, limit: Limit) -> Result<u64, StoreError> {
-        let key = key.with(|key| key.to_buf());
-        self.inner.count(key.as_ref(), limit).await
     }
 
     /// Whether every server that is known answers.
@@ -339,13 +323,7 @@ impl Store for RedisStore {
     }
 
     fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
-        let Some(counters) = &self.inner.common.layout else { return Ok(()) };
-        if counters.rules().counting() == layout::Counting::Pair
-            && matches!(self.inner.servers, Topology::Cluster(_))
-        {
-            return Err(counters::two_slots());
-        }
-        counters.rules().supports(limits, leased)
+        self.inner.supports(limits, leased)
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use pacegate::{Charge, KeyRef, Limit, PolicyName, StoreError, algorithm::Outcome};
+use pacegate::{Charge, Key, KeyRef, Limit, PolicyName, StoreError, algorithm::Outcome};
 
-use super::{Inner, gone};
+use super::{Inner, RedisStore, Topology, gone};
 use crate::{
     lane::{Common, Lane},
-    layout::{Act, Counters, Note, Spot},
+    layout::{Act, Counters, Counting, Note, Spot},
     wire::Action,
 };
 
@@ -15,7 +15,32 @@ use crate::{
 const MAX_COUNT: u64 = 1_000_000_000;
 const MAX_LOGGED: u64 = 10_000;
 
+impl RedisStore {
+    /// Reads the counter of a key in a [layout](crate::Layout) of another limiter. Where the layout counts denied requests,
+    /// it may be above the limit. At most a billion, and 10,000 in a log.
+    ///
+    /// Denials that the deny cache answers are not counted: turn it off with
+    /// [`deny_cache(0)`](crate::RedisStoreBuilder::deny_cache) if all should be.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Unsupported`] with the native layout, and for a limit that the layout cannot count.
+    pub async fn count(&self, key: impl Key, limit: Limit) -> Result<u64, StoreError> {
+        let key = key.with(|key| key.to_buf());
+        self.inner.count(key.as_ref(), limit).await
+    }
+}
+
 impl Inner {
+    pub(super) fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        let Some(counters) = &self.common.layout else { return Ok(()) };
+        let rules = counters.rules();
+        if rules.counting() == Counting::Pair && matches!(self.servers, Topology::Cluster(_)) {
+            return Err(two_slots());
+        }
+        rules.supports(limits, leased)
+    }
+
     pub(super) async fn charge_counters(
         &self,
         counters: &Counters,
@@ -40,7 +65,7 @@ impl Inner {
     }
 
     /// What a counter holds, up to the largest amount of its algorithm.
-    pub(super) async fn count(&self, key: KeyRef<'_>, limit: Limit) -> Result<u64, StoreError> {
+    async fn count(&self, key: KeyRef<'_>, limit: Limit) -> Result<u64, StoreError> {
         let Some(counters) = &self.common.layout else {
             return Err(StoreError::Unsupported(
                 "only the layouts of other limiters count".to_owned(),
@@ -113,7 +138,7 @@ pub(super) fn no_permits() -> StoreError {
     unsupported("holds no permits: use Layout::native")
 }
 
-pub(super) fn two_slots() -> StoreError {
+fn two_slots() -> StoreError {
     unsupported("that counts two windows of a key cannot be used on a cluster: use a single server")
 }
 

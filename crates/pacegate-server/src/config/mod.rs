@@ -6,6 +6,7 @@
 mod application;
 mod environment;
 mod file;
+mod forms;
 mod hint;
 mod kind;
 mod layout;
