@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, StreamExt};
 use pacegate::{
-    Answer, Charge, Clock, Detached, PolicyName, Store, StoreError, algorithm::Outcome,
+    Answer, Charge, Clock, Detached, Limit, PolicyName, Store, StoreError, algorithm::Outcome,
 };
 use smallvec::SmallVec;
 use tokio::{
@@ -323,6 +323,10 @@ impl Store for RedisStore {
         charges: &'a [Charge<'a>],
     ) -> Answer<'a, Vec<Outcome>> {
         self.charging(charges, Some(id))
+    }
+
+    fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        self.inner.supports(limits, leased)
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {

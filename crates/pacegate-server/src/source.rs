@@ -100,6 +100,7 @@ impl Source {
             add_rules(&foreign, Options::default(), &mut settings)?;
         }
         self.overrides.apply(&mut settings, environment)?;
+        settings.check_layout()?;
         Ok(settings)
     }
 
@@ -115,6 +116,7 @@ impl Source {
             tracing::warn!("{warning}");
         }
         self.overrides.apply(&mut settings, environment)?;
+        settings.check_layout()?;
         Ok(settings)
     }
 }

@@ -9,7 +9,7 @@ use pacegate::{
 use redis::Cmd;
 use tokio::time::Instant;
 
-use super::{Act, Counters, Counting, Note};
+use super::{Act, Counters, Counting, Note, pair::Pair};
 use crate::{
     cell::{period_micros, slot_of},
     mark::{ByMark, Mark},
@@ -76,7 +76,7 @@ impl Tally {
             return false;
         };
         let same = match self.counters.rules().counting() {
-            Counting::Window => self.units().saturating_add(cost) <= MOST_UNITS,
+            Counting::Window | Counting::Pair => self.units().saturating_add(cost) <= MOST_UNITS,
             Counting::Log { .. } => {
                 cost > 0 && cost == first_cost && note.spot.limit == first.spot.limit
             }
@@ -112,8 +112,20 @@ impl Tally {
     }
 
     fn name(&self) -> Vec<u8> {
+        self.name_at(self.window)
+    }
+
+    /// The name of the counter in the window that starts then.
+    fn name_at(&self, start: u64) -> Vec<u8> {
         let spot = &self.notes[0].spot;
-        self.counters.rules().name(&spot.key, self.window, period_micros(&spot.limit))
+        self.counters.rules().name(&spot.key, start, period_micros(&spot.limit))
+    }
+
+    /// The counter of the previous window, if it counts as well.
+    fn previous_name(&self) -> Option<Vec<u8>> {
+        let counts = self.counters.rules().counting() == Counting::Pair;
+        let start = self.window.checked_sub(period_micros(&self.notes[0].spot.limit));
+        start.filter(|_| counts).map(|start| self.name_at(start))
     }
 
     /// Units counted or given back by all requests.
@@ -129,10 +141,11 @@ impl Tally {
         let (action, life, create) =
             (note.act.number(), rules.life(limit), u64::from(settings.create));
         let mut command = call;
-        command.arg(1).arg(self.name());
-        let mut words = Words::with_capacity(9);
+        let names: Vec<_> = std::iter::once(self.name()).chain(self.previous_name()).collect();
+        command.arg(names.len()).arg(names);
+        let mut words = Words::with_capacity(10);
         match rules.counting() {
-            Counting::Window => {
+            Counting::Window | Counting::Pair => {
                 words.push([given, self.window, period_micros(limit), action, self.units()]);
                 words.push([life, u64::from(rules.is_refreshed()), create]);
                 command.arg(words.into_bytes());
@@ -140,6 +153,7 @@ impl Tally {
             Counting::Log { tick } => {
                 words.push([given, tick, period_micros(limit) / tick, action, limit.amount()]);
                 words.push([note.act.units(), self.notes.len() as u64, life, create]);
+                words.push([u64::from(rules.is_refreshed())]);
                 command.arg(words.into_bytes()).arg(self.counters.members());
             }
         }
@@ -166,6 +180,7 @@ impl Tally {
                 return Told::Missed(self);
             }
             [_, before] => self.settle_window(now, before, learn),
+            [_, before, previous] => self.settle_pair(now, before, previous),
             [_, free, fit, room, empty] => {
                 let after = |instant: i64| {
                     Duration::from_micros(instant.unsigned_abs().saturating_sub(now))
@@ -200,6 +215,22 @@ impl Tally {
         let used = u64::try_from(count).unwrap_or(0);
         let state = State::from_words(&spot.limit, [self.window, used, 0]);
         learn(spot.mark, Known { denied, now, limit: spot.limit, fact: Fact::State(state) });
+    }
+
+    fn settle_pair(self, now: u64, before: i64, previous: i64) {
+        let (start, previous) = (self.window, u64::try_from(previous).unwrap_or(0));
+        let mut count = before;
+        for mut note in self.notes {
+            let outcome = match note.act {
+                Act::Charge(cost) => {
+                    count = count.saturating_add_unsigned(cost);
+                    let current = u64::try_from(count).unwrap_or(0);
+                    Pair { previous, current, start, now }.outcome(&note.spot.limit, cost)
+                }
+                Act::Refund(_) | Act::Reset => Outcome::admitted(0, Duration::ZERO),
+            };
+            note.waiter.answer(Ok(outcome));
+        }
     }
 
     fn settle_log(self, log: Log) {

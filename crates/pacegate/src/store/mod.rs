@@ -63,6 +63,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(ready(Err(StoreError::Unsupported("it takes no request ids".to_owned()))))
     }
 
+    /// Returns an error if the store can never count these limits of one policy. `leased` is whether
+    /// the policy has a lease. Called when a limiter is built, so that a mistake shows there and not at the first
+    /// check.
+    ///
+    /// Default: every limit can be counted.
+    fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        let _ = (limits, leased);
+        Ok(())
+    }
+
     /// Gives back up to `charge.cost` units, and no more than are used.
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
 
