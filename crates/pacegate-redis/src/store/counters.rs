@@ -31,6 +31,7 @@ impl Inner {
             self.common.counters.denied_locally.add(1);
             return Ok(outcomes);
         }
+        self.opened().await;
         let act = |(spot, charge): (Spot, &Charge<'_>)| (spot, Act::Charge(charge.cost));
         self.note(counters, spots.into_iter().zip(charges).map(act)).await
     }
@@ -58,7 +59,7 @@ impl Inner {
         for (spot, act) in acts {
             let (note, answered) = counters.note(spot, act);
             answers.push(answered);
-            let lane = self.lane_of(|| note.slot(counters.rules()))?;
+            let lane = self.session().lane_of(|| note.slot(counters.rules()))?;
             match parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
                 Some((_, notes)) => notes.push(note),
                 None => parts.push((lane, vec![note])),
