@@ -6,7 +6,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{Condition, FailureMode, Lease, Match, Missing, Mode, Policy, PolicyName};
-use crate::{Algorithm, KeyBuf, KeyRef, Limit, Request};
+use crate::{KeyBuf, KeyRef, Limit, Request};
 
 /// Policies that are in force together, compiled for lookup.
 ///
@@ -118,7 +118,7 @@ pub enum PolicyError {
     /// Units that have to be counted when they are used, and not before.
     #[error(
         "policy `{policy}` has a lease, but nothing can be drawn ahead from `{limit}`: \
-         leave the lease out, or use fixed-window, sliding-window or token-bucket"
+         leave the lease out, or use fixed-window or sliding-window"
     )]
     LeaseAlgorithm {
         /// The policy.
@@ -336,16 +336,13 @@ fn check_limits(policy: PolicyName, limits: &[Limit]) -> Result<(), PolicyError>
     Ok(())
 }
 
-/// A log has to know when each unit is used, and nobody knows what a custom algorithm has to know.
+/// Only units of windows can be charged before they are used.
 fn check_lease(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
     let (Some(lease), policy) = (policy.lease, policy.name) else { return Ok(()) };
     if !lease.is_sound() {
         return Err(PolicyError::LeaseSize { policy, lease });
     }
-    let counted_when_used = |limit: &&Limit| {
-        limit.algorithm().keeps_log() || matches!(limit.algorithm(), Algorithm::Custom(_))
-    };
-    match limits.iter().find(counted_when_used) {
+    match limits.iter().find(|limit| !limit.algorithm().can_be_leased()) {
         Some(&limit) => Err(PolicyError::LeaseAlgorithm { policy, limit }),
         None => Ok(()),
     }
