@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use pacegate::{
-    Limit, StoreError,
+    Limit, StoreError, Timestamp,
     algorithm::{Outcome, State},
 };
 use redis::Cmd;
@@ -172,7 +172,7 @@ impl Tally {
                 };
                 let log =
                     Log { free, fit, room: (room > 0).then(|| after(room)), empty: after(empty) };
-                self.settle_log(log);
+                self.settle_log(log, now);
             }
             _ => {
                 let problem = format!("a reply of {} numbers", reply.len());
@@ -195,6 +195,7 @@ impl Tally {
             count = count.saturating_add_unsigned(cost);
             let outcome = window_outcome(&note.spot.limit, count, cost, left);
             denied |= !outcome.is_admitted();
+            let outcome = outcome.with_decided_at(Timestamp::from_micros(now));
             note.waiter.answer(Ok(outcome));
         }
         let used = u64::try_from(count).unwrap_or(0);
@@ -202,9 +203,10 @@ impl Tally {
         learn(spot.mark, Known { denied, now, limit: spot.limit, fact: Fact::State(state) });
     }
 
-    fn settle_log(self, log: Log) {
+    fn settle_log(self, log: Log, now: u64) {
         for (place, mut note) in self.notes.into_iter().enumerate() {
             let outcome = log.outcome(&note.spot.limit, note.act.units(), place as i64);
+            let outcome = outcome.with_decided_at(Timestamp::from_micros(now));
             note.waiter.answer(Ok(outcome));
         }
     }
