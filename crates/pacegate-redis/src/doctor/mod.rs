@@ -54,7 +54,7 @@ pub use report::{Finding, Level, Part, Report, ServerReport};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How long a call may take; 20 ms unless said.
+    /// How long a call may take. Default: 100 ms.
     pub deadline: Duration,
     /// What the names of keys begin with; `pg:` unless said.
     pub prefix: String,

@@ -31,7 +31,7 @@ pub(super) struct Args {
     url: String,
 
     /// How long a call of the limiter may take
-    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_duration)]
     deadline: Duration,
 
     /// What the names of the limiter's keys begin with

@@ -29,7 +29,7 @@ use tracing::Instrument;
 
 use super::{
     answer,
-    decide::{AskError, decide},
+    decide::{AskError, decide, decide_in_time},
     preface,
     proto::{Health, HealthCheckRequest, HealthCheckResponse, RateLimitRequest},
 };
@@ -87,6 +87,7 @@ const SERVICES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLi
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 /// A byte that says whether the message is compressed, and four for its length.
 const PREFIX: usize = 5;
 /// Requests that one connection may have open.
@@ -182,6 +183,7 @@ async fn respond(gate: &Gate, request: Request<Incoming>) -> Response<Reply> {
 
 async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<Bytes, Failure> {
     let (head, body) = request.into_parts();
+    let deadline = head.headers.get(TIMEOUT).and_then(deadline);
     let bounds = gate.revision().settings.bounds;
     let message = match receive(body, &bounds).await {
         Err(failure) if failure.code == GrpcCode::ResourceExhausted => {
@@ -196,7 +198,34 @@ async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<By
     if keys.are_needed() {
         permit(keys, &head.headers, &request)?;
     }
-    Ok(framed(&decide(&revision, &request).await?))
+    let response = match deadline {
+        Some(deadline) => decide_in_time(&revision, &request, deadline).await?,
+        None => decide(&revision, &request).await?,
+    };
+    Ok(framed(&response))
+}
+
+/// When a call has to be answered: after three quarters of its `grpc-timeout`, which leaves time for the way back. A
+/// value that is not one is ignored.
+fn deadline(timeout: &HeaderValue) -> Option<tokio::time::Instant> {
+    let timeout = parse_timeout(timeout.to_str().ok()?)?;
+    tokio::time::Instant::now().checked_add(timeout * 3 / 4)
+}
+
+/// Up to eight digits and a unit, such as `20m` for 20 ms.
+fn parse_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let is_number = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
+    let number: u64 = digits.parse().ok().filter(|_| is_number)?;
+    match unit {
+        "H" => Some(Duration::from_secs(3_600 * number)),
+        "M" => Some(Duration::from_secs(60 * number)),
+        "S" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_millis(number)),
+        "u" => Some(Duration::from_micros(number)),
+        "n" => Some(Duration::from_nanos(number)),
+        _ => None,
+    }
 }
 
 /// Denies what is too large to be read: Envoy would let an error pass, and clients choose what it sends along.
@@ -400,6 +429,27 @@ mod tests {
             (&[0, 255, 255, 255, 255, 7], GrpcCode::Internal),
         ] {
             assert_eq!(unframed(Bytes::from_static(data)).unwrap_err().code, code, "{data:?}");
+        }
+    }
+
+    #[test]
+    fn timeouts_have_a_number_and_a_unit() {
+        for (text, micros) in [
+            ("20m", Some(20_000)),
+            ("1S", Some(1_000_000)),
+            ("99999999H", Some(99_999_999 * 3_600_000_000)),
+            ("2M", Some(120_000_000)),
+            ("0u", Some(0)),
+            ("7000n", Some(7)),
+            ("", None),
+            ("m", None),
+            ("20", None),
+            ("20s", None),
+            ("+2m", None),
+            ("100000000m", None),
+            ("2ä", None),
+        ] {
+            assert_eq!(parse_timeout(text), micros.map(Duration::from_micros), "{text}");
         }
     }
 
