@@ -2,8 +2,8 @@
 //!
 //! They were charged before they are spent, so whatever happens to this process, nothing is admitted twice. What is
 //! drawn in a window is only spent while the server is certainly still in that window. Only units of windows are drawn:
-//! what is charged to a bucket drains at once, so leased units would have to expire in every process while the bucket
-//! refills once, and traffic far below the rate would be denied.
+//! a charge to a bucket drains at once, so leased units would have to expire in every process while the bucket refills
+//! once, and traffic far below the rate would be denied.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -239,7 +239,7 @@ impl Lease {
         outcome.with_decided_at(earliest)
     }
 
-    /// What is left, unless the window is certainly over.
+    /// The units that can be returned: none if the window is certainly over.
     fn unspent(&self, time: &Time) -> Option<Unspent> {
         let want = Want { cost: self.left, ..self.want };
         let earliest = self.bounds(time, Instant::now()).0;

@@ -30,7 +30,7 @@ pub(super) struct Returns {
     changed: Notify,
 }
 
-/// So many permits may wait. The permits beyond end with their period.
+/// The most permits that are kept for a retry. Permits beyond that end with their period.
 const MAX_RETURNS: usize = 65_536;
 /// How often connections are tried.
 const RETRY: Duration = Duration::from_millis(50);

@@ -27,8 +27,7 @@ pub(super) struct Session {
     servers: Topology,
     /// The runtime has dropped the tasks of this session.
     has_ended: Arc<AtomicBool>,
-    /// Requests wait for the first connection: this session replaces another, and its callers have not been told that
-    /// it is new.
+    /// Whether requests wait for the first connection, because this session has replaced another.
     is_opening: AtomicBool,
     /// Dropped with the session, which ends the task that watches the runtime.
     _watched: oneshot::Sender<()>,

@@ -218,8 +218,8 @@ fn nothing_is_leased_from_a_bucket() {
     });
 }
 
-/// Three processes with a lease, and traffic below the limit by what they may hold: nothing is denied. In a sliding
-/// window that is twice as much, since units that were not spent in one window count in the next.
+/// Three processes with a lease deny nothing as long as the traffic is below the limit by the units that they may hold.
+/// In a sliding window that is twice as much, since units that were not spent in one window count in the next.
 #[test]
 fn leases_deny_no_traffic_below_the_limit() {
     const LEASE: u64 = 10;

@@ -18,7 +18,7 @@ use crate::engine::Engine;
 #[derive(Debug)]
 pub(super) struct PermitBody {
     pub(super) body: Full<Bytes>,
-    /// `None` if there is no permit, and once the body was read.
+    /// `None` for a response without a permit, and after the body was read.
     pub(super) unsent: Option<Unsent>,
 }
 

@@ -117,7 +117,7 @@ impl Algorithm {
     }
 
     /// Whether units can be charged ahead of the request that spends them. A window does not distinguish between
-    /// instants within it. All others do: what is charged to a token bucket drains from that instant on, spent or not.
+    /// instants within it. All others do: a charge to a token bucket drains from that instant on, spent or not.
     pub const fn can_be_leased(self) -> bool {
         matches!(self, Self::FixedWindow | Self::SlidingWindow)
     }
@@ -204,8 +204,8 @@ impl Outcome {
         (self.decided_at > 0).then(|| Timestamp::from_micros(self.decided_at))
     }
 
-    /// The same answer, decided at this instant by the clock of the store: for stores on another machine. What is told
-    /// to clients as an instant, such as `X-RateLimit-Reset`, then comes from the clock that counted.
+    /// The same answer, decided at this instant by the clock of the store: for stores on another machine. Instants that
+    /// clients see, such as `X-RateLimit-Reset`, then come from the clock that counted.
     #[must_use]
     pub fn with_decided_at(self, instant: Timestamp) -> Self {
         Self { decided_at: instant.as_micros(), ..self }

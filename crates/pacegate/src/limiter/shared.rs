@@ -291,8 +291,8 @@ impl Inner {
         }
     }
 
-    /// One outcome for each charge, or an error. No charges are no question. Permits that the store may have taken are
-    /// returned if this is cancelled.
+    /// Returns one outcome for each charge, or an error. Without charges, the store is not asked. If this is cancelled,
+    /// permits that the store may have taken are returned.
     pub(super) async fn charge_store(
         self: &Arc<Self>,
         charges: &[Charge<'_>],

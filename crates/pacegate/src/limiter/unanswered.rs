@@ -8,7 +8,7 @@ use super::shared::Inner;
 use crate::{Charge, ChargeBuf};
 
 /// Permits that the store is being asked for. Dropping this returns them: the caller stopped waiting for the answer, so
-/// nobody holds them, but the store may have taken them.
+/// has none of them, but the store may have taken them.
 #[derive(Debug)]
 pub(super) struct Unanswered {
     inner: Arc<Inner>,
@@ -23,7 +23,7 @@ impl Unanswered {
         (!permits.is_empty()).then(|| Self { inner: inner.clone(), permits })
     }
 
-    /// The answer is there: the caller knows what it holds.
+    /// The store has answered: the caller knows which permits it holds.
     pub(super) fn answered(mut self) {
         self.permits.clear();
     }

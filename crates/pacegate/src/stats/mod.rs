@@ -87,7 +87,7 @@ pub(crate) struct Meter {
     before: Vec<[u64; KINDS]>,
     /// Written when a store fails, which is rare.
     store_failures: AtomicU64,
-    /// The error of the last failure. Skipped by whoever finds it locked.
+    /// The error of the last failure. A thread that finds it locked does not wait.
     last_store_failure: Mutex<Option<StoreError>>,
     threads: ThreadLocal<CachePadded<Counters>>,
     busiest: CachePadded<Mutex<Sketch>>,

@@ -67,7 +67,7 @@ impl Setup {
         self.assert_none_held();
     }
 
-    /// Runs a future until the server has admitted what it asks for, then drops it. The answers do not come before the
+    /// Runs a future until the server has admitted its request, then drops it. The answers do not come before the
     /// deadline of the release, either.
     fn drop_when_admitted<F: Future>(&self, ask: impl Fn() -> F) {
         let _entered = self.runtime.enter();
