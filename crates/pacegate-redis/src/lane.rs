@@ -274,8 +274,8 @@ impl Lane {
                 Some(Ok(replies)) => replies,
                 Some(Err(error)) => {
                     let reason = format!("the connection broke before the answer came: {error}");
-                    let unavailable = || StoreError::Unavailable(reason.clone());
-                    jobs.into_iter().for_each(|job| job.fail(unavailable));
+                    let interrupted = || StoreError::Interrupted(reason.clone());
+                    jobs.into_iter().for_each(|job| job.fail(interrupted));
                     return Err(Trouble::Lost(format!("the connection broke: {error}")));
                 }
                 None => return Err(Trouble::Late),

@@ -37,9 +37,8 @@ pub(crate) struct Program {
 pub(crate) enum Action {
     /// Gives the cost back.
     Refund,
-    /// Gives back the cost and as much of one more unit as `part` of the period, as far as all this is still charged:
-    /// it was drawn ahead at this instant.
-    Return { part: u64, drawn: u64 },
+    /// Gives back the cost to a window, unless that is over: it was charged at this instant.
+    Return { drawn: u64 },
     /// Ends a permit.
     Release,
     /// Starts the life of a permit anew.
@@ -100,14 +99,14 @@ impl Program {
 
 /// The program of the script that amends one cell.
 pub(crate) fn amendment(want: &Want, action: Action, settings: Settings) -> Vec<u8> {
-    let (action, part, drawn) = match action {
-        Action::Refund => (0, 0, 0),
-        Action::Return { part, drawn } => (0, part, drawn),
-        Action::Release => (1, 0, 0),
-        Action::Renew => (2, 0, 0),
+    let (action, drawn) = match action {
+        Action::Refund => (0, 0),
+        Action::Return { drawn } => (0, drawn),
+        Action::Release => (1, 0),
+        Action::Renew => (2, 0),
     };
-    let mut words = Words(Vec::with_capacity(96));
-    words.push([settings.now, settings.slack, action, want.cost, part, drawn]);
+    let mut words = Words(Vec::with_capacity(88));
+    words.push([settings.now, settings.slack, action, want.cost, drawn]);
     words.push(want.permit);
     words.limit(want.kind, &want.limit);
     words.0

@@ -1,12 +1,13 @@
 //! The limiter behind all listeners: in this process or over a store, with one set of calls.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
 use pacegate::{
     Charge, CheckError, Decision, KeyRef, Limiter, Plan, PolicyName, PolicySet, Request,
     SharedLimiter, Stats, StoreError, Timestamp, Verdict,
 };
 use smallvec::SmallVec;
+use tokio::time::{Instant, timeout_at};
 
 use crate::blocks::Blocks;
 
@@ -17,6 +18,8 @@ use crate::blocks::Blocks;
 pub(crate) struct Engine {
     limiter: Kind,
     blocks: Arc<Blocks>,
+    /// When the caller needs an answer, whether or not the store has answered.
+    deadline: Option<Instant>,
 }
 
 /// What to clear.
@@ -39,12 +42,22 @@ enum Kind {
 impl Engine {
     /// With the state in this process.
     pub(crate) fn memory(limiter: Limiter) -> Self {
-        Self { limiter: Kind::Memory(limiter), blocks: Arc::new(Blocks::new()) }
+        Self::over(Kind::Memory(limiter))
     }
 
     /// With the state in a store that others share.
     pub(crate) fn shared(limiter: SharedLimiter) -> Self {
-        Self { limiter: Kind::Shared(limiter), blocks: Arc::new(Blocks::new()) }
+        Self::over(Kind::Shared(limiter))
+    }
+
+    fn over(limiter: Kind) -> Self {
+        Self { limiter, blocks: Arc::new(Blocks::new()), deadline: None }
+    }
+
+    /// The same engine for a caller that stops waiting at this instant: failure modes decide if the store has not
+    /// answered by then.
+    pub(crate) fn answering_by(&self, deadline: Instant) -> Self {
+        Self { deadline: Some(deadline), ..self.clone() }
     }
 
     /// With another idea of the hour for its blocks, of which there are none then.
@@ -135,11 +148,24 @@ impl Engine {
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<Verdict, CheckError> {
-        match (&self.limiter, id) {
-            (Kind::Memory(_), Some(_)) => Err(no_ids()),
-            (Kind::Memory(limiter), None) => Ok(limiter.verdict(charges)?),
-            (Kind::Shared(limiter), Some(id)) => limiter.verdict_once(id, charges).await,
-            (Kind::Shared(limiter), None) => limiter.verdict(charges).await,
+        let limiter = match (&self.limiter, id) {
+            (Kind::Memory(_), Some(_)) => return Err(no_ids()),
+            (Kind::Memory(limiter), None) => return Ok(limiter.verdict(charges)?),
+            (Kind::Shared(limiter), _) => limiter,
+        };
+        let answer = match id {
+            Some(id) => self.in_time(limiter.verdict_once(id, charges)).await,
+            None => self.in_time(limiter.verdict(charges)).await,
+        };
+        let late = || Ok(limiter.verdict_without_store(charges, &StoreError::TimedOut)?);
+        answer.unwrap_or_else(late)
+    }
+
+    /// The answer of the store; `None` if it has not come by the deadline.
+    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
+        match self.deadline {
+            None => Some(answer.await),
+            Some(deadline) => timeout_at(deadline, answer).await.ok(),
         }
     }
 
@@ -171,7 +197,17 @@ impl Engine {
     ) {
         match &self.limiter {
             Kind::Memory(limiter) => limiter.check_each(charges, decisions),
-            Kind::Shared(limiter) => limiter.check_each(charges, decisions).await,
+            Kind::Shared(limiter) => {
+                let before = decisions.len();
+                if self.in_time(limiter.check_each(charges, decisions)).await.is_none() {
+                    decisions.truncate(before);
+                    let late = |charge| {
+                        let late = StoreError::TimedOut;
+                        Ok(limiter.verdict_without_store(slice::from_ref(charge), &late)?.decision)
+                    };
+                    decisions.extend(charges.iter().map(late));
+                }
+            }
         }
     }
 
@@ -226,7 +262,9 @@ impl Engine {
     pub(crate) async fn refund(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         match &self.limiter {
             Kind::Memory(limiter) => limiter.refund_all(charges),
-            Kind::Shared(limiter) => limiter.refund_all(charges).await?,
+            Kind::Shared(limiter) => {
+                self.in_time(limiter.refund_all(charges)).await.ok_or(StoreError::TimedOut)??;
+            }
         }
         Ok(())
     }
@@ -297,7 +335,7 @@ impl Engine {
             Kind::Memory(limiter) => Kind::Memory(limiter.with_policies(policies)),
             Kind::Shared(limiter) => Kind::Shared(limiter.with_policies(policies)),
         };
-        Self { limiter, blocks: self.blocks.clone() }
+        Self { limiter, blocks: self.blocks.clone(), deadline: None }
     }
 }
 

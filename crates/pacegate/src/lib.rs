@@ -29,5 +29,6 @@ pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};
 pub use stats::{PolicyStats, Stats, TopKey};
 pub use store::{
-    Answer, Charge, Counter, Detached, MemoryStore, MemoryUsage, ShareUsage, Store, StoreError,
+    Answer, Charge, ChargeBuf, Counter, Detached, MemoryStore, MemoryUsage, ShareUsage, Store,
+    StoreError,
 };

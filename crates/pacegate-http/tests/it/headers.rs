@@ -222,13 +222,15 @@ fn whoever_sleeps_as_told_is_admitted() {
     }
 }
 
-/// A store that remembers a denial, and tells its end later than it is by what a trip to it takes.
+/// A store that remembers a denial, and tells its end later than it is by what a trip to it takes. It may have a clock
+/// that differs from that of this process.
 #[derive(Debug)]
-struct Remembers(Duration);
+struct Remembers(Duration, Option<Timestamp>);
 
 impl Store for Remembers {
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
         let denied = Outcome::denied(0, Some(self.0), self.0).with_origin(Origin::DenyCache);
+        let denied = self.1.map_or(denied, |instant| denied.with_decided_at(instant));
         Box::pin(ready(Ok(vec![denied; charges.len()])))
     }
 
@@ -254,7 +256,7 @@ fn the_end_of_a_window_is_the_same_for_a_denial_that_is_remembered() {
     let reset = |limit: &str, late: u64| {
         // The minute ends 9.75 s later.
         let now = 1_700_000_030_250_000;
-        let store = Remembers(Duration::from_micros(9_750_000 + late));
+        let store = Remembers(Duration::from_micros(9_750_000 + late), None);
         let policies = PolicySet::of_limits([limit.parse().unwrap()]).unwrap();
         let limiter = SharedLimiter::new(store, policies);
         let decision = pollster::block_on(limiter.check("alice")).unwrap();
@@ -265,6 +267,22 @@ fn the_end_of_a_window_is_the_same_for_a_denial_that_is_remembered() {
     assert_eq!(reset("5/minute", 200_000), 1_700_000_041, "that is no trip");
     assert_eq!(reset("5/7s", 1), 1_700_000_041, "no window of 7 s ends there");
     assert_eq!(reset("5/minute sliding-log", 1), 1_700_000_041);
+}
+
+#[test]
+fn the_end_of_a_window_is_told_by_the_clock_that_counted() {
+    let store_now = 1_700_000_030_250_000;
+    for skew in [-3_000_000, 0, 3_000_000] {
+        let instant = Timestamp::from_micros(store_now);
+        let store = Remembers(Duration::from_micros(9_750_000), Some(instant));
+        let policies = PolicySet::of_limits(["5/minute".parse().unwrap()]).unwrap();
+        let limiter = SharedLimiter::new(store, policies);
+        let decision = pollster::block_on(limiter.check("alice")).unwrap();
+        let here = store_now.saturating_add_signed(skew);
+        let headers = written(&Headers::default(), &decision, here);
+        assert_eq!(text(&headers, "x-ratelimit-reset"), "1700000040", "{skew}");
+        assert_eq!(text(&headers, "retry-after"), "10", "{skew}");
+    }
 }
 
 const MOST: u64 = 999_999_999_999_999;

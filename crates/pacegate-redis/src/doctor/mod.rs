@@ -54,7 +54,7 @@ pub use report::{Finding, Level, Part, Report, ServerReport};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Deadline of a call. Default: 20 ms.
+    /// Deadline of a call. Default: 100 ms.
     pub deadline: Duration,
     /// Prefix of key names. Default: `pg:`.
     pub prefix: String,

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use pacegate::{
-    Limit, StoreError,
+    Limit, StoreError, Timestamp,
     algorithm::{Outcome, State},
 };
 use redis::Cmd;
@@ -187,7 +187,7 @@ impl Tally {
                 };
                 let log =
                     Log { free, fit, room: (room > 0).then(|| after(room)), empty: after(empty) };
-                self.settle_log(log);
+                self.settle_log(log, now);
             }
             _ => {
                 let problem = format!("a reply of {} numbers", reply.len());
@@ -210,6 +210,7 @@ impl Tally {
             count = count.saturating_add_unsigned(cost);
             let outcome = window_outcome(&note.spot.limit, count, cost, left);
             denied |= !outcome.is_admitted();
+            let outcome = outcome.with_decided_at(Timestamp::from_micros(now));
             note.waiter.answer(Ok(outcome));
         }
         let used = u64::try_from(count).unwrap_or(0);
@@ -225,7 +226,9 @@ impl Tally {
                 Act::Charge(cost) => {
                     count = count.saturating_add_unsigned(cost);
                     let current = u64::try_from(count).unwrap_or(0);
-                    Pair { previous, current, start, now }.outcome(&note.spot.limit, cost)
+                    let pair = Pair { previous, current, start, now };
+                    let outcome = pair.outcome(&note.spot.limit, cost);
+                    outcome.with_decided_at(Timestamp::from_micros(now))
                 }
                 Act::Refund(_) | Act::Reset => Outcome::admitted(0, Duration::ZERO),
             };
@@ -233,9 +236,10 @@ impl Tally {
         }
     }
 
-    fn settle_log(self, log: Log) {
+    fn settle_log(self, log: Log, now: u64) {
         for (place, mut note) in self.notes.into_iter().enumerate() {
             let outcome = log.outcome(&note.spot.limit, note.act.units(), place as i64);
+            let outcome = outcome.with_decided_at(Timestamp::from_micros(now));
             note.waiter.answer(Ok(outcome));
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pacegate::{Charge, Key, KeyRef, Limit, PolicyName, StoreError, algorithm::Outcome};
 
-use super::{Inner, RedisStore, Topology, gone};
+use super::{Inner, RedisStore, gone};
 use crate::{
     lane::{Common, Lane},
     layout::{Act, Counters, Counting, Note, Spot},
@@ -35,7 +35,7 @@ impl Inner {
     pub(super) fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
         let Some(counters) = &self.common.layout else { return Ok(()) };
         let rules = counters.rules();
-        if rules.counting() == Counting::Pair && matches!(self.servers, Topology::Cluster(_)) {
+        if rules.counting() == Counting::Pair && self.session().is_cluster() {
             return Err(two_slots());
         }
         rules.supports(limits, leased)
@@ -60,6 +60,7 @@ impl Inner {
             self.common.counters.denied_locally.add(1);
             return Ok(outcomes);
         }
+        self.opened().await;
         let act = |(spot, charge): (Spot, &Charge<'_>)| (spot, Act::Charge(charge.cost));
         self.note(counters, spots.into_iter().zip(charges).map(act)).await
     }
@@ -102,7 +103,7 @@ impl Inner {
         for (spot, act) in acts {
             let (note, answered) = counters.note(spot, act);
             answers.push(answered);
-            let lane = self.lane_of(|| note.slot(counters.rules()))?;
+            let lane = self.session().lane_of(|| note.slot(counters.rules()))?;
             match parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
                 Some((_, notes)) => notes.push(note),
                 None => parts.push((lane, vec![note])),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pacegate::{
     Charge, Counter, Decision, KeyRef, Limit, Limiter, Policy, PolicyName, PolicySet, Request,
     SharedLimiter, Verdict,
+    policy::{Condition, FailureMode::Closed},
 };
 use pacegate_redis::{ConnectError, RedisStore};
 use pacegate_testkit::servers::{Certificates, Flavor, Server};
@@ -313,4 +314,40 @@ fn a_dropped_store_leaves_the_server() {
         };
         tokio::time::timeout(PATIENT, gone).await.unwrap();
     });
+}
+
+/// As where one static limiter is used by several tests, each of which has a runtime.
+#[test]
+fn a_store_that_outlives_its_runtime_reconnects_on_that_of_its_caller() {
+    let server = Server::start(Flavor::Redis);
+    let policy = Policy::new("api".parse().unwrap(), [Limit::per_day(100)]).per([Request::KEY]);
+    let jobs = Policy::new("jobs".parse().unwrap(), ["9/day concurrency".parse().unwrap()]);
+    let jobs = jobs.matching("job", Condition::Present).per(["job"]);
+    let policies = [policy.failing(Closed), jobs.failing(Closed)];
+    let first = runtime();
+    let store = first.block_on(connect(&server.url())).unwrap();
+    let limiter = SharedLimiter::new(store.clone(), PolicySet::new(policies).unwrap());
+    let mut left = 100;
+    let mut ask = |runtime: tokio::runtime::Runtime| {
+        let checks = ["alice"; 10];
+        let decisions = runtime.block_on(limiter.check_many(&checks)).unwrap();
+        assert!(decisions.iter().all(|decision| decision.is_allowed() && !decision.is_degraded()));
+        left -= 10;
+        assert_eq!(decisions.iter().map(Decision::remaining).min(), Some(left));
+        let job = Request::new().with("job", "backup");
+        let admission = runtime.block_on(limiter.acquire_request(&job)).unwrap();
+        assert!(!admission.decision.is_degraded());
+        let permit = admission.into_result().unwrap();
+        assert_eq!(runtime.block_on(permit.renew()), Ok(true));
+        assert_eq!(runtime.block_on(permit.release()), Ok(()));
+        drop(runtime);
+    };
+    ask(first);
+    ask(runtime());
+    ask(crate::kit::two_threads());
+    ask(runtime());
+    assert!(!store.is_connected());
+    let outside = pollster::block_on(limiter.check("alice")).unwrap();
+    assert!(outside.is_degraded(), "there is no runtime to reconnect on");
+    ask(runtime());
 }

@@ -33,7 +33,7 @@ pub(super) struct Args {
     url: String,
 
     /// Deadline of the limiter's calls to the server
-    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_duration)]
     deadline: Duration,
 
     /// Prefix of the limiter's keys

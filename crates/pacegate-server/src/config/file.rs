@@ -96,9 +96,9 @@ pub(crate) struct Store {
     #[schemars(with = "String", extend("default" = "pg:"))]
     pub(crate) prefix: Option<At<String>>,
 
-    /// How long a call of the store may take, before the failure modes of the policies decide. Redis and Valkey only.
+    /// How long a call to the store may take before the failure modes of the policies decide. Redis and Valkey only.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "20ms"))]
+    #[schemars(with = "String", extend("default" = "100ms"))]
     pub(crate) deadline: Option<At<String>>,
 
     /// Whose counters to share: `native`, `rlaas`, `rlaas-log`, `spring`, `valkey-api`, `unix-time`, `unix-time-log`,
@@ -213,8 +213,8 @@ pub(crate) struct Policy {
     #[schemars(example = &"closed", example = serde_json::json!({"local": "1/3"}))]
     pub(crate) failure: Option<At<Form<Failure>>>,
 
-    /// What this process may draw ahead from Redis or Valkey and spend without asking: units, or a part of the limit.
-    /// Never admits too much, but may deny some that other processes hold.
+    /// Units that this process may charge ahead in Redis or Valkey and spend without asking: a number, or a part of the
+    /// limit. For fixed and sliding windows. Never admits too much, but may deny units that other processes hold.
     #[serde(default)]
     #[schemars(with = "Lease")]
     #[schemars(example = 50, example = "5%")]

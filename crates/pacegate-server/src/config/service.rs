@@ -348,6 +348,6 @@ fn may_be_secret(address: &str) -> bool {
 
 fn redis(url: &str) -> Result<StoreSettings, String> {
     url.parse::<RedisUrl>().map_err(|error| error.to_string())?;
-    let (prefix, deadline) = ("pg:".to_owned(), Duration::from_millis(20));
+    let (prefix, deadline) = ("pg:".to_owned(), Duration::from_millis(100));
     Ok(StoreSettings::Redis { url: url.to_owned(), prefix, deadline })
 }

@@ -3,6 +3,7 @@
 use pacegate::{Charge, CheckError, Decision, Source, StoreError};
 use prost::Message;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::{
     answer,
@@ -58,6 +59,23 @@ pub(crate) async fn decide(
     revision: &Revision,
     request: &RateLimitRequest,
 ) -> Result<Decided, AskError> {
+    decide_by(&revision.engine, revision, request).await
+}
+
+/// [`decide`] for a caller that stops waiting at this instant.
+pub(super) async fn decide_in_time(
+    revision: &Revision,
+    request: &RateLimitRequest,
+    deadline: Instant,
+) -> Result<Decided, AskError> {
+    decide_by(&revision.engine.answering_by(deadline), revision, request).await
+}
+
+async fn decide_by(
+    engine: &Engine,
+    revision: &Revision,
+    request: &RateLimitRequest,
+) -> Result<Decided, AskError> {
     let settings = &*revision.settings;
     ask::check(request)?;
     if ask::is_too_much(request, &settings.bounds) {
@@ -67,22 +85,22 @@ pub(crate) async fn decide(
     }
     let asked = ask::find(revision, request)?;
     let mut bill = Bill::new(&asked);
-    give_back(&revision.engine, &asked, &mut bill).await?;
+    give_back(engine, &asked, &mut bill).await?;
     let is_apart = settings.descriptors == Descriptors::Apart;
     let findings = if is_apart {
-        apart(&revision.engine, &asked, &bill).await?
+        apart(engine, &asked, &bill).await?
     } else {
-        together(&revision.engine, &asked, &mut bill, settings.shadow).await?
+        together(engine, &asked, &mut bill, settings.shadow).await?
     };
     let is_over = is_over(&asked, &findings);
     let is_blocked = findings.iter().any(|finding| finding.is_blocked);
     if is_over && !is_blocked && !settings.shadow && !is_apart {
-        undo(&revision.engine, &asked, &bill, &findings).await?;
+        undo(engine, &asked, &bill, &findings).await?;
     }
     let options = &settings.rules.options;
     let denies = is_blocked || (is_over && !settings.shadow);
     let is_degraded = findings.iter().any(|finding| finding.is_degraded);
-    let response = answer::response(&revision.engine, options, &asked, &findings, denies);
+    let response = answer::response(engine, options, &asked, &findings, denies);
     Ok(Decided { response, is_degraded })
 }
 

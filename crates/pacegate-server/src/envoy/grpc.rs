@@ -30,7 +30,7 @@ use tracing::Instrument;
 
 use super::{
     answer,
-    decide::{AskError, Decided, decide},
+    decide::{AskError, Decided, decide, decide_in_time},
     preface,
     proto::{Health, HealthCheckRequest, HealthCheckResponse, RateLimitRequest},
 };
@@ -98,8 +98,9 @@ const SERVICES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLi
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-/// Says in the initial metadata that a failure mode decided, because the store did not answer.
+/// Marks in the initial metadata an answer that a failure mode decided, because the store did not answer.
 const DEGRADED: HeaderName = HeaderName::from_static("pacegate-degraded");
+const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 /// A byte that says whether the message is compressed, and four for its length.
 const PREFIX: usize = 5;
 /// Requests that one connection may have open.
@@ -243,6 +244,7 @@ async fn should_rate_limit(gate: &Gate, watch: &Watch, request: Request<Incoming
     let (mut head, body) = request.into_parts();
     // Nothing is read for a client without an API key.
     known(Keys(&gate.revision().settings.security.credentials), &head.headers)?;
+    let deadline = head.headers.get(TIMEOUT).and_then(deadline);
     // Metadata may be large, and its message late.
     let key = head.headers.remove(header::AUTHORIZATION).map(|key| (header::AUTHORIZATION, key));
     head.headers = HeaderMap::from_iter(key);
@@ -260,8 +262,34 @@ async fn should_rate_limit(gate: &Gate, watch: &Watch, request: Request<Incoming
     if keys.are_needed() {
         permit(&revision, &head.headers, &request)?;
     }
-    let Decided { response, is_degraded } = decide(&revision, &request).await?;
+    let Decided { response, is_degraded } = match deadline {
+        Some(deadline) => decide_in_time(&revision, &request, deadline).await?,
+        None => decide(&revision, &request).await?,
+    };
     Ok((framed(&response), is_degraded))
+}
+
+/// When a call has to be answered: after three quarters of its `grpc-timeout`, which leaves time for the way back. A
+/// value that is not one is ignored.
+fn deadline(timeout: &HeaderValue) -> Option<tokio::time::Instant> {
+    let timeout = parse_timeout(timeout.to_str().ok()?)?;
+    tokio::time::Instant::now().checked_add(timeout * 3 / 4)
+}
+
+/// Up to eight digits and a unit, such as `20m` for 20 ms.
+fn parse_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let is_number = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
+    let number: u64 = digits.parse().ok().filter(|_| is_number)?;
+    match unit {
+        "H" => Some(Duration::from_secs(3_600 * number)),
+        "M" => Some(Duration::from_secs(60 * number)),
+        "S" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_millis(number)),
+        "u" => Some(Duration::from_micros(number)),
+        "n" => Some(Duration::from_nanos(number)),
+        _ => None,
+    }
 }
 
 /// Denies what is too large to be read: Envoy would let an error pass, and clients choose what it sends along.
@@ -493,6 +521,27 @@ mod tests {
             (&[0, 255, 255, 255, 255, 7], GrpcCode::Internal),
         ] {
             assert_eq!(unframed(Bytes::from_static(data)).unwrap_err().code, code, "{data:?}");
+        }
+    }
+
+    #[test]
+    fn timeouts_have_a_number_and_a_unit() {
+        for (text, micros) in [
+            ("20m", Some(20_000)),
+            ("1S", Some(1_000_000)),
+            ("99999999H", Some(99_999_999 * 3_600_000_000)),
+            ("2M", Some(120_000_000)),
+            ("0u", Some(0)),
+            ("7000n", Some(7)),
+            ("", None),
+            ("m", None),
+            ("20", None),
+            ("20s", None),
+            ("+2m", None),
+            ("100000000m", None),
+            ("2ä", None),
+        ] {
+            assert_eq!(parse_timeout(text), micros.map(Duration::from_micros), "{text}");
         }
     }
 

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Query, Request, State};
+use axum::{
+    extract::{Query, Request, State},
+    response::Response,
+};
 use http::{StatusCode, Uri};
 use pacegate::{Charge, Permit};
 
@@ -12,6 +15,7 @@ use super::{
     ask::{self, Asked, Form},
     block::Named,
     model::{DecisionModel, Done, StateModel},
+    permit::{PermitBody, Unsent},
     posted,
 };
 use crate::{config::Scope, gate::Revision};
@@ -88,7 +92,7 @@ pub(super) async fn refund(
 pub(super) async fn acquire(
     State(shared): State<Arc<Shared>>,
     request: Request,
-) -> Result<Answer, Problem> {
+) -> Result<Response, Problem> {
     let (head, body) = posted(&shared, request).await?;
     let asked = without_id(ask::parse(&body, Form::Check)?)?;
     let revision = shared.gate.revision();
@@ -102,12 +106,14 @@ pub(super) async fn acquire(
     let holds =
         decision.is_allowed() && charges.iter().any(|charge| charge.permit != 0 && charge.cost > 0);
     let decided = Decided { decision, headers: revision.settings.headers, now };
-    Ok(decided.answer_with(|body| {
+    let answer = decided.answer_with(|body| {
         write_decision_and(body, decision, revision.number, |body| match holds {
             true => body.extend_from_slice(format!(",\"permit\":\"{permit:032x}\"").as_bytes()),
             false => body.extend_from_slice(b",\"permit\":null"),
         });
-    }))
+    });
+    let unsent = holds.then(|| Unsent::new(&revision.engine, &charges));
+    Ok(answer.map(|body| axum::body::Body::new(PermitBody { body, unsent })))
 }
 
 /// `POST /v1/release`: gives a permit back. One that is gone already is no trouble.

@@ -13,6 +13,7 @@ mod live;
 mod model;
 mod openapi;
 mod page;
+mod permit;
 mod problem;
 mod proxy;
 mod report;

@@ -39,6 +39,8 @@ pub(crate) struct Answer {
 pub(crate) struct Grpc {
     runtime: Runtime,
     client: SendRequest<Full<Bytes>>,
+    /// What calls have as `grpc-timeout`.
+    pub(crate) timeout: Option<&'static str>,
 }
 
 /// What came back over gRPC.
@@ -257,7 +259,7 @@ impl Grpc {
             tokio::spawn(connection);
             Ok::<_, io::Error>(client)
         })?;
-        Ok(Self { runtime, client })
+        Ok(Self { runtime, client, timeout: None })
     }
 
     /// Asks about one descriptor. An error is a connection that ended before the whole answer came.
@@ -310,6 +312,9 @@ impl Grpc {
             .header("te", "trailers");
         if let Some(key) = key {
             request = request.header("authorization", format!("Bearer {key}"));
+        }
+        if let Some(timeout) = self.timeout {
+            request = request.header("grpc-timeout", timeout);
         }
         let request = request.body(Full::new(body.freeze())).unwrap();
         let client = &mut self.client;

@@ -28,6 +28,7 @@ mod live;
 mod nginx_front;
 mod operations;
 mod outage;
+mod permits;
 mod program;
 mod reload;
 mod reload_load;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate_testkit::servers::{Client, Flavor, Server, eventually};
+use pacegate_testkit::servers::{Client, Flavor, Proxy, Server, eventually};
 use tokio::time::Instant;
 
 use crate::{
@@ -22,7 +22,11 @@ struct Clients {
 }
 
 fn start(server: &Server) -> (Folder, Service, Clients) {
-    let mut text = format!("store: {{ url: '{}', deadline: 100ms }}\npolicies:\n", server.url());
+    start_with(&server.url(), "100ms")
+}
+
+fn start_with(url: &str, deadline: &str) -> (Folder, Service, Clients) {
+    let mut text = format!("store: {{ url: '{url}', deadline: {deadline} }}\npolicies:\n");
     for (name, failure) in [("open", "open"), ("closed", "closed"), ("local", "{ local: 1/2 }")] {
         let fields = format!("domain: {name}, per: [key], limit: 10/week, failure: {failure}");
         text.push_str(&format!("  - {{ name: {name}, {fields} }}\n"));
@@ -101,6 +105,12 @@ fn failure_modes_decide_while_the_store_is_away() {
         assert_eq!(clients.by_http("local"), (false, 0, true));
         assert!(!clients.by_grpc("local"));
         eventually(WITHIN, "it is told", || service.log().contains("the store is away"));
+        let line = "decided by failure modes, without the store";
+        eventually(WITHIN, "it is logged", || service.log().contains(line));
+        let logged = service.log().lines().find(|logged| logged.contains(line)).unwrap().to_owned();
+        assert!(logged.contains("decisions=") && logged.contains("reason="), "{logged}");
+        let reasons = ["the store did not answer", "the store is unavailable: "];
+        assert!(reasons.iter().any(|reason| logged.contains(reason)), "{logged}");
         server.restart();
         eventually(WITHIN, "the store is used again", || clients.readiness() == READY);
         // It has kept nothing on disk.
@@ -124,6 +134,22 @@ fn a_store_that_does_not_answer_costs_nobody_much_time() {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     server.resume();
     eventually(WITHIN, "the store is used again", || !clients.by_resp("open").2);
+}
+
+/// Envoy stops waiting after 20 ms by default, and lets the request pass.
+#[test]
+fn a_call_is_answered_before_its_timeout_runs_out() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(server.address());
+    let (_folder, _service, mut clients) = start_with(&proxy.url(), "60s");
+    assert!(clients.by_grpc("closed"));
+    proxy.set_delay(Duration::from_secs(60));
+    clients.grpc.timeout = Some("100m");
+    assert!(!clients.by_grpc("closed"));
+    assert!(clients.by_grpc("open"));
+    // Half of ten.
+    let allowed = (0..10).filter(|_| clients.by_grpc("local")).count();
+    assert_eq!(allowed, 5);
 }
 
 #[test]

@@ -51,14 +51,16 @@ pub enum Algorithm {
     Custom(Custom),
 }
 
-/// The outcome of a charge for one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The outcome of a charge for one key. Outcomes are equal if they differ only in when they were decided.
+#[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub(crate) remaining: u64,
     /// In microseconds; 0 only if admitted, [`NEVER`] if waiting does not help.
     pub(crate) retry_after: u64,
     pub(crate) reset_after: u64,
     pub(crate) origin: Origin,
+    /// When it was decided by the clock of the store, in microseconds; 0 if that is the clock of this process.
+    pub(crate) decided_at: u64,
 }
 
 /// The source of an outcome.
@@ -115,6 +117,12 @@ impl Algorithm {
         matches!(self, Self::SlidingLog | Self::Concurrency)
     }
 
+    /// Whether units can be charged ahead of the request that spends them. A window does not distinguish between
+    /// instants within it. All others do: a charge to a token bucket drains from that instant on, spent or not.
+    pub const fn can_be_leased(self) -> bool {
+        matches!(self, Self::FixedWindow | Self::SlidingWindow)
+    }
+
     pub(crate) const fn max_amount(self) -> u64 {
         match self {
             Self::SlidingWindow => sliding_window::MAX_AMOUNT,
@@ -143,6 +151,16 @@ impl FromStr for Algorithm {
         Self::BUILT_IN.into_iter().find(named).ok_or(UnknownAlgorithm)
     }
 }
+
+impl PartialEq for Outcome {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { remaining, retry_after, reset_after, origin, decided_at: _ } = *self;
+        (remaining, retry_after, reset_after, origin)
+            == (other.remaining, other.retry_after, other.reset_after, other.origin)
+    }
+}
+
+impl Eq for Outcome {}
 
 impl Outcome {
     /// Creates an admission with the remaining units and the time until everything is available again.
@@ -182,6 +200,18 @@ impl Outcome {
         self.origin
     }
 
+    /// When this was decided, by the clock of the store. `None` for a store that goes by the clock of this process.
+    pub fn decided_at(&self) -> Option<Timestamp> {
+        (self.decided_at > 0).then(|| Timestamp::from_micros(self.decided_at))
+    }
+
+    /// The same answer, decided at this instant by the clock of the store: for stores on another machine. Instants that
+    /// clients see, such as `X-RateLimit-Reset`, then come from the clock that counted.
+    #[must_use]
+    pub fn with_decided_at(self, instant: Timestamp) -> Self {
+        Self { decided_at: instant.as_micros(), ..self }
+    }
+
     /// The same answer from elsewhere: for stores that do not always ask the state itself.
     #[must_use]
     pub fn with_origin(self, origin: Origin) -> Self {
@@ -193,12 +223,12 @@ impl Outcome {
 
     #[inline]
     pub(crate) const fn taken(remaining: u64, reset_after: u64) -> Self {
-        Self { remaining, retry_after: 0, reset_after, origin: Origin::Store }
+        Self { remaining, retry_after: 0, reset_after, origin: Origin::Store, decided_at: 0 }
     }
 
     #[inline]
     pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
-        Self { remaining, retry_after, reset_after, origin: Origin::Store }
+        Self { remaining, retry_after, reset_after, origin: Origin::Store, decided_at: 0 }
     }
 }
 

@@ -12,6 +12,7 @@ mod permit;
 mod shared;
 mod shared_permit;
 mod turnstile;
+mod unanswered;
 mod waiting;
 
 use std::{ops::Range, sync::Arc};

@@ -10,7 +10,7 @@ use super::{
     Condition, FailureMode, Lease, Match, Mode, Override, Paths, Policy, PolicyName,
     view::{Forms, View},
 };
-use crate::{Algorithm, Charge, Counter, KeyBuf, KeyRef, Limit, Request};
+use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, Request};
 
 /// Policies that are in force together, compiled for lookup.
 ///
@@ -132,7 +132,7 @@ pub enum PolicyError {
     /// Units that have to be counted when they are used, and not before.
     #[error(
         "policy `{policy}` has a lease, but nothing can be drawn ahead from `{limit}`: \
-         leave the lease out, or use fixed-window, sliding-window or token-bucket"
+         leave the lease out, or use fixed-window or sliding-window"
     )]
     LeaseAlgorithm {
         /// The policy.
@@ -389,16 +389,13 @@ fn check_limits(policy: PolicyName, limits: &[Limit]) -> Result<(), PolicyError>
     Ok(())
 }
 
-/// A log has to know when each unit is used, and nobody knows what a custom algorithm has to know.
+/// Only units of windows can be charged before they are used.
 fn check_lease(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
     let (Some(lease), policy) = (policy.lease, policy.name) else { return Ok(()) };
     if !lease.is_sound() {
         return Err(PolicyError::LeaseSize { policy, lease });
     }
-    let counted_when_used = |limit: &&Limit| {
-        limit.algorithm().keeps_log() || matches!(limit.algorithm(), Algorithm::Custom(_))
-    };
-    match limits.iter().find(counted_when_used) {
+    match limits.iter().find(|limit| !limit.algorithm().can_be_leased()) {
         Some(&limit) => Err(PolicyError::LeaseAlgorithm { policy, limit }),
         None => Ok(()),
     }

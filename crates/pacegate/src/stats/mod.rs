@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use thread_local::ThreadLocal;
 
 use self::top::{Seen, Sketch};
-use crate::{KeyBuf, KeyRef, policy::PolicyName};
+use crate::{KeyBuf, KeyRef, StoreError, policy::PolicyName};
 
 /// The statistics of a limiter.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub struct Stats {
     pub most_denied: Vec<TopKey>,
     /// Failed calls to the store.
     pub store_failures: u64,
+    /// The error of the last of them.
+    pub last_store_failure: Option<StoreError>,
 }
 
 /// The statistics of one policy.
@@ -85,6 +87,8 @@ pub(crate) struct Meter {
     before: Vec<[u64; KINDS]>,
     /// Written only when a store fails, which is rare.
     store_failures: AtomicU64,
+    /// The error of the last failure. A thread that finds it locked does not wait.
+    last_store_failure: Mutex<Option<StoreError>>,
     threads: ThreadLocal<CachePadded<Counters>>,
     busiest: CachePadded<Mutex<Sketch>>,
     most_denied: CachePadded<Mutex<Sketch>>,
@@ -127,6 +131,7 @@ impl Meter {
             policies,
             before,
             store_failures: AtomicU64::new(0),
+            last_store_failure: Mutex::new(None),
             threads: ThreadLocal::new(),
             busiest: CachePadded::default(),
             most_denied: CachePadded::default(),
@@ -143,6 +148,7 @@ impl Meter {
             }
         }
         next.store_failures = self.store_failures.load(Ordering::Relaxed).into();
+        next.last_store_failure = Mutex::new(self.last_store_failure.lock().clone());
         next.busiest = CachePadded::new(Mutex::new(self.busiest.lock().clone()));
         next.most_denied = CachePadded::new(Mutex::new(self.most_denied.lock().clone()));
         next
@@ -161,8 +167,14 @@ impl Meter {
         bump(&self.tally().of(policy)[DEGRADED]);
     }
 
-    pub(crate) fn count_store_failure(&self) {
+    /// Counts a call that the store failed to answer, and keeps its error.
+    pub(crate) fn count_store_failure(&self, error: &StoreError) {
         self.store_failures.fetch_add(1, Ordering::Relaxed);
+        if let Some(mut last) = self.last_store_failure.try_lock()
+            && last.as_ref() != Some(error)
+        {
+            *last = Some(error.clone());
+        }
     }
 
     /// Returns the counters of this thread.
@@ -199,6 +211,7 @@ impl Meter {
             busiest,
             most_denied,
             store_failures: self.store_failures.load(Ordering::Relaxed),
+            last_store_failure: self.last_store_failure.lock().clone(),
         }
     }
 

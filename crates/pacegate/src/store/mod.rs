@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    KeyRef, Limit,
+    KeyBuf, KeyRef, Limit,
     algorithm::Outcome,
     policy::{FailureMode, PolicyName},
 };
@@ -80,6 +80,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
 
     /// Returns the permit `charge.permit` of a concurrency limit. Returning one that is gone changes nothing.
+    ///
+    /// A store that can be unreachable retries a release that failed until it succeeds or the permit has expired: the
+    /// error is for the caller's information. This is also how a limiter returns a permit whose charge was not answered.
     fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
 
     /// Starts the life of the permit `charge.permit` anew. `false` if it is gone.
@@ -191,6 +194,32 @@ impl<'a> Charge<'a> {
     }
 }
 
+/// A [`Charge`] that owns its key: for a permit that outlives the request that took it.
+#[derive(Clone, Debug)]
+pub struct ChargeBuf {
+    /// With an empty key and tag.
+    charge: Charge<'static>,
+    key: KeyBuf,
+    tag: KeyBuf,
+}
+
+impl ChargeBuf {
+    /// The charge.
+    pub fn as_charge(&self) -> Charge<'_> {
+        Charge { key: self.key.as_ref(), tag: self.tag.as_ref(), ..self.charge }
+    }
+}
+
+impl From<&Charge<'_>> for ChargeBuf {
+    fn from(charge: &Charge<'_>) -> Self {
+        let Charge { policy, counter, key, tag, limit, .. } = *charge;
+        let Charge { cost, enforced, permit, lease, failure, .. } = *charge;
+        let empty = Charge::new(policy, KeyRef::new(b""), limit);
+        let charge = Charge { counter, cost, enforced, permit, lease, failure, ..empty };
+        Self { charge, key: key.to_buf(), tag: tag.to_buf() }
+    }
+}
+
 /// Why a store could not answer. A denial is never one of these.
 ///
 /// All but `Unsupported` are the store's failure: a charge is then decided by the failure mode of each policy.
@@ -200,13 +229,26 @@ pub enum StoreError {
     /// No answer in time. Whether the charge was taken is unknown.
     #[error("the store did not answer in time")]
     TimedOut,
-    /// The store cannot be reached.
+    /// The store cannot be reached, or refused the charge. Nothing was taken.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
+    /// The connection was lost before the answer came. Whether the charge was taken is unknown.
+    #[error("the store did not answer: {0}")]
+    Interrupted(String),
     /// The store cannot do what was asked, now or later: the caller's mistake.
     #[error("the store cannot do this: {0}")]
     Unsupported(String),
     /// Something that should not happen, such as a foreign value under one of our keys.
     #[error("the store failed: {0}")]
     Failed(String),
+}
+
+impl StoreError {
+    /// Whether the charge may have been taken although it failed.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        match self {
+            Self::TimedOut | Self::Interrupted(_) | Self::Failed(_) => true,
+            Self::Unavailable(_) | Self::Unsupported(_) => false,
+        }
+    }
 }
