@@ -145,6 +145,17 @@ where
     .await
 }
 
+/// An error with its causes, in one line.
+pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
 /// Whether a connection ended because of what the client sent, and not because the socket did.
 pub(crate) fn is_violation(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
