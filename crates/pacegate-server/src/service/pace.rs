@@ -2,8 +2,8 @@ use std::{cell::Cell, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
-/// Time between two reads from clients whose requests lack an API key, of all such clients of a worker together. Without
-/// it a flood of their requests would take turns with those of other clients.
+/// Time between two reads from clients whose requests lack an API key, of all such clients of a worker together.
+/// Without it a flood of their requests would take turns with those of other clients.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The reads of one worker from such clients.

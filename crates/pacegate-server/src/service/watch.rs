@@ -218,8 +218,8 @@ impl Watch {
         self.is_authenticated.load(Ordering::Relaxed)
     }
 
-    /// Notes that a request lacks one. Until another has it, few bytes are read from the connection, and it is closed if
-    /// the client does not read the answers.
+    /// Notes that a request lacks one. Until another has it, few bytes are read from the connection, and it is closed
+    /// if the client does not read the answers.
     pub(crate) fn suspect(&self) {
         self.is_suspect.store(true, Ordering::Relaxed);
         if self.share.unread() > MAX_UNAUTHENTICATED_UNREAD {
@@ -233,9 +233,9 @@ impl Watch {
         self.peer.authenticated();
     }
 
-    /// Whether an answer should announce the end of the connection. HTTP/2 announces it with a frame. HTTP/1.1 announces it
-    /// with the answer to the last request that has arrived: when nothing is left in its buffer, hyper reads the socket
-    /// while a request is open, and this read finds nothing.
+    /// Whether an answer should announce the end of the connection. HTTP/2 announces it with a frame, HTTP/1.1 with the
+    /// answer to the last request that has arrived. When its buffer is empty, hyper reads the socket while a request is
+    /// open. If this read finds nothing, the request is the last one.
     pub(crate) fn is_last(&self) -> bool {
         let is_flood = self.drained.load(Ordering::Relaxed) > MAX_DRAINED_BYTES;
         self.is_draining() && !self.is_http2() && (self.is_read_up() || is_flood)
