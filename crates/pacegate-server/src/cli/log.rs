@@ -37,8 +37,8 @@ enum Format {
     Json,
 }
 
-/// Clients can make these libraries warn as often as they like, by resetting streams of HTTP/2 for example. The listeners
-/// log such connections themselves, at a limited rate. A level that names a library overrides its entry.
+/// Clients can make these libraries warn as often as they like, for example by resetting streams of HTTP/2. The
+/// listeners log such connections themselves, at a limited rate. A level that names a library overrides its entry.
 const LIBRARIES: &str = "h2=error,hyper=error,rustls=error";
 
 /// From now on, events are told, and requests traced if somebody wants that. What is returned has to be kept for as

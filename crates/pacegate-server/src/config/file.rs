@@ -545,8 +545,8 @@ pub(crate) struct Bounds {
     #[schemars(with = "String", extend("default" = "5s"))]
     pub(crate) read_timeout: Option<At<String>>,
 
-    /// How long a client may take to read an answer. A connection on which nothing can be written for this long, or whose
-    /// client leaves an answer over HTTP/2 unread, is closed. From 10ms to 1h.
+    /// How long a client may take to read an answer. A connection on which nothing can be written for this long, or
+    /// whose client leaves an answer over HTTP/2 unread, is closed. From 10ms to 1h.
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "30s"))]
     pub(crate) write_timeout: Option<At<String>>,

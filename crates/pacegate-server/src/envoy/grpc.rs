@@ -41,7 +41,7 @@ use crate::{
     metrics::ListenerMetrics,
     service::{
         Access, Drain, INLINE_DENIED, InFlight, InlineExecutor, Keys, Peer, Protocol, Quiet, Share,
-        TooMuch, Watch, drive, is_violation,
+        TooMuch, Watch, describe, drive, is_violation,
     },
     trace,
 };
@@ -161,9 +161,10 @@ impl Protocol for Grpc {
         let connection = builder(&bounds).serve_connection(io, service);
         let ended = drive(connection, Connection::graceful_shutdown, &watch, bounds, drain).await;
         if let Err(error) = ended {
-            let peer = watch.peer();
+            let (peer, is_violation) = (watch.peer(), is_violation(&error));
+            let error = describe(&error);
             tracing::debug!(%peer, %error, "a gRPC connection ended early");
-            if let Some(events) = is_violation(&error).then(|| self.violations.events()).flatten() {
+            if let Some(events) = is_violation.then(|| self.violations.events()).flatten() {
                 tracing::warn!(%peer, %error, events, "closed a gRPC connection that broke the protocol");
             }
         }

@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::Shared;
 use crate::{
     config::Bounds,
-    service::{Drain, InlineExecutor, Peer, Share, Unread, Watch, drive, is_violation},
+    service::{Drain, InlineExecutor, Peer, Share, Unread, Watch, describe, drive, is_violation},
 };
 
 /// The body of an answer, which counts until the client has read it.
@@ -62,9 +62,9 @@ where
     let connection = builder.serve_connection(io, service);
     let ended = drive(connection, Connection::graceful_shutdown, &watch, bounds, drain).await;
     if let Err(error) = ended {
-        let peer = watch.peer();
+        let (peer, is_violation) = (watch.peer(), watch.is_http2() && is_violation(&*error));
+        let error = describe(&*error);
         tracing::debug!(%peer, %error, "an HTTP connection ended early");
-        let is_violation = watch.is_http2() && is_violation(&*error);
         if let Some(events) = is_violation.then(|| shared.violations.events()).flatten() {
             tracing::warn!(%peer, %error, events, "closed an HTTP/2 connection that broke the protocol");
         }

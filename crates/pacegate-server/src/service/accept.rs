@@ -134,8 +134,8 @@ impl Listener {
         Ok(())
     }
 
-    /// Room for a connection, unless there are too many of them, or too many from its address by clients that have shown
-    /// no API key. Where no key is needed, every client that can connect is trusted.
+    /// Room for a connection, unless there are too many of them, or too many from its address by clients that have
+    /// shown no API key. Where no key is needed, every client that can connect is trusted.
     fn admit(&self, address: SocketAddr, gate: &Gate) -> Option<(Peer, OwnedSemaphorePermit)> {
         let Ok(permit) = self.room.clone().try_acquire_owned() else {
             let (refused, most) = (self.count_refused(), self.most);

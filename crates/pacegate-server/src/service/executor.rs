@@ -7,8 +7,8 @@ use hyper::rt::Executor;
 
 /// Runs the streams of an HTTP/2 connection.
 ///
-/// A stream is polled at once, and becomes a task only if it has to wait. So a request that is answered without waiting,
-/// as one without an API key is, gives its memory back before the connection accepts the next one. Otherwise all
+/// A stream is polled at once, and becomes a task only if it has to wait. So a request that is answered without
+/// waiting, such as one without an API key, frees its memory before the connection accepts the next one. Otherwise all
 /// connections that are ready would decode their requests before any of these is answered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InlineExecutor;

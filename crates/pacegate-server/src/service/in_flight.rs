@@ -61,8 +61,8 @@ pub(crate) struct TooMuch;
 const MAX_BYTES: usize = 32 << 20;
 /// Bytes that one connection may hold, likewise.
 const MAX_CONNECTION_BYTES: usize = 1 << 20;
-/// Bytes that a connection may still hold once all of them hold [`MAX_BYTES`]. A client that reads its answers and whose
-/// requests arrive in one piece is served with these.
+/// Bytes that a connection may still hold once all of them hold [`MAX_BYTES`]. A client that reads its answers and
+/// whose requests arrive in one piece is served with these.
 const MIN_CONNECTION_BYTES: usize = 16 << 10;
 /// Requests of the largest size that fit into the bounds for a connection, and for all.
 const REQUESTS: usize = 4;

@@ -28,6 +28,6 @@ pub(crate) use quiet::Quiet;
 pub(crate) use rejections::{Guesses, RejectionLog};
 pub(crate) use source::{Peer, Sources};
 pub(crate) use tls::{Tls, TlsError};
-pub(crate) use watch::{Watch, drive, is_violation};
+pub(crate) use watch::{Watch, describe, drive, is_violation};
 pub(crate) use workers::Workers;
 pub(crate) use write_deadline::WriteDeadline;

@@ -2,9 +2,9 @@ use std::{cell::Cell, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
-/// Time between two reads from clients whose requests lack an API key, of all such clients of a worker together. Without
-/// it a flood of their requests would take turns with those of other clients.
-const PAUSE: Duration = Duration::from_millis(5);
+/// Time between two reads from clients whose requests lack an API key, of all such clients of a worker together.
+/// Without it a flood of their requests would take turns with those of other clients.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The reads of one worker from such clients.
 #[derive(Clone, Copy, Debug, Default)]

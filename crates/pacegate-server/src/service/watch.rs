@@ -30,8 +30,12 @@ pub(crate) struct Watch {
     peer: Peer,
     share: Arc<Share>,
     is_authenticated: AtomicBool,
-    /// A request has lacked an API key.
+    /// Many requests have lacked an API key.
     is_suspect: AtomicBool,
+    /// Such requests since `keyless_since`, in seconds since the connection began.
+    keyless: AtomicU64,
+    keyless_since: AtomicU64,
+    begun: Instant,
     /// Such a client has left too many answers unread.
     is_given_up: AtomicBool,
     /// A part of a request has arrived.
@@ -100,6 +104,8 @@ enum Due {
 /// key: a flood of its requests must not delay others.
 const TURN_BYTES: usize = 64 << 10;
 const UNAUTHENTICATED_TURN_BYTES: usize = 512;
+/// Requests without an API key that are read like any others: probes of `/healthz` have none.
+const MAX_KEYLESS_PER_SECOND: u64 = 8;
 /// Answers over HTTP/2 that a client without an API key may leave unread. The dashboard has 12 files.
 const MAX_UNAUTHENTICATED_UNREAD: usize = 32;
 /// Bytes of pipelined requests that are answered after the drain has begun.
@@ -145,6 +151,17 @@ where
     .await
 }
 
+/// An error with its causes, in one line.
+pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
 /// Whether a connection ended because of what the client sent, and not because the socket did.
 pub(crate) fn is_violation(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
@@ -165,6 +182,9 @@ impl Watch {
             share,
             is_authenticated: AtomicBool::new(false),
             is_suspect: AtomicBool::new(false),
+            keyless: AtomicU64::new(0),
+            keyless_since: AtomicU64::new(0),
+            begun: Instant::now(),
             is_given_up: AtomicBool::new(false),
             is_reading: AtomicBool::new(false),
             is_read_up: AtomicBool::new(false),
@@ -207,10 +227,15 @@ impl Watch {
         self.is_authenticated.load(Ordering::Relaxed)
     }
 
-    /// Notes that a request lacks one. Until another has it, few bytes are read from the connection, and it is closed if
-    /// the client does not read the answers.
+    /// Notes that a request lacks one. After many of them in one second, few bytes are read from the connection. It is
+    /// closed if the client does not read the answers.
     pub(crate) fn suspect(&self) {
-        self.is_suspect.store(true, Ordering::Relaxed);
+        let second = self.begun.elapsed().as_secs();
+        if self.keyless_since.swap(second, Ordering::Relaxed) != second {
+            self.keyless.store(0, Ordering::Relaxed);
+        }
+        let keyless = self.keyless.fetch_add(1, Ordering::Relaxed) + 1;
+        self.is_suspect.store(keyless > MAX_KEYLESS_PER_SECOND, Ordering::Relaxed);
         if self.share.unread() > MAX_UNAUTHENTICATED_UNREAD {
             self.is_given_up.store(true, Ordering::Relaxed);
         }
@@ -222,9 +247,9 @@ impl Watch {
         self.peer.authenticated();
     }
 
-    /// Whether an answer should announce the end of the connection. HTTP/2 announces it with a frame. HTTP/1.1 announces it
-    /// with the answer to the last request that has arrived: when nothing is left in its buffer, hyper reads the socket
-    /// while a request is open, and this read finds nothing.
+    /// Whether an answer should announce the end of the connection. HTTP/2 announces it with a frame, HTTP/1.1 with the
+    /// answer to the last request that has arrived. When its buffer is empty, hyper reads the socket while a request is
+    /// open. If this read finds nothing, the request is the last one.
     pub(crate) fn is_last(&self) -> bool {
         let is_flood = self.drained.load(Ordering::Relaxed) > MAX_DRAINED_BYTES;
         self.is_draining() && !self.is_http2() && (self.is_read_up() || is_flood)
