@@ -323,13 +323,7 @@ impl Store for RedisStore {
     }
 
     fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
-        let Some(counters) = &self.inner.common.layout else { return Ok(()) };
-        if counters.rules().counting() == layout::Counting::Pair
-            && matches!(self.inner.servers, Topology::Cluster(_))
-        {
-            return Err(counters::two_slots());
-        }
-        counters.rules().supports(limits, leased)
+        self.inner.supports(limits, leased)
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {

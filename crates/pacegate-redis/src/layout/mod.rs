@@ -37,8 +37,8 @@ use template::{Name, Piece};
 ///   their periods. Give each policy a store with a layout of its own, or have the key tell them apart.
 /// - **Keys are not hashed.** Whoever chooses a key with a `:` in it may spell the name of another's counter, and with
 ///   braces he chooses its slot in a cluster. Let keys be checked before they come here.
-/// - Each layout fits one algorithm, `fixed-window`, `sliding-window` or `sliding-log`, and most of them only periods of
-///   whole seconds.
+/// - Each layout fits one algorithm, `fixed-window`, `sliding-window` or `sliding-log`, and most of them only periods
+///   of whole seconds.
 ///   A limiter with any other limit, or with a lease, [fails to build](Layout::supports). Requests with an id are
 ///   [unsupported](StoreError::Unsupported).
 /// - In a fixed window a denied request is counted too, as the other limiter does, unless the deny cache answers it.
@@ -102,7 +102,7 @@ impl Layout {
     /// The sliding log of RLaaS: `rlaas:rate_limit:{key}`, a sorted set with one member for each admitted unit, scores
     /// in milliseconds of Unix time, and a life of two windows from the latest request, denied ones too.
     ///
-    /// RLaaS takes the milliseconds from the clock of its own process, this layout from the server's. If those clocks
+    /// RLaaS takes the milliseconds from the wall clock of its process, this layout from the server's. If those clocks
     /// differ by `s`, each side drops or keeps the other's entries `s` early or late: together they admit at most the
     /// limit in any span of one window less `s`.
     pub fn rlaas_log() -> Self {
@@ -152,12 +152,12 @@ impl Layout {
         Self::of(Rules { name, counting, life, whole_seconds: true })
     }
 
-    /// The sliding window of the TypeScript limiter's repository: `{window}:{key}` for the current and the previous window,
-    /// with a life of two windows and a second that is set where there is none. Limits are `sliding-window`.
+    /// The sliding window of the TypeScript limiter's repository: `{window}:{key}` for the current and the previous
+    /// window, with a life of two windows and a second that is set where there is none. Limits are `sliding-window`.
     ///
-    /// The estimate is `floor(previous * (1 - weight)) + current`, in the double arithmetic of JavaScript. Its `weight` is
-    /// `(now % window) / window` with `now` in milliseconds and `window` in seconds, as in the repository: it runs from 0
-    /// to 1 once per `window` milliseconds, not once per window. Denied requests are counted.
+    /// The estimate is `floor(previous * (1 - weight)) + current`, in the double arithmetic of JavaScript. Its `weight`
+    /// is `(now % window) / window` with `now` in milliseconds and `window` in seconds, as in the repository: it runs
+    /// from 0 to 1 once per `window` milliseconds, not once per window. Denied requests are counted.
     ///
     /// Not for a cluster: the two windows of a key are in different slots.
     pub fn typescript_sliding() -> Self {

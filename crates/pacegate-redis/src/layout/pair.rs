@@ -1,7 +1,8 @@
 //! The sliding window of the TypeScript limiter's repository, to the digit.
 //!
-//! Its estimate is `floor(previous * (1 - weight)) + current` in doubles, where `weight` is the time in milliseconds modulo
-//! the window in *seconds*, over the window. So the weight runs through all its values once per `window` milliseconds.
+//! Its estimate is `floor(previous * (1 - weight)) + current` in doubles, where `weight` is the time in milliseconds
+//! modulo the window in *seconds*, over the window. So the weight runs through all its values once per `window`
+//! milliseconds.
 
 use std::time::Duration;
 
@@ -78,6 +79,10 @@ impl Window {
     }
 
     /// How much of the previous count is added at a millisecond.
+    #[expect(
+        clippy::float_arithmetic,
+        reason = "the other limiter computes in doubles, and both must agree"
+    )]
     fn carried(&self, previous: u64, millis: u64) -> u64 {
         let weight = (millis % self.seconds) as f64 / self.seconds as f64;
         (previous as f64 * (1.0 - weight)).floor() as u64
@@ -128,15 +133,15 @@ mod tests {
         assert_eq!([0, 4, 5, 9, 10, 15].map(admitted), [false, false, true, true, false, true]);
     }
 
-    /// Every hint is checked by asking again at each microsecond-aligned millisecond until then.
+    /// Each hint is compared with the first millisecond at which the request fits.
     #[test]
-    fn a_denied_request_fits_when_it_is_told_to_and_not_before() {
+    fn a_denied_request_fits_after_retry_after_and_not_before() {
         for (previous, current, cost, millis) in
             [(10, 8, 1, 0), (10, 12, 1, 3), (300, 2, 3, 9_995), (0, 11, 1, 7), (7, 100, 10, 9_999)]
         {
             let limit: Limit = "10/10s sliding-window".parse().unwrap();
             let denied = at(millis, previous, current).outcome(&limit, cost);
-            let told = denied.retry_after().unwrap().as_micros() as u64 / MILLI_MICROS;
+            let hint = denied.retry_after().unwrap().as_micros() as u64 / MILLI_MICROS;
             let fits = |millis: u64| {
                 let pair = match millis / 10_000 {
                     0 => at(millis, previous, current + cost),
@@ -146,7 +151,7 @@ mod tests {
                 pair.outcome(&limit, cost).is_admitted()
             };
             let first = (millis + 1..).find(|&millis| fits(millis)).unwrap();
-            assert_eq!(told, first - millis, "{previous} {current} {cost} {millis}");
+            assert_eq!(hint, first - millis, "{previous} {current} {cost} {millis}");
         }
     }
 

@@ -5,8 +5,8 @@
 --          cost and how many times it is wanted, the life of the key in milliseconds, whether a key may be made, and
 --          whether a denied request sets the life anew.
 -- ARGV[2]  what new members begin with.
--- Returns  the time, the units free before, how many times the cost was taken, when there is room for it once more (0 if
---          there is), and when the log is empty.
+-- Returns  the time, the units free before, how many times the cost was taken, when there is room for it once more (0
+--          if there is), and when the log is empty.
 
 local CHARGE, REFUND = 0, 1
 local MOST, CHUNK = 2 ^ 53, 1000

@@ -2,16 +2,45 @@
 
 use std::sync::Arc;
 
-use pacegate::{Charge, StoreError, algorithm::Outcome};
+use pacegate::{Charge, Key, KeyRef, Limit, PolicyName, StoreError, algorithm::Outcome};
 
-use super::{Inner, gone};
+use super::{Inner, RedisStore, Topology, gone};
 use crate::{
     lane::{Common, Lane},
-    layout::{Act, Counters, Note, Spot},
+    layout::{Act, Counters, Counting, Note, Spot},
     wire::Action,
 };
 
+/// The largest count that [`Inner::count`] returns, for a window and for a log.
+const MAX_COUNT: u64 = 1_000_000_000;
+const MAX_LOGGED: u64 = 10_000;
+
+impl RedisStore {
+    /// Reads the counter of a key in a [layout](crate::Layout) of another limiter. Where the layout counts denied
+    /// requests, it may be above the limit. At most a billion, and 10,000 in a log.
+    ///
+    /// Denials that the deny cache answers are not counted: turn it off with
+    /// [`deny_cache(0)`](crate::RedisStoreBuilder::deny_cache) if all should be.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Unsupported`] with the native layout, and for a limit that the layout cannot count.
+    pub async fn count(&self, key: impl Key, limit: Limit) -> Result<u64, StoreError> {
+        let key = key.with(|key| key.to_buf());
+        self.inner.count(key.as_ref(), limit).await
+    }
+}
+
 impl Inner {
+    pub(super) fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        let Some(counters) = &self.common.layout else { return Ok(()) };
+        let rules = counters.rules();
+        if rules.counting() == Counting::Pair && matches!(self.servers, Topology::Cluster(_)) {
+            return Err(two_slots());
+        }
+        rules.supports(limits, leased)
+    }
+
     pub(super) async fn charge_counters(
         &self,
         counters: &Counters,
@@ -33,6 +62,21 @@ impl Inner {
         }
         let act = |(spot, charge): (Spot, &Charge<'_>)| (spot, Act::Charge(charge.cost));
         self.note(counters, spots.into_iter().zip(charges).map(act)).await
+    }
+
+    /// What a counter holds, up to the largest amount of its algorithm.
+    async fn count(&self, key: KeyRef<'_>, limit: Limit) -> Result<u64, StoreError> {
+        let Some(counters) = &self.common.layout else {
+            return Err(StoreError::Unsupported(
+                "only the layouts of other limiters count".to_owned(),
+            ));
+        };
+        let most = |amount| Limit::new(amount, limit.period())?.with_algorithm(limit.algorithm());
+        let most = most(MAX_COUNT).or_else(|_| most(MAX_LOGGED)).unwrap_or(limit);
+        let peek = Charge::new(PolicyName::DEFAULT, key, most).cost(0);
+        let outcomes = self.charge_counters(counters, &[peek], None).await?;
+        let remaining = outcomes.first().map_or(0, Outcome::remaining);
+        Ok(most.amount().saturating_sub(remaining))
     }
 
     pub(super) async fn change_counter(
@@ -94,7 +138,7 @@ pub(super) fn no_permits() -> StoreError {
     unsupported("holds no permits: use Layout::native")
 }
 
-pub(super) fn two_slots() -> StoreError {
+fn two_slots() -> StoreError {
     unsupported("that counts two windows of a key cannot be used on a cluster: use a single server")
 }
 

@@ -337,7 +337,7 @@ fn the_sliding_windows_of_both_sides_agree_at_every_millisecond() {
             for _ in 0..300 {
                 clock.advance(Duration::from_millis(random.between(0, seconds * 200)));
                 let now = clock.now().as_micros();
-                // A peek tells what one more would find, by the count that theirs continues.
+                // The outcome that the next request should have, whichever side it goes to.
                 let peeked = ours.charge(&budget.key, limit, 0);
                 let total = match random.one_in(2) {
                     true => sliding_total(&mut client, &budget, now),
@@ -354,6 +354,29 @@ fn the_sliding_windows_of_both_sides_agree_at_every_millisecond() {
             }
         }
     }
+}
+
+#[test]
+fn a_count_goes_on_beyond_the_limit() {
+    let server = Server::start(Flavor::Redis);
+    let mut servers = Servers::one(&server);
+    let now = servers.micros();
+    for other in Other::ALL {
+        let ours = Ours::new(&server.url(), other.layout());
+        let budget = Budget { key: format!("{other:?}"), amount: 2, seconds: long_seconds(now) };
+        let limit = other.limit(&budget);
+        for attempt in 1..=5_u64 {
+            match attempt % 2 {
+                0 => drop(servers.check(other, &budget)),
+                _ => drop(ours.charge(&budget.key, limit, 1)),
+            }
+            let count = ours.runtime.block_on(ours.store.count(&*budget.key, limit)).unwrap();
+            assert_eq!(count, if other.is_log() { attempt.min(2) } else { attempt }, "{other:?}");
+        }
+    }
+    let native = Ours::new(&server.url(), Layout::native());
+    let count = native.runtime.block_on(native.store.count("alice", Limit::per_minute(5)));
+    assert!(matches!(count, Err(StoreError::Unsupported(_))), "{count:?}");
 }
 
 #[test]

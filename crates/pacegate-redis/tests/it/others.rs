@@ -231,8 +231,8 @@ const RLAAS: &str = "
     if count == 1 then redis.call('EXPIRE', name, ARGV[1]) end
     return count";
 
-/// One call with the milliseconds of the caller: drops what has left, counts the rest, adds the request if there is room,
-/// and sets the life in any case.
+/// One call with the caller's milliseconds: removes expired entries, counts the rest, adds the request if it fits, and
+/// always sets the life.
 const RLAAS_LOG: &str = "
     local now, width, amount = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
     redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - width)
@@ -241,8 +241,9 @@ const RLAAS_LOG: &str = "
     redis.call('PEXPIRE', KEYS[1], width * 2)
     return {count < amount and 1 or 0, count, width / 1000}";
 
-/// What the sliding-window class counts for one request at a time: the current window and a part of the previous one. Its
-/// weight is in milliseconds modulo seconds.
+/// What the sliding-window class counts for one request at a time: the current window and a part of the previous one.
+/// Its weight is in milliseconds modulo seconds.
+#[expect(clippy::float_arithmetic, reason = "as in the original")]
 pub(crate) fn sliding_total(client: &mut Client, budget: &Budget, micros: u64) -> u64 {
     let Budget { key, seconds, .. } = budget;
     let window = micros / 1_000_000 / seconds;

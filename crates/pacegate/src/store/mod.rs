@@ -60,8 +60,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(ready(Err(StoreError::Unsupported("it takes no request ids".to_owned()))))
     }
 
-    /// Returns an error if the store can never count these limits of one policy, whatever the key. `leased` is whether
-    /// the policy has a lease. Called when a limiter is built, so that a mistake shows there and not at the first check.
+    /// Returns an error if the store can never count these limits of one policy. `leased` is whether
+    /// the policy has a lease. Called when a limiter is built, so that a mistake shows there and not at the first
+    /// check.
     ///
     /// Default: every limit can be counted.
     fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
