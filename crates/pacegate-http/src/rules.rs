@@ -34,6 +34,7 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts> {
     deny: Option<Deny<Q>>,
     settle: Option<Choice<A, Adjustment>>,
     headers: Headers,
+    describes: bool,
     clock: Arc<dyn Clock>,
 }
 
@@ -95,6 +96,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             deny: None,
             settle: None,
             headers: Headers::default(),
+            describes: false,
             clock: Arc::new(SystemClock::new()),
         }
     }
@@ -185,6 +187,13 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { headers, ..self }
     }
 
+    /// Adds `key`, `limit`, `window` (in seconds) and `retry_after` (in seconds) to the problem details of a denial.
+    /// Default: off, since a denied client then reads the key that it is counted by.
+    #[must_use]
+    pub fn describe_denials(self) -> Self {
+        Self { describes: true, ..self }
+    }
+
     /// The clock that `X-RateLimit-Reset` and corrections go by; the system's if nothing is said.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
@@ -257,7 +266,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         };
         let mut response = match &self.deny {
             Some(deny) => deny(refusal, head),
-            None => refusal::response(refusal, head),
+            None => refusal::response(refusal, head, question.filter(|_| self.describes)),
         };
         if let Some((decision, now)) = denied {
             self.headers.write(decision, now, response.headers_mut());
@@ -325,6 +334,7 @@ impl<L: Clone, Q, A> Clone for Rules<L, Q, A> {
             deny: self.deny.clone(),
             settle: self.settle.clone(),
             headers: self.headers,
+            describes: self.describes,
             clock: self.clock.clone(),
         }
     }
