@@ -98,6 +98,7 @@ impl Source {
             add_rules(&foreign, Options::default(), &mut settings)?;
         }
         self.overrides.apply(&mut settings)?;
+        settings.check_layout()?;
         Ok(settings)
     }
 
@@ -109,6 +110,7 @@ impl Source {
             tracing::warn!("{warning}");
         }
         self.overrides.apply(&mut settings)?;
+        settings.check_layout()?;
         Ok(settings)
     }
 }

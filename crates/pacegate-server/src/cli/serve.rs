@@ -1,5 +1,6 @@
 use std::{io, num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, sync::Arc};
 
+use pacegate::policy::Policy;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Trouble, log, print_line};
@@ -181,20 +182,34 @@ fn greet(server: &Server) {
     if let Some(http) = endpoints.iter().find(|endpoint| endpoint.name == "http") {
         let scheme = if http.is_tls { "https" } else { "http" };
         let url = format!("{scheme}://{}", http.address);
-        let body = r#"{"attributes": {"key": "alice"}}"#;
-        // Not `--json`, which curl has only since 7.82.
-        let json = "-H 'Content-Type: application/json' -d";
         let key = match revision.settings.security.credentials.is_empty() {
             true => "",
             false => "-H \"Authorization: Bearer $PACEGATE_KEY\" ",
         };
-        print_line(format_args!("try: curl {key}{json} '{body}' {url}/v1/check"));
+        let example = example(&url, revision.settings.policies.policies());
+        print_line(format_args!("try: curl {key}{example}"));
         print_line(format_args!("see: {url}/ in a browser, or pacegate top {url}"));
     }
     let state = &revision.settings.store;
     let policies = revision.settings.policies.policies().len();
     let plural = if policies == 1 { "policy" } else { "policies" };
     print_line(format_args!("ready: {policies} {plural}, state in {state}"));
+}
+
+/// The arguments of a `curl` that asks about alice. If the first policy for all requests counts by another attribute
+/// than `key`, it is a peek of that: the budget may be one that others already use.
+fn example(url: &str, policies: &[Policy]) -> String {
+    let is_plain =
+        |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let general = |policy: &&Policy| policy.domain.is_empty() && policy.matching.is_any();
+    let attribute = policies.iter().find(general).and_then(|policy| policy.per.first());
+    match attribute.filter(|name| *name != "key" && is_plain(name)) {
+        Some(name) => format!("'{url}/v1/state?attribute={name}:alice'"),
+        // Not `--json`, which curl has only since 7.82.
+        None => format!(
+            "-H 'Content-Type: application/json' -d '{{\"attributes\": {{\"key\": \"alice\"}}}}' {url}/v1/check"
+        ),
+    }
 }
 
 async fn reload_on_signal(mut hangups: Signal, reloader: Arc<Reloader>) {

@@ -1,11 +1,12 @@
 //! The file as it is written. What it says is checked in `read`; these types also are its JSON Schema.
 
-use std::collections::BTreeMap;
-
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::place::{At, Entries, Form, Forms, NoMap};
+use super::{
+    forms::{Conditions, FailureForm, LayoutForm, Lease, OneOrMany, Size, StoreForm},
+    place::{At, Entries, Form, Forms, NoMap},
+};
 
 /// The configuration of `pacegate serve`. Everything may be left out.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -43,6 +44,12 @@ pub(crate) struct Config {
     /// Which headers answers over HTTP carry.
     #[serde(default)]
     pub(crate) headers: Headers,
+
+    /// Whether denials by `/v1/check` and `/v1/auth` are problem details (RFC 9457): the members of a decision, and
+    /// `type`, `title`, `status`, `key`, and `window` in seconds. The key is what the request is counted by, so leave
+    /// this off where clients must not read that.
+    #[serde(default)]
+    pub(crate) problem_details: bool,
 
     /// How several descriptors of one request by Envoy are charged.
     #[serde(default)]
@@ -83,7 +90,8 @@ pub(crate) struct Store {
     #[schemars(with = "String", example = &"REDIS_URL")]
     pub(crate) url_env: Option<At<String>>,
 
-    /// What the names of keys begin with. Redis and Valkey only.
+    /// What the names of keys begin with. With a named `layout`: the text before its key, to which a colon is added;
+    /// by default that of the layout. Redis and Valkey only.
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "pg:"))]
     pub(crate) prefix: Option<At<String>>,
@@ -94,16 +102,41 @@ pub(crate) struct Store {
     pub(crate) deadline: Option<At<String>>,
 
     /// Whose counters to share: `native`, `rlaas`, `rlaas-log`, `spring`, `valkey-api`, `unix-time`, `unix-time-log`,
-    /// `typescript`, or the names of keys as a template. Redis and Valkey only. See docs/layouts.md.
+    /// `typescript`, `typescript-sliding`, a template for the names of keys, or a template with its options. Redis and
+    /// Valkey only. See docs/layouts.md.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "native"))]
+    #[schemars(with = "LayoutForm", extend("default" = "native"))]
     #[schemars(example = &"rlaas", example = "myapp:{key}:{window}")]
-    pub(crate) layout: Option<At<String>>,
+    pub(crate) layout: Option<At<Form<Layout>>>,
+
+    /// Sends every denied request to the server, so that layouts that count denied requests count all of them. `GET
+    /// /check` then returns the count beyond the limit. By default, this process caches denials. Redis and Valkey only.
+    #[serde(default)]
+    #[schemars(with = "bool", extend("default" = false))]
+    pub(crate) count_denied: Option<At<bool>>,
 
     /// How many keys the memory holds; new ones beyond that share one budget. Memory only.
     #[serde(default)]
     #[schemars(with = "u64", range(min = 1, max = 1_000_000_000), extend("default" = 1_000_000))]
     pub(crate) max_keys: Option<At<u64>>,
+}
+
+/// Fixed windows with custom keys.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Layout {
+    /// The names of keys: text with `{key}` and one of `{window}`, `{window_start}` and `{window_start_ms}`.
+    #[schemars(example = "myapp:{key}:{window}")]
+    pub(crate) template: At<String>,
+
+    /// How much longer than its window a counter lives, up to 365d.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "0s"))]
+    pub(crate) ttl_slack: Option<At<String>>,
+
+    /// Whether every request sets the life of a counter anew, instead of the first one only.
+    #[serde(default)]
+    pub(crate) refresh_ttl: bool,
 }
 
 /// A named rule: which requests it covers, whose budget they draw on, and how much that is.
@@ -328,7 +361,7 @@ pub(crate) struct Listen {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Headers {
-    /// `RateLimit` and `RateLimit-Policy`.
+    /// `RateLimit` and `RateLimit-Policy`, or their predecessors.
     #[serde(default)]
     #[schemars(with = "Standard", extend("default" = "draft-8"))]
     pub(crate) standard: Option<Standard>,
@@ -345,6 +378,9 @@ pub(crate) enum Standard {
     /// As in drafts 8 to 11: `RateLimit: "api";r=12;t=3`.
     #[serde(rename = "draft-8")]
     Draft8,
+    /// As in drafts up to 6: `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in seconds from now.
+    #[serde(rename = "draft-6")]
+    Draft6,
     /// None of them.
     #[serde(rename = "off")]
     Off,
@@ -489,6 +525,11 @@ impl Forms<'_> for Store {
         "`memory`, an address such as `redis://127.0.0.1:6379`, or the parts of a store";
 }
 
+impl Forms<'_> for Layout {
+    const EXPECTED: &'static str = "a layout such as `spring`, a template such as `myapp:{key}:{window}`, or \
+                                    `template` with `ttl_slack` and `refresh_ttl`";
+}
+
 impl Forms<'_> for Condition {
     const EXPECTED: &'static str = "a text, a list of texts, or one of `equal`, `one_of`, `glob`, `cidr`, \
                                     `present` and `absent` with its value";
@@ -497,82 +538,4 @@ impl Forms<'_> for Condition {
 impl Forms<'_> for Failure {
     const EXPECTED: &'static str =
         "`open`, `closed`, `local`, or `local` with a share, as in `{local: 1/3}`";
-}
-
-/// `memory`, an address, or the parts of a store.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
-enum StoreForm {
-    Text(String),
-    Parts(Box<Store>),
-}
-
-/// A text, or a list of texts.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
-enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
-
-/// What an attribute must be.
-#[derive(JsonSchema)]
-#[schemars(untagged, rename = "ConditionForm")]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
-enum ConditionForm {
-    /// The value, or a pattern if it has a `*` or a `?`.
-    Text(String),
-    /// The value, as it is written here.
-    Number(serde_json::Number),
-    /// The value, as it is written here.
-    Truth(bool),
-    /// One of these values, to the letter.
-    List(Vec<String>),
-    /// Whatever else can be said.
-    Parts(Box<Condition>),
-}
-
-type Conditions = BTreeMap<String, ConditionForm>;
-
-/// `open`: let requests pass, and count nothing. `closed`: deny them. `local`: count in the memory of this process, at
-/// the full limit or at a share of it.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
-enum FailureForm {
-    Name(FailureName),
-    Share(Failure),
-}
-
-/// What happens when the store cannot answer.
-#[derive(JsonSchema)]
-#[schemars(rename_all = "kebab-case")]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
-enum FailureName {
-    /// Let requests pass, and count nothing.
-    Open,
-    /// Deny them, to be tried again after a second.
-    Closed,
-    /// Count in the memory of this process, at the full limit.
-    Local,
-}
-
-/// Units, or a part such as `5%`.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a text that may be a number")]
-enum Lease {
-    Units(u64),
-    Part(String),
-}
-
-/// Bytes, or a text such as `64KiB`.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a text that may be a number")]
-enum Size {
-    Bytes(u64),
-    Text(String),
 }

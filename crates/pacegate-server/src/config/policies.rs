@@ -1,16 +1,18 @@
 //! From policies as they are written to policies as they are in force.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, slice};
 
 use pacegate::{
     Algorithm, Limit, PolicySet,
     policy::{FailureMode, Lease, Match, Missing, Mode, Policy, PolicyError, PolicyName, Tag},
 };
+use pacegate_redis::Layout;
 use serde_saphyr::Location;
 
 use super::{
     file,
     hint::{among, shorten},
+    layout::supported,
     matching::matching,
     place::{At, Form, Forms, NoMap},
     problem::Problems,
@@ -30,17 +32,19 @@ struct Draft<'a> {
     written: &'a file::Policy,
     limits: Limits,
     overrides: Vec<Limits>,
+    layout: &'a Layout,
 }
 
 /// The policies of a file, or nothing if there is a problem.
 pub(super) fn policies(
     written: &[At<file::Policy>],
+    layout: &Layout,
     problems: &mut Problems<'_>,
 ) -> Option<PolicySet> {
     let mut names: HashMap<PolicyName, Location> = HashMap::new();
     let mut policies = Vec::with_capacity(written.len());
     for At { value: written, .. } in written {
-        let Some(policy) = policy(written, problems) else { continue };
+        let Some(policy) = policy(written, layout, problems) else { continue };
         match names.get(&policy.name) {
             Some(first) => {
                 let first = first.line();
@@ -62,7 +66,7 @@ pub(super) fn policies(
     PolicySet::new(policies).map_err(|error| problems.add(Location::UNKNOWN, error)).ok()
 }
 
-fn policy(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Policy> {
+fn policy(written: &file::Policy, layout: &Layout, problems: &mut Problems<'_>) -> Option<Policy> {
     let name = name(&written.name, problems);
     let limits = own_limits(written, problems);
     let overrides = overrides(written, problems);
@@ -88,7 +92,7 @@ fn policy(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Policy>
         None => None,
     };
     let (replacing, overrides): (Vec<_>, Vec<_>) = overrides.into_iter().unzip();
-    Draft { policy, written, limits, overrides }.checked(replacing, problems)
+    Draft { policy, written, limits, overrides, layout }.checked(replacing, problems)
 }
 
 fn name(written: &At<String>, problems: &mut Problems<'_>) -> Option<PolicyName> {
@@ -121,6 +125,9 @@ impl Draft<'_> {
                 }
             }
         }
+        if problems.count() == before {
+            self.check_layout(problems);
+        }
         if problems.count() > before {
             return None;
         }
@@ -130,6 +137,23 @@ impl Draft<'_> {
             policy = policy.overriding(matching, limits.limits);
         }
         Some(policy)
+    }
+
+    /// Adds a problem for each limit that the layout of the store cannot count.
+    fn check_layout(&self, problems: &mut Problems<'_>) {
+        let before = problems.count();
+        for limits in std::iter::once(&self.limits).chain(&self.overrides) {
+            for (limit, place) in limits.limits.iter().zip(&limits.places) {
+                problems.take(*place, supported(self.layout, slice::from_ref(limit), false));
+            }
+            let place = limits.places.last().filter(|_| problems.count() == before);
+            if let Some(place) = place {
+                problems.take(*place, supported(self.layout, &limits.limits, false));
+            }
+        }
+        if let Some(lease) = &self.written.lease {
+            problems.take(lease.place, supported(self.layout, &[], true));
+        }
     }
 
     /// Why this policy cannot have these limits.

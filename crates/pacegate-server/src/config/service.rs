@@ -10,7 +10,8 @@ use super::{
     Security, Settings, StoreSettings, TlsFiles,
     environment::{Secret, beside},
     file,
-    hint::{among, shorten},
+    hint::shorten,
+    layout::check_cluster,
     place::{At, Form, Forms},
     policies::failure,
     problem::Problems,
@@ -41,6 +42,7 @@ impl Reader<'_, '_> {
         self.bind(grpc.as_ref(), &mut settings.grpc);
         self.bind(resp.as_ref(), &mut settings.resp);
         settings.headers = headers(&written.headers);
+        settings.problem_details = written.problem_details;
         settings.descriptors = match written.descriptors {
             Some(file::Descriptors::Apart) => Descriptors::Apart,
             Some(file::Descriptors::Together) | None => Descriptors::Together,
@@ -94,18 +96,19 @@ impl Reader<'_, '_> {
         }
         let Some(url) = url else { return };
         let Some(mut store) = self.problems.take(url.place, redis(&url.value)) else { return };
-        if let StoreSettings::Redis { prefix, deadline, .. } = &mut store {
-            if let Some(written) = &parts.prefix {
+        let layout = self.layout(parts, &settings.layout);
+        if let StoreSettings::Redis { url, prefix, deadline } = &mut store {
+            if let (Some(written), true) = (&parts.prefix, layout == Layout::native()) {
                 prefix.clone_from(&written.value);
             }
             self.duration(parts.deadline.as_ref(), MILLISECOND..=MINUTE, deadline);
+            if let (Some(written), Err(problem)) = (&parts.layout, check_cluster(url, &layout)) {
+                self.problems.add(written.place, problem);
+            }
         }
         settings.store = store;
-        if let Some(layout) = &parts.layout
-            && let Some(layout) = self.problems.take(layout.place, self::layout(&layout.value))
-        {
-            settings.layout = layout;
-        }
+        settings.layout = layout;
+        settings.count_denied = parts.count_denied.as_ref().is_some_and(|written| written.value);
     }
 
     /// An address from elsewhere, which is not repeated.
@@ -119,14 +122,19 @@ impl Reader<'_, '_> {
     }
 
     fn memory(&mut self, parts: &file::Store, settings: &mut Settings) {
-        let only =
-            [("prefix", &parts.prefix), ("deadline", &parts.deadline), ("layout", &parts.layout)];
-        for (name, part) in only {
-            if let Some(part) = part {
+        let place = |part: &Option<At<String>>| part.as_ref().map(|part| part.place);
+        let only = [
+            ("prefix", place(&parts.prefix)),
+            ("deadline", place(&parts.deadline)),
+            ("layout", parts.layout.as_ref().map(|layout| layout.place)),
+            ("count_denied", parts.count_denied.as_ref().map(|written| written.place)),
+        ];
+        for (name, place) in only {
+            if let Some(place) = place {
                 let message = format!(
                     "`{name}` is for Redis and Valkey: add a `url`, `url_file` or `url_env`, or leave it out"
                 );
-                self.problems.add(part.place, message);
+                self.problems.add(place, message);
             }
         }
         let Some(written) = &parts.max_keys else { return };
@@ -276,6 +284,7 @@ fn headers(written: &file::Headers) -> Headers {
     let mut headers = Headers::default();
     headers.standard = match written.standard {
         Some(file::Standard::Off) => HeaderStyle::Off,
+        Some(file::Standard::Draft6) => HeaderStyle::Draft6,
         Some(file::Standard::Draft8) | None => HeaderStyle::Draft8,
     };
     headers.legacy = match written.legacy {
@@ -312,31 +321,4 @@ fn redis(url: &str) -> Result<StoreSettings, String> {
     url.parse::<RedisUrl>().map_err(|error| error.to_string())?;
     let (prefix, deadline) = ("pg:".to_owned(), Duration::from_millis(20));
     Ok(StoreSettings::Redis { url: url.to_owned(), prefix, deadline })
-}
-
-type NamedLayout = (&'static str, fn() -> Layout);
-
-const LAYOUTS: [NamedLayout; 8] = [
-    ("native", Layout::native),
-    ("rlaas", Layout::rlaas),
-    ("rlaas-log", Layout::rlaas_log),
-    ("spring", || Layout::spring(Layout::SPRING_PREFIX)),
-    ("valkey-api", Layout::valkey_api),
-    ("unix-time", Layout::unix_time),
-    ("unix-time-log", Layout::unix_time_log),
-    ("typescript", Layout::typescript),
-];
-
-fn layout(text: &str) -> Result<Layout, String> {
-    if text.contains('{') {
-        return Layout::template(text).map(Into::into).map_err(|error| error.to_string());
-    }
-    let known = LAYOUTS.iter().find(|(name, _)| *name == text).map(|(_, layout)| layout());
-    known.ok_or_else(|| {
-        let names = among(text, &LAYOUTS.map(|(name, _)| name));
-        let text = shorten(text);
-        format!(
-            "`{text}` is neither a layout nor a template such as `myapp:{{key}}:{{window}}`: {names}"
-        )
-    })
 }

@@ -9,6 +9,7 @@ use pacegate::{MemoryStore, PolicySet, policy::FailureMode};
 use pacegate_http::Headers;
 use pacegate_redis::Layout;
 
+use super::layout::{check_cluster, supported};
 use crate::envoy::Rules;
 
 /// Everything that a configuration says, checked. What is not said is as in [`Settings::new`].
@@ -19,6 +20,8 @@ pub struct Settings {
     pub store: StoreSettings,
     /// Whose counters are shared, if the store is on Redis or Valkey.
     pub layout: Layout,
+    /// Whether every denied request reaches the store, if that is on Redis or Valkey.
+    pub count_denied: bool,
     /// The policies in force, those that only Envoy's descriptors lead to among them.
     pub policies: PolicySet,
     /// Whether it is said that there are no policies but those of rules, and not just none of them.
@@ -37,6 +40,8 @@ pub struct Settings {
     pub resp: Bind,
     /// Which headers answers over HTTP carry.
     pub headers: Headers,
+    /// Whether denials over HTTP are problem details with the key.
+    pub problem_details: bool,
     /// Whether the descriptors of one request by Envoy stand or fall together.
     pub descriptors: Descriptors,
     /// Who may connect and ask.
@@ -166,6 +171,7 @@ impl Settings {
         Self {
             store: StoreSettings::default(),
             layout: Layout::native(),
+            count_denied: false,
             policies,
             may_limit_nothing: false,
             rules: Arc::default(),
@@ -175,10 +181,25 @@ impl Settings {
             grpc: Bind::loopback(8081),
             resp: Bind::loopback(6380),
             headers: Headers::default(),
+            problem_details: false,
             descriptors: Descriptors::default(),
             security: Security::default(),
             bounds: Bounds::default(),
         }
+    }
+
+    /// Returns an error if the store cannot count a limit because of its layout.
+    pub(crate) fn check_layout(&self) -> Result<(), String> {
+        let StoreSettings::Redis { url, .. } = &self.store else { return Ok(()) };
+        check_cluster(url, &self.layout)?;
+        for policy in self.policies.policies() {
+            let overrides = policy.overrides.iter().map(|other| &other.limits);
+            for limits in std::iter::once(&policy.limits).chain(overrides) {
+                supported(&self.layout, limits, policy.lease.is_some())
+                    .map_err(|problem| format!("policy `{}`: {problem}", policy.name))?;
+            }
+        }
+        Ok(())
     }
 
     /// How many policies there are besides those of rules.

@@ -15,7 +15,7 @@ use pacegate::{CheckError, Decision};
 
 use super::{
     Answer, Problem, Shared,
-    answer::{Decided, typed, write_decision},
+    answer::{Decided, key_of, typed, write_decision},
     ask::{self, Budgets, Form, Subject},
     posted, read_json,
 };
@@ -36,6 +36,13 @@ where
     let decision = decide(&revision.engine, &subject).await?;
     trace::decided(&decision);
     let decided = Decided { decision, headers: revision.settings.headers, now };
+    if revision.settings.problem_details && !decision.is_allowed() {
+        let key = match &subject {
+            Subject::Policies(request) => key_of(&revision, &decision, request),
+            Subject::AdHoc { key, .. } => (*key).to_owned(),
+        };
+        return Ok(decided.problem(StatusCode::TOO_MANY_REQUESTS, &key, revision.number));
+    }
     Ok(decided.answer(revision.number))
 }
 

@@ -22,6 +22,7 @@ mod guide;
 mod help;
 mod hostile;
 mod keys;
+mod layouts;
 mod live;
 mod nginx_front;
 mod operations;
