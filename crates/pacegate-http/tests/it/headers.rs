@@ -292,7 +292,10 @@ fn capped(number: u128) -> u64 {
 }
 
 fn written(settings: &Headers, decision: &Decision, now: u64) -> HeaderMap {
-    assert!(matches!(settings.standard, HeaderStyle::Off | HeaderStyle::Draft8));
+    assert!(matches!(
+        settings.standard,
+        HeaderStyle::Off | HeaderStyle::Draft8 | HeaderStyle::Draft6
+    ));
     let mut headers = HeaderMap::new();
     settings.write(decision, Timestamp::from_micros(now), &mut headers);
     headers

@@ -16,8 +16,8 @@ const MAX_COUNT: u64 = 1_000_000_000;
 const MAX_LOGGED: u64 = 10_000;
 
 impl RedisStore {
-    /// Reads the counter of a key in a [layout](crate::Layout) of another limiter. Where the layout counts denied requests,
-    /// it may be above the limit. At most a billion, and 10,000 in a log.
+    /// Reads the counter of a key in a [layout](crate::Layout) of another limiter. Where the layout counts denied
+    /// requests, it may be above the limit. At most a billion, and 10,000 in a log.
     ///
     /// Denials that the deny cache answers are not counted: turn it off with
     /// [`deny_cache(0)`](crate::RedisStoreBuilder::deny_cache) if all should be.
