@@ -138,12 +138,12 @@ impl Decision {
         Duration::from_micros(self.reset_after)
     }
 
-    /// Returns the time until more units are available than [remain](Self::remaining) now: never too early, and exact to
-    /// the microsecond if no other request charges the same keys. After a denial, [`Decision::retry_after`].
+    /// Returns the time until more units are available than [remain](Self::remaining) now: never too early, and exact
+    /// to the microsecond if no other request charges the same keys. After a denial, [`Decision::retry_after`].
     ///
     /// `None` if there never will be more, and if an admitted request was decided by a sliding window, a sliding log or
     /// permits: their units become free at instants that depend on each earlier request, and a decision does not carry
-    /// those. If only one unit is used, it is that unit's; a permit may also be returned sooner.
+    /// those. If a single unit is in use, its end is known; a permit may also be returned sooner.
     pub fn more_after(&self) -> Option<Duration> {
         if !self.allowed {
             return self.retry_after();
