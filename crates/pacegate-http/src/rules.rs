@@ -110,9 +110,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 
     /// Counts by the key that `resolver` finds. A request without it is answered with 400, unless the resolver says
-    /// otherwise, see [`ResolveExt`](crate::ResolveExt). Counts as [`Limiter::check`](pacegate::Limiter::check) would by the same one.
-    /// For a key of several parts put resolvers together, see [`ResolveExt`](crate::ResolveExt); of two calls, the last
-    /// counts.
+    /// otherwise, see [`ResolveExt`](crate::ResolveExt). [`Limiter::check`](pacegate::Limiter::check) with the same key
+    /// draws on the same budget. For a key of several parts put resolvers together; of two calls, the last counts.
     #[must_use]
     pub fn by(self, resolver: impl Resolve<Q>) -> Self {
         self.attribute(Request::KEY, resolver)

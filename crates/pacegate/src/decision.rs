@@ -140,12 +140,12 @@ impl Decision {
         Duration::from_micros(self.reset_after)
     }
 
-    /// Returns the time until more units are available than [remain](Self::remaining) now: never too early, and exact to
-    /// the microsecond if no other request charges the same keys. After a denial, [`Decision::retry_after`].
+    /// Returns the time until more units are available than [remain](Self::remaining) now: never too early, and exact
+    /// to the microsecond if no other request charges the same keys. After a denial, [`Decision::retry_after`].
     ///
     /// `None` if there never will be more, and if an admitted request was decided by a sliding window, a sliding log or
     /// permits: their units become free at instants that depend on each earlier request, and a decision does not carry
-    /// those.
+    /// those. If a single unit is in use, its end is known; a permit may also be returned sooner.
     pub fn more_after(&self) -> Option<Duration> {
         if !self.allowed {
             return self.retry_after();
@@ -161,8 +161,9 @@ impl Decision {
                 let rest = u128::from(used - 1) * period / u128::from(limit.amount().max(1));
                 self.reset_after.saturating_sub(u64::try_from(rest).unwrap_or(u64::MAX))
             }
+            Algorithm::Custom(_) => return None,
             // The only unit that is used.
-            Algorithm::SlidingWindow | Algorithm::SlidingLog if used == 1 => self.reset_after,
+            _ if used == 1 => self.reset_after,
             _ => return None,
         };
         Some(Duration::from_micros(more))

@@ -34,9 +34,9 @@ const EPOCH_MILLIS: u64 = 100_000_000_000;
 ///
 /// `Retry-After`, in seconds or as a date, speaks first, on a status from 400 on. Then `RateLimit`, if nothing remains:
 /// as in the drafts from 8 on (`"api";r=0;t=5`), where the longest of several policies counts, or as in draft 7
-/// (`limit=10, remaining=0, reset=5`). Only without `RateLimit`, which says when there is more, the pairs of `RateLimit-Remaining` and `-Reset`, as in the drafts before,
-/// and of `X-RateLimit-Remaining` and `-Reset`, where a reset above a thousand million is an instant: they say when all
-/// is free.
+/// (`limit=10, remaining=0, reset=5`). Only without `RateLimit`, which says when there is more, the pairs of
+/// `RateLimit-Remaining` and `-Reset`, as in the drafts before, and of `X-RateLimit-Remaining` and `-Reset`, where a
+/// reset above a thousand million is an instant: they say when all is free.
 ///
 /// Instants are held against the `Date` of the response, where it has one, and against `now` otherwise: a clock here
 /// that is behind theirs would make a pause of seconds one of hours.

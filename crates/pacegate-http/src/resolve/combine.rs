@@ -12,8 +12,8 @@ pub trait ResolveExt: Sized {
         Or { first: self, second: other }
     }
 
-    /// This and the other: a key of both. If one is missing and [`or_share`](Self::or_share) was chosen for it, requests
-    /// without it share a budget for each value of the other.
+    /// This and the other: a key of both. If one is missing and has [`or_share`](Self::or_share), requests without it
+    /// share a budget for each value of the other.
     fn and<R>(self, other: R) -> And<Self, R> {
         And { first: self, second: other }
     }

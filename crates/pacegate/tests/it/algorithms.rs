@@ -166,7 +166,7 @@ fn a_decision_that_does_not_tell_when_there_is_more_says_so() {
     for (text, first, second) in [
         ("5/minute sliding-log", Some(60), None),
         ("5/minute sliding-window", Some(120), None),
-        ("5/minute concurrency", None, None),
+        ("5/minute concurrency", Some(60), None),
     ] {
         let (limiter, _) = limiter(text);
         assert_eq!(limiter.peek("key").more_after(), Some(Duration::ZERO), "{text}");

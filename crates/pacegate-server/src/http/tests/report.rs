@@ -41,7 +41,7 @@ async fn an_explanation_says_what_failed_and_how_limits_stand() {
             "limits": [],
             "unmet": {
                 "condition": { "attribute": "path", "is": "one-of", "values": ["/login"] },
-                "value": "<b>\"/x\r\n",
+                "value": "/<b>\"/x\r\n",
             },
         })
     );
