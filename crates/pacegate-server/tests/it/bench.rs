@@ -43,7 +43,8 @@ fn figures(told: &Value) -> [u64; 4] {
         .map(number)
 }
 
-/// A service with a policy for each algorithm, in a domain of its name: 20 in 15 days, which is as long as an inline limit may be.
+/// A service with a policy for each algorithm, in a domain of its name: 20 in 15 days, as long as an inline limit
+/// of every algorithm may be.
 fn service(folder: &TempDir) -> Service {
     let policies = ALGORITHMS.map(|algorithm| {
         format!(
