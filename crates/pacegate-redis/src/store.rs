@@ -326,11 +326,8 @@ impl Store for RedisStore {
         })
     }
 
-    /// The names of keys are digests, from which the policy cannot be read.
     fn clear<'a>(&'a self, _: &'a [PolicyName]) -> Answer<'a, u64> {
-        let reason = "keys on Redis are named by digests, which hide the policy: reset keys one by \
-                      one, or rename the policy to start with full budgets";
-        Box::pin(std::future::ready(Err(StoreError::Unsupported(reason.to_owned()))))
+        Box::pin(std::future::ready(Err(counters::no_clear())))
     }
 
     fn detach(&self, work: Detached) {

@@ -135,6 +135,13 @@ pub(super) fn change(
     Ok((counters.spot(&common.names.marker, charge)?, act))
 }
 
+/// The names of keys are digests, from which the policy cannot be read.
+pub(super) fn no_clear() -> StoreError {
+    let reason = "keys on Redis are named by digests, which hide the policy: reset keys one by one, or \
+                  rename the policy to start with full budgets";
+    StoreError::Unsupported(reason.to_owned())
+}
+
 pub(super) fn no_permits() -> StoreError {
     unsupported("holds no permits: use Layout::native")
 }
