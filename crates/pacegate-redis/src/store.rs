@@ -75,7 +75,7 @@ struct Inner {
     /// Held while the session is replaced.
     reopening: Mutex<()>,
     url: RedisUrl,
-    this: Weak<Inner>,
+    this: Weak<Self>,
 }
 
 /// How a [`RedisStore`] is to be.

@@ -250,7 +250,7 @@ fn late_acquires_on_two_servers_return_their_permits() {
             let keys = node.command(&["KEYS", "pg:*"]);
             keys.items().iter().map(|key| node.command(&["ZCARD", &key.text()]).int()).sum()
         };
-        cluster.nodes().iter().map(|node| count(node)).sum()
+        cluster.nodes().iter().map(count).sum()
     };
     for round in 0..10 {
         connected();
