@@ -140,8 +140,8 @@ impl Decision {
         Duration::from_micros(self.reset_after)
     }
 
-    /// The instant at which nothing is used any more, by the clock of the store. `None` if the store goes by the clock of
-    /// this process: then [`Decision::reset_after`] counts from now.
+    /// The instant at which nothing is used any more, by the clock of the store. `None` if the store goes by the clock
+    /// of this process: then [`Decision::reset_after`] counts from now.
     pub fn reset_at(&self) -> Option<Timestamp> {
         let decided = (self.decided_at > 0).then(|| Timestamp::from_micros(self.decided_at));
         decided.map(|decided| decided.after(self.reset_after()))
