@@ -105,8 +105,8 @@ impl Headers {
     /// Puts what a decision says into the headers of a response, in place of what was there under the same names.
     ///
     /// `X-RateLimit-Reset` in seconds since 1970 comes from the clock of the store, if that is on another machine.
-    /// Otherwise it is counted from `now`: an instant before the decision, so that what ends with a second is not rounded
-    /// up to the next.
+    /// Otherwise it is counted from `now`: an instant before the decision, so that what ends with a second is not
+    /// rounded up to the next.
     pub fn write(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
         make_room(decision, headers);
         self.each(decision, now, |name, said| {
@@ -289,8 +289,8 @@ impl Default for Headers {
     }
 }
 
-/// When nothing is used any more: by the clock that counted if the decision says so, otherwise counted from `now`, which
-/// is when it was asked.
+/// When nothing is used any more: by the clock that counted if the decision says so, otherwise counted from `now`,
+/// which is when it was asked.
 ///
 /// A denial that is remembered tells the longest that it can last, which is by about a trip to the store too long. The
 /// end of its window would be rounded up to the next second, and differ from what was told before.

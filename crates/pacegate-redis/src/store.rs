@@ -155,8 +155,8 @@ impl RedisStore {
         self.inner.session.load().is_connected()
     }
 
-    /// Returns the leased units that were not spent. Without this they stay charged until their window ends. So do units
-    /// that could not be returned; the error is then the last one.
+    /// Returns the leased units that were not spent. Without this they stay charged until their window ends. So do
+    /// units that could not be returned; the error is then the last one.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
         let returning = self.inner.runtime().spawn(self.inner.clone().return_leases());
         returning.await.unwrap_or_else(|_| Err(gone()))

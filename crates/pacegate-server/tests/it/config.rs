@@ -196,7 +196,7 @@ fn the_defaults_in_the_schema_are_those_in_force() {
             tried += 1;
         }
     }
-    assert_eq!(tried, 19, "every default is compared");
+    assert_eq!(tried, 20, "every default is compared");
 }
 
 #[test]

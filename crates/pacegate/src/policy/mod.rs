@@ -72,9 +72,9 @@ pub struct Policy {
     pub max_cost: Option<u64>,
     /// What its state is placed by, in a store that is spread over servers.
     pub tag: Tag,
-    /// What a store may draw ahead for this process, for fixed and sliding windows. Never admits too much; while several
-    /// processes hold leases, up to as much as they hold may be denied that would have been admitted. None: every
-    /// decision is the store's.
+    /// What a store may draw ahead for this process, for fixed and sliding windows. Never admits too much; while
+    /// several processes hold leases, up to as much as they hold may be denied that would have been admitted. None:
+    /// every decision is the store's.
     pub lease: Option<Lease>,
 }
 

@@ -82,7 +82,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns the permit `charge.permit` of a concurrency limit. Returning one that is gone changes nothing.
     ///
     /// A store that can be unreachable retries a release that failed until it succeeds or the permit has expired: the
-    /// error is for the caller's information. This is also how a limiter returns a permit whose charge was not answered.
+    /// error is for the caller's information. This is also how a limiter returns a permit whose charge was not
+    /// answered.
     fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
 
     /// Starts the life of the permit `charge.permit` anew. `false` if it is gone.
