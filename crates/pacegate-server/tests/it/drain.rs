@@ -206,7 +206,7 @@ fn every_pipelined_request_that_arrived_is_answered() {
     let service = Service::start(&args);
     let body = r#"{"attributes": {"key": "k"}}"#;
     let request = format!(
-        "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n\
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     );
@@ -234,9 +234,10 @@ fn kept(service: &Service, mut idle: TcpStream) -> Duration {
 #[test]
 fn idle_connections_are_kept_as_the_operations_page_says() {
     let folder = config("");
-    for (listener, begins, least) in
-        [("http", &b"GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n"[..], 250), ("resp", b"PING\r\n", 20)]
-    {
+    for (listener, begins, least) in [
+        ("http", &b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"[..], 250),
+        ("resp", b"PING\r\n", 20),
+    ] {
         let service = Service::start(&["--config", &folder.config()]);
         let mut idle = connect(service.address(listener)).unwrap();
         idle.write_all(begins).unwrap();

@@ -107,7 +107,7 @@ const STARTER: [(&str, &str); 4] = [
         "import java.time.Duration;
          public class RateLimitPolicy {
             public int getLimit() { return 3; }
-            public Duration getWindow() { return Duration.ofDays(365); }
+            public Duration getWindow() { return Duration.ofDays(31); }
             public String getScope() { return \"global\"; }
          }",
     ),

@@ -191,17 +191,18 @@ fn our_settings_work_in_their_file() {
          headers: {{ standard: draft-6, legacy: off }}\nkeys: [{{ name: a, env: RLAAS_KEY }}]\n",
         server.url()
     ));
-    let variables = [("RLAAS_KEY", "s3cret"), ("MAX_REQUESTS", "20000")];
+    let variables = [("RLAAS_KEY", "a-key-of-16-bytes"), ("MAX_REQUESTS", "20000")];
     let service = Service::start_with(&["--config", &folder.config()], &variables);
     let mut http = Http::connect(service.address("http")).unwrap();
     assert_eq!(http.get("/check?userId=alice").unwrap().status, 401);
-    let answer = http.request("GET", "/check?userId=alice", Some("s3cret"), "").unwrap();
+    let answer = http.request("GET", "/check?userId=alice", Some("a-key-of-16-bytes"), "").unwrap();
     assert_eq!((answer.status, answer.header("ratelimit-limit")), (200, Some("20000")));
     assert_eq!(answer.header("x-ratelimit-limit"), None);
     drop(server);
     let closed = "the failure mode of the file decides";
     eventually(Duration::from_secs(20), closed, || {
-        http.request("GET", "/check?userId=bob", Some("s3cret"), "").unwrap().status == 429
+        http.request("GET", "/check?userId=bob", Some("a-key-of-16-bytes"), "").unwrap().status
+            == 429
     });
 }
 
