@@ -124,7 +124,7 @@ fn limits(args: &Args) -> Result<Limits, Trouble> {
 }
 
 fn unwritable(error: io::Error) -> Trouble {
-    Trouble::new(error, "cannot print the decision", "check where standard output leads")
+    Trouble::output(error, "cannot print the decision")
 }
 
 /// A decision in words.

@@ -6,8 +6,10 @@ mod check;
 mod completions;
 mod doctor;
 mod explain;
+mod init;
 mod log;
 mod man;
+mod sample;
 mod schema;
 mod serve;
 mod simulate;
@@ -28,7 +30,7 @@ use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use self::trouble::Trouble;
 use crate::config::Environment;
 
-/// Decides, for every request, whether it may pass now.
+/// A rate limiter: server, command line and tools
 #[derive(Debug, Parser)]
 #[command(name = "pacegate", version, after_help = EXAMPLES)]
 struct Cli {
@@ -39,6 +41,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(serve::Args),
+    Init(init::Args),
     Check(check::Args),
     Explain(explain::Args),
     Top(top::Args),
@@ -53,27 +56,28 @@ enum Command {
 
 const EXAMPLES: &str = "\
 Examples:
-  See how a limit behaves when a key asks six times:
+  Try a limit: the sixth request within a minute is denied
     pacegate check --limit 5/minute alice --times 6
 
-  Serve everybody who asks, over HTTP, gRPC and the protocol of Redis:
+  Write a configuration file and run the server with it:
+    pacegate init login
     pacegate serve
 
-  Watch a service, in this terminal:
+  Watch a running server:
     pacegate top http://127.0.0.1:8080
 
-  See what a limit would have done to yesterday's traffic:
+  Replay yesterday's traffic against a limit:
     pacegate simulate access.log.gz --limit 60/minute --per ip
 
-  See whether a Redis or Valkey is fit to hold limits:
+  Check that a Redis or Valkey server is set up to hold limits:
     pacegate doctor redis://127.0.0.1:6379
 
-  Check a configuration before it is deployed:
+  Check a configuration before you deploy it:
     pacegate validate pacegate.yaml
 
-Every command has examples of its own: pacegate serve --help, pacegate check --help";
+Run `pacegate COMMAND --help` for the options and examples of a command.";
 
-/// Something went wrong: neither a yes (0) nor a no (1).
+/// The exit code of an error. 0 and 1 are answers: allowed and denied, valid and invalid.
 const TROUBLE: u8 = 2;
 
 /// Does what the command line says.
@@ -84,6 +88,7 @@ pub(crate) fn run() -> ExitCode {
     };
     let done = match command {
         Command::Serve(args) => serve::run(&args),
+        Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Top(args) => top::run(&args),
@@ -95,10 +100,14 @@ pub(crate) fn run() -> ExitCode {
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     };
-    done.unwrap_or_else(|trouble| {
-        say(trouble);
-        ExitCode::from(TROUBLE)
-    })
+    match done {
+        Ok(code) => code,
+        Err(trouble) if trouble.is_output_closed() => ExitCode::SUCCESS,
+        Err(trouble) => {
+            say(trouble);
+            ExitCode::from(TROUBLE)
+        }
+    }
 }
 
 /// Reads the command line, and what variables say besides. What is typed goes before those.
@@ -106,14 +115,14 @@ fn parse(words: Vec<OsString>) -> Result<Command, clap::Error> {
     let mut cli = without_empty_variables(Cli::command());
     let matches = cli.try_get_matches_from_mut(words)?;
     let mut command = Cli::from_arg_matches(&matches)?.command;
-    let asking = match &mut command {
-        Command::Check(args) => &mut args.asking,
-        Command::Explain(args) => &mut args.asking,
-        _ => return Ok(command),
+    let Some((name, matches)) = matches.subcommand() else { return Ok(command) };
+    let settled = match &mut command {
+        Command::Serve(args) => args.settle(matches),
+        Command::Check(args) => args.asking.settle(matches),
+        Command::Explain(args) => args.asking.settle(matches),
+        _ => Ok(()),
     };
-    if let Some((name, matches)) = matches.subcommand()
-        && let Err(error) = asking.settle(matches)
-    {
+    if let Err(error) = settled {
         return Err(match cli.find_subcommand_mut(name) {
             Some(own) => error.format(own),
             None => error,
@@ -152,12 +161,12 @@ fn explain(error: &clap::Error) -> ExitCode {
     if asked_for && printed { ExitCode::SUCCESS } else { ExitCode::from(TROUBLE) }
 }
 
-/// Talks to whoever watches. That nobody does is no reason to stop.
+/// Prints a line on standard error. A failure to do so is ignored.
 fn say(message: impl Display) {
-    drop(writeln!(io::stderr(), "{message}"));
+    drop(writeln!(anstream::stderr(), "{message}"));
 }
 
-/// Prints a line on standard output. That nobody reads it is no reason to stop.
+/// Prints a line on standard output. A failure to do so is ignored.
 fn print_line(line: impl Display) {
     let mut output = io::stdout().lock();
     drop(writeln!(output, "{line}").and_then(|()| output.flush()));

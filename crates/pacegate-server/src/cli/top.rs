@@ -106,9 +106,10 @@ async fn once(args: &Args, client: &Client) -> Result<(), Trouble> {
         top::plain(&view)
     };
     let mut output = io::stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|error| {
-        Trouble::new(error, "cannot print it", "check where standard output leads")
-    })
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(|error| Trouble::output(error, "cannot print it"))
 }
 
 /// JSON that says the same, with nothing in its texts that a terminal would obey. What is below a space, JSON escapes.

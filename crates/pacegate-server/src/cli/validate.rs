@@ -97,7 +97,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
 }
 
 fn unwritable(error: io::Error) -> Trouble {
-    Trouble::new(error, "cannot print what was found", "check where standard output leads")
+    Trouble::output(error, "cannot print what was found")
 }
 
 impl fmt::Display for Words<'_> {
