@@ -1,5 +1,5 @@
-//! What the machine takes for the parts of a check that no limiter can do without: a load from a table that is too
-//! large for the cache, a lock, and the time.
+//! Measures the unavoidable parts of a check on this machine: a load from a table larger than the cache, a
+//! lock, and reading the clock.
 
 use std::{
     hint::black_box,
@@ -9,7 +9,7 @@ use std::{
 
 use crate::{report::Row, row, traffic::Random};
 
-/// Of 64 bytes: as much memory as a million keys of ours take.
+/// Number of 64-byte lines: as much memory as a million keys of Pacegate.
 const LINES: usize = 600_000;
 const LOCKS: usize = 512;
 const LOADS: usize = 1 << 18;
@@ -21,8 +21,8 @@ struct Line(u64);
 #[repr(align(64))]
 struct Lock(AtomicBool);
 
-/// Nanoseconds for a random load under a lock: where one may begin before another has come, and where the time is read
-/// for each.
+/// Measures random loads under a lock, in nanoseconds: with overlapping loads, and with a clock read for each
+/// load.
 pub fn loads(rounds: usize) -> Vec<Row> {
     let mut lines = vec![Line(0); LINES];
     let locks: Vec<_> = (0..LOCKS).map(|_| Lock(AtomicBool::new(false))).collect();
@@ -46,6 +46,6 @@ pub fn loads(rounds: usize) -> Vec<Row> {
         with.push(measure(&|| clock.raw()));
     }
     black_box(&lines);
-    let (case, metric) = ("random load", "ns for a load under a lock");
-    vec![row(case, "no clock", metric, without), row(case, "a counter read for each", metric, with)]
+    let (case, metric) = ("random load", "ns per load under a lock");
+    vec![row(case, "no clock", metric, without), row(case, "counter read per load", metric, with)]
 }

@@ -1,11 +1,11 @@
-//! `cargo xtask bench engine`: Pacegate and its peers in one process, in interleaved rounds. `cargo xtask bench redis`:
-//! the store on Redis against the two ways that everybody else takes. `cargo xtask bench service`: the service beside
-//! other servers. `cargo xtask bench http`: the middleware beside other middleware. `cargo xtask bench machine`: what
-//! the machine itself takes.
+//! `cargo xtask bench engine`: Pacegate and other libraries in one process. `cargo xtask bench redis`: the
+//! Redis store compared with the two common approaches. `cargo xtask bench service`: the server compared with
+//! other servers. `cargo xtask bench http`: the middleware compared with other middleware. `cargo xtask bench
+//! machine`: the costs of the machine itself.
 //!
-//! Every subject is asked the same questions in the same order. A round asks each of them in turn, starting with
-//! another one each time, in slices of a few thousand questions: on a machine that is shared with others, most slices
-//! pass undisturbed, and the median over the rounds is one of those.
+//! All subjects get the same requests in the same order. A round measures each of them, in an order that
+//! rotates from round to round, in slices of a few thousand requests. On a shared machine, most slices are
+//! undisturbed, and so is the median over the rounds.
 
 mod http;
 mod machine;
@@ -43,7 +43,7 @@ fn main() -> std::io::Result<()> {
         return report::write(&rows, std::path::Path::new("target/bench/redis.json"));
     }
     if has("service") {
-        // `--peers` tries the harness without our own server.
+        // `--peers` tests the harness without Pacegate.
         let rows = service::rows(quick, !has("--peers"))?;
         report::print(&rows);
         return report::write(&rows, std::path::Path::new("target/bench/service.json"));
@@ -61,7 +61,7 @@ fn main() -> std::io::Result<()> {
     report::write(&rows, std::path::Path::new("target/bench/engine.json"))
 }
 
-/// One figure of one subject in one case, over all rounds.
+/// Creates a row: one metric of one subject in one case, over all rounds.
 fn row(
     case: &str,
     subject: &str,

@@ -1,4 +1,4 @@
-//! Bytes of heap per key: a counting allocator around the system's own.
+//! Measures heap bytes per key, with a counting allocator.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -10,10 +10,10 @@ use crate::{report::Row, row, subjects::ALL, traffic::key};
 
 const KEYS: u64 = 1_000_000;
 
-/// Live bytes by subject, with a million keys and after they have expired.
+/// Returns the live bytes per key of each subject, with a million keys and after they have expired.
 ///
-/// One million keys whose whole budget is back after two seconds; then one key more, and whatever the subject offers to
-/// clean up.
+/// The limit resets after two seconds. Then one more key is added, and the subject's clean-up function is
+/// called, if it has one.
 pub fn bytes_per_key() -> Vec<Row> {
     let period = Duration::from_secs(2);
     let mut rows = Vec::new();
@@ -21,7 +21,7 @@ pub fn bytes_per_key() -> Vec<Row> {
         let before = LIVE.load(Ordering::Relaxed);
         let subject = make(1_000, Duration::from_secs(3_600));
         let name = subject.name();
-        eprintln!("a million keys: {name}");
+        eprintln!("one million keys: {name}");
         (0..KEYS).for_each(|n| {
             std::hint::black_box(subject.check(&key(n)));
         });
@@ -50,11 +50,11 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: hands every call on to the system's allocator as it is, and only counts.
+// SAFETY: forwards every call to the system allocator unchanged, and only counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller guarantees what `System` requires.
         unsafe { System.alloc(layout) }
     }
 

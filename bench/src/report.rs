@@ -1,8 +1,8 @@
-//! The table for people and the file for machines.
+//! The results as a table and as a JSON file.
 
 use std::{borrow::Cow, collections::BTreeSet, fs, io, path::Path};
 
-/// The form that all benchmarks of the project share.
+/// One result; all benchmarks of the project share this format.
 #[derive(serde::Serialize)]
 pub struct Row {
     pub case: String,
@@ -12,7 +12,7 @@ pub struct Row {
     pub min: f64,
     pub max: f64,
     pub rounds: usize,
-    /// The most that the median may be, where there is such a thing.
+    /// Target: the maximum of the median, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bar: Option<f64>,
 }
@@ -20,11 +20,11 @@ pub struct Row {
 pub fn write(rows: &[Row], path: &Path) -> io::Result<()> {
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     fs::write(path, serde_json::to_string_pretty(rows)?)?;
-    println!("\nwritten to {}", path.display());
+    println!("\nresults written to {}", path.display());
     Ok(())
 }
 
-/// For each metric and case, every subject with its median and its range.
+/// Prints every subject with its median and range, by metric and case.
 pub fn print(rows: &[Row]) {
     let metrics: BTreeSet<_> = rows.iter().map(|row| &*row.metric).collect();
     for metric in metrics {
@@ -36,7 +36,7 @@ pub fn print(rows: &[Row]) {
             last = &row.case;
             let range = format!("{:.2} to {:.2}", row.min, row.max);
             let bar = row.bar.map(|bar| {
-                let kept = if row.median <= bar { "kept" } else { "MISSED" };
+                let kept = if row.median <= bar { "met" } else { "MISSED" };
                 format!("  at most {bar:.3}: {kept}")
             });
             let bar = bar.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How long a check takes, and whether too much was admitted.
+//! Measures the time of a check, and checks for over-admission.
 
 use std::{
     hint::black_box,
@@ -14,13 +14,13 @@ use crate::{
 };
 
 const HOUR: Duration = Duration::from_secs(3_600);
-/// Large enough that nothing is denied while time is taken.
+/// Large enough that nothing is denied during a measurement.
 const PLENTY: u32 = 1_000_000_000;
 const BATCH: usize = 16;
-/// Slices of each subject in one round.
+/// Slices per subject and round.
 const SLICES: usize = 20;
 
-/// Two threads ask 1,000 times each for a key that may have 100; the worst of 20 fresh keys.
+/// Two threads make 1,000 requests each for a key with a limit of 100. Reports the worst of 20 new keys.
 pub fn over_admitted() -> Vec<Row> {
     ALL.iter()
         .map(|make| {
@@ -41,7 +41,7 @@ pub fn over_admitted() -> Vec<Row> {
         .collect()
 }
 
-/// Nanoseconds per check for every case, number of threads and subject.
+/// Measures nanoseconds per check for every case, number of threads and subject.
 pub fn checks(rounds: usize) -> Vec<Row> {
     let mut rows = Vec::new();
     for (case, keys) in [
@@ -79,7 +79,7 @@ pub fn checks(rounds: usize) -> Vec<Row> {
     rows
 }
 
-/// Asks every subject once a round, each time starting with the next one.
+/// Measures every subject once per round, starting with the next one each time.
 fn interleave(
     subjects: &[Box<dyn Subject>],
     rounds: usize,
@@ -95,8 +95,8 @@ fn interleave(
     times
 }
 
-/// For each subject its times, and how many times as long as Pacegate it took: compared round by round, so that what
-/// slows down a whole round slows down both sides.
+/// Returns for each subject its times, and their ratios to Pacegate: compared per round, so that a
+/// disturbance of a whole round affects both.
 fn name(case: &str, subjects: &[Box<dyn Subject>], times: Vec<Vec<f64>>) -> Vec<Row> {
     let ours = times[0].clone();
     subjects
@@ -107,14 +107,14 @@ fn name(case: &str, subjects: &[Box<dyn Subject>], times: Vec<Vec<f64>>) -> Vec<
             let ratios = times.iter().zip(&ours).map(|(time, ours)| time / ours).collect();
             [
                 row(case, subject.name(), "ns per check", times),
-                row(case, subject.name(), "times as long as pacegate", ratios),
+                row(case, subject.name(), "time, relative to pacegate", ratios),
             ]
         })
         .collect()
 }
 
-/// Nanoseconds per check and thread, the median of some slices. The keys of a slice are written just before it is
-/// timed, so they are in the cache, as the key of a request is that has just been read.
+/// Measures nanoseconds per check and thread: the median of several slices. The keys of a slice are created
+/// just before it is measured, so they are in the cache, like the key of a request that was just read.
 fn slices(
     subject: &dyn Subject,
     keys: &Keys,

@@ -1,4 +1,4 @@
-//! Who is asked. Each is set up the way its own documentation does it, with the fastest options it has.
+//! The libraries to compare. Each is set up as in its documentation, with its fastest options.
 
 use std::{
     cell::RefCell,
@@ -15,22 +15,22 @@ use pacegate::{Decision, Limit, Limiter};
 use parking_lot::Mutex;
 use throttlecrab::PeriodicStore;
 
-/// A limiter of `amount` per hour for each key.
+/// A limiter with `amount` per period for each key.
 pub trait Subject: Sync {
     fn name(&self) -> &'static str;
 
-    /// Whether `key` may pass now.
+    /// Returns true if `key` is allowed.
     fn check(&self, key: &String) -> bool;
 
-    /// The same for many keys: one call where the subject has one for that.
+    /// Checks many keys, in one call if the library supports it. Returns the number of allowed keys.
     fn check_many(&self, keys: &[String]) -> usize {
         keys.iter().filter(|key| self.check(key)).count()
     }
 
-    /// Drops what has expired and gives the memory back, as far as the subject can be asked to.
+    /// Removes expired keys and frees the memory, if the library supports it.
     fn reclaim(&self) {}
 
-    /// How many questions make a slice of a few hundred microseconds.
+    /// Returns the number of checks that take a few hundred microseconds.
     fn slice(&self) -> usize {
         2_048
     }
@@ -42,12 +42,12 @@ pub trait Subject: Sync {
 
 pub type Make = fn(u32, Duration) -> Box<dyn Subject>;
 
-/// The first of each name's variants is the fastest.
+/// The first variant of each library is its fastest.
 pub const ALL: [Make; 8] = [
     |amount, period| Pacegate::make("pacegate", limit(amount, period)),
     |amount, period| {
         let bucket = limit(amount, period).with_algorithm(pacegate::Algorithm::TokenBucket);
-        Pacegate::make("pacegate token-bucket", bucket.expect("a valid limit"))
+        Pacegate::make("pacegate token-bucket", bucket.expect("valid limit"))
     },
     |amount, period| {
         Box::new(GovernorFold(RateLimiter::dashmap_with_hasher(
@@ -69,7 +69,7 @@ pub const ALL: [Make; 8] = [
 ];
 
 fn limit(amount: u32, period: Duration) -> Limit {
-    Limit::new(amount.into(), period).expect("a valid limit")
+    Limit::new(amount.into(), period).expect("valid limit")
 }
 
 fn quota(amount: u32, period: Duration) -> Quota {
@@ -201,7 +201,7 @@ impl Subject for Limitador {
     }
 }
 
-/// Estimates rather than decides: many keys share its counters, so it may deny what is within the limit.
+/// An estimator: many keys share its counters, so it may deny requests within the limit.
 struct Pingora {
     rate: pingora_limits::rate::Rate,
     amount: isize,

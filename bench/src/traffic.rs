@@ -1,6 +1,6 @@
-//! The questions: strings of 20 bytes, drawn the same way for everyone.
+//! The requested keys: strings of 20 bytes, the same for all subjects.
 
-/// A small generator with a fixed seed (xorshift64*): every run asks the same.
+/// A small random number generator with a fixed seed (xorshift64*): every run has the same keys.
 pub struct Random(u64);
 
 impl Random {
@@ -20,12 +20,12 @@ impl Random {
     }
 }
 
-/// The name of the n-th key.
+/// Returns the name of the n-th key.
 pub fn key(n: u64) -> String {
     format!("user:{n:015}")
 }
 
-/// Which keys are asked for, and how often.
+/// The key distribution.
 pub enum Keys {
     One,
     Uniform(u64),
@@ -50,7 +50,7 @@ impl Keys {
     }
 }
 
-/// The n-th most frequent key has a weight of n^-0.99; ranks are spread over the keys at random.
+/// The n-th most frequent key has a weight of n^-0.99; ranks are assigned to keys at random.
 pub struct Zipf {
     cumulative: Vec<f64>,
     key_of_rank: Vec<u32>,

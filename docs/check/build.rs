@@ -1,5 +1,5 @@
-//! Makes the examples of the documents whole. Where a page is read, every line of a block is seen, so what an example
-//! needs around it cannot stand there: a block of Rust without a `main` of its own becomes the inside of one.
+//! Completes the examples of the documentation. Readers see every line of a code block, so the blocks contain
+//! no boilerplate: a Rust block without a `main` is wrapped into one here.
 
 use std::{
     env,
@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// From the root of the repository.
+/// Relative to the root of the repository.
 const PAGES: [&str; 11] = [
     "README.md",
     "docs/algorithms.md",
@@ -24,7 +24,7 @@ const PAGES: [&str; 11] = [
     "docs/layouts.md",
 ];
 
-/// Lines that rustdoc compiles and does not show.
+/// Lines that rustdoc compiles but does not show.
 const BEFORE: &str = "\
 # #[tokio::main(flavor = \"current_thread\")]
 # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,11 +36,11 @@ const AFTER: &str = "\
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo says where to write")?);
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     for page in PAGES {
         let path = root.join(page);
         writeln!(io::stdout(), "cargo::rerun-if-changed={}", path.display())?;
-        let name = path.file_name().ok_or("a page has a name")?;
+        let name = path.file_name().ok_or("page without a file name")?;
         fs::write(out.join(name), whole(&fs::read_to_string(&path)?))?;
     }
     Ok(())
@@ -60,7 +60,7 @@ fn whole(page: &str) -> String {
     made + rest
 }
 
-/// It has a `main`, or hides lines for the same purpose.
+/// Returns true if the code has a `main`, or hidden lines that provide one.
 fn stands_alone(code: &str) -> bool {
     code.lines().any(|line| line.contains("fn main(") || line.starts_with("# "))
 }

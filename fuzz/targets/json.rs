@@ -1,4 +1,4 @@
-//! Bodies of requests over HTTP.
+//! Fuzzes HTTP request bodies.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Files with policies, ours and those of envoyproxy/ratelimit.
+//! Fuzzes policy files, of Pacegate and of envoyproxy/ratelimit.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! What a client of Redis might send.
+//! Fuzzes the input of Redis clients.
 
 #![no_main]
 

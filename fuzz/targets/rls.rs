@@ -1,4 +1,4 @@
-//! What Envoy might ask.
+//! Fuzzes the requests of Envoy.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Whether `pacegate bench` measures what redis-benchmark and wrk measure, on the same servers.
+//! `cargo xtask bench agree`: checks that `pacegate bench` measures the same as redis-benchmark and wrk, on
+//! the same servers.
 
 use std::{
     fs,
@@ -12,48 +13,48 @@ use anyhow::{Context, ensure};
 
 use crate::command::{cargo, root};
 
-/// Rounds of every pair; the two of a pair take turns.
+/// Rounds per pair; the two generators of a pair take turns.
 const ROUNDS: usize = 11;
-/// How long one measurement takes, in seconds.
+/// Length of one measurement, in seconds.
 const SECONDS: u64 = 3;
-/// The largest difference that is agreement, in thousandths.
+/// Maximum difference that counts as agreement, in thousandths.
 const APART: u64 = 100;
 const KEYS: u64 = 100_000;
-/// Servers and generators have a processor each. Where the system moves them about, a generator that takes less for
-/// itself leaves the server more, and the two measure different machines.
+/// Servers and generators each have a dedicated CPU. Otherwise, a generator that needs less CPU leaves more
+/// for the server, and the two generators measure different conditions.
 const SERVER: &str = "taskset --cpu-list 0";
 const GENERATOR: &str = "taskset --cpu-list 1";
 
-/// A server that ends with its handle.
+/// A server process, which ends when it is dropped.
 struct Running(Child);
 
-/// Two ways to ask one server.
+/// Two load generators for the same server.
 struct Pair {
     name: String,
     other: Vec<String>,
     ours: Vec<String>,
 }
 
-/// What a generator says of a server, and what it took itself.
+/// The result of a generator, and its CPU usage.
 #[derive(Clone, Copy)]
 struct Figures {
     per_second: u64,
-    /// Of one core, while it ran, in per cent.
+    /// CPU usage of the generator, in percent of one core.
     busy: u64,
 }
 
-/// A generator that was busy for so much of a core, in per cent, has set the pace itself: it tells nothing of the
-/// server.
+/// CPU usage, in percent of one core, from which on the generator is the bottleneck, so that it does not
+/// measure the server.
 const BUSY: u64 = 90;
 
-/// Builds the program and measures all pairs. Fails if a median is too far apart.
+/// Builds the program and measures all pairs. Fails if the medians of a pair differ too much.
 pub(crate) fn run() -> anyhow::Result<()> {
     let words = "build --release --package pacegate-server --target-dir target/bench-build";
     cargo(&words.split(' ').collect::<Vec<_>>(), &[])?;
     run_with(&root().join("target/bench-build/release/pacegate").display().to_string())
 }
 
-/// The same with a program that is built already.
+/// Measures all pairs with a program that is already built.
 pub(crate) fn run_with(pacegate: &str) -> anyhow::Result<()> {
     let [redis, http, resp] = [free_port()?, free_port()?, free_port()?];
     let options = format!("--port {redis} --save  --appendonly no");
@@ -69,13 +70,13 @@ pub(crate) fn run_with(pacegate: &str) -> anyhow::Result<()> {
         "{:<34}{theirs:>14}{:>8}{ours:>14}{:>8}{:>8}",
         "requests per second", "CPU", "CPU", "ratio"
     )?;
-    // What one has left there must not slow down the next.
+    // Remove the data of the previous measurement.
     let clear = || said(&words(&format!("redis-cli -p {redis} FLUSHALL")));
     for pair in pairs(pacegate, redis, http, resp)? {
         let mut rounds = Vec::new();
         for round in 0..ROUNDS {
             let alone = |words: &[String]| clear().and_then(|_| measure(words));
-            // Whoever comes first finds the server cold.
+            // Alternate, because the first generator finds the server cold.
             rounds.push(if round % 2 == 0 {
                 let theirs = alone(&pair.other)?;
                 (theirs, alone(&pair.ours)?)
@@ -103,7 +104,7 @@ pub(crate) fn run_with(pacegate: &str) -> anyhow::Result<()> {
             apart.push(pair.name);
         }
     }
-    ensure!(apart.is_empty(), "more than 10 % apart: {}", apart.join(", "));
+    ensure!(apart.is_empty(), "medians differ by more than 10 %: {}", apart.join(", "));
     Ok(())
 }
 
@@ -160,7 +161,7 @@ fn pairs(pacegate: &str, redis: u16, http: u16, resp: u16) -> anyhow::Result<Vec
 const INCR: &str = "INCR key:__rand_int__";
 const THROTTLE: &str = "CL.THROTTLE bench-0000000000-__rand_int__ 999999 1000000 1 1";
 
-/// Slow enough that Redis itself sets the pace.
+/// Slow enough for Redis to be the bottleneck.
 const LIMITER: &str = "\
 local seconds = tonumber(redis.call('TIME')[1])
 local key = KEYS[1] .. ':' .. math.floor(seconds / tonumber(ARGV[1]))
@@ -169,8 +170,8 @@ if count == 1 then redis.call('EXPIRE', key, ARGV[1]) end
 return { count > tonumber(ARGV[2]) and 0 or 1, count, redis.call('TTL', key) }
 ";
 
-/// One request, over and over. If a script chose among many, its table would take the processor's caches from the
-/// server: with 100,000 requests wrk got a seventh less out of it.
+/// Always the same request. If a script chose among many, its table would evict the server's data from the
+/// CPU caches: with 100,000 requests, wrk measured a seventh less.
 const REQUEST: &str = r#"
 wrk.method = 'POST'
 wrk.path = '/v1/check'
@@ -188,11 +189,11 @@ fn measure(words: &[String]) -> anyhow::Result<Figures> {
     let said = said(words)?;
     let busy = (children()? - before) * 100 / (uptime()? - begun).max(1);
     let per_second = found(&said);
-    let no_figures = || format!("{} gave no figures: {said}", words.join(" "));
+    let no_figures = || format!("no result in the output of `{}`: {said}", words.join(" "));
     Ok(Figures { per_second: per_second.with_context(no_figures)?, busy })
 }
 
-/// The processor time of all programs that were run and waited for, in hundredths of a second.
+/// Returns the CPU time of all child processes that have exited, in hundredths of a second.
 fn children() -> anyhow::Result<u64> {
     let stat = fs::read_to_string("/proc/self/stat")?;
     let (_, after_name) = stat.rsplit_once(')').context("/proc/self/stat has no name")?;
@@ -200,16 +201,16 @@ fn children() -> anyhow::Result<u64> {
     times.sum::<Result<u64, _>>().context("/proc/self/stat has no times")
 }
 
-/// How long the machine has been up, in hundredths of a second.
+/// Returns the uptime of the machine, in hundredths of a second.
 fn uptime() -> anyhow::Result<u64> {
     let uptime = fs::read_to_string("/proc/uptime")?;
     let seconds = uptime.split(' ').next().unwrap_or_default().replace('.', "");
     seconds.parse().context("/proc/uptime has no time")
 }
 
-/// Runs a program, and returns what it said.
+/// Runs a program and returns its output.
 fn said(words: &[String]) -> anyhow::Result<String> {
-    let (program, args) = words.split_first().context("a command has words")?;
+    let (program, args) = words.split_first().context("empty command")?;
     let output = Command::new(program).args(args).output();
     let output = output.with_context(|| format!("cannot run {program}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -217,7 +218,7 @@ fn said(words: &[String]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The rate in what any of the three says, without its fraction.
+/// Finds the rate in the output of any of the three generators, as a whole number.
 fn found(said: &str) -> Option<u64> {
     let whole = |text: &str| text.split('.').next()?.parse().ok();
     if let Some((_, after)) = said.split_once("\"per_second\":") {
@@ -226,16 +227,17 @@ fn found(said: &str) -> Option<u64> {
     if let Some((_, after)) = said.split_once("Requests/sec:") {
         return whole(after.trim().lines().next()?);
     }
-    // From behind, since the name of the test may be anything: max, p99, p95, p50, min, average, rate.
+    // From the end, because the name of the test may contain anything: max, p99, p95, p50, min, average,
+    // rate.
     let line = said.lines().rfind(|line| line.starts_with('"'))?;
     whole(line.trim_matches('"').rsplit("\",\"").nth(6)?)
 }
 
-/// Starts a server, and waits until it accepts.
+/// Starts a server and waits until it accepts connections.
 fn start(line: &str, port: u16) -> anyhow::Result<Running> {
-    // Two blanks leave a word empty: `--save ""`.
+    // Two spaces make an empty argument: `--save ""`.
     let (words, log) = (words(line), Stdio::null);
-    let (program, args) = words.split_first().context("a command has words")?;
+    let (program, args) = words.split_first().context("empty command")?;
     let child = Command::new(program).args(args).stdout(log()).stderr(log()).spawn();
     let mut running = Running(child.with_context(|| format!("cannot start {program}"))?);
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
@@ -251,7 +253,7 @@ fn free_port() -> io::Result<u16> {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Ignore errors: it may have exited already.
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -262,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_is_found_in_what_each_says() {
+    fn the_rate_is_found_in_the_output_of_each_generator() {
         let csv = "\"test\",\"rps\"\n\"INCR a,b\",\"81234.50\",\"0.3\",\"0.1\",\"0.2\",\"0.4\",\"0.5\",\"1.9\"\n";
         assert_eq!(found(csv), Some(81_234));
         assert_eq!(found("Requests/sec:  43210.98\nTransfer/sec: 1MB\n"), Some(43_210));

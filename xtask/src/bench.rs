@@ -1,7 +1,7 @@
 use crate::{command::cargo, servers};
 
-/// Compares the engine with its peers, the store on Redis with the usual ways, the service with other servers, or the
-/// middleware with others.
+/// Runs a benchmark: the engine compared with other libraries, the Redis store with other approaches, the
+/// server with other servers, or the middleware with others.
 pub(crate) fn run(options: &[&str]) -> anyhow::Result<()> {
     if options.contains(&"service") {
         servers::for_bench()?;

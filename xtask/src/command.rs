@@ -1,4 +1,4 @@
-//! Runs other programs from the project's root, and says so.
+//! Runs other programs from the project's root and prints the commands.
 
 use std::{
     io::{self, Write},
@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::{Context, ensure};
 
-/// The project's root.
+/// Returns the project's root.
 pub(crate) fn root() -> &'static Path {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     xtask.parent().unwrap_or(xtask)
 }
 
-/// Runs `cargo` with these words and these environment variables, and fails if it does.
+/// Runs `cargo` with these arguments and environment variables. Fails if it fails.
 pub(crate) fn cargo(words: &[&str], env: &[(&str, &str)]) -> anyhow::Result<()> {
     let settings = env.iter().map(|(name, value)| format!("{name}='{value}' "));
     let line = format!("{}cargo {}", settings.collect::<String>(), words.join(" "));
@@ -29,7 +29,7 @@ pub(crate) fn cargo(words: &[&str], env: &[(&str, &str)]) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Says which command comes next, and returns what it said.
+/// Prints a command and returns it as text.
 pub(crate) fn show(command: &Command) -> anyhow::Result<String> {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let line = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
@@ -37,7 +37,7 @@ pub(crate) fn show(command: &Command) -> anyhow::Result<String> {
     Ok(line)
 }
 
-#[expect(clippy::disallowed_methods, reason = "how long a chore takes is no decision")]
+#[expect(clippy::disallowed_methods, reason = "measures only how long a task takes")]
 fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let done = work();

@@ -1,4 +1,4 @@
-//! Hostile input for the service, for a while.
+//! `cargo xtask fuzz`: runs the fuzz targets for a limited time.
 
 use std::{
     fs::{self, File},
@@ -11,21 +11,22 @@ use anyhow::{Context, ensure};
 
 use crate::command::{cargo, root};
 
-/// The programs of `fuzz/`. Each has seeds in `fuzz/corpus`, and some have words in `fuzz/words`.
+/// The targets in `fuzz/`. Each has seeds in `fuzz/corpus`, and some have a dictionary in `fuzz/words`.
 const TARGETS: [&str; 4] = ["resp", "json", "rls", "policies"];
 
-/// How many run at the same time.
+/// Number of targets to run at the same time.
 const ABREAST: usize = 4;
 
-/// What `cargo fuzz build --sanitizer none` builds with, as far as it helps to find; all of it is there on stable.
+/// The flags of `cargo fuzz build --sanitizer none` that are useful here; all of them work with stable Rust.
 const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
 
-/// Builds the targets and runs each for so many seconds; fails if one of them panics, hangs or grows.
+/// Builds the targets and runs each for this many seconds. Fails if one of them panics, hangs or uses too
+/// much memory.
 pub(crate) fn run(seconds: u32) -> anyhow::Result<()> {
     let host = host()?;
-    // The flags are for a target that is named; build scripts are built without.
+    // With an explicit target, build scripts are built without these flags.
     let words = ["build", "--release", "--manifest-path", "fuzz/Cargo.toml"];
     let folder = ["--target-dir", "target/fuzz", "--target", &host];
     cargo(&[&words[..], &folder].concat(), &[("RUSTFLAGS", FLAGS)])?;
@@ -41,7 +42,7 @@ pub(crate) fn run(seconds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One target under way.
+/// A running fuzz target.
 struct Running {
     name: &'static str,
     child: Child,
@@ -52,7 +53,8 @@ impl Running {
     fn start(programs: &Path, name: &'static str, seconds: u32) -> anyhow::Result<Self> {
         let work = root().join("target/fuzz/work").join(name);
         let no_folder = || format!("cannot write to {}", work.display());
-        // What earlier runs came upon is kept, and lies before the seeds: new inputs go to the first folder.
+        // The inputs found by earlier runs come first, because libFuzzer writes new inputs to the first
+        // directory.
         let found = work.join("corpus");
         fs::create_dir_all(&found).with_context(no_folder)?;
         let log = work.join("log");
@@ -71,7 +73,7 @@ impl Running {
         Ok(Self { name, child, log })
     }
 
-    /// Its name, if it found something.
+    /// Waits for the end. Returns the name of the target if it found something.
     fn wait(mut self) -> anyhow::Result<Option<&'static str>> {
         let status = self.child.wait()?;
         let log = fs::read(&self.log).with_context(|| format!("no {}", self.log.display()))?;
@@ -83,12 +85,12 @@ impl Running {
         }
         let lines: Vec<&str> = log.lines().collect();
         let tail = lines[lines.len().saturating_sub(40)..].join("\n");
-        writeln!(out, "{}: {status}\n{tail}\n(all of it: {})", self.name, self.log.display())?;
+        writeln!(out, "{}: {status}\n{tail}\n(full log: {})", self.name, self.log.display())?;
         Ok(Some(self.name))
     }
 }
 
-/// What libFuzzer says at the end, in a line.
+/// Summarises the final output of libFuzzer in one line.
 fn summary(log: &str) -> String {
     let done = log.lines().rfind(|line| line.starts_with("Done ")).unwrap_or("ended early");
     let coverage = log.lines().rev().find_map(|line| {
@@ -100,7 +102,7 @@ fn summary(log: &str) -> String {
     format!("{done}, {coverage} edges reached, at most {peak} MB")
 }
 
-/// The machine that the compiler builds for.
+/// Returns the host triple of the compiler.
 fn host() -> anyhow::Result<String> {
     let said = Command::new("rustc").arg("-vV").output().context("cannot start `rustc -vV`")?;
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_has_the_last_coverage() {
+    fn the_summary_contains_the_last_coverage() {
         let log = "#2\tINITED cov: 5 ft: 6 corp: 1/1b exec/s: 0 rss: 30Mb\n\
                    #9\tNEW    cov: 17 ft: 20 corp: 2/3b lim: 4 exec/s: 0 rss: 31Mb\n\
                    Done 1234 runs in 61 second(s)\n\

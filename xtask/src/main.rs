@@ -1,8 +1,9 @@
-//! The project's chores: `cargo xtask <task>`.
+//! The project's development tasks: `cargo xtask <task>`.
 
 mod agree;
 mod bench;
 mod command;
+mod deny;
 mod fuzz;
 mod screen;
 mod servers;
@@ -21,17 +22,18 @@ const USAGE: &str = "\
 usage: cargo xtask <task>
 
   test [--long]           run all tests, then tidy; --long tries a million random histories
-  bench engine [--quick]  compare the engine with its peers
-  bench redis [--quick]   compare the store on Redis and Valkey with the usual ways
-  bench redis --case NAME the same, only where the name of the case has this in it
-  bench service [--quick] compare the service with other servers
+  bench engine [--quick]  compare the engine with other libraries
+  bench redis [--quick]   compare the Redis store with other approaches, on Redis and Valkey
+  bench redis --case NAME only the cases whose names contain NAME
+  bench service [--quick] compare the server with other servers
   bench http [--quick]    compare the middleware with others
-  bench machine           measure what a load, a lock and the time take here
-  bench agree [PROGRAM]   see whether pacegate bench measures what redis-benchmark and wrk do
-  fuzz [--seconds N]      feed the service with hostile input, each target for a minute or N seconds
-  screen FILE             draw what `tmux capture-pane -e -p` says on standard input, as SVG
-  servers                 install the programs that the tests run against, unless they are there
-  tidy                    check the house rules";
+  bench machine           measure a memory load, a lock and a clock read on this machine
+  bench agree [PROGRAM]   compare the results of pacegate bench with redis-benchmark and wrk
+  deny                    check licences and sources of dependencies, and advisories where possible
+  fuzz [--seconds N]      fuzz the parsers, each for N seconds [default: 60]
+  screen FILE             draw the output of `tmux capture-pane -e -p` (standard input) as SVG
+  servers                 install missing programs that the tests need
+  tidy                    check the project rules";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -56,14 +58,15 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["bench", "redis", "--case", name] => bench::run(&["redis", "--case", name]),
         ["bench", "agree"] => agree::run(),
         ["bench", "agree", pacegate] => agree::run_with(pacegate),
+        ["deny"] => deny::run(),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => {
-            let wrong = || format!("`{seconds}` is not a number of seconds");
+            let wrong = || format!("invalid number of seconds `{seconds}`");
             fuzz::run(seconds.parse().with_context(wrong)?)
         }
         ["screen", file] => screen::run(Path::new(file)),
         ["servers"] => servers::run(),
         ["tidy"] => tidy::run(),
-        _ => bail!("cannot do `{}`\n\n{USAGE}", args.join(" ")),
+        _ => bail!("unknown task `{}`\n\n{USAGE}", args.join(" ")),
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask screen`: what `tmux capture-pane -e -p` has recorded of a terminal, as a picture.
+//! `cargo xtask screen`: draws a terminal recording of `tmux capture-pane -e -p` as SVG.
 
 use std::{
     fmt::Write as _,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Context;
 
-/// How characters look.
+/// The style of characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Look {
     /// One of the first eight colours.
@@ -18,7 +18,7 @@ struct Look {
     is_dim: bool,
 }
 
-/// Characters side by side that look the same, and the column of the first.
+/// Adjacent characters with the same style, and the column of the first one.
 #[derive(Debug, PartialEq, Eq)]
 struct Run {
     column: usize,
@@ -26,18 +26,18 @@ struct Run {
     text: String,
 }
 
-/// On the ground that is drawn under them.
+/// Chosen for the background below.
 const COLOURS: [&str; 8] =
     ["#3a3f4b", "#f0716b", "#6fc276", "#e0b04f", "#6ea8fe", "#c792ea", "#56c2c9", "#d7dae0"];
 const GROUND: &str = "#16181d";
 const TEXT: &str = "#d7dae0";
 
-/// In tenths of the units of the picture, so that no fractions are needed.
+/// In tenths of SVG units, to avoid fractions.
 const COLUMN: usize = 84;
 const LINE: usize = 180;
 const EDGE: usize = 120;
 
-/// Reads a recording from standard input, and draws it into `file`.
+/// Reads a recording from standard input and draws it into `file`.
 pub(crate) fn run(file: &Path) -> anyhow::Result<()> {
     let mut recording = String::new();
     io::stdin().read_to_string(&mut recording).context("cannot read the recording")?;
@@ -80,10 +80,10 @@ fn draw(svg: &mut String, line: usize, run: &Run) {
     let bold = if look.is_bold { " font-weight=\"bold\"" } else { "" };
     let dim = if look.is_dim { " opacity=\"0.6\"" } else { "" };
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    // Whatever the font, each character is in its column.
+    // `textLength` keeps each character in its column, with any font.
     let place =
         format!("x=\"{}\" y=\"{}\" textLength=\"{}\"", tenths(x), tenths(y), tenths(length));
-    // Writing into a string cannot fail.
+    // Writing to a `String` cannot fail.
     let _ = writeln!(svg, "<text {place} fill=\"{fill}\"{bold}{dim}>{text}</text>");
 }
 
@@ -94,7 +94,7 @@ fn tenths(number: usize) -> String {
     }
 }
 
-/// The runs of a line. How it looks at its end is how the next one begins.
+/// Splits a line into runs. The style at its end is the style at the start of the next line.
 fn runs(line: &str, look: &mut Look) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let (mut column, mut rest) = (0, line.chars());
@@ -105,7 +105,7 @@ fn runs(line: &str, look: &mut Look) -> Vec<Run> {
             look.change(&numbers.map(|number| number.parse().unwrap_or(0)).collect::<Vec<_>>());
             continue;
         }
-        // Several blanks would be drawn as one, so what follows them has a place of its own.
+        // Several spaces would be drawn as one, so text after them starts a new run.
         let is_far = |run: &Run| run.text.ends_with("  ") && next != ' ';
         match runs.last_mut().filter(|run| run.look == *look && !is_far(run)) {
             Some(run) => run.text.push(next),
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_and_columns_are_kept() {
+    fn colours_and_columns_are_parsed() {
         let mut look = Look::default();
         let plain = Look::default();
         let red = Look { colour: Some(1), is_bold: true, is_dim: false };
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_becomes_a_picture() {
+    fn a_recording_is_drawn_as_svg() {
         let svg = drawn("a\u{1b}[32m  <b>\u{1b}[39m\n\n c\n\n");
         assert!(
             svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 74.4 78\"")

@@ -1,28 +1,28 @@
 use crate::{command::cargo, fuzz, servers, tidy};
 
-/// How many random histories the tests try.
+/// Number of random histories that the tests try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Histories {
     Some,
     Million,
 }
 
-/// What `cargo` runs, quickest first.
+/// The cargo commands, the fastest first.
 const STEPS: [&str; 4] = [
     "test --workspace --lib --bins --examples",
     "test --workspace --test it --test fronts --test servers",
-    // Most of the time they wait: for failovers, for windows to end.
+    // Most of the time these tests wait for failovers or for windows to end.
     "test --workspace --test redis -- --test-threads 4",
     "test --workspace --doc",
 ];
 
-/// With a directory of its own, so that its flags do not rebuild everything else.
+/// With a separate target directory, so that its flags do not rebuild everything else.
 const LOOM: &str = "test -p pacegate --lib --target-dir target/loom loom";
 
-/// How long each parser is fed with hostile bytes.
+/// Time to fuzz each parser.
 const FUZZ_SECONDS: u32 = 60;
 
-/// Installs the servers that are missing, runs all tests, then the house rules; stops at the first failure.
+/// Installs missing servers, runs all tests, then `tidy`. Stops at the first failure.
 pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
     let long: &[_] = match histories {
         Histories::Some => &[],
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
     use crate::command::root;
 
-    /// The test programs below a folder of packages, by name.
+    /// Returns the names of the test programs of the packages in a directory.
     fn programs(packages: &Path) -> Vec<String> {
         let folders = fs::read_dir(packages).unwrap().map(|package| package.unwrap().path());
         let tests = folders.filter_map(|package| fs::read_dir(package.join("tests")).ok());
@@ -65,7 +65,7 @@ mod tests {
         let programs = programs(&root().join("crates"));
         assert!(programs.len() > 5, "{programs:?}");
         for program in programs {
-            assert!(steps.contains(&format!("--test {program}")), "{program} is in no step");
+            assert!(steps.contains(&format!("--test {program}")), "no step runs {program}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The servers on actix-web, with one worker each.
+//! Servers with actix-web, with one worker each.
 
 use std::{
     io::{self, Error},
@@ -21,16 +21,17 @@ use pacegate_actix::{
     resolve::{ClientAddress, PeerAddress},
 };
 
-/// The headers of the other servers, by the types that actix-web has.
+/// The constant headers of the axum servers, in actix-web's types.
 static FIVE: LazyLock<Vec<(HeaderName, HeaderValue)>> = LazyLock::new(|| {
     let five = super::servers::FIVE.iter().map(|(name, value)| {
-        let name = HeaderName::from_bytes(name.as_str().as_bytes()).expect("a header's name");
-        (name, HeaderValue::from_bytes(value.as_bytes()).expect("a header's value"))
+        let name = HeaderName::from_bytes(name.as_str().as_bytes()).expect("valid header name");
+        (name, HeaderValue::from_bytes(value.as_bytes()).expect("valid header value"))
     });
     five.collect()
 });
 
-/// actix-governor has no key for those behind a proxy. This is the least that a program would write.
+/// actix-governor has no key extractor for clients behind a proxy. This is the minimum that a program would
+/// write.
 #[derive(Clone)]
 struct Forwarded;
 
@@ -41,7 +42,7 @@ impl KeyExtractor for Forwarded {
     fn extract(&self, request: &ServiceRequest) -> Result<IpAddr, Self::KeyExtractionError> {
         let chain = request.headers().get("x-forwarded-for").and_then(|value| value.to_str().ok());
         let last = chain.and_then(|chain| chain.rsplit(',').next()?.trim().parse().ok());
-        last.ok_or_else(|| SimpleKeyExtractionError::new("no address"))
+        last.ok_or_else(|| SimpleKeyExtractionError::new("no client address"))
     }
 }
 
@@ -49,7 +50,7 @@ async fn hello() -> &'static str {
     "hello"
 }
 
-/// A server whose app is wrapped like this, if at all.
+/// Runs a server, optionally with middleware.
 macro_rules! run {
     ($($wrap:tt)*) => {{
         let app = move || App::new().route("/", web::get().to(hello))$($wrap)*;
@@ -59,9 +60,9 @@ macro_rules! run {
     }};
 }
 
-/// The limits are those of the other servers.
+/// Runs a server. The limits are the same as in the axum servers.
 pub fn serve(subject: &str) -> io::Result<()> {
-    let unknown = || Error::other(format!("no server `{subject}`"));
+    let unknown = || Error::other(format!("unknown server `{subject}`"));
     let limiter = Limiter::builder().limit("1000000/second token-bucket").build();
     let rules = Rules::new(limiter.map_err(Error::other)?);
     let mut config = GovernorConfigBuilder::default();

@@ -1,4 +1,4 @@
-//! wrk, with 40 connections.
+//! Load from wrk, with 40 connections.
 
 use std::{fs, io, path::PathBuf, process::Command};
 
@@ -7,10 +7,10 @@ use crate::service::{
     processes::{Process, folder},
 };
 
-/// Who asks.
+/// The client addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Keys {
-    /// The peer, which is always the same.
+    /// The peer address, which is always the same.
     One,
     /// One of 100,000 addresses in `X-Forwarded-For`.
     Many,
@@ -21,7 +21,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// All requests are written down beforehand: the generator has a processor of two.
+    /// Creates the wrk script. It prepares all requests in advance, because the generator shares two CPUs
+    /// with the server.
     pub fn new(keys: Keys) -> io::Result<Self> {
         let count = if keys == Keys::One { 1 } else { 100_000 };
         let script = folder("http")?.join(format!("{count}.lua"));
@@ -41,7 +42,7 @@ impl Load {
         Ok(Self { script })
     }
 
-    /// The server's processor time for each request, in microseconds.
+    /// Returns the server's CPU time per request, in microseconds.
     pub fn run(&self, process: &Process, seconds: u64) -> io::Result<f64> {
         let mut command = Command::new("wrk");
         command.args(["-t1", "-c40", &format!("-d{seconds}s"), "-s"]).arg(&self.script);

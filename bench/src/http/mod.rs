@@ -1,8 +1,8 @@
-//! The middleware beside other middleware, around a handler that does nothing, driven by wrk.
+//! The middleware compared with other middleware, around a trivial handler, with wrk as the load generator.
 //!
-//! What counts is what a middleware adds: the processor time of a server for each request, less that of the same server
-//! without it. Each server is a process of its own with one thread. A round gives each of them a stretch of load in
-//! turn, starting with another one each time, and what is added is taken round by round.
+//! The result is the CPU time that a middleware adds: that of the server per request, minus that of the same
+//! server without it. Each server is a separate process with one thread. A round measures each of them for a
+//! while, in an order that rotates from round to round, and the differences are computed per round.
 
 mod actix;
 mod load;
@@ -19,8 +19,8 @@ use crate::{
 
 pub use servers::{asked_to_serve, serve};
 
-/// A server without middleware, and those that are compared: ours, theirs, and one whose middleware does nothing but
-/// add as many headers as ours, which are always the same.
+/// A server without middleware and the servers to compare: Pacegate, the other middleware, and one that only
+/// adds as many constant headers as Pacegate.
 struct Case {
     name: &'static str,
     keys: Keys,
@@ -39,7 +39,8 @@ const CASES: [Case; 5] = [
         theirs: "tower_governor peer",
         constant: "five headers",
     },
-    // Theirs has two headers and ours five: here ours has the three of the same kind.
+    // The other middleware adds two headers and Pacegate five: here Pacegate adds only the three
+    // `X-RateLimit-*` headers.
     Case {
         name: "axum, legacy headers",
         keys: Keys::One,
@@ -74,7 +75,7 @@ const CASES: [Case; 5] = [
     },
 ];
 
-/// At most this much of what theirs adds, by issue 5.
+/// Target from issue 5: at most this share of the CPU time that the other middleware adds.
 const BAR: f64 = 0.5;
 
 pub fn rows(quick: bool) -> io::Result<Vec<Row>> {
@@ -115,11 +116,12 @@ impl Case {
         let theirs = added(self.theirs, theirs);
         let ours = added(self.ours, ours);
         let constant = added(self.constant, constant);
-        // On a busy machine theirs may seem to add nothing. A bar that cannot be measured is not kept.
+        // On a busy machine, the other middleware may seem to add nothing. Then the target cannot be measured
+        // and counts as missed.
         let ratio = |own: &Row| {
             let measured = theirs.median > 0.0;
             let ratio = if measured { own.median / theirs.median } else { f64::INFINITY };
-            row(self.name, &own.subject, "added CPU, times that of the other", vec![ratio])
+            row(self.name, &own.subject, "added CPU, relative to the other", vec![ratio])
         };
         let ratios = [Row { bar: Some(BAR), ..ratio(&ours) }, ratio(&constant)];
         let names = [self.bare, self.ours, self.theirs, self.constant];

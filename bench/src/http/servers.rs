@@ -1,4 +1,4 @@
-//! The servers: this program again, told which one to be.
+//! The servers. This program starts itself again with the name of the server.
 
 use std::{
     env,
@@ -28,7 +28,7 @@ use crate::service::processes::{Process, Running};
 
 const SERVE: &str = "serve-http";
 
-/// As many headers as ours has, and as long, that are always the same.
+/// Constant headers, as many and as long as Pacegate's.
 pub static FIVE: [(HeaderName, HeaderValue); 5] = [
     constant("ratelimit", "\"default\";r=999999;t=1"),
     constant("ratelimit-policy", "\"default\";q=1000000;w=1"),
@@ -41,7 +41,7 @@ const fn constant(name: &'static str, value: &'static str) -> (HeaderName, Heade
     (HeaderName::from_static(name), HeaderValue::from_static(value))
 }
 
-/// Which server this program is to be, if any.
+/// Returns the name of the server that this process should be, if any.
 pub fn asked_to_serve() -> Option<String> {
     let mut words = env::args().skip(1);
     (words.next()? == SERVE).then(|| words.next())?
@@ -55,7 +55,7 @@ pub fn serve(subject: &str) -> io::Result<()> {
     if subject.contains("actix") {
         return super::actix::serve(subject);
     }
-    let app = app(subject).ok_or_else(|| Error::other(format!("no server `{subject}`")))?;
+    let app = app(subject).ok_or_else(|| Error::other(format!("unknown server `{subject}`")))?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -64,7 +64,8 @@ pub fn serve(subject: &str) -> io::Result<()> {
     })
 }
 
-/// All limits are the same, a million at once and one more each microsecond, which denies nothing; all headers are on.
+/// Creates the app. All limits are the same, a burst of a million and one more per microsecond, which denies
+/// nothing; all headers are on.
 fn app(subject: &str) -> Option<Router> {
     let bare = Router::new().route("/", get(|| async { "hello" }));
     let limiter = || Limiter::builder().limit("1000000/second token-bucket").build().ok();

@@ -1,4 +1,4 @@
-//! Many tasks that ask one question after the other.
+//! Many tasks, each of which sends one request after the other.
 
 use std::{
     sync::Arc,
@@ -10,7 +10,7 @@ use pacegate_testkit::servers::Server;
 use super::Subject;
 use crate::traffic::{Keys, Random, key};
 
-/// What is asked for, with the names written down beforehand.
+/// The keys to request, with names prepared in advance.
 pub struct Asked {
     keys: Keys,
     names: Vec<String>,
@@ -23,13 +23,13 @@ impl Asked {
     }
 }
 
-/// What a stretch of questions came to.
+/// The result of a slice of requests.
 #[derive(Clone, Copy)]
 pub struct Slice {
     pub rate: f64,
     pub p50: f64,
     pub p99: f64,
-    /// Microseconds of the server's processor for each decision.
+    /// Server CPU time per decision, in microseconds.
     pub cpu: f64,
 }
 
@@ -60,7 +60,7 @@ pub async fn slice(
     }
 }
 
-/// Nanoseconds that each question took.
+/// Sends requests until a time; returns the latency of each, in nanoseconds.
 async fn ask(subject: Subject, keys: Arc<Asked>, task: usize, until: Instant) -> Vec<u32> {
     let mut random = Random::new(1 + task as u64 * 7_919);
     let mut times = Vec::with_capacity(1 << 14);
@@ -71,7 +71,7 @@ async fn ask(subject: Subject, keys: Arc<Asked>, task: usize, until: Instant) ->
         let end = Instant::now();
         times.push((end - start).as_nanos() as u32);
         start = end;
-        // What needs no trip would otherwise never let go.
+        // Requests that need no round trip would otherwise never yield.
         if times.len().is_multiple_of(64) {
             tokio::task::yield_now().await;
             start = Instant::now();

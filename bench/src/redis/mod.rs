@@ -1,7 +1,8 @@
-//! The store on Redis against one script for each request, and against INCR and EXPIRE for each request.
+//! The Redis store compared with one script call per request, and with INCR and EXPIRE per request.
 //!
-//! All three ask over the same kind of connection, from the same tasks, on the same runtime, and are asked in slices of
-//! a fraction of a second, each round starting with another. What the server spent is read from the server itself.
+//! All three use the same kind of connection, the same tasks and the same runtime. They are measured in
+//! slices of a fraction of a second, in an order that rotates from round to round. The server itself reports
+//! its CPU time.
 
 mod load;
 mod subjects;
@@ -16,9 +17,9 @@ use self::{
 };
 use crate::{report::Row, row, traffic::Keys};
 
-/// How long a subject is asked at a stretch.
+/// Length of a slice.
 const STRETCH: Duration = Duration::from_millis(250);
-/// How many ask at the same time.
+/// Number of concurrent tasks.
 const TASKS: usize = 512;
 const PLENTY: u32 = 1_000_000_000;
 
@@ -26,7 +27,7 @@ struct Case {
     name: &'static str,
     keys: fn() -> Keys,
     limit: u32,
-    /// What the store may draw ahead, in hundredths of the limit.
+    /// Share of the limit that the store may lease, in percent.
     lease: u8,
 }
 
@@ -37,7 +38,7 @@ const CASES: [Case; 4] = [
     Case { name: "denied flood", keys: || Keys::One, limit: 100, lease: 0 },
 ];
 
-/// All cases, or those whose names contain `only`.
+/// Runs all cases, or those whose names contain `only`.
 pub fn rows(rounds: usize, only: &str) -> Vec<Row> {
     let mut rows = Vec::new();
     for flavor in Flavor::ALL {
@@ -52,16 +53,16 @@ pub fn rows(rounds: usize, only: &str) -> Vec<Row> {
     rows
 }
 
-/// What the tasks run on; the server has one of the same processors.
+/// Creates the runtime of the tasks; it shares the CPUs with the server.
 fn runtime(threads: usize) -> tokio::runtime::Runtime {
     let mut builder = match threads {
         1 => tokio::runtime::Builder::new_current_thread(),
         _ => tokio::runtime::Builder::new_multi_thread(),
     };
-    builder.worker_threads(threads).enable_all().build().expect("a runtime")
+    builder.worker_threads(threads).enable_all().build().expect("create a runtime")
 }
 
-/// Every subject once a round, each time starting with the next one.
+/// Measures every subject once per round, starting with the next one each time.
 async fn measure(server: &Server, case: &Case, threads: usize, rounds: usize) -> Vec<Row> {
     let name = format!("{} {} {threads}t", server.flavor(), case.name);
     eprintln!("{name}, {TASKS} tasks, {rounds} rounds");
@@ -75,7 +76,7 @@ async fn measure(server: &Server, case: &Case, threads: usize, rounds: usize) ->
         for turn in 0..NAMES.len() {
             let which = (round + turn) % NAMES.len();
             let taken = slice(&subjects[which], server, &keys, (TASKS, STRETCH)).await;
-            // The first round only makes everything warm.
+            // The first round is a warm-up.
             if round > 0 {
                 slices[which].push(taken);
             }
@@ -92,17 +93,17 @@ fn report(case: &str, slices: &[Vec<Slice>]) -> Vec<Row> {
             own.iter().zip(&slices[1]).map(|(own, a)| of(own) / of(a)).collect::<Vec<_>>()
         };
         rows.push(row(case, name, "decisions per second", column(|slice| slice.rate)));
-        rows.push(row(case, name, "decisions, times those of (a)", ratio(|slice| slice.rate)));
+        rows.push(row(case, name, "decisions, relative to (a)", ratio(|slice| slice.rate)));
         rows.push(row(case, name, "p50 in us", column(|slice| slice.p50)));
         rows.push(row(case, name, "p99 in us", column(|slice| slice.p99)));
-        rows.push(row(case, name, "p99, times that of (a)", ratio(|slice| slice.p99)));
+        rows.push(row(case, name, "p99, relative to (a)", ratio(|slice| slice.p99)));
         rows.push(row(case, name, "server CPU us per decision", column(|slice| slice.cpu)));
-        rows.push(row(case, name, "server CPU, times that of (a)", ratio(|slice| slice.cpu)));
+        rows.push(row(case, name, "server CPU, relative to (a)", ratio(|slice| slice.cpu)));
     }
     rows
 }
 
-/// All tasks ask for a key that may have 100; the worst of some fresh keys.
+/// All tasks request one key with a limit of 100. Reports the worst of several new keys.
 async fn over_admitted(server: &Server) -> Vec<Row> {
     let mut rows = Vec::new();
     for (which, lease) in NAMES.map(|name| (name, 0)).into_iter().chain([(NAMES[0], 5)]) {

@@ -1,4 +1,4 @@
-//! The three ways to ask.
+//! The three approaches to compare.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,8 +18,8 @@ pub enum Subject {
     Commands(MultiplexedConnection, u32),
 }
 
-/// What a script that is run for each request does: an aligned window by the server's clock, and all that its caller
-/// has to tell a client: whether, how many, and for how long.
+/// A script per request: an aligned window by the server's clock that returns everything its caller needs:
+/// the decision, the remaining units and the reset time.
 const SCRIPT: &str = "
 local time = redis.call('TIME')
 local key = KEYS[1] .. ':' .. math.floor(time[1] / 3600)
@@ -29,16 +29,20 @@ local left = redis.call('TTL', key)
 return { count <= tonumber(ARGV[1]) and 1 or 0, count, left }
 ";
 
-/// `lease` is what Pacegate may draw ahead, in hundredths of the limit.
+/// Creates a subject. `lease` is the share of the limit that Pacegate may lease, in percent.
 pub async fn make(name: &str, server: &Server, limit: u32, lease: u8) -> Subject {
     if name == NAMES[0] {
-        // A late answer counts as late here, and is not given up for a fallback.
-        let builder = RedisStore::builder(&server.url()).expect("an address");
-        let store = builder.deadline(Duration::from_secs(10)).connect().await.expect("a server");
+        // A long deadline: a late response counts with its latency and does not trigger a failure mode.
+        let builder = RedisStore::builder(&server.url()).expect("valid address");
+        let store = builder
+            .deadline(Duration::from_secs(10))
+            .connect()
+            .await
+            .expect("connect to the server");
         let policy = Policy::new(PolicyName::DEFAULT, [Limit::per_hour(limit)]);
         let policy = policy.per([Request::KEY]);
         let policy = if lease > 0 { policy.leased(Lease::Percent(lease)) } else { policy };
-        let policies = PolicySet::new([policy]).expect("one policy");
+        let policies = PolicySet::new([policy]).expect("valid policy");
         return Subject::Pacegate(SharedLimiter::new(store, policies));
     }
     let connection = connect(server).await;
@@ -51,14 +55,17 @@ pub async fn make(name: &str, server: &Server, limit: u32, lease: u8) -> Subject
 
 async fn connect(server: &Server) -> MultiplexedConnection {
     let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
-    let info = server.url().into_connection_info().expect("an address").set_tcp_settings(tcp);
-    let client = Client::open(info).expect("an address");
+    let info = server.url().into_connection_info().expect("valid address").set_tcp_settings(tcp);
+    let client = Client::open(info).expect("valid address");
     let config = AsyncConnectionConfig::new().set_response_timeout(None);
-    client.get_multiplexed_async_connection_with_config(&config).await.expect("a server")
+    client
+        .get_multiplexed_async_connection_with_config(&config)
+        .await
+        .expect("connect to the server")
 }
 
 impl Subject {
-    /// Whether a key may pass.
+    /// Returns true if the key is allowed.
     pub async fn check(&self, key: &str) -> bool {
         match self {
             Self::Pacegate(limiter) => limiter.check(key).await.expect("a decision").is_allowed(),

@@ -1,5 +1,5 @@
-//! A server that reads commands and answers all of them with the same five integers: what connections alone cost, and
-//! so the least that any server of this kind can take.
+//! A server that reads commands and answers each with the same five integers: the cost of connections alone,
+//! and so the minimum for any server of this kind.
 
 use std::{env, io};
 
@@ -14,7 +14,7 @@ use super::processes::{Process, Running};
 const SERVE: &str = "serve-constant";
 const ANSWER: &[u8] = b"*5\r\n:1\r\n:100\r\n:99\r\n:1\r\n:0\r\n";
 
-/// Whether this program is to be that server.
+/// Returns true if this process should be that server.
 pub fn asked_to_serve() -> bool {
     env::args().nth(1).is_some_and(|word| word == SERVE)
 }
@@ -23,7 +23,7 @@ pub fn start() -> io::Result<(Running, Process)> {
     Running::this_program(&[SERVE])
 }
 
-/// With one thread, as the others have.
+/// Runs the server with one thread, like the others.
 pub fn serve() -> io::Result<()> {
     runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -44,7 +44,7 @@ async fn answer(mut connection: TcpStream) -> io::Result<()> {
             return Ok(());
         }
         answers.clear();
-        // Each command begins with a star, and there is no other in what is asked here.
+        // Each command begins with a star, and the requests here contain no other star.
         let commands = input[..read].iter().filter(|&&byte| byte == b'*').count();
         (0..commands).for_each(|_| answers.extend_from_slice(ANSWER));
         connection.write_all(&answers).await?;

@@ -1,4 +1,4 @@
-//! Whether too much was admitted: many connections ask for one key that may have 100.
+//! Checks for over-admission: many connections request one key with a limit of 100.
 
 use std::{
     io::{self, Error, Read, Write},
@@ -17,7 +17,7 @@ const EACH: usize = 125;
 const KEYS: usize = 5;
 const BUDGET: f64 = 100.0;
 
-/// The worst of some fresh keys for every subject and protocol.
+/// Reports the worst of several new keys for every subject and protocol.
 pub fn over_admitted(servers: &Servers) -> io::Result<Vec<Row>> {
     eprintln!("exactness");
     let crab = &servers.throttlecrab;
@@ -56,13 +56,13 @@ pub fn over_admitted(servers: &Servers) -> io::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// How much more than the budget was admitted. Less than all of it is a broken harness, or a broken server.
+/// Returns the units admitted beyond the limit. Fewer than the limit means a broken harness or server.
 fn over(admitted: impl Fn(&str) -> io::Result<f64>) -> io::Result<Vec<f64>> {
     (0..KEYS)
         .map(|round| {
             let admitted = admitted(&format!("exact-{round}"))?;
             if admitted < BUDGET {
-                return Err(Error::other(format!("{admitted} of {BUDGET} were admitted")));
+                return Err(Error::other(format!("only {admitted} of {BUDGET} were admitted")));
             }
             Ok(admitted - BUDGET)
         })
@@ -85,7 +85,7 @@ fn over_resp(process: &Process, words: &str, allowed: i64) -> io::Result<f64> {
     })
 }
 
-/// Pacegate denies with 429; throttlecrab says so in the body.
+/// Pacegate denies with status 429, throttlecrab in the body.
 fn over_http(process: &Process, path: &str, body: &str) -> io::Result<f64> {
     at_once(|| {
         let mut stream = TcpStream::connect(&process.address)?;
@@ -103,7 +103,7 @@ fn over_http(process: &Process, path: &str, body: &str) -> io::Result<f64> {
     })
 }
 
-/// By nghttp, which shows the answers. In those of both servers the first field is 1 if the request may pass.
+/// Uses nghttp, which shows the responses. For both servers, the first field is 1 if the request is allowed.
 fn over_grpc(load: &Grpc, key: &str) -> io::Result<f64> {
     let body = load.body(key)?;
     at_once(|| {
@@ -112,7 +112,7 @@ fn over_grpc(load: &Grpc, key: &str) -> io::Result<f64> {
     })
 }
 
-/// Whatever all connections were admitted together.
+/// Returns the number of admitted requests of all connections together.
 fn at_once(ask: impl Fn() -> io::Result<usize> + Sync) -> io::Result<f64> {
     std::thread::scope(|scope| {
         let asking: Vec<_> = (0..CONNECTIONS).map(|_| scope.spawn(&ask)).collect();
@@ -124,7 +124,7 @@ fn at_once(ask: impl Fn() -> io::Result<usize> + Sync) -> io::Result<f64> {
     })
 }
 
-/// The status and the body of the answer, which has a length.
+/// Sends a request; returns the status and the body of the response.
 fn post(stream: &mut TcpStream, path: &str, body: &str) -> io::Result<(u16, String)> {
     let request = format!(
         "POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n\
@@ -147,7 +147,7 @@ fn post(stream: &mut TcpStream, path: &str, body: &str) -> io::Result<(u16, Stri
             }
         }
         if read == 0 {
-            return Err(Error::other("the connection was closed"));
+            return Err(Error::other("connection closed"));
         }
     }
 }

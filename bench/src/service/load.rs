@@ -1,4 +1,4 @@
-//! The load generators, and what they say.
+//! The load generators and the parsing of their output.
 
 use std::{
     fs,
@@ -12,31 +12,31 @@ use super::{
     processes::{Process, folder},
 };
 
-/// A way to ask one server.
+/// A load generator for one server.
 pub trait Load {
-    /// Asks for a while. Keys may differ from round to round.
+    /// Generates load for a while. Keys may differ from round to round.
     fn run(&self, stretch: Stretch, round: usize) -> io::Result<Slice>;
 }
 
-/// How long to ask. Each generator takes what it can be told.
+/// Length of a slice. Each generator uses the field that it supports.
 #[derive(Clone, Copy)]
 pub struct Stretch {
     pub decisions: u64,
     pub seconds: f64,
 }
 
-/// What a stretch of load came to.
+/// The result of a slice of load.
 #[derive(Clone, Copy)]
 pub struct Slice {
     /// Decisions per second.
     pub rate: f64,
-    /// Microseconds, if the generator tells.
+    /// In microseconds, if the generator reports it.
     pub p99: Option<f64>,
-    /// Microseconds of the server's processors for each decision.
+    /// Server CPU time per decision, in microseconds.
     pub cpu: f64,
 }
 
-/// redis-benchmark, with 50 connections.
+/// redis-benchmark with 50 connections.
 pub struct Resp {
     process: Process,
     pipeline: usize,
@@ -60,7 +60,8 @@ impl Load for Resp {
         let line = said.lines().rfind(|line| line.starts_with('"')).unwrap_or_default();
         let fields = line.rsplit("\",\"").map(|field| field.trim_matches('"').parse::<f64>());
         let fields: Vec<f64> = fields.take(7).filter_map(Result::ok).collect();
-        // From behind, since the name of the test may be anything: max, p99, p95, p50, min, average, rate.
+        // From the end, because the name of the test may contain anything: max, p99, p95, p50, min, average,
+        // rate.
         let [_, p99, _, _, _, _, rate] = fields[..] else {
             return Err(strange(&command, &said));
         };
@@ -68,7 +69,7 @@ impl Load for Resp {
     }
 }
 
-/// wrk, with 40 connections.
+/// wrk with 40 connections.
 pub struct Http {
     process: Process,
     path: &'static str,
@@ -76,12 +77,13 @@ pub struct Http {
 }
 
 impl Http {
-    /// The `@` in the body becomes a number.
+    /// Creates the load. The `@` in the body is replaced with a number.
     pub fn new(process: &Process, path: &'static str, body: &'static str) -> Self {
         Self { process: process.clone(), path, body }
     }
 
-    /// All requests are written down beforehand: the generator has a processor of two.
+    /// Returns the wrk script. It prepares all requests in advance, because the generator shares two CPUs
+    /// with the server.
     fn script(&self) -> String {
         let (before, after) = self.body.split_once('@').unwrap_or((self.body, ""));
         format!(
@@ -103,7 +105,7 @@ impl Load for Http {
     fn run(&self, Stretch { seconds, .. }: Stretch, _round: usize) -> io::Result<Slice> {
         let script = folder("wrk")?.join("script.lua");
         fs::write(&script, self.script())?;
-        // wrk takes whole seconds.
+        // wrk supports only whole seconds.
         let seconds = seconds.ceil();
         let mut command = Command::new("wrk");
         command.args(["-t1", "-c40", "--latency", &format!("-d{seconds}s"), "-s"]).arg(script);
@@ -123,16 +125,16 @@ impl Load for Http {
     }
 }
 
-/// h2load, with 10 connections of 10 streams.
+/// h2load with 10 connections of 10 streams.
 pub struct Grpc {
     process: Process,
     path: &'static str,
-    /// The message for a key.
+    /// Creates the message for a key.
     message: Box<dyn Fn(&str) -> Vec<u8> + Sync>,
 }
 
 impl Grpc {
-    /// A check of Envoy with one descriptor of one entry.
+    /// Creates load of Envoy requests, with one descriptor of one entry.
     pub fn pacegate(process: &Process, domain: &'static str) -> Self {
         let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
         let message = move |key: &str| {
@@ -146,7 +148,7 @@ impl Grpc {
         Self::throttlecrab_with(process, [1_000_000, 1_000_000, 60])
     }
 
-    /// With a burst, an amount and a period.
+    /// Creates load with a limit: burst, amount and period.
     pub fn throttlecrab_with(process: &Process, limit: [u32; 3]) -> Self {
         let path = "/throttlecrab.RateLimiter/Throttle";
         let message = move |key: &str| {
@@ -157,7 +159,7 @@ impl Grpc {
         Self { process: process.clone(), path, message: Box::new(message) }
     }
 
-    /// The processor time that so many calls for one key took, and their rate.
+    /// Makes `calls` calls for one key; returns the server's CPU time and the rate.
     pub fn call(&self, calls: u64, key: &str) -> io::Result<Slice> {
         let body = self.body(key)?;
         let mut command = Command::new("h2load");
@@ -176,7 +178,7 @@ impl Grpc {
         Ok(Slice { rate, p99: None, cpu: cpu / calls as f64 })
     }
 
-    /// The answers to so many calls with a body.
+    /// Returns the responses to `calls` calls with a body.
     pub fn answers(&self, calls: usize, body: &Path) -> io::Result<Vec<Vec<u8>>> {
         let mut command = Command::new("nghttp");
         command.args([&format!("-m{calls}"), "-H", "content-type: application/grpc"]);
@@ -190,7 +192,7 @@ impl Grpc {
         Ok(answers)
     }
 
-    /// A file with the message and what gRPC puts before it.
+    /// Writes a file with the gRPC prefix and the message.
     pub fn body(&self, key: &str) -> io::Result<PathBuf> {
         let message = (self.message)(key);
         let length = (message.len() as u32).to_be_bytes();
@@ -206,7 +208,7 @@ impl Load for Grpc {
     }
 }
 
-/// Runs a generator: what it says, and the processor time of the server meanwhile.
+/// Runs a generator; returns its output and the CPU time of the server.
 fn timed(process: &Process, command: &mut Command) -> io::Result<(String, f64)> {
     let before = process.cpu_micros()?;
     let said = output(command)?;
@@ -226,10 +228,10 @@ pub fn output(command: &mut Command) -> io::Result<Output> {
 
 pub fn strange(command: &Command, said: &str) -> Error {
     let said: String = said.chars().take(2_000).collect();
-    Error::other(format!("{command:?} gave no figures:\n{said}"))
+    Error::other(format!("no result in the output of {command:?}:\n{said}"))
 }
 
-/// The messages out of a stream of what gRPC makes of them: a flag, the length, the message.
+/// Splits a gRPC stream into messages. Each is preceded by a flag and its length.
 fn frames(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     while let Some((&[0, a, b, c, d], rest)) = bytes.split_first_chunk() {
@@ -241,7 +243,7 @@ fn frames(mut bytes: &[u8]) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Microseconds out of `12.34us`, `1.23ms` or `1.23s`.
+/// Parses `12.34us`, `1.23ms` or `1.23s` into microseconds.
 fn micros(text: &str) -> Option<f64> {
     let text = text.trim();
     let units = [("us", 1.0), ("ms", 1_000.0), ("s", 1_000_000.0)];
@@ -251,7 +253,7 @@ fn micros(text: &str) -> Option<f64> {
     })
 }
 
-/// The three kinds of fields of Protocol Buffers that are needed here.
+/// Encoders for the three Protocol Buffers field types that are needed here.
 fn text(field: u8, value: &str) -> Vec<u8> {
     bytes(field, value.as_bytes())
 }
@@ -275,20 +277,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_as_protocol_buffers_have_them() {
+    fn fields_are_encoded_as_protocol_buffers() {
         assert_eq!(text(1, "edge"), b"\x0a\x04edge");
         assert_eq!(number(3, 300), [0x18, 0xac, 0x02]);
         assert_eq!(number(2, 1), [0x10, 1]);
     }
 
     #[test]
-    fn messages_are_told_apart() {
+    fn a_stream_is_split_into_messages() {
         let stream = b"\0\0\0\0\x02\x08\x01\0\0\0\0\0\0\0\0\0\x01x\0\0\0\0\x09half";
         assert_eq!(frames(stream), [b"\x08\x01".to_vec(), b"".to_vec(), b"x".to_vec()]);
     }
 
     #[test]
-    fn units_are_told_apart() {
+    fn times_with_units_are_parsed() {
         assert_eq!(micros(" 12.50us"), Some(12.5));
         assert_eq!(micros("1.50ms"), Some(1_500.0));
         assert_eq!(micros("2.00s"), Some(2_000_000.0));

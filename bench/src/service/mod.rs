@@ -1,12 +1,12 @@
-//! The service beside other servers, driven by the load generators that everybody uses: redis-benchmark, wrk, h2load.
+//! The server compared with other servers, with standard load generators: redis-benchmark, wrk and h2load.
 //!
-//! What counts is the processor time of the server's process for each decision, since generator and server share the
-//! processors. All servers run all the time; a round gives each of them a stretch of load in turn, starting with
-//! another one each time, and ratios are taken round by round.
+//! The result is the CPU time of the server process per decision, because the generator and the server share
+//! the CPUs. All servers run all the time. A round measures each of them for a while, in an order that
+//! rotates from round to round, and ratios are computed per round.
 //!
-//! Over RESP and HTTP the keys are drawn from 100,000. h2load sends one body, so over gRPC it is one key in a stretch
-//! and another in the next: the same for both, and the difference is a cache miss of the ten microseconds that a call
-//! takes.
+//! Over RESP and HTTP, the keys are drawn from 100,000. h2load sends only one body, so over gRPC each slice
+//! has a single key. This is the same for all servers, and the difference is one cache miss within the ten
+//! microseconds of a call.
 
 mod constant;
 mod exact;
@@ -25,10 +25,10 @@ pub use constant::{asked_to_serve, serve};
 
 const KEYS: u32 = 100_000;
 
-/// One subject of a case: its name, and how it is asked.
+/// One subject of a case: its name and its load generator.
 type Subject = (&'static str, Box<dyn Load>);
 
-/// What the service is held to: at most so many times that of another.
+/// A target: a maximum ratio compared with another subject.
 struct Bar {
     case: &'static str,
     than: &'static str,
@@ -39,10 +39,10 @@ struct Bar {
 const INCR: &str = "redis INCR";
 const SEED: &str = "redis seed's script";
 const THROTTLECRAB: &str = "throttlecrab";
-/// The least that there can be.
-const CONSTANT: &str = "a constant answer";
-const CPU: &str = "server CPU, times that of";
-const P99: &str = "p99, times that of";
+/// The minimum that is possible.
+const CONSTANT: &str = "constant response";
+const CPU: &str = "server CPU, relative to";
+const P99: &str = "p99, relative to";
 
 const BARS: [Bar; 9] = [
     Bar { case: "RESP P1", than: INCR, metric: CPU, at_most: 1.0 },
@@ -56,7 +56,7 @@ const BARS: [Bar; 9] = [
     Bar { case: "gRPC", than: THROTTLECRAB, metric: CPU, at_most: 1.0 },
 ];
 
-/// `ours` is false to try the harness with the others alone.
+/// Runs all cases. `ours` is false to test the harness without Pacegate.
 pub fn rows(quick: bool, ours: bool) -> io::Result<Vec<Row>> {
     let (rounds, seconds) = if quick { (3, 0.7) } else { (11, 1.5) };
     let servers = Servers::start(ours)?;
@@ -74,7 +74,7 @@ fn resp(servers: &Servers, pipeline: usize) -> Vec<Subject> {
     let ask = |process: &processes::Process, words: &str| -> Box<dyn Load> {
         Box::new(Resp::new(process, pipeline, words))
     };
-    // For each key 100 at once, and 1,000 a minute.
+    // A burst of 100 per key, and 1,000 per minute.
     let throttle = "THROTTLE key:__rand_int__ 100 1000 60 1";
     let script = format!("EVALSHA {} 1 key:__rand_int__ 60 1000", servers.script);
     let mut subjects = Vec::new();
@@ -111,8 +111,8 @@ fn grpc(servers: &Servers) -> Vec<Subject> {
     subjects
 }
 
-/// Every subject once a round, each time starting with the next one. The first round makes everything warm, and tells
-/// how much load fills the time.
+/// Measures every subject once per round, starting with the next one each time. The first round is a warm-up
+/// and determines how much load fills the time.
 fn measure(case: &str, subjects: &[Subject], rounds: usize, seconds: f64) -> io::Result<Vec<Row>> {
     eprintln!("{case}, {rounds} rounds");
     let mut stretches = Vec::new();

@@ -1,4 +1,4 @@
-//! The servers, each a process of its own.
+//! The servers, each in a separate process.
 
 use std::{
     env,
@@ -20,9 +20,9 @@ pub struct Servers {
     pub pacegate: Option<Pacegate>,
     pub throttlecrab: Throttlecrab,
     pub redis: Process,
-    /// A server that does nothing but answer.
+    /// A server that answers with a constant.
     pub constant: Process,
-    /// The digest of the seed's script, which Redis has loaded.
+    /// Digest of the seed's script, which is loaded in Redis.
     pub script: String,
     _children: Vec<Running>,
     _redis: Server,
@@ -47,14 +47,14 @@ pub struct Throttlecrab {
     pub resp: Process,
 }
 
-/// A child that ends with its handle, with a folder of its own.
+/// A child process with a separate directory, which ends when it is dropped.
 pub struct Running {
     child: Child,
     pub folder: PathBuf,
 }
 
-/// A fixed window as seed 000 has it, for which its users run a script with each request: it is told the seconds of a
-/// window and the limit, and tells whether, how many, and for how long.
+/// The fixed-window script of seed 000, which its users run for each request. Its arguments are the seconds
+/// of a window and the limit; it returns the decision, the remaining units and the reset time.
 const SCRIPT: &str = "
 local size, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
 local seconds = tonumber(redis.call('TIME')[1])
@@ -65,7 +65,7 @@ local left = redis.call('TTL', key)
 return { count > limit and 0 or 1, count, left }
 ";
 
-/// The same limits for everybody over HTTP and over gRPC, which deny nothing, and one to be held to exactly.
+/// The same limits over HTTP and gRPC, which deny nothing, and one for the check of over-admission.
 const POLICIES: &str = "
 policies:
   - name: per-user
@@ -122,19 +122,19 @@ fn throttlecrab() -> io::Result<(Running, Throttlecrab)> {
     let child = Running::start(&mut command, "throttlecrab")?;
     for port in ports {
         let accepts = || TcpStream::connect(("127.0.0.1", port)).is_ok();
-        eventually(PATIENCE, "throttlecrab accepts", accepts);
+        eventually(PATIENCE, "throttlecrab accepts connections", accepts);
     }
     let [http, grpc, resp] = ports.map(|port| child.listener(&format!("127.0.0.1:{port}")));
     Ok((child, Throttlecrab { http, grpc, resp }))
 }
 
-/// Started as a user would, with any ports; it says where it listens.
+/// Starts Pacegate as a user would, with free ports; it logs its addresses.
 fn start_pacegate() -> io::Result<(Running, Pacegate)> {
     let folder = folder("pacegate")?;
     let config = folder.join("pacegate.yaml");
     fs::write(&config, POLICIES)?;
     let mut command = Command::new("target/bench-build/release/pacegate");
-    // One thread, as redis-server has: it shares the processors with the generator.
+    // One thread, like redis-server: it shares the CPUs with the generator.
     command.args(["serve", "--workers", "1"]).arg("--config").arg(config);
     for listener in ["--http", "--grpc", "--resp"] {
         command.args([listener, "127.0.0.1:0"]);
@@ -142,20 +142,20 @@ fn start_pacegate() -> io::Result<(Running, Pacegate)> {
     let mut child = Running::start(&mut command, "pacegate")?;
     let log = child.folder.join("log");
     let mut found = [None, None, None];
-    eventually(PATIENCE, "pacegate says where it listens, or ends", || {
+    eventually(PATIENCE, "pacegate logs its addresses or exits", || {
         found = listeners(&fs::read_to_string(&log).unwrap_or_default());
         found.iter().all(Option::is_some) || !matches!(child.child.try_wait(), Ok(None))
     });
     let [Some(http), Some(grpc), Some(resp)] = found else {
         let said = fs::read_to_string(&log)?;
-        return Err(Error::other(format!("pacegate does not serve: {said}")));
+        return Err(Error::other(format!("pacegate failed to start: {said}")));
     };
     let [http, grpc, resp] = [http, grpc, resp].map(|address| child.listener(&address));
     Ok((child, Pacegate { http, grpc, resp }))
 }
 
-/// The addresses of HTTP, gRPC and RESP in what the service has said so far. An address belongs to the first of these
-/// names that is said in its line since the address before.
+/// Finds the addresses of HTTP, gRPC and RESP in the log so far. An address belongs to the first of these
+/// names in its line after the previous address.
 fn listeners(said: &str) -> [Option<String>; 3] {
     let mut found = [None, None, None];
     for line in said.lines() {
@@ -173,17 +173,18 @@ fn listeners(said: &str) -> [Option<String>; 3] {
 }
 
 impl Process {
-    /// The processor time that all threads of the process have taken, in microseconds. The kernel rounds it to ticks of
-    /// ten milliseconds, so what is measured has to take much longer.
+    /// Returns the CPU time of all threads of the process, in microseconds. The kernel rounds it to ticks of
+    /// ten milliseconds, so a measurement has to take much longer.
     pub fn cpu_micros(&self) -> io::Result<u64> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid))?;
-        // The name in brackets may hold anything; the state follows it, and times are the 12th and 13th after that.
+        // The name in parentheses may contain anything; the state follows it, and the times are the 12th and
+        // 13th field after that.
         let after = stat.rsplit_once(") ").map_or("", |(_, after)| after);
         let ticks = after.split(' ').skip(11).take(2).filter_map(|word| word.parse::<u64>().ok());
         Ok(ticks.sum::<u64>() * 10_000)
     }
 
-    /// The same to the nanosecond, of the threads that live now.
+    /// Returns the CPU time of all live threads, in nanoseconds.
     pub fn cpu_nanos(&self) -> io::Result<u64> {
         let mut sum = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.pid))? {
@@ -209,13 +210,13 @@ impl Running {
         Ok(Self { child, folder })
     }
 
-    /// This program again, as a server of its own that says where it listens.
+    /// Starts this program again as a server that prints its address.
     pub fn this_program(words: &[&str]) -> io::Result<(Self, Process)> {
         let mut command = Command::new(env::current_exe()?);
         let running = Self::start(command.args(words), &words.join("-").replace(' ', "-"))?;
         let log = running.folder.join("log");
         let said = || fs::read_to_string(&log).unwrap_or_default();
-        eventually(PATIENCE, "the server says where", || said().ends_with('\n'));
+        eventually(PATIENCE, "the server prints its address", || said().ends_with('\n'));
         let process = running.listener(said().trim());
         Ok((running, process))
     }
@@ -232,7 +233,7 @@ impl Drop for Running {
     }
 }
 
-/// Where a server may write.
+/// Returns a directory for the files of a server.
 pub fn folder(name: &str) -> io::Result<PathBuf> {
     let folder = Path::new("target/bench/service").join(name);
     fs::create_dir_all(&folder)?;
@@ -248,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_found_however_they_are_told() {
+    fn listeners_are_found_in_different_log_formats() {
         let all = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"].map(|it| Some(it.to_owned()));
         for said in [
             "http listens on http://127.0.0.1:1\ngrpc listens on 127.0.0.1:2\nresp  127.0.0.1:3\n",

@@ -31,6 +31,11 @@ pub trait Decide: Clone + Send + Sync + 'static {
     /// Charges what is asked for, all or nothing.
     fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding>;
 
+    /// Returns what to change in the program if this limiter cannot decide about requests.
+    fn fault(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Corrects what was charged for a question that was allowed by this decision. What cannot be corrected is let be,
     /// and what was not charged is not given back: a [degraded](Decision::is_degraded) decision took nothing from the
     /// store.
@@ -251,6 +256,10 @@ impl Decide for Limiter {
         })
     }
 
+    fn fault(&self) -> Option<&'static str> {
+        hands_out_permits(self.policies()).then_some(NO_PERMITS)
+    }
+
     fn settle(
         &self,
         question: &Question,
@@ -292,6 +301,10 @@ impl Decide for SharedLimiter {
         Reply::Later(Box::pin(async move { decide_shared(&limiter, &question).await }))
     }
 
+    fn fault(&self) -> Option<&'static str> {
+        hands_out_permits(self.policies()).then_some(NO_PERMITS)
+    }
+
     fn settle(
         &self,
         question: &Question,
@@ -311,6 +324,22 @@ impl Decide for SharedLimiter {
             }
         }))
     }
+}
+
+/// The answer if a middleware has a limit of concurrency.
+pub(crate) const NO_PERMITS: &str = "a concurrency limit cannot be used in a middleware, which would never return its \
+                                     permits: take them in the handler with `acquire`";
+
+fn hands_out_permits(policies: &PolicySet) -> bool {
+    let of = |policy: &pacegate::Policy| {
+        let overrides = policy.overrides.iter().flat_map(|other| &other.limits);
+        policy.limits.iter().chain(overrides).any(is_permit)
+    };
+    policies.policies().iter().any(of)
+}
+
+pub(crate) fn is_permit(limit: &Limit) -> bool {
+    limit.algorithm() == Algorithm::Concurrency
 }
 
 async fn decide_shared(
@@ -372,6 +401,10 @@ where
 
     fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
         (self.0)().decide(question)
+    }
+
+    fn fault(&self) -> Option<&'static str> {
+        (self.0)().fault()
     }
 
     fn settle(

@@ -31,14 +31,15 @@ pub(crate) fn response(refusal: &Refusal) -> Response<Bytes> {
     let code = match refusal {
         Refusal::Denied(_) => Code::ResourceExhausted,
         Refusal::Cost(_) | Refusal::Missing(_) => Code::InvalidArgument,
-        Refusal::Unsupported(_) => Code::Internal,
+        Refusal::Misconfigured(_) | Refusal::Unsupported(_) => Code::Internal,
     };
     let mut response = Response::new(Bytes::new());
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(&STATUS, HeaderValue::from(code as u16));
-    headers.insert(&MESSAGE, HeaderValue::from_static(refusal.title()));
+    headers
+        .extend(HeaderValue::from_str(refusal.title()).ok().map(|title| (MESSAGE.clone(), title)));
     if let Refusal::Denied(decision) = refusal {
         retry(headers, decision, refusal.title());
     }

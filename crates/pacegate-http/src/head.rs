@@ -27,6 +27,11 @@ pub trait Head {
     /// The pattern of the route that the framework found, such as `/users/{id}`.
     fn route(&self) -> Option<&str>;
 
+    /// Returns `false` if [`Head::route`] never finds one.
+    fn knows_routes(&self) -> bool {
+        true
+    }
+
     /// Reads what the program itself has attached to the request, if it has.
     fn extension<T, R>(&self, read: impl FnOnce(&T) -> R) -> Option<R>
     where
@@ -81,6 +86,10 @@ impl Head for Parts {
         #[cfg(not(feature = "axum"))]
         let route = None;
         route
+    }
+
+    fn knows_routes(&self) -> bool {
+        cfg!(feature = "axum")
     }
 
     fn extension<T, R>(&self, read: impl FnOnce(&T) -> R) -> Option<R>

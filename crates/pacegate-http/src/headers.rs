@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Headers {
-    /// `RateLimit` and `RateLimit-Policy`.
+    /// `RateLimit` and `RateLimit-Policy`, or their predecessors.
     pub standard: HeaderStyle,
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`; `None` for none of them.
     pub legacy: Option<ResetStyle>,
@@ -29,6 +29,8 @@ pub enum HeaderStyle {
     Off,
     /// As in drafts 8 to 11: `RateLimit: "api";r=12;t=3`.
     Draft8,
+    /// As in drafts up to 6: `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in seconds from now.
+    Draft6,
 }
 
 /// What the number in `X-RateLimit-Reset` is.
@@ -70,10 +72,16 @@ type Text = SmallVec<[u8; 128]>;
 
 static RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 static RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+static DRAFT6_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+static DRAFT6_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
+static DRAFT6_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 static RETRY_AFTER: HeaderName = header::RETRY_AFTER;
+
+static DRAFT8: [&HeaderName; 2] = [&RATE_LIMIT, &RATE_LIMIT_POLICY];
+static DRAFT6: [&HeaderName; 3] = [&DRAFT6_LIMIT, &DRAFT6_REMAINING, &DRAFT6_RESET];
 
 /// The largest integer of a structured field.
 const MOST: u64 = 999_999_999_999_999;
@@ -96,7 +104,8 @@ impl Headers {
 
     /// Puts what a decision says into the headers of a response, in place of what was there under the same names.
     ///
-    /// `now` is an instant before the decision, by the clock that clients go by: what ends with a second is then not
+    /// `X-RateLimit-Reset` in seconds since 1970 comes from the clock of the store, if that is on another machine.
+    /// Otherwise it is counted from `now`: an instant before the decision, so that what ends with a second is not
     /// rounded up to the next.
     pub fn write(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
         make_room(decision, headers);
@@ -122,14 +131,22 @@ impl Headers {
         let known = Known::of(policy, limit);
         let fresh = known.is_none().then(|| Known::new(policy, limit));
         let Some(known) = known.or(fresh.as_ref()) else { return };
-        if self.standard == HeaderStyle::Draft8 {
-            let mut state = Text::new();
-            write_state(&mut state, policy.as_str(), decision);
-            let go_on = put(&RATE_LIMIT, Said::Fresh(Bytes::copy_from_slice(&state)))
-                && put(&RATE_LIMIT_POLICY, Said::Kept(&known.standard));
-            if !go_on {
-                return;
+        let go_on = match self.standard {
+            HeaderStyle::Off => true,
+            HeaderStyle::Draft8 => {
+                let mut state = Text::new();
+                write_state(&mut state, policy.as_str(), decision);
+                put(&RATE_LIMIT, Said::Fresh(Bytes::copy_from_slice(&state)))
+                    && put(&RATE_LIMIT_POLICY, Said::Kept(&known.standard))
             }
+            HeaderStyle::Draft6 => {
+                put(&DRAFT6_LIMIT, Said::Kept(&known.legacy))
+                    && put(&DRAFT6_REMAINING, Said::Fresh(number(decision.remaining())))
+                    && put(&DRAFT6_RESET, Said::Fresh(number(reset_seconds(decision))))
+            }
+        };
+        if !go_on {
+            return;
         }
         if let Some(style) = self.legacy {
             let reset = match style {
@@ -144,7 +161,7 @@ impl Headers {
 
     /// Whether a response that has headers of these names already says what these would.
     pub(crate) fn are_in(&self, has: impl Fn(&HeaderName) -> bool) -> bool {
-        let standard = self.standard == HeaderStyle::Draft8 && has(&RATE_LIMIT);
+        let standard = self.standard.names().first().is_some_and(|name| has(name));
         standard || self.legacy.is_some() && has(&X_LIMIT)
     }
 
@@ -155,17 +172,21 @@ impl Headers {
         let mut replaced = Vec::new();
         self.each(decision, now, |name, said| {
             // The first of each kind tells.
-            let tells = ptr::eq(name, &RATE_LIMIT) || ptr::eq(name, &X_LIMIT);
+            let is_first = |name: &HeaderName| {
+                ptr::eq(name, &RATE_LIMIT)
+                    || ptr::eq(name, &DRAFT6_LIMIT)
+                    || ptr::eq(name, &X_LIMIT)
+            };
             match headers.entry(name) {
                 Entry::Vacant(room) => {
                     room.insert(said.into());
                 }
-                Entry::Occupied(mut there) if !tells => {
-                    replaced.extend(there.insert_mult(said.into()));
+                Entry::Occupied(mut there) if !is_first(name) => {
+                    replaced.extend(there.insert_mult(said.into()).map(|value| (name, value)));
                 }
                 Entry::Occupied(_) => {
-                    if ptr::eq(name, &X_LIMIT) && self.standard == HeaderStyle::Draft8 {
-                        take_back(headers, mem::take(&mut replaced));
+                    if ptr::eq(name, &X_LIMIT) {
+                        take_back(self.standard, headers, mem::take(&mut replaced));
                     }
                     return false;
                 }
@@ -175,18 +196,34 @@ impl Headers {
     }
 }
 
-/// Takes the standard headers out again, and puts the policies there that were.
+impl HeaderStyle {
+    /// Its headers, that by which a response is known to have them first.
+    fn names(self) -> &'static [&'static HeaderName] {
+        match self {
+            Self::Off => &[],
+            Self::Draft8 => &DRAFT8,
+            Self::Draft6 => &DRAFT6,
+        }
+    }
+}
+
+/// Removes the standard headers, and restores those that they replaced.
 #[cold]
-fn take_back(headers: &mut HeaderMap, policies: Vec<HeaderValue>) {
-    headers.remove(&RATE_LIMIT);
-    headers.remove(&RATE_LIMIT_POLICY);
-    headers.extend(policies.into_iter().map(|policy| (RATE_LIMIT_POLICY.clone(), policy)));
+fn take_back(
+    style: HeaderStyle,
+    headers: &mut HeaderMap,
+    replaced: Vec<(&'static HeaderName, HeaderValue)>,
+) {
+    for name in style.names() {
+        headers.remove(*name);
+    }
+    headers.extend(replaced.into_iter().map(|(name, value)| (name.clone(), value)));
 }
 
 /// Most responses have a few headers already, and would grow in the middle of it.
 fn make_room(decision: &Decision, headers: &mut HeaderMap) {
     if decision.policy().is_some() {
-        headers.reserve(5);
+        headers.reserve(6);
     }
 }
 
@@ -252,11 +289,15 @@ impl Default for Headers {
     }
 }
 
-/// When nothing is used any more, `now` being when it was asked.
+/// When nothing is used any more: by the clock that counted if the decision says so, otherwise counted from `now`,
+/// which is when it was asked.
 ///
 /// A denial that is remembered tells the longest that it can last, which is by about a trip to the store too long. The
 /// end of its window would be rounded up to the next second, and differ from what was told before.
 fn reset_instant(decision: &Decision, limit: &Limit, now: Timestamp) -> Timestamp {
+    if let Some(end) = decision.reset_at() {
+        return end;
+    }
     let end = now.after(decision.reset_after());
     let remembered = decision.source() == Source::DenyCache;
     if !remembered || limit.algorithm() != Algorithm::FixedWindow {
@@ -273,6 +314,15 @@ fn reset_instant(decision: &Decision, limit: &Limit, now: Timestamp) -> Timestam
 pub fn reset_seconds(decision: &Decision) -> u64 {
     let time = decision.reset_after();
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+/// Until there are more units, rounded up.
+fn more_seconds(decision: &Decision) -> Option<u64> {
+    let time = decision.more_after()?;
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    // A denial does not end at once, and nothing is left of no units.
+    let is_waited_for = !decision.is_allowed() || decision.remaining() == 0;
+    Some(seconds.max(is_waited_for.into()))
 }
 
 /// Adds a number in decimal digits.
@@ -335,11 +385,7 @@ fn write_state(out: &mut Text, policy: &str, decision: &Decision) {
     write_name(out, policy);
     out.extend_from_slice(b";r=");
     write_integer(out, decision.remaining());
-    let time = match decision.is_allowed() {
-        true => Some(reset_seconds(decision)),
-        false => decision.retry_after_secs(),
-    };
-    if let Some(time) = time {
+    if let Some(time) = more_seconds(decision) {
         out.extend_from_slice(b";t=");
         write_integer(out, time);
     }

@@ -6,7 +6,7 @@ mod head;
 pub mod headers;
 mod layer;
 pub mod outgoing;
-mod problem;
+pub mod problem;
 mod refusal;
 pub mod resolve;
 mod rules;

@@ -14,7 +14,7 @@ use pacegate::{
 
 use crate::{
     Adjustment, Decide, Head, Headers, KeyParts, Missing, Question, Reply, ResetStyle, Resolve,
-    refusal,
+    decide, refusal,
 };
 
 /// Whose budget, at which cost, under which limits, who is let through unasked, and what is answered: separate choices
@@ -34,7 +34,10 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts> {
     deny: Option<Deny<Q>>,
     settle: Option<Choice<A, Adjustment>>,
     headers: Headers,
+    describes: bool,
     clock: Arc<dyn Clock>,
+    /// Why the limiter decides about nothing, see [`Decide::fault`].
+    fault: Option<&'static str>,
 }
 
 /// A tower layer that limits the requests to a service, for axum, tonic, hyper and everything else that speaks
@@ -73,6 +76,8 @@ pub enum Refusal {
     Cost(CostError),
     /// It lacks the attribute of this name: 400, or `INVALID_ARGUMENT`.
     Missing(String),
+    /// The program does not provide what requests are counted by, and this is what to change: 500, or `INTERNAL`.
+    Misconfigured(&'static str),
     /// The store cannot do what the limits want of it, a mistake of the program: 500, or `INTERNAL`.
     Unsupported(StoreError),
 }
@@ -83,8 +88,12 @@ type Limits = Vec<(PolicyName, Limit)>;
 
 impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// Requests limited by `limiter`, all on one budget until [`Rules::by`] or [`Rules::attribute`] says more.
+    ///
+    /// A limit of concurrency is not for a middleware: a request would take a permit and never return it. If the
+    /// limiter has one, all requests are answered with 500 and a problem that says so.
     pub fn new(limiter: L) -> Self {
         Self {
+            fault: limiter.fault(),
             limiter,
             names: Arc::default(),
             resolvers: Vec::new(),
@@ -95,13 +104,14 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             deny: None,
             settle: None,
             headers: Headers::default(),
+            describes: false,
             clock: Arc::new(SystemClock::new()),
         }
     }
 
-    /// Counts by the key that `resolver` finds: as [`Limiter::check`](pacegate::Limiter::check) would by the same one.
-    /// For a key of several parts put resolvers together, see [`ResolveExt`](crate::ResolveExt); of two calls, the last
-    /// counts.
+    /// Counts by the key that `resolver` finds. A request without it is answered with 400, unless the resolver says
+    /// otherwise, see [`ResolveExt`](crate::ResolveExt). [`Limiter::check`](pacegate::Limiter::check) with the same key
+    /// draws on the same budget. For a key of several parts put resolvers together; of two calls, the last counts.
     #[must_use]
     pub fn by(self, resolver: impl Resolve<Q>) -> Self {
         self.attribute(Request::KEY, resolver)
@@ -185,6 +195,13 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { headers, ..self }
     }
 
+    /// Adds `key`, `limit`, `window` (in seconds) and `retry_after` (in seconds) to the problem details of a denial.
+    /// Default: off, since a denied client then reads the key that it is counted by.
+    #[must_use]
+    pub fn describe_denials(self) -> Self {
+        Self { describes: true, ..self }
+    }
+
     /// The clock that `X-RateLimit-Reset` and corrections go by; the system's if nothing is said.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
@@ -196,29 +213,41 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         if self.skip.as_ref().is_some_and(|skip| skip(head)) {
             return Asked::Skip;
         }
+        if let Some(fault) = self.fault {
+            return Asked::Refuse(Refusal::Misconfigured(fault));
+        }
+        let limits = self.limits.as_ref().map(|limits| limits(head)).unwrap_or_default();
+        if limits.iter().any(|(_, limit)| decide::is_permit(limit)) {
+            return Asked::Refuse(Refusal::Misconfigured(decide::NO_PERMITS));
+        }
         let is_key = matches!(&*self.names, [name] if name == Request::KEY);
         let mut key = KeyParts::new();
         for (place, resolver) in self.resolvers.iter().enumerate() {
+            key.set_lenient(self.names[place] != Request::KEY);
             match resolver.resolve(head, &mut key) {
                 Ok(()) if is_key => {}
                 Ok(()) => key.join(place),
-                Err(Missing::Share) => {
+                Err(missing) if key.shares(missing) => {
                     key.truncate(place);
                     key.push_missing();
                 }
                 Err(Missing::Skip) => return Asked::Skip,
-                Err(Missing::Reject) => {
+                Err(Missing::Misconfigured(hint)) => {
+                    return Asked::Refuse(Refusal::Misconfigured(hint));
+                }
+                Err(Missing::Reject | Missing::Unspecified | Missing::Share) => {
                     return Asked::Refuse(Refusal::Missing(self.names[place].clone()));
                 }
             }
         }
+        key.set_lenient(false);
         Asked::Ask(Question {
             names: (!is_key && !self.names.is_empty()).then(|| Arc::clone(&self.names)),
             key,
             whole: OnceLock::new(),
             domain: self.domain.clone(),
             cost: self.cost.as_ref().map_or(1, |cost| cost(head)),
-            limits: self.limits.as_ref().map(|limits| limits(head)).unwrap_or_default(),
+            limits,
             now: match self.headers.legacy {
                 Some(ResetStyle::Epoch) => self.clock.now(),
                 Some(ResetStyle::Delta) | None if self.settles() => self.clock.now(),
@@ -257,7 +286,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         };
         let mut response = match &self.deny {
             Some(deny) => deny(refusal, head),
-            None => refusal::response(refusal, head),
+            None => refusal::response(refusal, head, question.filter(|_| self.describes)),
         };
         if let Some((decision, now)) = denied {
             self.headers.write(decision, now, response.headers_mut());
@@ -325,7 +354,9 @@ impl<L: Clone, Q, A> Clone for Rules<L, Q, A> {
             deny: self.deny.clone(),
             settle: self.settle.clone(),
             headers: self.headers,
+            describes: self.describes,
             clock: self.clock.clone(),
+            fault: self.fault,
         }
     }
 }

@@ -13,6 +13,7 @@ use syn::{
 use crate::boxed;
 
 /// The arguments, each valid by itself and all of them together.
+#[derive(Clone)]
 pub(crate) struct Args {
     pub(crate) limits: Limits,
     pub(crate) key: Option<Expr>,
@@ -25,11 +26,13 @@ pub(crate) struct Args {
     root: Option<Path>,
 }
 
+#[derive(Clone)]
 pub(crate) enum Limits {
     Fixed(Vec<LitStr>),
     Found(Box<Expr>),
 }
 
+#[derive(Clone)]
 pub(crate) enum Failure {
     Open,
     Closed,

@@ -27,7 +27,7 @@ impl Parse for Function {
         let mut attrs = input.call(Attribute::parse_outer)?;
         let vis = input.parse()?;
         if !starts_function(input) {
-            return Err(input.error("`rate_limit` is for functions and methods"));
+            return Err(input.error("`rate_limit` is for functions, methods and `impl` blocks"));
         }
         let sig = input.parse()?;
         if input.peek(Token![;]) {
@@ -179,7 +179,7 @@ fn site(args: &Args) -> TokenStream {
 
 fn ask(args: &Args) -> TokenStream {
     let key = match &args.key {
-        Some(key) => quote_spanned! {key.span()=> &(#key) },
+        Some(key) => by_reference(key),
         None => quote! { &() },
     };
     let cost = match &args.cost {
@@ -195,6 +195,19 @@ fn ask(args: &Args) -> TokenStream {
         Limits::Found(limit) => {
             quote! { __PACEGATE_SITE.ask_limit(&__pacegate_here, #limit, #key, #cost) }
         }
+    }
+}
+
+/// A tuple would move its parts, which the function still needs.
+fn by_reference(key: &Expr) -> TokenStream {
+    match key {
+        Expr::Paren(inner) => by_reference(&inner.expr),
+        Expr::Group(inner) => by_reference(&inner.expr),
+        Expr::Tuple(tuple) => {
+            let parts = tuple.elems.iter().map(by_reference);
+            quote_spanned! {key.span()=> &(#(#parts,)*) }
+        }
+        other => quote_spanned! {key.span()=> &(#other) },
     }
 }
 

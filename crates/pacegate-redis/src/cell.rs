@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::mark::{Mark, Marker};
 
-/// Which state: the digest of policy, algorithm, period and key, beside the tag that places it.
+/// Which state: the digest of policy, counter, algorithm, period and key, beside the tag that places it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CellId {
     tag: u64,
@@ -26,7 +26,8 @@ pub(crate) struct Want {
     pub(crate) limit: Limit,
     pub(crate) kind: Kind,
     pub(crate) cost: u64,
-    pub(crate) permit: u64,
+    /// 128 bits, in halves as above.
+    pub(crate) permit: [u64; 2],
     pub(crate) enforced: bool,
 }
 
@@ -63,8 +64,8 @@ thread_local! {
 #[derive(Clone, Default)]
 pub(crate) struct Secret(pub(crate) Vec<u8>);
 
-/// Which of the states of a key: policy, algorithm and period.
-type Scope = (PolicyName, Algorithm, Duration);
+/// Which of the states of a key: policy, counter, algorithm and period.
+type Scope = (PolicyName, [u64; 3], Algorithm, Duration);
 
 const MAX_SCOPES: usize = 64;
 
@@ -110,7 +111,7 @@ impl Names {
             limit: charge.limit,
             kind: Kind::of(&charge.limit)?,
             cost: charge.cost,
-            permit: charge.permit,
+            permit: halves(charge.permit),
             enforced: charge.enforced,
         })
     }
@@ -128,7 +129,9 @@ impl Names {
 
     /// The digest of the key places the cell, and together with that of the scope it names it.
     fn cell(&self, charge: &Charge<'_>) -> CellId {
-        let scope = self.scope((charge.policy, charge.limit.algorithm(), charge.limit.period()));
+        let Charge { policy, counter, limit, .. } = charge;
+        let counter = counter.to_words(limit);
+        let scope = self.scope((*policy, counter, limit.algorithm(), limit.period()));
         let key = self.digest(charge.key);
         let is_tag = charge.tag == charge.key;
         let tag = if is_tag { key.1 } else { self.digest(charge.tag).1 };
@@ -156,7 +159,7 @@ impl Names {
         digest
     }
 
-    fn digest_scope(&self, (policy, algorithm, period): &Scope) -> u128 {
+    fn digest_scope(&self, (policy, counter, algorithm, period): &Scope) -> u128 {
         let (name, algorithm) = (policy.as_str(), algorithm.name());
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
         hasher.update(b"scope");
@@ -164,6 +167,12 @@ impl Names {
         hasher.update(&[name.len() as u8, algorithm.len() as u8]);
         hasher.update(name.as_bytes()).update(algorithm.as_bytes());
         hasher.update(&(period.as_micros() as u64).to_le_bytes());
+        // A policy's own limits are named as before there were other counters: an update forgets nothing.
+        if *counter != [0; 3] {
+            for word in counter {
+                hasher.update(&word.to_le_bytes());
+            }
+        }
         first_half(&hasher.finalize())
     }
 
@@ -178,7 +187,7 @@ impl Names {
     /// outside does in every service that it passes through, and what one of them was told says nothing of the rest.
     pub(crate) fn answer(&self, id: &[u8], wants: &[Want]) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        hasher.update(b"answer").update(&(id.len() as u64).to_le_bytes()).update(id);
+        hasher.update(b"repeated answer").update(&(id.len() as u64).to_le_bytes()).update(id);
         for Want { cell, limit, cost, enforced, .. } in wants {
             let (amount, capacity) = (limit.amount(), limit.capacity());
             let [first, second] = cell.digest;
@@ -283,15 +292,44 @@ pub(crate) fn crc16(bytes: &[u8]) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use pacegate::Key;
+    use pacegate::{Counter, Key};
 
     use super::*;
 
     fn name(names: &Names, policy: &str, key: impl Key, limit: &str) -> String {
+        name_of(names, policy, Counter::Policy, key, limit)
+    }
+
+    fn name_of(
+        names: &Names,
+        policy: &str,
+        counter: Counter,
+        key: impl Key,
+        limit: &str,
+    ) -> String {
         key.with(|key| {
             let charge = Charge::new(policy.parse().unwrap(), key, limit.parse().unwrap());
-            String::from_utf8(names.key(names.want(&charge).unwrap().cell).to_bytes()).unwrap()
+            let want = names.want(&charge.counter(counter)).unwrap();
+            String::from_utf8(names.key(want.cell).to_bytes()).unwrap()
         })
+    }
+
+    #[test]
+    fn each_counter_has_its_own_name() {
+        let names = Names::new("pg:", b"");
+        let named = |counter, limit: &str| name_of(&names, "api", counter, "alice", limit);
+        let counters = [Counter::Policy, Counter::Override(1), Counter::Override(2)];
+        for counter in counters {
+            let known = named(counter, "10/minute burst 10");
+            assert_eq!(named(counter, "99/minute burst 20"), known, "{counter:?}: it carries over");
+        }
+        let own = |limit| named(Counter::Limit, limit);
+        let mut all = counters.map(|counter| named(counter, "10/minute burst 10")).to_vec();
+        all.extend(["10/minute burst 10", "10/minute burst 20", "20/minute burst 10"].map(own));
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 6);
+        assert_eq!(own("10/minute burst 10"), own("10/minute token-bucket"));
     }
 
     #[test]

@@ -117,14 +117,15 @@ impl Denials {
         }
         let age = entry.trip.age(now);
         let (earliest, latest) = self.time.bounds(entry.known.now, entry.trip, age);
-        match entry.known.fact {
+        let outcome = match entry.known.fact {
             Fact::State(state) => {
                 let at = |now: Timestamp, cost| claim.limit.step(&mut state.clone(), now, cost);
                 if at(latest, claim.cost).is_admitted() {
                     let untouched = at(earliest, 0);
-                    return Some(Outcome::admitted(untouched.remaining(), untouched.reset_after()));
+                    Outcome::admitted(untouched.remaining(), untouched.reset_after())
+                } else {
+                    at(earliest, claim.cost)
                 }
-                Some(at(earliest, claim.cost))
             }
             // What is free of a log grows before a high cost fits, so only what denies all is known exactly.
             Fact::Log { cost: 1, wait, free: 0, reset }
@@ -136,10 +137,14 @@ impl Denials {
                 let (wait, past) = (wait.checked_sub(since(earliest))?, since(latest) >= wait);
                 let asked = (claim.limit, claim.cost);
                 let reset = reset - since(earliest).min(reset);
-                (!past).then(|| log_outcome(asked, (0, reset), wait))
+                if past {
+                    return None;
+                }
+                log_outcome(asked, (0, reset), wait)
             }
-            Fact::Log { .. } => None,
-        }
+            Fact::Log { .. } => return None,
+        };
+        Some(outcome.with_decided_at(earliest))
     }
 }
 

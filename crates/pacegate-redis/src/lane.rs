@@ -37,7 +37,7 @@ use crate::{
     resolver::Resolver,
     stats::Counters,
     time::{Time, Trip},
-    wire::Settings,
+    wire::{MAX_REPEATS, Settings},
 };
 
 /// What all lanes of a store share.
@@ -234,7 +234,7 @@ impl Lane {
     fn settings(&self) -> Settings {
         let once = u64::try_from(self.common.once.as_millis()).unwrap_or(u64::MAX);
         let (now, slack) = self.common.time.given();
-        Settings { now, slack, once, create: true }
+        Settings { now, slack, once, repeats: MAX_REPEATS, create: true }
     }
 
     /// Everything that waits, as jobs.
@@ -274,8 +274,8 @@ impl Lane {
                 Some(Ok(replies)) => replies,
                 Some(Err(error)) => {
                     let reason = format!("the connection broke before the answer came: {error}");
-                    let unavailable = || StoreError::Unavailable(reason.clone());
-                    jobs.into_iter().for_each(|job| job.fail(unavailable));
+                    let interrupted = || StoreError::Interrupted(reason.clone());
+                    jobs.into_iter().for_each(|job| job.fail(interrupted));
                     return Err(Trouble::Lost(format!("the connection broke: {error}")));
                 }
                 None => return Err(Trouble::Late),

@@ -1,21 +1,21 @@
 //! Leases: units drawn ahead, and spent here without asking.
 //!
 //! They were charged before they are spent, so whatever happens to this process, nothing is admitted twice. What is
-//! drawn in a window is only spent while the server is certainly still in that window. What is drawn from a token
-//! bucket dwindles at the bucket's rate, because the bucket refills meanwhile: bucket and leases together never hold
-//! more than the burst.
+//! drawn in a window is only spent while the server is certainly still in that window. Only units of windows are drawn:
+//! a charge to a bucket drains at once, so leased units would have to expire in every process while the bucket refills
+//! once, and traffic far below the rate would be denied.
 
 use std::{collections::HashMap, time::Duration};
 
 use pacegate::{
-    Limit, Timestamp,
+    Timestamp,
     algorithm::{Origin, Outcome, State},
 };
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    cell::{Kind, Want, period_micros},
+    cell::Want,
     mark::{ByMark, Claim, Mark},
     time::{Time, Trip},
 };
@@ -41,8 +41,8 @@ struct Held {
 #[derive(Debug)]
 struct Lease {
     want: Want,
-    /// What was left at `now`, less what was spent since, in periods of a unit: so a bucket's dwindling is exact.
-    left: u128,
+    /// Units that were drawn and not spent.
+    left: u64,
     /// The state just after the last draw, and when that was.
     state: State,
     now: u64,
@@ -51,11 +51,10 @@ struct Lease {
     draw: Option<u64>,
 }
 
-/// Units to be given back, and as much of one more as `part` of its period, all of which were there at `drawn`.
+/// Units to be given back, which were drawn at this instant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unspent {
     pub(crate) want: Want,
-    pub(crate) part: u64,
     pub(crate) drawn: u64,
 }
 
@@ -137,6 +136,12 @@ impl Leases {
         self.drawn.notify_waiters();
     }
 
+    /// Forgets the draws in progress: their runtime has ended, so they never will.
+    pub(crate) fn end_draws(&self) {
+        self.held.lock().leases.values_mut().for_each(|lease| lease.draw = None);
+        self.drawn.notify_waiters();
+    }
+
     pub(crate) fn forget(&self, mark: Mark) {
         self.held.lock().leases.remove(&mark);
     }
@@ -189,26 +194,19 @@ impl Lease {
     /// What is left of an earlier draw stays, if it is of the same limit and window.
     fn add(&mut self, want: &Want, drawn: Drawn) {
         let Drawn { units, state, now, trip } = drawn;
-        let goes_on = match want.kind {
-            Kind::TokenBucket => true,
-            _ => self.state.at() == state.at(),
-        };
-        let rest = match goes_on && self.want.limit == want.limit {
-            true => self.left_at(Timestamp::from_micros(now)),
-            false => 0,
-        };
-        let left = rest + in_periods(units, &want.limit);
-        *self = Self { want: *want, left, state, now, trip, draw: None };
+        let goes_on = self.want.limit == want.limit && self.state.at() == state.at();
+        let rest = if goes_on { self.left } else { 0 };
+        *self = Self { want: *want, left: rest + units, state, now, trip, draw: None };
     }
 
-    /// Whether not even a part of a unit is left.
+    /// Whether nothing is left to spend.
     fn is_spent(&self, time: &Time, now: Instant) -> bool {
-        self.left_at(self.bounds(time, now).1) == 0
+        self.units(time, now) == 0
     }
 
     /// Units that may be spent whatever the server's clock says, within what it can say now.
     fn units(&self, time: &Time, now: Instant) -> u64 {
-        self.units_at(self.bounds(time, now).1)
+        self.left_at(self.bounds(time, now).1)
     }
 
     /// Between which instants the server's clock stands.
@@ -222,22 +220,12 @@ impl Lease {
     }
 
     fn pay(&mut self, claim: &Claim<'_>, time: &Time, now: Instant) -> Outcome {
-        self.left -= in_periods(claim.cost, claim.limit);
+        self.left -= claim.cost;
         self.outcome(time, now).with_origin(Origin::Lease)
     }
 
-    fn units_at(&self, instant: Timestamp) -> u64 {
-        let units = self.left_at(instant) / u128::from(period_micros(&self.want.limit));
-        u64::try_from(units).unwrap_or(u64::MAX)
-    }
-
-    /// In periods of a unit.
-    fn left_at(&self, instant: Timestamp) -> u128 {
-        if self.want.kind == Kind::TokenBucket {
-            let passed = instant.micros_since(Timestamp::from_micros(self.now));
-            let refilled = u128::from(passed) * u128::from(self.want.limit.amount());
-            return self.left.saturating_sub(refilled);
-        }
+    /// Units that are left at an instant of the server's clock.
+    fn left_at(&self, instant: Timestamp) -> u64 {
         let end = self.state.at().after(self.want.limit.period());
         if instant < end { self.left } else { 0 }
     }
@@ -246,23 +234,17 @@ impl Lease {
         let (earliest, latest) = self.bounds(time, now);
         let limit = &self.want.limit;
         let rest = limit.step(&mut self.state.clone(), earliest, 0);
-        let remaining = rest.remaining().saturating_add(self.units_at(latest));
-        Outcome::admitted(remaining.min(limit.capacity()), rest.reset_after())
+        let remaining = rest.remaining().saturating_add(self.left_at(latest));
+        let outcome = Outcome::admitted(remaining.min(limit.capacity()), rest.reset_after());
+        outcome.with_decided_at(earliest)
     }
 
-    /// All that was left when it was drawn: the server knows best how much of it dwindled since.
+    /// The units that can be returned: none if the window is certainly over.
     fn unspent(&self, time: &Time) -> Option<Unspent> {
-        let period = u128::from(period_micros(&self.want.limit));
-        let cost = u64::try_from(self.left / period).unwrap_or(u64::MAX);
-        let part = u64::try_from(self.left % period).unwrap_or(0);
-        let want = Want { cost, ..self.want };
+        let want = Want { cost: self.left, ..self.want };
         let earliest = self.bounds(time, Instant::now()).0;
-        (self.left_at(earliest) > 0).then_some(Unspent { want, part, drawn: self.now })
+        (self.left_at(earliest) > 0).then_some(Unspent { want, drawn: self.now })
     }
-}
-
-fn in_periods(units: u64, limit: &Limit) -> u128 {
-    u128::from(units) * u128::from(period_micros(limit))
 }
 
 /// Whether a cell comes twice. One look at each lease would then not be enough.
@@ -277,7 +259,7 @@ fn repeats(claims: &[Claim<'_>]) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use pacegate::{Charge, Clock, KeyRef, ManualClock};
+    use pacegate::{Charge, Clock, Counter, KeyRef, Limit, ManualClock};
 
     use super::*;
     use crate::cell::Names;
@@ -299,7 +281,7 @@ mod tests {
         fn want(&self, key: usize, limit: Limit) -> Want {
             let key = key.to_le_bytes();
             let charge = Charge::new("a".parse().unwrap(), KeyRef::new(&key), limit);
-            self.names.want(&charge).unwrap()
+            self.names.want(&charge.counter(Counter::Policy)).unwrap()
         }
 
         /// Draws so many units, if any are to be drawn.

@@ -61,6 +61,10 @@ pub(crate) struct Wire {
 /// Long enough for a handshake with TLS on a busy machine; short enough to be back within two seconds.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(700);
 
+/// How long the kernel tries to send a command: for as long as an answer is waited for.
+#[cfg(target_os = "linux")]
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+
 impl Link {
     /// Connects and asks the server what it is. Only a server that takes writes will do, if `writable`.
     pub(crate) async fn open(
@@ -168,7 +172,12 @@ impl Access {
         }
         let info = self.address(address).into_connection_info()?;
         let info = info.set_redis_settings(redis);
-        let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
+        let tcp = TcpSettings::default().set_nodelay(true);
+        // A command that the network has delayed must not run after its connection was given up: its permit has been
+        // returned by then, over the next connection.
+        #[cfg(target_os = "linux")]
+        let tcp = tcp.set_user_timeout(SEND_TIMEOUT);
+        let info = info.set_tcp_settings(tcp);
         match &self.tls {
             None => Client::open(info),
             Some(tls) => {

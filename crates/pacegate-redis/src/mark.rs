@@ -51,8 +51,10 @@ impl Marker {
         let (policy, limit) = (charge.policy.as_str().as_bytes(), &charge.limit);
         let algorithm = limit.algorithm().name().as_bytes();
         let mut scope = self.scope();
+        let counter = charge.counter.to_words(limit);
         scope.write_u64((policy.len() as u64) << 32 | algorithm.len() as u64);
         scope.write_u64(period_micros(limit));
+        counter.iter().for_each(|&word| scope.write_u64(word));
         scope.write(policy);
         scope.write(algorithm);
         self.under(scope.finish(), |hasher| {
@@ -135,13 +137,14 @@ impl Hasher for AsItIs {
 
 #[cfg(test)]
 mod tests {
-    use pacegate::{Key, KeyRef};
+    use pacegate::{Counter, Key, KeyRef};
 
     use super::*;
 
     fn mark(marker: &Marker, policy: &str, key: impl Key, limit: &str) -> Mark {
         key.with(|key| {
-            marker.mark(&Charge::new(policy.parse().unwrap(), key, limit.parse().unwrap()))
+            let charge = Charge::new(policy.parse().unwrap(), key, limit.parse().unwrap());
+            marker.mark(&charge.counter(Counter::Policy))
         })
     }
 
@@ -160,6 +163,21 @@ mod tests {
         ] {
             assert_ne!((other.high, other.low), (known.high, known.low));
             assert_ne!(other, known);
+        }
+    }
+
+    #[test]
+    fn each_counter_has_its_own_mark() {
+        let marker = Marker::random();
+        let limits: [Limit; 2] = ["1/hour burst 1", "2/hour burst 9"].map(|l| l.parse().unwrap());
+        let charge = |limit| Charge::new("api".parse().unwrap(), KeyRef::new(b"alice"), limit);
+        let mark = |counter, limit| marker.mark(&charge(limit).counter(counter));
+        let kept = [Counter::Policy, Counter::Override(1), Counter::Override(2)];
+        assert!(kept.iter().all(|&one| mark(one, limits[0]) == mark(one, limits[1])));
+        let mut marks = kept.map(|counter| mark(counter, limits[0])).to_vec();
+        marks.extend(limits.map(|limit| mark(Counter::Limit, limit)));
+        for (place, one) in marks.iter().enumerate() {
+            assert!(!marks[place + 1..].contains(one), "{place}");
         }
     }
 

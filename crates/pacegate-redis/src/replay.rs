@@ -225,6 +225,8 @@ impl<'a> Replay<'a> {
             return Err(StoreError::Failed(problem.to_owned()));
         }
         let granted = u64::from(outcomes.iter().all(Outcome::is_admitted));
+        let now = Timestamp::from_micros(self.now);
+        let outcomes = outcomes.into_iter().map(|outcome| outcome.with_decided_at(now)).collect();
         let state = match self.replicas[run.cells[0] as usize].content {
             Content::State(state) => Some(state),
             Content::Log { .. } | Content::Foreign => None,

@@ -78,6 +78,8 @@ pub struct RedisStats {
     pub redirects: u64,
     /// How often the way to a server was closed, because it was lost or late.
     pub closed: u64,
+    /// Permits whose release failed and is going to be retried.
+    pub returning: usize,
 }
 
 /// How one server is doing.

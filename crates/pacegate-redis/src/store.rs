@@ -1,11 +1,20 @@
 mod apart;
 mod charging;
 mod counters;
+mod returns;
+mod session;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
+use arc_swap::{ArcSwap, Guard};
 use futures_util::stream::{self, StreamExt};
-use pacegate::{Answer, Charge, Clock, Detached, Store, StoreError, algorithm::Outcome};
+use pacegate::{
+    Answer, Charge, Clock, Detached, Limit, PolicyName, Store, StoreError, algorithm::Outcome,
+};
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
@@ -14,28 +23,31 @@ use tokio::{
 };
 
 use charging::{Charging, Started};
+use returns::Returns;
+use session::Session;
 
 use crate::{
     batch::{self, Ask},
     cell::{Names, Secret, Want},
-    cluster::{Cluster, NO_SERVER},
     denials::Denials,
     job::Amend,
     lane::{Common, Lane},
     layout::{self, Layout},
     leases::{Drawn, Leases, Unspent},
     mark::Claim,
-    resolver::{Resolver, Sentinels},
     stats::{Counters, RedisStats, ServerStats},
     time::{LONGEST, Time, Trip},
-    url::{RedisUrl, Servers, UrlError},
+    url::{RedisUrl, UrlError},
     waiter::Waiter,
     wire::Action,
 };
 
 /// Budgets in Redis or Valkey, shared by every process that uses the same servers.
 ///
-/// Cheap to clone; clones share everything. It needs a Tokio runtime, on which it keeps one task for each server.
+/// Cheap to clone; clones share everything. It needs a Tokio runtime, on which it keeps one task for each server: the
+/// runtime that it was created on. If that runtime shuts down, the store reconnects on the runtime of its next caller,
+/// and requests wait for this, for at most a second. Requests in flight at that moment are lost, and decided by failure
+/// modes. A caller outside of any runtime cannot reconnect it.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -57,15 +69,13 @@ pub struct RedisStore {
 struct Inner {
     common: Arc<Common>,
     leases: Leases,
-    servers: Topology,
-    /// Where the store was made. Whoever asks may be in another runtime, or in none.
-    runtime: Handle,
-}
-
-#[derive(Debug)]
-enum Topology {
-    One(Arc<Lane>),
-    Cluster(Arc<Cluster>),
+    returns: Arc<Returns>,
+    /// Replaced when its runtime has ended.
+    session: ArcSwap<Session>,
+    /// Held while the session is replaced.
+    reopening: Mutex<()>,
+    url: RedisUrl,
+    this: Weak<Self>,
 }
 
 /// How a [`RedisStore`] is to be.
@@ -124,7 +134,7 @@ impl RedisStore {
             round_trip: lane.round_trip(),
         };
         RedisStats {
-            servers: self.inner.lanes().iter().map(server).collect(),
+            servers: self.inner.session.load().lanes().iter().map(server).collect(),
             trips: counters.trips.get(),
             calls: counters.calls.get(),
             requests: counters.requests.get(),
@@ -136,25 +146,25 @@ impl RedisStore {
             timed_out: counters.timed_out.get(),
             redirects: counters.redirects.get(),
             closed: counters.closed.get(),
+            returning: self.inner.returns.len(),
         }
     }
 
     /// Whether every server that is known answers.
     pub fn is_connected(&self) -> bool {
-        let lanes = self.inner.lanes();
-        !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
+        self.inner.session.load().is_connected()
     }
 
-    /// Gives back what was drawn ahead and not spent. Without this it stays charged: in a window until its end, in a
-    /// bucket until it has refilled. So does what could not be given back; the error is then the last there was.
+    /// Returns the leased units that were not spent. Without this they stay charged until their window ends. So do
+    /// units that could not be returned; the error is then the last one.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
-        let returning = self.inner.runtime.spawn(self.inner.clone().return_leases());
+        let returning = self.inner.runtime().spawn(self.inner.clone().return_leases());
         returning.await.unwrap_or_else(|_| Err(gone()))
     }
 }
 
 pub(crate) const DEFAULT_PREFIX: &str = "pg:";
-pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(20);
+pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 
 impl RedisStoreBuilder {
     pub(crate) fn new(url: RedisUrl) -> Self {
@@ -184,7 +194,7 @@ impl RedisStoreBuilder {
         Self { secret: Secret(secret.into()), ..self }
     }
 
-    /// How long a call may take before the policy's failure mode decides instead: 20 ms unless said.
+    /// Sets how long a call may take before the policy's failure mode decides instead. Default: 100 ms.
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
@@ -200,7 +210,8 @@ impl RedisStoreBuilder {
         Self { deny_cache_for: longest, ..self }
     }
 
-    /// For how long the answer to a request with an id is remembered: 10 s unless said, a year at most.
+    /// For how long the answer to a request with an id is remembered. Default: 10 s; at most a year. Meanwhile it is
+    /// repeated up to four times, and after that each request with the id counts as a new one.
     pub fn remember_ids_for(self, time: Duration) -> Self {
         Self { once: time, ..self }
     }
@@ -219,12 +230,13 @@ impl RedisStoreBuilder {
     /// Connects, and fails if no server answers within some seconds. In a cluster it is enough that one does by then.
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
         let store = self.connect_later();
-        let late = timeout(PATIENCE, store.inner.first_connection()).await.is_err();
-        if late && !store.inner.lanes().iter().any(|lane| lane.is_open()) {
-            let lanes = store.inner.lanes();
+        let session = store.inner.session.load_full();
+        let late = timeout(PATIENCE, session.first_connection()).await.is_err();
+        let lanes = session.lanes();
+        if late && !lanes.iter().any(|lane| lane.is_open()) {
             let reason =
                 lanes.first().map_or("no server answered".to_owned(), |lane| lane.trouble());
-            let servers = store.inner.describe();
+            let servers = session.describe();
             return Err(ConnectError::Unreachable { servers, reason });
         }
         Ok(store)
@@ -247,59 +259,24 @@ impl RedisStoreBuilder {
             time: self.time.clone(),
             counters: Counters::default(),
         });
-        let RedisUrl { servers, access } = self.url;
-        let lane = |resolver| {
-            let lane = Lane::new(common.clone(), resolver, std::sync::Weak::new());
-            lane.start();
-            Topology::One(lane)
-        };
-        let servers = match servers {
-            Servers::One(address) => lane(Resolver::Fixed(address, access)),
-            Servers::Sentinel { addresses, access: sentinel_access, master } => {
-                lane(Resolver::Sentinel(Box::new(Sentinels {
-                    addresses,
-                    access: sentinel_access,
-                    master,
-                    master_access: access,
-                    current: parking_lot::Mutex::default(),
-                    latest: parking_lot::Mutex::default(),
-                })))
-            }
-            Servers::Cluster(seeds) => {
-                let cluster = Cluster::new(seeds, access, common.clone());
-                cluster.start();
-                Topology::Cluster(cluster)
-            }
-        };
-        if let Topology::One(lane) = &servers {
-            tokio::spawn(follow(Arc::downgrade(lane)));
-        }
-        let leases = Leases::new(self.time);
-        let runtime = Handle::current();
-        RedisStore { inner: Arc::new(Inner { common, leases, servers, runtime }) }
+        let (url, returns) = (self.url, Arc::new(Returns::default()));
+        let session = Session::open(url.clone(), &common, Handle::current());
+        let inner = Arc::new_cyclic(|this| Inner {
+            common,
+            leases: Leases::new(self.time),
+            returns,
+            session: ArcSwap::from_pointee(session),
+            reopening: Mutex::new(()),
+            url,
+            this: this.clone(),
+        });
+        inner.start_returns();
+        RedisStore { inner }
     }
 }
 
 /// So many leases are given back at a time: few trips for all of them, and no trip takes so long that others feel it.
 const RETURNING: usize = 256;
-
-/// How often the sentinels are asked where the master is.
-const FOLLOW: Duration = Duration::from_millis(250);
-
-/// Follows the master from one server to the next, for as long as the lane is there.
-async fn follow(lane: std::sync::Weak<Lane>) {
-    loop {
-        tokio::time::sleep(FOLLOW).await;
-        let Some(lane) = lane.upgrade() else { return };
-        let Resolver::Sentinel(sentinels) = lane.resolver() else { return };
-        let (found, current) = (sentinels.find().await, sentinels.current.lock().clone());
-        if let (Some(found), Some(current)) = (found, current)
-            && found != current
-        {
-            lane.look_again("the sentinels have named another master");
-        }
-    }
-}
 
 impl Store for RedisStore {
     fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
@@ -322,6 +299,10 @@ impl Store for RedisStore {
         self.charging(charges, Some(id))
     }
 
+    fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        self.inner.supports(limits, leased)
+    }
+
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
         Box::pin(self.inner.clone().change(charge, Some(Action::Refund)))
     }
@@ -340,12 +321,17 @@ impl Store for RedisStore {
                 return Err(counters::no_permits());
             }
             let want = self.inner.common.names.want(charge)?;
+            self.inner.opened().await;
             self.inner.amend(want, Some(Action::Renew)).await
         })
     }
 
+    fn clear<'a>(&'a self, _: &'a [PolicyName]) -> Answer<'a, u64> {
+        Box::pin(std::future::ready(Err(counters::no_clear())))
+    }
+
     fn detach(&self, work: Detached) {
-        self.inner.runtime.spawn(work);
+        self.inner.runtime().spawn(work);
     }
 }
 
@@ -365,6 +351,39 @@ impl RedisStore {
 type Wants = SmallVec<[Want; 1]>;
 
 impl Inner {
+    /// The connections to use: those of another runtime if the last one has ended.
+    fn session(&self) -> Guard<Arc<Session>> {
+        let session = self.session.load();
+        if !session.has_ended() {
+            return session;
+        }
+        let _alone = self.reopening.lock();
+        if self.session.load().has_ended()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            self.leases.end_draws();
+            let session = Session::reopen(self.url.clone(), &self.common, runtime);
+            self.session.store(Arc::new(session));
+            self.start_returns();
+        }
+        self.session.load()
+    }
+
+    fn runtime(&self) -> Handle {
+        self.session().runtime.clone()
+    }
+
+    /// Waits until a session that has replaced another is connected.
+    async fn opened(&self) {
+        let session = Guard::into_inner(self.session());
+        session.opened().await;
+    }
+
+    fn start_returns(&self) {
+        let runtime = self.session.load().runtime.clone();
+        runtime.spawn(returns::retry(self.returns.clone(), self.this.clone()));
+    }
+
     fn start(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
@@ -387,13 +406,16 @@ impl Inner {
         {
             return Ok(Started::Answered(outcomes));
         }
+        if self.session().is_opening() {
+            return Ok(Started::Opening);
+        }
         let marked = charges.iter().zip(&claims);
         let wants = marked.map(|(charge, claim)| names.want_marked(charge, claim.mark));
         let wants = wants.collect::<Result<Wants, _>>()?;
         if contradicts {
             return Ok(Started::Apart(wants));
         }
-        if matches!(self.servers, Topology::Cluster(_)) && !is_together(&wants) {
+        if self.session().is_cluster() && !is_together(&wants) {
             // What was charged in one slot and given back because of another would look charged when asked again.
             return match id {
                 Some(_) => Err(StoreError::Unsupported(
@@ -454,24 +476,8 @@ impl Inner {
         let once = id.map(|id| self.common.names.answer(id, &wants));
         let (waiter, answered) = Waiter::new(Instant::now());
         let ask = Ask { wants, times, once, waiter };
-        match &self.servers {
-            Topology::One(lane) => lane.ask(ask)?,
-            Topology::Cluster(_) => self.lane(&ask.wants[0])?.ask(ask)?,
-        }
+        self.session().lane(&ask.wants[0])?.ask(ask)?;
         Ok(answered)
-    }
-
-    fn lane(&self, want: &Want) -> Result<Arc<Lane>, StoreError> {
-        self.lane_of(|| want.cell.slot())
-    }
-
-    fn lane_of(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Lane>, StoreError> {
-        match &self.servers {
-            Topology::One(lane) => Ok(lane.clone()),
-            Topology::Cluster(cluster) => cluster
-                .of_slot_now(slot())
-                .ok_or_else(|| StoreError::Unavailable(NO_SERVER.to_owned())),
-        }
     }
 
     /// Draws units ahead for limits that allow it, along with the request that found none left.
@@ -482,12 +488,12 @@ impl Inner {
         }
         for (charge, want) in charges.iter().zip(wants) {
             if want.cost > 0
-                && want.kind.is_string()
+                && want.limit.algorithm().can_be_leased()
                 && let Some(draw) = self.leases.start_draw(want, Instant::now())
             {
                 let want = Want { cost: 1, ..*want };
                 let units = charge.lease.min(want.limit.capacity());
-                self.runtime.spawn(self.clone().draw_one(want, draw, units));
+                self.runtime().spawn(self.clone().draw_one(want, draw, units));
             }
         }
     }
@@ -505,8 +511,7 @@ impl Inner {
     async fn return_leases(self: Arc<Self>) -> Result<(), StoreError> {
         // What is still on its way would be lost to everybody.
         drop(timeout(self.common.deadline, self.leases.settled()).await);
-        let give_back =
-            |Unspent { want, part, drawn }| self.amend(want, Some(Action::Return { part, drawn }));
+        let give_back = |Unspent { want, drawn }| self.amend(want, Some(Action::Return { drawn }));
         let returning = stream::iter(self.leases.take_all()).map(give_back);
         let returning = returning.buffer_unordered(RETURNING);
         returning.fold(Ok(()), async |so_far, amended| amended.map(drop).and(so_far)).await
@@ -518,7 +523,8 @@ impl Inner {
         charge: &Charge<'_>,
         action: Option<Action>,
     ) -> Result<(), StoreError> {
-        let runtime = self.runtime.clone();
+        self.opened().await;
+        let runtime = self.runtime();
         let changing = match self.common.layout.clone() {
             Some(counters) => {
                 let (spot, act) = counters::change(&self.common, &counters, charge, action)?;
@@ -526,14 +532,19 @@ impl Inner {
             }
             None => {
                 let want = self.common.names.want(charge)?;
-                runtime.spawn(async move { self.amend(want, action).await.map(drop) })
+                runtime.spawn(async move {
+                    match action {
+                        Some(Action::Release) => self.release(want).await,
+                        _ => self.amend(want, action).await.map(drop),
+                    }
+                })
             }
         };
         changing.await.unwrap_or_else(|_| Err(gone()))
     }
 
     async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {
-        let lane = self.lane(&want)?;
+        let lane = self.session().lane(&want)?;
         let (waiter, answered) = Waiter::new(Instant::now());
         lane.amend(Amend { want, action, waiter })?;
         let amended = answered.await.unwrap_or_else(|_| Err(gone()));
@@ -544,42 +555,16 @@ impl Inner {
         }
         amended
     }
-
-    fn lanes(&self) -> Vec<Arc<Lane>> {
-        match &self.servers {
-            Topology::One(lane) => vec![lane.clone()],
-            Topology::Cluster(cluster) => cluster.lanes(),
-        }
-    }
-
-    fn describe(&self) -> String {
-        match &self.servers {
-            Topology::One(lane) => lane.resolver().to_string(),
-            Topology::Cluster(_) => "the cluster".to_owned(),
-        }
-    }
-
-    async fn first_connection(&self) {
-        let mut wait = Duration::from_millis(1);
-        let is_ready = || {
-            let lanes = self.lanes();
-            !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
-        };
-        while !is_ready() {
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(Duration::from_millis(20));
-        }
-    }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.lanes().iter().for_each(|lane| lane.end());
+        self.returns.wake();
     }
 }
 
 fn gone() -> StoreError {
-    StoreError::Unavailable("the runtime of the store has ended".to_owned())
+    StoreError::Interrupted("the runtime of the store has ended".to_owned())
 }
 
 fn is_together(wants: &[Want]) -> bool {

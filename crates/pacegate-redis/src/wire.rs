@@ -14,9 +14,15 @@ pub(crate) struct Settings {
     pub(crate) slack: u64,
     /// Milliseconds for which a remembered answer is kept.
     pub(crate) once: u64,
+    /// How often a remembered answer is repeated.
+    pub(crate) repeats: u64,
     /// Whether keys may be made.
     pub(crate) create: bool,
 }
+
+/// How often the answer to a request with an id is repeated: enough for a caller that retries, and few enough that
+/// reusing one id for many requests gains little.
+pub(crate) const MAX_REPEATS: u64 = 4;
 
 /// A batch as the script reads it.
 #[derive(Debug)]
@@ -31,9 +37,8 @@ pub(crate) struct Program {
 pub(crate) enum Action {
     /// Gives the cost back.
     Refund,
-    /// Gives back the cost and as much of one more unit as `part` of the period, as far as all this is still charged:
-    /// it was drawn ahead at this instant.
-    Return { part: u64, drawn: u64 },
+    /// Gives back the cost to a window, unless that is over: it was charged at this instant.
+    Return { drawn: u64 },
     /// Ends a permit.
     Release,
     /// Starts the life of a permit anew.
@@ -51,8 +56,9 @@ impl Program {
         }
         let strings = batch.cells().iter().filter(|cell| cell.kind.is_string()).count();
         let once = if batch.once().is_some() { settings.once } else { 0 };
-        let mut words = Words(Vec::with_capacity(64 + 80 * order.len()));
-        words.push([settings.now, settings.slack, once, u64::from(settings.create)]);
+        let mut words = Words(Vec::with_capacity(64 + 88 * order.len()));
+        words.push([settings.now, settings.slack, once, settings.repeats]);
+        words.push([u64::from(settings.create)]);
         words.push([order.len() as u64, strings as u64, batch.runs().len() as u64]);
         for &cell in &order {
             let cell = &batch.cells()[cell as usize];
@@ -62,8 +68,8 @@ impl Program {
             words.push([run.times, run.cells.len() as u64]);
             let wants = &batch.asks()[run.asks[0] as usize].wants;
             for (&cell, want) in run.cells.iter().zip(wants) {
-                let Want { cost, permit, enforced, .. } = *want;
-                words.push([place_of[cell as usize], cost, permit, u64::from(enforced)]);
+                let Want { cost, permit: [high, low], enforced, .. } = *want;
+                words.push([place_of[cell as usize], cost, high, low, u64::from(enforced)]);
             }
         }
         Self { bytes: words.0, order }
@@ -93,14 +99,15 @@ impl Program {
 
 /// The program of the script that amends one cell.
 pub(crate) fn amendment(want: &Want, action: Action, settings: Settings) -> Vec<u8> {
-    let (action, part, drawn) = match action {
-        Action::Refund => (0, 0, 0),
-        Action::Return { part, drawn } => (0, part, drawn),
-        Action::Release => (1, 0, 0),
-        Action::Renew => (2, 0, 0),
+    let (action, drawn) = match action {
+        Action::Refund => (0, 0),
+        Action::Return { drawn } => (0, drawn),
+        Action::Release => (1, 0),
+        Action::Renew => (2, 0),
     };
     let mut words = Words(Vec::with_capacity(88));
-    words.push([settings.now, settings.slack, action, want.cost, part, drawn, want.permit]);
+    words.push([settings.now, settings.slack, action, want.cost, drawn]);
+    words.push(want.permit);
     words.limit(want.kind, &want.limit);
     words.0
 }

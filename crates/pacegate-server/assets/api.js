@@ -1,19 +1,20 @@
-// Talks to the server this page came from. The API key lives in sessionStorage at most: it ends with the tab.
+// Calls the API of the server that this page came from. The API key is kept in sessionStorage and ends with
+// the tab.
 
 const STORED = "pacegate-key";
 let memory = "";
 
-/** What the server refused, in its own words. */
+/** An error response of the server. */
 export class Refused extends Error {
   constructor(status, { type = "", detail, title = `status ${status}` }) {
     super(detail ?? title);
     this.status = status;
-    /** The last word of the problem's type. */
+    /** The last segment of the problem type. */
     this.kind = type.split(":").pop();
   }
 }
 
-/** There was no answer, or one of somebody else. */
+/** No response, or one that is not from Pacegate. */
 export class Unreachable extends Error {}
 
 export function apiKey() {
@@ -30,11 +31,11 @@ export function setApiKey(key) {
     if (key) sessionStorage.setItem(STORED, key);
     else sessionStorage.removeItem(STORED);
   } catch {
-    // Kept until the page is left.
+    // Without storage, the key is kept until the page is closed.
   }
 }
 
-/** Asks, and returns the JSON of the answer. Paths are relative, so that a proxy may put the page in a folder. */
+/** Sends a request and returns the JSON of the response. Paths are relative, so that a proxy can serve the page in a subdirectory. */
 export async function ask(method, path, { query = {}, body } = {}) {
   const words = new URLSearchParams(query).toString();
   const headers = {};
@@ -54,16 +55,16 @@ export async function ask(method, path, { query = {}, body } = {}) {
   });
   const said = await answer.json().catch(() => null);
   if (!answer.ok) throw new Refused(answer.status, said ?? {});
-  // The connection was cut, or a proxy asks for a login.
-  if (said === null) throw new Unreachable("the answer is not JSON");
+  // The connection was closed, or a proxy returned a login page.
+  if (said === null) throw new Unreachable("the response is not JSON");
   return said;
 }
 
-/** One sentence about a failure, for people. */
+/** Returns one sentence about a failure, for display. */
 export function sentence(error) {
-  if (error instanceof Unreachable) return "The server cannot be reached.";
+  if (error instanceof Unreachable) return "Server unreachable.";
   if (!(error instanceof Refused)) throw error;
-  if (error.status === 401) return "It takes an API key, and this one is not known. Set one with “API key”.";
-  if (error.status === 403) return `This API key may not do that: ${error.message}.`;
-  return `Refused: ${error.message}.`;
+  if (error.status === 401) return "This request needs a valid API key. Set one with “API key”.";
+  if (error.status === 403) return `This API key lacks the permission: ${error.message}.`;
+  return `Rejected: ${error.message}.`;
 }

@@ -1,18 +1,18 @@
-// Charts of the dashboard and of the report of `pacegate simulate`. One module, no imports, no markup from text.
+// Charts of the dashboard and of the report of `pacegate simulate`. One module, no imports, no HTML from text.
 //
 // To inline it into one HTML file, put it at the top of a `<script type="module">` and the page's own code after it in
-// a block, `{ ... }`, so that names cannot clash. Keys and labels are hostile input: they only ever become text nodes.
+// a block, `{ ... }`, so that names cannot clash. Keys and labels are untrusted: they only become text nodes.
 //
 //   timeline(host, data, options) -> { update(data), remove() }
-//     data.times    instants in epoch seconds, ascending: the END of each sample; at most some 2,000
-//     data.series   [{ name, values, color, kind }]: one value per instant (null: not known); `color` is "allowed",
+//     data.times    ascending epoch seconds: the END of each sample; at most about 2,000
+//     data.series   [{ name, values, color, kind }]: one value per time (null: unknown); `color` is "allowed",
 //                   "denied", "shadow", "true-rate" or any CSS colour; `kind` is "stack" (default; stacked, stepped
 //                   areas) or "line" (dashed if `dashed`)
-//     data.step     seconds that a sample covers (default: the distance of the last two)
-//     data.limits   [{ value, label }]: horizontal lines; one far above everything is only named
+//     data.step     seconds per sample (default: the distance between the last two)
+//     data.limits   [{ value, label }]: horizontal lines; a limit far above all values is only named
 //     data.marks    [{ from, to, label }]: spans, or points if `to` is absent
-//     options       { label (what is shown, for the summary), unit: "/s", height: 240, legend: true, utc: false,
-//                   span: seconds that the axis shows at least }
+//     options       { label (for the summary), unit: "/s", height: 240, legend: true, utc: false,
+//                   span: minimum length of the axis in seconds }
 //   sparkline(host, data, options) -> { update(data) }   the same data without axes; options { label }
 //   bars(host, rows, options) -> { update(rows) }        a list of horizontal bars
 //     rows          [{ label, note, parts: [{ name, value, color }] }]; the longest row fills the width
@@ -113,7 +113,7 @@ export function bars(host, rows, options = {}) {
   const list = html("ol", "chart-bars", host);
   let shown = "";
   const update = (next) => {
-    // What is the same is left alone, so that focus and text selection survive.
+    // Leave unchanged rows alone, so that focus and text selection survive.
     const now = JSON.stringify(next);
     if (now === shown) return;
     shown = now;
@@ -203,7 +203,7 @@ class Timeline {
     return this.data.series.filter((series) => !this.hidden.has(series.name));
   }
 
-  /** Where things are: x by instant, y by value. */
+  /** Computes the scales: x from time, y from value. */
   place(width, most) {
     const { times } = this.data;
     const { height, span = 0 } = this.options;
@@ -235,7 +235,7 @@ class Timeline {
     this.show(this.at, true);
   }
 
-  /** Sample `i` begins this long before its instant; the end of the last one is drawn as the start of one more. */
+  /** Returns how long before its time sample `i` begins; the end of the last sample counts as the start of another one. */
   stepOf(i) {
     return i < this.data.times.length ? this.step : 0;
   }
@@ -280,7 +280,7 @@ class Timeline {
         svg("rect", box, this.plot);
       }
       svg("line", { class: "mark-edge", x1: from, x2: from, y1: EDGE.top - 4, y2: bottom }, this.plot);
-      // Labels that would lie on one another are left to the read-out.
+      // Overlapping labels are shown only in the read-out.
       const wide = 6.2 * (mark.label ?? "").length;
       const start = Math.min(from, width - EDGE.right - wide);
       if (start < free) continue;
@@ -332,12 +332,12 @@ class Timeline {
     this.say.textContent = [...this.read.children].map((line) => line.textContent).join(", ");
   }
 
-  /** The sample that is read, or the oldest if it has left the chart. */
+  /** Returns the selected sample, or the oldest if it has left the chart. */
   index() {
     return Math.max(0, this.data.times.findIndex((time) => time >= this.at));
   }
 
-  /** Shows what is at an instant. */
+  /** Shows the values at a time. */
   show(at) {
     this.at = at;
     this.cursor.replaceChildren();
@@ -380,7 +380,7 @@ class Timeline {
   }
 }
 
-/** Each series with where it begins and ends: stacked ones on top of one another, lines from the ground. */
+/** Returns each series with its base and top: stacked series on top of each other, lines from zero. */
 function stack(series) {
   let ground = null;
   return series.map(({ values, color, kind = "stack", dashed = false }) => {
@@ -392,7 +392,7 @@ function stack(series) {
   });
 }
 
-/** `x(i)` is where sample `i` begins, and `x(length)` where the last one ends. */
+/** `x(i)` is the start of sample `i`, and `x(length)` the end of the last one. */
 function drawTier(view, tier, x, y) {
   if (tier.kind !== "line") {
     svg("path", { class: "area", d: areaPath(tier, x, y) }, view).style.fill = colour(tier.color);
@@ -485,7 +485,7 @@ function summary(data, { label = "", unit = "" }) {
   if (times.length === 0) return `${label}: no data yet.`;
   const parts = series.map(({ name, values }) => {
     const known = values.filter((value) => value !== null);
-    if (known.length === 0) return `${name}: not known`;
+    if (known.length === 0) return `${name}: unknown`;
     const last = number(known[known.length - 1]);
     return `${name}: last ${last}${unit}, highest ${number(Math.max(...known))}${unit}`;
   });
@@ -516,7 +516,7 @@ function svg(tag, attributes, parent) {
   return element;
 }
 
-/** A sheet made by script needs no leave of the content security policy. */
+/** A constructed style sheet needs no exception in the Content-Security-Policy. */
 function adoptStyle() {
   if (document.adoptedStyleSheets.some((sheet) => sheet.ofCharts)) return;
   const sheet = new CSSStyleSheet();

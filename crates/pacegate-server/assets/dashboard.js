@@ -1,4 +1,4 @@
-// The page: asks once a second, and hands what it is told to the panels.
+// The page: fetches data once per second and passes it to the panels.
 
 import { number, timeline, whole } from "./chart.js";
 import { Refused, Unreachable, apiKey, ask, setApiKey } from "./api.js";
@@ -9,7 +9,7 @@ import { Health } from "./store.js";
 import { Try, curl } from "./try.js";
 
 const EVERY = 1000;
-const THEMES = { "": ["◐", "as the system has them"], light: ["☀", "light"], dark: ["☾", "dark"] };
+const THEMES = { "": ["◐", "same as system"], light: ["☀", "light"], dark: ["☾", "dark"] };
 const TILES = { all: "Decisions", allowed: "Allowed", denied: "Denied", shadow: "Shadow denied" };
 const byId = (id) => document.getElementById(id);
 
@@ -18,7 +18,7 @@ const policies = new Policies(live, show);
 const keys = new Keys(live, say);
 const trying = new Try();
 const health = new Health(live);
-const look = { label: "Decisions a second", unit: "/s", span: 60, height: 260 };
+const look = { label: "Decisions per second", unit: "/s", span: 60, height: 260 };
 const chart = timeline(byId("timeline"), live.chart(""), look);
 const tiles = makeTiles();
 
@@ -41,7 +41,7 @@ function start() {
   });
   byId("key-input").addEventListener("input", ({ target }) => {
     const fits = /^[ -~]*$/.test(target.value.trim());
-    target.setCustomValidity(fits ? "" : "An API key has letters, digits and signs of ASCII only.");
+    target.setCustomValidity(fits ? "" : "An API key consists of printable ASCII characters.");
   });
   byId("theme").addEventListener("click", nextTheme);
   tellTheme();
@@ -79,7 +79,7 @@ function failed(error) {
   if (error.status === 403 && isNew) offerPolicies();
 }
 
-/** Who may not see everything may still try requests, and look up keys. */
+/** Users without access to live data can still try requests and look up keys. */
 async function offerPolicies() {
   const { policies: some } = await ask("GET", "v1/policies").catch(() => ({ policies: [] }));
   trying.offer(some);
@@ -102,11 +102,11 @@ function draw() {
   byId("timeline").hidden = idle;
   if (idle) put(byId("first-curl"), curl(example(answer)));
   put(byId("server"), location.host);
-  // Where nobody has a key there is none to type in.
+  // If the server has no API keys, hide the button.
   byId("key-open").hidden = !answer.authorized.keys_configured && apiKey() === "";
 }
 
-/** A request that the first policy would cover, of those that requests lead to. */
+/** Returns a request that the first policy covers, except policies for Envoy. */
 function example({ policies: all }) {
   const first = all.find((policy) => !policy.envoy);
   const wanted = (first?.match ?? []).filter((match) => match.values?.length);
@@ -133,11 +133,11 @@ function updateTiles(name) {
   const [allowed, denied, shadow] = [total("allowed"), total("denied"), total("shadow_denied")];
   const now = (count) => rate(counts[count]);
   const asked = now("allowed") + now("denied") + now("shadow_denied");
-  const share = asked > 0 ? `${((100 * now("denied")) / asked).toFixed(1)} % of all now` : "none now";
+  const share = asked > 0 ? `${((100 * now("denied")) / asked).toFixed(1)} % of requests` : "none";
   tell(tiles.all, asked, `${whole(allowed + denied + shadow)} since the start`);
   tell(tiles.allowed, now("allowed"), `${whole(allowed)} since the start`);
-  tell(tiles.denied, now("denied"), `${share}, ${whole(denied)} in all`);
-  tell(tiles.shadow, now("shadow_denied"), `passed, ${whole(shadow)} since the start`);
+  tell(tiles.denied, now("denied"), `${share}, ${whole(denied)} since the start`);
+  tell(tiles.shadow, now("shadow_denied"), `allowed, ${whole(shadow)} since the start`);
 }
 
 function tell({ value, note }, perSecond, text) {
@@ -163,23 +163,23 @@ function show(name) {
   byId("traffic").scrollIntoView({ block: "start", behavior: "smooth" });
 }
 
-/** The pill at the top, and what needs attention. An alert is written once, so that it is read out once. */
+/** Updates the status at the top and the alerts. An alert is written only once, so that screen readers read it once. */
 function tellState() {
   const { answer } = live;
   const alerts = [];
   let [state, text] = ["good", "live"];
   if (unreachable) {
-    [state, text] = ["bad", "not reachable"];
-    alerts.push(["bad", "The server is not reachable, trying again. What you see is the last it said."]);
+    [state, text] = ["bad", "unreachable"];
+    alerts.push(["bad", "Server unreachable, retrying. The page shows the last data."]);
   } else if (refused?.status === 401) {
     [state, text] = ["wait", "key needed"];
-    alerts.push(["warn", "This server wants an API key. Set one with “API key” at the top."]);
+    alerts.push(["warn", "This server requires an API key. Set one with “API key” at the top."]);
   } else if (refused?.status === 403 && refused.kind !== "host") {
     [state, text] = ["wait", "admin key needed"];
-    alerts.push(["warn", "This API key can try requests. Live figures, resets and blocks take an admin key."]);
+    alerts.push(["warn", "This API key can only try requests. Live statistics, resets and blocks need an admin key."]);
   } else if (refused !== null) {
-    [state, text] = ["bad", "refused"];
-    alerts.push(["bad", `The server refused: ${refused.message}.`]);
+    [state, text] = ["bad", "rejected"];
+    alerts.push(["bad", `The server rejected the request: ${refused.message}.`]);
   } else if (answer !== null) {
     alerts.push(...troubles(answer));
     if (alerts.length > 0) [state, text] = ["wait", "needs attention"];
@@ -194,11 +194,11 @@ function tellState() {
 
 function troubles({ store, reload, draining }) {
   const told = [];
-  if (store.reachable === false) told.push(["bad", "The store cannot be reached: failure modes decide. See Health."]);
+  if (store.reachable === false) told.push(["bad", "Store unreachable: applying failure modes. See Health."]);
   if (reload?.complaint) {
-    told.push(["warn", `The last configuration was refused, the one before it is in force: ${reload.complaint}`]);
+    told.push(["warn", `Configuration reload failed, keeping the previous one: ${reload.complaint}`]);
   }
-  if (draining) told.push(["warn", "The server drains: it takes no new connections, and ends soon."]);
+  if (draining) told.push(["warn", "The server is shutting down: it accepts no new connections."]);
   return told;
 }
 
@@ -212,17 +212,17 @@ function useKey(key) {
   setApiKey(key);
   byId("key-dialog").close();
   refused = null;
-  say("The key is used from now on.");
+  say("API key set.");
   poll();
 }
 
-/** With the key goes what it showed. */
+/** Forgets the key and the data that was fetched with it. */
 function forgetKey() {
   setApiKey("");
   location.reload();
 }
 
-/** Tells what came of something, for some seconds. */
+/** Shows a message for a few seconds. */
 function say(text, kind = "good") {
   clearTimeout(quiet);
   byId("said").className = `toast shown ${kind}`;
@@ -239,7 +239,7 @@ function nextTheme() {
   try {
     localStorage.setItem("pacegate-theme", next);
   } catch {
-    // It holds until the page is left.
+    // Without storage, the theme applies until the page is closed.
   }
   tellTheme();
 }

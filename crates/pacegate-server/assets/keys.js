@@ -1,13 +1,14 @@
-// Keys: those that stand out, how one stands, and what can be done about it. Keys are hostile input: only ever text.
+// The key panels: top keys, lookup, reset and block. Keys are untrusted input: they are only inserted as
+// text.
 
 import { bars, whole } from "./chart.js";
 import { ask, sentence } from "./api.js";
 import { duration, make, put } from "./live.js";
 
-/** Whose limits come with requests: they are not kept, so how they stand is not known. */
+/** The policy of limits that requests carry. The server does not know them, so it cannot look up these keys. */
 const AD_HOC = "ad-hoc";
-/** Who has the empty key. */
-const EVERYBODY = "everybody";
+/** Display text of the empty key, of a policy with one counter for all. */
+const EVERYBODY = "all clients";
 const MOST_ROWS = 10;
 const BLOCK_TIMES = [
   [600, "10 minutes"],
@@ -25,7 +26,7 @@ export class Keys {
     const onSelect = (row) => this.select(row);
     const list = (id, empty) => bars(document.getElementById(id), [], { onSelect, empty });
     this.traffic = list("top-traffic", "No keys yet.");
-    this.denied = list("top-denied", "Nobody was denied of late.");
+    this.denied = list("top-denied", "No recent denials.");
     this.policy = document.getElementById("lookup-policy");
     this.key = document.getElementById("lookup-key");
     this.answer = document.getElementById("lookup-answer");
@@ -46,11 +47,11 @@ export class Keys {
     this.offer(answer.policies);
     this.updateBlocked(answer);
     const { policy, key, blocked } = this.looked ?? {};
-    // Of these nothing else tells whether they are blocked.
+    // For these, only the list of blocks shows whether they are blocked.
     if (policy === AD_HOC && blocked !== this.isBlocked(policy, key)) this.show(policy, key, null);
   }
 
-  /** Policies to look up keys of. */
+  /** Fills the list of policies for lookups. */
   offer(policies) {
     this.policies = policies;
     const names = policies.map((policy) => policy.name);
@@ -62,12 +63,12 @@ export class Keys {
     this.allowEmpty();
   }
 
-  /** A policy with one budget for all has the empty key. */
+  /** A policy with one counter for all clients has the empty key. */
   allowEmpty() {
     const policy = this.policies.find(({ name }) => name === this.policy.value);
     const per = policy?.per ?? [];
     this.key.required = per.length > 0;
-    this.key.placeholder = per.length > 0 ? per.join(", ") : "one budget for all: leave it empty";
+    this.key.placeholder = per.length > 0 ? per.join(", ") : "one counter for all clients: leave empty";
   }
 
   updateBlocked(answer) {
@@ -88,14 +89,14 @@ export class Keys {
     });
     const more = answer.blocked_total - answer.blocked.length;
     if (more > 0) items.push(make("li.quiet", {}, `and ${whole(more)} more`));
-    const none = make("p.quiet", {}, "Nobody is blocked.");
+    const none = make("p.quiet", {}, "No blocked keys.");
     this.blocked.replaceChildren(items.length ? make("ul.lines", {}, ...items) : none);
   }
 
-  /** From a list of keys to the panel that shows one. */
+  /** Looks up a key from a list. */
   select({ policy, key, exact }) {
     if (!exact) {
-      this.say("This key is shown cut short, or is not text, so it cannot be named here.", "bad");
+      this.say("This key is truncated or not valid text, so it cannot be looked up here.", "bad");
       return;
     }
     this.policy.value = policy;
@@ -134,7 +135,7 @@ export class Keys {
     const lift = button("plain", "Unblock", () => this.unblock(policy, key));
     const acts = make("div.buttons", {}, state ? reset : null, ...(blocked ? [lift] : [time, block]));
     const parts = [name, make("ul.limits", {}, ...limits), acts];
-    const own = "By the policy’s own limits. Its overrides depend on the request: try it below.";
+    const own = "These are the base limits. Its overrides depend on the request: try one below.";
     if (depends) parts.splice(1, 0, make("p.quiet", {}, own));
     this.answer.replaceChildren(...parts);
     this.looked = { policy, key, blocked };
@@ -145,12 +146,12 @@ export class Keys {
   }
 
   reset(policy, key) {
-    const done = () => `The budget of “${key}” in ${policy} is full again.`;
+    const done = () => `The counters of “${key}” in ${policy} were reset.`;
     return this.act(() => ask("DELETE", "v1/state", { query: { policy, key } }), done, policy, key);
   }
 
   block(policy, key, seconds) {
-    const done = () => `“${key}” is blocked in ${policy} for ${duration(seconds)}, by this process.`;
+    const done = () => `“${key}” is blocked in ${policy} for ${duration(seconds)}, in this process.`;
     return this.act(() => ask("POST", "v1/block", { body: { policy, key, seconds } }), done, policy, key);
   }
 
@@ -173,13 +174,13 @@ export class Keys {
 }
 
 function standing(state) {
-  if (state === null) return make("span.badge", {}, "its limits come with its requests");
+  if (state === null) return make("span.badge", {}, "requests carry the limits");
   if (state.allowed) return make("span.badge.good", {}, "would be allowed");
   const { retry_after: retry } = state;
   return make("span.badge.bad", {}, retry === null ? "denied" : `denied for ${duration(retry)}`);
 }
 
-/** How one limit stands. */
+/** Returns a line with the state of one limit. */
 export function limitLine(limit) {
   const capacity = capacityOf(limit.limit);
   const used = capacity > 0 ? Math.min(1, Math.max(0, 1 - limit.remaining / capacity)) : 0;
@@ -187,7 +188,7 @@ export function limitLine(limit) {
   fill.style.width = `${100 * used}%`;
   const left = `${whole(limit.remaining)} of ${whole(capacity)} left`;
   const { retry_after: retry, reset_after: reset } = limit;
-  const again = retry === null ? `full again in ${duration(reset)}` : `again in ${duration(retry)}`;
+  const again = retry === null ? `full again in ${duration(reset)}` : `retry in ${duration(retry)}`;
   return make(
     "li",
     {},
@@ -198,14 +199,14 @@ export function limitLine(limit) {
   );
 }
 
-/** The most that fits at one instant, by the limit's text. */
+/** Returns the capacity of a limit, parsed from its text. */
 function capacityOf(limit) {
   const burst = /burst (\d+)/.exec(limit ?? "");
   const amount = /^(\d+)\//.exec(limit ?? "");
   return Number((burst ?? amount)?.[1] ?? 0);
 }
 
-/** A policy in shadow mode lets those pass that it would deny. */
+/** A policy in shadow mode allows the requests that it would deny. */
 function row({ policy, key, allowed, denied, exact }, shadow) {
   const held = shadow.has(policy) ? { name: "shadow denied", color: "shadow" } : { name: "denied", color: "denied" };
   const parts = [{ name: "allowed", value: allowed, color: "allowed" }, { ...held, value: denied }];

@@ -1,4 +1,5 @@
-// What the page knows: the last answer of /v1/live, and the samples of five minutes put together from many answers.
+// The data of the page: the last response of /v1/live, and five minutes of samples collected from many
+// responses.
 
 const KEPT = 300;
 const COUNTS = ["allowed", "denied", "shadow_denied"];
@@ -14,7 +15,7 @@ export class Live {
     this.samples = new Map();
   }
 
-  /** The second up to which samples are here, for `since`. */
+  /** The time of the newest sample, for `since`. */
   get since() {
     return this.times.length ? this.times[this.times.length - 1] : null;
   }
@@ -22,9 +23,9 @@ export class Live {
   take(answer) {
     const { from, step, length, policies } = answer.history;
     const restarted = this.answer !== null && this.answer.started !== answer.started;
-    // Samples that do not follow on those here were taken while nobody looked.
+    // There is a gap after our samples, from a time when the page was hidden. Start over.
     const torn = this.since !== null && length > 0 && from > this.since + step;
-    // After a step back of its clock the server is behind; the next answer has all it knows.
+    // The server's clock went back. Start over, so that the next response contains the whole history.
     const behind = this.since !== null && length === 0 && from <= this.since;
     if (restarted || torn || behind) this.clear();
     const skip = this.since === null ? 0 : Math.max(0, Math.round((this.since - from) / step) + 1);
@@ -33,7 +34,7 @@ export class Live {
     for (const [name, counts] of this.samples) {
       for (const count of COUNTS) {
         const values = policies[name]?.[count] ?? [];
-        // A policy that a reload brought has fewer samples than the others.
+        // A policy added by a reload has fewer samples than the others.
         const whole = [...new Array(length - values.length).fill(0), ...values];
         counts[count] = [...counts[count], ...whole.slice(length - taken)].slice(-KEPT);
       }
@@ -51,7 +52,7 @@ export class Live {
     return this.samples.get(name);
   }
 
-  /** The samples of one policy, or the sum of all. */
+  /** Returns the samples of one policy, or the sum of all. */
   counts(name) {
     if (name) return this.of(name);
     const sum = (count) =>
@@ -63,7 +64,7 @@ export class Live {
     return { allowed: sum("allowed"), denied: sum("denied"), shadow_denied: sum("shadow_denied") };
   }
 
-  /** As chart.js takes it; `last` leaves out all but the newest samples. */
+  /** Returns the data for chart.js; `last` limits it to the newest samples. */
   chart(name, last = KEPT) {
     const { allowed, denied, shadow_denied: shadow } = this.counts(name);
     const series = [
@@ -75,7 +76,7 @@ export class Live {
   }
 }
 
-/** Per second, over the newest samples. */
+/** Returns the average per second over the newest samples. */
 export function rate(values, over = 5) {
   const newest = values.slice(-over);
   return newest.length === 0 ? 0 : newest.reduce((sum, value) => sum + value, 0) / newest.length;
@@ -100,7 +101,7 @@ export function duration(seconds) {
   return rest > 0 && small ? `${whole} ${unit} ${rest} ${small}` : `${whole} ${unit}`;
 }
 
-/** An element: `make("p.quiet", { title: "…" }, "text", child)`. Text is only ever text. */
+/** Creates an element: `make("p.quiet", { title: "…" }, "text", child)`. Strings are inserted as text, never as HTML. */
 export function make(kind, properties = {}, ...children) {
   const [tag, ...classes] = kind.split(".");
   const element = document.createElement(tag);
@@ -114,7 +115,7 @@ export function make(kind, properties = {}, ...children) {
   return element;
 }
 
-/** Sets text only where it differs, so that selections and screen readers are left alone. */
+/** Sets text only if it changed, so that selections and screen readers are not disturbed. */
 export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

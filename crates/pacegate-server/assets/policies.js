@@ -1,4 +1,4 @@
-// The table of policies: what each is, and how much it decides.
+// The table of policies with their rates.
 
 import { number, sparkline } from "./chart.js";
 import { make, put, rate } from "./live.js";
@@ -37,12 +37,12 @@ export class Policies {
     rows.forEach((row, i) => row.update(shown[i], this.live));
     const left = found.length - shown.length;
     this.more.hidden = left === 0 && found.length > 0;
-    const none = "No policy has that in its name or match.";
-    put(this.more, left > 0 ? `${left} more: narrow the filter to see them.` : none);
+    const none = "No policy matches the filter.";
+    put(this.more, left > 0 ? `${left} more: use the filter to see them.` : none);
   }
 
   row(policy) {
-    // A reload may change what a policy is.
+    // A reload may change a policy.
     const what = JSON.stringify([policy.name, policy.domain, policy.match, policy.per, policy.limits, policy.mode]);
     if (this.rows.get(policy.name)?.what !== what) {
       this.rows.set(policy.name, new Row(policy, what, this.onShow));
@@ -54,18 +54,18 @@ export class Policies {
 class Row {
   constructor(policy, what, onShow) {
     this.what = what;
-    const show = { type: "button", title: "Show it in the chart", onclick: () => onShow(policy.name) };
+    const show = { type: "button", title: "Show in the chart", onclick: () => onShow(policy.name) };
     const name = make("div.policy-name", {}, make("button.link", show, policy.name), ...badges(policy));
     const match = make("div.chips", {}, ...describe(policy).map((text) => make("span.chip", {}, text)));
     const algorithm = algorithmOf(policy);
     const limits = limitsOf(policy).map((limit) => make("div.limit", {}, limit.replace(` ${algorithm}`, "")));
     this.cells = ["allowed", "denied", "shadow"].map((kind) => make(`td.number.of-${kind}`, { "data-name": kind }));
     const spark = make("td.spark");
-    this.spark = sparkline(spark, { times: [], series: [] }, { label: `${policy.name}, decisions a second` });
+    this.spark = sparkline(spark, { times: [], series: [] }, { label: `${policy.name}, decisions per second` });
     this.fill = make("i");
     this.used = make("span.number");
     const meter = make("div.meter", {}, this.fill);
-    const title = "By the fullest of the keys that were busiest of late";
+    const title = "Usage of the fullest among the recently busiest keys";
     const budget = make("td.budget", { title }, meter, this.used);
     const first = make("th.what", { scope: "row" }, name, match);
     const limit = make("td.limits", {}, ...limits, make("div.quiet", {}, algorithm));
@@ -96,7 +96,7 @@ class Row {
 
 export function limitsOf(policy) {
   const limits = (policy.limits ?? []).map((limit) => (typeof limit === "string" ? limit : limit.limit));
-  return limits.length ? limits : ["as requests bring"];
+  return limits.length ? limits : ["carried by requests"];
 }
 
 function algorithmOf(policy) {
@@ -106,20 +106,20 @@ function algorithmOf(policy) {
 
 function badges(policy) {
   const told = [];
-  if (policy.mode === "shadow") told.push(make("span.badge.shadow", { title: "Counts, and never denies" }, "shadow"));
+  if (policy.mode === "shadow") told.push(make("span.badge.shadow", { title: "Counts but never denies" }, "shadow"));
   if (policy.domain && policy.domain !== "default") told.push(make("span.badge", { title: "Domain" }, policy.domain));
   if (policy.failure && policy.failure !== USUAL_FAILURE) {
-    told.push(make("span.badge", { title: "When the store fails" }, `fails ${policy.failure}`));
+    told.push(make("span.badge", { title: "Failure mode if the store is unreachable" }, `fails ${policy.failure}`));
   }
   return told;
 }
 
-/** What a policy matches and whose budget it is, in a few words. */
+/** Describes the match and the key of a policy in a few words. */
 export function describe(policy) {
   if (policy.envoy) return ["Envoy descriptors"];
   const match = (policy.match ?? []).map(condition);
   if (match.length === 0 && policy.per) match.push("every request");
-  const per = policy.per?.length ? [`per ${policy.per.join(", ")}`] : policy.per ? ["one budget for all"] : [];
+  const per = policy.per?.length ? [`per ${policy.per.join(", ")}`] : policy.per ? ["one counter for all clients"] : [];
   const other = policy.overrides?.length ?? 0;
   const more = other > 0 ? [`${other} override${other > 1 ? "s" : ""}`] : [];
   return [...match, ...per, ...more];

@@ -1,4 +1,4 @@
-// Health: the store, the way to it, and the listeners.
+// Health: the store, its servers, and the listeners.
 
 import { number, whole } from "./chart.js";
 import { duration, make, put } from "./live.js";
@@ -24,13 +24,13 @@ export class Health {
   updateServers(servers) {
     const rows = servers.map((server) => [
       server.address,
-      server.trouble ? `not in use: ${server.trouble}` : "in use",
+      server.trouble ? `unavailable: ${server.trouble}` : "in use",
       duration(server.round_trip),
     ]);
     table("servers", ["Server", "State", "Round trip"], rows);
   }
 
-  /** Requests a second come from two answers in a row. */
+  /** Computes requests per second from two consecutive responses. */
   updateListeners({ now, started, listeners = [] }) {
     const last = this.before?.started === started ? this.before : null;
     const rows = listeners.map(({ name, connections, requests }) => {
@@ -39,13 +39,13 @@ export class Health {
       const speed = known ? Math.round((requests - then) / (now - last.now)) : null;
       return [name, whole(connections), `${number(speed)}/s`, number(requests)];
     });
-    table("listeners", ["Listener", "Connections", "Requests", "In all"], rows);
+    table("listeners", ["Listener", "Connections", "Requests", "Total"], rows);
     this.before = { now, started, listeners };
   }
 }
 
 function kindOf(store) {
-  if (store.kind === "memory") return "In the memory of this process: its own, and gone when it ends";
+  if (store.kind === "memory") return "In the memory of this process: not shared, and lost when it exits";
   return "Redis or Valkey: shared by all processes that use it";
 }
 
@@ -54,33 +54,33 @@ function memory(store) {
   return [
     ["Keys", whole(store.keys), `${share.toFixed(share < 10 ? 1 : 0)} % of ${number(store.max_keys)}`],
     ["Memory", bytes(store.bytes)],
-    ["Without room", whole(store.overflowed ?? 0), "keys that shared a spare budget"],
+    ["Overflowed", whole(store.overflowed ?? 0), "decisions on an overflow budget"],
   ];
 }
 
 function redis(store) {
   const { breaker, latency_us: latency, trips, batch, deny_cache: denials, leases } = store;
   return [
-    ["Breaker", breaker, breaker === "closed" ? `opened ${whole(store.opened)} ×` : "failure modes decide"],
-    ["Round trip", duration(latency / 1e6), "of the slowest server, last"],
-    ["Requests a call", Number(batch.toPrecision(3)).toString(), `${number(trips)} trips`],
-    ["Deny cache", whole(denials.size), `${number(denials.hits)} denied here`],
-    ["Leases", whole(leases.outstanding), `units ahead, ${number(leases.hits)} paid`],
-    ["Too late", whole(store.timeouts), "answers after the deadline"],
+    ["Breaker", breaker, breaker === "closed" ? `opened ${whole(store.opened)} ×` : "failure modes apply"],
+    ["Round trip", duration(latency / 1e6), "last, slowest server"],
+    ["Requests per call", Number(batch.toPrecision(3)).toString(), `${number(trips)} round trips`],
+    ["Deny cache", whole(denials.size), `${number(denials.hits)} calls saved`],
+    ["Leases", whole(leases.outstanding), `unused units, ${number(leases.hits)} requests served`],
+    ["Timeouts", whole(store.timeouts), "responses after the deadline"],
   ];
 }
 
 function service({ policies, revision, reload, blocked_total: blocked, draining }) {
   const degraded = policies.reduce((sum, policy) => sum + (policy.degraded ?? 0), 0);
   return [
-    ["Revision", whole(revision), reload.refused > 0 ? `${whole(reload.refused)} refused` : "none refused"],
-    ["Degraded", whole(degraded), "decided by failure modes"],
+    ["Revision", whole(revision), reload.refused > 0 ? `${whole(reload.refused)} failed reloads` : "no failed reloads"],
+    ["Degraded", whole(degraded), "decisions by failure modes"],
     ["Blocked keys", whole(blocked), "in this process"],
-    ["Taking requests", draining ? "no" : "yes", draining ? "it drains, and ends" : ""],
+    ["Accepting requests", draining ? "no" : "yes", draining ? "shutting down" : ""],
   ];
 }
 
-/** A list of figures: name, value, note. Only what changed is written. */
+/** Fills a list of figures (name, value, note). Writes only what changed. */
 function fill(id, figures) {
   const list = document.getElementById(id);
   const names = JSON.stringify(figures.map(([name]) => name));

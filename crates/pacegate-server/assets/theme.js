@@ -1,7 +1,7 @@
-// Runs before anything is painted, so that the page does not flash in the other colours.
+// Runs before the first paint, so that the page does not flash in the wrong theme.
 try {
   const theme = localStorage.getItem("pacegate-theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 } catch {
-  // A browser that keeps nothing follows the system.
+  // Without storage, the page follows the system theme.
 }

@@ -1,4 +1,4 @@
-// Try a request: what the policies would answer, step by step, without consuming.
+// Try a request: shows the decision of each policy without charging anything.
 
 import { apiKey, ask, sentence } from "./api.js";
 import { limitLine } from "./keys.js";
@@ -18,7 +18,7 @@ export class Try {
     });
   }
 
-  /** Offers the names that policies look at; the first answer also makes the first rows. */
+  /** Suggests the attribute names that policies use; the first response also creates the first rows. */
   offer(policies) {
     const asked = policies.filter((policy) => !policy.envoy);
     const names = new Set(asked.flatMap((policy) => [
@@ -44,7 +44,7 @@ export class Try {
     return name ? value : names;
   }
 
-  /** What is typed in; a row without a value says nothing. */
+  /** Returns the typed attributes. Rows without a value are ignored. */
   request() {
     const pairs = [...this.rows.children].map((row) => [...row.querySelectorAll("input")].map((input) => input.value));
     const attributes = Object.fromEntries(pairs.filter(([name, value]) => name !== "" && value !== ""));
@@ -69,11 +69,11 @@ export class Try {
     if (others.length > 0) {
       const hidden = told.omitted > 0 ? `, and ${told.omitted} more` : "";
       const list = make("ol.steps", {}, ...others.map((policy) => step(policy, told)));
-      const title = `${others.length}${hidden} that ${others.length === 1 ? "does" : "do"} not cover it`;
+      const title = `${others.length}${hidden} that ${others.length === 1 ? "does" : "do"} not match`;
       const open = covering.length === 0 || others.length <= 3;
       parts.push(make("details", { open }, make("summary", {}, title), list));
     }
-    parts.push(make("p.quiet", {}, "To ask for real, which consumes:"));
+    parts.push(make("p.quiet", {}, "Run this check for real (charges the limits):"));
     parts.push(make("pre", {}, make("code", {}, curl(request))));
     this.answer.replaceChildren(...parts);
   }
@@ -86,7 +86,7 @@ function fill(id, values) {
   list.replaceChildren(...values.map((value) => make("option", { value })));
 }
 
-/** The line for a shell that makes this check. The key itself is not shown. */
+/** Returns a shell command for this check. It does not contain the API key. */
 export function curl(request) {
   const body = JSON.stringify(request).replaceAll("'", "'\\''");
   const address = new URL("v1/check", location.href).href;
@@ -96,15 +96,15 @@ export function curl(request) {
 
 function verdict(told, covering) {
   if (covering.length === 0) {
-    return make("p.verdict.good", {}, make("b", {}, "Allowed."), " No policy covers it, so nothing limits it.");
+    return make("p.verdict.good", {}, make("b", {}, "Allowed."), " No policy matches, so the request is not limited.");
   }
   if (told.allowed) {
-    const speaks = told.policy ? ` ${told.policy} is the tightest, and speaks in the answer.` : "";
+    const speaks = told.policy ? ` ${told.policy} is the tightest policy, which the response reports.` : "";
     return make("p.verdict.good", {}, make("b", {}, "Allowed."), speaks);
   }
   const binding = covering.find((policy) => policy.policy === told.policy);
   const waits = (binding?.limits ?? []).map((limit) => limit.retry_after).filter((wait) => wait !== null);
-  const again = waits.length ? ` Again in ${duration(Math.max(...waits))}.` : "";
+  const again = waits.length ? ` Retry in ${duration(Math.max(...waits))}.` : "";
   return make("p.verdict.bad", {}, make("b", {}, "Denied"), ` by ${told.policy}.${again}`);
 }
 
@@ -117,9 +117,9 @@ function step(policy, told) {
     const key = policy.key.map((part) => part ?? "(missing)").join(", ");
     lines.push(make("p", {}, "Key: ", make("code", {}, key)));
   }
-  if (policy.override) lines.push(make("p", {}, `Override ${policy.override} applies instead of its own limits.`));
+  if (policy.override) lines.push(make("p", {}, `Override ${policy.override} replaces the base limits.`));
   if (policy.limits.some((limit) => limit.source === "blocked")) {
-    lines.push(make("p", {}, "The key is blocked by hand, in this process."));
+    lines.push(make("p", {}, "The key is blocked manually in this process."));
   }
   if (policy.covers && policy.limits.length === 0) lines.push(make("p", {}, "No limit."));
   if (policy.limits.length) lines.push(make("ul.limits", {}, ...policy.limits.map((limit) => limitLine(limit))));
@@ -127,13 +127,13 @@ function step(policy, told) {
 }
 
 function outcome(policy, denies, told) {
-  if (!policy.covers) return make("span.badge", {}, "does not cover it");
-  if (denies && policy.mode === "shadow") return make("span.badge.shadow", {}, "would deny, but only counts");
+  if (!policy.covers) return make("span.badge", {}, "does not match");
+  if (denies && policy.mode === "shadow") return make("span.badge.shadow", {}, "would deny (shadow mode)");
   if (denies) return make("span.badge.bad", {}, "denies");
   return make("span.badge.good", {}, told.policy === policy.policy ? "allows, tightest" : "allows");
 }
 
 function unmet({ condition: wanted, value }) {
   const has = value === null ? `the request has no ${wanted.attribute}` : `${wanted.attribute} is “${value}”`;
-  return `Wants ${condition(wanted)}; ${has}.`;
+  return `Requires ${condition(wanted)}; ${has}.`;
 }

@@ -1,6 +1,8 @@
 //! Limits that come along with a request, instead of from a policy. The same wherever they are read.
 
-use pacegate::{Limit, ParseLimitError};
+use std::time::Duration;
+
+use pacegate::{Algorithm, Limit, ParseLimitError};
 use smallvec::SmallVec;
 
 /// The limits of one key, no two of which count in one place.
@@ -16,7 +18,21 @@ pub(crate) enum AdHocError {
     /// A request would be charged twice in one place.
     #[error("`{0}` and `{1}` have one algorithm and period")]
     Alike(Limit, Limit),
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
 }
+
+/// A limit that would keep state for too long: clients must not choose for how long they take up memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` takes longer than {MAX_RESET_DAYS} days to reset, the most for a limit that comes with a \
+     request: write a policy for it"
+)]
+pub(crate) struct TooLong(Limit);
+
+/// The days after which nothing is left of a charge to a limit that came with a request.
+const MAX_RESET_DAYS: u64 = 31;
+const MAX_RESET: Duration = Duration::from_secs(MAX_RESET_DAYS * 24 * 3_600);
 
 /// The most limits that come along with a request.
 pub(crate) const MOST_LIMITS: usize = 16;
@@ -31,6 +47,61 @@ pub(crate) fn add(limits: &mut Limits, text: &str) -> Result<(), AdHocError> {
     if let Some(&other) = limits.iter().find(|other| place(other) == place(&limit)) {
         return Err(AdHocError::Alike(other, limit));
     }
-    limits.push(limit);
+    limits.push(check(limit)?);
     Ok(())
+}
+
+/// Rejects a limit that would keep state for too long.
+pub(crate) fn check(limit: Limit) -> Result<Limit, TooLong> {
+    if reset_time(&limit) > MAX_RESET.as_micros() { Err(TooLong(limit)) } else { Ok(limit) }
+}
+
+/// Microseconds until nothing is left of a limit that was used up. An amount of 0 keeps nothing.
+fn reset_time(limit: &Limit) -> u128 {
+    let period = limit.period().as_micros();
+    match limit.algorithm() {
+        _ if limit.amount() == 0 => 0,
+        Algorithm::TokenBucket => {
+            (period * u128::from(limit.capacity())).div_ceil(limit.amount().into())
+        }
+        Algorithm::SlidingWindow => 2 * period,
+        _ => period,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_resets_within_31_days() {
+        for text in [
+            "5/31d",
+            "0/3660d",
+            "1/31d sliding-log",
+            "1/31d concurrency",
+            "1/15d sliding-window",
+            "1/day burst 31",
+            "1000/3660d burst 8",
+            "1000000000/hour burst 3",
+        ] {
+            let limit: Limit = text.parse().unwrap();
+            assert_eq!(check(limit), Ok(limit), "{text}");
+        }
+        for text in [
+            "5/32d",
+            "1/32d sliding-log",
+            "1/32d concurrency",
+            "1/16d sliding-window",
+            "1/day burst 32",
+            "1/3660d burst 999999",
+        ] {
+            let limit: Limit = text.parse().unwrap();
+            assert_eq!(check(limit), Err(TooLong(limit)), "{text}");
+        }
+        let error = add(&mut Limits::new(), "1/day burst 32").unwrap_err().to_string();
+        let expected = "`1/day burst 32` takes longer than 31 days to reset, the most for a limit \
+                        that comes with a request: write a policy for it";
+        assert_eq!(error, expected);
+    }
 }

@@ -1,23 +1,62 @@
 //! What operators do to budgets, for the log.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    net::IpAddr,
+};
 
 use pacegate::{Charge, KeyRef, PolicyName};
 
-use crate::service::Access;
+use crate::{
+    engine::ClearTarget,
+    service::{Access, RejectionLog},
+};
 
 /// Tells the log who did what to which budgets. Keys are somebody's names and addresses: only a mark of them is told,
 /// which is the same on every listener, and which another run of the program makes differently.
 #[derive(Debug, Default)]
 pub(crate) struct Audit {
     marks: RandomState,
+    rejected: [RejectionLog; 3],
+}
+
+/// A listener, in the order of [`Audit`]'s log lines about it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wire {
+    Http,
+    Grpc,
+    Resp,
 }
 
 impl Audit {
+    /// An API key was missing or wrong. Logged with a rate limit for each listener.
+    pub(crate) fn rejected_key(&self, wire: Wire, peer: Option<IpAddr>) {
+        let listener = ["http", "grpc", "resp"][wire as usize];
+        self.rejected[wire as usize].record(listener, peer);
+    }
+
     /// Something was done to what these are charged to.
     pub(crate) fn charges(&self, action: &str, access: &Access<'_>, charges: &[Charge<'_>]) {
         let keys: Vec<_> = charges.iter().map(|charge| (charge.policy, charge.key)).collect();
         self.keys(action, access, &keys);
+    }
+
+    /// All keys of a policy or a domain were cleared.
+    pub(crate) fn clear(&self, access: &Access<'_>, target: ClearTarget<'_>, cleared: u64) {
+        let credential = access.name();
+        match target {
+            ClearTarget::Policy(policy) => {
+                let policies = policy.as_str();
+                tracing::info!(
+                    target: "audit", action = "clear", credential, policies, cleared, "cleared keys"
+                );
+            }
+            ClearTarget::Domain(domain) => {
+                tracing::info!(
+                    target: "audit", action = "clear", credential, domain, cleared, "cleared keys"
+                );
+            }
+        }
     }
 
     /// Something was done to keys of policies.

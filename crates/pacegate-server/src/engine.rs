@@ -1,12 +1,13 @@
 //! The limiter behind all listeners: in this process or over a store, with one set of calls.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
 use pacegate::{
     Charge, CheckError, Decision, KeyRef, Limiter, Plan, PolicyName, PolicySet, Request,
     SharedLimiter, Stats, StoreError, Timestamp, Verdict,
 };
 use smallvec::SmallVec;
+use tokio::time::{Instant, timeout_at};
 
 use crate::blocks::Blocks;
 
@@ -17,6 +18,17 @@ use crate::blocks::Blocks;
 pub(crate) struct Engine {
     limiter: Kind,
     blocks: Arc<Blocks>,
+    /// When the caller needs an answer, whether or not the store has answered.
+    deadline: Option<Instant>,
+}
+
+/// What to clear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClearTarget<'a> {
+    /// One policy, or [`PolicyName::AD_HOC`] for limits that came with requests.
+    Policy(PolicyName),
+    /// All policies of a domain.
+    Domain(&'a str),
 }
 
 #[derive(Clone, Debug)]
@@ -30,12 +42,22 @@ enum Kind {
 impl Engine {
     /// With the state in this process.
     pub(crate) fn memory(limiter: Limiter) -> Self {
-        Self { limiter: Kind::Memory(limiter), blocks: Arc::new(Blocks::new()) }
+        Self::over(Kind::Memory(limiter))
     }
 
     /// With the state in a store that others share.
     pub(crate) fn shared(limiter: SharedLimiter) -> Self {
-        Self { limiter: Kind::Shared(limiter), blocks: Arc::new(Blocks::new()) }
+        Self::over(Kind::Shared(limiter))
+    }
+
+    fn over(limiter: Kind) -> Self {
+        Self { limiter, blocks: Arc::new(Blocks::new()), deadline: None }
+    }
+
+    /// The same engine for a caller that stops waiting at this instant: failure modes decide if the store has not
+    /// answered by then.
+    pub(crate) fn answering_by(&self, deadline: Instant) -> Self {
+        Self { deadline: Some(deadline), ..self.clone() }
     }
 
     /// With another idea of the hour for its blocks, of which there are none then.
@@ -126,11 +148,24 @@ impl Engine {
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<Verdict, CheckError> {
-        match (&self.limiter, id) {
-            (Kind::Memory(_), Some(_)) => Err(no_ids()),
-            (Kind::Memory(limiter), None) => Ok(limiter.verdict(charges)?),
-            (Kind::Shared(limiter), Some(id)) => limiter.verdict_once(id, charges).await,
-            (Kind::Shared(limiter), None) => limiter.verdict(charges).await,
+        let limiter = match (&self.limiter, id) {
+            (Kind::Memory(_), Some(_)) => return Err(no_ids()),
+            (Kind::Memory(limiter), None) => return Ok(limiter.verdict(charges)?),
+            (Kind::Shared(limiter), _) => limiter,
+        };
+        let answer = match id {
+            Some(id) => self.in_time(limiter.verdict_once(id, charges)).await,
+            None => self.in_time(limiter.verdict(charges)).await,
+        };
+        let late = || Ok(limiter.verdict_without_store(charges, &StoreError::TimedOut)?);
+        answer.unwrap_or_else(late)
+    }
+
+    /// The answer of the store; `None` if it has not come by the deadline.
+    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
+        match self.deadline {
+            None => Some(answer.await),
+            Some(deadline) => timeout_at(deadline, answer).await.ok(),
         }
     }
 
@@ -162,7 +197,17 @@ impl Engine {
     ) {
         match &self.limiter {
             Kind::Memory(limiter) => limiter.check_each(charges, decisions),
-            Kind::Shared(limiter) => limiter.check_each(charges, decisions).await,
+            Kind::Shared(limiter) => {
+                let before = decisions.len();
+                if self.in_time(limiter.check_each(charges, decisions)).await.is_none() {
+                    decisions.truncate(before);
+                    let late = |charge| {
+                        let late = StoreError::TimedOut;
+                        Ok(limiter.verdict_without_store(slice::from_ref(charge), &late)?.decision)
+                    };
+                    decisions.extend(charges.iter().map(late));
+                }
+            }
         }
     }
 
@@ -197,12 +242,7 @@ impl Engine {
 
     /// Whether a policy that has blocks covers a request, as far as that is soon told.
     fn may_block(&self, request: &Request<'_>) -> bool {
-        self.blocks.any_of(|name| {
-            let policy = self.policies().get(name);
-            policy.is_some_and(|policy| {
-                policy.domain == request.domain() && policy.matching.covers(request)
-            })
-        })
+        self.blocks.any_of(|name| self.policies().covers(name, request))
     }
 
     fn wait(&self, charge: &Charge<'_>) -> Option<Duration> {
@@ -222,7 +262,9 @@ impl Engine {
     pub(crate) async fn refund(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         match &self.limiter {
             Kind::Memory(limiter) => limiter.refund_all(charges),
-            Kind::Shared(limiter) => limiter.refund_all(charges).await?,
+            Kind::Shared(limiter) => {
+                self.in_time(limiter.refund_all(charges)).await.ok_or(StoreError::TimedOut)??;
+            }
         }
         Ok(())
     }
@@ -234,6 +276,24 @@ impl Engine {
             Kind::Shared(limiter) => limiter.reset_all(charges).await?,
         }
         Ok(())
+    }
+
+    /// Forgets all keys of a policy or a domain, and returns how many there were.
+    pub(crate) async fn clear(&self, target: ClearTarget<'_>) -> Result<u64, StoreError> {
+        match (&self.limiter, target) {
+            (Kind::Memory(limiter), ClearTarget::Policy(policy)) => {
+                Ok(limiter.clear_policy(policy))
+            }
+            (Kind::Memory(limiter), ClearTarget::Domain(domain)) => {
+                Ok(limiter.clear_domain(domain))
+            }
+            (Kind::Shared(limiter), ClearTarget::Policy(policy)) => {
+                limiter.clear_policy(policy).await
+            }
+            (Kind::Shared(limiter), ClearTarget::Domain(domain)) => {
+                limiter.clear_domain(domain).await
+            }
+        }
     }
 
     /// Returns the permits of charges.
@@ -275,7 +335,7 @@ impl Engine {
             Kind::Memory(limiter) => Kind::Memory(limiter.with_policies(policies)),
             Kind::Shared(limiter) => Kind::Shared(limiter.with_policies(policies)),
         };
-        Self { limiter, blocks: self.blocks.clone() }
+        Self { limiter, blocks: self.blocks.clone(), deadline: None }
     }
 }
 

@@ -102,7 +102,9 @@ pub(crate) async fn explain(
     let of_domain =
         |policy: &&Policy| policy.domain == request.domain() && policy.matching != Match::never();
     for policy in all.filter(of_domain) {
-        let explained = Explained::new(policy, request, charges.iter().zip(&verdict.each));
+        let replaced = engine.policies().override_for(policy.name, request);
+        let charges = charges.iter().zip(&verdict.each);
+        let explained = Explained::new(policy, request, replaced, charges);
         unmet += usize::from(!explained.covers);
         match !explained.covers && unmet > MOST_UNMET {
             true => omitted += 1,
@@ -123,6 +125,7 @@ impl Explained {
     fn new<'a>(
         policy: &Policy,
         request: &Request<'_>,
+        replaced: Option<usize>,
         charges: impl Iterator<Item = (&'a Charge<'a>, &'a Decision)>,
     ) -> Self {
         let unmet = Unmet::find(policy, request);
@@ -130,7 +133,6 @@ impl Explained {
         let text =
             |part: Option<&[u8]>| part.map(|part| String::from_utf8_lossy(part).into_owned());
         let key = own.first().map(|(charge, _)| charge.key.parts().map(text).collect());
-        let replaced = policy.overrides.iter().position(|other| other.matching.covers(request));
         Self {
             policy: policy.name.as_str(),
             covers: unmet.is_none(),
@@ -149,7 +151,7 @@ impl Explained {
 impl Unmet {
     fn find(policy: &Policy, request: &Request<'_>) -> Option<Self> {
         let unmet = |(attribute, condition): &(&str, &Condition)| {
-            !condition.holds(request.attribute(attribute))
+            !condition.holds(policy.value(request, attribute).as_deref())
         };
         let lacks = |attribute: &&String| {
             policy.missing == Missing::Skip && request.attribute(attribute).is_none()
@@ -159,8 +161,8 @@ impl Unmet {
             Some((attribute.as_str(), &Condition::Present))
         };
         let (attribute, condition) = policy.matching.conditions().find(unmet).or_else(missing)?;
-        let value = request.attribute(attribute);
-        let value = value.map(|value| String::from_utf8_lossy(value).into_owned());
+        let value = policy.value(request, attribute);
+        let value = value.map(|value| String::from_utf8_lossy(&value).into_owned());
         Some(Self { condition: ConditionModel::new(attribute, condition), value })
     }
 }

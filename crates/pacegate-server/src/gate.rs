@@ -69,6 +69,7 @@ impl Gate {
             }
             StoreSettings::Redis { url, prefix, deadline } => {
                 let builder = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(*deadline);
+                let builder = if settings.count_denied { builder.deny_cache(0) } else { builder };
                 let store = builder.layout(settings.layout.clone()).connect_later();
                 let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
                 (Engine::shared(limiter), State::Redis(store))

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use pacegate::PolicyStats;
+use pacegate::{PolicyStats, ShareUsage};
 use pacegate_redis::RedisStats;
 use prometheus_client::{
     collector::Collector,
@@ -49,6 +49,7 @@ struct Shard {
     /// By [`BOUNDS`], and last those above all of them.
     times: [AtomicU64; BOUNDS.len() + 1],
     nanos: AtomicU64,
+    degraded: AtomicU64,
 }
 
 /// Reads what is counted elsewhere when somebody asks.
@@ -129,6 +130,12 @@ impl ListenerMetrics {
         shard.nanos.fetch_add(nanos.wrapping_mul(requests), Ordering::Relaxed);
     }
 
+    /// Counts answers that a failure mode decided.
+    pub(crate) fn count_degraded(&self, answers: u64) {
+        let shard = &self.shards[thread_number() % SHARDS];
+        shard.degraded.fetch_add(answers, Ordering::Relaxed);
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }
@@ -189,7 +196,8 @@ impl Collector for Scrape {
                 families.gauge("pacegate_store_max_keys", help, usage.max_keys)?;
                 families.gauge("pacegate_store_bytes", "Bytes that they take", usage.bytes)?;
                 let help = "Decisions on the budget that new keys share while there is no room";
-                families.count("pacegate_store_overflowed", help, usage.overflowed)
+                families.count("pacegate_store_overflowed", help, usage.overflowed)?;
+                families.shares(&store.shares())
             }
             State::Redis(store) => families.redis(&store.stats()),
         }
@@ -224,6 +232,12 @@ impl Scrape {
         });
         let asked = requests.filter(|(_, count)| *count > 0);
         families.counts("pacegate_requests", "Requests answered", asked)?;
+        let degraded = self
+            .listeners
+            .iter()
+            .map(|listener| ([("listener", listener.name)], listener.sum(|shard| &shard.degraded)));
+        let help = "Answers decided by a failure mode, because the store gave no answer";
+        families.counts("pacegate_degraded_answers", help, degraded)?;
         families.times(&self.listeners)?;
         let sockets = || {
             let on = |listener: &Arc<ListenerMetrics>| listener.socket.clone();
@@ -303,6 +317,22 @@ impl Families<'_> {
         Ok(())
     }
 
+    /// A domain may be named `inline`, so the kind of share has its own label.
+    fn shares(&mut self, shares: &[ShareUsage]) -> fmt::Result {
+        let gauges = |value: fn(&ShareUsage) -> usize| {
+            shares.iter().map(move |share| {
+                let kind = if share.domain.is_some() { "domain" } else { "inline" };
+                let domain = share.domain.as_deref().unwrap_or_default();
+                ([("share", kind), ("domain", domain)], value(share))
+            })
+        };
+        let help = "Keys in memory, by domain and for inline limits";
+        self.gauges("pacegate_store_share_keys", help, gauges(|share| share.keys))?;
+        let help = "Keys that a share may always hold";
+        let guaranteed = gauges(|share| share.guaranteed);
+        self.gauges("pacegate_store_share_guaranteed_keys", help, guaranteed)
+    }
+
     fn redis(&mut self, stats: &RedisStats) -> fmt::Result {
         for (name, help, count) in [
             ("pacegate_redis_trips", "Round trips made", stats.trips),
@@ -375,6 +405,7 @@ mod tests {
                 });
             }
         });
+        listener.count_degraded(3);
         let text = Metrics::new(Arc::new(gate), vec![listener]).encode().unwrap();
         for line in [
             "pacegate_build_info{version=\"0.1.0\"} 1",
@@ -390,6 +421,7 @@ mod tests {
             "pacegate_request_duration_seconds_bucket{le=\"+Inf\",listener=\"http\"} 24",
             "pacegate_request_duration_seconds_count{listener=\"http\"} 24",
             "pacegate_request_duration_seconds_sum{listener=\"http\"} 16.000408",
+            "pacegate_degraded_answers_total{listener=\"http\"} 3",
             "pacegate_store_failures_total 0",
             "pacegate_store_keys 1",
             "pacegate_store_max_keys 1000000",

@@ -88,8 +88,9 @@ impl Reloader {
         let settings = self.source.load().and_then(|mut settings| {
             self.check_exposure(&settings)?;
             self.check_policies(&settings)?;
+            self.check_keys(&settings)?;
+            self.check_layout(&settings)?;
             self.warn_of_what_stays(&settings);
-            self.warn_of_the_last_key(&settings);
             self.keep_what_stays(&mut settings);
             let policies = settings.policies.policies().len();
             let revision = self.gate.replace(settings);
@@ -133,11 +134,26 @@ impl Reloader {
         Ok(())
     }
 
-    fn warn_of_the_last_key(&self, new: &Settings) {
+    /// The store keeps its layout until a restart, so it must be able to count the new limits.
+    fn check_layout(&self, new: &Settings) -> Result<(), String> {
+        let (store, layout) = (self.first.store.clone(), self.first.layout.clone());
+        let effective = Settings { store, layout, ..new.clone() };
+        let hint = |problem| match self.first.layout == new.layout {
+            true => problem,
+            false => format!("{problem}. The layout of the store changes only with a restart"),
+        };
+        effective.check_layout().map_err(hint)
+    }
+
+    /// A file that lost its `keys:` does not open resets, reloads and everything else to all who can connect.
+    fn check_keys(&self, new: &Settings) -> Result<(), String> {
         let needs_key = |settings: &Settings| !settings.security.credentials.is_empty();
         if needs_key(&self.gate.revision().settings) && !needs_key(new) {
-            tracing::warn!("the last API key is gone: whoever can connect may do everything");
+            let error = "the new configuration has no API keys: restart the server to run it without \
+                         authentication";
+            return Err(error.to_owned());
         }
+        Ok(())
     }
 
     fn warn_of_what_stays(&self, new: &Settings) {
@@ -149,7 +165,8 @@ impl Reloader {
         if listens(old) != listens(new) || tls(old) != tls(new) {
             tracing::warn!("listeners and paths of certificates stay as they are until a restart");
         }
-        if old.store != new.store || old.layout != new.layout {
+        let store = |settings: &Settings| (settings.store.clone(), settings.layout.clone());
+        if store(old) != store(new) || old.count_denied != new.count_denied {
             tracing::warn!("the store stays as it is until a restart");
         }
     }
@@ -158,7 +175,7 @@ impl Reloader {
     fn keep_what_stays(&self, new: &mut Settings) {
         let old = Settings::clone(&self.first);
         (new.http, new.grpc, new.resp) = (old.http, old.grpc, old.resp);
-        (new.store, new.layout) = (old.store, old.layout);
+        (new.store, new.layout, new.count_denied) = (old.store, old.layout, old.count_denied);
         (new.security.tls, new.security.grpc_tls) = (old.security.tls, old.security.grpc_tls);
         new.security.insecure = old.security.insecure;
         new.bounds.connections = old.bounds.connections;

@@ -2,6 +2,7 @@
 
 use std::{fmt, future::Future, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
 
+use pacegate::Stats;
 use tokio::{
     task::JoinSet,
     time::{Instant, interval, sleep, timeout},
@@ -62,6 +63,8 @@ pub(crate) struct Endpoint {
 const STORE_PATIENCE: Duration = Duration::from_secs(1);
 /// How often the store is looked at, for the log.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Decisions that failure modes made are logged no more often than this.
+const DEGRADED_EVERY: Duration = Duration::from_secs(10);
 
 impl Server {
     /// Opens the store, reads certificates and binds every listener.
@@ -200,8 +203,13 @@ impl Accepting {
 async fn tell_of_store(gate: Arc<Gate>) {
     let mut looks = interval(LOOK_EVERY);
     let mut was_there = gate.state().is_reachable();
+    let mut degraded = Degraded::default();
     loop {
         looks.tick().await;
+        let news = degraded.look(&gate.revision().engine.stats(), Instant::now());
+        if let Some((decisions, reason)) = news {
+            tracing::warn!(decisions, reason, "decided by failure modes, without the store");
+        }
         let is_there = gate.state().is_reachable();
         match (was_there, is_there) {
             (true, false) => tracing::warn!("the store is away: failure modes decide"),
@@ -209,6 +217,31 @@ async fn tell_of_store(gate: Arc<Gate>) {
             _ => {}
         }
         was_there = is_there;
+    }
+}
+
+/// Decisions that were made without the store, and when they were last logged.
+#[derive(Debug, Default)]
+struct Degraded {
+    logged: u64,
+    last: Option<Instant>,
+}
+
+impl Degraded {
+    /// How many decisions are to be logged now, and the reason of the last one.
+    fn look(&mut self, stats: &Stats, now: Instant) -> Option<(u64, String)> {
+        let policies = stats.policies.iter().chain([&stats.ad_hoc]);
+        let total: u64 = policies.map(|policy| policy.degraded).sum();
+        // A reload may have removed a policy, with its count.
+        self.logged = self.logged.min(total);
+        let rests = self.last.is_some_and(|last| now.duration_since(last) < DEGRADED_EVERY);
+        if total == self.logged || rests {
+            return None;
+        }
+        let news = total - self.logged;
+        (self.logged, self.last) = (total, Some(now));
+        let reason = stats.last_store_failure.as_ref().map(ToString::to_string);
+        Some((news, reason.unwrap_or_default()))
     }
 }
 
@@ -237,5 +270,31 @@ impl fmt::Display for Endpoint {
             }
             _ => write!(f, "{name} listens on {address}{tls}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pacegate::{Limit, Limiter, StoreError};
+
+    use super::*;
+
+    #[test]
+    fn degraded_decisions_are_logged_once_in_ten_seconds() {
+        let mut stats = Limiter::memory(Limit::per_minute(1)).stats();
+        let (mut degraded, start) = (Degraded::default(), Instant::now());
+        let mut look = |policy, ad_hoc, seconds| {
+            (stats.policies[0].degraded, stats.ad_hoc.degraded) = (policy, ad_hoc);
+            stats.last_store_failure = Some(StoreError::TimedOut);
+            degraded.look(&stats, start + Duration::from_secs(seconds))
+        };
+        let late = |decisions| Some((decisions, "the store did not answer in time".to_owned()));
+        assert_eq!(look(0, 0, 0), None);
+        assert_eq!(look(2, 0, 1), late(2));
+        assert_eq!(look(5, 4, 10), None);
+        assert_eq!(look(6, 4, 11), late(8));
+        assert_eq!(look(6, 4, 30), None);
+        assert_eq!(look(1, 0, 40), None, "a reload removed a policy");
+        assert_eq!(look(2, 0, 50), late(1));
     }
 }

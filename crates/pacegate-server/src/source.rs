@@ -19,6 +19,8 @@ use crate::{
 pub(crate) struct Overrides {
     /// `memory`, or an address of Redis.
     pub(crate) store: Option<String>,
+    /// A file that holds what `store` would.
+    pub(crate) store_file: Option<PathBuf>,
     pub(crate) http: Option<Bind>,
     pub(crate) grpc: Option<Bind>,
     pub(crate) resp: Option<Bind>,
@@ -86,7 +88,7 @@ impl Source {
 
     fn load_with(&self, environment: &Environment<'_>) -> Result<Settings, String> {
         if let Some(deployment) = self.deployment(environment)? {
-            return self.load_deployment(&deployment);
+            return self.load_deployment(&deployment, environment);
         }
         let (mut own, mut foreign) = (None, Vec::new());
         for path in &self.paths {
@@ -108,24 +110,37 @@ impl Source {
         if !foreign.is_empty() {
             add_rules(&foreign, Options::default(), &mut settings)?;
         }
-        self.overrides.apply(&mut settings)?;
+        self.overrides.apply(&mut settings, environment)?;
+        settings.check_layout()?;
         Ok(settings)
     }
 
-    fn load_deployment(&self, deployment: &Deployment) -> Result<Settings, String> {
+    fn load_deployment(
+        &self,
+        deployment: &Deployment,
+        environment: &Environment<'_>,
+    ) -> Result<Settings, String> {
         let mut settings = rules_alone()?;
         deployment.apply(&mut settings);
         add_rules(&[&deployment.files], deployment.options.clone(), &mut settings)?;
         for warning in &deployment.warnings {
             tracing::warn!("{warning}");
         }
-        self.overrides.apply(&mut settings)?;
+        self.overrides.apply(&mut settings, environment)?;
+        settings.check_layout()?;
         Ok(settings)
     }
 }
 
 impl Overrides {
-    fn apply(&self, settings: &mut Settings) -> Result<(), String> {
+    fn apply(&self, settings: &mut Settings, environment: &Environment<'_>) -> Result<(), String> {
+        if let Some(path) = &self.store_file
+            && let Some(store) = environment.file(path)?
+        {
+            let store = String::from_utf8(store)
+                .map_err(|_| format!("the address in `{}` is not text", path.display()))?;
+            settings.store = store.parse()?;
+        }
         if let Some(store) = &self.store {
             settings.store = store.parse()?;
         }

@@ -79,7 +79,11 @@ pub(crate) fn key(key: KeyRef<'_>, most: usize) -> Option<KeyBuf> {
 }
 
 fn needs_one(request: &Request<'_>, most: usize) -> bool {
-    request.attributes().any(|(_, value)| is_needed(value, most))
+    request.attributes().any(|(name, value)| match name {
+        // Its normal form may be longer, see `Paths::normalize`.
+        Request::PATH => is_needed(value, most.saturating_sub(1) / 3),
+        _ => is_needed(value, most),
+    })
 }
 
 /// Also for a value that looks like a stand-in, so that nobody can send one for the value of somebody else.

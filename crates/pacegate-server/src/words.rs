@@ -1,6 +1,6 @@
-//! Figures as people read them.
+//! Number formatting for people.
 
-/// A number with its digits in groups of three.
+/// Formats a number with commas between groups of three digits.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thousands_stand_apart() {
+    fn digits_are_grouped_by_thousands() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
     }
 }

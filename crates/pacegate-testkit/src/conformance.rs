@@ -1,58 +1,63 @@
 use std::{future::Future, num::NonZeroU32, ops::Range, pin::pin, time::Duration};
 
-use pacegate::{Algorithm, Charge, Key, Limit, Store, StoreError, Timestamp, algorithm::Outcome};
+use pacegate::{
+    Algorithm, Charge, Counter, Key, Limit, Store, StoreError, Timestamp, algorithm::Outcome,
+};
 
-use crate::{History, Model, Op, Random};
+use crate::{History, Model, Op, Random, rates};
 
-/// A store under test, with a hand on its clock.
+/// A store under test, with control over its clock.
 pub trait Subject: Sync {
-    /// The store.
+    /// Returns the store.
     fn store(&self) -> &dyn Store;
 
-    /// Sets the time that the store goes by.
+    /// Sets the time that the store uses.
     fn set_time(&self, now: Timestamp);
 
-    /// Runs a future of the store to its end. Override this if the store needs a runtime.
+    /// Runs a future of the store to completion. Override this if the store needs a runtime.
     fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
         pollster::block_on(pin!(future))
     }
 }
 
-/// Whether a store keeps what [`Store`] promises: `histories` random histories per algorithm against the [`Model`],
-/// and the rules that concern several keys.
+/// Checks that a store keeps the promises of [`Store`]: `histories` random histories per algorithm against
+/// the [`Model`], and the rules for several keys.
 ///
 /// # Panics
 ///
-/// If it does not, with the seed of the history and the step at which it went wrong.
+/// Panics if it does not, with the seed of the history and the step that failed.
 pub fn conformance(subject: &impl Subject, histories: u64) {
     for algorithm in Algorithm::BUILT_IN {
         follow_histories(subject, algorithm, 0..histories);
     }
     all_or_nothing(subject, histories.min(500));
     keys_are_apart(subject);
+    rates::counters_are_apart(subject, histories.min(500));
+    rates::two_limits_on_one_counter_admit_what_the_larger_does(subject, histories.min(500));
+    rates::a_changed_limit_keeps_its_usage(subject, histories.min(500));
     unenforced_charges_never_deny(subject);
     the_same_key_twice(subject);
     nothing_is_never_something(subject);
 }
 
-/// The part of [`conformance`] that takes longest: the random histories of one algorithm that follow from these seeds.
+/// Runs the slowest part of [`conformance`]: the random histories of one algorithm with these seeds.
 ///
 /// # Panics
 ///
-/// If the store answers otherwise than the model.
+/// Panics if the store and the model differ.
 pub fn follow_histories(subject: &impl Subject, algorithm: Algorithm, seeds: Range<u64>) {
     for seed in seeds {
         follow(subject, &History::random(seed, algorithm));
     }
 }
 
-/// Plays a history to the store and compares every answer with the model's.
+/// Runs a history on the store and compares every outcome with the model.
 fn follow(subject: &impl Subject, history: &History) {
     let name = format!("history-{}-{}", history.limit.algorithm(), history.seed);
     let (mut limit, mut now) = (history.limit, history.start);
     let mut expected = history.answers().into_iter();
-    // A store may take a step back of less than a millisecond for disagreement between processors, and ignore it. So
-    // the clock comes to the start of each history from far away.
+    // A store may ignore a step back of less than a millisecond, as a difference between CPU clocks. So the
+    // clock jumps far before it goes to the start of each history.
     subject.set_time(now.after(Duration::from_secs(3_600)));
     call(subject, &name, limit, Call::Charge(0, 0));
     subject.set_time(now);
@@ -66,7 +71,7 @@ fn follow(subject: &impl Subject, history: &History) {
             Op::Charge(cost, permit) => {
                 let cost = cost.min(limit.capacity());
                 let outcome = call(subject, &name, limit, Call::Charge(cost, permit));
-                let expected = expected.next().expect("an answer for every charge");
+                let expected = expected.next().expect("a model result for every charge");
                 assert!(
                     outcome.as_ref().is_some_and(|outcome| expected.is(outcome)),
                     "seed {} step {step} of {:?} (cost {cost} at {now:?} under {limit}): \
@@ -91,26 +96,26 @@ enum Call {
     Renew(u64),
 }
 
-/// Makes one call for one key; a charge has an outcome.
+/// Makes one call for one key. Charges return an outcome.
 fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<Outcome> {
     let store = subject.store();
     key.with(|key| {
         let policy = "conformance".parse().expect("a name");
-        let mut charge = Charge::new(policy, key, limit);
+        let mut charge = Charge::new(policy, key, limit).counter(Counter::Policy);
         subject.block_on(async {
             match call {
                 Call::Charge(cost, permit) => {
-                    (charge.cost, charge.permit) = (cost, permit);
+                    (charge.cost, charge.permit) = (cost, permit_id(permit));
                     return work(store.charge(&[charge]).await).first().copied();
                 }
                 Call::Refund(cost) => work(store.refund(&charge.cost(cost)).await),
                 Call::Reset => work(store.reset(&charge).await),
                 Call::Release(permit) => {
-                    charge.permit = permit;
+                    charge.permit = permit_id(permit);
                     work(store.release(&charge).await);
                 }
                 Call::Renew(permit) => {
-                    charge.permit = permit;
+                    charge.permit = permit_id(permit);
                     work(store.renew(&charge).await);
                 }
             }
@@ -119,12 +124,12 @@ fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<O
     })
 }
 
-fn work<T>(answer: Result<T, StoreError>) -> T {
+pub(crate) fn work<T>(answer: Result<T, StoreError>) -> T {
     answer.unwrap_or_else(|error| panic!("the store failed: {error}"))
 }
 
-/// Requests over several keys of several algorithms, against a model of each: all are charged or none is, and the
-/// order of the charges changes nothing.
+/// Checks requests with several keys and algorithms against a model of each: all are charged or none is, and
+/// the order of the charges does not matter.
 fn all_or_nothing(subject: &impl Subject, rounds: u64) {
     let day = Duration::from_secs(86_400);
     for seed in 0..rounds {
@@ -133,8 +138,8 @@ fn all_or_nothing(subject: &impl Subject, rounds: u64) {
         let limits: Vec<Limit> = (0..random.between(2, 8))
             .map(|place| {
                 let algorithm = Algorithm::BUILT_IN[place as usize % 4];
-                let limit = Limit::new(random.between(1, 6), day).expect("a small limit");
-                limit.with_algorithm(algorithm).expect("a small limit")
+                let limit = Limit::new(random.between(1, 6), day).expect("valid limit");
+                limit.with_algorithm(algorithm).expect("valid limit")
             })
             .collect();
         let mut models: Vec<Model> = limits.iter().map(|&limit| Model::new(limit)).collect();
@@ -150,7 +155,11 @@ fn all_or_nothing(subject: &impl Subject, rounds: u64) {
             assert_eq!(outcomes.iter().all(Outcome::is_admitted), fits, "seed {seed}");
             for (&place, outcome) in order.iter().zip(&outcomes) {
                 let own = models[place].fits(now, cost);
-                assert_eq!(outcome.is_admitted(), own, "seed {seed}: each limit speaks for itself");
+                assert_eq!(
+                    outcome.is_admitted(),
+                    own,
+                    "seed {seed}: each outcome is about its own limit"
+                );
                 let answer = models[place].charge(now, if fits { cost } else { 0 }, 0);
                 assert_eq!(outcome.remaining(), answer.remaining, "seed {seed}");
             }
@@ -166,7 +175,7 @@ fn charge_all(
     cost: u64,
 ) -> Vec<Outcome> {
     let keys: Vec<String> = order.iter().map(|place| format!("all-{seed}-{place}")).collect();
-    let policy = "conformance".parse().expect("a name");
+    let policy = "conformance".parse().expect("valid policy name");
     let charges: Vec<_> = keys
         .iter()
         .zip(order)
@@ -178,11 +187,12 @@ fn charge_all(
     work(subject.block_on(subject.store().charge(&charges)))
 }
 
-/// Policy, algorithm, period and every part of the key tell states apart; the amount does not.
+/// Checks that the policy, the algorithm, the period and every part of the key distinguish states. On the counter of a
+/// policy, the amount does not.
 fn keys_are_apart(subject: &impl Subject) {
     subject.set_time(Timestamp::from_secs(1_767_225_600));
     let one = Limit::per_day(1);
-    let bucket = one.with_algorithm(Algorithm::TokenBucket).expect("a small limit");
+    let bucket = one.with_algorithm(Algorithm::TokenBucket).expect("valid limit");
     assert!(admits(subject, "apart", "k", one));
     assert!(!admits(subject, "apart", "k", one), "the same again");
     assert!(admits(subject, "apart", "k", Limit::per_day(2)), "the amount");
@@ -198,15 +208,17 @@ fn keys_are_apart(subject: &impl Subject) {
 
 fn admits(subject: &impl Subject, policy: &str, key: impl Key, limit: Limit) -> bool {
     key.with(|key| {
-        let charge = [Charge::new(policy.parse().expect("a name"), key, limit)];
+        let charge = Charge::new(policy.parse().expect("a name"), key, limit);
+        let charge = [charge.counter(Counter::Policy)];
         work(subject.block_on(subject.store().charge(&charge)))[0].is_admitted()
     })
 }
 
-/// A charge that is not enforced is taken if it fits and the request passes, and never stands in the way.
+/// Checks that a charge without enforcement is taken if it fits and the request is admitted, and never
+/// denies.
 fn unenforced_charges_never_deny(subject: &impl Subject) {
     subject.set_time(Timestamp::from_secs(1_767_225_600));
-    let policy = "shadow".parse().expect("a name");
+    let policy = "shadow".parse().expect("valid policy name");
     let (two, one) = (Limit::per_day(2), Limit::per_day(1));
     let admitted: Vec<[bool; 2]> = (0..3)
         .map(|_| {
@@ -223,36 +235,42 @@ fn unenforced_charges_never_deny(subject: &impl Subject) {
     assert_eq!(left.remaining(), 0);
 }
 
-/// Two charges to one key in one request count as two.
+/// Returns the id of a history's permit. Ids differ in their upper half only, which a store must not cut off.
+fn permit_id(permit: u64) -> u128 {
+    u128::from(permit) << 64
+}
+
+/// Checks that two charges of one key in a request count as two.
 fn the_same_key_twice(subject: &impl Subject) {
     subject.set_time(Timestamp::from_secs(1_767_225_600));
-    let policy = "twice".parse().expect("a name");
+    let policy = "twice".parse().expect("valid policy name");
     for algorithm in Algorithm::BUILT_IN {
-        let limit = Limit::per_day(3).with_algorithm(algorithm).expect("a small limit");
+        let limit = Limit::per_day(3).with_algorithm(algorithm).expect("valid limit");
         let key = algorithm.name().as_bytes();
         let mut charge = Charge::new(policy, pacegate::KeyRef::new(key), limit);
         let ask = |charge| {
             let outcomes = work(subject.block_on(subject.store().charge(&[charge, charge])));
             outcomes.iter().all(Outcome::is_admitted)
         };
-        charge.permit = u64::from(algorithm == Algorithm::Concurrency);
+        charge.permit = u128::from(algorithm == Algorithm::Concurrency);
         assert!(ask(charge), "{algorithm}: 2 of 3");
         assert!(!ask(charge), "{algorithm}: 4 of 3");
         assert_eq!(call_peek(subject, "twice", key, limit).remaining(), 1, "{algorithm}");
     }
 }
 
-/// An amount of 0 denies for good; peeks and denials leave no trace; a share of a limit is a limit.
+/// Checks that an amount of 0 always denies, that peeks and denials leave no trace, and that a share of a
+/// limit is a limit.
 fn nothing_is_never_something(subject: &impl Subject) {
     subject.set_time(Timestamp::from_secs(1_767_225_600));
     for algorithm in Algorithm::BUILT_IN {
-        let none = Limit::per_day(0).with_algorithm(algorithm).expect("a small limit");
+        let none = Limit::per_day(0).with_algorithm(algorithm).expect("valid limit");
         let key = format!("nothing-{algorithm}");
         let outcome = call(subject, &key, none, Call::Charge(1, 1)).expect("an outcome");
         assert!(!outcome.is_admitted(), "{algorithm}");
         assert_eq!((outcome.remaining(), outcome.retry_after()), (0, None), "{algorithm}");
 
-        let four = Limit::per_day(4).with_algorithm(algorithm).expect("a small limit");
+        let four = Limit::per_day(4).with_algorithm(algorithm).expect("valid limit");
         let half = four.share(1, NonZeroU32::new(2).expect("not zero"));
         for _ in 0..3 {
             let peek = call(subject, &key, four, Call::Charge(0, 0)).expect("an outcome");
@@ -271,7 +289,7 @@ fn nothing_is_never_something(subject: &impl Subject) {
 }
 
 fn call_peek(subject: &impl Subject, policy: &str, key: &[u8], limit: Limit) -> Outcome {
-    let policy = policy.parse().expect("a name");
+    let policy = policy.parse().expect("valid policy name");
     let peek = [Charge::new(policy, pacegate::KeyRef::new(key), limit).cost(0)];
     work(subject.block_on(subject.store().charge(&peek)))[0]
 }

@@ -4,40 +4,41 @@ use pacegate::{Algorithm, Limit, Timestamp};
 
 use crate::{Model, Random, model::Answer};
 
-/// A random history of one key: a limit, and what happens to it.
+/// A random history of one key: a limit and a sequence of operations.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// From which it can be had again.
+    /// The seed that generates it.
     pub seed: u64,
-    /// The limit at first.
+    /// The initial limit.
     pub limit: Limit,
-    /// When it begins.
+    /// The start time.
     pub start: Timestamp,
-    /// What happens, in this order.
+    /// The operations, in order.
     pub ops: Vec<Op>,
 }
 
-/// One thing that happens to a key.
+/// One operation on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// So many microseconds pass.
+    /// Lets this many microseconds pass.
     Pass(u64),
-    /// Units are asked for, under this permit (0 where there are none).
+    /// Charges units, with this permit (0 without permits).
     Charge(u64, u64),
-    /// Units are given back.
+    /// Refunds units.
     Refund(u64),
-    /// Everything is forgotten.
+    /// Resets the key.
     Reset,
-    /// Another amount or burst is in force from now on.
+    /// Changes the amount or the burst.
     SetLimit(Limit),
-    /// A permit is returned.
+    /// Releases a permit.
     Release(u64),
-    /// A permit's life starts anew.
+    /// Renews a permit.
     Renew(u64),
 }
 
 impl History {
-    /// The history that follows from a seed. Short periods and small amounts, so that every edge is met often.
+    /// Generates the history of a seed. Periods are short and amounts are small, so that edge cases are
+    /// frequent.
     pub fn random(seed: u64, algorithm: Algorithm) -> Self {
         let random = &mut Random::new(seed);
         let limit = random_limit(random, algorithm);
@@ -64,7 +65,7 @@ impl History {
         Self { seed, limit, start: Timestamp::from_micros(start), ops }
     }
 
-    /// What the model says to every charge, in order.
+    /// Returns the model's result of every charge, in order.
     pub fn answers(&self) -> Vec<Answer> {
         let (mut model, mut now) = (Model::new(self.limit), self.start.as_micros());
         let mut answers = Vec::new();
@@ -72,7 +73,7 @@ impl History {
             match *op {
                 Op::Pass(micros) => now += micros,
                 Op::Charge(cost, permit) => {
-                    // A limit may have been lowered below the cost since it was drawn.
+                    // The limit may have been lowered below the cost since the cost was drawn.
                     let cost = cost.min(model.limit().capacity());
                     answers.push(model.charge(now, cost, permit));
                 }
@@ -92,11 +93,11 @@ impl History {
 fn random_limit(random: &mut Random, algorithm: Algorithm) -> Limit {
     let millis = random.pick(&[1, 2, 3, 7, 10, 250, 1_000, 60_000]);
     let amount = random.pick(&[1, 2, 3, 5, 7, 10, 59, 100, 997]);
-    let limit = Limit::new(amount, Duration::from_millis(millis)).expect("a small limit");
-    let limit = limit.with_algorithm(algorithm).expect("a small limit");
+    let limit = Limit::new(amount, Duration::from_millis(millis)).expect("valid limit");
+    let limit = limit.with_algorithm(algorithm).expect("valid limit");
     if algorithm == Algorithm::TokenBucket && random.one_in(2) {
         let burst = random.pick(&[1, 2, amount, 3 * amount, amount + 1]);
-        return limit.with_burst(burst).expect("a small burst");
+        return limit.with_burst(burst).expect("valid burst");
     }
     limit
 }
@@ -108,7 +109,7 @@ fn random_op(random: &mut Random, limit: &Limit, now: u64, held: &mut u64) -> Op
         16..33 => {
             let cost = random_cost(random, limit.capacity());
             *held += u64::from(concurrency);
-            // Now and then without a permit: that can be given back, but not returned.
+            // Sometimes without a permit: such a charge can be refunded, but not released.
             let permit = if concurrency && !random.one_in(8) { *held } else { 0 };
             Op::Charge(cost, permit)
         }
@@ -121,16 +122,16 @@ fn random_op(random: &mut Random, limit: &Limit, now: u64, held: &mut u64) -> Op
     }
 }
 
-/// The same algorithm and period with another amount, and burst where it had one. A token bucket is never slowed
-/// down: what it owes may then be forgotten when it would have been paid at the old rate, or somewhat later, as suits
-/// the store.
+/// Returns a limit with the same algorithm and period but another amount, and another burst if it had one. A
+/// token bucket is never slowed down: its debt may then be forgotten at the time when it would have been paid
+/// at the old rate, or somewhat later, depending on the store.
 fn changed(random: &mut Random, limit: &Limit) -> Limit {
     let slowest = if limit.algorithm() == Algorithm::TokenBucket { limit.amount() } else { 1 };
     let amount = random.between(slowest, 2 * limit.amount());
-    let other = Limit::new(amount, limit.period()).expect("a small limit");
+    let other = Limit::new(amount, limit.period()).expect("valid limit");
     match limit.burst() {
-        Some(burst) => other.with_burst(random.between(1, 2 * burst)).expect("a small burst"),
-        None => other.with_algorithm(limit.algorithm()).expect("a small limit"),
+        Some(burst) => other.with_burst(random.between(1, 2 * burst)).expect("valid burst"),
+        None => other.with_algorithm(limit.algorithm()).expect("valid limit"),
     }
 }
 
@@ -143,7 +144,7 @@ fn random_cost(random: &mut Random, most: u64) -> u64 {
     }
 }
 
-/// Often just around the end of a window or a refill, where mistakes live.
+/// Draws a wait that is often close to the end of a window or to a refill, where errors are likely.
 fn random_wait(random: &mut Random, limit: &Limit, now: u64) -> u64 {
     let period = limit.period().as_micros() as u64;
     let to_end = period - now % period;

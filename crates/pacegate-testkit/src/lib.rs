@@ -1,10 +1,15 @@
 #![doc = include_str!("../README.md")]
-#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test kit tells by panicking")]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a test kit reports failures by panicking"
+)]
 
 mod conformance;
 mod history;
 mod model;
 mod random;
+mod rates;
 #[cfg(feature = "servers")]
 pub mod servers;
 

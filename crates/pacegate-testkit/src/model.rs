@@ -4,55 +4,55 @@ use pacegate::{Algorithm, Limit, algorithm::Outcome};
 
 /// The specification of every algorithm, by brute force.
 ///
-/// It keeps all that was ever charged to one key. The only thing it knows about an algorithm is its definition:
-/// whether a cost [fits](Self::fits) at an instant. What remains, when to retry and when all is over are searched for
-/// with that question alone. Slow, and obviously right. Time must not go back.
+/// It keeps everything that was ever charged to one key. All it has of an algorithm is its definition:
+/// whether a cost [fits](Self::fits) at an instant. The remaining units, the retry time and the reset time
+/// are searched for with that question alone. This is slow but obviously correct. Time must not go back.
 #[derive(Clone, Debug)]
 pub struct Model {
     limit: Limit,
     entries: Vec<Entry>,
 }
 
-/// What the model says of a charge; times in microseconds.
+/// The model's result of a charge; times in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether the cost was admitted; for a cost of 0, whether one unit would be.
+    /// True if the cost was admitted; for a cost of 0, if one unit would be.
     pub admitted: bool,
-    /// The most that would be admitted right now.
+    /// The largest cost that would be admitted now.
     pub remaining: u64,
-    /// When the same cost will be admitted; 0 if it was, `None` if never.
+    /// Time until the same cost will be admitted; 0 if it was, `None` if never.
     pub retry_after: Option<u64>,
-    /// When all of the capacity will be there again.
+    /// Time until the full capacity will be available again.
     pub reset_after: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     at: u64,
-    /// Units taken, or given back where negative (by a token bucket only).
+    /// Units taken, or refunded if negative (only for a token bucket).
     units: i128,
     permit: u64,
-    /// The limit in force when this happened.
+    /// The limit at that time.
     limit: Limit,
 }
 
 impl Model {
-    /// A key to which nothing has been charged.
+    /// Creates the model of an unused key.
     pub fn new(limit: Limit) -> Self {
         Self { limit, entries: Vec::new() }
     }
 
-    /// The limit in force.
+    /// Returns the current limit.
     pub fn limit(&self) -> Limit {
         self.limit
     }
 
-    /// Puts another amount or burst in force.
+    /// Changes the amount or the burst.
     pub fn set_limit(&mut self, limit: Limit) {
         self.limit = limit;
     }
 
-    /// Charges `cost` at `now` as permit `permit` (0 where there are none), if it fits.
+    /// Charges `cost` at `now` with permit `permit` (0 without permits), if it fits.
     pub fn charge(&mut self, now: u64, cost: u64, permit: u64) -> Answer {
         let admitted = self.fits(now, cost.max(1));
         let retry_after = if admitted { Some(0) } else { self.first_fit(now, cost.max(1)) };
@@ -67,8 +67,8 @@ impl Model {
         }
     }
 
-    /// Gives back up to `cost` units: the newest first, of those that still count. Permits are not given back but
-    /// [returned](Self::release).
+    /// Refunds up to `cost` units: of those that still count, the newest first. Permits are not refunded but
+    /// [released](Self::release).
     pub fn refund(&mut self, now: u64, cost: u64) {
         if self.limit.algorithm() == Algorithm::TokenBucket {
             return self.push(now, -i128::from(cost), 0);
@@ -84,17 +84,17 @@ impl Model {
         self.entries.retain(|entry| entry.units != 0);
     }
 
-    /// Forgets everything.
+    /// Resets the key.
     pub fn reset(&mut self) {
         self.entries.clear();
     }
 
-    /// Returns a permit.
+    /// Releases a permit.
     pub fn release(&mut self, permit: u64) {
         self.entries.retain(|entry| entry.permit != permit);
     }
 
-    /// Starts a permit's life anew, unless it is over.
+    /// Renews a permit, unless it has expired.
     pub fn renew(&mut self, now: u64, permit: u64) -> bool {
         let period = micros(self.limit.period());
         let is_held = |entry: &Entry| entry.permit == permit && entry.at + period > now;
@@ -104,7 +104,7 @@ impl Model {
         !held.is_empty()
     }
 
-    /// The definition of each algorithm: may `cost` units be taken at `now`?
+    /// Returns true if `cost` units can be taken at `now`: the definition of each algorithm.
     pub fn fits(&self, now: u64, cost: u64) -> bool {
         let (amount, period) = (i128::from(self.limit.amount()), micros(self.limit.period()));
         let (cost, window) = (i128::from(cost), now / period);
@@ -121,12 +121,12 @@ impl Model {
                 self.units(|at| at + period > now) + cost <= amount
             }
             Algorithm::TokenBucket => self.tokens(now) >= cost * i128::from(period),
-            other => panic!("the model does not know {other}"),
+            other => panic!("the model does not support {other}"),
         }
     }
 
-    /// What a token bucket holds, in tokens × period: full at first, refilled by the amount in every microsecond up
-    /// to the burst. Less than nothing if the bucket has become smaller than what was taken from it.
+    /// Returns the content of a token bucket, in tokens × period: initially full, refilled by the amount per
+    /// microsecond, up to the burst. Negative if the burst has become smaller than the units taken.
     fn tokens(&self, now: u64) -> i128 {
         let full = i128::from(self.limit.capacity()) * i128::from(micros(self.limit.period()));
         let Some(first) = self.entries.first() else { return full };
@@ -147,7 +147,7 @@ impl Model {
         self.entries.iter().filter(|entry| counts(entry.at)).map(|entry| entry.units).sum()
     }
 
-    /// The earliest instant whose charges still count at `now`.
+    /// Returns the earliest instant whose charges still count at `now`.
     fn oldest_counted(&self, now: u64) -> u64 {
         let period = micros(self.limit.period());
         let start = now - now % period;
@@ -174,7 +174,7 @@ impl Model {
         self.fits(now + wait, cost).then_some(wait)
     }
 
-    /// Longer than anything charged so far can matter.
+    /// Returns a time after which nothing charged so far can matter.
     fn horizon(&self) -> u64 {
         let period = micros(self.limit.period());
         let limits = self.entries.iter().map(|entry| &entry.limit).chain([&self.limit]);
@@ -185,7 +185,7 @@ impl Model {
 }
 
 impl Answer {
-    /// The same as the outcome of a store?
+    /// Returns true if the outcome of a store is the same.
     pub fn is(&self, outcome: &Outcome) -> bool {
         let wait = self.retry_after.map(Duration::from_micros);
         outcome.is_admitted() == self.admitted
@@ -199,8 +199,8 @@ fn drained(debt: i128, limit: &Limit, wait: u64) -> i128 {
     (debt - i128::from(wait) * i128::from(limit.amount())).max(0)
 }
 
-/// The first number from `low` on for which a question is true that, once true, stays true; `high` if there is none
-/// before.
+/// Returns the first number from `low` on for which `holds` is true, or `high` if there is none before. Once
+/// true, it must stay true.
 fn first_true(mut low: u64, mut high: u64, holds: impl Fn(u64) -> bool) -> u64 {
     while low < high {
         let middle = low + (high - low) / 2;

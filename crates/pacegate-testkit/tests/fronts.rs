@@ -1,4 +1,4 @@
-//! The kit's Envoy, nginx and Python are what tests take them for.
+//! Tests of the test kit's Envoy, nginx and Python.
 
 use std::{
     io::{Read, Write},
@@ -13,25 +13,25 @@ use pacegate_testkit::servers::{Envoy, Nginx, eventually, python};
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[test]
-fn nginx_serves_what_it_is_told_and_ends_with_its_handle() {
+fn nginx_serves_its_configuration_and_ends_with_its_handle() {
     let nginx = Nginx::start(|port| {
         format!("server {{ listen 127.0.0.1:{port}; location /a {{ return 200 \"here\\n\"; }} }}")
     });
     assert!(get(&nginx.address(), "/a", "").ends_with("\r\n\r\nhere\n"));
     assert_eq!(status(&get(&nginx.address(), "/b", "")), "404");
-    eventually(LIMIT, "the file that is not there is in the log", || nginx.log().contains("/b"));
+    eventually(LIMIT, "the missing file is in the log", || nginx.log().contains("/b"));
     assert_ends(nginx.address(), nginx);
 }
 
 #[test]
 #[should_panic(expected = "unknown directive \"nonsense\"")]
-fn nginx_says_what_it_does_not_understand() {
+fn nginx_reports_invalid_configuration() {
     Nginx::start(|_| "nonsense on;".to_owned());
 }
 
-/// As the service will be asked: a 403 from it becomes a 429 with the headers that it sent.
+/// Like the server's nginx integration: a 403 of the service becomes a 429 with its headers.
 #[test]
-fn nginx_asks_before_it_lets_pass() {
+fn nginx_checks_requests_with_the_service() {
     let guard = Nginx::start(|port| {
         format!(
             "server {{ listen 127.0.0.1:{port}; location / {{ add_header x-left 3 always; \
@@ -58,7 +58,7 @@ fn nginx_asks_before_it_lets_pass() {
 }
 
 #[test]
-fn envoy_asks_with_descriptors_and_passes_on_what_nobody_denies() {
+fn envoy_sends_descriptors_and_forwards_allowed_requests() {
     let upstream = Nginx::start(|port| {
         format!(
             "server {{ listen 127.0.0.1:{port}; location / {{ return 200 \"upstream\\n\"; }} }}"
@@ -89,18 +89,18 @@ fn envoy_asks_with_descriptors_and_passes_on_what_nobody_denies() {
         while !asked.windows(request.len()).any(|part| part == request) {
             let mut bytes = [0; 4096];
             let read = stream.read(&mut bytes).unwrap();
-            assert!(read > 0, "it asked for something else: {}", asked.escape_ascii());
+            assert!(read > 0, "unexpected request: {}", asked.escape_ascii());
             asked.extend(&bytes[..read]);
         }
         drop(stream);
         asking.join().unwrap()
     });
-    assert!(asking.ends_with("upstream\n"), "a service that fails stops nobody: {asking}");
+    assert!(asking.ends_with("upstream\n"), "requests pass if the service fails: {asking}");
     assert_ends(envoy.address(), envoy);
 }
 
 #[test]
-fn envoy_denies_on_failure_if_told() {
+fn envoy_denies_on_failure_if_configured() {
     let upstream =
         Nginx::start(|port| format!("server {{ listen 127.0.0.1:{port}; return 204; }}"));
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
@@ -111,7 +111,7 @@ fn envoy_denies_on_failure_if_told() {
 }
 
 #[test]
-fn python_has_the_clients() {
+fn python_has_the_client_libraries() {
     let run = |script: &str| {
         let output = Command::new(python()).args(["-c", script]).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -120,7 +120,7 @@ fn python_has_the_clients() {
     assert_eq!(run("import redis, schemathesis; print(redis.__name__)"), "redis\n");
 }
 
-/// One request, and the whole answer to it.
+/// Sends one request and returns the whole response.
 fn get(address: &str, path: &str, headers: &str) -> String {
     let request =
         format!("GET {path} HTTP/1.1\r\nhost: test\r\n{headers}connection: close\r\n\r\n");
@@ -140,5 +140,5 @@ fn status(answer: &str) -> &str {
 fn assert_ends<T>(address: String, handle: T) {
     assert!(TcpStream::connect(&address).is_ok());
     drop(handle);
-    assert!(TcpStream::connect(&address).is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(&address).is_err(), "the port is closed");
 }

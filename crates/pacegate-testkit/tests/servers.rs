@@ -1,4 +1,4 @@
-//! The kit's servers are what tests take them for.
+//! Tests of the test kit's servers.
 
 use std::{
     io::{Read, Write},
@@ -14,7 +14,7 @@ use pacegate_testkit::servers::{
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[test]
-fn a_server_is_started_paused_killed_and_started_again() {
+fn a_server_can_be_paused_killed_and_restarted() {
     for flavor in Flavor::ALL {
         let mut server = Server::start(flavor);
         assert_eq!(server.command(&["PING"]), Reply::Simple("PONG".to_owned()));
@@ -29,7 +29,7 @@ fn a_server_is_started_paused_killed_and_started_again() {
         let mut waiting = TcpStream::connect(server.address()).unwrap();
         waiting.write_all(b"PING\r\n").unwrap();
         waiting.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-        assert!(waiting.read(&mut [0; 8]).is_err(), "it accepts and does not answer");
+        assert!(waiting.read(&mut [0; 8]).is_err(), "it accepts but does not respond");
         server.resume();
         assert_eq!(server.command(&["GET", "a"]).text(), "b");
 
@@ -44,7 +44,7 @@ fn a_server_is_started_paused_killed_and_started_again() {
 }
 
 #[test]
-fn options_are_heeded() {
+fn options_are_applied() {
     for flavor in Flavor::ALL {
         let options = Server::options(flavor).arg("maxmemory", "8mb").password("secret");
         let master = options.clone().acl("alice on >word ~* +get").unix_socket().start();
@@ -56,7 +56,7 @@ fn options_are_heeded() {
         assert_eq!(client.command(&["AUTH", "secret"]).unwrap().text(), "OK");
         assert_eq!(client.command(&["SET", "a", "b"]).unwrap().text(), "OK");
         assert_eq!(client.command(&["AUTH", "alice", "word"]).unwrap().text(), "OK");
-        assert!(client.command(&["SET", "a", "c"]).unwrap().is_error(), "no right");
+        assert!(client.command(&["SET", "a", "c"]).unwrap().is_error(), "no permission");
 
         let replica = options.replica_of(&master).start();
         assert_eq!(replica.url(), format!("redis://:secret@{}", replica.address()));
@@ -66,7 +66,7 @@ fn options_are_heeded() {
 }
 
 #[test]
-fn a_server_with_tls_speaks_nothing_else() {
+fn a_server_with_tls_rejects_plain_connections() {
     let certificates = Certificates::new();
     assert!(certificates.ca_pem().contains("BEGIN CERTIFICATE"));
     for flavor in Flavor::ALL {
@@ -74,7 +74,7 @@ fn a_server_with_tls_speaks_nothing_else() {
         assert!(master.url().starts_with("rediss://127.0.0.1:"));
         let plain = Client::connect(&master.address()).and_then(|mut it| it.command(&["PING"]));
         assert!(plain.is_err(), "{plain:?}");
-        // A replica of it checks its certificate, and shows its own.
+        // Its replica verifies the certificate and presents its own.
         let replica = Server::options(flavor).tls(&certificates).replica_of(&master).start();
         let linked = || replica.info("master_link_status").as_deref() == Some("up");
         eventually(LIMIT, "the replica follows over TLS", linked);
@@ -129,12 +129,12 @@ fn sentinels_name_the_master() {
 
         all.replica_mut().kill();
         let noticed = || all.master_address() == all.master().address();
-        eventually(2 * LIMIT, "the sentinels notice", noticed);
+        eventually(2 * LIMIT, "the sentinels start a failover", noticed);
     });
 }
 
 #[test]
-fn a_proxy_delays_without_slowing_down() {
+fn a_proxy_delays_replies_in_parallel() {
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(server.address());
     let delay = Duration::from_millis(300);
@@ -167,7 +167,7 @@ fn a_proxy_loses_replies_and_refuses() {
 
     proxy.cut_replies_after(0);
     assert!(incr(&mut first).is_err());
-    assert_eq!(server.command(&["GET", "n"]).int(), 2, "carried out, reply lost");
+    assert_eq!(server.command(&["GET", "n"]).int(), 2, "executed, reply lost");
     assert_eq!(incr(&mut second).unwrap().int(), 3, "only once");
     proxy.cut_replies_after(6);
     assert_eq!(incr(&mut second).unwrap().int(), 4);
@@ -195,7 +195,7 @@ fn for_each_flavor(test: impl Fn(Flavor) + Sync) {
     });
 }
 
-#[expect(clippy::disallowed_methods, reason = "a delay is felt in real time")]
+#[expect(clippy::disallowed_methods, reason = "measures a real delay")]
 fn timed(work: impl FnOnce()) -> Duration {
     let start = Instant::now();
     work();

@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{
-    Limit,
+    Algorithm, Limit, Timestamp,
     algorithm::{NEVER, Origin, Outcome, micros},
     policy::PolicyName,
 };
@@ -11,8 +11,8 @@ use crate::{
 /// Whether a request may pass now, and everything its sender should know about that.
 ///
 /// Where several limits apply, the tightest speaks: of those that deny, the one that will take longest; if all admit,
-/// the one with the least remaining.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// the one with the least remaining. Decisions are equal if they say the same, whenever they were made.
+#[derive(Clone, Copy)]
 #[must_use = "a decision that nobody looks at limits nothing"]
 pub struct Decision {
     pub(crate) allowed: bool,
@@ -23,6 +23,8 @@ pub struct Decision {
     /// Microseconds; [`NEVER`] if waiting does not help, 0 if allowed.
     pub(crate) retry_after: u64,
     pub(crate) reset_after: u64,
+    /// By the clock of the store, in microseconds; 0 if that is the clock of this process.
+    pub(crate) decided_at: u64,
 }
 
 /// Where a decision came from.
@@ -138,6 +140,42 @@ impl Decision {
         Duration::from_micros(self.reset_after)
     }
 
+    /// Returns the time until more units are available than [remain](Self::remaining) now: never too early, and exact
+    /// to the microsecond if no other request charges the same keys. After a denial, [`Decision::retry_after`].
+    ///
+    /// `None` if there never will be more, and if an admitted request was decided by a sliding window, a sliding log or
+    /// permits: their units become free at instants that depend on each earlier request, and a decision does not carry
+    /// those. If a single unit is in use, its end is known; a permit may also be returned sooner.
+    pub fn more_after(&self) -> Option<Duration> {
+        if !self.allowed {
+            return self.retry_after();
+        }
+        let (_, limit) = self.binding?;
+        let used = limit.capacity().saturating_sub(self.remaining);
+        let more = match limit.algorithm() {
+            _ if used == 0 => 0,
+            Algorithm::FixedWindow => self.reset_after,
+            Algorithm::TokenBucket => {
+                // What is used drains in `reset_after`, and all but the next unit of it in this time.
+                let period = u128::from(limit.period_micros());
+                let rest = u128::from(used - 1) * period / u128::from(limit.amount().max(1));
+                self.reset_after.saturating_sub(u64::try_from(rest).unwrap_or(u64::MAX))
+            }
+            Algorithm::Custom(_) => return None,
+            // The only unit that is used.
+            _ if used == 1 => self.reset_after,
+            _ => return None,
+        };
+        Some(Duration::from_micros(more))
+    }
+
+    /// Returns the instant at which nothing is used any more, by the clock of the store. `None` if the store uses the
+    /// clock of this process: then [`Decision::reset_after`] counts from now.
+    pub fn reset_at(&self) -> Option<Timestamp> {
+        let decided = (self.decided_at > 0).then(|| Timestamp::from_micros(self.decided_at));
+        decided.map(|decided| decided.after(self.reset_after()))
+    }
+
     /// Where the answer came from.
     pub fn source(&self) -> Source {
         self.source
@@ -219,6 +257,7 @@ impl Decision {
         remaining: u64::MAX,
         retry_after: 0,
         reset_after: 0,
+        decided_at: 0,
     };
 
     #[inline]
@@ -231,6 +270,7 @@ impl Decision {
             remaining: outcome.remaining,
             retry_after: outcome.retry_after,
             reset_after: outcome.reset_after,
+            decided_at: outcome.decided_at,
         }
     }
 
@@ -244,6 +284,27 @@ impl Decision {
         if other_speaks { other } else { self }
     }
 }
+
+impl PartialEq for Decision {
+    fn eq(&self, other: &Self) -> bool {
+        let Self {
+            allowed,
+            shadow_denied,
+            source,
+            binding,
+            remaining,
+            retry_after,
+            reset_after,
+            ..
+        } = *self;
+        (allowed, shadow_denied, source, binding)
+            == (other.allowed, other.shadow_denied, other.source, other.binding)
+            && (remaining, retry_after, reset_after)
+                == (other.remaining, other.retry_after, other.reset_after)
+    }
+}
+
+impl Eq for Decision {}
 
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

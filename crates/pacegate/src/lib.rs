@@ -28,4 +28,7 @@ pub use limiter::{
 pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};
 pub use stats::{PolicyStats, Stats, TopKey};
-pub use store::{Answer, Charge, Detached, MemoryStore, MemoryUsage, Store, StoreError};
+pub use store::{
+    Answer, Charge, ChargeBuf, Counter, Detached, MemoryStore, MemoryUsage, ShareUsage, Store,
+    StoreError,
+};

@@ -20,7 +20,7 @@ use std::{collections::HashMap, sync::OnceLock};
 
 use parking_lot::RwLock;
 
-use crate::{Limit, Limiter, SharedLimiter};
+use crate::{Key, Limit, Limiter, SharedLimiter, StoreError, attribute};
 
 static MEMORY: OnceLock<Limiter> = OnceLock::new();
 /// `None` once somebody has done without.
@@ -76,4 +76,33 @@ pub fn named(name: &str) -> Option<SharedLimiter> {
     }
     let mut named = NAMED.write();
     named.get_or_insert_default().entry(name.to_owned()).or_default().clone()
+}
+
+/// Forgets what functions with `#[rate_limit]` were charged for a key, in the limiter in [memory](memory()). For tests:
+/// each can start from nothing.
+///
+/// `policy` is the `name` of the attribute, or the path of the function with dots: `shop.Mailer.send`. A function
+/// without a `key` counts under `()`. Nothing happens if no function of this policy was called yet.
+///
+/// ```
+/// // After #[rate_limit("10/minute", name = "mail", key = user)] fn send(user: &str) ...
+/// pacegate::registry::reset("mail", "alice");
+/// ```
+pub fn reset(policy: &str, key: impl Key) {
+    reset_in(memory(), policy, key);
+}
+
+/// [`reset`] for functions that are given a `limiter`.
+pub fn reset_in(limiter: &Limiter, policy: &str, key: impl Key) {
+    key.with(|key| limiter.reset_all(&attribute::used(policy, key)));
+}
+
+/// [`reset`] for functions that count in a shared limiter, which is [installed](shared()) or given.
+pub async fn reset_shared(
+    limiter: &SharedLimiter,
+    policy: &str,
+    key: impl Key,
+) -> Result<(), StoreError> {
+    let key = key.with(|key| key.to_buf());
+    limiter.reset_all(&attribute::used(policy, key.as_ref())).await
 }

@@ -29,6 +29,10 @@ impl<'a> Request<'a> {
     /// The attribute that stands for the key of a request that has nothing else.
     pub const KEY: &'static str = "key";
 
+    /// The attribute that is a path. Policies compare it and count by it in a normal form, see
+    /// [`Paths`](crate::policy::Paths).
+    pub const PATH: &'static str = "path";
+
     /// The longest id, in bytes.
     pub const MAX_ID: usize = 128;
 
@@ -60,9 +64,10 @@ impl<'a> Request<'a> {
     /// asked again when the answer was lost: the same request with the same id within a short time gets the same
     /// answer and counts once.
     ///
-    /// A request of other keys, under other limits or at another cost is another one, and counts. Whoever chooses ids
-    /// can pass twice for the price of one, so they are for callers that you trust. A [`Limiter`](crate::Limiter)
-    /// always answers, and ignores them.
+    /// A request of other keys, under other limits or at another cost is another one, and counts. The store bounds how
+    /// often and for how long an answer is repeated: on Redis four times, within 10 s by default. A caller that reuses
+    /// ids can pass five requests for the price of one, so accept ids only from callers that you trust. A
+    /// [`Limiter`](crate::Limiter) always answers, and ignores them.
     pub fn id(self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Result<Self, RequestIdError> {
         let id = id.as_ref();
         match id.len() {

@@ -1,7 +1,8 @@
-//! The examples of the documents as doctests: `cargo test --doc -p pacegate-docs`. `build.rs` makes them whole.
+//! The examples of the documentation as doctests: `cargo test --doc -p pacegate-docs`. `build.rs` completes
+//! them.
 #![expect(
     clippy::needless_doctest_main,
-    reason = "what is read on a page and copied has to be a whole program"
+    reason = "examples should be complete programs that readers can copy"
 )]
 
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/README.md"))]

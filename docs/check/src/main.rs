@@ -1,5 +1,5 @@
-//! Draws `docs/images/` by driving the engine through a described traffic and noting what it decides:
-//! `cargo run -p pacegate-docs`. A test sees to it that the pictures there are what the engine of today would draw.
+//! Draws `docs/images/`: runs the engine with synthetic traffic and draws its decisions. Run it with `cargo
+//! run -p pacegate-docs`. A test checks that the images match the current engine.
 
 mod picture;
 mod plot;
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pictures_show_what_the_engine_does() {
+    fn images_match_the_engine() {
         for (name, drawn) in picture::all().unwrap() {
             let there = fs::read_to_string(images().join(name)).unwrap_or_default();
             assert!(there == drawn, "docs/images/{name} is stale: `cargo run -p pacegate-docs`");

@@ -1,4 +1,4 @@
-//! The pictures: one for each algorithm, and one in which they stand side by side.
+//! The images: one per algorithm, and one that compares them.
 
 use std::{collections::HashMap, error::Error};
 
@@ -8,18 +8,18 @@ use crate::{
     traffic::{self, Asked, PERIOD},
 };
 
-/// File names and what belongs in them.
+/// File names and contents.
 pub(crate) type Pictures = Vec<(&'static str, String)>;
 
 struct Sheet {
     file: &'static str,
     name: &'static str,
     limit: &'static str,
-    /// What the picture shows, besides the numbers that it counts.
+    /// Description of the image, without the counts.
     says: &'static str,
-    /// What is said of the highest count, after the count.
+    /// Label of the highest count, after the count.
     peak: &'static str,
-    /// Whether the algorithm knows windows.
+    /// True if the algorithm has windows.
     windows: bool,
 }
 
@@ -30,7 +30,7 @@ const SHEETS: [Sheet; 4] = [
         file: "fixed-window.svg",
         name: "fixed-window",
         limit: "10/10s",
-        says: "All of one window's amount just before the boundary, all of the next one's just after it.",
+        says: "The amount of one window is used just before the boundary, that of the next one just after it.",
         peak: "admitted within 10 s: twice the amount, across one boundary",
         windows: true,
     },
@@ -39,8 +39,8 @@ const SHEETS: [Sheet; 4] = [
         name: "sliding-window",
         limit: "10/10s sliding-window",
         says: "Nothing is admitted just after the boundary; \
-               then the window before fades, and about one a second passes.",
-        peak: "admitted within 10 s: reached slowly, and never twice the amount",
+               then the previous window fades, and about one request per second is admitted.",
+        peak: "admitted within 10 s: above the limit, but never twice the amount",
         windows: true,
     },
     Sheet {
@@ -56,7 +56,7 @@ const SHEETS: [Sheet; 4] = [
         name: "token-bucket",
         limit: "1/second burst 10",
         says: "The burst at once, then one each second.",
-        peak: "admitted within 10 s: the burst, and what 10 s refill",
+        peak: "admitted within 10 s: the burst plus the refill of 10 s",
         windows: false,
     },
 ];
@@ -71,7 +71,7 @@ pub(crate) fn all() -> Result<Pictures, Box<dyn Error>> {
     Ok(pictures)
 }
 
-/// A mark for each request. Requests of one half second stand above each other, the first at the bottom.
+/// Draws a mark for each request. Requests of the same half second are stacked, the first at the bottom.
 fn requests(svg: &mut Svg, plot: &Plot, asked: &[Asked]) {
     let mut columns: HashMap<u64, i64> = HashMap::new();
     for one in asked {
@@ -97,7 +97,7 @@ fn legend(svg: &mut Svg, y: i64, windows: bool) {
 }
 
 const TRAFFIC: &str =
-    "Traffic: 12 requests just before 10 s, 12 just after, and from 13 s on two each second.";
+    "Traffic: 12 requests just before 10 s, 12 just after, and from 13 s on two per second.";
 
 fn one(sheet: &Sheet) -> Result<String, Box<dyn Error>> {
     let asked = traffic::ask(sheet.limit)?;
@@ -105,7 +105,7 @@ fn one(sheet: &Sheet) -> Result<String, Box<dyn Error>> {
     let top = highest(&steps).1;
     let title = format!("{}: {}", sheet.name, sheet.limit);
     let describes = format!(
-        "{TRAFFIC} {} The number admitted in the trailing 10 s is at most {top}, against a limit of {AMOUNT}.",
+        "{TRAFFIC} {} At most {top} requests are admitted in the trailing 10 s; the limit is {AMOUNT}.",
         sheet.says
     );
     let mut svg = Svg::new(800, 500, &title, &describes);
@@ -122,7 +122,7 @@ fn one(sheet: &Sheet) -> Result<String, Box<dyn Error>> {
             svg.line((x, 1_290), (x, below.base), Line::Boundary);
         }
     }
-    svg.text((300, 1_260), Font::NOTE, "requests, one column for each half second");
+    svg.text((300, 1_260), Font::NOTE, "requests, one column per half second");
     svg.line((above.left, above.base), (above.right, above.base), Line::Axis);
     requests(&mut svg, &above, &asked);
 
@@ -143,7 +143,7 @@ fn concurrency() -> Result<String, Box<dyn Error>> {
     const LIMIT: &str = "3/10s concurrency";
     let (asked, held) = traffic::hold(LIMIT)?;
     let steps = traffic::held_at_once(&held);
-    let says = "At most 3 permits are held at once. One holder never returns its permit: it ends after 10 s.";
+    let says = "At most 3 permits are held at once. One is never released and expires after 10 s.";
     let title = format!("concurrency: {LIMIT}");
     let mut svg = Svg::new(800, 500, &title, says);
     svg.heading((300, 340), 17, &title);
@@ -155,17 +155,13 @@ fn concurrency() -> Result<String, Box<dyn Error>> {
     svg.line((above.left, above.base), (above.right, above.base), Line::Axis);
     requests(&mut svg, &above, &asked);
 
-    svg.text(
-        (300, 1_670),
-        Font::NOTE,
-        "permits, from when they are taken to when they are returned",
-    );
+    svg.text((300, 1_670), Font::NOTE, "permits, from acquisition to release");
     for (row, one) in held.iter().enumerate() {
         let (left, y) = (above.x(one.from), 1_790 + 130 * row as i64);
         let width = above.x(one.until) - left;
         svg.bar((left, y), (width, 90), if one.returned { svg::ALLOWED } else { svg::EXCESS });
         if !one.returned {
-            svg.text((left + width + 80, y + 85), Font::LABEL, "not returned: ended by its age");
+            svg.text((left + width + 80, y + 85), Font::LABEL, "not released: expired");
         }
     }
 
@@ -190,7 +186,7 @@ fn side_by_side() -> Result<String, Box<dyn Error>> {
         tops.push(format!("{} {top}", sheet.name));
     }
     let describes =
-        format!("{TRAFFIC} The highest counts, against a limit of {AMOUNT}: {}.", tops.join(", "));
+        format!("{TRAFFIC} The highest counts, with a limit of {AMOUNT}: {}.", tops.join(", "));
     let mut svg = Svg::new(800, 540, title, &describes);
     svg.heading((300, 340), 17, title);
     svg.text((300, 550), Font::NOTE, TRAFFIC);

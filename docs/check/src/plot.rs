@@ -1,16 +1,16 @@
-//! Counts over time.
+//! Plots of counts over time.
 
 use crate::{
     svg::{self, Font, Line, Point, Svg},
     traffic::SPAN,
 };
 
-/// A place for instants from left to right and counts from bottom to top, in tenths of a pixel.
+/// A coordinate system with time from left to right and counts from bottom to top, in tenths of a pixel.
 #[derive(Clone, Copy)]
 pub(crate) struct Plot {
     pub left: i64,
     pub right: i64,
-    /// Where a count of 0 is.
+    /// Position of the count 0.
     pub base: i64,
     /// Height of one.
     pub unit: i64,
@@ -25,7 +25,7 @@ impl Plot {
         self.base - count * self.unit
     }
 
-    /// The corners of a line of steps.
+    /// Returns the corners of a step line.
     fn corners(&self, steps: &[(u64, i64)]) -> Vec<Point> {
         let mut corners: Vec<Point> = Vec::new();
         for &(at, count) in steps {
@@ -40,7 +40,7 @@ impl Plot {
         corners
     }
 
-    /// Seconds below, and a mark for each.
+    /// Draws the time axis, with a mark for each second.
     pub(crate) fn axis(&self, svg: &mut Svg, every: u64) {
         svg.line((self.left, self.base), (self.right, self.base), Line::Axis);
         for second in (0..=SPAN / 1_000).step_by(every as usize) {
@@ -50,7 +50,7 @@ impl Plot {
         }
     }
 
-    /// A count as a line of steps against the limit, with what is above the limit filled.
+    /// Draws a count as a step line, the limit, and the area above the limit.
     pub(crate) fn count(&self, svg: &mut Svg, steps: &[(u64, i64)], limit: i64) {
         for (place, &(at, count)) in steps.iter().enumerate() {
             let until = steps.get(place + 1).map_or(SPAN, |next| next.0);
@@ -67,7 +67,7 @@ impl Plot {
         svg.path(&self.corners(steps), svg::ALLOWED);
     }
 
-    /// A text above the first place where the count is highest.
+    /// Writes a text above the first maximum of the count.
     pub(crate) fn peak(&self, svg: &mut Svg, steps: &[(u64, i64)], text: &str) {
         let (at, count) = highest(steps);
         let half = text.chars().count() as i64 * 31;
@@ -78,7 +78,7 @@ impl Plot {
     }
 }
 
-/// The highest count and when it is first reached.
+/// Returns the highest count and when it is first reached.
 pub(crate) fn highest(steps: &[(u64, i64)]) -> (u64, i64) {
     steps.iter().fold((0, 0), |best, &step| if step.1 > best.1 { step } else { best })
 }

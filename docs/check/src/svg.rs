@@ -1,4 +1,4 @@
-//! Just enough SVG. Coordinates are whole tenths of a pixel, so that every run writes the same bytes.
+//! A minimal SVG writer. Coordinates are whole tenths of a pixel, so that every run writes the same bytes.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ const FAINT: &str = "#6e7781";
 pub(crate) const ALLOWED: &str = "#0b6bb5";
 const DENIED: &str = "#b3361e";
 pub(crate) const EXCESS: &str = "#f6cfa6";
-/// What gives a text its rim.
+/// Attributes for the outline of a text.
 const RIM: &str = r##"stroke="#ffffff" stroke-width="4" paint-order="stroke""##;
 
 /// A point, in tenths of a pixel.
@@ -19,7 +19,7 @@ pub(crate) struct Svg {
     body: String,
 }
 
-/// How a text looks, and how it stands to its point.
+/// The style of a text, and its alignment to its point.
 #[derive(Clone, Copy)]
 pub(crate) struct Font {
     size: i64,
@@ -41,7 +41,7 @@ impl Font {
     }
 }
 
-/// What a straight line stands for.
+/// The meaning of a straight line.
 #[derive(Clone, Copy)]
 pub(crate) enum Line {
     Axis,
@@ -51,7 +51,7 @@ pub(crate) enum Line {
 }
 
 impl Svg {
-    /// A white card of so many pixels.
+    /// Creates a white card of this size in pixels.
     pub(crate) fn new(width: i64, height: i64, title: &str, description: &str) -> Self {
         let mut svg = Self { width, height, body: String::new() };
         svg.line_of(&format!("<title>{}</title>", escape(title)));
@@ -63,7 +63,7 @@ impl Svg {
         svg
     }
 
-    /// A text with a white rim, so that lines behind it do not make it hard to read.
+    /// Writes a text with a white outline, so that it is readable above lines.
     pub(crate) fn text(&mut self, at: Point, font: Font, text: &str) {
         let (x, y, text) = (px(at.0), px(at.1), escape(text));
         let Font { size, colour, anchor } = font;
@@ -92,7 +92,7 @@ impl Svg {
         ));
     }
 
-    /// A line through all points.
+    /// Draws a line through all points.
     pub(crate) fn path(&mut self, points: &[Point], colour: &str) {
         let points = points_text(points);
         self.line_of(&format!(
@@ -114,13 +114,13 @@ impl Svg {
         ));
     }
 
-    /// An allowed request: a full circle.
+    /// Draws an allowed request: a filled circle.
     pub(crate) fn allowed(&mut self, at: Point) {
         let (x, y) = (px(at.0), px(at.1));
         self.line_of(&format!(r#"<circle cx="{x}" cy="{y}" r="4" fill="{ALLOWED}"/>"#));
     }
 
-    /// A denied request: a cross.
+    /// Draws a denied request: a cross.
     pub(crate) fn denied(&mut self, at: Point) {
         let [left, right, top, bottom] = [at.0 - 33, at.0 + 33, at.1 - 33, at.1 + 33].map(px);
         let cross = format!("M{left} {top}L{right} {bottom}M{left} {bottom}L{right} {top}");
@@ -145,7 +145,7 @@ fn points_text(points: &[Point]) -> String {
     let mut text = String::new();
     for (place, point) in points.iter().enumerate() {
         let space = if place > 0 { " " } else { "" };
-        // Writing into a string cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(text, "{space}{},{}", px(point.0), px(point.1));
     }
     text

@@ -1,22 +1,22 @@
-//! What is asked of the engine, and what it answered. Instants are milliseconds since the start of a window.
+//! The traffic for the engine, and its decisions. Times are milliseconds since the start of a window.
 
 use std::{error::Error, time::Duration};
 
 use pacegate::{Clock, Limiter, ManualClock};
 
-/// The length of every limit's period here.
+/// The period of all limits.
 pub(crate) const PERIOD: u64 = 10_000;
-/// The length of every picture: three periods.
+/// The time range of all images: three periods.
 pub(crate) const SPAN: u64 = 3 * PERIOD;
 
-/// One request and its answer.
+/// One request and its decision.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     pub at: u64,
     pub allowed: bool,
 }
 
-/// One permit: from when it was held, until when, and whether it was returned or ran out.
+/// One permit: when it was acquired, when it ended, and whether it was released or expired.
 #[derive(Clone, Copy)]
 pub(crate) struct Held {
     pub from: u64,
@@ -24,8 +24,8 @@ pub(crate) struct Held {
     pub returned: bool,
 }
 
-/// Quiet for most of a period; 12 requests within half a second before the boundary and again after it; then, from 13 s
-/// on, a request every half second: twice what the limit admits.
+/// Returns the request times: quiet for most of a period; 12 requests within half a second before the
+/// boundary and again after it; then, from 13 s on, a request every half second, which is twice the limit.
 pub(crate) fn instants() -> Vec<u64> {
     let before = (0..12).map(|n| 9_520 + 40 * n);
     let after = (0..12).map(|n| 10_020 + 40 * n);
@@ -33,7 +33,7 @@ pub(crate) fn instants() -> Vec<u64> {
     before.chain(after).chain(steady).collect()
 }
 
-/// Asks at those instants, one unit each, under one limit.
+/// Checks one unit at each of these times, with one limit.
 pub(crate) fn ask(limit: &str) -> Result<Vec<Asked>, Box<dyn Error>> {
     let clock = ManualClock::new();
     let start = clock.now();
@@ -45,13 +45,14 @@ pub(crate) fn ask(limit: &str) -> Result<Vec<Asked>, Box<dyn Error>> {
     Ok(asked.collect())
 }
 
-/// The number admitted in the trailing period, `(t - PERIOD, t]`, as steps: an instant and the count from there on.
+/// Returns the number admitted in the trailing period, `(t - PERIOD, t]`, as steps: a time and the count from
+/// there on.
 pub(crate) fn trailing(asked: &[Asked]) -> Vec<(u64, i64)> {
     let admitted = asked.iter().filter(|one| one.allowed);
     steps(admitted.map(|one| (one.at, one.at + PERIOD)))
 }
 
-/// The number of permits held, as steps.
+/// Returns the number of permits held, as steps.
 pub(crate) fn held_at_once(held: &[Held]) -> Vec<(u64, i64)> {
     steps(held.iter().map(|one| (one.from, one.until)))
 }
@@ -71,7 +72,7 @@ fn steps(spans: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, i64)> {
     steps
 }
 
-/// When a permit is asked for, and for how long it would be held; `None` is a holder that hangs and never returns it.
+/// When a permit is requested, and how long it is held; `None` for one that is never released.
 const HOLDERS: [(u64, Option<u64>); 14] = [
     (1_250, Some(4_500)),
     (2_750, None),
@@ -89,7 +90,7 @@ const HOLDERS: [(u64, Option<u64>); 14] = [
     (24_250, Some(4_000)),
 ];
 
-/// Acquires and returns permits under a concurrency limit.
+/// Acquires and releases permits under a concurrency limit.
 pub(crate) fn hold(limit: &str) -> Result<(Vec<Asked>, Vec<Held>), Box<dyn Error>> {
     let clock = ManualClock::new();
     let start = clock.now();
@@ -104,7 +105,7 @@ pub(crate) fn hold(limit: &str) -> Result<(Vec<Asked>, Vec<Held>), Box<dyn Error
             if let Some(permit) = admission.permit {
                 let until = at + holds.unwrap_or(PERIOD);
                 held.push(Held { from: at, until, returned: holds.is_some() });
-                // The permit that is never returned is kept beyond the picture: only its age ends it.
+                // The permit that is never released is kept beyond the end of the image: it only expires.
                 permits.push((holds.map_or(SPAN, |holds| at + holds), permit));
             }
         }
@@ -112,7 +113,7 @@ pub(crate) fn hold(limit: &str) -> Result<(Vec<Asked>, Vec<Held>), Box<dyn Error
         let drawn = held_at_once(&held).iter().rfind(|step| step.0 <= at).map_or(0, |step| step.1);
         if by_engine + drawn != limiter.policies().policies()[0].limits[0].amount() as i64 {
             return Err(format!(
-                "at {at} ms the picture shows {drawn} permits, the engine has {by_engine} left"
+                "at {at} ms, the image shows {drawn} permits, but the engine has {by_engine} left"
             )
             .into());
         }

@@ -1,4 +1,4 @@
-//! Packages of Debian and its relatives.
+//! Packages of Debian and its derivatives.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ pub(super) fn install(package: &str) -> anyhow::Result<()> {
     if apt_get(&install).is_ok() {
         return Ok(());
     }
-    // The lists may be missing, as in a new container, or name files that are gone.
+    // The package lists may be missing, as in a new container, or outdated.
     apt_get(&["update"])?;
     apt_get(&install)
 }
@@ -38,7 +38,7 @@ pub(super) fn valkey() -> anyhow::Result<()> {
     install("valkey-server")
 }
 
-/// Unpacks nginx, or installs it where that gives no program that runs.
+/// Unpacks nginx, or installs it if the unpacked program does not run.
 pub(super) fn nginx() -> anyhow::Result<()> {
     if unpack("nginx", &["nginx"], &[]).is_err() {
         apt_get(&["update"])?;
@@ -53,7 +53,7 @@ pub(super) fn nginx() -> anyhow::Result<()> {
     install("nginx-light")
 }
 
-/// The libraries they need come with redis-server.
+/// Unpacks packages of bookworm-backports. The libraries they need come with redis-server.
 fn unpack_backports(name: &str, packages: &[&str]) -> anyhow::Result<()> {
     let work = work(name)?;
     let no_folder = || format!("cannot write to {}", work.display());
@@ -62,7 +62,7 @@ fn unpack_backports(name: &str, packages: &[&str]) -> anyhow::Result<()> {
     let mirror = find_mirror()?;
     let source = format!("deb {}{mirror} bookworm-backports main\n", keyring.unwrap_or_default());
     fs::write(work.join("list"), source).with_context(no_folder)?;
-    // All its own, so that the system's configuration, lists and cache stay as they are.
+    // With separate directories, so that the system's configuration, lists and cache stay unchanged.
     let at = |option: &str, path: &str| format!("-oDir::{option}={}", work.join(path).display());
     let own = [
         at("Etc::sourcelist", "list"),
@@ -75,7 +75,7 @@ fn unpack_backports(name: &str, packages: &[&str]) -> anyhow::Result<()> {
     unpack(name, packages, &own)
 }
 
-/// Unpacks packages under `target/servers`: nothing is installed, and nothing of the system is changed.
+/// Unpacks packages under `target/servers`, without installing them or changing the system.
 fn unpack(name: &str, packages: &[&str], options: &[String]) -> anyhow::Result<()> {
     let work = work(name)?;
     let mut download = Command::new("apt-get");
@@ -90,14 +90,14 @@ fn unpack(name: &str, packages: &[&str], options: &[String]) -> anyhow::Result<(
     Ok(())
 }
 
-/// Where packages are that are unpacked.
+/// Returns the directory for unpacked packages.
 fn work(name: &str) -> anyhow::Result<PathBuf> {
     let work = folder()?.join(format!("{name}-packages"));
-    fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
+    fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
     Ok(work)
 }
 
-/// The mirror from which this machine takes bookworm.
+/// Returns the mirror that this machine uses for bookworm.
 fn find_mirror() -> anyhow::Result<String> {
     let listed = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten();
     let listed = listed.filter_map(|entry| entry.ok().map(|entry| entry.path()));
@@ -105,10 +105,10 @@ fn find_mirror() -> anyhow::Result<String> {
     texts
         .filter_map(|path| fs::read_to_string(path).ok())
         .find_map(|text| mirror(&text, "bookworm"))
-        .context("no source of bookworm in /etc/apt/sources.list and /etc/apt/sources.list.d")
+        .context("no bookworm source in /etc/apt/sources.list and /etc/apt/sources.list.d")
 }
 
-/// The address from which a suite comes, in a list of either form.
+/// Returns the address of a suite, from a source list in either format.
 fn mirror(text: &str, suite: &str) -> Option<String> {
     let lines = || text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
     let one_line = lines().find_map(|line| {
@@ -135,10 +135,10 @@ fn is_offered(package: &str) -> bool {
     shown.is_ok_and(|shown| shown.status.success() && !shown.stdout.is_empty())
 }
 
-/// As root, or by sudo.
+/// Runs apt-get, as root or with sudo.
 fn apt_get(words: &[&str]) -> anyhow::Result<()> {
     let apt = Command::new("apt-get").arg("--version").output();
-    ensure!(apt.is_ok(), "there is no apt-get here");
+    ensure!(apt.is_ok(), "apt-get not found");
     // RUNLEVEL keeps Debian's scripts from starting the service.
     let settings = ["RUNLEVEL=1", "DEBIAN_FRONTEND=noninteractive"];
     let mut command = Command::new(if is_root() { "env" } else { "sudo" });
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mirror_comes_from_either_form_of_list() {
+    fn the_mirror_is_found_in_both_list_formats() {
         let one_line = "# deb http://old bookworm main\n\
             deb-src http://source bookworm main\n\
             deb http://security bookworm-security main\n\

@@ -1,4 +1,4 @@
-//! The programs that the tests and the benchmark of the service run against.
+//! Installs the programs that the tests and the benchmarks run against.
 
 mod apt;
 mod program;
@@ -57,7 +57,7 @@ const H2LOAD: Program = Program {
     version: "--version",
 };
 
-/// Installs what the tests need and is missing.
+/// Installs missing programs for the tests.
 pub(crate) fn run() -> anyhow::Result<()> {
     let _only = lock()?;
     provide(REDIS, || apt::install("redis-server"))?;
@@ -68,7 +68,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     python::provide()
 }
 
-/// Installs what the benchmark of the service needs and is missing.
+/// Installs missing programs for the server benchmark.
 pub(crate) fn for_bench() -> anyhow::Result<()> {
     let _only = lock()?;
     provide(REDIS, || apt::install("redis-server"))?;
@@ -77,7 +77,7 @@ pub(crate) fn for_bench() -> anyhow::Result<()> {
     throttlecrab::provide()
 }
 
-/// Finds a program, installs it if it is not there, and says which one it is.
+/// Finds a program, installs it if it is missing, and prints its version.
 fn provide(program: Program, install: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     if program.find().is_none() {
         install().map_err(|error| {
@@ -88,16 +88,16 @@ fn provide(program: Program, install: impl FnOnce() -> anyhow::Result<()>) -> an
     program.tell()
 }
 
-/// Where everything is that is not installed in the system. Not by way of a link: an environment of Python names
-/// itself by its path.
+/// Returns the directory for everything that is not installed in the system. Resolves links, because a Python
+/// environment contains its own path.
 fn folder() -> anyhow::Result<PathBuf> {
     let folder = root().join("target/servers");
-    let no_folder = || format!("cannot make {}", folder.display());
+    let no_folder = || format!("cannot create {}", folder.display());
     fs::create_dir_all(&folder).with_context(no_folder)?;
     folder.canonicalize().with_context(no_folder)
 }
 
-/// Held by whoever installs: several checkouts may share one folder.
+/// Locks the directory while installing: several checkouts may share it.
 fn lock() -> anyhow::Result<File> {
     let path = folder()?.join("lock");
     let cannot = || format!("cannot lock {}", path.display());
@@ -117,7 +117,7 @@ fn run_command(command: &mut Command) -> anyhow::Result<()> {
         Ok(status) => bail!("`{line}` failed with {status}"),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let program = command.get_program().display();
-            bail!("there is no `{program}` here, which `{line}` needs")
+            bail!("`{program}` not found, needed by `{line}`")
         }
         Err(error) => Err(error).with_context(|| format!("cannot start `{line}`")),
     }

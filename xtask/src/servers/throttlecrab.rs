@@ -1,10 +1,10 @@
-//! The peer that speaks all three protocols of the service too.
+//! throttlecrab, a server with the same three protocols, for the benchmark.
 
 use std::process::Command;
 
 use super::{apt, folder, program::Program, run_command};
 
-/// As `bench/Cargo.toml` has the library.
+/// The same version as in `bench/Cargo.toml`.
 const VERSION: &str = "=0.4.40";
 
 const THROTTLECRAB: Program = Program {
@@ -15,7 +15,7 @@ const THROTTLECRAB: Program = Program {
     version: "--version",
 };
 
-/// Its build generates code with it.
+/// Its build generates code with protoc.
 const PROTOC: Program = Program {
     name: "protoc",
     file: "protoc",
@@ -30,7 +30,7 @@ pub(super) fn provide() -> anyhow::Result<()> {
         let mut cargo = Command::new("cargo");
         cargo.args(["install", "--locked", "throttlecrab-server", "--version", VERSION, "--root"]);
         cargo.arg(folder()?.join("throttlecrab"));
-        // Not into the folder where the workspace is built, nor with its configuration.
+        // Do not use the target directory or the configuration of this workspace.
         cargo.env_remove("CARGO_TARGET_DIR").current_dir("/");
         run_command(&mut cargo)
     })

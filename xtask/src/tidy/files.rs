@@ -1,4 +1,4 @@
-//! Rules about which files there are.
+//! Rules about the existence of files.
 
 use super::{File, Finding};
 
@@ -18,7 +18,7 @@ fn crates_without_readme(files: &[File]) -> Vec<Finding> {
             !files.iter().any(|file| file.path == format!("crates/{name}/README.md"))
         })
         .map(|(file, _)| {
-            Finding::new(file, 1, "no README.md beside it; say who should use the crate")
+            Finding::new(file, 1, "README.md is missing; describe who should use the crate")
         })
         .collect()
 }
@@ -29,7 +29,7 @@ fn missing_changelog(files: &[File]) -> Option<Finding> {
     let headed =
         changelog.is_some_and(|file| file.text.lines().any(|line| line == "## Unreleased"));
     let what =
-        "no heading `## Unreleased`; add it, with a line for each change that a user can see";
+        "heading `## Unreleased` is missing; add it, with a line for each user-visible change";
     (!headed).then(|| Finding { path: path.to_owned(), line: 1, what: what.to_owned() })
 }
 
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn the_changelog_has_a_place_for_the_next_line() {
+    fn the_changelog_has_an_unreleased_section() {
         for (text, found) in [("# Changes\n\n## Unreleased\n", false), ("## 0.1.0\n", true)] {
             assert_eq!(missing_changelog(&[file("CHANGELOG.md", text)]).is_some(), found);
         }

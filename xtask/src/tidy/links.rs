@@ -1,10 +1,10 @@
-//! Links from one document to another lead somewhere.
+//! Checks that links between documents are valid.
 
 use std::path::Path;
 
 use super::{File, Finding};
 
-/// What `exists` is asked for is a path from the project's root.
+/// Checks the links of a file. `exists` gets a path relative to the project's root.
 pub(super) fn check(file: &File, exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
     if !file.path.ends_with(".md") {
         return Vec::new();
@@ -13,14 +13,13 @@ pub(super) fn check(file: &File, exists: impl Fn(&Path) -> bool) -> Vec<Finding>
     relative_links(&file.text)
         .filter(|(_, target)| !exists(&folder.join(target)))
         .map(|(line, target)| {
-            let what =
-                format!("the link `{target}` leads nowhere; name a file relative to this one");
+            let what = format!("broken link `{target}`; expected a file relative to this one");
             Finding::new(file, line, what)
         })
         .collect()
 }
 
-/// Lines and targets, without what follows a `#`.
+/// Returns line numbers and link targets, without fragments.
 fn relative_links(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fenced = false;
     let prose = text.lines().zip(1..).filter(move |(line, _)| {
@@ -35,7 +34,7 @@ fn relative_links(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter(|(_, target)| !target.is_empty())
 }
 
-/// The targets of `[text](target)` and `![text](target "title")`.
+/// Returns the targets of `[text](target)` and `![text](target "title")`.
 fn line_targets(line: &str) -> impl Iterator<Item = &str> {
     let outside_code = line.split('`').step_by(2);
     outside_code.flat_map(|prose| prose.split("](").skip(1)).filter_map(|rest| {

@@ -1,4 +1,4 @@
-//! The house rules that no other tool checks.
+//! `cargo xtask tidy`: project rules that no other tool checks.
 
 mod files;
 mod links;
@@ -17,12 +17,12 @@ use crate::command::root;
 /// A file of the project.
 #[derive(Debug)]
 struct File {
-    /// From the project's root, with slashes.
+    /// Relative to the project's root, with slashes.
     path: String,
     text: String,
 }
 
-/// A broken rule.
+/// A violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     path: String,
@@ -30,7 +30,7 @@ struct Finding {
     what: String,
 }
 
-/// Prints what breaks the house rules, and fails if anything does.
+/// Prints all violations; fails if there are any.
 pub(crate) fn run() -> anyhow::Result<()> {
     let files = project_files()?;
     let mut findings: Vec<Finding> = files.iter().flat_map(rules::check).collect();
@@ -42,11 +42,11 @@ pub(crate) fn run() -> anyhow::Result<()> {
         writeln!(io::stdout(), "{finding}")?;
     }
     ensure!(findings.is_empty(), "tidy: {} findings in {} files", findings.len(), files.len());
-    writeln!(io::stdout(), "tidy: {} files, nothing to do", files.len())?;
+    writeln!(io::stdout(), "tidy: {} files, no findings", files.len())?;
     Ok(())
 }
 
-/// What git has or would take, as far as it is text.
+/// Returns all text files that are tracked by git, or untracked and not ignored.
 fn project_files() -> anyhow::Result<Vec<File>> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])

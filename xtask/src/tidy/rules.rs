@@ -1,11 +1,11 @@
-//! Rules about the lines of one file.
+//! Rules about the lines of a file.
 
 use super::{File, Finding};
 
 const MAX_COLUMNS: usize = 120;
 const MAX_LINES: usize = 600;
 
-/// Put together from halves, so that this file passes.
+/// Concatenated, so that this file passes.
 const UNFINISHED: [&str; 5] = [
     concat!("TO", "DO"),
     concat!("FIX", "ME"),
@@ -38,14 +38,14 @@ fn long_files(file: &File) -> Vec<Finding> {
     (code > MAX_LINES).then(|| Finding::new(file, code, what())).into_iter().collect()
 }
 
-/// Up to the module of tests, which comes last. What else is for tests alone counts as code.
+/// Counts the lines up to the module `tests`, which comes last. Other test code counts as code.
 fn lines_of_code(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let begins = |two: &[&str]| two[0].starts_with("#[cfg(") && two[1].ends_with("mod tests {");
     lines.windows(2).position(begins).unwrap_or(lines.len())
 }
 
-/// Prose may speak of these words, so Markdown is left out.
+/// Markdown is exempt, because it may mention these words.
 fn unfinished(file: &File) -> Vec<Finding> {
     find(file, !file.path.ends_with(".md"), |line| {
         let word = UNFINISHED.into_iter().find(|word| line.contains(word))?;
@@ -55,7 +55,7 @@ fn unfinished(file: &File) -> Vec<Finding> {
 
 fn sleeping_tests(file: &File) -> Vec<Finding> {
     find(file, file.is_rust() && file.is_test(), |line| {
-        let what = "a test that sleeps; use a manual clock, or wait for what it waits for";
+        let what = "test sleeps; use a manual clock, or wait for a condition";
         line.contains(concat!("sleep", "(")).then(|| what.to_owned())
     })
 }
@@ -95,7 +95,7 @@ mod tests {
     };
 
     #[test]
-    fn lines_are_measured_in_characters() {
+    fn line_width_is_measured_in_characters() {
         let (fits, wide) = ("ä".repeat(120), "ä".repeat(121));
         let text = format!("{fits}\n{wide}\n");
         assert_eq!(lines(wide_lines(&file("a.rs", &text))), [2]);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn only_code_makes_a_file_long() {
+    fn only_code_counts_towards_the_file_length() {
         let (fits, long) = ("x\n".repeat(600), "x\n".repeat(601));
         let tested = format!("{fits}#[cfg(test)]\nmod tests {{\n{long}");
         assert_eq!(long_files(&file("a.rs", &tested)), []);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_unfinished() {
+    fn unfinished_code_is_reported() {
         for word in UNFINISHED {
             let text = format!("fine\n  {word}\n");
             let found = unfinished(&file("a.rs", &text));

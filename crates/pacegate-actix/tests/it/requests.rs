@@ -50,6 +50,12 @@ async fn addresses() {
 }
 
 #[actix_web::test]
+async fn a_request_without_a_peer_address_is_not_counted_with_all_others() {
+    let rules = Rules::new(limiter("1/hour").0).by(PeerAddress::new());
+    assert_eq!(statuses(&send(rules, [get("/"), get("/")]).await), [500, 500]);
+}
+
+#[actix_web::test]
 async fn parts_of_the_head() {
     let requests = || vec![with("x-tenant", "a"), with("x-tenant", "b"), with("x-tenant", "a")];
     assert_eq!(repeated(Header::from_static("x-tenant"), requests()).await, [2]);
@@ -61,6 +67,9 @@ async fn parts_of_the_head() {
     assert_eq!(repeated(Host, requests()).await.len(), 1);
     let paths = || ["/users/1", "/users/2", "/users/1?x"].map(get).into_iter().collect::<Vec<_>>();
     assert_eq!(repeated(Path, paths()).await, [2]);
+    let spellings = ["/users/1", "/USERS/1/", "/users;v=2/1", "/x/..;/users/1", "//users/%31"];
+    let spellings = spellings.map(get).into_iter().collect();
+    assert_eq!(repeated(Path, spellings).await, [1, 2, 3, 4]);
     assert_eq!(repeated(Method, paths()).await, [1, 2]);
     assert_eq!(repeated(MatchedRoute, paths()).await, [1, 2], "/users/{{id}}");
 }
@@ -71,7 +80,8 @@ async fn extensions_closures_and_both() {
         |head: &Incoming| head.headers().get("x-user").map(|value| value.as_bytes().to_vec());
     let requests =
         || vec![with("x-user", "a"), with("x-user", "b"), with("x-user", "a"), get("/"), get("/")];
-    assert_eq!(repeated(user, requests()).await, [2, 4], "those without one share a budget");
+    assert_eq!(repeated(user, requests()).await, [2], "those without one are rejected");
+    assert_eq!(repeated(user.or_share(), requests()).await, [2, 4]);
     let both = Extension::new(|user: &User| user.0).or(PeerAddress::new()).and(Path);
     assert_eq!(
         repeated(both, vec![from("192.0.2.1:1"), from("192.0.2.2:1"), from("192.0.2.1:2")]).await,

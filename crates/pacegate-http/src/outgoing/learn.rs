@@ -34,8 +34,9 @@ const EPOCH_MILLIS: u64 = 100_000_000_000;
 ///
 /// `Retry-After`, in seconds or as a date, speaks first, on a status from 400 on. Then `RateLimit`, if nothing remains:
 /// as in the drafts from 8 on (`"api";r=0;t=5`), where the longest of several policies counts, or as in draft 7
-/// (`limit=10, remaining=0, reset=5`). Then the pairs of `RateLimit-Remaining` and `-Reset`, as in the drafts before,
-/// and of `X-RateLimit-Remaining` and `-Reset`, where a reset above a thousand million is an instant.
+/// (`limit=10, remaining=0, reset=5`). Only without `RateLimit`, which says when there is more, the pairs of
+/// `RateLimit-Remaining` and `-Reset`, as in the drafts before, and of `X-RateLimit-Remaining` and `-Reset`, where a
+/// reset above a thousand million is an instant: they say when all is free.
 ///
 /// Instants are held against the `Date` of the response, where it has one, and against `now` otherwise: a clock here
 /// that is behind theirs would make a pause of seconds one of hours.
@@ -43,10 +44,12 @@ pub fn told_to_wait(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> 
     let now = text(headers, &header::DATE).and_then(date::parse).unwrap_or(now);
     let refused = status.is_client_error() || status.is_server_error();
     let retry = text(headers, &header::RETRY_AFTER).filter(|_| refused);
-    let wait = retry
-        .and_then(|text| retry_after(text, now))
-        .or_else(|| lines(headers, &RATE_LIMIT).filter_map(rate_limit).max())
-        .or_else(|| PAIRS.iter().find_map(|pair| remaining_and_reset(headers, pair, now)))?;
+    let wait = retry.and_then(|text| retry_after(text, now)).or_else(|| {
+        match headers.contains_key(&RATE_LIMIT) {
+            true => lines(headers, &RATE_LIMIT).filter_map(rate_limit).max(),
+            false => PAIRS.iter().find_map(|pair| remaining_and_reset(headers, pair, now)),
+        }
+    })?;
     (!wait.is_zero()).then(|| wait.min(LONGEST))
 }
 
@@ -175,6 +178,8 @@ mod tests {
             (200, "x-ratelimit-remaining: 0", 0),
             (200, "x-ratelimit-remaining: none|x-ratelimit-reset: 8", 0),
             (429, "retry-after: 2|ratelimit: \"api\";r=0;t=5", 2),
+            (200, "ratelimit: \"api\";r=0|x-ratelimit-remaining: 0|x-ratelimit-reset: 8", 0),
+            (200, "ratelimit: \"api\";r=0;t=1|x-ratelimit-remaining: 0|x-ratelimit-reset: 8", 1),
             (429, "retry-after: soon|ratelimit: \"api\";r=0;t=5", 5),
             (200, "", 0),
         ] {

@@ -79,12 +79,14 @@ where
         let settings = Arc::clone(&self.settings);
         let (head, body) = request.into_parts();
         let mut key = KeyParts::new();
+        // All calls are this program's own, so those without a key may share a budget.
+        key.set_lenient(true);
         let resolved = settings.by.resolve(&head, &mut key);
         let cost = settings.cost.as_ref().map_or(1, |cost| cost(&head));
         let request = Request::from_parts(head, body);
         match resolved {
             Ok(()) => {}
-            Err(Missing::Share) => {
+            Err(Missing::Share | Missing::Unspecified) => {
                 key = KeyParts::new();
                 key.push_missing();
             }
@@ -92,7 +94,7 @@ where
                 let state = State::Calling { call: self.inner.call(request) };
                 return ThrottleFuture { settings, key: None, state };
             }
-            Err(Missing::Reject) => {
+            Err(Missing::Reject | Missing::Misconfigured(_)) => {
                 return ThrottleFuture { settings, key: None, state: State::Missing };
             }
         }

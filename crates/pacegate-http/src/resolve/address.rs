@@ -9,13 +9,17 @@ use std::{
 use http::HeaderName;
 use ipnet::{IpNet, Ipv4Net};
 
-use super::{KeyParts, Missing, OrDefault, Resolve, forwarded};
+use super::{KeyParts, Missing, Resolve, forwarded};
 use crate::head::Head;
 
 /// Who is at the other end of the connection: the client, or the last proxy before this server.
 ///
 /// IPv4 in the clothes of IPv6 (`::ffff:0:0/96`, `64:ff9b::/96`) is IPv4. Of other IPv6 addresses only a prefix counts,
 /// 64 bits unless said: whoever has one address there has all of them.
+///
+/// If the request does not carry the address, it is answered with 500: the program is not set up to provide it, and a
+/// budget that all clients share would let one of them lock out the others. `or_share` and `or_skip` choose something
+/// else, see [`ResolveExt`](super::ResolveExt).
 #[derive(Clone, Copy, Debug)]
 pub struct PeerAddress {
     prefix: u8,
@@ -69,6 +73,11 @@ enum Field {
 }
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Every TCP connection has an address, so a missing one was not put into the request.
+const NO_PEER: &str = "the peer address of the connection is unknown: with axum, enable the feature `axum` of \
+                       pacegate-http and serve with `into_make_service_with_connect_info::<SocketAddr>()`; elsewhere, \
+                       insert `PeerAddr` into the extensions of each request; over a Unix socket, choose another key";
 
 /// The bits of an IPv6 address that one subscriber is given, at the least.
 const PREFIX: u8 = 64;
@@ -209,14 +218,16 @@ where
 
 impl<H: Head> Resolve<H> for PeerAddress {
     fn resolve(&self, head: &H, key: &mut KeyParts) -> Result<(), Missing> {
-        push_address(key, canonical(head.peer().ok_or_default()?), self.prefix);
+        let peer = head.peer().ok_or(Missing::Misconfigured(NO_PEER))?;
+        push_address(key, canonical(peer), self.prefix);
         Ok(())
     }
 }
 
 impl<H: Head, P: Peer<H>> Resolve<H> for ClientAddress<P> {
     fn resolve(&self, head: &H, key: &mut KeyParts) -> Result<(), Missing> {
-        push_address(key, self.address(head).ok_or_default()?, self.prefix);
+        let address = self.address(head).ok_or(Missing::Misconfigured(NO_PEER))?;
+        push_address(key, address, self.prefix);
         Ok(())
     }
 }

@@ -12,8 +12,8 @@ pub trait ResolveExt: Sized {
         Or { first: self, second: other }
     }
 
-    /// This and the other: a key of both. If one is missing and that means to share, requests without it share a budget
-    /// for each value of the other.
+    /// This and the other: a key of both. If one is missing and has [`or_share`](Self::or_share), requests without it
+    /// share a budget for each value of the other.
     fn and<R>(self, other: R) -> And<Self, R> {
         And { first: self, second: other }
     }
@@ -23,12 +23,12 @@ pub trait ResolveExt: Sized {
         Instead { resolver: self, missing: Missing::Skip }
     }
 
-    /// Requests without it share one budget. This is what happens if nothing is said.
+    /// Requests without it share one budget.
     fn or_share(self) -> Instead<Self> {
         Instead { resolver: self, missing: Missing::Share }
     }
 
-    /// Requests without it are answered with 400.
+    /// Requests without it are answered with 400. Default for a key.
     fn or_reject(self) -> Instead<Self> {
         Instead { resolver: self, missing: Missing::Reject }
     }
@@ -91,7 +91,7 @@ fn part<H>(resolver: &impl Resolve<H>, head: &H, key: &mut KeyParts) -> Result<b
     let before = key.len();
     match resolver.resolve(head, key) {
         Ok(()) => Ok(true),
-        Err(Missing::Share) => {
+        Err(missing) if key.shares(missing) => {
             key.truncate(before);
             key.push_missing();
             Ok(false)

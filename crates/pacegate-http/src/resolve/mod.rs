@@ -32,14 +32,14 @@ use smallvec::SmallVec;
 
 pub use address::{ClientAddress, Peer, PeerAddress, plain_address};
 pub use combine::{And, Instead, Or, ResolveExt};
-pub use parts::{Cookie, Everyone, Extension, Header, Host, MatchedRoute, Method, Path};
+pub use parts::{Cookie, Everyone, ExactPath, Extension, Header, Host, MatchedRoute, Method, Path};
 pub use secret::{ApiKey, BearerSubject};
-pub use text::{plain_host, plain_path};
+pub use text::plain_host;
 
 /// Finds out whose budget a request draws on.
 ///
 /// Implemented for closures `Fn(&H) -> Option<K>` where `K` is any [`Key`]: text, a number, an address, a tuple. `None`
-/// is [`Missing::Share`]. Implement it yourself to read something without a copy, or to miss in another way.
+/// is [`Missing::Unspecified`]. Implement it yourself to read something without a copy, or to miss in another way.
 pub trait Resolve<H = Parts>: Send + Sync + 'static {
     /// Adds the value to `key`, or adds nothing and says what is to happen without it.
     fn resolve(&self, head: &H, key: &mut KeyParts) -> Result<(), Missing>;
@@ -49,15 +49,21 @@ pub trait Resolve<H = Parts>: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Missing {
+    /// Nothing was chosen. A request without its key is answered with 400, as by `Reject`: otherwise clients that have
+    /// nothing to do with each other would share a budget. An attribute of policies is absent, as by `Share`.
+    #[default]
+    Unspecified,
     /// All requests that lack it share one budget, so that leaving it out gains nothing. As an attribute of policies it
     /// is absent, and each policy that counts by it does what [its own setting](pacegate::policy::Policy::missing)
     /// says.
-    #[default]
     Share,
     /// The request passes unlimited.
     Skip,
     /// The request is answered with 400.
     Reject,
+    /// No request has it, because the program does not provide it: the request is answered with 500, and this is what
+    /// to change in the program.
+    Misconfigured(&'static str),
 }
 
 /// The parts of a key, as resolvers add them.
@@ -69,6 +75,8 @@ pub struct KeyParts {
     bytes: SmallVec<[u8; 64]>,
     /// Where each part ends in `bytes`, and whether it is there at all.
     ends: SmallVec<[(u32, bool); 4]>,
+    /// `true` if parts that are missing with [`Missing::Unspecified`] are absent, `false` if they are rejected.
+    lenient: bool,
 }
 
 impl KeyParts {
@@ -115,6 +123,16 @@ impl KeyParts {
     /// Whether there is no part.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
+    }
+
+    /// Sets what [`Missing::Unspecified`] means: that the value is absent, or that the request is rejected.
+    pub(crate) fn set_lenient(&mut self, lenient: bool) {
+        self.lenient = lenient;
+    }
+
+    /// Returns `true` if a value that is missing in this way becomes an absent part.
+    pub(crate) fn shares(&self, missing: Missing) -> bool {
+        missing == Missing::Share || self.lenient && missing == Missing::Unspecified
     }
 
     /// Adds all parts of a key, unless they are all missing.

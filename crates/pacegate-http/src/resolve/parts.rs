@@ -3,12 +3,9 @@
 use std::{fmt, marker::PhantomData};
 
 use http::{HeaderName, header};
-use pacegate::Key;
+use pacegate::{Key, policy::Paths};
 
-use super::{
-    KeyParts, Missing, OrDefault, Resolve,
-    text::{plain_host, plain_path},
-};
+use super::{KeyParts, Missing, OrDefault, Resolve, text::plain_host};
 use crate::head::{Head, only};
 
 /// One budget for all requests.
@@ -28,13 +25,18 @@ pub struct Header(pub HeaderName);
 #[derive(Clone, Debug)]
 pub struct Cookie(pub String);
 
-/// The path in its one plain spelling, see [`plain_path`]. A client can make up as many as it likes, so as a key it
-/// wants [`MatchedRoute`], or an address beside it.
+/// The path in its normal form, in lower case, see [`Paths::Normalized`]. Clients can make up as many paths as they
+/// like, so as a key use [`MatchedRoute`] instead, or add an address.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Path;
 
+/// The path as the client sent it, without the query. For an attribute `path` of policies that compare
+/// [exactly](Paths::Exact) or by [case](Paths::CaseSensitive); other policies normalize it themselves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExactPath;
+
 /// The pattern of the route that was found, such as `/users/{id}`: with axum, and its feature here. Missing where no
-/// route was found, and in a layer that runs before routing.
+/// route was found, and in a layer that runs before routing. Without the feature, requests are answered with 500.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MatchedRoute;
 
@@ -51,6 +53,8 @@ pub struct Extension<T, F> {
     read: F,
     kind: PhantomData<fn(&T)>,
 }
+
+const NO_ROUTES: &str = "routes are unknown: enable the feature `axum` of pacegate-http";
 
 impl Header {
     /// The header of a name in small letters that is known when the program is written. Panics if it is no such name.
@@ -121,13 +125,23 @@ impl<H: Head> Resolve<H> for Cookie {
 
 impl<H: Head> Resolve<H> for Path {
     fn resolve(&self, head: &H, key: &mut KeyParts) -> Result<(), Missing> {
-        key.push(&plain_path(head.path().as_bytes()));
+        key.push(&Paths::Normalized.normalize(head.path().as_bytes()));
+        Ok(())
+    }
+}
+
+impl<H: Head> Resolve<H> for ExactPath {
+    fn resolve(&self, head: &H, key: &mut KeyParts) -> Result<(), Missing> {
+        key.push(head.path().as_bytes());
         Ok(())
     }
 }
 
 impl<H: Head> Resolve<H> for MatchedRoute {
     fn resolve(&self, head: &H, key: &mut KeyParts) -> Result<(), Missing> {
+        if !head.knows_routes() {
+            return Err(Missing::Misconfigured(NO_ROUTES));
+        }
         key.push(head.route().ok_or_default()?.as_bytes());
         Ok(())
     }

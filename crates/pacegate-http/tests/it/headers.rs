@@ -7,7 +7,10 @@ use pacegate::{
     Answer, Charge, Decision, Limit, Limiter, PolicySet, SharedLimiter, Store, Timestamp,
     algorithm::{Origin, Outcome},
 };
-use pacegate_http::{HeaderStyle, Headers, RateLimitLayer, ResetStyle, resolve::Path};
+use pacegate_http::{
+    HeaderStyle, Headers, RateLimitLayer, ResetStyle, ResolveExt,
+    resolve::{Header, Path},
+};
 use pacegate_testkit::Random;
 use proptest::prelude::*;
 use tower::{Layer, service_fn};
@@ -49,6 +52,72 @@ fn settings_leave_headers_out() {
     let headers = written(&Headers::default(), &for_good, 0);
     assert_eq!(headers.get("retry-after"), None);
     assert_eq!(text(&headers, "ratelimit"), "\"api\";r=0");
+}
+
+#[test]
+fn the_three_headers_of_earlier_drafts_are_a_setting() {
+    let mut trio = Headers::OFF;
+    trio.standard = HeaderStyle::Draft6;
+    let names = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"];
+    let wait = Duration::from_millis(2_500);
+    let limit: Limit = "10/second burst 20".parse().unwrap();
+    let denied = Decision::denial("api".parse().unwrap(), limit, 3, Some(wait));
+    let headers = written(&trio, &denied, 1_700_000_000_000_001);
+    assert_eq!(names.map(|name| text(&headers, name)), ["20", "3", "3"]);
+    assert_eq!((headers.len(), text(&headers, "retry-after")), (4, "3"));
+    let admitted = Decision::admission("api".parse().unwrap(), limit, 19, Duration::from_secs(1));
+    let headers = written(&trio, &admitted, 0);
+    assert_eq!(names.map(|name| text(&headers, name)), ["20", "19", "1"]);
+    assert_eq!(headers.len(), 3);
+}
+
+#[test]
+fn an_inner_layer_keeps_its_three_headers() {
+    let mut trio = Headers::default();
+    trio.standard = HeaderStyle::Draft6;
+    for inner in [
+        [("ratelimit-limit", "7"), ("ratelimit-remaining", "6")],
+        [("x-ratelimit-limit", "7"), ("ratelimit-remaining", "6")],
+    ] {
+        let service = service_fn(move |request| async move {
+            let mut response = kit::fine(request).await?;
+            for (name, value) in inner {
+                response.headers_mut().insert(name, value.parse().unwrap());
+            }
+            Ok::<_, std::convert::Infallible>(response)
+        });
+        let limiter = Limiter::memory(Limit::per_minute(100));
+        let response = ask(&RateLimitLayer::new(limiter).headers(trio).layer(service), get("/"));
+        let headers = response.headers();
+        assert_eq!(headers.len(), 2, "{headers:?}");
+        assert!(inner.iter().all(|&(name, value)| text(headers, name) == value), "{headers:?}");
+    }
+}
+
+#[test]
+fn a_denial_describes_itself_if_asked_to() {
+    let limiter = Limiter::builder().limit("1/1500ms").clock(kit::clock()).build().unwrap();
+    let layer = RateLimitLayer::new(limiter).by(Path.and(Header::from_static("x-user")));
+    let denied = |layer: &RateLimitLayer<Limiter>| -> serde_json::Value {
+        let service = layer.layer(service_fn(kit::fine));
+        let request = || kit::with("/a", "x-user", "al\"ice");
+        ask(&service, request());
+        serde_json::from_str(&kit::body(ask(&service, request()))).unwrap()
+    };
+    let plain = denied(&layer);
+    assert_eq!(plain.as_object().unwrap().len(), 4, "{plain}");
+    let described = denied(&layer.describe_denials());
+    let expected = serde_json::json!({
+        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+        "title": "The quota is used up for now",
+        "status": 429,
+        "violated-policies": ["default"],
+        "key": "/a:al\"ice",
+        "limit": "1/1500ms",
+        "window": 1.5,
+        "retry_after": 1,
+    });
+    assert_eq!(described, expected);
 }
 
 #[test]
@@ -97,8 +166,8 @@ proptest! {
         let (name, parameters) = item(text(&headers, "ratelimit"));
         prop_assert_eq!(&name, policy.as_str());
         prop_assert_eq!(integer(&parameters, "r"), Some(capped(decision.remaining().into())));
-        let wait = decision.retry_after().or(decision.is_allowed().then(|| decision.reset_after()));
-        let least = u64::from(!decision.is_allowed());
+        let wait = decision.more_after();
+        let least = u64::from(!decision.is_allowed() || decision.remaining() == 0);
         let seconds = wait.map(|wait| capped(wait.as_micros().div_ceil(1_000_000)).max(least));
         prop_assert_eq!(integer(&parameters, "t"), seconds);
 
@@ -153,13 +222,15 @@ fn whoever_sleeps_as_told_is_admitted() {
     }
 }
 
-/// A store that remembers a denial, and tells its end later than it is by what a trip to it takes.
+/// A store that remembers a denial, and tells its end later than it is by what a trip to it takes. It may have a clock
+/// that differs from that of this process.
 #[derive(Debug)]
-struct Remembers(Duration);
+struct Remembers(Duration, Option<Timestamp>);
 
 impl Store for Remembers {
     fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
         let denied = Outcome::denied(0, Some(self.0), self.0).with_origin(Origin::DenyCache);
+        let denied = self.1.map_or(denied, |instant| denied.with_decided_at(instant));
         Box::pin(ready(Ok(vec![denied; charges.len()])))
     }
 
@@ -185,7 +256,7 @@ fn the_end_of_a_window_is_the_same_for_a_denial_that_is_remembered() {
     let reset = |limit: &str, late: u64| {
         // The minute ends 9.75 s later.
         let now = 1_700_000_030_250_000;
-        let store = Remembers(Duration::from_micros(9_750_000 + late));
+        let store = Remembers(Duration::from_micros(9_750_000 + late), None);
         let policies = PolicySet::of_limits([limit.parse().unwrap()]).unwrap();
         let limiter = SharedLimiter::new(store, policies);
         let decision = pollster::block_on(limiter.check("alice")).unwrap();
@@ -198,6 +269,22 @@ fn the_end_of_a_window_is_the_same_for_a_denial_that_is_remembered() {
     assert_eq!(reset("5/minute sliding-log", 1), 1_700_000_041);
 }
 
+#[test]
+fn the_end_of_a_window_is_told_by_the_clock_that_counted() {
+    let store_now = 1_700_000_030_250_000;
+    for skew in [-3_000_000, 0, 3_000_000] {
+        let instant = Timestamp::from_micros(store_now);
+        let store = Remembers(Duration::from_micros(9_750_000), Some(instant));
+        let policies = PolicySet::of_limits(["5/minute".parse().unwrap()]).unwrap();
+        let limiter = SharedLimiter::new(store, policies);
+        let decision = pollster::block_on(limiter.check("alice")).unwrap();
+        let here = store_now.saturating_add_signed(skew);
+        let headers = written(&Headers::default(), &decision, here);
+        assert_eq!(text(&headers, "x-ratelimit-reset"), "1700000040", "{skew}");
+        assert_eq!(text(&headers, "retry-after"), "10", "{skew}");
+    }
+}
+
 const MOST: u64 = 999_999_999_999_999;
 
 fn capped(number: u128) -> u64 {
@@ -205,7 +292,10 @@ fn capped(number: u128) -> u64 {
 }
 
 fn written(settings: &Headers, decision: &Decision, now: u64) -> HeaderMap {
-    assert!(matches!(settings.standard, HeaderStyle::Off | HeaderStyle::Draft8));
+    assert!(matches!(
+        settings.standard,
+        HeaderStyle::Off | HeaderStyle::Draft8 | HeaderStyle::Draft6
+    ));
     let mut headers = HeaderMap::new();
     settings.write(decision, Timestamp::from_micros(now), &mut headers);
     headers

@@ -15,11 +15,12 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use pacegate::{
     CheckError, Decision, Limit, Limiter, MemoryStore, PolicySet, SharedLimiter,
-    policy::{Condition, Policy},
+    policy::{Condition, Paths, Policy},
 };
 use pacegate_http::{
-    Adjustment, Decide, Headers, Provided, Question, RateLimitLayer, Refusal, Reply, ResolveExt,
-    resolve::{Header, Path},
+    Adjustment, Decide, Headers, PeerAddr, Provided, Question, RateLimitLayer, Refusal, Reply,
+    ResolveExt,
+    resolve::{ClientAddress, ExactPath, Header, Method, Path, PeerAddress},
 };
 use tower::{Layer, Service, service_fn, util::ServiceExt};
 
@@ -152,9 +153,11 @@ fn key_cost_and_skip_are_separate_choices() {
 #[test]
 fn what_is_missing_shares_skips_or_is_rejected() {
     let tenant = || Header::from_static("x-tenant");
+    let unspecified = RateLimitLayer::new(per_minute(1)).by(tenant()).layer(service_fn(kit::fine));
+    assert_eq!(statuses(&unspecified, "/", 2), [400, 400]);
     let limiter = per_minute(1);
-    let share = RateLimitLayer::new(limiter.clone()).by(tenant()).layer(service_fn(kit::fine));
-    assert_eq!(statuses(&share, "/", 2), [200, 429]);
+    let share = RateLimitLayer::new(limiter.clone()).by(tenant().or_share());
+    assert_eq!(statuses(&share.layer(service_fn(kit::fine)), "/", 2), [200, 429]);
     // A tenant without a name is another one than none.
     assert!(limiter.check("").is_allowed());
     let skip = RateLimitLayer::new(per_minute(1)).by(tenant().or_skip());
@@ -163,6 +166,93 @@ fn what_is_missing_shares_skips_or_is_rejected() {
     let rejected = ask(&reject.layer(service_fn(kit::fine)), get("/"));
     assert_eq!(rejected.status(), 400);
     assert!(body(rejected).contains("urn:pacegate:problem:missing"));
+}
+
+/// One budget for all clients would let one of them lock out the others.
+#[test]
+fn a_request_without_a_peer_address_is_not_counted_with_all_others() {
+    let layers = [
+        RateLimitLayer::new(per_minute(1)).by(PeerAddress::new()),
+        RateLimitLayer::new(per_minute(1)).by(Method.and(PeerAddress::new())),
+        RateLimitLayer::new(per_minute(1)).attribute("ip", PeerAddress::new()),
+        RateLimitLayer::new(per_minute(1)).attribute("ip", ClientAddress::behind(1)),
+    ];
+    for layer in layers {
+        let service = layer.layer(service_fn(kit::fine));
+        assert_eq!(statuses(&service, "/", 2), [500, 500]);
+        let told = body(ask(&service, get("/")));
+        assert!(told.contains("urn:pacegate:problem:misconfigured"), "{told}");
+        assert!(told.contains("enable the feature `axum`"), "{told}");
+        let mut known = get("/");
+        known.extensions_mut().insert(PeerAddr("203.0.113.7:4711".parse().unwrap()));
+        known.headers_mut().insert("x-forwarded-for", "203.0.113.8".parse().unwrap());
+        assert_eq!(ask(&service, known).status(), 200);
+    }
+    let shared = RateLimitLayer::new(per_minute(1)).by(PeerAddress::new().or_share());
+    assert_eq!(statuses(&shared.layer(service_fn(kit::fine)), "/", 2), [200, 429]);
+}
+
+/// The permits would never be returned.
+#[test]
+fn a_limit_of_concurrency_is_not_for_a_layer() {
+    let permits: Limit = "5/minute concurrency".parse().unwrap();
+    let limiter = move || Limiter::builder().limit("9/hour").limit(permits).build().unwrap();
+    let found = RateLimitLayer::new(per_minute(9)).limits(move |head| {
+        let limit = if head.uri.path() == "/held" { permits } else { Limit::per_minute(9) };
+        [("found".parse().unwrap(), limit)]
+    });
+    assert_eq!(statuses(&found.clone().layer(service_fn(kit::fine)), "/", 1), [200]);
+    let answers = [
+        ask(&RateLimitLayer::new(limiter()).layer(service_fn(kit::fine)), get("/")),
+        ask(&RateLimitLayer::new(Provided(limiter)).layer(service_fn(kit::fine)), get("/")),
+        ask(&found.layer(service_fn(kit::fine)), get("/held")),
+        ask(
+            &RateLimitLayer::new(SharedLimiter::from(limiter())).layer(service_fn(kit::fine)),
+            get("/"),
+        ),
+    ];
+    for answer in answers {
+        assert_eq!(answer.status(), 500);
+        let told = body(answer);
+        assert!(told.contains("take them in the handler with `acquire`"), "{told}");
+    }
+}
+
+#[test]
+fn an_attribute_that_a_request_lacks_is_left_to_the_policies() {
+    let by = |resolver: fn() -> Header| {
+        let policy = Policy::new("by-user".parse().unwrap(), [Limit::per_minute(1)]).per(["user"]);
+        let policies = PolicySet::new([policy]).unwrap();
+        let limiter = Limiter::builder().policies(policies).build().unwrap();
+        RateLimitLayer::new(limiter).attribute("user", resolver().and(Method))
+    };
+    let service = by(|| Header::from_static("x-user")).layer(service_fn(kit::fine));
+    assert_eq!(statuses(&service, "/", 2), [200, 429], "they share the budget of the method");
+    assert_eq!(ask(&service, with("/", "x-user", "alice")).status(), 200);
+}
+
+#[test]
+fn another_spelling_of_a_path_draws_on_the_same_budget() {
+    let login = || {
+        let limit = [Limit::per_minute(1)];
+        Policy::new("login".parse().unwrap(), limit).matching("path", Condition::equal("/login"))
+    };
+    let layer = |policy: Policy| {
+        let limiter = Limiter::builder().policies(PolicySet::new([policy]).unwrap());
+        RateLimitLayer::new(limiter.build().unwrap())
+    };
+    let spellings = ["/LOGIN", "/login/", "/login;x=1", "/x/..;/login", "//login?a", "/%6cogin"];
+    for spelling in spellings {
+        let by_key = RateLimitLayer::new(per_minute(1)).by(Path);
+        let by_policy = layer(login()).attribute("path", Path);
+        let raw = layer(login()).attribute("path", ExactPath);
+        let exact = layer(login().paths(Paths::Exact)).attribute("path", ExactPath);
+        for (layer, second) in [(by_key, 429), (by_policy, 429), (raw, 429), (exact, 200)] {
+            let service = layer.layer(service_fn(kit::fine));
+            assert_eq!(ask(&service, get("/login")).status(), 200);
+            assert_eq!(ask(&service, get(spelling)).status(), second, "{spelling}");
+        }
+    }
 }
 
 #[test]
@@ -346,7 +436,8 @@ fn headers_that_are_there_stay_line_by_line() {
 #[test]
 fn a_key_of_two_parts_is_one_in_a_domain_too() {
     fn check<L: Decide>(limiter: L) {
-        let layer = RateLimitLayer::new(limiter).by(Header::from_static("x-user").and(Path));
+        let layer =
+            RateLimitLayer::new(limiter).by(Header::from_static("x-user").or_share().and(Path));
         let layer = layer.domain("shop").settle_with(|answer| match answer.headers.get("x-free") {
             Some(_) => Adjustment::Refund,
             None => Adjustment::Keep,

@@ -17,9 +17,9 @@ use pacegate::{
     Clock, CostError, Limiter, ManualClock, MemoryStore, SharedLimiter, Timestamp, WaitError,
 };
 use pacegate_http::{
-    ResolveExt,
+    RateLimitLayer, ResolveExt,
     outgoing::{OutgoingError, StayWithinLayer, Wait},
-    resolve::Header,
+    resolve::{Everyone, Header},
 };
 use tower::{Layer, Service, service_fn};
 
@@ -222,4 +222,43 @@ fn keys_and_costs_are_choices() {
     *dear.method_mut() = http::Method::POST;
     let error = call(dear).unwrap_err();
     assert!(matches!(error, OutgoingError::Wait(WaitError::Cost(CostError { cost: 9, .. }))));
+}
+
+/// How many calls in a minute the layer gets through to a service that is limited by our own, as fast as the headers of
+/// its responses allow: those that are admitted, and those that are denied.
+fn obeying_our_own_headers(limit: &str) -> (u64, u64) {
+    let clock = kit::clock();
+    let service = RateLimitLayer::new(limiter(limit, &clock)).by(Everyone).clock(clock.clone());
+    let layer = StayWithinLayer::new(limiter("1000000/second", &clock)).within(90 * SECOND);
+    let mut client = layer.clock(clock.clone()).layer(service.layer(service_fn(kit::fine)));
+    let end = clock.elapsed() + 60 * SECOND;
+    let (mut admitted, mut denied) = (0, 0);
+    loop {
+        let answer = run(&clock, client.call(get("http://a.example/"))).unwrap();
+        if clock.elapsed() >= end {
+            return (admitted, denied);
+        }
+        match answer.status().as_u16() {
+            200 => admitted += 1,
+            429 => denied += 1,
+            other => panic!("{other}"),
+        }
+    }
+}
+
+/// A minute begins 20 s after the clock does.
+#[test]
+fn whoever_obeys_our_headers_gets_what_the_limit_admits() {
+    for (limit, admitted, denied) in [
+        // The burst, and one for each second after the first.
+        ("1/second burst 20", 79, 0),
+        ("10/second burst 10", 600, 0),
+        ("30/minute burst 30", 59, 0),
+        ("20/second", 1_200, 0),
+        ("20/minute", 40, 0),
+        // They do not say when there is more, so a denial does.
+        ("20/minute sliding-log", 20, 1),
+    ] {
+        assert_eq!(obeying_our_own_headers(limit), (admitted, denied), "{limit}");
+    }
 }

@@ -15,8 +15,8 @@ use pacegate::{
 use pacegate_http::{
     KeyParts, Missing, PeerAddr, RateLimitLayer, Resolve, ResolveExt,
     resolve::{
-        ApiKey, BearerSubject, Cookie, Everyone, Extension, Header, Host, MatchedRoute, Method,
-        Path, PeerAddress,
+        ApiKey, BearerSubject, ClientAddress, Cookie, Everyone, Extension, Header, Host,
+        MatchedRoute, Method, Path, PeerAddress,
     },
 };
 use tower::util::ServiceExt;
@@ -59,14 +59,13 @@ fn a_user_in_the_request_line_is_no_other_host() {
 fn what_is_not_there_is_missed_in_the_way_that_was_chosen() {
     let none = head(|request| request);
     let header = || Header::from_static("x-tenant");
-    assert_eq!(found(&header(), &none), Err(Missing::Share));
+    assert_eq!(found(&header(), &none), Err(Missing::Unspecified));
     assert_eq!(found(&header().or_skip(), &none), Err(Missing::Skip));
     assert_eq!(found(&header().or_reject(), &none), Err(Missing::Reject));
     assert_eq!(found(&header().or_reject().or_share(), &none), Err(Missing::Share));
     for missing in [
         found(&Cookie::new("a"), &none),
         found(&Extension::new(|user: &User| user.id), &none),
-        found(&PeerAddress::new(), &none),
         found(&MatchedRoute, &none),
         found(&Host, &none),
         found(&ApiKey::bearer(), &none),
@@ -77,8 +76,16 @@ fn what_is_not_there_is_missed_in_the_way_that_was_chosen() {
             &head(|request| request.extension(User { id: 7 })),
         ),
     ] {
-        assert_eq!(missing, Err(Missing::Share));
+        assert_eq!(missing, Err(Missing::Unspecified));
     }
+    for address in [
+        found(&PeerAddress::new(), &none),
+        found(&ClientAddress::trusting([]), &none),
+        found(&ClientAddress::behind(1), &none),
+    ] {
+        assert!(matches!(address, Err(Missing::Misconfigured(_))), "{address:?}");
+    }
+    assert_eq!(found(&PeerAddress::new().or_share(), &none), Err(Missing::Share));
 }
 
 #[test]
@@ -93,12 +100,12 @@ fn what_is_there_twice_is_not_believed() {
             .header("host", "a.example")
             .header("host", "b.example")
     });
-    assert_eq!(found(&Header::from_static("x-tenant"), &twice), Err(Missing::Share));
-    assert_eq!(found(&Header::from_static("x-empty"), &twice), Err(Missing::Share));
-    assert_eq!(found(&Cookie::new("a"), &twice), Err(Missing::Share));
-    assert_eq!(found(&Cookie::new("none"), &twice), Err(Missing::Share));
+    assert_eq!(found(&Header::from_static("x-tenant"), &twice), Err(Missing::Unspecified));
+    assert_eq!(found(&Header::from_static("x-empty"), &twice), Err(Missing::Unspecified));
+    assert_eq!(found(&Cookie::new("a"), &twice), Err(Missing::Unspecified));
+    assert_eq!(found(&Cookie::new("none"), &twice), Err(Missing::Unspecified));
     assert_eq!(found(&Cookie::new("same"), &twice), Ok("x".into()));
-    assert_eq!(found(&Host, &twice), Err(Missing::Share));
+    assert_eq!(found(&Host, &twice), Err(Missing::Unspecified));
 }
 
 #[test]
@@ -108,11 +115,13 @@ fn both_or_one_of_two() {
     let only_user = head(|request| request.header("x-user", "alice"));
     assert_eq!(found(&tenant().or(user()), &only_user), Ok("alice".into()));
     assert_eq!(found(&tenant().or(user().and(Path)), &only_user), Ok("alice, /".into()));
-    assert_eq!(found(&tenant().and(user()), &only_user), Ok("(absent), alice".into()));
+    assert_eq!(found(&tenant().and(user()), &only_user), Err(Missing::Unspecified));
+    let shared = tenant().or_share().and(user());
+    assert_eq!(found(&shared, &only_user), Ok("(absent), alice".into()));
     assert_eq!(found(&user().and(tenant().or_skip()), &only_user), Err(Missing::Skip));
     let nobody = head(|request| request);
     assert_eq!(found(&tenant().or(user()).or_reject(), &nobody), Err(Missing::Reject));
-    assert_eq!(found(&tenant().and(user()), &nobody), Err(Missing::Share));
+    assert_eq!(found(&tenant().or_share().and(user().or_share()), &nobody), Err(Missing::Share));
 }
 
 #[test]
@@ -147,7 +156,7 @@ fn a_subject_is_what_was_verified() {
     let bearing = |token: &str| head(|request| request.header("authorization", token));
     assert_eq!(found(&subject, &bearing("Bearer good-alice")), Ok("alice".into()));
     for other in ["Bearer forged-alice", "Basic good-alice", "good-alice", "Bearer "] {
-        assert_eq!(found(&subject, &bearing(other)), Err(Missing::Share), "{other}");
+        assert_eq!(found(&subject, &bearing(other)), Err(Missing::Unspecified), "{other}");
     }
 }
 

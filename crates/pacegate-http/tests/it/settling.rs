@@ -14,8 +14,8 @@ use std::{
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use pacegate::{
-    Charge, Clock, Limit, Limiter, ManualClock, MemoryStore, PolicySet, SharedLimiter, Store,
-    StoreError,
+    Charge, Clock, Counter, Limit, Limiter, ManualClock, MemoryStore, PolicySet, SharedLimiter,
+    Store, StoreError,
     algorithm::Outcome,
     policy::{FailureMode, Policy},
 };
@@ -202,7 +202,8 @@ fn what_no_store_was_charged_is_not_given_back() {
 /// Forgets what was charged to the policy for all.
 async fn reset(store: &Remote, limit: Limit) {
     let key = pacegate::KeyBuf::empty();
-    store.reset(&Charge::new("api".parse().unwrap(), key.as_ref(), limit)).await.unwrap();
+    let charge = Charge::new("api".parse().unwrap(), key.as_ref(), limit).counter(Counter::Policy);
+    store.reset(&charge).await.unwrap();
 }
 
 /// A policy in shadow mode that would have denied was not charged. What others took is given back.

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, time::Duration};
 
-use pacegate::{Denied, Limit, Limiter};
+use pacegate::{Denied, Limit, Limiter, SharedLimiter, registry};
 use pacegate_macros::rate_limit;
 
 use crate::{admitted, limiter};
@@ -207,4 +207,66 @@ fn errors_of_any_kind_take_a_denial() {
     let (limiter, _) = limiter();
     let error = boxed(&limiter).unwrap_err();
     assert!(error.downcast_ref::<Denied>().is_some(), "{error}");
+}
+
+#[test]
+fn a_tuple_key_moves_none_of_its_parts() {
+    #[rate_limit("1/minute", key = (user, (region, 7), attempt), limiter = limiter)]
+    fn log_in(
+        limiter: &Limiter,
+        user: String,
+        region: String,
+        attempt: u64,
+    ) -> Result<(String, String), Denied> {
+        let _ = attempt;
+        Ok((user, region))
+    }
+
+    let (limiter, _) = limiter();
+    let call = |user: &str| log_in(&limiter, user.to_owned(), "eu".to_owned(), 1);
+    assert_eq!(call("alice"), Ok(("alice".to_owned(), "eu".to_owned())));
+    assert!(call("alice").is_err());
+    assert!(call("bob").is_ok());
+    assert_eq!(admitted(1, || log_in(&limiter, "carol".to_owned(), "us".to_owned(), 2)), 1);
+}
+
+#[test]
+fn what_was_charged_can_be_forgotten() {
+    #[rate_limit("1/minute", "5/hour", name = "forgotten", key = user, limiter = limiter)]
+    fn fixed(limiter: &Limiter, user: &str) -> Result<(), Denied> {
+        let _ = user;
+        Ok(())
+    }
+
+    #[rate_limit(limit = limit, name = "forgotten-limit", limiter = limiter)]
+    fn given(limiter: &Limiter, limit: Limit) -> Result<(), Denied> {
+        Ok(())
+    }
+
+    #[rate_limit("1/minute sliding-log", name = "forgotten-shared", key = (user, 1), limiter = limiter)]
+    async fn shared(limiter: &SharedLimiter, user: String) -> Result<String, Denied> {
+        Ok(user)
+    }
+
+    let (limiter, _) = limiter();
+    registry::reset_in(&limiter, "forgotten", "alice");
+    for _ in 0..7 {
+        assert!(fixed(&limiter, "alice").is_ok() && fixed(&limiter, "alice").is_err());
+        registry::reset_in(&limiter, "forgotten", "alice");
+    }
+    assert!(fixed(&limiter, "bob").is_ok());
+    registry::reset_in(&limiter, "forgotten", "alice");
+    assert!(fixed(&limiter, "bob").is_err(), "nobody else");
+
+    for limit in [Limit::per_hour(1), Limit::per_day(1), Limit::per_hour(1)] {
+        assert!(given(&limiter, limit).is_ok() && given(&limiter, limit).is_err());
+        registry::reset_in(&limiter, "forgotten-limit", ());
+    }
+    let limiter = SharedLimiter::from(limiter);
+    for _ in 0..2 {
+        let call = || pollster::block_on(shared(&limiter, "alice".to_owned()));
+        assert!(call().is_ok() && call().is_err());
+        let reset = registry::reset_shared(&limiter, "forgotten-shared", ("alice", 1));
+        pollster::block_on(reset).unwrap();
+    }
 }

@@ -38,6 +38,8 @@ fn functions_use_what_is_installed() {
     registry::install_named("bulk", share(&named)).unwrap();
 
     assert_eq!(admitted(3, sync), 2);
+    registry::reset("it.installed.sync", ());
+    assert_eq!(admitted(3, sync), 2);
     assert_eq!(admitted(3, || pollster::block_on(waits())), 2);
     assert_eq!(admitted(3, || pollster::block_on(bulk())), 2);
     let keys = [&memory, &shared, &named].map(|limiter| limiter.store().usage().keys);

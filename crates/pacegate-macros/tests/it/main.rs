@@ -1,6 +1,7 @@
 //! What functions with `#[rate_limit]` do, and what the compiler says of those that cannot be.
 #![allow(clippy::unwrap_used, reason = "tests tell by panicking")]
 
+mod blocks;
 mod boxed;
 mod calls;
 mod failure;

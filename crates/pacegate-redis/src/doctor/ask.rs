@@ -1,4 +1,4 @@
-//! Questions to a server, and why one may have no answer.
+//! Diagnostic commands, and the reasons why one may fail.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use tokio::time::timeout;
 use super::Finding;
 use crate::link::{self, Link};
 
-/// A question that not every user may ask.
+/// A diagnostic command that may need extra permissions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question {
     pub(super) words: &'static [&'static str],
-    /// The rules that let a user ask it.
+    /// The ACL rules that permit it.
     pub(super) rules: &'static str,
 }
 
-/// Why something could not be looked at.
+/// The reason why something could not be checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Blind {
     reason: String,
@@ -24,10 +24,10 @@ pub(super) struct Blind {
     no_right: bool,
 }
 
-/// What was seen, or why nothing was.
+/// A checked value, or the reason why it is missing.
 pub(super) type Seen<T> = Result<T, Blind>;
 
-/// What INFO says.
+/// The output of INFO.
 #[derive(Clone, Debug)]
 pub(super) struct Info(String);
 
@@ -42,11 +42,11 @@ pub(super) const ACL_DRYRUN: Question =
 pub(super) const SENTINEL_MASTER: Question =
     Question { words: &["SENTINEL", "MASTER"], rules: "+sentinel|master" };
 
-/// No answer takes longer unless something is wrong.
+/// Timeout of a diagnostic command.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Question {
-    /// Asks it, as `user`.
+    /// Sends the command; `user` is named in the advice.
     pub(super) async fn ask<T: FromRedisValue>(
         self,
         link: &mut Link,
@@ -61,8 +61,8 @@ impl Question {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(self.refused(&error, user)),
             Err(_) => Err(Blind {
-                reason: format!("no answer to {} within {PATIENCE:?}", self.name()),
-                advice: "see what keeps the server busy: SLOWLOG GET 10".to_owned(),
+                reason: format!("no response to {} within {PATIENCE:?}", self.name()),
+                advice: "check for slow commands: SLOWLOG GET 10".to_owned(),
                 no_right: false,
             }),
         }
@@ -72,11 +72,11 @@ impl Question {
         let name = self.name();
         if error.code() == Some("NOPERM") {
             let advice = format!("allow it with ACL SETUSER {user} {}", self.rules);
-            let advice = format!("{advice}, or let the doctor come as another user");
-            return Blind { reason: format!("no right to {name}"), advice, no_right: true };
+            let advice = format!("{advice}, or run the doctor as another user");
+            return Blind { reason: format!("no permission for {name}"), advice, no_right: true };
         }
-        let advice = format!("ask the server yourself: {name}");
-        Blind { reason: format!("{name} was refused: {error}"), advice, no_right: false }
+        let advice = format!("run it manually: {name}");
+        Blind { reason: format!("{name} failed: {error}"), advice, no_right: false }
     }
 
     fn name(self) -> String {
@@ -90,7 +90,7 @@ impl Blind {
     }
 
     pub(super) fn finding(&self, subject: &'static str) -> Finding {
-        Finding::notice(subject, format!("could not look: {}", self.reason), self.advice.clone())
+        Finding::notice(subject, format!("not checked: {}", self.reason), self.advice.clone())
     }
 }
 
@@ -107,7 +107,7 @@ impl Info {
         self.text(name)?.parse().ok()
     }
 
-    /// All lines `name0:…`, `name1:…` and so on.
+    /// Returns the values of all lines `name0:…`, `name1:…` and so on.
     pub(super) fn rows<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         (0..).map_while(move |number| self.text(&format!("{name}{number}")))
     }

@@ -1,9 +1,9 @@
-//! Whether what is counted stays counted when memory gets short.
+//! Checks eviction and memory limits: evicted counters start over.
 
 use super::{Finding, Level, ask::Info};
 
-const KEEP: &str = "CONFIG SET maxmemory-policy noeviction, and the same in the server's file; what needs eviction \
-                    belongs on another server";
+const KEEP: &str = "CONFIG SET maxmemory-policy noeviction, and set it in the config file too; keep data that needs \
+                    eviction on another server";
 
 pub(super) fn check(info: &Info) -> Vec<Finding> {
     let limit = info.number("maxmemory").unwrap_or(0);
@@ -15,76 +15,80 @@ pub(super) fn check(info: &Info) -> Vec<Finding> {
 
 fn eviction(policy: &str, limit: u64) -> Finding {
     if policy == "noeviction" {
-        return Finding::good("eviction", "nothing live is evicted (noeviction)");
+        return Finding::good("eviction", "live keys are never evicted (noeviction)");
     }
     let text = format!(
-        "`{policy}`: {}, so a flood of keys resets the counters of other clients, who may then begin anew",
+        "`{policy}`: {}, so a flood of keys resets the counters of other clients",
         goes_first(policy)
     );
-    // Without a limit of memory nothing is evicted yet.
+    // Without a memory limit, nothing is evicted yet.
     let level = if limit > 0 { Level::Problem } else { Level::Warning };
     Finding::bad(level, "eviction", text, KEEP)
 }
 
-/// What each policy lets go. The numbers are of one measurement: 200 used up counters, and then 200,000 other keys.
+/// Describes which keys a policy evicts. The numbers are from one measurement: 200 exhausted counters, then
+/// 200,000 other keys.
 fn goes_first(policy: &str) -> &'static str {
     match policy {
-        "allkeys-lru" => {
-            "the keys not used for longest go first (2 of 200 counters outlived a flood)"
-        }
+        "allkeys-lru" => "evicts the least recently used keys (2 of 200 counters survived a flood)",
         "volatile-lru" => {
-            "the keys not used for longest go first, and all of ours may (1 of 200 counters outlived a flood)"
+            "evicts the least recently used expiring keys, including ours (1 of 200 counters survived a flood)"
         }
-        "allkeys-lfu" => "the keys used least often go first (49 of 200 counters outlived a flood)",
+        "allkeys-lfu" => {
+            "evicts the least frequently used keys (49 of 200 counters survived a flood)"
+        }
         "volatile-lfu" => {
-            "the keys used least often go first, and all of ours may (48 of 200 counters outlived a flood)"
+            "evicts the least frequently used expiring keys, including ours (48 of 200 counters survived a flood)"
         }
-        "allkeys-random" => "any key may go (31 of 200 counters outlived a flood)",
-        "volatile-random" => "any key of ours may go (45 of 200 counters outlived a flood)",
-        "volatile-ttl" => "the keys of short periods go first (1 of 200 counters outlived a flood)",
-        _ => "keys go when memory gets short",
+        "allkeys-random" => "evicts random keys (31 of 200 counters survived a flood)",
+        "volatile-random" => {
+            "evicts random expiring keys, including ours (45 of 200 counters survived a flood)"
+        }
+        "volatile-ttl" => {
+            "evicts the keys with the shortest periods (1 of 200 counters survived a flood)"
+        }
+        _ => "evicts keys when memory is full",
     }
 }
 
 fn evicted(info: &Info, policy: &str) -> Option<Finding> {
     let count = info.number("evicted_keys").filter(|count| *count > 0)?;
     let text =
-        format!("{count} keys were evicted since the server started; counters may be among them");
+        format!("{count} keys were evicted since the server started, possibly including counters");
     Some(match policy {
         "noeviction" => {
-            let advice = "nothing, if the policy was changed since: CONFIG RESETSTAT counts anew";
+            let advice = "none if the policy has been changed since then; CONFIG RESETSTAT resets the number";
             Finding::warning("evicted", text, advice)
         }
         _ => Finding::problem("evicted", text, KEEP),
     })
 }
 
-/// How far the server is from refusing new keys.
+/// Checks how close the server is to rejecting new keys.
 fn room(info: &Info, limit: u64) -> Finding {
     let Some(used) = info.number("used_memory") else {
         return Finding::notice(
             "memory",
-            "the server does not say what it uses",
-            "ask it: INFO memory",
+            "the server does not report its memory usage",
+            "run INFO memory",
         );
     };
     if limit == 0 {
         let text = format!(
-            "{} used, and no limit: a flood of keys takes all memory of the machine",
+            "{} used, without a limit: a flood of keys can use up the machine's memory",
             mib(used)
         );
-        let advice = "CONFIG SET maxmemory 1gb, and the same in the server's file; a million keys take 160 to 176 MB";
+        let advice = "CONFIG SET maxmemory 1gb, and set it in the config file too; a million keys take 160 to 176 MB";
         return Finding::warning("memory", text, advice);
     }
     let text = format!("{} of {} used", mib(used), mib(limit));
     if u128::from(used) * 10 <= u128::from(limit) * 9 {
         return Finding::good("memory", text);
     }
-    let text = format!(
-        "{text}; once it is full there is no room for new keys, and failure modes decide for them"
-    );
+    let text =
+        format!("{text}; once it is full, new keys are rejected and failure modes apply to them");
     let advice = format!(
-        "CONFIG SET maxmemory {}mb, and the same in the server's file",
+        "CONFIG SET maxmemory {}mb, and set it in the config file too",
         (limit >> 19).max(2)
     );
     Finding::warning("memory", text, advice)
@@ -115,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_nearly_full_or_has_evicted_is_told() {
+    fn nearly_full_memory_and_evictions_are_warnings() {
         let info = "used_memory:901\nmaxmemory:1000\nmaxmemory_policy:noeviction\nevicted_keys:7";
         let found = levels(info);
         assert_eq!(found[1..], [("memory", Level::Warning), ("evicted", Level::Warning)]);
@@ -124,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_told_in_mebibytes() {
+    fn sizes_are_in_mebibytes() {
         assert_eq!(mib(0), "0.0 MiB");
         assert_eq!(mib(3 << 19), "1.5 MiB");
         assert_eq!(mib(100 << 20), "100.0 MiB");

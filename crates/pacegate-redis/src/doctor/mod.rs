@@ -1,6 +1,6 @@
-//! Looks at servers and says what about them is bad for limits, and what to do.
+//! Examines Redis and Valkey servers for problems that affect rate limits, with advice for each.
 //!
-//! What each finding means is in `docs/doctor.md`. A service that would rather not start than count wrong:
+//! `docs/doctor.md` explains every finding. Example: a service that refuses to start if there is a problem:
 //!
 //! ```no_run
 //! use pacegate_redis::doctor::{self, Level, Options};
@@ -11,7 +11,7 @@
 //!     eprintln!("{} {}: {}", finding.level, finding.subject, finding.text);
 //! }
 //! if report.worst() == Level::Problem {
-//!     return Err("the servers are not fit to hold limits".into());
+//!     return Err("the servers cannot be used as a store".into());
 //! }
 //! # Ok(())
 //! # }
@@ -50,13 +50,13 @@ use crate::{
 
 pub use report::{Finding, Level, Part, Report, ServerReport};
 
-/// How a store is going to use the servers.
+/// The settings with which a store will use the servers.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How long a call may take; 20 ms unless said.
+    /// Deadline of a call. Default: 100 ms.
     pub deadline: Duration,
-    /// What the names of keys begin with; `pg:` unless said.
+    /// Prefix of key names. Default: `pg:`.
     pub prefix: String,
 }
 
@@ -67,25 +67,26 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The same with another deadline.
+    /// Sets the deadline.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
-    /// The same with another prefix.
+    /// Sets the prefix.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         Self { prefix: prefix.into().replace(['{', '}'], ""), ..self }
     }
 }
 
-/// Looks at every server that the address leads to: the one, each master of a cluster, or the sentinels and their
-/// master.
+/// Examines every server that the address leads to: a single server, each master of a cluster, or the
+/// sentinels and their master.
 ///
-/// It never fails: what cannot be reached or looked at is a finding. It takes up to some seconds for each server, needs
-/// a Tokio runtime, and leaves nothing behind; for a moment it keeps scratch keys under the prefix and `doctor:`. What
-/// it may do depends on the user of the address. Passwords are in no text.
+/// Never fails: servers that cannot be reached or examined are reported as findings. Takes up to a few
+/// seconds per server and needs a Tokio runtime. Temporarily creates keys under the prefix and `doctor:`, and
+/// removes them. The checks depend on the permissions of the user in the address. Passwords never appear in
+/// the report.
 pub async fn examine(url: &RedisUrl, options: &Options) -> Report {
     let doctor = Doctor { url, options };
     match &url.servers {
@@ -110,23 +111,23 @@ struct Doctor<'a> {
     options: &'a Options,
 }
 
-/// A server that was looked at.
+/// An examined server.
 struct Patient {
     report: ServerReport,
-    /// The slots that it has, in a cluster.
+    /// Its slots, in a cluster.
     slots: Vec<Range>,
-    /// Whether a store could work with it.
+    /// True if a store could use it.
     is_usable: bool,
 }
 
-/// What a server says of itself.
+/// The facts collected from a server.
 struct Facts {
     info: Seen<Info>,
     settings: Seen<Settings>,
     rights: Seen<Option<Rights>>,
     clock: Seen<i64>,
     trips: Vec<Duration>,
-    /// For a server elsewhere: whether it serves those without a password.
+    /// For a remote server: true if it accepts commands without a password.
     strangers: Option<bool>,
 }
 
@@ -161,7 +162,7 @@ impl Doctor<'_> {
         }
         let Some(ranges) = ranges else { return self.examine_no_cluster(seeds).await };
         let mut setup = vec![coverage(&ranges)];
-        // The others have said all there is to know.
+        // The other servers have already described the cluster.
         setup.extend(silent.into_iter().map(|it| Finding { level: Level::Warning, ..it }));
         let mut patients = Vec::new();
         for (master, slots) in by_master(ranges) {
@@ -171,7 +172,7 @@ impl Doctor<'_> {
         self.conclude(setup, Vec::new(), patients).await
     }
 
-    /// Says of each server why it is no cluster.
+    /// Explains for each server why it is not a cluster.
     async fn examine_no_cluster(&self, seeds: &[Address]) -> Report {
         let mut patients = Vec::new();
         for seed in seeds {
@@ -180,17 +181,13 @@ impl Doctor<'_> {
         }
         let mut setup = Vec::new();
         if patients.iter().any(|patient| patient.report.is_reached) {
-            let advice = "look at CLUSTER INFO and CLUSTER SLOTS there; `redis-cli --cluster create` gives out slots";
-            setup.push(Finding::problem(
-                "cluster",
-                "no server tells which has which slots",
-                advice,
-            ));
+            let advice = "check CLUSTER INFO and CLUSTER SLOTS there; `redis-cli --cluster create` assigns slots";
+            setup.push(Finding::problem("cluster", "no server knows the slot assignment", advice));
         }
         self.conclude(setup, Vec::new(), patients).await
     }
 
-    /// Tries the scripts where they can work.
+    /// Runs the scripts on the servers that can run them.
     async fn conclude(
         &self,
         setup: Vec<Finding>,
@@ -227,7 +224,7 @@ impl Doctor<'_> {
         report.is_reached = true;
         report.name = facts.info.as_ref().ok().and_then(Version::of).map(|it| it.to_string());
         report.findings = self.findings(&facts, part, &report.address);
-        // Without a right to INFO a store takes its chance, and so does the doctor.
+        // Without permission for INFO, assume that the server is usable, as a store does.
         let is_usable = facts.info.as_ref().map_or(true, |info| role::is_usable(info, part));
         Patient { report, slots: Vec::new(), is_usable }
     }
@@ -250,7 +247,7 @@ impl Doctor<'_> {
     }
 
     fn findings(&self, facts: &Facts, part: Part, address: &str) -> Vec<Finding> {
-        let mut findings = vec![Finding::good("reach", "it answers")];
+        let mut findings = vec![Finding::good("reach", "reachable")];
         match &facts.info {
             Ok(info) => {
                 findings.extend(Version::of(info).map(Version::check).unwrap_or_default());
@@ -292,20 +289,20 @@ impl ServerReport {
     }
 }
 
-/// Whether every slot has a master.
+/// Checks that every slot has a master.
 fn coverage(ranges: &[Range]) -> Finding {
     let has: usize = ranges.iter().map(|range| usize::from(range.last - range.first) + 1).sum();
     let all = usize::from(SLOTS);
     if has >= all {
         return Finding::good("slots", format!("all {all} slots have a master"));
     }
-    let text = format!("{} of {all} slots have no master, and their keys no budget", all - has);
-    let advice =
-        "bring back the masters that are missing, or run `redis-cli --cluster fix HOST:PORT`";
+    let text =
+        format!("{} of {all} slots have no master, so their keys cannot be counted", all - has);
+    let advice = "restart the missing masters, or run `redis-cli --cluster fix HOST:PORT`";
     Finding::problem("slots", text, advice)
 }
 
-/// The ranges of each master, in the order in which they come.
+/// Groups the ranges by master, in the order of first appearance.
 fn by_master(ranges: Vec<Range>) -> Vec<(Address, Vec<Range>)> {
     let mut masters: Vec<(Address, Vec<Range>)> = Vec::new();
     for range in ranges {

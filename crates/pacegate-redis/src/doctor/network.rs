@@ -1,4 +1,4 @@
-//! The way to the server: how long it is, and who may listen in or come along.
+//! Checks the connection: latency, clock, encryption and password.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -11,13 +11,13 @@ use super::{
 };
 use crate::link::{Access, Address, Link};
 
-/// So many round trips, unless they take too long together.
+/// Number of round trips to measure, and the maximum total time.
 const TRIPS: usize = 200;
 const TRIPS_TIME: Duration = Duration::from_secs(2);
-/// Between clocks; in microseconds.
+/// Clock difference from which on there is a warning, in microseconds.
 const FAR_APART: u64 = 1_000_000;
 
-/// How long the server took to answer, each time, in ascending order.
+/// Measures the round trips; returns them in ascending order.
 pub(super) async fn round_trips(link: &mut Link) -> Vec<Duration> {
     let begun = Instant::now();
     let mut trips = Vec::with_capacity(TRIPS);
@@ -25,7 +25,7 @@ pub(super) async fn round_trips(link: &mut Link) -> Vec<Duration> {
         match timeout(TRIPS_TIME, link.ping()).await {
             Ok(Ok(trip)) => trips.push(trip),
             Ok(Err(_)) => break,
-            // So long at least.
+            // At least this long.
             Err(_) => trips.push(TRIPS_TIME),
         }
     }
@@ -36,23 +36,22 @@ pub(super) async fn round_trips(link: &mut Link) -> Vec<Duration> {
 pub(super) fn check_round_trips(trips: &[Duration], deadline: Duration) -> Finding {
     const SUBJECT: &str = "latency";
     let (Some(half), Some(most)) = (percentile(trips, 50), percentile(trips, 99)) else {
-        let advice = "see whether the user may PING: ACL SETUSER NAME +ping";
-        return Finding::notice(SUBJECT, "could not look: no answer to PING", advice);
+        let advice = "permit PING: ACL SETUSER NAME +ping";
+        return Finding::notice(SUBJECT, "not checked: no response to PING", advice);
     };
     let seen = format!("round trips: p50 {half:.1?}, p99 {most:.1?} of {}", trips.len());
     let least = Duration::from_millis(most.as_millis() as u64 * 3 + 1);
     let advice = format!(
-        "bring the server nearer, see what it is busy with (SLOWLOG GET 10), or allow {least:?}"
+        "move the server closer, check for slow commands (SLOWLOG GET 10), or raise the deadline to {least:?}"
     );
     if half >= deadline {
-        let text = format!(
-            "{seen}; most take longer than the deadline of {deadline:?}, and failure modes decide"
-        );
+        let text =
+            format!("{seen}; most exceed the deadline of {deadline:?}, so failure modes apply");
         return Finding::problem(SUBJECT, text, advice);
     }
     if most > deadline / 3 {
         let text = format!(
-            "{seen}; above a third of the deadline of {deadline:?}, a busy moment is enough to miss it"
+            "{seen}; above a third of the deadline of {deadline:?}, so short load peaks can exceed it"
         );
         return Finding::warning(SUBJECT, text, advice);
     }
@@ -63,7 +62,7 @@ fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
     sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied()
 }
 
-/// How many microseconds the server's clock is ahead of ours, as far as the trip leaves no doubt.
+/// Returns how far the server's clock is ahead of ours, in microseconds; the round trip limits the precision.
 pub(super) async fn clock_ahead(link: &mut Link, user: &str) -> Seen<i64> {
     let clock = SystemClock::new();
     let sent = clock.now().as_micros();
@@ -79,7 +78,10 @@ pub(super) fn check_clock(ahead: &Seen<i64>) -> Finding {
         Err(blind) => blind.finding(SUBJECT),
         Ok(ahead) => {
             if *ahead == 0 {
-                return Finding::good(SUBJECT, "no difference to this machine's can be seen");
+                return Finding::good(
+                    SUBJECT,
+                    "same time as this machine, within the precision of the measurement",
+                );
             }
             let apart = Duration::from_micros(ahead.unsigned_abs());
             let side = if *ahead < 0 { "behind" } else { "ahead of" };
@@ -87,15 +89,16 @@ pub(super) fn check_clock(ahead: &Seen<i64>) -> Finding {
                 return Finding::good(SUBJECT, format!("{apart:.1?} {side} this machine's"));
             }
             let text = format!(
-                "{apart:.1?} {side} this machine's; decisions go by the server's clock, and windows begin and end by it"
+                "{apart:.1?} {side} this machine's; decisions and windows use the server's clock"
             );
-            let advice = "let both follow the same time; `timedatectl` on each shows who is wrong";
+            let advice =
+                "synchronise both clocks with NTP; run `timedatectl` on each to find the wrong one";
             Finding::warning(SUBJECT, text, advice)
         }
     }
 }
 
-/// Whether the way to the server leaves this machine.
+/// Returns true if the server is on this machine.
 pub(super) async fn is_local(address: &Address) -> bool {
     let Address::Tcp(host, port) = address else { return true };
     if let Ok(ip) = host.parse::<IpAddr>() {
@@ -110,32 +113,32 @@ pub(super) async fn is_local(address: &Address) -> bool {
     }
 }
 
-/// Whether the server serves somebody who does not say who they are.
+/// Returns true if the server accepts commands without a password.
 pub(super) async fn serves_strangers(address: &Address, access: &Access) -> bool {
     let stranger = Access { user: None, password: None, ..access.clone() };
     let Ok(mut link) = Link::open(address, &stranger, false).await else { return false };
     matches!(timeout(TRIPS_TIME, link.ping()).await, Ok(Ok(_)))
 }
 
-/// For servers elsewhere: who can listen in, and who can come along.
+/// Checks encryption and password protection of a remote server.
 pub(super) fn check_exposure(encrypted: bool, strangers: bool, address: &str) -> Vec<Finding> {
     let tls = match encrypted {
-        true => Finding::good("tls", "encrypted, and the server is verified"),
+        true => Finding::good("tls", "encrypted, with a verified certificate"),
         false => Finding::notice(
             "tls",
-            "passwords and names of keys pass the network in the clear",
+            "not encrypted: passwords and key names are readable on the network",
             format!(
-                "set `tls-port` in the server's file, and write rediss://{address} with ?ca=FILE if need be"
+                "set `tls-port` in the server's config file, and use rediss://{address}, with ?ca=FILE for a private CA"
             ),
         ),
     };
     let password = match strangers {
-        false => Finding::good("password", "nobody is served without one"),
+        false => Finding::good("password", "required"),
         true => Finding::warning(
             "password",
-            "the user `default` needs no password: whoever reaches the port may change every budget",
-            "make a user for Pacegate (see the rights), then ACL SETUSER default off, and keep both in the server's \
-             file",
+            "the user `default` has no password: anyone who can reach the port can change all counters",
+            "create a user for Pacegate (see rights), then run ACL SETUSER default off, and keep both in the server's \
+             config file",
         ),
     };
     vec![tls, password]
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trips_are_held_against_a_third_of_the_deadline() {
+    fn round_trips_are_compared_with_a_third_of_the_deadline() {
         assert_eq!(latency(&[300; 200]), Level::Good);
         assert_eq!(latency(&[6_666; 200]), Level::Good);
         assert_eq!(latency(&[6_667; 200]), Level::Warning);
@@ -170,11 +173,13 @@ mod tests {
         assert_eq!((level(1_000_000), level(-1_000_000)), (Level::Good, Level::Good));
         assert_eq!((level(1_000_001), level(-1_000_001)), (Level::Warning, Level::Warning));
         let text = check_clock(&Ok(-2_500_000)).text;
-        assert!(text.starts_with("2.5s behind this machine's; decisions go by the server's"));
+        assert!(
+            text.starts_with("2.5s behind this machine's; decisions and windows use the server's")
+        );
     }
 
     #[test]
-    fn a_server_elsewhere_wants_tls_and_a_password() {
+    fn a_remote_server_needs_tls_and_a_password() {
         let levels = |encrypted, strangers| {
             let found = check_exposure(encrypted, strangers, "redis.example:6379");
             [found[0].level, found[1].level]

@@ -1,4 +1,4 @@
-//! What a restart forgets.
+//! Checks persistence: which counters a restart loses.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::link::Link;
 
-/// The settings that INFO does not tell.
+/// Settings that INFO does not include.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) saves: bool,
@@ -16,11 +16,11 @@ pub(super) struct Settings {
     pub(super) stops_writes: bool,
 }
 
-const AOF: &str = "CONFIG SET appendonly yes and CONFIG SET appendfsync everysec, and the same in the server's file";
+const AOF: &str = "CONFIG SET appendonly yes and CONFIG SET appendfsync everysec, and set them in the config file too";
 
 impl Settings {
     pub(super) async fn look(link: &mut Link, user: &str) -> Seen<Self> {
-        // One by one: several at once are understood from Redis 7 on.
+        // One by one, because CONFIG GET with several names needs Redis 7.
         let mut settings: HashMap<String, String> = HashMap::new();
         for name in ["save", "appendfsync", "stop-writes-on-bgsave-error"] {
             let answer: HashMap<String, String> = CONFIG_GET.ask(link, user, &[name]).await?;
@@ -55,23 +55,23 @@ fn kept(appends: bool, settings: &Settings) -> Finding {
     match (appends, &*settings.fsync, settings.saves) {
         (true, "always", _) => Finding::notice(
             SUBJECT,
-            "every write waits for the disk (appendfsync always), which slows all decisions down",
-            "CONFIG SET appendfsync everysec: at most a second is lost, and one burst per key with it",
+            "every write waits for the disk (appendfsync always), which slows down all decisions",
+            "CONFIG SET appendfsync everysec, which loses at most one second of counting (one burst per key)",
         ),
         (true, "no", _) => Finding::notice(
             SUBJECT,
-            "writes are logged, and reach the disk when the system likes (appendfsync no)",
+            "the append-only file is flushed whenever the system decides (appendfsync no)",
             "CONFIG SET appendfsync everysec",
         ),
-        (true, ..) => Finding::good(SUBJECT, "writes are logged and reach the disk every second"),
+        (true, ..) => Finding::good(SUBJECT, "the append-only file is flushed every second"),
         (false, _, true) => Finding::notice(
             SUBJECT,
-            "only snapshots: a restart forgets what was counted since the last, at most one burst per key",
+            "snapshots only: a restart loses the counts since the last one, at most one burst per key",
             AOF,
         ),
         (false, _, false) => Finding::notice(
             SUBJECT,
-            "none: a restart forgets all counters, which costs at most one burst per key",
+            "none: a restart resets all counters, at most one burst per key",
             AOF,
         ),
     }
@@ -80,23 +80,23 @@ fn kept(appends: bool, settings: &Settings) -> Finding {
 fn stops() -> Finding {
     Finding::notice(
         "disk",
-        "if a snapshot fails, as on a full disk, the server refuses all writes (MISCONF) and failure modes decide",
-        "CONFIG SET stop-writes-on-bgsave-error no, unless other data on the server needs it; watch the disk",
+        "if a snapshot fails (full disk), the server rejects all writes (MISCONF) and failure modes apply",
+        "CONFIG SET stop-writes-on-bgsave-error no, unless other data on the server needs it; monitor the disk",
     )
 }
 
-/// What has failed last time.
+/// Reports failed snapshots and failed writes to the append-only file.
 fn failures(info: &Info) -> Vec<Finding> {
     let looked = [
         ("rdb_last_bgsave_status", "the last snapshot failed", "run BGSAVE"),
         (
             "aof_last_bgrewrite_status",
-            "the log of writes could not be rewritten",
+            "the last rewrite of the append-only file failed",
             "run BGREWRITEAOF",
         ),
         (
             "aof_last_write_status",
-            "the last write to the log of writes failed",
+            "the last write to the append-only file failed",
             "run INFO persistence",
         ),
     ];
@@ -104,12 +104,10 @@ fn failures(info: &Info) -> Vec<Finding> {
         looked.into_iter().filter(|(name, ..)| info.text(name).is_some_and(|it| it != "ok"));
     failed
         .map(|(name, what, then)| {
-            let text = format!(
-                "{what} ({name}): the server may refuse writes, and loses them at a restart"
-            );
-            let advice = format!(
-                "free room on the disk and read the server's log; then {then} and look again"
-            );
+            let text =
+                format!("{what} ({name}): the server may reject writes and lose data on a restart");
+            let advice =
+                format!("free disk space and check the server's log; then {then} and check again");
             Finding::problem("disk", text, advice)
         })
         .collect()
@@ -129,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_written_every_second_is_good() {
+    fn an_append_only_file_flushed_every_second_is_good() {
         let good = [("persistence", Level::Good)];
         let notice = [("persistence", Level::Notice)];
         assert_eq!(levels("aof_enabled:1", &settings(false, "everysec")), good);
@@ -141,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_snapshot_or_log_is_a_problem() {
+    fn a_failed_snapshot_or_append_only_file_is_a_problem() {
         for field in
             ["rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status"]
         {

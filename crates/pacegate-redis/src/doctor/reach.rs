@@ -1,11 +1,11 @@
-//! The connection; why there is none, and what to do.
+//! Opens the connection; explains failures.
 
 use redis::RedisError;
 
 use super::Finding;
 use crate::link::{Access, Address, Link};
 
-/// A server that is only busy deserves to be told so, and not that it is away.
+/// Number of attempts, so that a busy server is not reported as unreachable.
 const TRIES: usize = 3;
 
 pub(super) async fn open(address: &Address, access: &Access) -> Result<Link, RedisError> {
@@ -24,17 +24,16 @@ pub(super) fn unreachable(address: &Address, error: &RedisError) -> Finding {
     let said = error.to_string();
     let has = |word: &str| said.contains(word);
     let advice = if has("NOAUTH") || has("HELLO must be called") {
-        "the server wants a password: write redis://USER:PASSWORD@HOST".to_owned()
+        "the server requires a password: use redis://USER:PASSWORD@HOST".to_owned()
     } else if has("WRONGPASS") || has("AuthenticationFailed") || has("invalid username") {
-        "check user and password in the address; all but letters, digits and -._~ is written as % and two digits"
+        "check user and password in the address; percent-encode everything except letters, digits and -._~"
             .to_owned()
     } else if has("certificate") || has("Certificate") {
-        "check the certificates: ?ca=FILE in the address names who vouches for the server"
-            .to_owned()
+        "check the certificate; for a private CA, add ?ca=FILE to the address".to_owned()
     } else {
         format!(
-            "check that a server runs at {address} and is let through, with TLS exactly if the address says so"
+            "check that a server is running at {address}, that firewalls allow it, and that rediss:// is used for TLS"
         )
     };
-    Finding::problem("reach", format!("no connection to {address}: {said}"), advice)
+    Finding::problem("reach", format!("cannot connect to {address}: {said}"), advice)
 }

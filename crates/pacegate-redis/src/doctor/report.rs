@@ -1,74 +1,74 @@
 use std::fmt;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// As it should be.
+    /// Everything is fine.
     Good,
-    /// Worth knowing; or something that could not be looked at.
+    /// Worth knowing, or not checked.
     Notice,
-    /// Works today, and may fail or admit too much on a bad day.
+    /// Works now, but may fail or over-admit under bad conditions.
     Warning,
-    /// Does not work, or does not hold the limits.
+    /// Does not work, or does not enforce the limits.
     Problem,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// How bad it is.
+    /// The severity.
     pub level: Level,
-    /// What it is about, in one word. The words stay the same from one version to the next.
+    /// The subject in one word. Stable between versions.
     pub subject: &'static str,
-    /// What was seen.
+    /// The observation.
     pub text: String,
-    /// What to do about it. There for everything that is not good.
+    /// The advice. Present unless the level is [`Level::Good`].
     pub advice: Option<String>,
 }
 
-/// What a server is there for.
+/// The role of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Part {
-    /// The only one.
+    /// A single server.
     Alone,
-    /// Has some slots of a cluster.
+    /// A master of a cluster.
     ClusterMaster,
-    /// The one that sentinels call the master.
+    /// The master that the sentinels name.
     Master,
-    /// Watches the master.
+    /// A sentinel.
     Sentinel,
 }
 
-/// What was found at one server.
+/// The findings about one server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerReport {
-    /// Where it is, such as `127.0.0.1:6379`.
+    /// Address, such as `127.0.0.1:6379`.
     pub address: String,
-    /// What it is there for.
+    /// Role.
     pub part: Part,
-    /// Name and version, such as `Valkey 8.1.4`, if it told.
+    /// Name and version, such as `Valkey 8.1.4`, if known.
     pub name: Option<String>,
-    /// Whether it answered at all.
+    /// True if the server responded.
     pub is_reached: bool,
-    /// What was looked at, in an order that reads well.
+    /// The findings, in display order.
     pub findings: Vec<Finding>,
 }
 
-/// What was found.
+/// All findings.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// What concerns the servers together: a cluster, or sentinels and their master.
+    /// Findings about several servers together: a cluster, or sentinels and their master.
     pub setup: Vec<Finding>,
-    /// What concerns each.
+    /// Findings about each server.
     pub servers: Vec<ServerReport>,
 }
 
 impl Level {
-    /// `good`, `notice`, `warning` or `problem`.
+    /// Returns `good`, `notice`, `warning` or `problem`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -86,7 +86,7 @@ impl fmt::Display for Level {
 }
 
 impl Part {
-    /// `server`, `cluster master`, `master` or `sentinel`.
+    /// Returns `server`, `cluster master`, `master` or `sentinel`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Alone => "server",
@@ -104,17 +104,17 @@ impl fmt::Display for Part {
 }
 
 impl Report {
-    /// Everything that was found.
+    /// Returns all findings.
     pub fn findings(&self) -> impl Iterator<Item = &Finding> {
         self.setup.iter().chain(self.servers.iter().flat_map(|server| &server.findings))
     }
 
-    /// The worst of it.
+    /// Returns the highest level of all findings.
     pub fn worst(&self) -> Level {
         self.findings().map(|finding| finding.level).max().unwrap_or(Level::Good)
     }
 
-    /// Whether any server answered that could hold budgets.
+    /// Returns true if a server responded that could store counters.
     pub fn is_reached(&self) -> bool {
         self.servers.iter().any(|server| server.is_reached && server.part != Part::Sentinel)
     }

@@ -1,4 +1,4 @@
-//! What the user may do, and what it need not.
+//! Checks the permissions of the user: missing and unnecessary ones.
 
 use redis::{Pipeline, Value};
 
@@ -8,17 +8,17 @@ use super::{
 };
 use crate::{acl::acl_line, link::Link};
 
-/// Who we are to the server, and what we may do.
+/// The user of the connection and its permissions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rights {
     user: String,
-    /// Rules for the commands that are needed and not allowed.
+    /// Rules for required commands that are not permitted.
     missing: Vec<String>,
-    /// Commands that are allowed and not needed.
+    /// Commands that are permitted but not required.
     needless: Vec<&'static str>,
 }
 
-/// Commands as the scripts use them; `K` is a key of ours.
+/// The commands that the scripts use; `K` stands for one of our keys.
 const NEEDED: [&str; 26] = [
     "PING",
     "TIME",
@@ -49,18 +49,18 @@ const NEEDED: [&str; 26] = [
 ];
 const NEEDED_IN_CLUSTER: [&str; 2] = ["CLUSTER SLOTS", "ASKING"];
 
-/// What a limiter has no business with, and how it is called.
+/// Commands that a limiter should not be permitted to run, and their display names.
 const NEEDLESS: [(&str, &str); 6] = [
     ("FLUSHALL", "FLUSHALL"),
     ("KEYS *", "KEYS"),
     ("CONFIG SET maxmemory 0", "CONFIG SET"),
     ("SCRIPT FLUSH", "SCRIPT FLUSH"),
     ("SHUTDOWN", "SHUTDOWN"),
-    ("GET not-a-key-of-pacegate", "GET of the keys of others"),
+    ("GET not-a-key-of-pacegate", "GET of other keys"),
 ];
 
 impl Rights {
-    /// `None` if the server cannot be asked, as before Redis 7.
+    /// Queries the permissions. Returns `None` if the server does not support that, as before Redis 7.
     pub(super) async fn look(
         link: &mut Link,
         asker: &str,
@@ -85,7 +85,7 @@ impl Rights {
     }
 }
 
-/// Whether each of these commands would be refused. Nothing is carried out.
+/// Returns for each command whether it would be rejected. Nothing is executed.
 async fn may_not(link: &mut Link, user: &str, key: &str, commands: &[&str]) -> Vec<bool> {
     let mut asked = Pipeline::with_capacity(commands.len());
     for command in commands {
@@ -107,7 +107,7 @@ fn is_ok(answer: &Value) -> bool {
     }
 }
 
-/// The rule that allows a command.
+/// Returns the ACL rule that permits a command.
 fn rule(command: &str) -> String {
     let mut words = command.split(' ').map(str::to_lowercase);
     let name = words.next().unwrap_or_default();
@@ -122,7 +122,7 @@ pub(super) fn check(rights: &Seen<Option<Rights>>, asker: &str, prefix: &str) ->
     let rights = match rights {
         Err(blind) => return vec![blind.finding(SUBJECT)],
         Ok(None) => {
-            let text = format!("we are `{asker}`; what that may do is not told before Redis 7");
+            let text = format!("user `{asker}`; permissions cannot be checked before Redis 7");
             return vec![Finding::good(SUBJECT, text)];
         }
         Ok(Some(rights)) => rights,
@@ -131,16 +131,18 @@ pub(super) fn check(rights: &Seen<Option<Rights>>, asker: &str, prefix: &str) ->
     let user = &rights.user;
     if !rights.missing.is_empty() {
         let rules = rights.missing.join(" ");
-        let text = format!("`{user}` lacks rights to keys that begin with `{prefix}`: {rules}");
+        let text =
+            format!("`{user}` lacks permissions for keys with the prefix `{prefix}`: {rules}");
         let advice = format!("ACL SETUSER {user} ~{prefix}* {rules}");
         findings.push(Finding::problem(SUBJECT, text, advice));
     }
     if !rights.needless.is_empty() {
-        let text = format!("`{user}` may do more than it has to: {}", rights.needless.join(", "));
+        let text =
+            format!("`{user}` has more permissions than needed: {}", rights.needless.join(", "));
         findings.push(Finding::notice(SUBJECT, text, acl_line(prefix)));
     }
     if findings.is_empty() {
-        let text = format!("`{user}` may do what it has to, and nothing that could hurt others");
+        let text = format!("`{user}` has exactly the permissions that it needs");
         findings.push(Finding::good(SUBJECT, text));
     }
     findings
@@ -154,12 +156,12 @@ mod tests {
     use crate::ACL_RULES;
 
     #[test]
-    fn every_rule_that_ships_is_probed() {
+    fn every_rule_of_the_documented_acl_is_checked() {
         let probed: BTreeSet<String> =
             NEEDED.iter().chain(&NEEDED_IN_CLUSTER).map(|command| rule(command)).collect();
         let shipped: BTreeSet<String> =
             ACL_RULES.split_whitespace().skip(1).map(str::to_owned).collect();
-        // A store does without INFO; it is the doctor who wants it, and says so.
+        // INFO is optional for a store; only the doctor needs it, and reports if it is missing.
         let optional = BTreeSet::from(["+info".to_owned()]);
         assert_eq!(probed, &shipped - &optional);
     }

@@ -1,11 +1,11 @@
-//! Whether it is the server that the address promises.
+//! Checks that the server has the role that the address expects.
 
 use super::{Finding, Part, ask::Info};
 
 pub(super) fn check(info: &Info, part: Part, address: &str) -> Vec<Finding> {
     if info.is_sentinel() {
-        let advice = format!("write redis+sentinel://{address}/NAME, with the name of the master");
-        return vec![Finding::problem("role", "it is a sentinel and keeps no budgets", advice)];
+        let advice = format!("use redis+sentinel://{address}/NAME, with the name of the master");
+        return vec![Finding::problem("role", "sentinel, which stores no counters", advice)];
     }
     let mut findings = vec![role(info)];
     findings.extend(mode(info, part, address));
@@ -15,7 +15,7 @@ pub(super) fn check(info: &Info, part: Part, address: &str) -> Vec<Finding> {
     findings
 }
 
-/// Whether a store could work with it.
+/// Returns true if a store could use the server.
 pub(super) fn is_usable(info: &Info, part: Part) -> bool {
     let clustered = info.number("cluster_enabled") == Some(1);
     !info.is_sentinel() && is_master(info) && clustered == (part == Part::ClusterMaster)
@@ -27,37 +27,39 @@ fn is_master(info: &Info) -> bool {
 
 fn role(info: &Info) -> Finding {
     if is_master(info) {
-        return Finding::good("role", "it is a master and takes writes");
+        return Finding::good("role", "master");
     }
     let master = info.text("master_host").zip(info.text("master_port"));
     let (host, port) = master.unwrap_or(("HOST", "PORT"));
-    let text = format!("it is a replica of {host}:{port}, which refuses to count");
+    let text = format!("replica of {host}:{port}, which rejects writes");
     let advice = format!(
-        "write the master's address, redis://{host}:{port}, or let sentinels find it: redis+sentinel://HOST/NAME"
+        "use the master's address, redis://{host}:{port}, or sentinels: redis+sentinel://HOST/NAME"
     );
     Finding::problem("role", text, advice)
 }
 
-/// Whether it is part of a cluster, and should be.
+/// Checks that the cluster mode matches the address.
 fn mode(info: &Info, part: Part, address: &str) -> Option<Finding> {
     let clustered = info.number("cluster_enabled")? == 1;
     Some(match (clustered, part == Part::ClusterMaster) {
-        (true, true) => Finding::good("cluster", "it is part of a cluster, as the address says"),
-        (false, false) => Finding::good("cluster", "it is part of no cluster, as the address says"),
+        (true, true) => Finding::good("cluster", "cluster mode, as the address says"),
+        (false, false) => Finding::good("cluster", "no cluster mode, as the address says"),
         (true, false) => Finding::problem(
             "cluster",
-            "it is part of a cluster, and has only some of the keys",
-            format!("write redis+cluster://{address}"),
+            "part of a cluster, so it stores only some of the keys",
+            format!("use redis+cluster://{address}"),
         ),
         (false, true) => Finding::problem(
             "cluster",
-            "it is part of no cluster",
-            format!("write redis://{address}, or set `cluster-enabled yes` in the server's file"),
+            "not part of a cluster",
+            format!(
+                "use redis://{address}, or set `cluster-enabled yes` in the server's config file"
+            ),
         ),
     })
 }
 
-/// A replica's last word may be a second old even when all is well.
+/// Maximum lag of a replica. Healthy replicas report once per second.
 const LATE_SECONDS: u64 = 3;
 
 fn replicas(info: &Info, part: Part, address: &str) -> Option<Finding> {
@@ -66,16 +68,18 @@ fn replicas(info: &Info, part: Part, address: &str) -> Option<Finding> {
     if count == 0 {
         let (host, port) = address.rsplit_once(':').unwrap_or((address, "6379"));
         return Some(match part {
-            Part::Alone | Part::Sentinel => Finding::good(SUBJECT, "none, and none is expected"),
+            Part::Alone | Part::Sentinel => {
+                Finding::good(SUBJECT, "none, as expected for a single server")
+            }
             Part::ClusterMaster => Finding::warning(
                 SUBJECT,
-                "none: while it is away its keys are, or the whole cluster",
+                "none: if this master fails, its keys or the whole cluster become unavailable",
                 format!("redis-cli --cluster add-node NEW:PORT {address} --cluster-slave"),
             ),
             Part::Master => Finding::warning(
                 SUBJECT,
-                "none: there is nobody who could take over",
-                format!("start another server and say there: REPLICAOF {host} {port}"),
+                "none: no server can take over if the master fails",
+                format!("start another server and run there: REPLICAOF {host} {port}"),
             ),
         });
     }
@@ -85,14 +89,15 @@ fn replicas(info: &Info, part: Part, address: &str) -> Option<Finding> {
     if late.is_empty() {
         return Some(Finding::good(SUBJECT, format!("{many}, up to date")));
     }
-    let text =
-        format!("{many}, of which behind: {}; a failover now would forget that", late.join(", "));
-    let advice =
-        "look at their log and at the network between; INFO replication shows `offset` and `lag`";
+    let text = format!(
+        "{many}, of which lagging: {}; a failover now would lose these writes",
+        late.join(", ")
+    );
+    let advice = "check their logs and the network; INFO replication shows `offset` and `lag`";
     Some(Finding::warning(SUBJECT, text, advice))
 }
 
-/// What is wrong with a replica, by its line `ip=…,port=…,state=online,offset=…,lag=…`.
+/// Describes a lagging replica, from its line `ip=…,port=…,state=online,offset=…,lag=…`.
 fn late(row: &str, master_offset: u64) -> Option<String> {
     let field = |name: &str| {
         let mut pairs = row.split(',').filter_map(|pair| pair.split_once('='));
@@ -118,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_that_fall_behind_are_told() {
+    fn lagging_replicas_are_reported() {
         let info = "role:master\nconnected_slaves:1\nmaster_repl_offset:500\n\
                     slave0:ip=10.0.0.2,port=6379,state=online,offset=100,lag=";
         let found = |lag: &str| levels(&format!("{info}{lag}"), Part::Master)[1];
@@ -131,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_needs_a_replica_is_told_that_there_is_none() {
+    fn a_missing_replica_is_reported_for_clusters_and_sentinels() {
         for (part, clustered, level) in [
             (Part::Alone, 0, Level::Good),
             (Part::Master, 0, Level::Warning),

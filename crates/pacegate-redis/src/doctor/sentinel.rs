@@ -1,4 +1,4 @@
-//! Those who say where the master is.
+//! Examines sentinels and their agreement about the master.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::link::{Access, Address};
 
-/// A sentinel, and what it takes for the master.
+/// A sentinel and the master that it names.
 #[derive(Debug)]
 pub(super) struct Sentinel {
     pub(super) report: ServerReport,
@@ -29,15 +29,15 @@ pub(super) async fn look(address: &Address, access: &Access, name: &str) -> Sent
         }
     };
     report.is_reached = true;
-    report.findings.push(Finding::good("reach", "it answers"));
+    report.findings.push(Finding::good("reach", "reachable"));
     let user = access.user.as_deref().unwrap_or("default");
     match INFO.ask::<String>(&mut link, user, &[]).await.map(Info::new) {
         Ok(info) => {
             let version = Version::of(&info);
             report.name = version.map(|version| version.to_string());
             if !info.is_sentinel() {
-                let advice = format!("write redis://{address}, or the addresses of the sentinels");
-                report.findings.push(Finding::problem("role", "it is no sentinel", advice));
+                let advice = format!("use redis://{address}, or the addresses of the sentinels");
+                report.findings.push(Finding::problem("role", "not a sentinel", advice));
                 return Sentinel { report, master: None };
             }
         }
@@ -57,7 +57,7 @@ fn address_of(fields: &Fields) -> Option<String> {
     Some(Address::Tcp(fields.get("ip")?.clone(), port).to_string())
 }
 
-/// What a sentinel thinks of the master and of the others.
+/// Reports a sentinel's view of the master and of the other sentinels.
 fn opinion(fields: &Fields, name: &str) -> Vec<Finding> {
     let flags = fields.get("flags").map_or("", String::as_str);
     let number = |name: &str| fields.get(name).and_then(|value| value.parse::<u64>().ok());
@@ -65,8 +65,9 @@ fn opinion(fields: &Fields, name: &str) -> Vec<Finding> {
     let master = match flags.contains("down") {
         false => Finding::good("master", format!("`{name}` is at {address}")),
         true => {
-            let text = format!("`{name}` at {address} is away, as it sees it ({flags})");
-            let advice = format!("see whether a failover goes on: SENTINEL MASTER {name}");
+            let text =
+                format!("`{name}` at {address} is down, according to this sentinel ({flags})");
+            let advice = format!("check whether a failover is in progress: SENTINEL MASTER {name}");
             Finding::problem("master", text, advice)
         }
     };
@@ -78,44 +79,47 @@ fn opinion(fields: &Fields, name: &str) -> Vec<Finding> {
 }
 
 fn quorum_of(sentinels: u64, quorum: u64, name: &str) -> Finding {
-    let text =
-        format!("{sentinels} sentinels know each other, and {quorum} can call the master gone");
+    let text = format!(
+        "{sentinels} sentinels know each other; quorum to declare the master down: {quorum}"
+    );
     if quorum > sentinels {
         let advice = format!("SENTINEL SET {name} quorum {}", sentinels / 2 + 1);
-        return Finding::problem("quorum", format!("{text}: never enough"), advice);
+        return Finding::problem("quorum", format!("{text}, which can never be reached"), advice);
     }
     if sentinels < 3 {
-        let advice = "run three sentinels or more, on machines that fail apart from each other";
-        let text = format!("{text}; with fewer than three, the loss of one can prevent a failover");
+        let advice = "run at least three sentinels, on machines that fail independently";
+        let text = format!(
+            "{text}; with fewer than three sentinels, the loss of one can prevent a failover"
+        );
         return Finding::warning("quorum", text, advice);
     }
     Finding::good("quorum", text)
 }
 
-/// Whether they agree.
+/// Checks that the sentinels agree on the master.
 pub(super) fn agreement(sentinels: &[Sentinel], name: &str) -> Vec<Finding> {
     let mut named: Vec<&str> = sentinels.iter().filter_map(|it| it.master.as_deref()).collect();
     let (answers, all) = (named.len(), sentinels.len());
     named.sort_unstable();
     named.dedup();
-    let seen = format!("{answers} of {all} sentinels name the master");
+    let seen = format!("{answers} of {all} sentinels report the master");
     let finding = match named.as_slice() {
         [] => Finding::problem(
             "master",
-            format!("no sentinel knows where `{name}` is"),
-            format!("see what they watch: SENTINEL MASTERS; the address says `{name}`"),
+            format!("no sentinel knows the master `{name}`"),
+            format!("list their masters with SENTINEL MASTERS; the address names `{name}`"),
         ),
         [one] if answers == all => Finding::good("master", format!("{seen}: {one}")),
         [one] => Finding::warning(
             "master",
             format!("{seen}: {one}"),
-            "bring the others back, or take them out of the address",
+            "restart the other sentinels, or remove them from the address",
         ),
         several => Finding::warning(
             "master",
-            format!("{seen}, and not the same: {}", several.join(", ")),
+            format!("{seen} but disagree: {}", several.join(", ")),
             format!(
-                "wait until a failover is over; if it lasts, SENTINEL RESET {name} on those who are wrong"
+                "wait for the end of a failover; if it persists, run SENTINEL RESET {name} where it is wrong"
             ),
         ),
     };
@@ -127,7 +131,7 @@ mod tests {
     use super::{super::Level, *};
 
     #[test]
-    fn three_sentinels_are_enough_if_they_can_agree() {
+    fn three_sentinels_are_enough_if_the_quorum_can_be_reached() {
         assert_eq!(quorum_of(3, 2, "m").level, Level::Good);
         assert_eq!(quorum_of(2, 2, "m").level, Level::Warning);
         assert_eq!(quorum_of(3, 4, "m").level, Level::Problem);

@@ -1,4 +1,4 @@
-//! The scripts, tried on a key that nobody else uses.
+//! Runs the scripts on temporary keys.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use pacegate::{Charge, Clock, KeyRef, Limit, PolicyName, Store, SystemClock};
 use super::{Finding, Options};
 use crate::{RedisStore, cell::Names, cluster::Range, store::RedisStoreBuilder, url::RedisUrl};
 
-/// A try is about answers, not about time.
+/// Generous, because the trial checks results, not latency.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Three ways of counting that between them use most commands. None has a window whose end could come in between.
+/// Three limits that together use most commands. None has a window that could end during the trial.
 const LIMITS: [&str; 3] = ["1/minute burst 1", "1/minute sliding-log", "1/minute concurrency"];
 const POLICY: &str = "doctor";
 
-/// A store with scratch keys.
+/// A store with temporary keys.
 #[derive(Debug)]
 pub(super) struct Trial {
     store: RedisStore,
@@ -29,11 +29,11 @@ impl Trial {
         Ok(Self { store, names: Names::new(&prefix, b"") })
     }
 
-    /// Charges a limit of one twice, at the server that has these slots, and cleans up.
+    /// Charges a limit of one twice, on the server with these slots, and cleans up.
     pub(super) async fn run(&self, slots: &[Range]) -> Finding {
         match self.try_all(slots).await {
             Ok(()) => {
-                let text = "a limit of 1 admitted one request, denied the next, and was reset, by each kind of script";
+                let text = "every script type works: a limit of 1 admitted one request, denied the next, and was reset";
                 Finding::good("script", text)
             }
             Err(problem) => failed(problem),
@@ -45,7 +45,7 @@ impl Trial {
         let start = SystemClock::new().now().as_micros();
         for text in LIMITS {
             let limit: Limit = text.parse().map_err(|error| format!("{error}"))?;
-            // Nobody else comes by a key with the time in it.
+            // The key contains the time, so that no other process uses it.
             let mut keys = (0..u64::MAX).map(|number| format!("{start}-{number}"));
             let key = keys.find(|key| self.is_in(slots, &charge(policy, key, limit)));
             let tried = self.try_one(charge(policy, &key.unwrap_or_default(), limit)).await;
@@ -72,15 +72,18 @@ impl Trial {
             let answered = self.store.charge(&[charge]).await.map_err(|error| error.to_string())?;
             let outcome = answered.first().ok_or("no outcome")?;
             if outcome.is_admitted() != expected {
-                let word =
-                    if expected { "the first charge was denied" } else { "two were admitted" };
+                let word = if expected {
+                    "the first charge was denied"
+                } else {
+                    "the second charge was admitted"
+                };
                 return Err(word.to_owned());
             }
             let wait = outcome.retry_after();
             let fits = wait.is_some_and(|wait| !wait.is_zero() && wait <= Duration::from_secs(60));
             if !expected && !fits {
                 return Err(format!(
-                    "the second charge is told to wait {wait:?}, not up to a minute"
+                    "the second charge has a retry time of {wait:?}; expected up to a minute"
                 ));
             }
         }
@@ -93,13 +96,16 @@ fn charge(policy: PolicyName, key: &str, limit: Limit) -> Charge<'_> {
 }
 
 fn failed(problem: String) -> Finding {
-    let advice =
-        "see to what is said above, above all the rights and the role; then run the doctor again";
-    Finding::problem("script", format!("the scripts do not work here: {problem}"), advice)
+    let advice = "fix the findings above, especially rights and role; then run the doctor again";
+    Finding::problem("script", format!("the scripts do not work on this server: {problem}"), advice)
 }
 
-/// Instead of a try at a server where it cannot work.
+/// Returns the finding for a server on which the scripts cannot run.
 pub(super) fn not_tried() -> Finding {
-    let advice = "see to what is said above, then run the doctor again";
-    Finding::notice("script", "not tried: a store cannot work with this server as it is", advice)
+    let advice = "fix the findings above, then run the doctor again";
+    Finding::notice(
+        "script",
+        "not checked: a store cannot use this server in its current state",
+        advice,
+    )
 }

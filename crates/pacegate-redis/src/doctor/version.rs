@@ -1,4 +1,4 @@
-//! Which server it is, and what is known to be wrong with it.
+//! Checks the server version and known vulnerabilities.
 
 use std::fmt;
 
@@ -20,12 +20,12 @@ enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Number(u32, u32, u32);
 
-/// Holes in the interpreter of scripts, and the first versions without them, one for each series that got one.
+/// Vulnerabilities of the script engine, and the first fixed version of each series.
 struct Holes {
     names: &'static str,
     kind: Kind,
     fixed: &'static [Number],
-    /// Whether series that are older than those named, or between them, have the holes as far as is known.
+    /// True if older series, and those in between, are also assumed to be vulnerable.
     older: bool,
 }
 
@@ -53,7 +53,7 @@ const HOLES: [Holes; 3] = [
 ];
 
 impl Version {
-    /// Valkey says for the sake of clients that it is Redis 7.2, and has its own version beside that.
+    /// Reads the version. Valkey reports Redis 7.2 for compatibility, and its real version in another field.
     pub(super) fn of(info: &Info) -> Option<Self> {
         let valkey = info.text("valkey_version").map(|text| (Kind::Valkey, text));
         let (kind, text) = valkey.or_else(|| Some((Kind::Redis, info.text("redis_version")?)))?;
@@ -74,7 +74,7 @@ impl Version {
             Kind::Redis => Number(6, 2, 0),
             Kind::Valkey => Number(7, 2, 0),
         };
-        let text = format!("{self} is older than Pacegate works with");
+        let text = format!("{self} is not supported");
         let advice = format!("install {} {}.{} or newer", self.kind, least.0, least.1);
         (self.number < least).then(|| Finding::problem("version", text, advice))
     }
@@ -86,23 +86,22 @@ impl Version {
         let same_series = |fixed: &&Number| fixed.series() == self.number.series();
         let names = holes.names;
         if let Some(fixed) = holes.fixed.iter().find(same_series) {
-            let text = format!("{self} has holes that a script can use: {names}");
+            let text = format!("{self} has vulnerabilities in the script engine: {names}");
             let advice = format!("install {} {fixed} or newer; {PATCHED}", self.kind);
             return (self.number < *fixed).then(|| Finding::warning("version", text, advice));
         }
         let newest = holes.fixed.last().filter(|newest| holes.older && self.number < **newest)?;
         let (major, minor) = self.number.series();
         let text = format!(
-            "{self} may have holes that a script can use: {names}; no version of the series {major}.{minor} is known \
-             here to be without them"
+            "{self} may have vulnerabilities in the script engine: {names}; no fixed version of the series \
+             {major}.{minor} is known"
         );
         let advice = format!("install {} {newest} or newer; {PATCHED}", self.kind);
         Some(Finding::warning("version", text, advice))
     }
 }
 
-const PATCHED: &str =
-    "a distribution may have closed them under the old number: look into its changes";
+const PATCHED: &str = "or check whether your distribution has backported the fixes";
 
 impl Number {
     fn parse(text: &str) -> Option<Self> {
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn only_versions_that_are_known_to_have_holes_are_said_to() {
+    fn only_vulnerable_versions_are_reported() {
         for (version, warned) in [
             ("redis_version:6.2.19", Some("6.2.20")),
             ("redis_version:6.2.20", None),

@@ -86,7 +86,7 @@ impl Counters {
         let key = parts.join(&b':').into_boxed_slice();
         // All periods of a log are in one key.
         let period = match self.rules.counting() {
-            Counting::Window => period_micros(&charge.limit),
+            Counting::Window | Counting::Pair => period_micros(&charge.limit),
             Counting::Log { .. } => 0,
         };
         Ok(Spot { mark: marker.spot(&key, period), key, limit: charge.limit })

@@ -1,6 +1,7 @@
 //! Layouts: counters whose keys, lives and rules are those of another limiter.
 
 mod counter;
+mod pair;
 mod tally;
 mod template;
 
@@ -36,8 +37,10 @@ use template::{Name, Piece};
 ///   their periods. Give each policy a store with a layout of its own, or have the key tell them apart.
 /// - **Keys are not hashed.** Whoever chooses a key with a `:` in it may spell the name of another's counter, and with
 ///   braces he chooses its slot in a cluster. Let keys be checked before they come here.
-/// - Each layout fits one algorithm, `fixed-window` or `sliding-log`, and most of them only periods of whole seconds.
-///   Any other limit is [unsupported](StoreError::Unsupported); so are leases and requests with an id.
+/// - Each layout fits one algorithm, `fixed-window`, `sliding-window` or `sliding-log`, and most of them only periods
+///   of whole seconds.
+///   A limiter with any other limit, or with a lease, [fails to build](Layout::supports). Requests with an id are
+///   [unsupported](StoreError::Unsupported).
 /// - In a fixed window a denied request is counted too, as the other limiter does, unless the deny cache answers it.
 ///   In a log it is not.
 /// - The limits of one request are charged one after the other, in one trip where they are on one server. What one of
@@ -62,6 +65,8 @@ pub(crate) struct Rules {
 pub(crate) enum Counting {
     /// A number for each window, of all requests.
     Window,
+    /// The same, and a part of the previous window's number is added: see [`pair`].
+    Pair,
     /// A sorted set of admitted requests, by the time of each in ticks of so many microseconds.
     Log { tick: u64 },
 }
@@ -71,7 +76,8 @@ pub(crate) enum Counting {
 struct Life {
     periods: u32,
     slack: Duration,
-    /// Whether every charge sets it anew; otherwise only a charge that finds none.
+    /// Whether every charge sets it anew, denied ones too. Otherwise, in a window a charge that finds none does; in a
+    /// log every admitted one.
     refreshed: bool,
 }
 
@@ -93,13 +99,18 @@ impl Layout {
         Self::seconds("rlaas:rate_limit:", Piece::Window, Life::ONCE)
     }
 
-    /// The sliding log of RLaaS: `rlaas:rate_limit:{key}`, a sorted set.
+    /// The sliding log of RLaaS: `rlaas:rate_limit:{key}`, a sorted set with one member for each admitted unit, scores
+    /// in milliseconds of Unix time, and a life of two windows from the latest request, denied ones too.
     ///
-    /// The description of RLaaS names the key and says no more. Assumed are scores in milliseconds of Unix time, one
-    /// unique member for each admitted unit, an entry that counts until it is one window old, and a life of one window
-    /// from the last admitted request.
+    /// RLaaS takes the milliseconds from the wall clock of its process, this layout from the server's. If those clocks
+    /// differ by `s`, each side drops or keeps the other's entries `s` early or late: together they admit at most the
+    /// limit in any span of one window less `s`.
     pub fn rlaas_log() -> Self {
-        Self::log("rlaas:rate_limit:", MILLI_MICROS, 1)
+        Self::log(
+            "rlaas:rate_limit:",
+            MILLI_MICROS,
+            Life { periods: 2, refreshed: true, ..Life::ONCE },
+        )
     }
 
     /// The Spring starter: `{prefix}:{key}:{window_start_ms}`, with a life of one window and a second from the first
@@ -131,7 +142,7 @@ impl Layout {
     ///
     /// An entry leaves when the whole second in which it was made is one period ago.
     pub fn unix_time_log() -> Self {
-        Self::log("sw:", SECOND_MICROS, 2)
+        Self::log("sw:", SECOND_MICROS, Life { periods: 2, ..Life::ONCE })
     }
 
     /// The TypeScript limiter: `{window}:{key}`, with a life of one window that is set where there is none.
@@ -139,6 +150,35 @@ impl Layout {
         let name = Name::leading(Piece::Window);
         let (counting, life) = (Counting::Window, Life::ONCE);
         Self::of(Rules { name, counting, life, whole_seconds: true })
+    }
+
+    /// The sliding window of the TypeScript limiter's repository: `{window}:{key}` for the current and the previous
+    /// window, with a life of two windows and a second that is set where there is none. Limits are `sliding-window`.
+    ///
+    /// The estimate is `floor(previous * (1 - weight)) + current`, in the double arithmetic of JavaScript. Its `weight`
+    /// is `(now % window) / window` with `now` in milliseconds and `window` in seconds, as in the repository: it runs
+    /// from 0 to 1 once per `window` milliseconds, not once per window. Denied requests are counted.
+    ///
+    /// Not for a cluster: the two windows of a key are in different slots.
+    pub fn typescript_sliding() -> Self {
+        let name = Name::leading(Piece::Window);
+        let life = Life { periods: 2, slack: SECOND, ..Life::ONCE };
+        Self::of(Rules { name, counting: Counting::Pair, life, whole_seconds: true })
+    }
+
+    /// Replaces the text before the first placeholder with `prefix` and a colon: `shop:{key}:{window}` instead of
+    /// `rl:{key}:{window}`. The native layout stays as it is: its prefix is set by
+    /// [`RedisStoreBuilder::prefix`](crate::RedisStoreBuilder::prefix).
+    #[must_use]
+    pub fn with_prefix(&self, prefix: &str) -> Self {
+        let prefixed =
+            |rules: &Arc<Rules>| Rules { name: rules.name.prefixed(prefix), ..(**rules).clone() };
+        Self(self.0.as_ref().map(|rules| Arc::new(prefixed(rules))))
+    }
+
+    /// Whether a Redis or Valkey cluster can hold its counters.
+    pub fn works_on_cluster(&self) -> bool {
+        self.rules().is_none_or(|rules| rules.counting != Counting::Pair)
     }
 
     /// Fixed windows with keys of your own, such as `myapp:{key}:{window}`.
@@ -163,6 +203,24 @@ impl Layout {
         Ok(Template(Rules { name, counting, life, whole_seconds }))
     }
 
+    /// Returns an error if a store with this layout can never count these limits of one policy. `leased` is whether the
+    /// policy has a lease.
+    ///
+    /// ```
+    /// use pacegate_redis::Layout;
+    ///
+    /// let error = Layout::typescript().supports(&["5/1500ms".parse()?], false).unwrap_err();
+    /// assert!(error.to_string().contains("write a period such as 2s"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Unsupported`], with what to write instead.
+    pub fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        self.rules().map_or(Ok(()), |rules| rules.supports(limits, leased))
+    }
+
     pub(crate) fn rules(&self) -> Option<&Arc<Rules>> {
         self.0.as_ref()
     }
@@ -172,8 +230,7 @@ impl Layout {
         Self::of(Rules { name, counting: Counting::Window, life, whole_seconds: true })
     }
 
-    fn log(prefix: &str, tick: u64, periods: u32) -> Self {
-        let life = Life { periods, refreshed: true, ..Life::ONCE };
+    fn log(prefix: &str, tick: u64, life: Life) -> Self {
         let name = Name::without_window(prefix);
         Self::of(Rules { name, counting: Counting::Log { tick }, life, whole_seconds: true })
     }
@@ -214,23 +271,49 @@ impl Rules {
         self.name.write(key, start, period)
     }
 
-    /// Refuses what the layout cannot count.
+    /// Returns an error if the layout cannot count the charge.
     pub(crate) fn check(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
-        let limit = &charge.limit;
-        let (fits, wanted) = match self.counting {
-            Counting::Window => (limit.algorithm() == Algorithm::FixedWindow, "fixed-window"),
-            Counting::Log { .. } => (limit.algorithm() == Algorithm::SlidingLog, "sliding-log"),
+        self.supports(std::slice::from_ref(&charge.limit), charge.lease > 0)
+    }
+
+    /// Returns an error if the layout cannot count these limits of a policy.
+    pub(crate) fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        let problem = limits.iter().find_map(|limit| self.problem(limit)).or_else(|| {
+            if leased {
+                Some("cannot draw units ahead: remove the policy's lease".to_owned())
+            } else if limits.len() > 1 && matches!(self.counting, Counting::Log { .. }) {
+                let limits: Vec<_> = limits.iter().map(|limit| format!("`{limit}`")).collect();
+                Some(format!(
+                    "has one log for all periods of a key, so {} would share it: write one limit",
+                    limits.join(" and ")
+                ))
+            } else {
+                None
+            }
+        });
+        let error =
+            |problem| StoreError::Unsupported(format!("the layout `{}` {problem}", self.name));
+        problem.map_or(Ok(()), |problem| Err(error(problem)))
+    }
+
+    /// Why the layout cannot count a limit.
+    fn problem(&self, limit: &Limit) -> Option<String> {
+        let wanted = match self.counting {
+            Counting::Window => Algorithm::FixedWindow,
+            Counting::Pair => Algorithm::SlidingWindow,
+            Counting::Log { .. } => Algorithm::SlidingLog,
         };
-        let problem = if !fits {
-            format!("counts by {wanted}, and `{limit}` does not: write {wanted} as its algorithm")
-        } else if self.whole_seconds && limit.period().subsec_nanos() != 0 {
+        if limit.algorithm() != wanted {
+            return Some(format!(
+                "counts by {wanted}, and `{limit}` does not: write {wanted} as its algorithm"
+            ));
+        }
+        if self.whole_seconds && limit.period().subsec_nanos() != 0 {
             let next = limit.period().as_secs() + 1;
-            format!("knows whole seconds only: write a period such as {next}s instead of `{limit}`")
-        } else if charge.lease > 0 {
-            "cannot draw units ahead: leave out the policy's lease".to_owned()
-        } else {
-            return Ok(());
-        };
-        Err(StoreError::Unsupported(format!("the layout `{}` {problem}", self.name)))
+            return Some(format!(
+                "knows whole seconds only: write a period such as {next}s instead of `{limit}`"
+            ));
+        }
+        None
     }
 }

@@ -3,13 +3,13 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use pacegate::{
-    Limit, StoreError,
+    Limit, StoreError, Timestamp,
     algorithm::{Outcome, State},
 };
 use redis::Cmd;
 use tokio::time::Instant;
 
-use super::{Act, Counters, Counting, Note};
+use super::{Act, Counters, Counting, Note, pair::Pair};
 use crate::{
     cell::{period_micros, slot_of},
     mark::{ByMark, Mark},
@@ -76,7 +76,7 @@ impl Tally {
             return false;
         };
         let same = match self.counters.rules().counting() {
-            Counting::Window => self.units().saturating_add(cost) <= MOST_UNITS,
+            Counting::Window | Counting::Pair => self.units().saturating_add(cost) <= MOST_UNITS,
             Counting::Log { .. } => {
                 cost > 0 && cost == first_cost && note.spot.limit == first.spot.limit
             }
@@ -112,8 +112,20 @@ impl Tally {
     }
 
     fn name(&self) -> Vec<u8> {
+        self.name_at(self.window)
+    }
+
+    /// The name of the counter in the window that starts then.
+    fn name_at(&self, start: u64) -> Vec<u8> {
         let spot = &self.notes[0].spot;
-        self.counters.rules().name(&spot.key, self.window, period_micros(&spot.limit))
+        self.counters.rules().name(&spot.key, start, period_micros(&spot.limit))
+    }
+
+    /// The counter of the previous window, if it counts as well.
+    fn previous_name(&self) -> Option<Vec<u8>> {
+        let counts = self.counters.rules().counting() == Counting::Pair;
+        let start = self.window.checked_sub(period_micros(&self.notes[0].spot.limit));
+        start.filter(|_| counts).map(|start| self.name_at(start))
     }
 
     /// Units counted or given back by all requests.
@@ -129,10 +141,11 @@ impl Tally {
         let (action, life, create) =
             (note.act.number(), rules.life(limit), u64::from(settings.create));
         let mut command = call;
-        command.arg(1).arg(self.name());
-        let mut words = Words::with_capacity(9);
+        let names: Vec<_> = std::iter::once(self.name()).chain(self.previous_name()).collect();
+        command.arg(names.len()).arg(names);
+        let mut words = Words::with_capacity(10);
         match rules.counting() {
-            Counting::Window => {
+            Counting::Window | Counting::Pair => {
                 words.push([given, self.window, period_micros(limit), action, self.units()]);
                 words.push([life, u64::from(rules.is_refreshed()), create]);
                 command.arg(words.into_bytes());
@@ -140,6 +153,7 @@ impl Tally {
             Counting::Log { tick } => {
                 words.push([given, tick, period_micros(limit) / tick, action, limit.amount()]);
                 words.push([note.act.units(), self.notes.len() as u64, life, create]);
+                words.push([u64::from(rules.is_refreshed())]);
                 command.arg(words.into_bytes()).arg(self.counters.members());
             }
         }
@@ -166,13 +180,14 @@ impl Tally {
                 return Told::Missed(self);
             }
             [_, before] => self.settle_window(now, before, learn),
+            [_, before, previous] => self.settle_pair(now, before, previous),
             [_, free, fit, room, empty] => {
                 let after = |instant: i64| {
                     Duration::from_micros(instant.unsigned_abs().saturating_sub(now))
                 };
                 let log =
                     Log { free, fit, room: (room > 0).then(|| after(room)), empty: after(empty) };
-                self.settle_log(log);
+                self.settle_log(log, now);
             }
             _ => {
                 let problem = format!("a reply of {} numbers", reply.len());
@@ -195,6 +210,7 @@ impl Tally {
             count = count.saturating_add_unsigned(cost);
             let outcome = window_outcome(&note.spot.limit, count, cost, left);
             denied |= !outcome.is_admitted();
+            let outcome = outcome.with_decided_at(Timestamp::from_micros(now));
             note.waiter.answer(Ok(outcome));
         }
         let used = u64::try_from(count).unwrap_or(0);
@@ -202,9 +218,28 @@ impl Tally {
         learn(spot.mark, Known { denied, now, limit: spot.limit, fact: Fact::State(state) });
     }
 
-    fn settle_log(self, log: Log) {
+    fn settle_pair(self, now: u64, before: i64, previous: i64) {
+        let (start, previous) = (self.window, u64::try_from(previous).unwrap_or(0));
+        let mut count = before;
+        for mut note in self.notes {
+            let outcome = match note.act {
+                Act::Charge(cost) => {
+                    count = count.saturating_add_unsigned(cost);
+                    let current = u64::try_from(count).unwrap_or(0);
+                    let pair = Pair { previous, current, start, now };
+                    let outcome = pair.outcome(&note.spot.limit, cost);
+                    outcome.with_decided_at(Timestamp::from_micros(now))
+                }
+                Act::Refund(_) | Act::Reset => Outcome::admitted(0, Duration::ZERO),
+            };
+            note.waiter.answer(Ok(outcome));
+        }
+    }
+
+    fn settle_log(self, log: Log, now: u64) {
         for (place, mut note) in self.notes.into_iter().enumerate() {
             let outcome = log.outcome(&note.spot.limit, note.act.units(), place as i64);
+            let outcome = outcome.with_decided_at(Timestamp::from_micros(now));
             note.waiter.answer(Ok(outcome));
         }
     }
@@ -372,7 +407,7 @@ mod tests {
     fn servers_that_disagree_are_not_asked_for_ever() {
         let (counters, notes, _answers) = notes(Layout::rlaas(), "9/minute", &[Act::Charge(1)]);
         let [mut tally] = <[Tally; 1]>::try_from(gather(&counters, notes)).unwrap();
-        let settings = Settings { now: 0, slack: 0, once: 0, create: true };
+        let settings = Settings { now: 0, slack: 0, once: 0, repeats: 0, create: true };
         for now in [101 * MINUTE, 101 * MINUTE - 1] {
             let told = tally.finish(&[now as i64], Instant::now(), |_, _| {});
             let Told::Missed(missed) = told else { panic!("{told:?}") };

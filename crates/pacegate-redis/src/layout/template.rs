@@ -81,6 +81,12 @@ impl Name {
         Self(vec![Piece::Text(prefix.to_owned()), Piece::Key])
     }
 
+    /// The same name with `prefix:` in the place of the text before the first placeholder.
+    pub(super) fn prefixed(&self, prefix: &str) -> Self {
+        let rest = self.0.iter().skip_while(|piece| matches!(piece, Piece::Text(_))).cloned();
+        Self(std::iter::once(Piece::Text(format!("{prefix}:"))).chain(rest).collect())
+    }
+
     pub(super) fn has(&self, piece: &Piece) -> bool {
         self.0.contains(piece)
     }

@@ -7,8 +7,8 @@
 local REFUND, RELEASE, RENEW = 0, 1, 2
 
 local key = KEYS[1]
-local given, slack, action, cost, part, drawn, permit, kind, amount, _, period =
-  unpack('<I8I8I8I8I8I8c8I8I8I8I8', ARGV[1])
+local given, slack, action, cost, drawn, permit, kind, amount, _, period =
+  unpack('<I8I8I8I8I8c16I8I8I8I8', ARGV[1])
 
 set_now(given)
 
@@ -55,10 +55,10 @@ if kind == SLIDING_LOG then
   return 1
 elseif kind > SLIDING_LOG then
   -- A permit is somebody's, who returns it. What was charged without one is given back, the newest first.
-  local nobody, left, units = string.rep('\0', 8), cost, call('ZRANGE', key, 0, -1)
+  local nobody, left, units = string.rep('\0', 16), cost, call('ZRANGE', key, 0, -1)
   for index = #units, 1, -1 do
     if left == 0 then break end
-    if units[index]:sub(1, 8) == nobody then
+    if units[index]:sub(1, 16) == nobody then
       call('ZREM', key, units[index])
       left = left - 1
     end
@@ -76,15 +76,7 @@ local before, a, b = unpack('<I8I8I8', value)
 local at
 at, a, b = move(kind, amount, period, before, a, b)
 if kind == TOKEN_BUCKET then
-  if drawn > 0 then
-    -- The bucket has filled up since, and that much of what was drawn is no longer charged.
-    local whole, rest = muldiv(math.max(now - drawn, 0), amount, period)
-    cost, part = cost - whole, part - rest
-    if part < 0 then cost, part = cost - 1, part + period end
-    if cost < 0 then return 0 end
-  end
-  a, b = a - cost, b - part
-  if b < 0 then a, b = a - 1, b + period end
+  a = a - cost
   if a < 0 then a, b = 0, 0 end
 elseif drawn > 0 and drawn - drawn % period ~= now - now % period then
   -- It was drawn in a window that is over.

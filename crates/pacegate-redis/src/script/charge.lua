@@ -5,11 +5,17 @@
 -- ARGV[1]  the program, packed: wire.rs writes it and reads the reply.
 
 local program = ARGV[1]
-local given, slack, once, create, size, strings, runs, place = unpack('<I8I8I8I8I8I8I8', program)
+local given, slack, once, repeats, create, size, strings, runs, place = unpack('<I8I8I8I8I8I8I8I8', program)
 
-if once > 0 then
-  local answered = call('GET', KEYS[size + 1])
-  if answered then return answered end
+-- A remembered reply comes after the number of times that it may still be repeated. When there are none left the request
+-- is charged like any other, until the reply is forgotten.
+local remembered = once > 0 and call('GET', KEYS[size + 1])
+if remembered then
+  local left, rest = unpack('<I8', remembered), string.sub(remembered, 9)
+  if left > 0 then
+    call('SET', KEYS[size + 1], pack('<I8', left - 1) .. rest, 'KEEPTTL')
+    return rest
+  end
 end
 set_now(given)
 
@@ -158,7 +164,7 @@ for _ = 1, runs do
   local times, charges, index, cost, permit, enforced
   times, charges, place = unpack('<I8I8', program, place)
   if charges == 1 and times > 0 then
-    index, cost, permit, enforced, place = unpack('<I8I8c8I8', program, place)
+    index, cost, permit, enforced, place = unpack('<I8I8c16I8', program, place)
     local cell, fit = cells[index], times
     if cost > 0 then
       fit = math.min(times, floor(cell.free / cost))
@@ -172,7 +178,7 @@ for _ = 1, runs do
     -- is only a question: no times at all.
     local fits, done = times > 0, {}
     for _ = 1, charges do
-      index, cost, permit, enforced, place = unpack('<I8I8c8I8', program, place)
+      index, cost, permit, enforced, place = unpack('<I8I8c16I8', program, place)
       local cell, units = cells[index], math.max(cost, 1)
       if units <= cell.free then
         take(cell, cost, permit)
@@ -242,5 +248,7 @@ for index = 1, size do
   reply[2 * index], reply[2 * index + 1] = cells[index].before, pack('<I8', cells[index].taken)
 end
 reply = table.concat(reply) .. table.concat(waits)
-if once > 0 and create == 1 then call('SET', KEYS[size + 1], reply, 'PX', once) end
+if once > 0 and create == 1 and not remembered then
+  call('SET', KEYS[size + 1], pack('<I8', repeats) .. reply, 'PX', once)
+end
 return reply

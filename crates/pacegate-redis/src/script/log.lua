@@ -2,16 +2,18 @@
 --
 -- KEYS[1]  the log: a member for each unit, by its time in ticks.
 -- ARGV[1]  packed by tally.rs: the time given, microseconds in a tick, ticks in a period, what to do, the amount, the
---          cost and how many times it is wanted, the life of the key in milliseconds, and whether a key may be made.
+--          cost and how many times it is wanted, the life of the key in milliseconds, whether a key may be made, and
+--          whether a denied request sets the life anew.
 -- ARGV[2]  what new members begin with.
--- Returns  the time, the units free before, how many times the cost was taken, when there is room for it once more (0 if
---          there is), and when the log is empty.
+-- Returns  the time, the units free before, how many times the cost was taken, when there is room for it once more (0
+--          if there is), and when the log is empty.
 
 local CHARGE, REFUND = 0, 1
 local MOST, CHUNK = 2 ^ 53, 1000
 
 local key, prefix = KEYS[1], ARGV[2]
-local given, tick, width, action, amount, cost, times, life, create = unpack('<I8I8I8I8I8I8I8I8I8', ARGV[1])
+local given, tick, width, action, amount, cost, times, life, create, refreshed =
+  unpack('<I8I8I8I8I8I8I8I8I8I8', ARGV[1])
 
 set_now(given)
 local at = floor(now / tick)
@@ -49,8 +51,8 @@ if cost > 0 and free >= cost then
   add(fit * cost)
   call('ZREMRANGEBYSCORE', key, '-inf', past)
   call('PEXPIRE', key, digits(life))
-elseif cost > 0 and call('PTTL', key) == -1 then
-  -- None has no end, whoever made it.
+elseif cost > 0 and (refreshed == 1 or call('PTTL', key) == -1) then
+  -- No key stays without an end, whichever limiter created it.
   call('PEXPIRE', key, digits(life))
 end
 

@@ -1,9 +1,11 @@
 -- Changes the counter of one window, whose key another limiter changes too.
 --
 -- KEYS[1]  the counter.
+-- KEYS[2]  the counter of the previous window, for layouts that count that, too.
 -- ARGV[1]  packed by tally.rs: the time given, the start of the window, its length, what to do and how many units, the
 --          life of the key in milliseconds, whether it is set anew each time, and whether a key may be made.
--- Returns  the time, and the count as it was before; the time alone if it is not in that window, and nothing was done.
+-- Returns  the time, the count as it was before, and that of the previous window if there is KEYS[2]; the time alone if
+--          it is not in that window, and nothing was done.
 
 local CHARGE, REFUND = 0, 1
 -- Counts beyond this mean the same, and have no exact double.
@@ -15,8 +17,27 @@ local given, start, period, action, units, life, refreshed, create = unpack('<I8
 set_now(given)
 if now < start or now >= start + period then return { now } end
 
+local function bounded(count)
+  return math.max(math.min(count, MOST), -MOST)
+end
+
+-- The value of a counter, or nil. An error reply if it is not a number.
+local function read(name)
+  local value = call('GET', name)
+  if not value then return nil end
+  if not string.find(value, '^-?%d+$') then return nil, redis.error_reply('PACEGATE a foreign value is in the way') end
+  return tonumber(value)
+end
+
+local previous
+if KEYS[2] then
+  local count, foreign = read(KEYS[2])
+  if foreign then return foreign end
+  previous = bounded(count or 0)
+end
+
 local function answer(count)
-  return { now, math.max(math.min(count, MOST), -MOST) }
+  return { now, bounded(count), previous }
 end
 
 if action == CHARGE and units > 0 then
@@ -27,15 +48,15 @@ if action == CHARGE and units > 0 then
   return answer(count - units)
 end
 
-local value = call('GET', key)
-if not value then return answer(0) end
-if not string.find(value, '^-?%d+$') then return redis.error_reply('PACEGATE a foreign value is in the way') end
-local count = tonumber(value)
+local count, foreign = read(key)
+if foreign then return foreign end
 
-if action == REFUND then
+if action > REFUND then
+  -- A reset: a key that is not there is as good.
+  if previous then call('UNLINK', KEYS[2]) end
+  if count then call('UNLINK', key) end
+elseif action == REFUND and count then
   local back = math.min(units, count)
   if back > 0 then call('DECRBY', key, digits(back)) end
-elseif action > REFUND then
-  call('UNLINK', key)
 end
-return answer(count)
+return answer(count or 0)

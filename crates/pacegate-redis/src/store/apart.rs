@@ -5,12 +5,13 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::{join, join_all};
-use pacegate::{StoreError, algorithm::Outcome};
+use pacegate::{StoreError, Timestamp, algorithm::Outcome};
 use parking_lot::Mutex;
-use tokio::time::timeout;
+use tokio::{sync::oneshot, time::timeout};
 
 use super::{Inner, Wants, gone};
 use crate::{
+    batch::Answer,
     cell::{Kind, Want},
     wire::Action,
 };
@@ -33,11 +34,13 @@ impl Inner {
         self: Arc<Self>,
         wants: Wants,
     ) -> Result<Vec<Outcome>, StoreError> {
-        let (deadline, runtime) = (self.common.deadline, self.runtime.clone());
+        let (deadline, runtime) = (self.common.deadline, self.runtime());
+        // Dropped when the caller has its answer or stops waiting.
+        let (caller, _waits) = oneshot::channel();
         // What is not known of a request that is denied anyway: nothing is left.
         let outcomes = vec![Outcome::admitted(0, Duration::ZERO); wants.len()];
         let known = Arc::new(Mutex::new(Known { outcomes, denied: false }));
-        let charging = runtime.spawn(self.charge_each_part(wants, known.clone()));
+        let charging = runtime.spawn(self.charge_each_part(wants, known.clone(), caller));
         let failed = match timeout(deadline, charging).await {
             Ok(Ok(Ok(()))) => return Ok(known.lock().outcomes.clone()),
             Ok(Ok(Err(error))) => return Err(error),
@@ -52,15 +55,16 @@ impl Inner {
         self: Arc<Self>,
         wants: Wants,
         known: Arc<Mutex<Known>>,
+        caller: oneshot::Sender<()>,
     ) -> Result<(), StoreError> {
         let mut charged: Vec<Charged> = Vec::new();
         let mut groups = groups(&wants).into_iter();
         for group in groups.by_ref() {
-            let answer = match self.ask(part(&wants, &group), 1, None).await {
+            let answer = match self.ask_for(&caller, part(&wants, &group)).await {
                 Ok(answer) => answer,
                 Err(error) => {
                     // The failure mode decides: nobody need wait for this.
-                    let runtime = self.runtime.clone();
+                    let runtime = self.runtime();
                     runtime.spawn(async move { self.give_back(&wants, &charged).await });
                     return Err(error);
                 }
@@ -80,23 +84,41 @@ impl Inner {
             let taken = group.iter().enumerate().filter(|(n, _)| admitted(*n));
             charged.extend(taken.map(|(_, &place)| (place, answer.now)));
         }
+        if caller.is_closed() {
+            // The caller returned its permits before the last of them was taken.
+            charged.retain(|&(place, _)| wants[place].kind == Kind::Concurrency);
+            self.give_back(&wants, &charged).await;
+        }
         Ok(())
+    }
+
+    /// Charges a part of a request, unless the caller has stopped waiting.
+    async fn ask_for(
+        &self,
+        caller: &oneshot::Sender<()>,
+        wants: Wants,
+    ) -> Result<Answer, StoreError> {
+        if caller.is_closed() {
+            return Err(StoreError::TimedOut);
+        }
+        self.ask(wants, 1, None).await
     }
 
     /// As far as it can be: what cannot be given back stays charged, which admits less, never more. What was charged in
     /// a window that is over is not given back, for it would be taken from the next.
     ///
     /// A bucket gets all of it back: what it has refilled meanwhile it would have refilled anyway, unless it was full.
-    /// To keep that much back, as of a lease, would let denied requests use up a fast bucket.
+    /// To keep that much back would let denied requests use up a fast bucket.
     async fn give_back(&self, wants: &[Want], charged: &[Charged]) {
-        let each = charged.iter().map(|&(place, now)| {
+        let each = charged.iter().map(async |&(place, now)| {
             let want = wants[place];
             let action = match want.kind {
-                Kind::Concurrency => Action::Release,
-                Kind::FixedWindow | Kind::SlidingWindow => Action::Return { part: 0, drawn: now },
+                // A failure is retried.
+                Kind::Concurrency => return drop(self.release(want).await),
+                Kind::FixedWindow | Kind::SlidingWindow => Action::Return { drawn: now },
                 Kind::TokenBucket | Kind::SlidingLog => Action::Refund,
             };
-            self.amend(want, Some(action))
+            drop(self.amend(want, Some(action)).await);
         });
         join_all(each).await;
     }
@@ -126,7 +148,9 @@ impl Known {
             let (want, outcome) = (&wants[place], self.outcomes[place]);
             let remaining = outcome.remaining().saturating_add(want.cost);
             let remaining = remaining.min(want.limit.capacity());
-            self.outcomes[place] = Outcome::admitted(remaining, outcome.reset_after());
+            let untouched = Outcome::admitted(remaining, outcome.reset_after());
+            let decided_at = outcome.decided_at().unwrap_or(Timestamp::EPOCH);
+            self.outcomes[place] = untouched.with_decided_at(decided_at);
         }
     }
 }

@@ -3,13 +3,14 @@
 use std::{
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use pacegate::{Answer, Charge, StoreError, algorithm::Outcome};
 use tokio::sync::oneshot;
 
-use super::{RedisStore, Wants, gone};
+use super::{Inner, RedisStore, Wants, gone};
 use crate::batch;
 
 /// A charge on its way. By hand, because an `async` block would reserve room for the rare cases in the common one, and
@@ -32,6 +33,9 @@ impl Future for Charging<'_> {
                     return Poll::Ready(Ok(outcomes));
                 }
                 Ok(Started::Asked(answer)) => *self = Self::Asked(answer),
+                Ok(Started::Opening) => {
+                    *self = Self::Apart(Box::pin(store.inner.charge_when_open(charges, id)));
+                }
                 Ok(Started::Apart(wants)) => {
                     *self = Self::Apart(Box::pin(store.inner.clone().charge_apart(wants)));
                 }
@@ -55,6 +59,26 @@ impl Future for Charging<'_> {
 pub(super) enum Started {
     Answered(Vec<Outcome>),
     Asked(oneshot::Receiver<batch::Answered>),
+    /// The store is connecting to its servers from another runtime than before.
+    Opening,
     /// Its cells are on several servers, or one of them comes under two limits.
     Apart(Wants),
+}
+
+impl Inner {
+    async fn charge_when_open(
+        self: &Arc<Self>,
+        charges: &[Charge<'_>],
+        id: Option<&[u8]>,
+    ) -> Result<Vec<Outcome>, StoreError> {
+        self.opened().await;
+        match self.start(charges, id)? {
+            Started::Answered(outcomes) => Ok(outcomes),
+            Started::Asked(answer) => {
+                answer.await.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes)
+            }
+            Started::Apart(wants) => self.clone().charge_apart(wants).await,
+            Started::Opening => Err(gone()),
+        }
+    }
 }

@@ -2,16 +2,45 @@
 
 use std::sync::Arc;
 
-use pacegate::{Charge, StoreError, algorithm::Outcome};
+use pacegate::{Charge, Key, KeyRef, Limit, PolicyName, StoreError, algorithm::Outcome};
 
-use super::{Inner, gone};
+use super::{Inner, RedisStore, gone};
 use crate::{
     lane::{Common, Lane},
-    layout::{Act, Counters, Note, Spot},
+    layout::{Act, Counters, Counting, Note, Spot},
     wire::Action,
 };
 
+/// The largest count that [`Inner::count`] returns, for a window and for a log.
+const MAX_COUNT: u64 = 1_000_000_000;
+const MAX_LOGGED: u64 = 10_000;
+
+impl RedisStore {
+    /// Reads the counter of a key in a [layout](crate::Layout) of another limiter. Where the layout counts denied
+    /// requests, it may be above the limit. At most a billion, and 10,000 in a log.
+    ///
+    /// Denials that the deny cache answers are not counted: turn it off with
+    /// [`deny_cache(0)`](crate::RedisStoreBuilder::deny_cache) if all should be.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Unsupported`] with the native layout, and for a limit that the layout cannot count.
+    pub async fn count(&self, key: impl Key, limit: Limit) -> Result<u64, StoreError> {
+        let key = key.with(|key| key.to_buf());
+        self.inner.count(key.as_ref(), limit).await
+    }
+}
+
 impl Inner {
+    pub(super) fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        let Some(counters) = &self.common.layout else { return Ok(()) };
+        let rules = counters.rules();
+        if rules.counting() == Counting::Pair && self.session().is_cluster() {
+            return Err(two_slots());
+        }
+        rules.supports(limits, leased)
+    }
+
     pub(super) async fn charge_counters(
         &self,
         counters: &Counters,
@@ -31,8 +60,24 @@ impl Inner {
             self.common.counters.denied_locally.add(1);
             return Ok(outcomes);
         }
+        self.opened().await;
         let act = |(spot, charge): (Spot, &Charge<'_>)| (spot, Act::Charge(charge.cost));
         self.note(counters, spots.into_iter().zip(charges).map(act)).await
+    }
+
+    /// What a counter holds, up to the largest amount of its algorithm.
+    async fn count(&self, key: KeyRef<'_>, limit: Limit) -> Result<u64, StoreError> {
+        let Some(counters) = &self.common.layout else {
+            return Err(StoreError::Unsupported(
+                "only the layouts of other limiters count".to_owned(),
+            ));
+        };
+        let most = |amount| Limit::new(amount, limit.period())?.with_algorithm(limit.algorithm());
+        let most = most(MAX_COUNT).or_else(|_| most(MAX_LOGGED)).unwrap_or(limit);
+        let peek = Charge::new(PolicyName::DEFAULT, key, most).cost(0);
+        let outcomes = self.charge_counters(counters, &[peek], None).await?;
+        let remaining = outcomes.first().map_or(0, Outcome::remaining);
+        Ok(most.amount().saturating_sub(remaining))
     }
 
     pub(super) async fn change_counter(
@@ -58,7 +103,7 @@ impl Inner {
         for (spot, act) in acts {
             let (note, answered) = counters.note(spot, act);
             answers.push(answered);
-            let lane = self.lane_of(|| note.slot(counters.rules()))?;
+            let lane = self.session().lane_of(|| note.slot(counters.rules()))?;
             match parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
                 Some((_, notes)) => notes.push(note),
                 None => parts.push((lane, vec![note])),
@@ -90,8 +135,19 @@ pub(super) fn change(
     Ok((counters.spot(&common.names.marker, charge)?, act))
 }
 
+/// The names of keys are digests, from which the policy cannot be read.
+pub(super) fn no_clear() -> StoreError {
+    let reason = "keys on Redis are named by digests, which hide the policy: reset keys one by one, or \
+                  rename the policy to start with full budgets";
+    StoreError::Unsupported(reason.to_owned())
+}
+
 pub(super) fn no_permits() -> StoreError {
     unsupported("holds no permits: use Layout::native")
+}
+
+fn two_slots() -> StoreError {
+    unsupported("that counts two windows of a key cannot be used on a cluster: use a single server")
 }
 
 fn unsupported(what: &str) -> StoreError {

@@ -39,7 +39,7 @@ fn request(random: &mut Random, seed: u64) -> Ask {
         .collect()
 }
 
-fn charges(ask: &Ask, permit: u64) -> Vec<Charge<'_>> {
+fn charges(ask: &Ask, permit: u128) -> Vec<Charge<'_>> {
     ask.iter()
         .map(|(key, limit, cost, enforced)| {
             let policy = "batching".parse().unwrap();

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use pacegate::{
-    Charge, Decision, KeyRef, Limit, Limiter, Policy, PolicyName, PolicySet, Request,
+    Charge, Counter, Decision, KeyRef, Limit, Limiter, Policy, PolicyName, PolicySet, Request,
     SharedLimiter, Verdict,
+    policy::{Condition, FailureMode::Closed},
 };
 use pacegate_redis::{ConnectError, RedisStore};
 use pacegate_testkit::servers::{Certificates, Flavor, Server};
@@ -128,6 +129,51 @@ fn the_same_id_counts_once() {
     }
 }
 
+/// A client that sends one id with every request gets four requests for free, and pays for each one after that.
+#[test]
+fn an_answer_is_repeated_four_times() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        runtime().block_on(async {
+            let store = connect(&server.url()).await.unwrap();
+            let limiter = SharedLimiter::builder(store).limit("3/day").build().unwrap();
+            let request = Request::new().with("key", "alice").id("again").unwrap();
+            let mut told = Vec::new();
+            for _ in 0..50 {
+                let decision = limiter.check_request(&request).await.unwrap();
+                assert!(!decision.is_degraded());
+                told.push((decision.is_allowed(), decision.remaining()));
+            }
+            assert_eq!(told[..5], [(true, 2); 5], "the answer, and four times the same");
+            assert_eq!(told[5..8], [(true, 1), (true, 0), (false, 0)], "each counts");
+            assert!(told[8..].iter().all(|&(is_allowed, _)| !is_allowed), "{told:?}");
+        });
+    }
+}
+
+/// The answer is forgotten so long after it was given, also if it was repeated since.
+#[test]
+fn a_repeated_answer_is_not_kept_for_longer() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
+        let store = builder.remember_ids_for(PATIENT * 60).connect().await.unwrap();
+        // The counter lives for hours, so the answer expires first.
+        let limiter = SharedLimiter::builder(store).limit("3/day token-bucket").build().unwrap();
+        let request = Request::new().with("key", "alice").id("again").unwrap();
+        assert!(limiter.check_request(&request).await.unwrap().is_allowed());
+        let ends = |name: &str| server.command(&["PEXPIRETIME", name]).int();
+        let names = server.command(&["KEYS", "*"]);
+        let names: Vec<String> = names.items().iter().map(|name| name.text()).collect();
+        let answer = names.iter().min_by_key(|name| ends(name)).unwrap();
+        let end = ends(answer);
+        for _ in 0..6 {
+            let _ = limiter.check_request(&request).await.unwrap();
+            assert_eq!(ends(answer), end);
+        }
+    });
+}
+
 /// The id of a call from outside is that of every request that comes of it. Each of them counts.
 #[test]
 fn one_id_for_several_requests_counts_for_each() {
@@ -162,8 +208,8 @@ fn one_id_for_several_requests_counts_for_each() {
     });
 }
 
-/// Two parts of one request may lead to one key under two limits, as descriptors of Envoy do to a policy with an
-/// override. They are charged one after the other, and none if one does not fit.
+/// Two charges of one request may name one counter under two limits. They are charged one after the other, and none if
+/// one does not fit.
 #[test]
 fn one_key_under_two_limits_is_charged_for_both_or_neither() {
     let server = Server::start(Flavor::Redis);
@@ -173,7 +219,10 @@ fn one_key_under_two_limits_is_charged_for_both_or_neither() {
         let set = PolicySet::new([policy]).unwrap();
         let memory = Limiter::builder().policies(set.clone()).build().unwrap();
         let limiter = SharedLimiter::new(store, set);
-        let charge = |limit| Charge::new(PolicyName::DEFAULT, KeyRef::new(b"alice"), limit);
+        let charge = |limit| {
+            let charge = Charge::new(PolicyName::DEFAULT, KeyRef::new(b"alice"), limit);
+            charge.counter(Counter::Policy)
+        };
         let [few, many] = [Limit::per_day(3), Limit::per_day(5)].map(charge);
         let allowed = |verdict: &Verdict| {
             let each = verdict.each.iter().map(Decision::is_allowed);
@@ -265,4 +314,40 @@ fn a_dropped_store_leaves_the_server() {
         };
         tokio::time::timeout(PATIENT, gone).await.unwrap();
     });
+}
+
+/// As where one static limiter is used by several tests, each of which has a runtime.
+#[test]
+fn a_store_that_outlives_its_runtime_reconnects_on_that_of_its_caller() {
+    let server = Server::start(Flavor::Redis);
+    let policy = Policy::new("api".parse().unwrap(), [Limit::per_day(100)]).per([Request::KEY]);
+    let jobs = Policy::new("jobs".parse().unwrap(), ["9/day concurrency".parse().unwrap()]);
+    let jobs = jobs.matching("job", Condition::Present).per(["job"]);
+    let policies = [policy.failing(Closed), jobs.failing(Closed)];
+    let first = runtime();
+    let store = first.block_on(connect(&server.url())).unwrap();
+    let limiter = SharedLimiter::new(store.clone(), PolicySet::new(policies).unwrap());
+    let mut left = 100;
+    let mut ask = |runtime: tokio::runtime::Runtime| {
+        let checks = ["alice"; 10];
+        let decisions = runtime.block_on(limiter.check_many(&checks)).unwrap();
+        assert!(decisions.iter().all(|decision| decision.is_allowed() && !decision.is_degraded()));
+        left -= 10;
+        assert_eq!(decisions.iter().map(Decision::remaining).min(), Some(left));
+        let job = Request::new().with("job", "backup");
+        let admission = runtime.block_on(limiter.acquire_request(&job)).unwrap();
+        assert!(!admission.decision.is_degraded());
+        let permit = admission.into_result().unwrap();
+        assert_eq!(runtime.block_on(permit.renew()), Ok(true));
+        assert_eq!(runtime.block_on(permit.release()), Ok(()));
+        drop(runtime);
+    };
+    ask(first);
+    ask(runtime());
+    ask(crate::kit::two_threads());
+    ask(runtime());
+    assert!(!store.is_connected());
+    let outside = pollster::block_on(limiter.check("alice")).unwrap();
+    assert!(outside.is_degraded(), "there is no runtime to reconnect on");
+    ask(runtime());
 }

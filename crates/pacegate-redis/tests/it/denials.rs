@@ -3,14 +3,19 @@
 use std::time::Duration;
 
 use pacegate::{
-    Algorithm, Charge, KeyRef, Limit, Store,
+    Algorithm, Charge, KeyRef, Limit, Policy, PolicySet, Request, SharedLimiter, Source, Store,
+    Timestamp,
     algorithm::{Origin, Outcome},
+    policy::Lease,
 };
 use pacegate_redis::RedisStore;
-use pacegate_testkit::servers::{Flavor, Server};
+use pacegate_testkit::{
+    Subject,
+    servers::{Flavor, Server},
+};
 use tokio::time::Instant;
 
-use crate::kit::{PATIENT, runtime};
+use crate::kit::{PATIENT, Timed, runtime};
 
 /// So short that denials end all the time.
 const PERIOD: Duration = Duration::from_millis(40);
@@ -36,6 +41,31 @@ fn a_cached_denial_never_contradicts_the_server() {
             }
         });
     }
+}
+
+/// The clock of this process is months ahead of the one that counts.
+#[test]
+fn resets_are_told_by_the_clock_that_counts() {
+    let server = Server::start(Flavor::Redis);
+    let timed = Timed::new(&server.url(), |builder| builder);
+    let now = Timestamp::from_secs(1_767_225_600).after(Duration::from_millis(250));
+    timed.set_time(now);
+    let reset = |limit: &str, lease: Option<Lease>, source: Source| {
+        let policy = Policy::new("api".parse().unwrap(), [limit.parse().unwrap()]);
+        let mut policy = policy.per([Request::KEY]);
+        policy.lease = lease;
+        let limiter = SharedLimiter::new(timed.store.clone(), PolicySet::new([policy]).unwrap());
+        let decisions = (0..100).map(|_| timed.block_on(limiter.check(limit)).unwrap());
+        let decision = decisions.into_iter().find(|decision| decision.source() == source);
+        decision.unwrap().reset_at().unwrap().micros_since(Timestamp::from_secs(1_767_225_600))
+    };
+    let minute = 60_000_000;
+    assert_eq!(reset("9/minute", None, Source::Store), minute);
+    assert_eq!(reset("9/minute", None, Source::DenyCache), minute);
+    assert_eq!(reset("99/minute", Some(Lease::Units(5)), Source::Lease), minute);
+    assert_eq!(reset("9/minute sliding-log", None, Source::Store), minute + 250_000);
+    assert_eq!(reset("9/minute sliding-log", None, Source::DenyCache), minute + 250_000);
+    assert_eq!(reset("1/minute token-bucket", None, Source::DenyCache), minute + 250_000);
 }
 
 /// Asks one store until it denies from memory, and then at once the other, which asks the server.

@@ -1,4 +1,4 @@
-//! What the doctor says of servers that have what it looks for.
+//! Runs the doctor on real servers with problems.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use pacegate_testkit::servers::{
 
 use crate::kit::{PATIENT, runtime};
 
-/// On a busy machine every server is slow.
+/// Returns the report with a long deadline, because every server is slow on a busy machine.
 fn report(url: &str) -> Report {
     report_within(url, PATIENT)
 }
@@ -31,7 +31,7 @@ fn healthy(flavor: Flavor) -> ServerOptions {
     Server::options(flavor).arg("maxmemory", "100mb").arg("maxmemory-policy", "noeviction")
 }
 
-/// All that is worse than a notice, but for holes in the version that happens to be installed.
+/// Returns all findings above a notice, except for vulnerabilities of the installed version.
 fn bad(report: &Report) -> Vec<(&'static str, Level)> {
     let bad = report.findings().filter(|it| it.level > Level::Notice && it.subject != "version");
     bad.map(|finding| (finding.subject, finding.level)).collect()
@@ -51,7 +51,7 @@ fn advice<'a>(report: &'a Report, subject: &str, level: Level) -> &'a str {
 }
 
 #[test]
-fn a_healthy_server_is_well_and_nothing_stays_behind() {
+fn a_healthy_server_has_no_problems_and_keeps_no_keys() {
     for flavor in Flavor::ALL {
         let server = healthy(flavor).arg("appendonly", "yes").start();
         let report = report(&server.url());
@@ -63,7 +63,7 @@ fn a_healthy_server_is_well_and_nothing_stays_behind() {
         }
         assert_eq!(found(&report, "clock").level, Level::Good);
         assert_eq!(found(&report, "script").level, Level::Good);
-        // The default user may do everything.
+        // The default user has all permissions.
         let line = advice(&report, "rights", Level::Notice);
         assert!(line.starts_with("ACL SETUSER pacegate reset on >PASSWORD ~pg:* -@all"), "{line}");
         assert!(report.is_reached());
@@ -74,7 +74,7 @@ fn a_healthy_server_is_well_and_nothing_stays_behind() {
 }
 
 #[test]
-fn every_way_to_evict_is_told() {
+fn every_eviction_policy_is_a_problem() {
     let server = healthy(Flavor::Redis).start();
     for policy in [
         "allkeys-lru",
@@ -97,7 +97,7 @@ fn every_way_to_evict_is_told() {
 }
 
 #[test]
-fn keys_that_were_evicted_are_told() {
+fn evicted_keys_are_reported() {
     let options = Server::options(Flavor::Valkey).arg("maxmemory", "4mb");
     let server = options.arg("maxmemory-policy", "allkeys-random").start();
     let flood = "for i = 1, 60000 do redis.call('SET', 'k' .. i, string.rep('x', 100)) end";
@@ -109,7 +109,7 @@ fn keys_that_were_evicted_are_told() {
 }
 
 #[test]
-fn a_server_without_limits_or_a_disk_is_told() {
+fn missing_memory_limits_and_persistence_are_reported() {
     let server = Server::start(Flavor::Redis);
     let report = report(&server.url());
     assert_eq!(bad(&report), [("memory", Level::Warning)]);
@@ -118,7 +118,7 @@ fn a_server_without_limits_or_a_disk_is_told() {
 }
 
 #[test]
-fn a_replica_is_no_place_to_count() {
+fn a_replica_is_a_problem() {
     for flavor in Flavor::ALL {
         let master = healthy(flavor).start();
         let replica = healthy(flavor).replica_of(&master).start();
@@ -136,7 +136,7 @@ fn a_replica_is_no_place_to_count() {
 }
 
 #[test]
-fn a_cluster_is_looked_at_master_by_master() {
+fn every_master_of_a_cluster_is_checked() {
     for flavor in Flavor::ALL {
         let limited = |options: ServerOptions| options.arg("maxmemory", "100mb");
         let cluster = Cluster::start_with(flavor, 3, 0, limited);
@@ -155,12 +155,12 @@ fn a_cluster_is_looked_at_master_by_master() {
 
         let one = report(&cluster.nodes()[0].url());
         let advice = advice(&one, "cluster", Level::Problem);
-        assert_eq!(advice, format!("write redis+cluster://{}", cluster.nodes()[0].address()));
+        assert_eq!(advice, format!("use redis+cluster://{}", cluster.nodes()[0].address()));
     }
 }
 
 #[test]
-fn a_cluster_that_lacks_a_server_is_told() {
+fn a_cluster_without_a_master_is_reported() {
     let mut cluster = Cluster::start(Flavor::Valkey, 3, 0);
     let url = cluster.url();
     cluster.nodes_mut()[1].kill();
@@ -173,17 +173,17 @@ fn a_cluster_that_lacks_a_server_is_told() {
 }
 
 #[test]
-fn one_server_is_no_cluster() {
+fn a_single_server_is_not_a_cluster() {
     let server = healthy(Flavor::Redis).start();
     let report = report(&format!("redis+cluster://{}", server.address()));
     let at_server = report.servers[0].findings.iter().find(|it| it.subject == "cluster").unwrap();
     assert_eq!(at_server.level, Level::Problem);
     let advice = at_server.advice.as_deref().unwrap();
-    assert!(advice.starts_with(&format!("write redis://{}", server.address())), "{advice}");
+    assert!(advice.starts_with(&format!("use redis://{}", server.address())), "{advice}");
 }
 
 #[test]
-fn sentinels_and_their_master_are_looked_at() {
+fn sentinels_and_their_master_are_checked() {
     for flavor in Flavor::ALL {
         let sentinels = Sentinels::start(flavor);
         let asked = report(&sentinels.url());
@@ -196,7 +196,7 @@ fn sentinels_and_their_master_are_looked_at() {
 
         let stray = report(&sentinels.sentinels()[0].url());
         let advice = advice(&stray, "role", Level::Problem);
-        assert!(advice.starts_with("write redis+sentinel://"), "{advice}");
+        assert!(advice.starts_with("use redis+sentinel://"), "{advice}");
         let nameless = report(&sentinels.url().replace("mymaster", "other"));
         assert!(!nameless.is_reached());
         assert_eq!(nameless.setup[0].level, Level::Problem);
@@ -204,7 +204,7 @@ fn sentinels_and_their_master_are_looked_at() {
 }
 
 #[test]
-fn a_slow_server_is_told() {
+fn a_slow_server_is_reported() {
     let server = healthy(Flavor::Redis).start();
     let proxy = Proxy::start(server.address());
     proxy.set_delay(Duration::from_millis(30));
@@ -215,7 +215,7 @@ fn a_slow_server_is_told() {
 }
 
 #[test]
-fn what_a_user_may_not_look_at_is_a_notice() {
+fn missing_permissions_of_the_doctor_are_notices() {
     for flavor in Flavor::ALL {
         let server = healthy(flavor)
             .acl("default off")
@@ -228,15 +228,15 @@ fn what_a_user_may_not_look_at_is_a_notice() {
         let asked = report(&url("pacegate"));
         assert_eq!(bad(&asked), []);
         assert_eq!(found(&asked, "script").level, Level::Good);
-        assert_eq!(found(&asked, "persistence").text, "could not look: no right to CONFIG GET");
+        assert_eq!(found(&asked, "persistence").text, "not checked: no permission for CONFIG GET");
         let line = advice(&asked, "persistence", Level::Notice);
         assert!(line.starts_with("allow it with ACL SETUSER pacegate +config|get"), "{line}");
-        assert_eq!(found(&asked, "rights").text, "could not look: no right to ACL WHOAMI");
+        assert_eq!(found(&asked, "rights").text, "not checked: no permission for ACL WHOAMI");
 
         let asked = report(&url("blind"));
-        assert_eq!(found(&asked, "eviction").text, "could not look: no right to INFO");
+        assert_eq!(found(&asked, "eviction").text, "not checked: no permission for INFO");
         assert_eq!(found(&asked, "role").level, Level::Notice);
-        assert_eq!(found(&asked, "clock").text, "could not look: no right to TIME");
+        assert_eq!(found(&asked, "clock").text, "not checked: no permission for TIME");
 
         let asked = report(&url("poor"));
         let line = advice(&asked, "rights", Level::Problem);
@@ -246,7 +246,7 @@ fn what_a_user_may_not_look_at_is_a_notice() {
 }
 
 #[test]
-fn a_user_with_the_right_to_ask_is_told_that_all_is_well() {
+fn a_user_with_exactly_the_needed_permissions_is_good() {
     for flavor in Flavor::ALL {
         let rules = format!("pacegate on >secret ~pg:* {ACL_RULES} +acl|whoami +acl|dryrun");
         let server = healthy(flavor).acl("default off").acl(&rules).start();
@@ -257,10 +257,11 @@ fn a_user_with_the_right_to_ask_is_told_that_all_is_well() {
 }
 
 #[test]
-fn nobody_who_is_not_let_in_is_left_guessing() {
+fn missing_and_wrong_passwords_are_explained() {
     for flavor in Flavor::ALL {
         let server = healthy(flavor).password("right").start();
-        for (login, hint) in [("", "wants a password"), (":secret@", "check user and password")] {
+        for (login, hint) in [("", "requires a password"), (":secret@", "check user and password")]
+        {
             let report = report(&format!("redis://{login}{}", server.address()));
             assert!(!report.is_reached());
             let advice = advice(&report, "reach", Level::Problem);
@@ -270,7 +271,7 @@ fn nobody_who_is_not_let_in_is_left_guessing() {
 }
 
 #[test]
-fn a_server_that_is_away_or_speaks_tls_is_told() {
+fn an_unreachable_server_and_tls_errors_are_explained() {
     let certificates = Certificates::new();
     let mut server = healthy(Flavor::Redis).tls(&certificates).start();
     let with_ca = format!("{}?ca={}", server.url(), certificates.ca().display());
@@ -278,10 +279,10 @@ fn a_server_that_is_away_or_speaks_tls_is_told() {
     let unverified = report(&server.url());
     assert!(advice(&unverified, "reach", Level::Problem).contains("?ca=FILE"));
     let plain = report(&server.url().replace("rediss", "redis"));
-    assert!(advice(&plain, "reach", Level::Problem).contains("with TLS exactly if"));
+    assert!(advice(&plain, "reach", Level::Problem).contains("rediss:// is used for TLS"));
     server.kill();
     let gone = report(&with_ca);
     assert!(!gone.is_reached());
     let advice = advice(&gone, "reach", Level::Problem);
-    assert!(advice.starts_with("check that a server runs at 127.0.0.1:"), "{advice}");
+    assert!(advice.starts_with("check that a server is running at 127.0.0.1:"), "{advice}");
 }

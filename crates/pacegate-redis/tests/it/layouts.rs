@@ -3,8 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use pacegate::{
-    Charge, Clock, Key, Limit, PolicySet, SharedLimiter, Store, StoreError, SystemClock, Timestamp,
+    Algorithm, BuildError, Charge, Clock, Key, Limit, ManualClock, Policy, PolicySet,
+    SharedLimiter, Store, StoreError, SystemClock, Timestamp,
     algorithm::{Origin, Outcome},
+    policy::Match,
 };
 use pacegate_redis::{ACL_RULES, LAYOUT_ACL_RULES, Layout, RedisStore};
 use pacegate_testkit::{
@@ -15,7 +17,7 @@ use tokio::runtime::Runtime;
 
 use crate::{
     kit::{PATIENT, runtime},
-    others::{Budget, Other, Servers, micros, must},
+    others::{Budget, Other, Servers, micros, must, sliding_total},
 };
 
 /// Pacegate with a layout, and no deny cache unless said: every request is to reach the server.
@@ -111,7 +113,7 @@ fn share_one(
             let outcome = ours.charge(&budget.key, limit, 1);
             admitted += u64::from(outcome.is_admitted());
             assert_eq!(outcome.remaining(), budget.amount.saturating_sub(attempt));
-            if !outcome.is_admitted() && !other.is_log() {
+            if !outcome.is_admitted() && other.is_fixed() {
                 let period = budget.seconds * 1_000_000;
                 let end = start - start % period + period;
                 assert_hints(&outcome, end, (before, servers.micros()));
@@ -194,7 +196,7 @@ fn cross_boundaries(servers: &mut Servers<'_>, url: &str, others: &[Other]) {
 }
 
 fn windows() -> Vec<Other> {
-    Other::ALL.into_iter().filter(|other| !other.is_log()).collect()
+    Other::ALL.into_iter().filter(|other| other.is_fixed()).collect()
 }
 
 #[test]
@@ -269,7 +271,7 @@ fn a_life_is_set_anew_where_the_other_limiter_does() {
         let now = servers.micros();
         for (other, theirs) in Other::ALL.into_iter().flat_map(|o| [(o, false), (o, true)]) {
             let ours = Ours::new(&server.url(), other.layout());
-            let key = format!("user-{theirs}");
+            let key = format!("{other:?}-{theirs}");
             let budget = Budget { key, amount: 10, seconds: long_seconds(now) };
             let name = other.name(&budget, now);
             let charge = |servers: &mut Servers<'_>| {
@@ -287,6 +289,137 @@ fn a_life_is_set_anew_where_the_other_limiter_does() {
             assert_lives(servers.of(&name), &name, life, since);
         }
     }
+}
+
+#[test]
+fn a_denied_request_sets_the_life_anew_where_the_other_limiter_does() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let mut servers = Servers::one(&server);
+        let now = servers.micros();
+        for (other, theirs) in Other::ALL.into_iter().flat_map(|o| [(o, false), (o, true)]) {
+            let ours = Ours::new(&server.url(), other.layout());
+            let key = format!("{other:?}-{theirs}");
+            let budget = Budget { key, amount: 1, seconds: long_seconds(now) };
+            let (name, limit) = (other.name(&budget, now), other.limit(&budget));
+            assert!(ours.charge(&budget.key, limit, 1).is_admitted());
+            let since = servers.micros();
+            must(servers.of(&name), &["EXPIRE", &name, "777"]);
+            assert!(!ours.charge(&budget.key, limit, 0).is_admitted());
+            assert_lives(servers.of(&name), &name, 777, since);
+            let admitted = match theirs {
+                true => servers.check(other, &budget),
+                false => ours.charge(&budget.key, limit, 1).is_admitted(),
+            };
+            assert!(!admitted);
+            let life = if other.refreshes_denied() { other.life(budget.seconds) } else { 777 };
+            assert_lives(servers.of(&name), &name, life, since);
+        }
+    }
+}
+
+/// Windows of the sliding-window class that follow each other, at times of the test's choice, both sides in turns.
+#[test]
+fn the_sliding_windows_of_both_sides_agree_at_every_millisecond() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let mut client = server.connect().unwrap();
+        let runtime = runtime();
+        let clock = ManualClock::new();
+        let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
+        let builder = builder.layout(Layout::typescript_sliding()).clock(clock.clone());
+        let store = runtime.block_on(builder.connect()).unwrap();
+        let ours = Ours { store, runtime };
+        let mut random = Random::new(19);
+        for (seconds, amount) in [(1, 3), (7, 10), (10, 10), (60, 25)] {
+            let budget = Budget { key: format!("{seconds}-{amount}"), amount, seconds };
+            let limit = Other::TypeScriptSliding.limit(&budget);
+            for _ in 0..300 {
+                clock.advance(Duration::from_millis(random.between(0, seconds * 200)));
+                let now = clock.now().as_micros();
+                // The outcome that the next request should have, whichever side it goes to.
+                let peeked = ours.charge(&budget.key, limit, 0);
+                let total = match random.one_in(2) {
+                    true => sliding_total(&mut client, &budget, now),
+                    false => {
+                        let outcome = ours.charge(&budget.key, limit, 1);
+                        assert_eq!(outcome.is_admitted(), peeked.is_admitted());
+                        let after = ours.charge(&budget.key, limit, 0);
+                        assert_eq!(outcome.remaining(), after.remaining());
+                        continue;
+                    }
+                };
+                assert_eq!(peeked.is_admitted(), total <= amount, "{budget:?} at {now}");
+                assert_eq!(peeked.remaining(), (amount + 1).saturating_sub(total).min(amount));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_count_goes_on_beyond_the_limit() {
+    let server = Server::start(Flavor::Redis);
+    let mut servers = Servers::one(&server);
+    let now = servers.micros();
+    for other in Other::ALL {
+        let ours = Ours::new(&server.url(), other.layout());
+        let budget = Budget { key: format!("{other:?}"), amount: 2, seconds: long_seconds(now) };
+        let limit = other.limit(&budget);
+        for attempt in 1..=5_u64 {
+            match attempt % 2 {
+                0 => drop(servers.check(other, &budget)),
+                _ => drop(ours.charge(&budget.key, limit, 1)),
+            }
+            let count = ours.runtime.block_on(ours.store.count(&*budget.key, limit)).unwrap();
+            assert_eq!(count, if other.is_log() { attempt.min(2) } else { attempt }, "{other:?}");
+        }
+    }
+    let native = Ours::new(&server.url(), Layout::native());
+    let count = native.runtime.block_on(native.store.count("alice", Limit::per_minute(5)));
+    assert!(matches!(count, Err(StoreError::Unsupported(_))), "{count:?}");
+}
+
+#[test]
+fn a_limiter_with_a_limit_that_its_layout_cannot_count_does_not_build() {
+    let server = Server::start(Flavor::Valkey);
+    let problem = |layout: Layout, policy: Policy| {
+        let ours = Ours::new(&server.url(), layout);
+        let policies = PolicySet::new([policy]).unwrap();
+        match SharedLimiter::builder(ours.store.clone()).policies(policies).build() {
+            Err(BuildError::Store { policy, error }) => format!("{policy}: {error}"),
+            other => panic!("{other:?}"),
+        }
+    };
+    let policy = |limits: &[&str]| {
+        let limits = limits.iter().map(|limit| limit.parse::<Limit>().unwrap());
+        Policy::new("api".parse().unwrap(), limits)
+    };
+    let refused = problem(Layout::rlaas_log(), policy(&["5/10s"]));
+    assert!(
+        refused.starts_with("api: the store cannot do this: the layout `rlaas:rate_limit:{key}`")
+    );
+    for limit in ["5/10s sliding-window", "5/second burst 9", "5/10s concurrency"] {
+        let refused = problem(Layout::valkey_api(), policy(&[limit]));
+        assert!(refused.contains("write fixed-window as its algorithm"), "{refused}");
+    }
+    let lease = policy(&["100/10s"]).leased("5%".parse().unwrap());
+    assert!(problem(Layout::valkey_api(), lease).contains("remove the policy's lease"));
+    let fine = policy(&["5/10s"]);
+    let overriding = fine.clone().overriding(Match::any(), ["5/1500ms".parse().unwrap()]);
+    assert!(problem(Layout::typescript(), overriding).contains("a period such as 2s"));
+    let two = policy(&["5/10s sliding-log", "50/minute sliding-log"]);
+    assert!(problem(Layout::unix_time_log(), two).contains("one log for all periods"));
+    let ours = Ours::new(&server.url(), Layout::valkey_api());
+    let policies = PolicySet::new([fine]).unwrap();
+    SharedLimiter::builder(ours.store.clone()).policies(policies).build().unwrap();
+}
+
+#[test]
+fn two_windows_of_a_key_are_not_for_a_cluster() {
+    let cluster = Cluster::start(Flavor::Valkey, 3, 0);
+    let ours = Ours::new(&cluster.url(), Layout::typescript_sliding());
+    let builder = SharedLimiter::builder(ours.store.clone()).limit("5/10s sliding-window");
+    assert!(builder.build().unwrap_err().to_string().contains("use a single server"));
 }
 
 #[test]
@@ -348,7 +481,7 @@ fn limits_that_do_not_fit_are_refused() {
     let odd = |limit: &str| limit.parse::<Limit>().unwrap();
     for other in Other::ALL {
         let ours = Ours::new(&server.url(), other.layout());
-        let algorithm = if other.is_log() { "sliding-log" } else { "fixed-window" };
+        let algorithm = other.algorithm().name();
         let refused = |limit| match ours.try_charge("alice", limit, 1) {
             Err(StoreError::Unsupported(text)) => text,
             answer => panic!("{other:?}: {answer:?}"),
@@ -371,6 +504,8 @@ fn units_go_back_as_far_as_they_were_used() {
         let mut client = server.connect().unwrap();
         let now = micros(&mut client);
         for other in Other::ALL {
+            // Two of them have the same names.
+            must(&mut client, &["FLUSHALL"]);
             let ours = Ours::caching(&server.url(), other.layout(), 100);
             let budget = Budget { key: "alice".to_owned(), amount: 9, seconds: long_seconds(now) };
             let (name, limit) = (other.name(&budget, now), other.limit(&budget));
@@ -401,6 +536,8 @@ fn a_denied_window_is_remembered_and_a_log_is_asked() {
     let mut client = server.connect().unwrap();
     let now = micros(&mut client);
     for other in Other::ALL {
+        // Two of them have the same names.
+        must(&mut client, &["FLUSHALL"]);
         let ours = Ours::caching(&server.url(), other.layout(), 100);
         let budget = Budget { key: "alice".to_owned(), amount: 2, seconds: long_seconds(now) };
         let limit = other.limit(&budget);
@@ -408,9 +545,14 @@ fn a_denied_window_is_remembered_and_a_log_is_asked() {
         assert_eq!(outcomes.iter().filter(|outcome| outcome.is_admitted()).count(), 2);
         let cached =
             outcomes.iter().filter(|outcome| outcome.origin() == Origin::DenyCache).count();
-        assert_eq!(cached, if other.is_log() { 0 } else { 6 });
+        assert_eq!(cached, if other.is_fixed() { 6 } else { 0 });
         let name = other.name(&budget, now);
-        assert_eq!(counted(&mut client, other, &name), if other.is_log() { 2 } else { 3 });
+        let sent = match other.algorithm() {
+            Algorithm::SlidingLog => 2,
+            Algorithm::SlidingWindow => 9,
+            _ => 3,
+        };
+        assert_eq!(counted(&mut client, other, &name), sent);
     }
 }
 
@@ -421,6 +563,8 @@ fn requests_at_the_same_time_share_a_call() {
         let mut client = server.connect().unwrap();
         let now = micros(&mut client);
         for other in Other::ALL {
+            // Two of them have the same names.
+            must(&mut client, &["FLUSHALL"]);
             let ours = Ours::new(&server.url(), other.layout());
             let budget = Budget { key: "alice".to_owned(), amount: 40, seconds: long_seconds(now) };
             let limiter = SharedLimiter::new(
@@ -577,7 +721,7 @@ fn on_a_cluster_too() {
         let mut servers = Servers::cluster(&cluster);
         let mut random = Random::new(17);
         let now = servers.micros();
-        for other in Other::ALL {
+        for other in Other::ALL.into_iter().filter(|other| other.layout().works_on_cluster()) {
             let ours = Ours::new(&cluster.url(), other.layout());
             for user in 0..20 {
                 // A script that makes up its key works on a cluster only if braces keep it in its slot.

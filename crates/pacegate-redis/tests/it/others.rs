@@ -20,6 +20,8 @@ pub(crate) enum Other {
     UnixTime,
     UnixTimeLog,
     TypeScript,
+    /// The sliding-window class of its repository.
+    TypeScriptSliding,
 }
 
 /// What it is about: a key, the requests allowed in a window, and the seconds of that.
@@ -31,7 +33,7 @@ pub(crate) struct Budget {
 }
 
 impl Other {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Rlaas,
         Self::RlaasLog,
         Self::Spring,
@@ -39,6 +41,7 @@ impl Other {
         Self::UnixTime,
         Self::UnixTimeLog,
         Self::TypeScript,
+        Self::TypeScriptSliding,
     ];
 
     pub(crate) fn layout(self) -> Layout {
@@ -50,7 +53,22 @@ impl Other {
             Self::UnixTime => Layout::unix_time(),
             Self::UnixTimeLog => Layout::unix_time_log(),
             Self::TypeScript => Layout::typescript(),
+            Self::TypeScriptSliding => Layout::typescript_sliding(),
         }
+    }
+
+    /// How its limits count.
+    pub(crate) fn algorithm(self) -> Algorithm {
+        match self {
+            Self::RlaasLog | Self::UnixTimeLog => Algorithm::SlidingLog,
+            Self::TypeScriptSliding => Algorithm::SlidingWindow,
+            _ => Algorithm::FixedWindow,
+        }
+    }
+
+    /// Whether each window counts by itself.
+    pub(crate) fn is_fixed(self) -> bool {
+        self.algorithm() == Algorithm::FixedWindow
     }
 
     /// Microseconds in a tick of its scores, if it keeps a log.
@@ -68,8 +86,7 @@ impl Other {
 
     pub(crate) fn limit(self, budget: &Budget) -> Limit {
         let period = std::time::Duration::from_secs(budget.seconds);
-        let algorithm = if self.is_log() { Algorithm::SlidingLog } else { Algorithm::FixedWindow };
-        Limit::new(budget.amount, period).unwrap().with_algorithm(algorithm).unwrap()
+        Limit::new(budget.amount, period).unwrap().with_algorithm(self.algorithm()).unwrap()
     }
 
     /// The key at a time, as its description spells it.
@@ -86,7 +103,7 @@ impl Other {
             Self::ValkeyApi => format!("rate_limit:{key}:{window}"),
             Self::UnixTime => format!("rl:{key}:{window}"),
             Self::UnixTimeLog => format!("sw:{key}"),
-            Self::TypeScript => format!("{window}:{key}"),
+            Self::TypeScript | Self::TypeScriptSliding => format!("{window}:{key}"),
         }
     }
 
@@ -98,23 +115,29 @@ impl Other {
             Self::ValkeyApi => "~rate_limit:*",
             Self::UnixTime => "~rl:*",
             Self::UnixTimeLog => "~sw:*",
-            Self::TypeScript => "~[0-9]*:*",
+            Self::TypeScript | Self::TypeScriptSliding => "~[0-9]*:*",
         }
     }
 
     /// How many seconds a key lives from when that is set.
     pub(crate) fn life(self, seconds: u64) -> u64 {
         match self {
-            Self::Rlaas | Self::RlaasLog | Self::TypeScript => seconds,
+            Self::Rlaas | Self::TypeScript => seconds,
             Self::Spring | Self::UnixTime => seconds + 1,
             Self::ValkeyApi => seconds + 10,
-            Self::UnixTimeLog => 2 * seconds,
+            Self::RlaasLog | Self::UnixTimeLog => 2 * seconds,
+            Self::TypeScriptSliding => 2 * seconds + 1,
         }
     }
 
     /// Whether an admitted request starts that life anew.
     pub(crate) fn refreshes(self) -> bool {
         matches!(self, Self::ValkeyApi | Self::RlaasLog | Self::UnixTimeLog)
+    }
+
+    /// Whether a denied one does, too.
+    pub(crate) fn refreshes_denied(self) -> bool {
+        matches!(self, Self::ValkeyApi | Self::RlaasLog)
     }
 
     /// Whether it admits one request.
@@ -147,12 +170,17 @@ impl Other {
                 must(client, &["EXPIRE", &name, &life, "NX"]);
                 admitted(must(client, &["EXEC"]).items()[0].int())
             }
+            Self::TypeScriptSliding => sliding_total(client, budget, now) <= budget.amount,
             Self::RlaasLog => {
-                log(client, &name, budget, [now / 1_000, budget.seconds * 1_000], &life)
+                let key = format!("rlaas:rate_limit:{}", budget.key);
+                let [now, width, amount] =
+                    [now / 1_000, budget.seconds * 1_000, budget.amount].map(|n| n.to_string());
+                // A random fraction in the original; here a number that no other entry has.
+                let member = format!("{now}-0.{}", serial());
+                let words = ["EVAL", RLAAS_LOG, "1", &key, &now, &width, &amount, &member];
+                must(client, &words).items()[0].int() == 1
             }
-            Self::UnixTimeLog => {
-                log(client, &name, budget, [now / 1_000_000, budget.seconds], &life)
-            }
+            Self::UnixTimeLog => log(client, &name, budget, now / 1_000_000, &life),
         }
     }
 }
@@ -203,22 +231,50 @@ const RLAAS: &str = "
     if count == 1 then redis.call('EXPIRE', name, ARGV[1]) end
     return count";
 
+/// One call with the caller's milliseconds: removes expired entries, counts the rest, adds the request if it fits, and
+/// always sets the life.
+const RLAAS_LOG: &str = "
+    local now, width, amount = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+    redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - width)
+    local count = redis.call('ZCARD', KEYS[1])
+    if count < amount then redis.call('ZADD', KEYS[1], now, ARGV[4]) end
+    redis.call('PEXPIRE', KEYS[1], width * 2)
+    return {count < amount and 1 or 0, count, width / 1000}";
+
+/// What the sliding-window class counts for one request at a time: the current window and a part of the previous one.
+/// Its weight is in milliseconds modulo seconds.
+#[expect(clippy::float_arithmetic, reason = "as in the original")]
+pub(crate) fn sliding_total(client: &mut Client, budget: &Budget, micros: u64) -> u64 {
+    let Budget { key, seconds, .. } = budget;
+    let window = micros / 1_000_000 / seconds;
+    let [previous, current] = [window - 1, window].map(|window| format!("{window}:{key}"));
+    must(client, &["MULTI"]);
+    must(client, &["GET", &previous]);
+    must(client, &["INCR", &current]);
+    must(client, &["EXPIRE", &current, &(2 * seconds + 1).to_string(), "NX"]);
+    let replies = must(client, &["EXEC"]);
+    let before = match &replies.items()[0] {
+        Reply::Nil => 0,
+        count => count.int(),
+    };
+    let weight = (micros / 1_000 % seconds) as f64 / *seconds as f64;
+    (before as f64 * (1.0 - weight)).floor() as u64 + replies.items()[1].int() as u64
+}
+
+fn serial() -> u64 {
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    SERIAL.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Drops what has left, counts the rest, and adds the request if there is room.
-fn log(
-    client: &mut Client,
-    name: &str,
-    budget: &Budget,
-    [now, width]: [u64; 2],
-    life: &str,
-) -> bool {
-    let (past, now) = ((now - width).to_string(), now.to_string());
+fn log(client: &mut Client, name: &str, budget: &Budget, now: u64, life: &str) -> bool {
+    let (past, now) = ((now - budget.seconds).to_string(), now.to_string());
     must(client, &["ZREMRANGEBYSCORE", name, "0", &past]);
     if must(client, &["ZCARD", name]).int() >= budget.amount as i64 {
         return false;
     }
     // A random identifier in the original; here what no other entry is called.
-    static SERIAL: AtomicU64 = AtomicU64::new(0);
-    let member = format!("theirs-{}", SERIAL.fetch_add(1, Ordering::Relaxed));
+    let member = format!("theirs-{}", serial());
     must(client, &["ZADD", name, &now, &member]);
     must(client, &["EXPIRE", name, life]);
     true

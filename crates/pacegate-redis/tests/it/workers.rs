@@ -164,9 +164,9 @@ pub(crate) async fn charge(
     store.charge(&[charge]).await.unwrap()[0]
 }
 
-fn next_permit() -> u64 {
+fn next_permit() -> u128 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Relaxed) + (u64::from(std::process::id()) << 32)
+    u128::from(NEXT.fetch_add(1, Relaxed)) + (u128::from(std::process::id()) << 64)
 }
 
 /// What runs in the other processes.

@@ -1,5 +1,5 @@
-// The report of `pacegate simulate`, drawn from the data in the page. Keys and names are hostile: all of them become
-// text nodes, and nothing here makes markup of text.
+// The report of `pacegate simulate`, drawn from the data in the page. Keys and names are untrusted: they only
+// become text nodes, never HTML.
 
 const report = JSON.parse(document.getElementById("data").textContent);
 const main = document.getElementById("report");
@@ -17,7 +17,7 @@ function share(part, all) {
   const percent = (100 * part) / all;
   if (percent < 0.0001) return "< 0.0001 %";
   const digits = percent < 0.01 ? 4 : percent < 10 ? 2 : 1;
-  // Cut off, not rounded: what is not all of it is never 100 %.
+  // Truncate instead of rounding, so that 100 % always means all.
   return `${(Math.floor(percent * 10 ** digits + 1e-9) / 10 ** digits).toFixed(digits)} %`;
 }
 
@@ -35,7 +35,7 @@ function roughly(seconds) {
 }
 
 const when = (text) => text.replace("T", " ").replace("Z", " UTC");
-const whose = (per) => (per.length ? `per ${per.join(" and ")}` : "all together");
+const whose = (per) => (per.length ? `per ${per.join(" and ")}` : "shared by all clients");
 const missed = (policy) => policy.denied + policy.shadow_denied;
 
 function timesOf(columns) {
@@ -69,10 +69,10 @@ function heading() {
   let title = `${share(first.denied, first.requests)} of requests denied`;
   if (first.policies.length === 1) {
     title = `${policy.limits.join(" and ")} would deny ${share(missed(policy), policy.requests)} of requests`;
-    if (policy.per.length) title += `, to ${whole(policy.keys.touched)} of ${whole(policy.keys.seen)} clients`;
+    if (policy.per.length) title += `, from ${whole(policy.keys.touched)} of ${whole(policy.keys.seen)} clients`;
   }
-  if (variants.length > 1) title = `${variants.length} ways to limit the same traffic`;
-  if (suggestion?.limit) title = `${suggestion.limit} would do it: ${suggestion.target}`;
+  if (variants.length > 1) title = `Comparison of ${variants.length} variants`;
+  if (suggestion?.limit) title = `Suggested limit: ${suggestion.limit} (${suggestion.target})`;
   return make("header", {},
     make("div", { className: "brand", text: "Pacegate simulate" }),
     make("h1", { text: title }),
@@ -84,9 +84,9 @@ function notes() {
   const { traffic } = report;
   const lines = [...report.notes];
   if (traffic.malformed) {
-    lines.push(`${whole(traffic.malformed)} of ${whole(traffic.lines)} lines could not be read: ${traffic.malformed_examples.join("; ")}`);
+    lines.push(`${whole(traffic.malformed)} of ${whole(traffic.lines)} lines could not be parsed: ${traffic.malformed_examples.join("; ")}`);
   }
-  if (traffic.late) lines.push(`${whole(traffic.late)} lines came too late to be put in order, and count when they came.`);
+  if (traffic.late) lines.push(`${whole(traffic.late)} lines were out of order by more than --window; each counts at the time of the line before it.`);
   if (lines.length === 0) return [];
   return [make("section", { className: "card notes" }, ...lines.map((text) => make("p", { text })))];
 }
@@ -96,7 +96,7 @@ function suggestion() {
   if (!suggestion) return [];
   const section = make("section", { className: "card suggestion" });
   if (!suggestion.limit) {
-    const text = suggestion.any ? "Any limit does it, nobody asks for more" : "No limit of this form does it";
+    const text = suggestion.any ? "Every limit meets the target, no client sends more" : "No limit of this form meets the target";
     section.append(make("h3", { text: `${text}: ${suggestion.target}` }));
     return [section];
   }
@@ -106,7 +106,7 @@ function suggestion() {
     make("h3", { text: `Suggested for policy ${suggestion.policy}, ${whose(suggestion.per)}` }),
     make("div", { className: "limit", text: suggestion.limit }),
     make("ul", {}, ...tried.map((text) => make("li", { text }))),
-    make("p", { className: "hint", text: `${suggestion.next ? "Both were" : "It was"} tried on all of the traffic; ${suggestion.tried} limits in ${suggestion.passes} passes.` }));
+    make("p", { className: "hint", text: `${suggestion.next ? "Both" : "It was"} replayed over all traffic; ${suggestion.tried} limits tried in ${suggestion.passes} passes.` }));
   return [section];
 }
 
@@ -124,7 +124,7 @@ function comparison() {
     whole(policy.bursts),
   ]));
   const head = ["", "policy", "allowed", "denied", "share", "clients denied", "most admitted", "bursts"];
-  const section = card("Side by side", "Most admitted: to one client, within any one period. Bursts: more than the limit across a boundary.", table(head, rows));
+  const section = card("Comparison", "Most admitted: by one client within any one period. Bursts: above the limit, across a window boundary.", table(head, rows));
   const host = make("div");
   const graph = card("Denied over time", `Requests per ${lasting(variants[0].timeline.step)}`, host);
   const colors = ["var(--chart-denied)", "var(--chart-allowed)", "var(--chart-shadow)", "var(--chart-true-rate)", "var(--chart-limit)"];
@@ -140,7 +140,7 @@ function comparison() {
 
 function change(change) {
   const [before, after] = change.denied;
-  const word = after === before ? "as many" : `${whole(Math.abs(after - before))} ${after > before ? "more" : "fewer"}`;
+  const word = after === before ? "the same number" : `${whole(Math.abs(after - before))} ${after > before ? "more" : "fewer"}`;
   const section = card(`From ${change.from} to ${change.to}: ${word} denied`);
   const rows = change.policies.flatMap((policy) =>
     [...policy.worse, ...policy.better].map((key) => [
@@ -153,7 +153,7 @@ function change(change) {
 function figures(variant) {
   const { traffic } = report;
   const list = make("dl", { className: "summary" },
-    figure("Requests", number(variant.requests), `at most ${whole(traffic.peak_second)} in a second, ${whole(traffic.peak_minute)} in a minute`),
+    figure("Requests", number(variant.requests), `peak: ${whole(traffic.peak_second)} per second, ${whole(traffic.peak_minute)} per minute`),
     figure("Allowed", number(variant.allowed), share(variant.allowed, variant.requests), "allowed"),
     figure("Denied", number(variant.denied), share(variant.denied, variant.requests), variant.denied ? "denied" : ""));
   if (variant.shadow_denied) list.append(figure("Would be denied", number(variant.shadow_denied), "by policies in shadow mode", "denied"));
@@ -184,7 +184,7 @@ function overTime(policy) {
   if (policy.denied || !policy.shadow) series.push({ name: "denied", values: columns.denied, color: "denied" });
   if (columns.shadow_denied) series.push({ name: "would be denied", values: columns.shadow_denied, color: "shadow" });
   later(() => timeline(host, { times: timesOf(columns), step: columns.step, series }, { label: "Requests over time", utc: true, height: 230 }));
-  const elsewhere = policy.denied_elsewhere ? ` ${whole(policy.denied_elsewhere)} more had room here and were denied by another policy.` : "";
+  const elsewhere = policy.denied_elsewhere ? ` ${whole(policy.denied_elsewhere)} more were within this limit but denied by another policy.` : "";
   return card("Requests over time", `Per ${lasting(columns.step)}; ${share(missed(policy), policy.requests)} of ${whole(policy.requests)} denied.${elsewhere}`, host);
 }
 
@@ -194,23 +194,23 @@ function trueRate(policy) {
   const host = make("div");
   const nothing = columns.allowed.map(() => 0);
   const series = [
-    { name: "asked for", values: columns.asked ?? nothing, color: "denied", kind: "line", dashed: true },
+    { name: "requested", values: columns.asked ?? nothing, color: "denied", kind: "line", dashed: true },
     { name: "admitted", values: columns.admitted ?? nothing, color: "true-rate", kind: "line" },
   ];
   const marks = apart(policy.worst_bursts, columns).map((burst) => ({
-    from: burst.time, label: `${whole(burst.admitted)} in one ${policy.period} by ${burst.key.slice(0, 40)}`,
+    from: burst.time, label: `${whole(burst.admitted)} within one ${policy.period} by ${burst.key.slice(0, 40)}`,
   }));
   later(() => timeline(host, {
     times: timesOf(columns), step: columns.step, series, marks,
     limits: [{ value: policy.amount, label: `limit ${policy.limits[0]}` }],
-  }, { label: "True rate of the busiest client", utc: true, height: 230 }));
+  }, { label: "Peak rate of the busiest client", utc: true, height: 230 }));
   const bursts = policy.bursts
-    ? ` ${whole(policy.bursts)} times somebody was admitted more than the limit within one ${policy.period}, across the boundary of two fixed windows; the worst are marked.`
+    ? ` ${whole(policy.bursts)} bursts above the limit within one ${policy.period}, across fixed-window boundaries; the largest are marked.`
     : "";
-  return card("True rate of the busiest client", `What one client asked for and was admitted within one ${policy.period}, wherever it begins.${bursts}`, host);
+  return card("Peak rate of the busiest client", `The most that one client requested and was admitted within any one ${policy.period}.${bursts}`, host);
 }
 
-/** The worst bursts that are not too close to a worse one, in the order of time. */
+/** Returns the largest bursts that are not too close to a larger one, in order of time. */
 function apart(bursts, columns) {
   const room = (columns.step * columns.allowed.length) / 10;
   const marked = [];
@@ -227,17 +227,17 @@ function keyCards(policy) {
     { name: "denied", value: key.denied + key.shadow_denied, color: key.shadow_denied ? "shadow" : "denied" },
   ];
   const note = (key) => `peak ${whole(key.peak_second)}/s, ${whole(key.peak_asked)}/${policy.period}`;
-  later(() => bars(worst, policy.denied_most.map((key) => ({ label: key.key, note: note(key), parts: parts(key) })), { empty: "Nobody." }));
+  later(() => bars(worst, policy.denied_most.map((key) => ({ label: key.key, note: note(key), parts: parts(key) })), { empty: "None." }));
   const busiest = table(["client", "requests", "denied", `peak/${policy.period}`, "admitted"], policy.busiest.map((key) => [
     key.key, whole(key.requests), share(key.denied + key.shadow_denied, key.requests), whole(key.peak_asked), whole(key.peak_admitted),
   ]));
   const about = policy.keys.exact ? "" : "about ";
   return make("div", { className: "two" },
-    card("Who is denied most", `${about}${whole(policy.keys.touched)} of ${whole(policy.keys.seen)} clients (${share(policy.keys.touched, policy.keys.seen)}) are denied something.`, worst),
-    card("Who asks most", "Peaks within any one period of the limit.", busiest));
+    card("Most denied clients", `${about}${whole(policy.keys.touched)} of ${whole(policy.keys.seen)} clients (${share(policy.keys.touched, policy.keys.seen)}) have denied requests.`, worst),
+    card("Busiest clients", "Peaks within any one period of the limit.", busiest));
 }
 
-// Charts measure where they are drawn, so they are drawn when that is in the page.
+// Charts measure their container, so they are drawn after it is in the page.
 let waiting = [];
 const later = (draw) => waiting.push(draw);
 function drawAll() {
@@ -274,6 +274,6 @@ function details() {
 const [detail, start] = details();
 main.replaceChildren(
   heading(), ...suggestion(), ...notes(), ...comparison(), detail,
-  make("footer", { text: "Replayed in virtual time with the engine of Pacegate: these are the decisions that the service would have made. Times are UTC." }));
+  make("footer", { text: "Replayed in virtual time with the engine of Pacegate: the server would have made the same decisions. Times are UTC." }));
 drawAll();
 start();

@@ -1,16 +1,19 @@
-//! The processor time of a process on this machine.
+//! CPU time of a process on this machine.
 
 use std::{fs, io};
 
-/// Microseconds that all its threads have used, in its own code and in the system's.
+/// Returns the user and system CPU time of all threads of a process, in microseconds.
 ///
-/// Only Linux tells, in hundredths of a second.
+/// Linux only. The resolution is 10 ms, one clock tick of `/proc`.
 pub(crate) fn micros(pid: u32) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    ticks(&text).map(|ticks| ticks * 10_000).ok_or_else(|| io::Error::other("it is not told"))
+    ticks(&text)
+        .map(|ticks| ticks * 10_000)
+        .ok_or_else(|| io::Error::other("unexpected content of /proc/PID/stat"))
 }
 
-/// Fields 14 and 15. The name before them is in parentheses, and may be anything.
+/// Adds up fields 14 (user time) and 15 (system time) of `/proc/PID/stat`, in clock ticks. The process name,
+/// field 2, is in parentheses and may itself contain spaces and parentheses.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, after) = stat.rsplit_once(')')?;
     let mut fields = after.split_ascii_whitespace().skip(11);
@@ -23,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_a_process_is_not_mistaken() {
+    fn a_process_name_with_spaces_and_parentheses_is_skipped() {
         let stat = "7 (a) 1 (b) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 1 1 20 0 3 0 1 2 3";
         assert_eq!(ticks(stat), Some(300));
         assert_eq!(ticks("7 (a) S 1"), None);

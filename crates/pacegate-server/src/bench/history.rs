@@ -1,40 +1,40 @@
-//! What was asked and answered: all that the checker knows.
+//! The recorded requests and their outcomes: the input of the checker.
 
-/// One request and what became of it. Times are microseconds since the epoch.
+/// One request and its outcome. Times are microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Not after the server decided.
+    /// Time just before the request was sent: a lower bound of the server's decision time.
     pub(crate) sent: u64,
-    /// How long after that the answer was there, for certain; [`NEVER`] if it never came.
+    /// Microseconds from `sent` until the response was read, rounded up; [`NEVER`] if no response arrived.
     pub(crate) took: u32,
     pub(crate) key: u32,
     pub(crate) cost: u32,
     pub(crate) answer: Answer,
 }
 
-/// What a server said of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Allowed,
     Denied,
-    /// Neither: an error, or nothing at all. It may have been charged or not.
+    /// An error or no response. The request may have been charged or not.
     Unknown,
 }
 
-/// The answer that did not come.
+/// Value of [`Entry::took`] for a request without a response.
 pub(crate) const NEVER: u32 = u32::MAX;
 
-/// The requests of a run, as many as there is room for.
+/// The requests of a run, up to a maximum.
 #[derive(Debug)]
 pub(crate) struct History {
     entries: Vec<Entry>,
     most: usize,
-    /// When the first request was sent that had no room.
+    /// Send time of the first request that was dropped because the history was full.
     full_from: Option<u64>,
 }
 
 impl Entry {
-    /// Not before the server decided.
+    /// Returns the time at which the response was read: an upper bound of the server's decision time.
     pub(crate) fn received(&self) -> u64 {
         match self.took {
             NEVER => u64::MAX / 2,
@@ -56,7 +56,7 @@ impl History {
         self.full_from = Some(first.min(entry.sent));
     }
 
-    /// Takes in what another has kept. Both had a bound of their own.
+    /// Appends the entries of another history. Their capacities add up.
     pub(crate) fn join(&mut self, other: Self) {
         self.entries.extend(other.entries);
         self.most += other.most;
@@ -70,7 +70,7 @@ impl History {
         &mut self.entries
     }
 
-    /// From when on requests are missing, if any are.
+    /// Returns the time from which requests are missing, if any are.
     pub(crate) fn full_from(&self) -> Option<u64> {
         self.full_from
     }
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_known_to_be_missing() {
+    fn a_full_history_records_from_when_requests_are_missing() {
         let mut history = History::new(1);
         history.push(entry(10));
         assert_eq!((&history.entries[..], history.full_from()), (&[entry(10)][..], None));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_never_came_may_have_been_given_at_any_time() {
+    fn a_missing_response_leaves_the_decision_time_open() {
         assert_eq!(entry(10).received(), 15);
         assert!(Entry { took: NEVER, ..entry(10) }.received() > u64::MAX / 4);
         assert_eq!(size_of::<Entry>(), 24);

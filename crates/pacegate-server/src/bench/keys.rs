@@ -1,37 +1,37 @@
-//! Whose budgets are charged, and how much: drawn at random, the same for the same seed.
+//! Random keys and costs for requests, reproducible by seed.
 
 use std::{str::FromStr, sync::Arc};
 
-/// Which keys are asked about.
+/// The key distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Keys {
     /// One key.
     Hot,
-    /// So many, all as often.
+    /// N keys with equal probability.
     Uniform(u32),
-    /// So many, the k-th as often as 1 / k^s.
+    /// N keys, the k-th with a probability proportional to 1 / k^s.
     Zipf(u32, f64),
 }
 
-/// Costs and how often each comes.
+/// A mix of costs with weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Costs {
     pub(crate) shares: Vec<Share>,
 }
 
-/// One cost of a mix.
+/// One cost of a mix and its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) cost: u32,
     weight: u32,
 }
 
-/// The next key, and the place of the next cost.
+/// Generates keys and indexes into the list of costs.
 #[derive(Clone, Debug)]
 pub(crate) struct Draw {
     random: Random,
     keys: Source,
-    /// Drawn from without thinking; empty if there is but one cost.
+    /// A precomputed sample of cost indexes; empty if there is only one cost.
     costs: Arc<[u8]>,
 }
 
@@ -39,33 +39,33 @@ pub(crate) struct Draw {
 enum Source {
     One,
     Any(u32),
-    /// Drawn beforehand.
+    /// A precomputed sample.
     Prepared(Arc<[u32]>),
 }
 
-/// xorshift64*: cheap, and random enough to choose keys by.
+/// xorshift64*: cheap, and random enough to choose keys.
 #[derive(Clone, Debug)]
 struct Random(u64);
 
-/// The most keys.
+/// Maximum number of keys.
 const MOST_KEYS: u32 = 100_000_000;
-/// The most keys of a distribution that is not even.
+/// Maximum number of keys of a Zipf distribution.
 const MOST_ZIPF: u32 = 10_000_000;
-/// How many keys are drawn beforehand.
+/// Number of precomputed keys.
 const PREPARED: usize = 1 << 20;
-/// How many costs are drawn beforehand.
+/// Number of precomputed costs.
 const COSTS: usize = 1 << 12;
-/// The most costs of a mix.
+/// Maximum number of costs in a mix.
 const MOST_COSTS: usize = 16;
 
 impl FromStr for Keys {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "write hot, uniform:100000 or zipf:100000,0.99".to_owned();
+        let wrong = || "expected hot, uniform:100000 or zipf:100000,0.99".to_owned();
         let count = |text: &str, most: u32| match text.parse() {
             Ok(count) if (1..=most).contains(&count) => Ok(count),
-            Ok(_) => Err(format!("from 1 to {most} keys")),
+            Ok(_) => Err(format!("expected 1 to {most} keys")),
             Err(_) => Err(wrong()),
         };
         match text.split_once(':') {
@@ -76,7 +76,7 @@ impl FromStr for Keys {
                 let exponent: f64 = exponent.parse().map_err(|_| wrong())?;
                 match (0.0..=10.0).contains(&exponent) {
                     true => Ok(Self::Zipf(count(keys, MOST_ZIPF)?, exponent)),
-                    false => Err("an exponent from 0 to 10".to_owned()),
+                    false => Err("expected an exponent from 0 to 10".to_owned()),
                 }
             }
             _ => Err(wrong()),
@@ -96,13 +96,13 @@ impl FromStr for Costs {
         let shares: Option<Vec<_>> = text.split(',').map(share).collect();
         match shares {
             Some(shares) if shares.len() <= MOST_COSTS => Ok(Self { shares }),
-            _ => Err("write a cost such as 1, or costs with weights such as 1:90,10:10".to_owned()),
+            _ => Err("expected a cost such as 1, or weighted costs such as 1:90,10:10".to_owned()),
         }
     }
 }
 
 impl Costs {
-    /// The largest.
+    /// Returns the largest cost.
     pub(crate) fn most(&self) -> u32 {
         self.shares.iter().map(|share| share.cost).max().unwrap_or(1)
     }
@@ -125,7 +125,7 @@ impl Draw {
         Self { random, keys, costs }
     }
 
-    /// The same for another thread, which draws others.
+    /// Returns a generator for another thread, with a different random sequence.
     pub(crate) fn other(&self, which: u64) -> Self {
         let random = Random::new(self.random.0 ^ (which + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         Self { random, ..self.clone() }
@@ -179,8 +179,11 @@ impl Random {
     }
 }
 
-/// Sums of weights, the last of which is all of them.
-#[expect(clippy::float_arithmetic, reason = "which keys are asked about is no decision")]
+/// Returns the cumulative weights; the last element is the total.
+#[expect(
+    clippy::float_arithmetic,
+    reason = "only generates keys; no rate-limit decision depends on it"
+)]
 fn zipf(count: u32, exponent: f64) -> Vec<u64> {
     let mut sum = 0;
     let weight = |place: u32| (f64::from(place).powf(-exponent) * 1e12) as u64 + 1;
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_come_as_often_as_they_should() {
+    fn keys_follow_their_distribution() {
         assert_eq!(counts("hot", 100)[0], 100);
         let uniform = counts("uniform:1000", 1_000_000);
         assert!(uniform.iter().all(|count| (850..1_150).contains(count)), "{uniform:?}");
@@ -224,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn costs_come_as_often_as_they_should() {
+    fn costs_follow_their_weights() {
         let mut draw = Draw::new(Keys::Hot, &"1:90,10:10".parse().unwrap(), 7);
         let tens = (0..100_000).filter(|_| draw.next().1 == 1).count();
         assert!((9_000..11_000).contains(&tens), "{tens}");
     }
 
     #[test]
-    fn threads_draw_others_and_runs_the_same() {
+    fn threads_differ_and_runs_repeat() {
         let draw = Draw::new(Keys::Uniform(1 << 30), &"1".parse().unwrap(), 7);
         let some = |mut draw: Draw| (0..8).map(|_| draw.next().0).collect::<Vec<_>>();
         assert_eq!(some(draw.other(0)), some(draw.other(0)));
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_choice_of_keys_or_costs_is_refused() {
+    fn invalid_keys_and_costs_are_rejected() {
         for text in ["", "cold", "uniform", "uniform:0", "uniform:x", "zipf:5,x", "zipf:5,11"] {
             assert!(text.parse::<Keys>().is_err(), "{text}");
         }

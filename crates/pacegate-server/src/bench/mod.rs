@@ -1,4 +1,4 @@
-//! A load generator for rate limiters, which also checks them.
+//! `pacegate bench`: a load generator for rate limiters that also checks their decisions.
 
 pub(crate) mod check;
 mod cpu;

@@ -1,4 +1,4 @@
-//! What a run came to, in words or as JSON.
+//! The report of a run, as text or JSON.
 
 use std::{fmt, time::Duration};
 
@@ -7,58 +7,58 @@ use serde_json::{Value, json};
 
 use super::{check::Verdict, load::Ran};
 
-/// All that is told of a run.
+/// Everything that is reported about a run.
 #[derive(Debug)]
 pub(crate) struct Report {
-    /// What was asked: names and values.
+    /// The parameters of the run: names and values.
     pub(crate) asked: Vec<(&'static str, Value)>,
     pub(crate) ran: Ran,
     pub(crate) check: Option<Check>,
 }
 
-/// What the checker found.
+/// The result of the check.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Check {
     pub(crate) verdict: Verdict,
-    /// Whether every request was looked at.
+    /// True if every request was checked.
     pub(crate) complete: bool,
-    /// Whether denials were judged: not if keys may have been used before.
+    /// True if denials were judged, which takes keys that were never used before.
     pub(crate) denials: bool,
 }
 
-/// What latencies are told by: a name, and the share below in hundredths of a percent.
+/// The reported latencies: name and quantile in hundredths of a percent.
 const QUANTILES: [(&str, u64); 4] =
     [("p50", 5_000), ("p90", 9_000), ("p99", 9_900), ("p99.9", 9_990)];
-/// Columns of the longest bar.
+/// Length of the longest bar, in columns.
 const BAR: u64 = 50;
-/// The most lines of the histogram.
+/// Maximum number of lines of the histogram.
 const LINES: usize = 24;
 
 impl Report {
-    /// Whether nothing is wrong for certain.
+    /// Returns true if the check found nothing wrong.
     pub(crate) fn is_clean(&self) -> bool {
         self.check.is_none_or(|check| check.is_clean())
     }
 
-    /// Answers per second.
+    /// Returns the responses per second.
     fn rate(&self) -> u64 {
         let nanos = self.ran.elapsed.as_nanos().max(1);
         let rate = u128::from(self.ran.record.in_time) * 1_000_000_000 / nanos;
         u64::try_from(rate).unwrap_or(u64::MAX)
     }
 
-    /// Nanoseconds of the server's processors for each answer.
+    /// Returns the server's CPU time per response, in nanoseconds.
     fn server_cpu(&self) -> Option<u64> {
         (self.ran.server_cpu? * 1_000).checked_div(self.ran.record.answered())
     }
 
-    /// The percentage of one processor that this program used.
+    /// Returns the CPU usage of this program, in percent of one CPU.
     fn own_cpu(&self) -> Option<u64> {
         let micros = u64::try_from(self.ran.elapsed.as_micros()).ok()?;
         (self.ran.own_cpu? * 100).checked_div(micros)
     }
 
-    /// One object, with times in seconds.
+    /// Returns the report as one JSON object, with times in seconds.
     pub(crate) fn json(&self) -> Value {
         let record = &self.ran.record;
         let mut latency = serde_json::Map::new();
@@ -96,7 +96,7 @@ impl Report {
     }
 }
 
-/// The value below which so many ten-thousandths of all are.
+/// Returns the value at a quantile, given in ten-thousandths.
 fn at_share(latencies: &Histogram<u64>, share: u64) -> u64 {
     latencies.value_at_quantile(Duration::from_micros(share * 100).as_secs_f64())
 }
@@ -141,7 +141,7 @@ impl fmt::Display for Check {
         }
         match self.denials {
             true => Ok(()),
-            false => f.write_str("; denials are not judged: keys may have been used"),
+            false => f.write_str("; denials not judged: keys may have been used before"),
         }
     }
 }
@@ -180,17 +180,17 @@ impl fmt::Display for Report {
             write!(f, "{name} {}{end}", Time(nanos))?;
         }
         if let Some(nanos) = self.server_cpu() {
-            writeln!(f, "{:<12}{} of the server for each decision", "processor", Time(nanos))?;
+            writeln!(f, "{:<12}{} of the server per decision", "CPU", Time(nanos))?;
         }
         if let Some(percent) = self.own_cpu() {
-            writeln!(f, "{:<12}{percent} % of one processor", "generator")?;
+            writeln!(f, "{:<12}{percent} % of one CPU", "generator")?;
         }
         writeln!(f)?;
         histogram(f, &record.latencies)
     }
 }
 
-/// A line for each doubling of the latency, or half of it.
+/// Writes a histogram with two lines per doubling of the latency.
 fn histogram(f: &mut fmt::Formatter<'_>, latencies: &Histogram<u64>) -> fmt::Result {
     if latencies.is_empty() {
         return Ok(());
@@ -221,7 +221,7 @@ fn seconds(nanos: u64) -> Value {
     json!(Duration::from_nanos(nanos).as_secs_f64())
 }
 
-/// A number with its thousands apart.
+/// Displays a number with commas between groups of three digits.
 struct Count(u64);
 
 impl fmt::Display for Count {
@@ -237,7 +237,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// Nanoseconds, in a unit with three digits or so.
+/// Displays nanoseconds in a suitable unit, with about three digits.
 struct Time(u64);
 
 impl fmt::Display for Time {
@@ -270,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn a_check_says_how_much_and_of_how_many() {
+    fn a_check_shows_its_findings_and_the_number_of_requests() {
         let verdict = Verdict { checked: 30, over_admitted: 7, ..Verdict::default() };
         let verdict = Verdict { keys_wronged: 1, worst: Some((0, 7)), ..verdict };
         let check = Check { verdict, complete: false, denials: true };
         let words = "the first 30 requests: 7 over-admitted, 0 wrongly denied, on 1 key";
         assert_eq!(check.to_string(), words);
         let check = Check { denials: false, complete: true, ..check };
-        let words = "30 requests: 7 over-admitted, on 1 key; denials are not judged: keys may have been used";
+        let words = "30 requests: 7 over-admitted, on 1 key; denials not judged: keys may have been used before";
         assert_eq!(check.to_string(), words);
         let verdict = Verdict { keys_wronged: 2, ..verdict };
         let check = Check { verdict, complete: true, denials: true };

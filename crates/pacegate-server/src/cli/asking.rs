@@ -1,4 +1,4 @@
-//! What is asked and of whom, for the commands that decide one request.
+//! Common options and code of the commands that decide one request.
 
 use std::{
     collections::HashSet,
@@ -27,97 +27,98 @@ use crate::{
     source::{Overrides, Source},
 };
 
-/// Attributes of a request, and who decides.
+/// The attributes of a request, and where it is decided.
 #[derive(Debug, clap::Args)]
 pub(super) struct Asking {
-    /// An attribute of the request, such as user=alice; may be given several times
+    /// Attribute of the request, such as user=alice; can be repeated
     #[arg(long = "attribute", short = 'a', value_name = "NAME=VALUE")]
     pub(super) attributes: Vec<Attribute>,
 
-    /// The domain of the request
+    /// Domain of the request
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(super) domain: String,
 
-    /// Ask this service, such as http://127.0.0.1:8080; if only a variable names it, only about attributes
+    /// Use this server, such as http://127.0.0.1:8080; the variable is used only for attributes
     #[arg(long, value_name = "URL", env = "PACEGATE_SERVER")]
     server: Option<String>,
 
-    /// Decide here by the policies of this file
+    /// Decide locally with the policies of this config file
     #[arg(long, value_name = "FILE")]
     config: Vec<PathBuf>,
 
-    /// Decide here with the state of this Redis or Valkey, which others share
+    /// Decide locally with the counters of this Redis or Valkey store, shared with others
     #[arg(long, value_name = "URL", env = "PACEGATE_STORE", hide_env_values = true)]
     store: Option<String>,
 
-    /// Trust a service whose certificate was signed by this authority
+    /// Trust certificates signed by this CA
     #[arg(long, value_name = "FILE", requires = "server")]
     ca: Option<PathBuf>,
 
-    /// The API key for the service is in this file; otherwise in PACEGATE_KEY
+    /// File with the API key of the server [default: the variable PACEGATE_KEY]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 }
 
-/// A name and a value.
+/// An attribute with its value.
 #[derive(Clone, Debug)]
 pub(super) struct Attribute {
     name: String,
     value: String,
 }
 
-/// Who decides.
+/// The place of the decision.
 #[derive(Debug)]
 pub(super) enum Judge {
-    /// This process. Limits that are typed in fail like this.
+    /// This process, with the failure mode for inline limits.
     Here(Box<Engine>, FailureMode),
-    /// A service.
+    /// A server.
     There(Client),
 }
 
-/// An answer as it came, which is JSON, and what it says.
+/// A response: its JSON text and the parsed value.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) text: String,
     pub(super) value: Value,
 }
 
-/// Only the memory of this process, which begins with it, is left to decide by.
+/// The store is unavailable, and only the empty memory of this process is left.
 #[derive(Debug, thiserror::Error)]
-#[error("the store did not answer, and what this process alone knows is no decision")]
+#[error("store unavailable; no decision was made")]
 pub(super) struct Undecided;
 
-/// A key with limits of its own.
+/// A key with inline limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own<'a> {
     pub(super) key: &'a str,
     pub(super) limits: &'a [Limit],
 }
 
-/// Whoever asks once would rather wait than be told what this process alone knows.
+/// Deadline of the store: a single check should rather wait than fail.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What to do about [`Undecided`].
-pub(super) const DOCTOR: &str = "pacegate doctor URL tells what is wrong with a store";
+/// Hint for [`Undecided`].
+pub(super) const DOCTOR: &str = "check the store with pacegate doctor URL";
 
 impl FromStr for Attribute {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, value) = text.split_once('=').ok_or("write a name and a value: user=alice")?;
+        let (name, value) =
+            text.split_once('=').ok_or("expected NAME=VALUE, such as user=alice")?;
         Ok(Self { name: name.to_owned(), value: value.to_owned() })
     }
 }
 
 impl Asking {
-    /// Leaves out what only variables say, where the command line says otherwise. An error is two options, or values,
-    /// of which one alone can be meant.
+    /// Ignores environment variables that conflict with the command line. Fails if two given options or
+    /// values conflict.
     pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         let is_typed = |name: &str| {
             matches.ids().any(|id| id == name)
                 && matches.value_source(name) == Some(ValueSource::CommandLine)
         };
-        // A service and this process would not take the same one.
+        // Servers and this process would use different ones of two values.
         let mut names = HashSet::new();
         if let Some(again) = self.attributes.iter().find(|one| !names.insert(&one.name)) {
             let text = format!("the attribute '{}' is given twice", again.name.escape_debug());
@@ -133,42 +134,42 @@ impl Asking {
             }
             (true, None) => self.store = None,
             (false, Some(_)) => self.server = None,
-            // A limit is tried out here, unless it is said whom to ask about it.
+            // A limit is tried locally, unless the command line names a server.
             (false, None) if is_typed("limits") && !of_service => self.server = None,
             (false, None) => {}
         }
         Ok(())
     }
 
-    /// Whether policies from somewhere decide.
+    /// Returns true if policies decide the request.
     pub(super) fn has_policies(&self) -> bool {
         self.server.is_some() || !self.config.is_empty()
     }
 
-    /// The request that the attributes make.
+    /// Returns the request with the given attributes.
     pub(super) fn request(&self, cost: u64) -> Request<'_> {
         let request = Request::new().in_domain(&self.domain).cost(cost);
         self.attributes.iter().fold(request, |request, one| request.with(&one.name, &one.value))
     }
 
-    /// Gets ready to ask. Must be called within a runtime.
+    /// Prepares the decision. Must be called within a runtime.
     pub(super) async fn judge(&self) -> Result<Judge, Trouble> {
         if let Some(server) = &self.server {
             let key = key(self.key_file.as_deref()).map_err(|error| {
                 Trouble::new(
                     error,
                     "cannot read the API key",
-                    "write it into the file of --key-file",
+                    "check the file given with --key-file",
                 )
             })?;
             let client = Client::new(server, self.ca.as_deref(), key);
-            let hint = "write for example --server http://127.0.0.1:8080";
-            let client = client.map_err(|error| Trouble::new(error, "cannot ask", hint))?;
+            let hint = "expected a URL such as http://127.0.0.1:8080";
+            let client = client.map_err(|error| Trouble::new(error, "invalid --server", hint))?;
             return Ok(Judge::There(client));
         }
         self.here().await.map_err(|error| {
-            let hint = "pacegate validate FILE checks a file, pacegate doctor URL a store";
-            Trouble::new(error, "cannot decide here", hint)
+            let hint = "check the file with pacegate validate FILE, and the store with pacegate doctor URL";
+            Trouble::new(error, "cannot decide locally", hint)
         })
     }
 
@@ -177,9 +178,7 @@ impl Asking {
         let is_rule = |policy: &Policy| policy.matching == Match::never();
         let all = settings.policies.policies();
         if !self.attributes.is_empty() && !all.is_empty() && all.iter().all(is_rule) {
-            bail!(
-                "rules of envoyproxy/ratelimit decide about descriptors, and not about attributes"
-            );
+            bail!("rules of envoyproxy/ratelimit match descriptors, not attributes");
         }
         let engine = self.engine(&settings).await?;
         Ok(Judge::Here(Box::new(engine), settings.ad_hoc_failure))
@@ -214,7 +213,7 @@ impl Asking {
     }
 }
 
-/// The API key in a file, or else in the environment.
+/// Returns the API key from a file, or from the environment.
 pub(super) fn key(file: Option<&Path>) -> anyhow::Result<Option<String>> {
     match file {
         Some(file) => {
@@ -227,7 +226,7 @@ pub(super) fn key(file: Option<&Path>) -> anyhow::Result<Option<String>> {
 }
 
 impl Judge {
-    /// Decides about the attributes, or about a key with limits of its own.
+    /// Decides the attributes, or a key with inline limits.
     pub(super) async fn decide(
         &self,
         asking: &Asking,
@@ -270,7 +269,7 @@ async fn decide_here(
     Ok(engine.verdict(&charges, None).await?.decision)
 }
 
-/// What a service is asked.
+/// Returns the request body of a check.
 fn body(asking: &Asking, own: Option<Own<'_>>, cost: u64) -> Bytes {
     let body = match own {
         Some(Own { key, limits }) => {
@@ -284,7 +283,7 @@ fn body(asking: &Asking, own: Option<Own<'_>>, cost: u64) -> Bytes {
     body.to_string().into()
 }
 
-/// What a service is asked to explain.
+/// Returns the request body of an explanation.
 pub(super) fn body_of_attributes(asking: &Asking) -> Bytes {
     json!({ "domain": asking.domain, "attributes": attributes(asking) }).to_string().into()
 }
@@ -293,13 +292,13 @@ fn attributes(asking: &Asking) -> serde_json::Map<String, Value> {
     asking.attributes.iter().map(|one| (one.name.clone(), one.value.clone().into())).collect()
 }
 
-/// A time that an answer has under this name, in seconds.
+/// Returns a field of a response as a time; it is in seconds.
 pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
 }
 
-/// The answer of a service, if it is one of those that were expected, and has these in it: yes or no, or a list.
-/// Whoever else may sit at the address, or before it, answers with a status of theirs, and often with JSON.
+/// Parses the response of a server, if it has one of the expected statuses and contains these fields.
+/// Anything else at the address, such as a proxy, responds with other statuses and often with JSON too.
 pub(super) fn understood(
     status: http::StatusCode,
     answer: &[u8],
@@ -307,16 +306,14 @@ pub(super) fn understood(
     parts: &[&str],
 ) -> anyhow::Result<Answer> {
     let value: Value = serde_json::from_slice(answer)
-        .with_context(|| format!("the service answered {status}, and not with JSON"))?;
+        .with_context(|| format!("the server responded with status {status} and no JSON"))?;
     if expected.contains(&status.as_u16()) {
         let has = |part: &&str| value[*part].is_boolean() || value[*part].is_array();
         if !parts.iter().all(has) {
-            bail!(
-                "the service answered {status}, and not with what was asked for: is it a Pacegate?"
-            );
+            bail!("unexpected response with status {status}: check that the server is Pacegate");
         }
         return Ok(Answer { text: String::from_utf8_lossy(answer).into_owned(), value });
     }
     let detail = ["detail", "title"].iter().find_map(|name| value[name].as_str());
-    bail!("the service answered {status}: {}", detail.unwrap_or("it does not say why"));
+    bail!("the server responded with status {status}: {}", detail.unwrap_or("no details"));
 }

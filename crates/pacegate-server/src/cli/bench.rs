@@ -25,25 +25,25 @@ use crate::{
     config::Environment,
 };
 
-/// Measure a rate limiter, and check what it decides
+/// Measure a rate limiter and check its decisions
 ///
-/// Asks a server as fast as it answers (closed loop), or at a rate (--rate), and tells throughput and
-/// latencies. At a rate, latencies count from when a request should have been sent, so that a server
-/// that stands still cannot hide it.
+/// Sends requests to a server, either as fast as it responds (closed loop) or at a fixed rate
+/// (--rate), and reports throughput and latency. At a fixed rate, latency counts from when a request
+/// was due, so that a stalled server shows up in the latencies.
 ///
-/// All that was asked and answered is then held against the limit: how many units were certainly
-/// admitted beyond it, and how many requests were certainly denied although there was room. Pacegate,
-/// redis-cell, throttlecrab, Envoy's rate limit service and scripts in Redis are asked by the same code.
+/// Then checks all decisions against the limit: how many units were certainly admitted beyond it, and
+/// how many requests were certainly denied although there was room. Works with Pacegate, redis-cell,
+/// throttlecrab, Envoy's rate limit service, and Lua scripts in Redis or Valkey.
 ///
-/// The limit travels with the request wherever the dialect has a place for it. Elsewhere --limit tells
-/// what the server is configured to hold. Keys are new ones with each run.
+/// If the dialect supports it, each request carries the limit. Otherwise --limit states the limit that
+/// the server is configured with. Each run uses new keys.
 ///
-/// Exits with 0 if nothing is wrong, 1 if something was over-admitted or wrongly denied, 2 if nothing
-/// could be measured.
+/// Exit codes: 0 if the check found nothing wrong, 1 if requests were over-admitted or wrongly denied,
+/// 2 if the measurement failed.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The server: http://HOST:PORT, resp://HOST:PORT (or redis://), grpc://HOST:PORT
+    /// Server address: http://HOST:PORT, resp://HOST:PORT (or redis://), or grpc://HOST:PORT
     url: String,
 
     #[command(flatten)]
@@ -52,16 +52,16 @@ pub(super) struct Args {
     #[command(flatten)]
     loading: Loading,
 
-    /// Check so many requests; 0 checks none. Each takes 24 bytes of memory, and more while it is checked
+    /// Number of requests to check; 0 disables the check. Each takes at least 24 bytes of memory
     #[arg(long, value_name = "N", default_value_t = 2_000_000, help_heading = "Checking")]
     #[arg(value_parser = clap::value_parser!(u64).range(..=100_000_000))]
     check: u64,
 
-    /// Where the windows of a fixed window begin
-    #[arg(long, value_name = "WHERE", default_value = "aligned", help_heading = "Checking")]
+    /// Start of fixed windows
+    #[arg(long, value_name = "START", default_value = "aligned", help_heading = "Checking")]
     windows: Windows,
 
-    /// How far the server's clock may be off ours
+    /// Maximum difference between the server's clock and this one
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = duration)]
     #[arg(help_heading = "Checking")]
     skew: Duration,
@@ -72,162 +72,162 @@ pub(super) struct Args {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "What is asked")]
+#[command(next_help_heading = "Requests")]
 struct Asking {
-    /// What the server understands; unless said, pacegate over HTTP, cl.throttle over RESP, rls over gRPC
+    /// Protocol of the server [default: pacegate over HTTP, cl.throttle over RESP, rls over gRPC]
     #[arg(long, value_name = "NAME")]
     dialect: Option<Dialect>,
 
-    /// What the server is to hold, such as '10/second burst 20' [default: 1000000/second]
+    /// Limit that the server enforces, such as '10/second burst 20' [default: 1000000/second]
     #[arg(long, value_name = "LIMIT")]
     limit: Option<String>,
 
-    /// The burst of the limit
+    /// Burst of the limit
     #[arg(long, value_name = "N")]
     burst: Option<u64>,
 
-    /// The algorithm of the limit
+    /// Algorithm of the limit
     #[arg(long, value_name = "NAME")]
     algorithm: Option<Algorithm>,
 
-    /// Keys: hot, uniform:N, or zipf:N,EXPONENT
+    /// Key distribution: hot, uniform:N or zipf:N,EXPONENT
     #[arg(long, value_name = "KEYS", default_value = "uniform:100000")]
     keys: Keys,
 
-    /// Units of a request, or several with weights: 1:90,10:10
+    /// Cost of a request, or several with weights: 1:90,10:10
     #[arg(long, value_name = "COSTS", default_value = "1")]
     cost: Costs,
 
-    /// Ask the server's policies, with the key as this attribute, or entry of a descriptor
+    /// Use the server's policies, with the key as this attribute or descriptor entry
     #[arg(long, short = 'a', value_name = "NAME")]
     attribute: Option<String>,
 
-    /// The domain of the policies
+    /// Domain of the policies
     #[arg(long, value_name = "NAME", default_value = "")]
     domain: String,
 
-    /// What keys begin with, in place of something new with each run; then denials are not judged, since
-    /// keys may have been used before
+    /// Prefix of all keys, instead of a new one per run. Disables the check of denials, because keys may
+    /// have been used before
     #[arg(long, value_name = "TEXT")]
     prefix: Option<String>,
 
-    /// The script of the dialect script; it gets the key as KEYS[1]
+    /// Lua script for the dialect script; the key is KEYS[1]
     #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
 
-    /// An argument of the script, with {cost}, {amount}, {burst}, {seconds}, {millis}, {key} filled in
+    /// Script argument; {cost}, {amount}, {burst}, {seconds}, {millis} and {key} are replaced
     #[arg(long = "arg", value_name = "TEXT", requires = "script")]
     args: Vec<String>,
 
-    /// What the first integer of the script's reply means
-    #[arg(long, value_name = "HOW", default_value = "one")]
+    /// Meaning of the first integer in the script's reply
+    #[arg(long, value_name = "MEANING", default_value = "one")]
     reply: Reading,
 
-    /// The API key or password is in this file; otherwise in PACEGATE_KEY
+    /// File with the API key or password [default: the variable PACEGATE_KEY]
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "How much is asked")]
+#[command(next_help_heading = "Load")]
 struct Loading {
-    /// Connections
+    /// Number of connections
     #[arg(long, short = 'c', value_name = "N", default_value_t = 50)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000))]
     connections: u64,
 
-    /// Requests that may be on the way on each connection
+    /// Maximum number of requests in flight per connection
     #[arg(long, short = 'P', value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pipeline: u64,
 
-    /// Threads that ask
+    /// Number of threads
     #[arg(long, short = 't', value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=64))]
     threads: u64,
 
-    /// Requests per second, whether or not they are answered
+    /// Requests per second, independent of the responses (open loop)
     #[arg(long, short = 'r', value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     rate: Option<u64>,
 
-    /// Send so many requests at once, then nothing until --every has passed
+    /// Send this many requests at once, then wait until --every has passed
     #[arg(long, value_name = "N", requires = "every", conflicts_with = "rate")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     bursts: Option<u64>,
 
-    /// The time from one burst to the next
+    /// Time between bursts
     #[arg(long, value_name = "TIME", requires = "bursts", value_parser = duration)]
     every: Option<Duration>,
 
-    /// How long to measure
+    /// Length of the measurement
     #[arg(long, short = 'd', value_name = "TIME", default_value = "10s", value_parser = duration)]
     #[arg(conflicts_with = "requests")]
     duration: Duration,
 
-    /// How many requests to send, in place of a time
+    /// Number of requests to send, instead of a duration
     #[arg(long, short = 'n', value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
 
-    /// How long to ask before measuring [default: 1s]
+    /// Warm-up time before the measurement [default: 1s]
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "requests")]
     warm_up: Option<Duration>,
 
-    /// Tell the processor time of this process, which is the server on this machine
+    /// Report the CPU time of this process: the server, if it runs on this machine
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
 
-    /// The same seed draws the same keys and costs
+    /// Random seed for keys and costs
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  How fast is it, and how long does it take, over HTTP and over RESP with pipelines of 16?
+  Measure throughput and latency over HTTP, and over RESP with 16 requests in flight:
     pacegate bench http://127.0.0.1:8080
     pacegate bench resp://127.0.0.1:6380 --pipeline 16 --pid $(pidof pacegate)
 
-  How long does an answer take at 20,000 requests a second, one in ten of them costing 10?
+  Measure latency at 20,000 requests per second, a tenth of which cost 10:
     pacegate bench http://127.0.0.1:8080 --rate 20000 --cost 1:90,10:10
 
-  Does it admit ten, and no more, of thirty that come at once?
+  Check that exactly 10 of 30 simultaneous requests are admitted:
     pacegate bench resp://127.0.0.1:6380 --limit '10/minute burst 10' --keys hot -c 30 -n 30
 
-  And of thirty that come after a pause? The same question to throttlecrab, and to a script in Redis:
+  Check throttlecrab with bursts of 30, and a Lua script in Redis:
     pacegate bench resp://127.0.0.1:6381 --dialect throttle --limit '10/second burst 10' --keys hot \\
       --bursts 30 --every 2s -n 90
     pacegate bench redis://127.0.0.1:6379 --dialect script --script limiter.lua \\
       --arg '{seconds}' --arg '{amount}' --limit 10/minute --windows anchored --keys hot -n 30
 
-  Envoy's rate limit service, configured with 100 per minute for each value of `user` in the domain edge:
+  Check Envoy's rate limit service, configured with 100/minute per `user` in the domain edge:
     pacegate bench grpc://127.0.0.1:8081 --domain edge -a user --limit 100/minute --keys zipf:10000,1";
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let (target, limit) = target(args).map_err(|error| {
-        let hint = "pacegate bench --help shows how each kind of server is asked";
+        let hint = "see pacegate bench --help for examples of each kind of server";
         Trouble::new(error, "cannot measure", hint)
     })?;
     let load = load(args);
     let ran = with_progress(&load, &Arc::new(target)).map_err(|error| {
-        let hint = "see whether the server runs there, and whether its log says more";
+        let hint = "check that the server is running at this address, and see its log";
         Trouble::new(error, "cannot measure", hint)
     })?;
     let report = report(args, limit, ran);
     let tell = if args.json { print_json(&report) } else { print(&report) };
-    tell.map_err(|error| Trouble::output(error, "cannot print the figures"))?;
+    tell.map_err(|error| Trouble::output(error, "cannot print the report"))?;
     Ok(ExitCode::from(u8::from(!report.is_clean())))
 }
 
-/// The server and the limit that it is held to.
+/// Returns the server and the limit that it has to enforce.
 fn target(args: &Args) -> anyhow::Result<(Target, Limit)> {
     let asking = &args.asking;
     let dialect = asking.dialect.or_else(|| Dialect::of(&args.url));
     let limit = limit(args, dialect)?;
     let costs: Vec<u32> = asking.cost.shares.iter().map(|share| share.cost).collect();
     if u64::from(asking.cost.most()) > limit.capacity() {
-        bail!("a cost of {} can never be admitted by {limit}", asking.cost.most());
+        bail!("a cost of {} exceeds the capacity of {limit}", asking.cost.most());
     }
     let fresh = format!("bench-{:x}-", SystemClock::new().now().as_micros());
     let prefix = asking.prefix.as_ref().unwrap_or(&fresh);
@@ -255,20 +255,20 @@ fn limit(args: &Args, dialect: Option<Dialect>) -> anyhow::Result<Limit> {
         Some(text) => text,
         None if declared && args.check > 0 && dialect != Some(Dialect::Incr) => {
             bail!(
-                "--limit must say what the server is configured to hold, or --check 0 ask not to check"
+                "--limit is required to check decisions: state the server's limit, or use --check 0"
             );
         }
         None => "1000000/second",
     };
-    let mut limit: Limit = text.parse().context("cannot use --limit")?;
+    let mut limit: Limit = text.parse().context("invalid --limit")?;
     if dialect.is_some_and(Dialect::is_bucket) && limit.algorithm() == Algorithm::FixedWindow {
         limit = limit.with_algorithm(Algorithm::TokenBucket)?;
     }
     if let Some(algorithm) = asking.algorithm {
-        limit = limit.with_algorithm(algorithm).context("cannot use --algorithm")?;
+        limit = limit.with_algorithm(algorithm).context("invalid --algorithm")?;
     }
     if let Some(burst) = asking.burst {
-        limit = limit.with_burst(burst).context("cannot use --burst")?;
+        limit = limit.with_burst(burst).context("invalid --burst")?;
     }
     let checkable = [
         Algorithm::FixedWindow,
@@ -277,7 +277,7 @@ fn limit(args: &Args, dialect: Option<Dialect>) -> anyhow::Result<Limit> {
         Algorithm::TokenBucket,
     ];
     if !checkable.contains(&limit.algorithm()) {
-        bail!("{} is not a limit on requests: nothing here gives permits back", limit.algorithm());
+        bail!("{} limits are not supported: bench does not release permits", limit.algorithm());
     }
     Ok(limit)
 }
@@ -329,7 +329,7 @@ fn rate(loading: &Loading) -> Option<Rate> {
     steady.or(bursts)
 }
 
-/// Runs it, with a bar if somebody watches.
+/// Runs the load, with a progress bar if standard error is a terminal.
 fn with_progress(load: &Load, target: &Arc<Target>) -> anyhow::Result<Ran> {
     let all = match load.length {
         Length::Time(time) => (load.warm_up + time).as_millis() as u64,
@@ -359,8 +359,8 @@ fn with_progress(load: &Load, target: &Arc<Target>) -> anyhow::Result<Ran> {
     bar.finish_and_clear();
     let ran = ran?;
     if ran.record.allowed + ran.record.denied == 0 {
-        let said = ran.record.first_failure.as_deref().unwrap_or("no answer came");
-        return Err(anyhow!("nothing was decided: {said}"));
+        let said = ran.record.first_failure.as_deref().unwrap_or("no response");
+        return Err(anyhow!("the server made no decision: {said}"));
     }
     Ok(ran)
 }
@@ -377,7 +377,7 @@ fn report(args: &Args, limit: Limit, mut ran: Ran) -> Report {
     Report { asked: asked(args, limit), ran, check }
 }
 
-/// What was asked, to be told again.
+/// Returns the parameters of the run, for the report.
 fn asked(args: &Args, limit: Limit) -> Vec<(&'static str, Value)> {
     let (asking, loading) = (&args.asking, &args.loading);
     let dialect = asking.dialect.or_else(|| Dialect::of(&args.url)).map_or("", Dialect::name);
@@ -417,7 +417,7 @@ fn print(report: &Report) -> io::Result<()> {
 }
 
 fn duration(text: &str) -> anyhow::Result<Duration> {
-    let wrong = || anyhow!("write a time such as 10s, 500ms or 2m");
+    let wrong = || anyhow!("expected a time such as 10s, 500ms or 2m");
     let end = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
     let (number, unit) = text.split_at(end);
     let number: u32 = number.parse().map_err(|_| wrong())?;

@@ -8,11 +8,11 @@ use clap_complete::Shell;
 
 use super::{Cli, Trouble};
 
-/// Print what completes `pacegate` in a shell
+/// Generate shell completions
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The shell to complete in
+    /// Shell
     shell: Shell,
 }
 
@@ -21,7 +21,7 @@ Examples:
   bash:
     pacegate completions bash > ~/.local/share/bash-completion/completions/pacegate
 
-  zsh, in a folder of $fpath:
+  zsh, into a directory in $fpath:
     pacegate completions zsh > ~/.zfunc/_pacegate
 
   fish:

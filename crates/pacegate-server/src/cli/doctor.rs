@@ -15,26 +15,28 @@ use pacegate_redis::{
 use super::Trouble;
 use crate::json::JsonReport;
 
-/// See whether Redis or Valkey is fit to hold limits
+/// Check Redis or Valkey servers for use as a store
 ///
-/// Looks at every server that the address leads to: one, each master of a cluster, or the sentinels
-/// and their master. It asks for version, memory, eviction, persistence, role, replicas, clock,
-/// round trips and rights, and tries the scripts on scratch keys that it removes. Each finding says
-/// what to do.
+/// Examines every server that the address leads to: a single server, each master of a cluster, or the
+/// sentinels and their master. Checks version, memory, eviction, persistence, role, replicas, clock,
+/// latency and permissions, and runs the scripts on temporary keys. Each finding includes advice.
 ///
-/// Exits with 0 if all is well, 1 if there is a problem (with --strict: or a warning), 2 if no server
-/// could be reached or the address is not one.
+/// Exit codes: 0 if there is no problem, 1 if there is a problem (with --strict: or a warning), 2 if no
+/// server could be reached or the address is invalid.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Where the servers are: redis://, rediss://, redis+cluster://, redis+sentinel://, redis+unix://
+    /// Server address: redis://, rediss://, redis+cluster://, redis+sentinel:// or redis+unix://
+    ///
+    /// All users of this machine can see the command line. Use PACEGATE_STORE for an address with a password.
+    #[arg(env = "PACEGATE_STORE", hide_env_values = true)]
     url: String,
 
-    /// How long a call of the limiter may take
-    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_duration)]
+    /// Deadline of the limiter's calls to the server
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_duration)]
     deadline: Duration,
 
-    /// What the names of the limiter's keys begin with
+    /// Prefix of the limiter's keys
     #[arg(long, value_name = "TEXT", default_value = "pg:")]
     prefix: String,
 
@@ -42,23 +44,23 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Exit with 1 for warnings, too: for start-up scripts
+    /// Also exit with 1 for warnings, for start-up scripts
     #[arg(long)]
     strict: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  One server:
+  Check a single server:
     pacegate doctor redis://127.0.0.1:6379
 
-  A cluster, as the user that the limiter is going to be, and with its deadline:
+  Check a cluster with the limiter's user and deadline:
     pacegate doctor redis+cluster://pacegate:PASSWORD@10.0.0.1:6379,10.0.0.2:6379 --deadline 10ms
 
-  Refuse to start unless all is well, and keep what was found:
+  Fail on warnings too, and save the report:
     pacegate doctor redis+sentinel://10.0.0.1:26379/mymaster --strict --json > doctor.json";
 
-/// A report in words, with colours that whoever prints it may take out again.
+/// Displays a report as text. The colours can be stripped when printing.
 struct Words<'a> {
     url: &'a str,
     report: &'a Report,
@@ -66,12 +68,12 @@ struct Words<'a> {
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let url: RedisUrl = args.url.parse().map_err(|error| {
-        let hint = "pacegate doctor --help shows addresses of all kinds";
-        Trouble::new(error, "cannot use the address", hint)
+        let hint = "see pacegate doctor --help for examples of addresses";
+        Trouble::new(error, "invalid address", hint)
     })?;
     let options = Options::default().deadline(args.deadline).prefix(&*args.prefix);
     let report = examine(&url, &options).map_err(|error| {
-        Trouble::new(error, "cannot begin", "see whether the system is out of threads or files")
+        Trouble::new(error, "cannot start", "check the limits for threads and open files")
     })?;
     let url = url.to_string();
     let mut output = anstream::stdout().lock();
@@ -80,7 +82,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
         false => write!(output, "{}", Words { url: &url, report: &report }),
     }
     .and_then(|()| output.flush())
-    .map_err(|error| Trouble::output(error, "cannot print the findings"))?;
+    .map_err(|error| Trouble::output(error, "cannot print the report"))?;
     Ok(exit_code(&report, args.strict))
 }
 
@@ -100,23 +102,22 @@ fn exit_code(report: &Report, strict: bool) -> ExitCode {
     }
 }
 
-/// A number and a unit, such as `20ms`.
+/// Parses a number with a unit, such as `20ms`.
 fn parse_duration(text: &str) -> anyhow::Result<Duration> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
-    let number: u64 = number.parse().context("write a whole number and a unit, such as 20ms")?;
+    let number: u64 =
+        number.parse().context("expected a whole number with a unit, such as 20ms")?;
     let duration = match unit {
         "us" => Duration::from_micros(number),
         "ms" => Duration::from_millis(number),
         "s" => Duration::from_secs(number),
         _ => {
-            return Err(anyhow!(
-                "the unit `{unit}` is not one of us, ms, s: write for example 20ms"
-            ));
+            return Err(anyhow!("unknown unit `{unit}`: expected us, ms or s, such as 20ms"));
         }
     };
     if duration.is_zero() {
-        return Err(anyhow!("nobody can answer in no time: write for example 20ms"));
+        return Err(anyhow!("must be greater than zero, such as 20ms"));
     }
     Ok(duration)
 }

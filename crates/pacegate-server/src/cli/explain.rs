@@ -13,12 +13,12 @@ use super::{
 };
 use crate::explain;
 
-/// Tell which policies decide about a request, and why
+/// Explain which policies decide a request, and why
 ///
-/// Goes through the policies of the request's domain: which cover it, and of the others, what does
-/// not fit. For those that do, tells whose budget it is and how it stands. Nothing is charged.
+/// Lists the policies of the request's domain: for those that cover it, the key and the state of each
+/// limit; for the others, the condition that does not match. Charges nothing.
 ///
-/// Exits with 0 if the request would be allowed, 1 if it would be denied, 2 if it cannot be told.
+/// Exit codes: 0 if the request would be allowed, 1 if it would be denied, 2 on error.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
@@ -32,24 +32,24 @@ pub(super) struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  By the policies of a file, with nothing charged so far:
+  Use the policies of a file, with empty counters:
     pacegate explain --config pacegate.yaml -a user=alice -a path=/api/export
 
-  By the state that others have charged:
+  Use the counters of a shared store:
     pacegate explain --config pacegate.yaml --store redis://10.0.0.1:6379 -a user=alice
 
-  By what a service has in force:
+  Use the policies of a running server:
     pacegate explain --server http://127.0.0.1:8080 -a ip=203.0.113.7 -a path=/login";
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     if !args.asking.has_policies() {
-        let error = anyhow::anyhow!("there are no policies to go through");
-        let hint = "name a file with --config, or a service with --server";
+        let error = anyhow::anyhow!("no policies given");
+        let hint = "use --config FILE or --server URL";
         return Err(Trouble::new(error, "cannot explain", hint));
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| {
-        Trouble::new(error, "cannot begin", "see whether the system is out of threads or files")
+        Trouble::new(error, "cannot start", "check the limits for threads and open files")
     })?;
     runtime.block_on(tell(args))
 }
@@ -59,7 +59,7 @@ async fn tell(args: &Args) -> Result<ExitCode, Trouble> {
     let told = told(&judge, &args.asking).await.map_err(|error| {
         let hint = match error.is::<asking::Undecided>() {
             true => asking::DOCTOR,
-            false => "see whether the service or the store is there",
+            false => "check that the server or the store is running",
         };
         Trouble::new(error, "cannot explain", hint)
     })?;
@@ -90,7 +90,7 @@ async fn told(judge: &Judge, asking: &Asking) -> anyhow::Result<Value> {
     }
 }
 
-/// An explanation, a paragraph for each policy.
+/// Formats an explanation, with one paragraph per policy.
 fn words(told: &Value) -> String {
     let (mut text, mut is_covered) = (String::new(), false);
     for policy in told["policies"].as_array().into_iter().flatten() {
@@ -101,17 +101,17 @@ fn words(told: &Value) -> String {
                 covered(&mut text, &name, policy);
             }
             unmet => {
-                let _ = writeln!(text, "- {name} does not cover it: {}", reason(unmet));
+                let _ = writeln!(text, "- {name} does not match: {}", reason(unmet));
             }
         }
     }
     if told["omitted"].as_u64() > Some(0) {
-        let _ = writeln!(text, "- {} more do not cover it", told["omitted"]);
+        let _ = writeln!(text, "- {} more do not match", told["omitted"]);
     }
     let _ = match (told["allowed"] == true, told["policy"].as_str()) {
-        (true, None) if is_covered => writeln!(text, "allowed: nothing that covers it can deny"),
-        (true, None) => writeln!(text, "allowed: no policy covers it"),
-        (true, Some(policy)) => writeln!(text, "allowed; {policy} leaves least"),
+        (true, None) if is_covered => writeln!(text, "allowed: only policies in shadow mode match"),
+        (true, None) => writeln!(text, "allowed: no policy matches"),
+        (true, Some(policy)) => writeln!(text, "allowed; {policy} is the tightest policy"),
         (false, policy) => writeln!(text, "denied by {}", policy.unwrap_or_default()),
     };
     text
@@ -119,18 +119,18 @@ fn words(told: &Value) -> String {
 
 fn covered(text: &mut String, name: &str, policy: &Value) {
     let key: Vec<_> = policy["key"].as_array().into_iter().flatten().map(shown).collect();
-    let whose = if key.is_empty() { "everybody".to_owned() } else { key.join(", ") };
+    let whose = if key.is_empty() { "all clients".to_owned() } else { key.join(", ") };
     let instead = match policy["override"].as_u64() {
-        Some(place) => format!(", by its override {place}"),
+        Some(place) => format!(", override {place}"),
         None => String::new(),
     };
-    let shadow = if policy["mode"] == "shadow" { ", but only reports" } else { "" };
-    let _ = writeln!(text, "+ {name} covers it{instead}{shadow}; budget of {whose}");
+    let shadow = if policy["mode"] == "shadow" { ", shadow mode" } else { "" };
+    let _ = writeln!(text, "+ {name} matches{instead}{shadow}; key: {whose}");
     for limit in policy["limits"].as_array().into_iter().flatten() {
         let state = match (limit["allowed"] == true, asking::time(limit, "retry_after")) {
             (true, _) => format!("{} remaining", limit["remaining"]),
-            (false, Some(wait)) => format!("used up, retry in {wait:?}"),
-            (false, None) => "denies for good".to_owned(),
+            (false, Some(wait)) => format!("exhausted, retry in {wait:?}"),
+            (false, None) => "always denies".to_owned(),
         };
         let _ = writeln!(text, "    {}: {state}", shown(&limit["limit"]));
     }
@@ -141,19 +141,19 @@ fn reason(unmet: &Value) -> String {
     let attribute = shown(&condition["attribute"]);
     let values: Vec<_> = condition["values"].as_array().into_iter().flatten().map(shown).collect();
     let wanted = match condition["is"].as_str() {
-        Some("present") => "there".to_owned(),
+        Some("present") => "present".to_owned(),
         Some("absent") => "absent".to_owned(),
         Some("cidr") => format!("in {}", values.join(" or ")),
-        Some("glob") => format!("like {}", values.join(" or ")),
+        Some("glob") => format!("a match of {}", values.join(" or ")),
         _ => values.join(" or "),
     };
     match &unmet["value"] {
-        Value::Null => format!("{attribute} is missing, and must be {wanted}"),
-        value => format!("{attribute} is {}, and must be {wanted}", shown(value)),
+        Value::Null => format!("{attribute} is missing; expected {wanted}"),
+        value => format!("{attribute} is {}; expected {wanted}", shown(value)),
     }
 }
 
-/// Somebody's text, with nothing in it that a terminal would obey.
+/// Escapes control characters in untrusted text, so that it cannot control the terminal.
 fn shown(value: &Value) -> String {
     match value.as_str() {
         Some(text) => text.escape_debug().to_string(),

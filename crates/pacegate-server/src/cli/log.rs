@@ -37,6 +37,10 @@ enum Format {
     Json,
 }
 
+/// Clients can make these libraries warn as often as they like, for example by resetting streams of HTTP/2. The
+/// listeners log such connections themselves, at a limited rate. A level that names a library overrides its entry.
+const LIBRARIES: &str = "h2=error,hyper=error,rustls=error";
+
 /// From now on, events are told, and requests traced if somebody wants that. What is returned has to be kept for as
 /// long. Called within a runtime. What the arguments do not say, `deployment` may.
 pub(super) fn start(
@@ -51,7 +55,8 @@ pub(super) fn start(
     if let Some(stray) = stray(level) {
         return Err(unusable(anyhow!("`{stray}` is neither a level nor a module with one")));
     }
-    let filter = EnvFilter::try_new(level).map_err(|error| unusable(error.into()))?;
+    let filter = EnvFilter::try_new(format!("{LIBRARIES},{level}"))
+        .map_err(|error| unusable(error.into()))?;
     let exporter = args.traces.as_deref().map(|url| Exporter::new(url, args.trace_one_in.get()));
     let exporter = exporter.transpose().map_err(|error| {
         Trouble::new(error, "cannot use --traces", "write for example http://127.0.0.1:4318")

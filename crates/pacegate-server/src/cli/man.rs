@@ -10,14 +10,14 @@ use clap_mangen::Man;
 
 use super::{Cli, Trouble};
 
-/// Print a page of the manual
+/// Generate manual pages
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The command whose page to print: that of `pacegate` itself if none is named
+    /// Command whose page to print [default: pacegate itself]
     command: Option<String>,
 
-    /// Write every page into this folder instead, which is made if it is not there
+    /// Write all pages into this directory instead; created if missing
     #[arg(long, value_name = "FOLDER", conflicts_with = "command")]
     dir: Option<PathBuf>,
 }
@@ -27,7 +27,7 @@ Examples:
   Read about a command:
     pacegate man serve | man -l -
 
-  Install the manual for `man pacegate` and `man pacegate-serve`:
+  Install the manual pages for `man pacegate` and `man pacegate-serve`:
     pacegate man --dir ~/.local/share/man/man1";
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
@@ -39,7 +39,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The declarations of all commands, as they stand behind `--help` too.
+/// The definitions of all commands, the same as for `--help`.
 struct Pages(clap::Command);
 
 impl Pages {
@@ -49,7 +49,7 @@ impl Pages {
         Self(pacegate)
     }
 
-    /// Every page by its name. Names have the program's in front: `pacegate-serve`.
+    /// Returns every page with its name, such as `pacegate-serve`.
     fn all(&self) -> impl Iterator<Item = (String, clap::Command)> {
         let commands = self
             .0
@@ -62,8 +62,8 @@ impl Pages {
         let named = command.map(|command| format!("pacegate-{command}"));
         let wanted = named.as_deref().unwrap_or("pacegate");
         let Some((_, page)) = self.all().find(|(name, _)| name == wanted) else {
-            let error = anyhow::anyhow!("there is no {wanted}");
-            let hint = "name a command, as `pacegate --help` lists them";
+            let error = anyhow::anyhow!("unknown page {wanted}");
+            let hint = "use a command from `pacegate --help`";
             return Err(Trouble::new(error, "cannot print the page", hint));
         };
         let printed = render(page).and_then(|page| io::stdout().write_all(&page));
@@ -78,7 +78,11 @@ impl Pages {
         });
         written.map_err(|error| {
             let error = anyhow::Error::from(error).context(dir.display().to_string());
-            Trouble::new(error, "cannot write the manual", "name a folder that you may write to")
+            Trouble::new(
+                error,
+                "cannot write the manual pages",
+                "check that the directory is writable",
+            )
         })
     }
 }

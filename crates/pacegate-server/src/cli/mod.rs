@@ -30,7 +30,7 @@ use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use self::trouble::Trouble;
 use crate::config::Environment;
 
-/// A rate limiter: server, command line and tools
+/// A rate limiter: server, CLI and tools
 #[derive(Debug, Parser)]
 #[command(name = "pacegate", version, after_help = EXAMPLES)]
 struct Cli {
@@ -77,10 +77,10 @@ Examples:
 
 Run `pacegate COMMAND --help` for the options and examples of a command.";
 
-/// The exit code of an error. 0 and 1 are answers: allowed and denied, valid and invalid.
+/// Exit code for errors: the result is neither allowed (0) nor denied (1).
 const TROUBLE: u8 = 2;
 
-/// Does what the command line says.
+/// Runs the command given on the command line.
 pub(crate) fn run() -> ExitCode {
     let command = match parse(words(std::env::args_os())) {
         Ok(command) => command,
@@ -110,7 +110,7 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// Reads the command line, and what variables say besides. What is typed goes before those.
+/// Parses the command line and environment variables. The command line takes precedence.
 fn parse(words: Vec<OsString>) -> Result<Command, clap::Error> {
     let mut cli = without_empty_variables(Cli::command());
     let matches = cli.try_get_matches_from_mut(words)?;
@@ -131,7 +131,7 @@ fn parse(words: Vec<OsString>) -> Result<Command, clap::Error> {
     Ok(command)
 }
 
-/// Deployments often set a variable to nothing where they mean that it is not set.
+/// Ignores variables with an empty value: deployments often set one to an empty value to unset it.
 fn without_empty_variables(command: clap::Command) -> clap::Command {
     let environment = Environment::process();
     let is_empty = |arg: &Arg| {
@@ -143,8 +143,8 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
     })
 }
 
-/// The words of the command line. Deployments of envoyproxy/ratelimit start `/bin/ratelimit`, and nothing else: under
-/// that name it is the service.
+/// Returns the arguments. Deployments of envoyproxy/ratelimit run `/bin/ratelimit` without arguments: under
+/// that name, the program runs the server.
 fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = args.collect();
     let name = words.first().and_then(|name| Path::new(name).file_name());
@@ -154,19 +154,19 @@ fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     words
 }
 
-/// Prints the help that was asked for, or what is wrong with the command line.
+/// Prints the requested help, or the error in the command line.
 fn explain(error: &clap::Error) -> ExitCode {
     let printed = error.print().is_ok();
     let asked_for = !error.use_stderr();
     if asked_for && printed { ExitCode::SUCCESS } else { ExitCode::from(TROUBLE) }
 }
 
-/// Prints a line on standard error. A failure to do so is ignored.
+/// Prints a message on standard error. Ignores errors, for example if it is closed.
 fn say(message: impl Display) {
     drop(writeln!(anstream::stderr(), "{message}"));
 }
 
-/// Prints a line on standard output. A failure to do so is ignored.
+/// Prints a line on standard output. Ignores errors, for example if the reader has closed the pipe.
 fn print_line(line: impl Display) {
     let mut output = io::stdout().lock();
     drop(writeln!(output, "{line}").and_then(|()| output.flush()));

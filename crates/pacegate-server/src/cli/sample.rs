@@ -1,13 +1,12 @@
 //! A request that a configured policy limits, for the first thing that a new user tries.
 
-use std::fmt;
-
 use pacegate::{
     Algorithm, Limit, Policy, PolicySet, Request,
     policy::{Condition, Mode},
 };
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// The body of a request to `/v1/check`. Displays as a quoted word of a shell.
+/// A request, as arguments of `curl`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     domain: String,
@@ -54,20 +53,45 @@ impl Sample {
     }
 }
 
-impl fmt::Display for Sample {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = |text: &str| serde_json::Value::from(text).to_string().replace('\'', r"'\''");
-        f.write_str("'{")?;
-        if !self.domain.is_empty() {
-            write!(f, "\"domain\": {}, ", text(&self.domain))?;
-        }
-        f.write_str("\"attributes\": {")?;
-        for (place, (name, value)) in self.attributes.iter().enumerate() {
-            let comma = if place == 0 { "" } else { ", " };
-            write!(f, "{comma}{}: {}", text(name), text(value))?;
-        }
-        f.write_str("}}'")
+impl Sample {
+    /// Returns the arguments of a `curl` that charges the request.
+    pub(super) fn check(&self, url: &str) -> String {
+        // Not `--json`, which curl has only since 7.82.
+        format!("-H 'Content-Type: application/json' -d {} {url}/v1/check", quoted(&self.body()))
     }
+
+    /// Returns the arguments of a `curl` that reads the counters of the request and charges nothing.
+    pub(super) fn peek(&self, url: &str) -> String {
+        let domain = (!self.domain.is_empty()).then(|| format!("domain={}", encoded(&self.domain)));
+        let attributes = self.attributes.iter();
+        let attributes = attributes
+            .map(|(name, value)| format!("attribute={}:{}", encoded(name), encoded(value)));
+        let query: Vec<String> = domain.into_iter().chain(attributes).collect();
+        quoted(&format!("{url}/v1/state?{}", query.join("&")))
+    }
+
+    fn body(&self) -> String {
+        let text = |text: &str| serde_json::Value::from(text).to_string();
+        let pair = |(name, value): &(String, String)| format!("{}: {}", text(name), text(value));
+        let attributes = self.attributes.iter().map(pair).collect::<Vec<_>>().join(", ");
+        let domain = match &*self.domain {
+            "" => String::new(),
+            domain => format!("\"domain\": {}, ", text(domain)),
+        };
+        format!("{{{domain}\"attributes\": {{{attributes}}}}}")
+    }
+}
+
+/// Encodes a text for a query.
+fn encoded(text: &str) -> impl std::fmt::Display {
+    const ESCAPED: &AsciiSet =
+        &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+    utf8_percent_encode(text, ESCAPED)
+}
+
+/// Quotes a text as one word of a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// Permits are acquired, not checked.
@@ -112,7 +136,7 @@ mod tests {
 
     fn sample_of(text: &str) -> Option<String> {
         let settings: Settings = read(text, "sample.yaml", &Environment::of(|_| None)).unwrap();
-        Sample::of(&settings.policies).map(|sample| sample.to_string())
+        Sample::of(&settings.policies).map(|sample| quoted(&sample.body()))
     }
 
     #[test]
@@ -127,9 +151,14 @@ mod tests {
     #[test]
     fn fills_in_patterns_networks_and_domains() {
         let text = "policies:
-  - { name: edge, domain: shop, match: { path: '/v?/*/items/**', ip: { cidr: 10.1.0.0/16 } }, per: [user], limit: 5/minute }";
-        let expected = r#"'{"domain": "shop", "attributes": {"ip": "10.1.0.1", "path": "/vx/x/items/x", "user": "alice"}}'"#;
-        assert_eq!(sample_of(text).as_deref(), Some(expected));
+  - name: edge
+    domain: shop
+    match: { path: '/v?/*/items/**', ip: { cidr: 10.1.0.0/16 } }
+    per: [user]
+    limit: 5/minute";
+        let attributes = r#"{"ip": "10.1.0.1", "path": "/vx/x/items/x", "user": "alice"}"#;
+        let expected = format!(r#"'{{"domain": "shop", "attributes": {attributes}}}'"#);
+        assert_eq!(sample_of(text), Some(expected));
     }
 
     #[test]
@@ -145,6 +174,15 @@ mod tests {
     fn is_one_word_of_a_shell() {
         let text = "policies: [{ name: quoted, match: { user: \"o'neil\" }, limit: 5/minute }]";
         assert_eq!(sample_of(text).as_deref(), Some(r#"'{"attributes": {"user": "o'\''neil"}}'"#));
+    }
+
+    #[test]
+    fn a_peek_has_the_same_attributes() {
+        let text = "policies: [{ name: a, domain: a b, per: [user], match: { path: /x }, limit: 5/minute }]";
+        let settings: Settings = read(text, "sample.yaml", &Environment::of(|_| None)).unwrap();
+        let sample = Sample::of(&settings.policies).unwrap();
+        let expected = "'http://h/v1/state?domain=a%20b&attribute=path:/x&attribute=user:alice'";
+        assert_eq!(sample.peek("http://h"), expected);
     }
 
     #[test]

@@ -6,25 +6,25 @@ use std::{
 use super::Trouble;
 use crate::config;
 
-/// Print the JSON Schema of the configuration
+/// Print the JSON Schema of the config file
 ///
-/// Editors complete and check the file by it, if its first line is:
+/// Editors use it for completion and checks if the first line of the config file is:
 ///
 /// # yaml-language-server: $schema=pacegate.schema.json
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Print the reference for people instead, in Markdown
+    /// Print the reference as Markdown instead
     #[arg(long)]
     docs: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  Put the schema beside the file:
+  Write the schema next to the config file:
     pacegate schema > pacegate.schema.json
 
-  Read about every field:
+  Read the reference of all fields:
     pacegate schema --docs | less";
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {

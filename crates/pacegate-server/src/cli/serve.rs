@@ -8,11 +8,12 @@ use std::{
 };
 
 use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
+use pacegate_redis::Layout;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Trouble, log, print_line, sample::Sample};
 use crate::{
-    config::Bind,
+    config::{Bind, Environment},
     reload::Reloader,
     server::{Server, StartError},
     source::{Overrides, Source},
@@ -39,8 +40,15 @@ pub(super) struct Args {
     config: Vec<PathBuf>,
 
     /// The store: memory, redis://, rediss://, redis+cluster://, redis+sentinel://, redis+unix://
+    ///
+    /// All users of this machine can see the command line. Use --store-file, PACEGATE_STORE or the config file for an
+    /// address with a password.
     #[arg(long, value_name = "URL", env = "PACEGATE_STORE", hide_env_values = true)]
     store: Option<String>,
+
+    /// Read the address of --store from this file, such as a mounted secret
+    #[arg(long, value_name = "FILE", env = "PACEGATE_STORE_FILE", conflicts_with = "store")]
+    store_file: Option<PathBuf>,
 
     /// HTTP listener: HOST:PORT, port 0 for a free one, or off
     #[arg(long, value_name = "ADDR", env = "PACEGATE_HTTP")]
@@ -135,6 +143,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let source = source(args);
     runtime.block_on(async {
         let traces = log::start(&args.log, source.logging())?;
+        warn_of_visible_password(args);
         let code = serve(source, args.workers).await;
         if let Some(traces) = traces {
             // It waits for what it sends from here.
@@ -144,10 +153,23 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     })
 }
 
+/// Warns if the password of the store is on the command line, which all users can read.
+fn warn_of_visible_password(args: &Args) {
+    let is_typed = args.store != Environment::process().get("PACEGATE_STORE");
+    let has_password = |url: &String| url.contains('@') || url.contains("password=");
+    if is_typed && args.store.as_ref().is_some_and(has_password) {
+        tracing::warn!(
+            "the password in --store is visible to all users of this machine: use --store-file, \
+             PACEGATE_STORE or the config file"
+        );
+    }
+}
+
 fn source(args: &Args) -> Source {
     let bind = |given: Option<BindText>| given.map(|BindText(bind)| bind);
     let overrides = Overrides {
         store: args.store.clone(),
+        store_file: args.store_file.clone(),
         http: bind(args.http),
         grpc: bind(args.grpc),
         resp: bind(args.resp),
@@ -211,14 +233,17 @@ fn greet(server: &Server) {
     if let Some(http) = endpoints.iter().find(|endpoint| endpoint.name == "http") {
         let scheme = if http.is_tls { "https" } else { "http" };
         let url = format!("{scheme}://{}", http.address);
-        // Not `--json`, which curl has only since 7.82.
-        let json = "-H 'Content-Type: application/json' -d";
         let key = match revision.settings.security.credentials.is_empty() {
             true => "",
             false => "-H \"Authorization: Bearer $PACEGATE_KEY\" ",
         };
-        if let Some(sample) = Sample::of(&revision.settings.policies) {
-            print_line(format_args!("try: curl {key}{json} {sample} {url}/v1/check"));
+        if let Some(request) = Sample::of(&revision.settings.policies) {
+            // The counters of another limiter that is already running are only read.
+            let example = match revision.settings.layout == Layout::native() {
+                true => request.check(&url),
+                false => request.peek(&url),
+            };
+            print_line(format_args!("try: curl {key}{example}"));
         }
         print_line(format_args!("see: {url}/ in a browser, or pacegate top {url}"));
     }

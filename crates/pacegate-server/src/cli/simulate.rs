@@ -23,14 +23,15 @@ use crate::{
     words::grouped,
 };
 
-/// See what limits would do to traffic
+/// Replay traffic through limits and show the effect
 ///
-/// Replays an access log, or traffic that is described, through policies in virtual time. The decisions
-/// are those of the service, to the request. Tells what each policy would have allowed and denied, to
-/// whom, and when; compares limits, algorithms and files; and finds the limit for a target.
+/// Replays an access log, or synthetic traffic, through limits or policies in virtual time. The decisions
+/// are exactly those that the server would make. Reports what each policy would have allowed and denied,
+/// for which clients and when; compares limits, algorithms and config files; and searches for the limit
+/// that meets a target.
 ///
-/// Logs are in the common or combined format, JSON lines or CSV; compressed by gzip or zstd or not.
-/// Several are merged by time. Without any, or for -, standard input is read.
+/// Supported logs: common and combined format, JSON lines and CSV, optionally compressed with gzip or
+/// zstd. Several logs are merged by time. Reads standard input without a file, or if the file is -.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
@@ -52,38 +53,38 @@ pub(super) struct Args {
 }
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "What is tried")]
+#[command(next_help_heading = "Limits")]
 struct Tried {
-    /// The policies of this file
+    /// Use the policies of this config file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Compare with the policies of this file
+    /// Compare with the policies of this config file
     #[arg(long, value_name = "FILE", requires = "config", conflicts_with_all = INSTEAD)]
     against: Option<PathBuf>,
 
-    /// A limit, such as 100/minute; several are compared
+    /// Limit to try, such as 100/minute; can be repeated to compare several
     #[arg(long = "limit", value_name = "LIMIT", conflicts_with = "config")]
     limits: Vec<Limit>,
 
-    /// Whose budget: attributes, with commas between them; nothing is one budget for all
+    /// Count separately per value of these attributes, separated by commas; '' counts all requests together
     #[arg(long, value_name = "ATTRIBUTES", default_value = "ip", conflicts_with = "config")]
     per: String,
 
-    /// Count by this algorithm; several are compared
+    /// Algorithm to use; can be repeated to compare several
     #[arg(long = "algorithm", value_name = "NAME", conflicts_with = "config")]
     algorithms: Vec<Algorithm>,
 
-    /// Find the limit that does this, such as "deny at most 0.1%" or "no client above 20/second"
+    /// Search for the limit that meets a target: "deny at most 0.1%" or "no client above 20/second"
     #[arg(long, value_name = "TARGET")]
     suggest: Option<String>,
 
-    /// The policy whose limit is looked for, if the file has several
+    /// Policy whose limit to search for, if the config file has several
     #[arg(long, value_name = "NAME", requires = "suggest", requires = "config")]
     #[arg(conflicts_with_all = INSTEAD)]
     policy: Option<PolicyName>,
 
-    /// The domain of the requests; that of the first policy unless it is said
+    /// Domain of the requests [default: that of the first policy]
     #[arg(long, value_name = "NAME", requires = "config", conflicts_with_all = INSTEAD)]
     domain: Option<String>,
 }
@@ -91,49 +92,49 @@ struct Tried {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Logs")]
 struct Reading {
-    /// What the logs look like
+    /// Format of the logs
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 
-    /// The fields that attributes are in, such as ip=client.addr,time=ts; columns may be numbers
+    /// Fields of attributes, such as ip=client.addr,time=ts; CSV columns may be numbers
     #[arg(long = "map", value_name = "ATTRIBUTE=FIELD,...")]
     maps: Vec<Map>,
 
-    /// How far lines of one log may be out of order
+    /// Maximum time by which lines of one log may be out of order
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = span)]
     window: u64,
 }
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Described traffic")]
+#[command(next_help_heading = "Synthetic traffic")]
 struct Described {
-    /// Traffic such as "greedy clients=1000 rate=50/second for=1h"; several come together
+    /// Traffic pattern, such as "greedy clients=1000 rate=50/second for=1h"; can be repeated
     #[arg(long = "pattern", value_name = "PATTERN", long_help = PATTERNS)]
     patterns: Vec<Pattern>,
 
-    /// Write a log of so many lines instead, such as combined:10M
+    /// Generate a log with this many lines instead, such as combined:10M
     #[arg(long, value_name = "FORMAT:LINES")]
     #[arg(conflicts_with_all = ["files", "config", "limits", "suggest", "html", "json"])]
     generate: Option<Generate>,
 
-    /// Where to write it, instead of standard output
+    /// File for the generated log [default: standard output]
     #[arg(long, short, value_name = "FILE", requires = "generate")]
     output: Option<PathBuf>,
 
-    /// The same number gives the same traffic
+    /// Random seed of the traffic
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "What is told")]
+#[command(next_help_heading = "Report")]
 struct Telling {
-    /// How many keys to tell one by one
+    /// Number of keys to list
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
 
-    /// Keys of each policy that are told apart to the end; beyond them only those in use and those
-    /// that stand out are
+    /// Keys per policy to track; if there are more, only active keys and those with the most requests or
+    /// denials are kept
     #[arg(long, value_name = "N", default_value_t = 250_000)]
     keys: usize,
 
@@ -141,53 +142,53 @@ struct Telling {
     #[arg(long)]
     json: bool,
 
-    /// Write a report with charts to this file
+    /// Write an HTML report with charts to this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
 
 const PATTERNS: &str = "\
-Traffic such as \"greedy clients=1000 rate=50/second for=1h\"; several come together
+Traffic such as \"greedy clients=1000 rate=50/second for=1h\"; can be repeated
 
-  steady       requests at one rate: clients, rate, for
-  diurnal      a rate that rises and falls with the day: clients, rate, for
-  greedy       steady, and one client that asks for more: clients, rate, greedy, for
-  bursts       each client sends many at once, then none: clients, size, every, for
-  retry-storm  all clients come at once; who is denied tries again: clients, every, for,
-               and obey=yes (as Retry-After says) or obey=no with retry
+  steady       a constant rate: clients, rate, for
+  diurnal      a rate that follows the time of day: clients, rate, for
+  greedy       steady, plus one client that sends more: clients, rate, greedy, for
+  bursts       each client sends many requests at once, then pauses: clients, size, every, for
+  retry-storm  all clients start at once and retry when denied: clients, every, for,
+               and obey=yes (wait for Retry-After) or obey=no with retry
 
-With from, as in from=9h, it begins later than the others.";
+The setting from, such as from=9h, delays the start.";
 
 const EXAMPLES: &str = "\
 Examples:
-  What would a limit have done to yesterday's traffic?
+  Show the effect of a limit on yesterday's traffic:
     pacegate simulate access.log.1.gz --limit 100/minute --per ip
 
-  With charts, for a colleague:
+  Write an HTML report with charts:
     pacegate simulate access.log --limit 100/minute --html report.html
 
-  Which limit denies hardly anybody?
+  Search for the tightest limit that denies at most 0.1% of requests:
     pacegate simulate access.log --limit 100/minute --suggest 'deny at most 0.1%'
 
-  Compare algorithms, or a file with the one that is to replace it:
+  Compare algorithms, or two config files:
     pacegate simulate access.log --limit 60/minute --algorithm fixed-window --algorithm sliding-log
     pacegate simulate access.log --config pacegate.yaml --against proposed.yaml
 
-  JSON lines with fields of other names, from standard input:
+  Read JSON lines with different field names from standard input:
     zcat app.json.gz | pacegate simulate - --map ip=client.addr,time=ts --limit 10/second
 
-  Clients that ignore Retry-After, and a log to try things on:
+  Simulate clients that ignore Retry-After, and generate a log:
     pacegate simulate --pattern 'retry-storm clients=500 obey=no for=10m' --limit 100/second --per ''
     pacegate simulate --generate combined:10M -o access.log";
 
-/// What is given instead of a file. What needs a file must exclude these as well: an option that is required and
-/// excluded by another counts as not required.
+/// Options that replace a config file. Options that require --config must also conflict with these: clap does
+/// not enforce `requires` on an option that another option excludes.
 const INSTEAD: [&str; 3] = ["limits", "per", "algorithms"];
 
-/// 1 January 2026.
+/// 1 January 2026, in microseconds since the Unix epoch.
 const START: u64 = 1_767_225_600_000_000;
 const PERIOD_HINT: &str =
-    "a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
+    "expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     if let Some(generate) = &args.described.generate {
@@ -216,7 +217,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is tried, each under its name.
+/// The sets of policies to try, with their names.
 struct Sets {
     sets: Vec<(String, Vec<Policy>)>,
     notes: Vec<String>,
@@ -231,8 +232,8 @@ impl Tried {
             let (policies, held) = read(file)?;
             for policy in held {
                 tried.notes.push(format!(
-                    "policy `{policy}` counts permits, which are returned when the work is done; \
-                     traffic does not tell when, so it is left out"
+                    "policy `{policy}` is skipped: it limits concurrency, and traffic does not show when \
+                     a request ends"
                 ));
             }
             tried.sets.push((file.display().to_string(), policies));
@@ -243,9 +244,8 @@ impl Tried {
     fn limit_variants(&self) -> Result<Sets, Trouble> {
         let limits = match (&*self.limits, &self.suggest) {
             ([], None) => {
-                let error = anyhow!("there is nothing to try");
-                let hint =
-                    "give a limit with --limit, policies with --config, or a target with --suggest";
+                let error = anyhow!("no limits given");
+                let hint = "use --limit, --config or --suggest";
                 return Err(Trouble::new(error, "cannot simulate", hint));
             }
             ([], Some(_)) => vec![self.period_of_target()],
@@ -256,7 +256,7 @@ impl Tried {
             for algorithm in self.algorithms_of(&limit) {
                 let limit = limit
                     .with_algorithm(algorithm)
-                    .map_err(|error| Trouble::new(error, "cannot use --algorithm", PERIOD_HINT))?;
+                    .map_err(|error| Trouble::new(error, "invalid --algorithm", PERIOD_HINT))?;
                 sets.push((limit.to_string(), vec![self.policy_of(limit)?]));
             }
         }
@@ -267,7 +267,7 @@ impl Tried {
         if self.algorithms.is_empty() { vec![limit.algorithm()] } else { self.algorithms.clone() }
     }
 
-    /// What a suggestion is about if no limit says it.
+    /// Returns the period to search with if no limit is given.
     fn period_of_target(&self) -> Limit {
         match self.suggest.as_deref().map(str::parse) {
             Some(Ok(Target::Above(limit))) => limit,
@@ -283,17 +283,17 @@ impl Tried {
             per => format!("per-{}", per.join("-").replace('_', "-")),
         };
         let name = name.parse().map_err(|error| {
-            Trouble::new(error, "cannot use --per", "write attributes such as ip or tenant,user")
+            Trouble::new(error, "invalid --per", "expected attributes such as ip or tenant,user")
         })?;
         if limit.algorithm() == Algorithm::Concurrency {
-            let error = anyhow!("traffic does not tell when a permit is returned");
-            let hint = "use one of the algorithms that count requests";
+            let error = anyhow!("traffic does not show when a request ends");
+            let hint = "use an algorithm that counts requests";
             return Err(Trouble::new(error, "cannot simulate concurrency", hint));
         }
         Ok(Policy::new(name, [limit]).per(per))
     }
 
-    /// Finds the limit, and puts it in the place of what was given.
+    /// Searches for the limit and replaces the given one with it.
     fn suggest(
         &self,
         text: &str,
@@ -302,12 +302,12 @@ impl Tried {
         watcher: &mut Watcher,
     ) -> Result<SuggestionReport, Trouble> {
         let unusable = |error: String| {
-            let hint = "it is looked for in one policy at a time, and for one algorithm";
+            let hint = "--suggest works with one policy and one algorithm at a time";
             Trouble::new(anyhow!(error), "cannot use --suggest", hint)
         };
         let target: Target = text.parse().map_err(unusable)?;
         let [(name, policies)] = &mut *tried.sets else {
-            return Err(unusable("several things are to be compared".to_owned()));
+            return Err(unusable("cannot be combined with a comparison".to_owned()));
         };
         let place = match self.policy {
             Some(name) => policies.iter().position(|policy| policy.name == name),
@@ -333,13 +333,13 @@ impl Tried {
 }
 
 impl Tried {
-    /// Why it is not known which policy is meant.
+    /// Explains why the policy is ambiguous.
     fn unnamed(&self, policies: &[Policy]) -> String {
         let names: Vec<String> = policies.iter().map(|policy| policy.name.to_string()).collect();
         let names = names.join(", ");
         match self.policy {
-            Some(name) => format!("there is no policy `{name}`: there are {names}"),
-            None => format!("say which policy with --policy: there are {names}"),
+            Some(name) => format!("unknown policy `{name}`: expected one of {names}"),
+            None => format!("choose a policy with --policy: one of {names}"),
         }
     }
 }
@@ -367,8 +367,8 @@ impl Args {
             return Ok(Traffic::Patterns(patterns, START, self.described.seed));
         }
         if self.files.is_empty() && io::stdin().is_terminal() {
-            let error = anyhow!("there is no traffic");
-            let hint = "name a log, or describe traffic with --pattern";
+            let error = anyhow!("no traffic given");
+            let hint = "name a log, or use --pattern";
             return Err(Trouble::new(error, "cannot simulate", hint));
         }
         let mut places: Vec<Place> = self.files.iter().map(|file| (&**file).into()).collect();
@@ -376,8 +376,8 @@ impl Args {
             places.push(Place::Input);
         }
         if places.iter().filter(|place| **place == Place::Input).count() > 1 {
-            let error = anyhow!("standard input can be read only once, and is named twice");
-            return Err(Trouble::new(error, "cannot simulate", "write - once"));
+            let error = anyhow!("standard input is given twice");
+            return Err(Trouble::new(error, "cannot simulate", "give - once"));
         }
         let mut map = Map::default();
         self.reading.maps.iter().cloned().for_each(|other| map.extend(other));
@@ -386,28 +386,28 @@ impl Args {
     }
 }
 
-/// The policies of a file that can be tried, and the names of those that cannot.
+/// Reads the policies of a file; returns those that can be simulated, and the names of those that cannot.
 fn read(file: &Path) -> Result<(Vec<Policy>, Vec<PolicyName>), Trouble> {
-    let hint = "see what `pacegate validate` says of the file";
+    let hint = "check the file with `pacegate validate`";
     let settings = load(file, &Environment::process().without_secrets())
         .map_err(|error| Trouble::new(anyhow!("{error}"), "cannot use the policies", hint))?;
     if !settings.rules.written().is_empty() {
-        let what = "its rules decide about descriptors, and a log has none";
-        let error = anyhow!("{} is of envoyproxy/ratelimit: {what}", file.display());
-        let hint = "write a policy with the same limit, per attributes that the log has";
+        let what = "its rules match descriptors, which logs do not have";
+        let error = anyhow!("{} is an envoyproxy/ratelimit file: {what}", file.display());
+        let hint = "write a policy with the same limit that uses attributes of the log";
         return Err(Trouble::new(error, "cannot simulate", hint));
     }
     let (policies, held) = tryable(&settings.effective_policies());
     if policies.is_empty() {
-        let error = anyhow!("{} has no policy that can be tried", file.display());
-        return Err(Trouble::new(error, "cannot simulate", "write one under `policies`"));
+        let error = anyhow!("{} has no policy that can be simulated", file.display());
+        return Err(Trouble::new(error, "cannot simulate", "add one under `policies`"));
     }
     Ok((policies, held))
 }
 
 fn write_log(args: &Args, generate: &Generate) -> Result<ExitCode, Trouble> {
     let unwritable = |error: io::Error| {
-        Trouble::new(error, "cannot write the log", "see whether there is room, and leave to write")
+        Trouble::new(error, "cannot write the log", "check free disk space and file permissions")
     };
     let output: Box<dyn Write> = match &args.described.output {
         Some(path) => Box::new(File::create(path).map_err(unwritable)?),
@@ -415,7 +415,7 @@ fn write_log(args: &Args, generate: &Generate) -> Result<ExitCode, Trouble> {
     };
     let mut patterns = args.described.patterns.clone();
     if patterns.is_empty() {
-        // A day, whatever the number of lines.
+        // A day, regardless of the number of lines.
         let rate = (generate.lines.max(1), 86_400_000_000);
         let clients = (generate.lines / 100).clamp(10, 100_000);
         patterns.push(Pattern { rate, clients, ..Pattern::new(Kind::Diurnal) });
@@ -446,7 +446,7 @@ fn source(args: &Args) -> String {
 
 fn tell(report: &Report, telling: &Telling) -> Result<(), Trouble> {
     let unwritable = |error: io::Error| {
-        Trouble::new(error, "cannot write the report", "check where it leads, and leave to write")
+        Trouble::new(error, "cannot write the report", "check the output path and its permissions")
     };
     if let Some(path) = &telling.html {
         let page = Page::new(report).map_err(unplayable)?;
@@ -472,12 +472,12 @@ fn unplayable(error: impl Into<anyhow::Error>) -> Trouble {
     Trouble::new(error, "cannot simulate", hint)
 }
 
-/// Shows how far it is to whoever watches.
+/// Shows progress on a terminal.
 struct Watcher {
     bar: indicatif::ProgressBar,
     progress: Progress,
     started: Instant,
-    /// Bytes to read.
+    /// Total number of bytes to read, if known.
     length: Option<u64>,
 }
 

@@ -2,7 +2,7 @@ use std::{fmt, io};
 
 use anstyle::{AnsiColor, Style};
 
-/// Why a command failed, in one sentence, with a hint.
+/// The error of a failed command, with a hint for the user.
 #[derive(Debug)]
 pub(super) struct Trouble {
     error: anyhow::Error,

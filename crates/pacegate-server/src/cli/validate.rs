@@ -17,53 +17,53 @@ use crate::{
     envoy::WrittenRule,
 };
 
-/// Check configuration files
+/// Check config files
 ///
-/// Says everything that is wrong with each file, where, and what to write instead. Of a good one it shows
-/// the policies, and what is allowed but likely not meant. Files of RLaaS and of envoyproxy/ratelimit are
-/// checked as well; a folder is one with files of the latter.
+/// Reports all errors of each file with their position and the expected value. For a valid file, lists its
+/// policies and warns about likely mistakes. Also checks files of RLaaS and envoyproxy/ratelimit; a
+/// directory may contain files of the latter.
 ///
-/// Exits with 0 if all files are good, 1 if one is not, 2 if one could not be read.
+/// Exit codes: 0 if all files are valid, 1 if one is invalid, 2 if one could not be read.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The files, or folders with files of envoyproxy/ratelimit's
+    /// Config files, or directories with files of envoyproxy/ratelimit
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 
-    /// Print one line of JSON for each file
+    /// Print one line of JSON per file
     #[arg(long)]
     json: bool,
 
-    /// Do not look up secrets: for checks where they are not, such as in CI
+    /// Do not read secrets, for environments without them, such as CI
     #[arg(long)]
     without_secrets: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  Check a file before it is deployed:
+  Check a config file before you deploy it:
     pacegate validate pacegate.yaml
 
-  Check all files where the secrets they name are not:
+  Check files in an environment without the secrets:
     pacegate validate --without-secrets deploy/*.yaml
 
-  Check the rules of envoyproxy/ratelimit:
+  Check rules of envoyproxy/ratelimit:
     pacegate validate /data/ratelimit/config
 
-  Read what is wrong in a program:
+  Get the errors as JSON:
     pacegate validate --json pacegate.yaml | jq '.problems[]'";
 
-/// What was found in one file, in words.
+/// Displays the result for one file as text.
 struct Words<'a> {
     file: &'a Path,
     found: &'a Result<Settings, ConfigError>,
 }
 
-/// A condition as it would be said.
+/// Displays a condition as text.
 struct Said<'a>(&'a Match);
 
-/// Texts with a comma between them.
+/// Displays texts separated by commas.
 struct Listed<T>(Vec<T>);
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
@@ -79,8 +79,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
             Err(LoadError::Bad(error)) => Err(error),
             Err(error @ LoadError::Unreadable { .. }) => {
                 output.flush().map_err(unwritable)?;
-                let hint = "check the name of the file, and who may read it";
-                return Err(Trouble::new(error, "cannot check", hint));
+                let hint = "check the path and the permissions of the file";
+                return Err(Trouble::new(error, "cannot check the file", hint));
             }
         };
         if found.is_err() {
@@ -97,7 +97,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
 }
 
 fn unwritable(error: io::Error) -> Trouble {
-    Trouble::output(error, "cannot print what was found")
+    Trouble::output(error, "cannot print the result")
 }
 
 impl fmt::Display for Words<'_> {
@@ -113,7 +113,7 @@ impl fmt::Display for Words<'_> {
             rules => (rules, "rule", "rules"),
         };
         let plural = if count == 1 { one } else { many };
-        write!(f, "{}: good, {count} {plural}", self.file.display())?;
+        write!(f, "{}: valid, {count} {plural}", self.file.display())?;
         let rows: Vec<_> = match rules {
             [] => policies.iter().flat_map(rows).collect(),
             rules => rules.iter().map(rule_row).collect(),
@@ -131,7 +131,7 @@ impl fmt::Display for Words<'_> {
 
 const COLUMNS: usize = 5;
 
-/// Rows of cells, all of one column equally wide.
+/// Displays rows of cells in aligned columns.
 struct Table(Vec<[String; COLUMNS]>);
 
 fn rows(policy: &Policy) -> Vec<[String; COLUMNS]> {
@@ -175,7 +175,7 @@ fn rule_row(rule: &WrittenRule) -> [String; COLUMNS] {
 
 fn whose(per: &[String]) -> String {
     match per {
-        [] => "all together".to_owned(),
+        [] => "all clients".to_owned(),
         per => printable(&per.join(", ")),
     }
 }

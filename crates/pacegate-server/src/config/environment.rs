@@ -21,7 +21,7 @@ pub struct Environment<'a> {
 type Lookup<'a> = Box<dyn Fn(&str) -> Option<String> + 'a>;
 
 /// A secret, or why there is none. Without any: it was not looked up.
-pub(super) type Secret = Result<Option<Vec<u8>>, String>;
+pub(crate) type Secret = Result<Option<Vec<u8>>, String>;
 
 /// The longest secret.
 const MAX_SECRET: u64 = 64 * 1024;
@@ -73,7 +73,7 @@ impl<'a> Environment<'a> {
     }
 
     /// What a file holds, without the end of its last line.
-    pub(super) fn file(&self, path: &Path) -> Secret {
+    pub(crate) fn file(&self, path: &Path) -> Secret {
         if !self.secrets {
             return Ok(None);
         }

@@ -1,11 +1,12 @@
 //! The file as it is written. What it says is checked in `read`; these types also are its JSON Schema.
 
-use std::collections::BTreeMap;
-
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::place::{At, Entries, Form, Forms, NoMap};
+use super::{
+    forms::{Conditions, FailureForm, LayoutForm, Lease, OneOrMany, Size, StoreForm},
+    place::{At, Entries, Form, Forms, NoMap},
+};
 
 /// The configuration of `pacegate serve`. Everything may be left out.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -44,6 +45,12 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) headers: Headers,
 
+    /// Whether denials by `/v1/check` and `/v1/auth` are problem details (RFC 9457): the members of a decision, and
+    /// `type`, `title`, `status`, `key`, and `window` in seconds. The key is what the request is counted by, so leave
+    /// this off where clients must not read that.
+    #[serde(default)]
+    pub(crate) problem_details: bool,
+
     /// How several descriptors of one request by Envoy are charged.
     #[serde(default)]
     #[schemars(with = "Descriptors", extend("default" = "together"))]
@@ -54,7 +61,7 @@ pub(crate) struct Config {
     #[schemars(with = "Tls")]
     pub(crate) tls: Option<Tls>,
 
-    /// Who may ask. None at all: everybody who can connect, which has to be from this machine.
+    /// API keys. Empty means no authentication; allowed on loopback only. A reload cannot take all of them away.
     #[serde(default)]
     pub(crate) keys: Vec<At<Key>>,
 
@@ -83,27 +90,54 @@ pub(crate) struct Store {
     #[schemars(with = "String", example = &"REDIS_URL")]
     pub(crate) url_env: Option<At<String>>,
 
-    /// What the names of keys begin with. Redis and Valkey only.
+    /// What the names of keys begin with. With a named `layout`: the text before its key, to which a colon is added;
+    /// by default that of the layout. Redis and Valkey only.
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "pg:"))]
     pub(crate) prefix: Option<At<String>>,
 
-    /// How long a call of the store may take, before the failure modes of the policies decide. Redis and Valkey only.
+    /// How long a call to the store may take before the failure modes of the policies decide. Redis and Valkey only.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "20ms"))]
+    #[schemars(with = "String", extend("default" = "100ms"))]
     pub(crate) deadline: Option<At<String>>,
 
     /// Whose counters to share: `native`, `rlaas`, `rlaas-log`, `spring`, `valkey-api`, `unix-time`, `unix-time-log`,
-    /// `typescript`, or the names of keys as a template. Redis and Valkey only. See docs/layouts.md.
+    /// `typescript`, `typescript-sliding`, a template for the names of keys, or a template with its options. Redis and
+    /// Valkey only. See docs/layouts.md.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "native"))]
+    #[schemars(with = "LayoutForm", extend("default" = "native"))]
     #[schemars(example = &"rlaas", example = "myapp:{key}:{window}")]
-    pub(crate) layout: Option<At<String>>,
+    pub(crate) layout: Option<At<Form<Layout>>>,
 
-    /// How many keys the memory holds; new ones beyond that share one budget. Memory only.
+    /// Sends every denied request to the server, so that layouts that count denied requests count all of them. `GET
+    /// /check` then returns the count beyond the limit. By default, this process caches denials. Redis and Valkey only.
+    #[serde(default)]
+    #[schemars(with = "bool", extend("default" = false))]
+    pub(crate) count_denied: Option<At<bool>>,
+
+    /// How many keys the memory holds; new ones beyond that share one budget. Half of them are divided evenly between
+    /// the domains and the limits that come with requests, so that none takes the room of the others. Memory only.
     #[serde(default)]
     #[schemars(with = "u64", range(min = 1, max = 1_000_000_000), extend("default" = 1_000_000))]
     pub(crate) max_keys: Option<At<u64>>,
+}
+
+/// Fixed windows with custom keys.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Layout {
+    /// The names of keys: text with `{key}` and one of `{window}`, `{window_start}` and `{window_start_ms}`.
+    #[schemars(example = "myapp:{key}:{window}")]
+    pub(crate) template: At<String>,
+
+    /// How much longer than its window a counter lives, up to 365d.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "0s"))]
+    pub(crate) ttl_slack: Option<At<String>>,
+
+    /// Whether every request sets the life of a counter anew, instead of the first one only.
+    #[serde(default)]
+    pub(crate) refresh_ttl: bool,
 }
 
 /// A named rule: which requests it covers, whose budget they draw on, and how much that is.
@@ -124,6 +158,11 @@ pub(crate) struct Policy {
     #[serde(default, rename = "match")]
     #[schemars(with = "Conditions")]
     pub(crate) matching: Option<Entries<Form<Condition>>>,
+
+    /// How the attribute `path` is compared in `match` and counted in `per`.
+    #[serde(default)]
+    #[schemars(with = "Paths", extend("default" = "normalized"))]
+    pub(crate) paths: Option<Paths>,
 
     /// The attribute whose values have a budget each, or a list of them for each combination of values. Without it:
     /// one budget for all.
@@ -158,7 +197,8 @@ pub(crate) struct Policy {
     #[schemars(with = "u64", range(min = 1))]
     pub(crate) max_cost: Option<At<u64>>,
 
-    /// Other limits for some of the requests: the first that matches replaces `limit`.
+    /// Other limits for some of the requests: the first that matches replaces `limit`. Each override has its own
+    /// counters.
     #[serde(default)]
     pub(crate) overrides: Vec<Override>,
 
@@ -173,8 +213,8 @@ pub(crate) struct Policy {
     #[schemars(example = &"closed", example = serde_json::json!({"local": "1/3"}))]
     pub(crate) failure: Option<At<Form<Failure>>>,
 
-    /// What this process may draw ahead from Redis or Valkey and spend without asking: units, or a part of the limit.
-    /// Never admits too much, but may deny some that other processes hold.
+    /// Units that this process may charge ahead in Redis or Valkey and spend without asking: a number, or a part of the
+    /// limit. For fixed and sliding windows. Never admits too much, but may deny units that other processes hold.
     #[serde(default)]
     #[schemars(with = "Lease")]
     #[schemars(example = 50, example = "5%")]
@@ -186,7 +226,8 @@ pub(crate) struct Policy {
     pub(crate) tag: Option<At<Tag>>,
 }
 
-/// Other limits for the requests of a policy that look a certain way.
+/// Other limits for the requests of a policy that look a certain way, with their own counters. Those are kept by the
+/// policy's name and `match`: a new `limit` with the same algorithm and period keeps its usage.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Override {
@@ -215,7 +256,8 @@ pub(crate) struct Condition {
     #[schemars(with = "Vec<String>")]
     pub(crate) one_of: Option<At<Vec<At<String>>>>,
 
-    /// A pattern: `*` is any run without a `/`, `**` any run at all, `?` any one character but `/`.
+    /// A pattern: `*` is any run without a `/`, `**` any run at all, `?` any one character but `/`. Of a value that is
+    /// longer than 4 KiB, the first 4 KiB are compared: the policy applies if a value with this beginning can match.
     #[serde(default)]
     #[schemars(with = "String", example = "/api/**")]
     pub(crate) glob: Option<At<String>>,
@@ -261,6 +303,19 @@ pub(crate) enum Mode {
     Enforce,
     /// Requests over the limit are counted and reported, and pass.
     Shadow,
+}
+
+/// How the attribute `path` is compared and counted.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Paths {
+    /// In one spelling: decoded, without query, path parameters, dot segments, repeated and trailing slashes, and in
+    /// lower case. Patterns get the same spelling.
+    Normalized,
+    /// The same, but upper and lower case differ.
+    CaseSensitive,
+    /// As it was sent.
+    Exact,
 }
 
 /// What happens to a request that lacks an attribute of `per`.
@@ -322,13 +377,21 @@ pub(crate) struct Listen {
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "127.0.0.1:6380"))]
     pub(crate) resp: Option<At<String>>,
+
+    /// Names in the `Host` of HTTP requests that are accepted besides `localhost` and addresses of this server, without
+    /// ports. Requests for other names are rejected if this list is given, or if `http` is on the loopback without API
+    /// keys. A proxy on the same machine may need it.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    #[schemars(example = ["limits.example.com"])]
+    pub(crate) hosts: Vec<At<String>>,
 }
 
 /// Which headers tell a client about its limit. A denied one also gets `Retry-After`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Headers {
-    /// `RateLimit` and `RateLimit-Policy`.
+    /// `RateLimit` and `RateLimit-Policy`, or their predecessors.
     #[serde(default)]
     #[schemars(with = "Standard", extend("default" = "draft-8"))]
     pub(crate) standard: Option<Standard>,
@@ -345,6 +408,9 @@ pub(crate) enum Standard {
     /// As in drafts 8 to 11: `RateLimit: "api";r=12;t=3`.
     #[serde(rename = "draft-8")]
     Draft8,
+    /// As in drafts up to 6: `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in seconds from now.
+    #[serde(rename = "draft-6")]
+    Draft6,
     /// None of them.
     #[serde(rename = "off")]
     Off,
@@ -403,12 +469,12 @@ pub(crate) struct Key {
     #[schemars(with = "String", regex(pattern = "^[0-9A-Fa-f]{64}$"))]
     pub(crate) sha256: Option<At<String>>,
 
-    /// A file that holds the key and nothing else. Relative to the folder of this file.
+    /// A file that holds the key, of 16 bytes or more, and nothing else. Relative to the folder of this file.
     #[serde(default)]
     #[schemars(with = "String", example = "/run/secrets/checkout-key")]
     pub(crate) file: Option<At<String>>,
 
-    /// The environment variable that holds the key.
+    /// The environment variable that holds the key, of 16 bytes or more.
     #[serde(default)]
     #[schemars(with = "String", example = &"CHECKOUT_KEY")]
     pub(crate) env: Option<At<String>>,
@@ -422,6 +488,12 @@ pub(crate) struct Key {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) domains: Option<At<Vec<String>>>,
+
+    /// Allows inline limits: a `key` with its own `limit`, `CL.THROTTLE`, and the `limit` of an Envoy descriptor. The
+    /// scope `admin` does not include it. Over HTTP and RESP, inline limits have no domain, so `domains` must be left
+    /// out or contain `""`.
+    #[serde(default)]
+    pub(crate) inline: bool,
 }
 
 /// What a key may be used for.
@@ -473,6 +545,12 @@ pub(crate) struct Bounds {
     #[schemars(with = "String", extend("default" = "5s"))]
     pub(crate) read_timeout: Option<At<String>>,
 
+    /// How long a client may take to read an answer. A connection on which nothing can be written for this long, or
+    /// whose client leaves an answer over HTTP/2 unread, is closed. From 10ms to 1h.
+    #[serde(default)]
+    #[schemars(with = "String", extend("default" = "30s"))]
+    pub(crate) write_timeout: Option<At<String>>,
+
     /// How long a connection may be silent. From 10ms to 1d.
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "300s"))]
@@ -489,6 +567,11 @@ impl Forms<'_> for Store {
         "`memory`, an address such as `redis://127.0.0.1:6379`, or the parts of a store";
 }
 
+impl Forms<'_> for Layout {
+    const EXPECTED: &'static str = "a layout such as `spring`, a template such as `myapp:{key}:{window}`, or \
+                                    `template` with `ttl_slack` and `refresh_ttl`";
+}
+
 impl Forms<'_> for Condition {
     const EXPECTED: &'static str = "a text, a list of texts, or one of `equal`, `one_of`, `glob`, `cidr`, \
                                     `present` and `absent` with its value";
@@ -497,82 +580,4 @@ impl Forms<'_> for Condition {
 impl Forms<'_> for Failure {
     const EXPECTED: &'static str =
         "`open`, `closed`, `local`, or `local` with a share, as in `{local: 1/3}`";
-}
-
-/// `memory`, an address, or the parts of a store.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
-enum StoreForm {
-    Text(String),
-    Parts(Box<Store>),
-}
-
-/// A text, or a list of texts.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
-enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
-
-/// What an attribute must be.
-#[derive(JsonSchema)]
-#[schemars(untagged, rename = "ConditionForm")]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
-enum ConditionForm {
-    /// The value, or a pattern if it has a `*` or a `?`.
-    Text(String),
-    /// The value, as it is written here.
-    Number(serde_json::Number),
-    /// The value, as it is written here.
-    Truth(bool),
-    /// One of these values, to the letter.
-    List(Vec<String>),
-    /// Whatever else can be said.
-    Parts(Box<Condition>),
-}
-
-type Conditions = BTreeMap<String, ConditionForm>;
-
-/// `open`: let requests pass, and count nothing. `closed`: deny them. `local`: count in the memory of this process, at
-/// the full limit or at a share of it.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
-enum FailureForm {
-    Name(FailureName),
-    Share(Failure),
-}
-
-/// What happens when the store cannot answer.
-#[derive(JsonSchema)]
-#[schemars(rename_all = "kebab-case")]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
-enum FailureName {
-    /// Let requests pass, and count nothing.
-    Open,
-    /// Deny them, to be tried again after a second.
-    Closed,
-    /// Count in the memory of this process, at the full limit.
-    Local,
-}
-
-/// Units, or a part such as `5%`.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a text that may be a number")]
-enum Lease {
-    Units(u64),
-    Part(String),
-}
-
-/// Bytes, or a text such as `64KiB`.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a text that may be a number")]
-enum Size {
-    Bytes(u64),
-    Text(String),
 }

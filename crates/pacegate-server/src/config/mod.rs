@@ -3,14 +3,18 @@
 //! [`read`] makes [`Settings`] of a file, or says everything that is wrong with it. The form of the file is in
 //! `file.rs`, from which its JSON Schema is made, too.
 
+mod application;
 mod environment;
 mod file;
+mod forms;
 mod hint;
 mod kind;
+mod layout;
 mod load;
 mod mask;
 mod matching;
 mod place;
+mod placeholder;
 mod policies;
 mod problem;
 mod reference;
@@ -82,10 +86,13 @@ fn read_pacegate(
     let mut problems = Problems::new(file, text);
     let policies = written.policies.as_deref();
     let is_told_that_none = policies.is_some_and(<[_]>::is_empty);
-    let policies = policies::policies(policies.unwrap_or_default(), &mut problems);
     let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };
-    let mut settings = Settings::new(policies.unwrap_or(none));
+    let mut settings = Settings::new(none);
     settings.may_limit_nothing = is_told_that_none;
+    // The store first: whether a limit can be counted depends on its layout.
     Reader { file, environment, problems: &mut problems }.service(&written, &mut settings);
+    let policies =
+        policies::policies(policies.unwrap_or_default(), &settings.layout, &mut problems);
+    settings.policies = policies.unwrap_or(settings.policies);
     problems.finish(Some(settings))
 }

@@ -1,16 +1,20 @@
 //! From policies as they are written to policies as they are in force.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, slice};
 
 use pacegate::{
     Algorithm, Limit, PolicySet,
-    policy::{FailureMode, Lease, Match, Missing, Mode, Policy, PolicyError, PolicyName, Tag},
+    policy::{
+        FailureMode, Lease, Match, Missing, Mode, Paths, Policy, PolicyError, PolicyName, Tag,
+    },
 };
+use pacegate_redis::Layout;
 use serde_saphyr::Location;
 
 use super::{
     file,
     hint::{among, shorten},
+    layout::supported,
     matching::matching,
     place::{At, Form, Forms, NoMap},
     problem::Problems,
@@ -30,17 +34,19 @@ struct Draft<'a> {
     written: &'a file::Policy,
     limits: Limits,
     overrides: Vec<Limits>,
+    layout: &'a Layout,
 }
 
 /// The policies of a file, or nothing if there is a problem.
 pub(super) fn policies(
     written: &[At<file::Policy>],
+    layout: &Layout,
     problems: &mut Problems<'_>,
 ) -> Option<PolicySet> {
     let mut names: HashMap<PolicyName, Location> = HashMap::new();
     let mut policies = Vec::with_capacity(written.len());
     for At { value: written, .. } in written {
-        let Some(policy) = policy(written, problems) else { continue };
+        let Some(policy) = policy(written, layout, problems) else { continue };
         match names.get(&policy.name) {
             Some(first) => {
                 let first = first.line();
@@ -62,7 +68,7 @@ pub(super) fn policies(
     PolicySet::new(policies).map_err(|error| problems.add(Location::UNKNOWN, error)).ok()
 }
 
-fn policy(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Policy> {
+fn policy(written: &file::Policy, layout: &Layout, problems: &mut Problems<'_>) -> Option<Policy> {
     let name = name(&written.name, problems);
     let limits = own_limits(written, problems);
     let overrides = overrides(written, problems);
@@ -77,6 +83,7 @@ fn policy(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Policy>
     let mut policy = Policy::new(name, limits.limits.iter().copied());
     policy.domain = written.domain.clone().unwrap_or_default();
     policy.matching = matching.unwrap_or_else(|| Some(Match::any()))?;
+    policy.paths = written.paths.map(Into::into).unwrap_or_default();
     policy.per = per.unwrap_or_else(|| Some(Vec::new()))?;
     policy.missing = written.missing.map(Into::into).unwrap_or_default();
     policy.mode = written.mode.map(Into::into).unwrap_or_default();
@@ -88,7 +95,7 @@ fn policy(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Policy>
         None => None,
     };
     let (replacing, overrides): (Vec<_>, Vec<_>) = overrides.into_iter().unzip();
-    Draft { policy, written, limits, overrides }.checked(replacing, problems)
+    Draft { policy, written, limits, overrides, layout }.checked(replacing, problems)
 }
 
 fn name(written: &At<String>, problems: &mut Problems<'_>) -> Option<PolicyName> {
@@ -121,6 +128,9 @@ impl Draft<'_> {
                 }
             }
         }
+        if problems.count() == before {
+            self.check_layout(problems);
+        }
         if problems.count() > before {
             return None;
         }
@@ -130,6 +140,23 @@ impl Draft<'_> {
             policy = policy.overriding(matching, limits.limits);
         }
         Some(policy)
+    }
+
+    /// Adds a problem for each limit that the layout of the store cannot count.
+    fn check_layout(&self, problems: &mut Problems<'_>) {
+        let before = problems.count();
+        for limits in std::iter::once(&self.limits).chain(&self.overrides) {
+            for (limit, place) in limits.limits.iter().zip(&limits.places) {
+                problems.take(*place, supported(self.layout, slice::from_ref(limit), false));
+            }
+            let place = limits.places.last().filter(|_| problems.count() == before);
+            if let Some(place) = place {
+                problems.take(*place, supported(self.layout, &limits.limits, false));
+            }
+        }
+        if let Some(lease) = &self.written.lease {
+            problems.take(lease.place, supported(self.layout, &[], true));
+        }
     }
 
     /// Why this policy cannot have these limits.
@@ -298,6 +325,16 @@ impl From<file::Mode> for Mode {
         match written {
             file::Mode::Enforce => Self::Enforce,
             file::Mode::Shadow => Self::Shadow,
+        }
+    }
+}
+
+impl From<file::Paths> for Paths {
+    fn from(written: file::Paths) -> Self {
+        match written {
+            file::Paths::Normalized => Self::Normalized,
+            file::Paths::CaseSensitive => Self::CaseSensitive,
+            file::Paths::Exact => Self::Exact,
         }
     }
 }

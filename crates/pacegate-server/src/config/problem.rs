@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use serde_saphyr::Location;
 
-use super::mask::masked_in;
+use super::mask::{masked_in, masked_message};
 use crate::envoy::FileError;
 
 /// Why a configuration cannot be used: everything that is wrong with it, up to [`ConfigError::MOST`] problems.
@@ -85,7 +85,7 @@ impl ConfigError {
         let FileError { line, column, .. } = *error;
         let is_known = line > 0;
         let problem = Problem {
-            message: error.message.clone(),
+            message: masked_message(&error.message, text, line),
             position: is_known.then_some(Position { line, column }),
             shown: is_known.then(|| Shown::new(text, Position { line, column }, 1)).flatten(),
         };
@@ -108,7 +108,7 @@ impl<'a> Problems<'a> {
         let known = position.line > 0;
         let width = usize::try_from(place.span().len()).unwrap_or(1);
         let shown = known.then(|| Shown::new(self.text, position, width)).flatten();
-        let message = message.to_string();
+        let message = masked_message(&message.to_string(), self.text, position.line);
         self.found.push(Problem { message, position: known.then_some(position), shown });
     }
 

@@ -1,45 +1,40 @@
-//! The file of RLaaS, as it is: `rate-limiter: {use-algo, window-size, max-requests}`.
+//! The file of RLaaS: `rate-limiter: {use-algo, window-size, max-requests}` in an `application.yaml` of Spring.
 
 use std::time::Duration;
 
 use pacegate::{
     Algorithm, Limit, PolicySet,
-    policy::{Policy, PolicyName},
+    policy::{Missing, Policy, PolicyName},
 };
 use pacegate_redis::Layout;
 use serde::Deserialize;
 
 use super::{
-    ConfigError, Environment, Settings, file,
-    place::{At, Form},
+    ConfigError, Environment, Settings,
+    application::Application,
+    hint::{among, shorten},
+    layout::supported,
+    place::At,
+    placeholder,
+    policies::failure,
     problem::Problems,
     service::Reader,
     yaml,
 };
 
-/// What is at its top. What else an application of Spring has there is left alone.
-#[derive(Debug, Deserialize)]
-struct Application {
-    #[serde(rename = "rate-limiter")]
-    limiter: At<RateLimiter>,
-    /// Not one of theirs: where the counters are that both share.
-    store: Option<At<Form<file::Store>>>,
-}
-
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct RateLimiter {
-    use_algo: Algo,
+pub(super) struct RateLimiter {
+    use_algo: At<String>,
     /// In seconds.
-    window_size: At<u64>,
-    max_requests: At<u64>,
+    window_size: At<String>,
+    max_requests: At<String>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug)]
 enum Algo {
-    FixedWindowAlgo,
-    SlidingWindowAlgo,
+    FixedWindow,
+    SlidingWindow,
 }
 
 /// Requests are told apart by this attribute.
@@ -51,47 +46,83 @@ pub(super) fn read(
     file: &str,
     environment: &Environment<'_>,
 ) -> Result<Settings, ConfigError> {
-    let application: Application = yaml::parse(text, file)?;
+    let Application { limiter, failure: written, service } = yaml::parse(text, file)?;
     let mut problems = Problems::new(file, text);
-    let limiter = &application.limiter.value;
-    let settings = limit(limiter, &mut problems).and_then(|limit| {
-        let name =
-            problems.take(application.limiter.place, "rate-limiter".parse::<PolicyName>())?;
-        let policies = PolicySet::new([Policy::new(name, [limit]).per([USER])]);
-        problems.take(application.limiter.place, policies).map(Settings::new)
-    });
-    let settings = settings.map(|mut settings| {
-        let mut reader = Reader { file, environment, problems: &mut problems };
-        if let Some(store) = &application.store {
-            reader.store(store, &mut settings);
-        }
-        settings.layout = limiter.use_algo.layout();
-        settings
-    });
-    problems.finish(settings)
+    let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };
+    let mut settings = Settings::new(none);
+    let algo = algo(&limiter.value, environment, &mut problems);
+    settings.layout = algo.map_or(settings.layout, Algo::layout);
+    Reader { file, environment, problems: &mut problems }.service(&service, &mut settings);
+    let limit = algo.and_then(|algo| limit(algo, &limiter.value, environment, &mut problems));
+    let failure = written.map(|written| failure(&written, &mut problems));
+    if let Some(limit) = limit {
+        let place = limiter.value.max_requests.place;
+        problems.take(place, supported(&settings.layout, &[limit], false));
+        let name = problems.take(limiter.place, "rate-limiter".parse::<PolicyName>());
+        let policies = name.and_then(|name| {
+            // RLaaS rejects a request without a user, so none is counted.
+            let mut policy = Policy::new(name, [limit]).per([USER]);
+            policy.missing = Missing::Skip;
+            policy.failure = failure.flatten().unwrap_or_default();
+            problems.take(limiter.place, PolicySet::new([policy]))
+        });
+        settings.policies = policies.unwrap_or(settings.policies);
+    }
+    problems.finish(Some(settings))
 }
 
-fn limit(written: &RateLimiter, problems: &mut Problems<'_>) -> Option<Limit> {
-    let RateLimiter { use_algo, window_size, max_requests } = written;
-    let limit = Limit::new(0, Duration::from_secs(window_size.value));
-    let period = problems.take(window_size.place, limit)?.period();
-    let limit = Limit::new(max_requests.value, period);
-    let limit = limit.and_then(|limit| limit.with_algorithm(use_algo.algorithm()));
+fn algo(
+    written: &RateLimiter,
+    environment: &Environment<'_>,
+    problems: &mut Problems<'_>,
+) -> Option<Algo> {
+    let At { value, place, .. } = &written.use_algo;
+    let text = problems.take(*place, placeholder::resolve(value, environment))?;
+    let algo = match &*text {
+        "fixed-window-algo" => Ok(Algo::FixedWindow),
+        "sliding-window-algo" => Ok(Algo::SlidingWindow),
+        other => {
+            let choices = among(other, &["fixed-window-algo", "sliding-window-algo"]);
+            Err(format!("`{}` is not an algorithm of RLaaS: {choices}", shorten(other)))
+        }
+    };
+    problems.take(*place, algo)
+}
+
+fn limit(
+    algo: Algo,
+    written: &RateLimiter,
+    environment: &Environment<'_>,
+    problems: &mut Problems<'_>,
+) -> Option<Limit> {
+    let RateLimiter { window_size, max_requests, .. } = written;
+    let mut number = |written: &At<String>| {
+        let text =
+            problems.take(written.place, placeholder::resolve(&written.value, environment))?;
+        let number = text.trim().parse::<u64>();
+        let expected = || format!("expected a whole number from 0, found `{}`", shorten(&text));
+        problems.take(written.place, number.map_err(|_| expected()))
+    };
+    let (seconds, amount) = (number(window_size), number(max_requests));
+    let (seconds, amount) = (seconds?, amount?);
+    let period = problems.take(window_size.place, Limit::new(0, Duration::from_secs(seconds)))?;
+    let limit = Limit::new(amount, period.period());
+    let limit = limit.and_then(|limit| limit.with_algorithm(algo.algorithm()));
     problems.take(max_requests.place, limit)
 }
 
 impl Algo {
     fn algorithm(self) -> Algorithm {
         match self {
-            Self::FixedWindowAlgo => Algorithm::FixedWindow,
-            Self::SlidingWindowAlgo => Algorithm::SlidingLog,
+            Self::FixedWindow => Algorithm::FixedWindow,
+            Self::SlidingWindow => Algorithm::SlidingLog,
         }
     }
 
     fn layout(self) -> Layout {
         match self {
-            Self::FixedWindowAlgo => Layout::rlaas(),
-            Self::SlidingWindowAlgo => Layout::rlaas_log(),
+            Self::FixedWindow => Layout::rlaas(),
+            Self::SlidingWindow => Layout::rlaas_log(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Everything but the policies: the store, the listeners, the keys, the bounds.
 
-use std::{ops::RangeInclusive, str, time::Duration};
+use std::{net::IpAddr, ops::RangeInclusive, str, time::Duration};
 
 use pacegate_redis::{Layout, RedisUrl};
 use sha2::{Digest, Sha256};
@@ -10,7 +10,8 @@ use super::{
     Security, Settings, StoreSettings, TlsFiles,
     environment::{Secret, beside},
     file,
-    hint::{among, shorten},
+    hint::shorten,
+    layout::check_cluster,
     place::{At, Form, Forms},
     policies::failure,
     problem::Problems,
@@ -36,11 +37,13 @@ impl Reader<'_, '_> {
             settings.ad_hoc_failure = failure;
         }
         settings.shadow = written.shadow;
-        let file::Listen { http, grpc, resp } = &written.listen;
+        let file::Listen { http, grpc, resp, hosts } = &written.listen;
         self.bind(http.as_ref(), &mut settings.http);
         self.bind(grpc.as_ref(), &mut settings.grpc);
         self.bind(resp.as_ref(), &mut settings.resp);
+        settings.hosts = hosts.iter().filter_map(|written| self.host(written)).collect();
         settings.headers = headers(&written.headers);
+        settings.problem_details = written.problem_details;
         settings.descriptors = match written.descriptors {
             Some(file::Descriptors::Apart) => Descriptors::Apart,
             Some(file::Descriptors::Together) | None => Descriptors::Together,
@@ -94,18 +97,19 @@ impl Reader<'_, '_> {
         }
         let Some(url) = url else { return };
         let Some(mut store) = self.problems.take(url.place, redis(&url.value)) else { return };
-        if let StoreSettings::Redis { prefix, deadline, .. } = &mut store {
-            if let Some(written) = &parts.prefix {
+        let layout = self.layout(parts, &settings.layout);
+        if let StoreSettings::Redis { url, prefix, deadline } = &mut store {
+            if let (Some(written), true) = (&parts.prefix, layout == Layout::native()) {
                 prefix.clone_from(&written.value);
             }
             self.duration(parts.deadline.as_ref(), MILLISECOND..=MINUTE, deadline);
+            if let (Some(written), Err(problem)) = (&parts.layout, check_cluster(url, &layout)) {
+                self.problems.add(written.place, problem);
+            }
         }
         settings.store = store;
-        if let Some(layout) = &parts.layout
-            && let Some(layout) = self.problems.take(layout.place, self::layout(&layout.value))
-        {
-            settings.layout = layout;
-        }
+        settings.layout = layout;
+        settings.count_denied = parts.count_denied.as_ref().is_some_and(|written| written.value);
     }
 
     /// An address from elsewhere, which is not repeated.
@@ -119,14 +123,19 @@ impl Reader<'_, '_> {
     }
 
     fn memory(&mut self, parts: &file::Store, settings: &mut Settings) {
-        let only =
-            [("prefix", &parts.prefix), ("deadline", &parts.deadline), ("layout", &parts.layout)];
-        for (name, part) in only {
-            if let Some(part) = part {
+        let place = |part: &Option<At<String>>| part.as_ref().map(|part| part.place);
+        let only = [
+            ("prefix", place(&parts.prefix)),
+            ("deadline", place(&parts.deadline)),
+            ("layout", parts.layout.as_ref().map(|layout| layout.place)),
+            ("count_denied", parts.count_denied.as_ref().map(|written| written.place)),
+        ];
+        for (name, place) in only {
+            if let Some(place) = place {
                 let message = format!(
                     "`{name}` is for Redis and Valkey: add a `url`, `url_file` or `url_env`, or leave it out"
                 );
-                self.problems.add(part.place, message);
+                self.problems.add(place, message);
             }
         }
         let Some(written) = &parts.max_keys else { return };
@@ -141,6 +150,21 @@ impl Reader<'_, '_> {
         if let Some(said) = self.problems.take(written.place, written.value.parse()) {
             *bind = said;
         }
+    }
+
+    fn host(&mut self, written: &At<String>) -> Option<String> {
+        let is_part = |char: char| char.is_ascii_alphanumeric() || "-_.:".contains(char);
+        let text = written.value.trim_start_matches('[').trim_end_matches(']');
+        let is_address = text.parse::<IpAddr>().is_ok();
+        if text.is_empty() || !text.chars().all(is_part) || (text.contains(':') && !is_address) {
+            let shown = shorten(&written.value);
+            let message = format!(
+                "invalid host `{shown}`: expected a name without a scheme and a port, such as `limits.example.com`"
+            );
+            self.problems.add(written.place, message);
+            return None;
+        }
+        Some(text.trim_end_matches('.').to_ascii_lowercase())
     }
 
     fn tls(&self, written: &file::Tls) -> TlsFiles {
@@ -173,7 +197,7 @@ impl Reader<'_, '_> {
     }
 
     fn credential(&mut self, written: &At<file::Key>) -> Option<Credential> {
-        let file::Key { name, scope, domains, .. } = &written.value;
+        let file::Key { name, scope, domains, inline, .. } = &written.value;
         if name.value.is_empty() || name.value.len() > 64 {
             self.problems.add(name.place, "the name of a key has from 1 to 64 bytes");
             return None;
@@ -191,6 +215,7 @@ impl Reader<'_, '_> {
                 Some(file::Scope::Check) | None => Scope::Check,
             },
             domains: domains.as_ref().map(|domains| domains.value.clone()),
+            inline: *inline,
         })
     }
 
@@ -212,6 +237,14 @@ impl Reader<'_, '_> {
             }
         };
         let secret = self.problems.take(place, secret)?;
+        if let Some(length) = secret.as_ref().map(Vec::len).filter(|length| *length < MIN_API_KEY) {
+            let message = format!(
+                "the API key has {length} bytes: use at least {MIN_API_KEY}, such as the output of \
+                 `openssl rand -hex 32`"
+            );
+            self.problems.add(place, message);
+            return None;
+        }
         Some(secret.map_or([0; 32], |secret| Sha256::digest(secret).into()))
     }
 
@@ -224,6 +257,8 @@ impl Reader<'_, '_> {
         self.count(written.batch.as_ref(), 1..=65_536, &mut bounds.batch);
         let least = 10 * MILLISECOND;
         self.duration(written.read_timeout.as_ref(), least..=60 * MINUTE, &mut bounds.read_timeout);
+        let write = &mut bounds.write_timeout;
+        self.duration(written.write_timeout.as_ref(), least..=60 * MINUTE, write);
         self.duration(
             written.idle_timeout.as_ref(),
             least..=1_440 * MINUTE,
@@ -267,6 +302,8 @@ impl Reader<'_, '_> {
     }
 }
 
+/// Bytes of an API key. Shorter ones could be guessed.
+const MIN_API_KEY: usize = 16;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -276,6 +313,7 @@ fn headers(written: &file::Headers) -> Headers {
     let mut headers = Headers::default();
     headers.standard = match written.standard {
         Some(file::Standard::Off) => HeaderStyle::Off,
+        Some(file::Standard::Draft6) => HeaderStyle::Draft6,
         Some(file::Standard::Draft8) | None => HeaderStyle::Draft8,
     };
     headers.legacy = match written.legacy {
@@ -310,33 +348,6 @@ fn may_be_secret(address: &str) -> bool {
 
 fn redis(url: &str) -> Result<StoreSettings, String> {
     url.parse::<RedisUrl>().map_err(|error| error.to_string())?;
-    let (prefix, deadline) = ("pg:".to_owned(), Duration::from_millis(20));
+    let (prefix, deadline) = ("pg:".to_owned(), Duration::from_millis(100));
     Ok(StoreSettings::Redis { url: url.to_owned(), prefix, deadline })
-}
-
-type NamedLayout = (&'static str, fn() -> Layout);
-
-const LAYOUTS: [NamedLayout; 8] = [
-    ("native", Layout::native),
-    ("rlaas", Layout::rlaas),
-    ("rlaas-log", Layout::rlaas_log),
-    ("spring", || Layout::spring(Layout::SPRING_PREFIX)),
-    ("valkey-api", Layout::valkey_api),
-    ("unix-time", Layout::unix_time),
-    ("unix-time-log", Layout::unix_time_log),
-    ("typescript", Layout::typescript),
-];
-
-fn layout(text: &str) -> Result<Layout, String> {
-    if text.contains('{') {
-        return Layout::template(text).map(Into::into).map_err(|error| error.to_string());
-    }
-    let known = LAYOUTS.iter().find(|(name, _)| *name == text).map(|(_, layout)| layout());
-    known.ok_or_else(|| {
-        let names = among(text, &LAYOUTS.map(|(name, _)| name));
-        let text = shorten(text);
-        format!(
-            "`{text}` is neither a layout nor a template such as `myapp:{{key}}:{{window}}`: {names}"
-        )
-    })
 }

@@ -9,6 +9,7 @@ use pacegate::{MemoryStore, PolicySet, policy::FailureMode};
 use pacegate_http::Headers;
 use pacegate_redis::Layout;
 
+use super::layout::{check_cluster, supported};
 use crate::envoy::Rules;
 
 /// Everything that a configuration says, checked. What is not said is as in [`Settings::new`].
@@ -19,6 +20,8 @@ pub struct Settings {
     pub store: StoreSettings,
     /// Whose counters are shared, if the store is on Redis or Valkey.
     pub layout: Layout,
+    /// Whether every denied request reaches the store, if that is on Redis or Valkey.
+    pub count_denied: bool,
     /// The policies in force, those that only Envoy's descriptors lead to among them.
     pub policies: PolicySet,
     /// Whether it is said that there are no policies but those of rules, and not just none of them.
@@ -35,8 +38,12 @@ pub struct Settings {
     pub grpc: Bind,
     /// Where the protocol of Redis is spoken.
     pub resp: Bind,
+    /// Names that HTTP requests may have in their `Host`, in small letters, besides `localhost` and addresses.
+    pub hosts: Vec<String>,
     /// Which headers answers over HTTP carry.
     pub headers: Headers,
+    /// Whether denials over HTTP are problem details with the key.
+    pub problem_details: bool,
     /// Whether the descriptors of one request by Envoy stand or fall together.
     pub descriptors: Descriptors,
     /// Who may connect and ask.
@@ -124,6 +131,8 @@ pub struct Credential {
     pub scope: Scope,
     /// The domains it may be used for; `None` for all.
     pub domains: Option<Vec<String>>,
+    /// Whether requests may bring their own limits.
+    pub inline: bool,
 }
 
 /// What a credential may be used for.
@@ -154,6 +163,8 @@ pub struct Bounds {
     pub batch: usize,
     /// How long a request may take to arrive once it has begun.
     pub read_timeout: Duration,
+    /// How long a client may take to read an answer.
+    pub write_timeout: Duration,
     /// How long a connection may be silent.
     pub idle_timeout: Duration,
     /// How long open requests are waited for at the end.
@@ -166,6 +177,7 @@ impl Settings {
         Self {
             store: StoreSettings::default(),
             layout: Layout::native(),
+            count_denied: false,
             policies,
             may_limit_nothing: false,
             rules: Arc::default(),
@@ -174,11 +186,27 @@ impl Settings {
             http: Bind::loopback(8080),
             grpc: Bind::loopback(8081),
             resp: Bind::loopback(6380),
+            hosts: Vec::new(),
             headers: Headers::default(),
+            problem_details: false,
             descriptors: Descriptors::default(),
             security: Security::default(),
             bounds: Bounds::default(),
         }
+    }
+
+    /// Returns an error if the store cannot count a limit because of its layout.
+    pub(crate) fn check_layout(&self) -> Result<(), String> {
+        let StoreSettings::Redis { url, .. } = &self.store else { return Ok(()) };
+        check_cluster(url, &self.layout)?;
+        for policy in self.policies.policies() {
+            let overrides = policy.overrides.iter().map(|other| &other.limits);
+            for limits in std::iter::once(&policy.limits).chain(overrides) {
+                supported(&self.layout, limits, policy.lease.is_some())
+                    .map_err(|problem| format!("policy `{}`: {problem}", policy.name))?;
+            }
+        }
+        Ok(())
     }
 
     /// How many policies there are besides those of rules.
@@ -230,6 +258,7 @@ impl Default for Bounds {
             attributes: 32,
             batch: 1024,
             read_timeout: Duration::from_secs(5),
+            write_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(300),
             drain_timeout: Duration::from_secs(10),
         }

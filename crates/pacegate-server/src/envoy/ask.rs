@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use pacegate::{Charge, Limit, PolicyName, Request};
+use pacegate::{Charge, Counter, Limit, PolicyName, Request};
 use smallvec::SmallVec;
 
 use super::{
@@ -64,6 +64,12 @@ impl RateLimitRequest {
     pub(super) fn scope(&self) -> Scope {
         let gives_back = self.descriptors.iter().any(|descriptor| descriptor.is_negative_hits);
         if gives_back { Scope::Admin } else { Scope::Check }
+    }
+
+    /// Whether a descriptor brings its own limit, and that limit is used: policies ignore it.
+    pub(super) fn is_inline(&self, revision: &Revision) -> bool {
+        let has_limit = self.descriptors.iter().any(|descriptor| descriptor.limit.is_some());
+        has_limit && revision.settings.rules.domain(&self.domain).is_some()
     }
 }
 
@@ -188,17 +194,22 @@ impl<'a> Asked<'a> {
         let start = charges.len();
         let enforced = !self.is_shadow();
         let mut never = false;
-        let mut add = |policy, bounds: &[Bound], subject: &'a Subject<'_>| {
+        let mut add = |(policy, counter), bounds: &[Bound], subject: &'a Subject<'_>| {
             let key = subject.as_key();
-            let charge = |bound: &Bound| Charge::new(policy, key, bound.limit).enforced(enforced);
-            charges.extend(bounds.iter().map(|bound| charge(bound).cost(self.cost)));
+            let charge = |bound: &Bound| Charge::new(policy, key, bound.limit).counter(counter);
+            let charge = |bound: &Bound| charge(bound).enforced(enforced).cost(self.cost);
+            charges.extend(bounds.iter().map(charge));
             never = bounds.iter().any(|bound| self.exceeds(&bound.limit));
         };
         match &self.limits {
             Limits::None | Limits::Unlimited => {}
-            Limits::Rule(rule, subject) => add(rule.policy, &rule.bounds, subject),
+            Limits::Rule(rule, subject) => {
+                add((rule.policy, Counter::Policy), &rule.bounds, subject);
+            }
+            // The client chooses the rate, so each rate has its counter.
             Limits::Override(bound, subject) => {
-                add(PolicyName::AD_HOC, std::slice::from_ref(bound), subject);
+                let counter = (PolicyName::AD_HOC, Counter::Limit);
+                add(counter, std::slice::from_ref(bound), subject);
             }
             Limits::Native(plan) => match self.planned(plan) {
                 Some(planned) => charges.extend(planned),

@@ -168,7 +168,8 @@ async fn run(step: &Step, gate: &Gate) -> Result<RateLimitResponse, String> {
     for _ in 1..step.times.unwrap_or(1) {
         decide(&revision, &request).await.map_err(|error| error.to_string())?;
     }
-    decide(&revision, &request).await.map_err(|error| error.to_string())
+    let decided = decide(&revision, &request).await.map_err(|error| error.to_string())?;
+    Ok(decided.response)
 }
 
 async fn check(name: &str, number: usize, step: &Step, gate: &Gate) {

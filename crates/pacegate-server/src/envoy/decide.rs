@@ -3,6 +3,7 @@
 use pacegate::{Charge, CheckError, Decision, Source, StoreError};
 use prost::Message;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::{
     answer,
@@ -41,36 +42,66 @@ pub(super) struct Finding {
     pub(super) is_over: bool,
     /// Somebody denies it by hand. Nothing was taken then.
     pub(super) is_blocked: bool,
+    /// A failure mode decided, because the store did not answer.
+    pub(super) is_degraded: bool,
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub(crate) struct Decided {
+    pub(crate) response: RateLimitResponse,
+    /// Whether a failure mode decided about any of its descriptors.
+    pub(crate) is_degraded: bool,
 }
 
 /// Decides a request by one revision.
 pub(crate) async fn decide(
     revision: &Revision,
     request: &RateLimitRequest,
-) -> Result<RateLimitResponse, AskError> {
+) -> Result<Decided, AskError> {
+    decide_by(&revision.engine, revision, request).await
+}
+
+/// [`decide`] for a caller that stops waiting at this instant.
+pub(super) async fn decide_in_time(
+    revision: &Revision,
+    request: &RateLimitRequest,
+    deadline: Instant,
+) -> Result<Decided, AskError> {
+    decide_by(&revision.engine.answering_by(deadline), revision, request).await
+}
+
+async fn decide_by(
+    engine: &Engine,
+    revision: &Revision,
+    request: &RateLimitRequest,
+) -> Result<Decided, AskError> {
     let settings = &*revision.settings;
     ask::check(request)?;
     if ask::is_too_much(request, &settings.bounds) {
         tracing::debug!(descriptors = request.descriptors.len(), "more than a request may bring");
-        return Ok(answer::refusal(request.descriptors.len(), settings.shadow));
+        let response = answer::refusal(request.descriptors.len(), settings.shadow);
+        return Ok(Decided { response, is_degraded: false });
     }
     let asked = ask::find(revision, request)?;
     let mut bill = Bill::new(&asked);
-    give_back(&revision.engine, &asked, &mut bill).await?;
+    give_back(engine, &asked, &mut bill).await?;
     let is_apart = settings.descriptors == Descriptors::Apart;
     let findings = if is_apart {
-        apart(&revision.engine, &asked, &bill).await?
+        apart(engine, &asked, &bill).await?
     } else {
-        together(&revision.engine, &asked, &mut bill, settings.shadow).await?
+        together(engine, &asked, &mut bill, settings.shadow).await?
     };
     let is_over = is_over(&asked, &findings);
     let is_blocked = findings.iter().any(|finding| finding.is_blocked);
     if is_over && !is_blocked && !settings.shadow && !is_apart {
-        undo(&revision.engine, &asked, &bill, &findings).await?;
+        undo(engine, &asked, &bill, &findings).await?;
     }
     let options = &settings.rules.options;
     let denies = is_blocked || (is_over && !settings.shadow);
-    Ok(answer::response(&revision.engine, options, &asked, &findings, denies))
+    let is_degraded = findings.iter().any(|finding| finding.is_degraded);
+    let response = answer::response(engine, options, &asked, &findings, denies);
+    Ok(Decided { response, is_degraded })
 }
 
 /// Gives back what is to be given back. From then on those charges only ask what is left.
@@ -248,7 +279,12 @@ fn findings(
     let finding = |(asked, part): (&Asked<'_>, &Part)| {
         let charges = bill.charges[part.range.clone()].iter();
         let own = decisions.get(part.range.clone()).unwrap_or_default();
-        let mut finding = Finding { spoken: None, is_over: part.never, is_blocked: false };
+        let mut finding = Finding {
+            spoken: None,
+            is_over: part.never,
+            is_blocked: false,
+            is_degraded: own.iter().any(Decision::is_degraded),
+        };
         let mut has_counted = false;
         for (place, (charge, decision)) in charges.zip(own).enumerate() {
             let cost = if asked.refund { 0 } else { asked.cost };

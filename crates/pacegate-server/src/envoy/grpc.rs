@@ -3,7 +3,6 @@
 use std::{
     borrow::Cow,
     future::Future,
-    net::SocketAddr,
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
@@ -11,14 +10,16 @@ use std::{
 };
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header,
+};
 use http_body_util::BodyExt;
 use hyper::{
     body::{Body, Frame, Incoming},
-    server::conn::http2,
+    server::conn::http2::{Builder, Connection},
     service::service_fn,
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use prost::Message;
 use quanta::Instant;
 use tokio::{
@@ -29,15 +30,19 @@ use tracing::Instrument;
 
 use super::{
     answer,
-    decide::{AskError, decide},
+    decide::{AskError, Decided, decide, decide_in_time},
     preface,
     proto::{Health, HealthCheckRequest, HealthCheckResponse, RateLimitRequest},
 };
 use crate::{
+    audit::Wire,
     config::Bounds,
-    gate::Gate,
+    gate::{Gate, Revision},
     metrics::ListenerMetrics,
-    service::{Access, Drain, Keys, Protocol},
+    service::{
+        Access, Drain, INLINE_DENIED, InFlight, InlineExecutor, Keys, Peer, Protocol, Quiet, Share,
+        TooMuch, Watch, describe, drive, is_violation,
+    },
     trace,
 };
 
@@ -46,6 +51,9 @@ use crate::{
 pub(crate) struct Grpc {
     gate: Arc<Gate>,
     metrics: Arc<ListenerMetrics>,
+    in_flight: Arc<InFlight>,
+    /// Connections that broke the protocol.
+    violations: Quiet,
 }
 
 /// How calls end, for [`ListenerMetrics`].
@@ -72,6 +80,9 @@ enum GrpcCode {
     Unauthenticated = 16,
 }
 
+/// A message, and whether a failure mode decided it.
+type Answered = Result<(Bytes, bool), Failure>;
+
 /// One message and what comes after it, or nothing.
 #[derive(Debug)]
 struct Reply {
@@ -87,20 +98,32 @@ const SERVICES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLi
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+/// Marks in the initial metadata an answer that a failure mode decided, because the store did not answer.
+const DEGRADED: HeaderName = HeaderName::from_static("pacegate-degraded");
+const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 /// A byte that says whether the message is compressed, and four for its length.
 const PREFIX: usize = 5;
 /// Requests that one connection may have open.
 const STREAMS: u32 = 100;
+/// What a client may send before it is read: the least that HTTP/2 has.
+const WINDOW_BYTES: u32 = 65_535;
+/// What HTTP/2 takes of an answer before the client reads it.
+const SEND_BYTES: usize = 16 << 10;
+/// Envoy's `max_request_headers_kb` is 60 by default. HTTP/2 counts 32 bytes more for each of at most 100 headers.
+const MIN_METADATA_BYTES: usize = 80 << 10;
+/// The longest message of a health check, which needs no API key.
+const HEALTH_BYTES: usize = 256;
 
 impl Grpc {
     /// Answers by what is in force.
     pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
-        Self { gate, metrics }
+        let in_flight = InFlight::new(gate.revision().settings.bounds.request_bytes);
+        Self { gate, metrics, in_flight, violations: Quiet::default() }
     }
 }
 
 impl Protocol for Grpc {
-    async fn serve<I>(&self, io: I, peer: SocketAddr, mut drain: Drain)
+    async fn serve<I>(&self, io: I, peer: Peer, drain: Drain)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -113,51 +136,74 @@ impl Protocol for Grpc {
             tracing::debug!(%peer, "no HTTP/2 connection");
             return;
         };
-        let (gate, metrics) = (self.gate.clone(), self.metrics.clone());
+        let watch = Watch::new(peer, self.in_flight.share(), true);
+        let io = TokioIo::new(watch.watched(io));
+        let (gate, metrics, calls) = (self.gate.clone(), self.metrics.clone(), watch.clone());
         let service = service_fn(move |request| {
-            let (gate, metrics) = (gate.clone(), metrics.clone());
-            async move {
+            let (gate, metrics, watch) = (gate.clone(), metrics.clone(), calls.clone());
+            // On the heap, which gets it back once the answer is made. HTTP/2 keeps a stream until the answer is read.
+            Box::pin(async move {
+                let _open = watch.begin(Version::HTTP_2);
                 let begun = Instant::now();
                 let span = trace::request("grpc", request.headers());
-                let respond = respond(&gate, request);
+                let respond = respond(&gate, &watch, request);
                 let response = match span.is_none() {
                     true => respond.await,
                     false => Box::pin(respond.instrument(span)).await,
                 };
+                if response.headers().contains_key(DEGRADED) {
+                    metrics.count_degraded(1);
+                }
                 metrics.count(usize::from(response.body().is_failure()), begun.elapsed());
                 Ok::<_, std::convert::Infallible>(response)
-            }
+            })
         });
-        let builder = builder(&bounds);
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            () = drain.begun() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
+        let connection = builder(&bounds).serve_connection(io, service);
+        let ended = drive(connection, Connection::graceful_shutdown, &watch, bounds, drain).await;
         if let Err(error) = ended {
-            tracing::debug!(%peer, %error, "a connection ended badly");
+            let (peer, is_violation) = (watch.peer(), is_violation(&error));
+            let error = describe(&error);
+            tracing::debug!(%peer, %error, "a gRPC connection ended early");
+            if let Some(events) = is_violation.then(|| self.violations.events()).flatten() {
+                tracing::warn!(%peer, %error, events, "closed a gRPC connection that broke the protocol");
+            }
         }
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.gate
     }
 }
 
-/// A silent client is asked whether it is still there, and has to say so in time.
-fn builder(bounds: &Bounds) -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+/// A silent client is pinged, and has to answer in time.
+fn builder(bounds: &Bounds) -> Builder<InlineExecutor> {
+    let mut builder = Builder::new(InlineExecutor);
     builder
         .timer(TokioTimer::new())
         .auto_date_header(false)
         .max_concurrent_streams(STREAMS)
-        .max_header_list_size(u32::try_from(bounds.header_bytes).unwrap_or(u32::MAX))
-        .max_send_buf_size(64 * 1024)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_header_list_size(metadata_bytes(bounds))
+        .max_send_buf_size(SEND_BYTES)
         .keep_alive_interval(bounds.idle_timeout)
         .keep_alive_timeout(bounds.read_timeout);
     builder
 }
 
-async fn respond(gate: &Gate, request: Request<Incoming>) -> Response<Reply> {
+/// Metadata that a call may have. HTTP/2 answers more of it with an error before the call is seen here, and Envoy lets
+/// requests pass on errors. So it is all that an Envoy takes from its own clients by default, with room for its own.
+fn metadata_bytes(bounds: &Bounds) -> u32 {
+    u32::try_from(bounds.header_bytes.max(MIN_METADATA_BYTES)).unwrap_or(u32::MAX)
+}
+
+async fn respond(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Response<Reply> {
+    if !watch.is_authenticated() {
+        match known(Keys(&gate.revision().settings.security.credentials), request.headers()) {
+            Ok(_) => watch.authenticate(),
+            Err(_) => watch.suspect(),
+        }
+    }
     let is_grpc = request
         .headers()
         .get(header::CONTENT_TYPE)
@@ -168,24 +214,45 @@ async fn respond(gate: &Gate, request: Request<Incoming>) -> Response<Reply> {
         return response;
     }
     let answered = match request.uri().path() {
-        SHOULD_RATE_LIMIT => should_rate_limit(gate, request).await,
-        HEALTH_CHECK => health_check(gate, request).await,
+        SHOULD_RATE_LIMIT => should_rate_limit(gate, watch, request).await,
+        HEALTH_CHECK => health_check(gate, watch, request).await,
         _ => Err(Failure::new(GrpcCode::Unimplemented, "there is no such method")),
     };
     let mut response = match answered {
-        Ok(message) => Response::new(Reply::message(message)),
-        Err(failure) => failed(&failure),
+        Ok((message, is_degraded)) => {
+            let unread = watch.share().map(|share| share.answer(message.len()));
+            let mut response = Response::new(Reply::message(match unread {
+                None => message,
+                Some(unread) => unread.keep(message),
+            }));
+            if is_degraded {
+                response.headers_mut().insert(DEGRADED, HeaderValue::from_static("true"));
+            }
+            response
+        }
+        Err(failure) => {
+            if failure.code == GrpcCode::Unauthenticated {
+                gate.audit().rejected_key(Wire::Grpc, None);
+            }
+            failed(&failure)
+        }
     };
     response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
     response
 }
 
-async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<Bytes, Failure> {
-    let (head, body) = request.into_parts();
+async fn should_rate_limit(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Answered {
+    let (mut head, body) = request.into_parts();
+    // Nothing is read for a client without an API key.
+    known(Keys(&gate.revision().settings.security.credentials), &head.headers)?;
+    let deadline = head.headers.get(TIMEOUT).and_then(deadline);
+    // Metadata may be large, and its message late.
+    let key = head.headers.remove(header::AUTHORIZATION).map(|key| (header::AUTHORIZATION, key));
+    head.headers = HeaderMap::from_iter(key);
     let bounds = gate.revision().settings.bounds;
-    let message = match receive(body, &bounds).await {
+    let message = match receive(body, &bounds, bounds.request_bytes, watch.share()).await {
         Err(failure) if failure.code == GrpcCode::ResourceExhausted => {
-            return refuse_unread(gate, &head.headers);
+            return Ok((refuse_unread(gate), false));
         }
         received => received?,
     };
@@ -194,25 +261,58 @@ async fn should_rate_limit(gate: &Gate, request: Request<Incoming>) -> Result<By
     let revision = gate.revision();
     let keys = Keys(&revision.settings.security.credentials);
     if keys.are_needed() {
-        permit(keys, &head.headers, &request)?;
+        permit(&revision, &head.headers, &request)?;
     }
-    Ok(framed(&decide(&revision, &request).await?))
+    let Decided { response, is_degraded } = match deadline {
+        Some(deadline) => decide_in_time(&revision, &request, deadline).await?,
+        None => decide(&revision, &request).await?,
+    };
+    Ok((framed(&response), is_degraded))
+}
+
+/// When a call has to be answered: after three quarters of its `grpc-timeout`, which leaves time for the way back. A
+/// value that is not one is ignored.
+fn deadline(timeout: &HeaderValue) -> Option<tokio::time::Instant> {
+    let timeout = parse_timeout(timeout.to_str().ok()?)?;
+    tokio::time::Instant::now().checked_add(timeout * 3 / 4)
+}
+
+/// Up to eight digits and a unit, such as `20m` for 20 ms.
+fn parse_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let is_number = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
+    let number: u64 = digits.parse().ok().filter(|_| is_number)?;
+    match unit {
+        "H" => Some(Duration::from_secs(3_600 * number)),
+        "M" => Some(Duration::from_secs(60 * number)),
+        "S" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_millis(number)),
+        "u" => Some(Duration::from_micros(number)),
+        "n" => Some(Duration::from_nanos(number)),
+        _ => None,
+    }
 }
 
 /// Denies what is too large to be read: Envoy would let an error pass, and clients choose what it sends along.
-fn refuse_unread(gate: &Gate, headers: &HeaderMap) -> Result<Bytes, Failure> {
-    let revision = gate.revision();
-    known(Keys(&revision.settings.security.credentials), headers)?;
-    Ok(framed(&answer::refusal(0, revision.settings.shadow)))
+fn refuse_unread(gate: &Gate) -> Bytes {
+    framed(&answer::refusal(0, gate.revision().settings.shadow))
 }
 
-fn permit(keys: Keys<'_>, headers: &HeaderMap, request: &RateLimitRequest) -> Result<(), Failure> {
-    let access = known(keys, headers)?;
+fn permit(
+    revision: &Revision,
+    headers: &HeaderMap,
+    request: &RateLimitRequest,
+) -> Result<(), Failure> {
+    let access = known(Keys(&revision.settings.security.credentials), headers)?;
     let domain = std::str::from_utf8(&request.domain).map_err(|_| AskError::NotText)?;
-    if access.allows(request.scope(), domain) {
-        return Ok(());
+    if !access.allows(request.scope(), domain) {
+        let message = "this API key may not do that in this domain";
+        return Err(Failure::new(GrpcCode::PermissionDenied, message));
     }
-    Err(Failure::new(GrpcCode::PermissionDenied, "this API key may not do that in this domain"))
+    if request.is_inline(revision) && !access.allows_inline() {
+        return Err(Failure::new(GrpcCode::PermissionDenied, INLINE_DENIED));
+    }
+    Ok(())
 }
 
 fn known<'a>(keys: Keys<'a>, headers: &HeaderMap) -> Result<Access<'a>, Failure> {
@@ -228,21 +328,27 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
 }
 
-async fn health_check(gate: &Gate, request: Request<Incoming>) -> Result<Bytes, Failure> {
+async fn health_check(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Answered {
     let bounds = gate.revision().settings.bounds;
-    let message = receive(request.into_body(), &bounds).await?;
+    let most = HEALTH_BYTES.min(bounds.request_bytes);
+    let message = receive(request.into_body(), &bounds, most, watch.share()).await?;
     let question = HealthCheckRequest::decode(message)
         .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "not a HealthCheckRequest"))?;
     if !SERVICES.contains(&&*question.service) {
         return Err(Failure::new(GrpcCode::NotFound, "there is no such service"));
     }
     let health = if gate.is_draining() { Health::NotServing } else { Health::Serving };
-    Ok(framed(&HealthCheckResponse { status: health.into() }))
+    Ok((framed(&HealthCheckResponse { status: health.into() }), false))
 }
 
-/// The one message of a call. What is there already is read without a clock.
-async fn receive(body: Incoming, bounds: &Bounds) -> Result<Bytes, Failure> {
-    let mut reading = pin!(gather(body, bounds.request_bytes));
+/// The one message of a call, of at most `most` bytes. No timer is set for a message that has arrived.
+async fn receive(
+    body: Incoming,
+    bounds: &Bounds,
+    most: usize,
+    share: Option<&Arc<Share>>,
+) -> Result<Bytes, Failure> {
+    let mut reading = pin!(gather(body, most, share));
     let once = std::future::poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
     let gathered = match once {
         Poll::Ready(gathered) => gathered,
@@ -256,28 +362,38 @@ async fn within<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, F
     timeout(time, work).await.map_err(late)
 }
 
-/// Everything a client sends. One frame, as most send it, is not copied.
-async fn gather(mut body: Incoming, most: usize) -> Result<Bytes, Failure> {
-    let mut first = Bytes::new();
-    let mut more: Option<BytesMut> = None;
+/// Everything a client sends, which counts until it is dropped. One frame, as most send it, is not copied.
+async fn gather(
+    mut body: Incoming,
+    most: usize,
+    share: Option<&Arc<Share>>,
+) -> Result<Bytes, Failure> {
+    let mut all = BytesMut::new();
+    let mut held = share.map(|share| share.hold(0)).transpose()?;
     while let Some(frame) = body.frame().await {
         let frame =
             frame.map_err(|_| Failure::new(GrpcCode::Internal, "the request did not arrive"))?;
         let Ok(data) = frame.into_data() else { continue };
-        let so_far = more.as_ref().map_or(first.len(), BytesMut::len);
-        if so_far + data.len() > most.saturating_add(PREFIX) {
+        if all.len() + data.len() > most.saturating_add(PREFIX) {
             return Err(Failure::new(GrpcCode::ResourceExhausted, "the request is too large"));
         }
-        if so_far == 0 {
-            first = data;
-        } else {
-            more.get_or_insert_with(|| BytesMut::from(&*first)).extend_from_slice(&data);
+        let is_whole = body.is_end_stream();
+        if all.is_empty() && is_whole {
+            return Ok(data);
         }
-        if body.is_end_stream() {
+        if let Some(held) = &mut held {
+            held.grow(data.len())?;
+        }
+        all.extend_from_slice(&data);
+        if is_whole {
             break;
         }
     }
-    Ok(more.map_or(first, BytesMut::freeze))
+    let all = all.freeze();
+    Ok(match held {
+        None => all,
+        Some(held) => held.keep(all),
+    })
 }
 
 fn unframed(mut data: Bytes) -> Result<Bytes, Failure> {
@@ -330,6 +446,12 @@ fn escape(message: &str) -> String {
 impl Failure {
     const fn new(code: GrpcCode, message: &'static str) -> Self {
         Self { code, message: Cow::Borrowed(message) }
+    }
+}
+
+impl From<TooMuch> for Failure {
+    fn from(_: TooMuch) -> Self {
+        Self::new(GrpcCode::ResourceExhausted, "too much is in flight on this connection")
     }
 }
 
@@ -400,6 +522,27 @@ mod tests {
             (&[0, 255, 255, 255, 255, 7], GrpcCode::Internal),
         ] {
             assert_eq!(unframed(Bytes::from_static(data)).unwrap_err().code, code, "{data:?}");
+        }
+    }
+
+    #[test]
+    fn timeouts_have_a_number_and_a_unit() {
+        for (text, micros) in [
+            ("20m", Some(20_000)),
+            ("1S", Some(1_000_000)),
+            ("99999999H", Some(99_999_999 * 3_600_000_000)),
+            ("2M", Some(120_000_000)),
+            ("0u", Some(0)),
+            ("7000n", Some(7)),
+            ("", None),
+            ("m", None),
+            ("20", None),
+            ("20s", None),
+            ("+2m", None),
+            ("100000000m", None),
+            ("2ä", None),
+        ] {
+            assert_eq!(parse_timeout(text), micros.map(Duration::from_micros), "{text}");
         }
     }
 

@@ -62,8 +62,8 @@ fn server(settings: Settings) -> (Server, DuplexStream) {
     let (ours, theirs) = duplex(64 * 1024);
     let (drain, begun) = DrainSwitch::new();
     let grpc = Grpc::new(gate.clone(), Arc::new(ListenerMetrics::new("grpc", &CODES)));
-    let peer = ([127, 0, 0, 1], 1).into();
-    let connection = tokio::spawn(async move { grpc.serve(ours, peer, begun).await });
+    let peer = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+    let connection = tokio::spawn(async move { grpc.serve(ours, peer.into(), begun).await });
     (Server { gate, drain, connection }, theirs)
 }
 
@@ -283,6 +283,7 @@ async fn credentials_open_their_domains() {
         sha256: Sha256::digest("secret").into(),
         scope: Scope::Check,
         domains: Some(vec!["d".into()]),
+        inline: false,
     }];
     let (_server, mut client) = connect(settings).await;
     let mut ask = async |body: Bytes, key| call(&mut client, ASK, body, key).await.1;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    decide::{AskError, decide},
+    decide::{AskError, Decided, decide},
     metadata,
     proto::{
         Code, DescriptorStatus, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
@@ -96,15 +96,20 @@ impl JsonRequest {
         self.message.scope()
     }
 
-    /// Decides it: 200 or 429, and the answer in JSON.
+    /// Whether it brings limits that are used.
+    pub(crate) fn is_inline(&self, revision: &Revision) -> bool {
+        self.message.is_inline(revision)
+    }
+
+    /// Decides it: 200 or 429, the answer in JSON, and whether a failure mode decided.
     pub(crate) async fn answer(
         &self,
         revision: &Revision,
-    ) -> Result<(StatusCode, Bytes), AskError> {
-        let response = decide(revision, &self.message).await?;
+    ) -> Result<(StatusCode, Bytes, bool), AskError> {
+        let Decided { response, is_degraded } = decide(revision, &self.message).await?;
         let is_over = response.overall_code == i32::from(Code::OverLimit);
         let status = if is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
-        Ok((status, write(&response).to_string().into()))
+        Ok((status, write(&response).to_string().into(), is_degraded))
     }
 }
 

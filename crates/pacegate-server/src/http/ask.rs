@@ -207,6 +207,11 @@ impl Subject<'_> {
         }
     }
 
+    /// Whether the request brings its own limits.
+    pub(super) fn is_inline(&self) -> bool {
+        matches!(self, Self::AdHoc { .. })
+    }
+
     pub(super) fn cost(&self) -> u64 {
         match self {
             Self::Policies(request) => request.units(),

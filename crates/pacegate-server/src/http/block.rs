@@ -129,6 +129,23 @@ fn find<'r>(
     found.filter(|(_, domain)| access.allows(Scope::Check, domain))
 }
 
+/// Finds a policy by its name. Returns the name and the domain.
+pub(super) fn find_name<'r>(
+    policy: &str,
+    revision: &'r Revision,
+    access: Access<'_>,
+) -> Result<(PolicyName, &'r str), Problem> {
+    let (found, domain) = find(policy, revision, access).ok_or_else(|| no_policy(access))?;
+    Ok((found.map_or(PolicyName::AD_HOC, |policy| policy.name), domain))
+}
+
+fn no_policy(access: Access<'_>) -> Problem {
+    match access.allows_everywhere(Scope::Check) {
+        true => Problem::unknown_policy(),
+        false => Problem::forbidden("no policy in a domain that it is for has this name"),
+    }
+}
+
 /// The parameters `policy` and `key`. `None` if no policy is named.
 fn name_in_query(request: &Request) -> Result<Option<(String, String)>, Problem> {
     let query = Query::<Vec<(String, String)>>::try_from_uri(request.uri());
@@ -160,12 +177,7 @@ impl<'r> Named<'r> {
         if key.len() > settings.bounds.key_bytes.saturating_mul(settings.bounds.attributes) {
             return Err(Problem::bounds("the key is longer than any that is taken"));
         }
-        let (found, domain) = find(policy, revision, access).ok_or_else(|| {
-            match access.allows_everywhere(Scope::Check) {
-                true => Problem::unknown_policy(),
-                false => Problem::forbidden("no policy in a domain that it is for has this name"),
-            }
-        })?;
+        let (found, domain) = find(policy, revision, access).ok_or_else(|| no_policy(access))?;
         let key = key_of(found, key).ok_or_else(|| {
             let per = found.map(|policy| policy.per.join(", ")).unwrap_or_default();
             let one = "this policy has one budget for all: leave `key` empty".to_owned();

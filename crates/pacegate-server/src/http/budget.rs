@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Query, Request, State};
+use axum::{
+    extract::{Query, Request, State},
+    response::Response,
+};
 use http::{StatusCode, Uri};
 use pacegate::{Charge, Permit};
 
 use super::{
     Answer, Problem, Shared,
-    answer::{Decided, json, write_decision_and},
+    answer::{Decided, degraded_if, json, write_decision_and},
     ask::{self, Asked, Form},
     block::Named,
     model::{DecisionModel, Done, StateModel},
+    permit::{PermitBody, Unsent},
     posted,
 };
 use crate::{config::Scope, gate::Revision};
@@ -29,7 +33,7 @@ pub(super) async fn peek(
     }
     let asked = from_query(request.uri())?;
     let subject = asked.subject(&revision.settings.bounds)?;
-    revision.access_to(request.headers(), Scope::Check, subject.domain())?;
+    revision.access_for(request.headers(), Scope::Check, &subject)?;
     let budgets = subject.budgets(&revision.engine);
     state(&revision, &budgets.charges(0)?).await
 }
@@ -40,7 +44,7 @@ async fn state(revision: &Revision, charges: &[Charge<'_>]) -> Result<Answer, Pr
         decision: DecisionModel::whole(&verdict.decision, revision.number),
         limits: verdict.each.iter().map(DecisionModel::part).collect(),
     };
-    json(StatusCode::OK, &model)
+    Ok(degraded_if(verdict.decision.is_degraded(), json(StatusCode::OK, &model)?))
 }
 
 /// `DELETE /v1/state`: forgets what was charged.
@@ -59,7 +63,7 @@ pub(super) async fn reset(
     }
     let asked = from_query(request.uri())?;
     let subject = asked.subject(&revision.settings.bounds)?;
-    let access = revision.access_to(request.headers(), Scope::Admin, subject.domain())?;
+    let access = revision.access_for(request.headers(), Scope::Admin, &subject)?;
     let budgets = subject.counted(&revision.engine);
     let charges = budgets.charges(0)?;
     revision.engine.reset(&charges).await?;
@@ -76,7 +80,7 @@ pub(super) async fn refund(
     let asked = without_id(ask::parse(&body, Form::Check)?)?;
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
-    let access = revision.access_to(&head.headers, Scope::Admin, subject.domain())?;
+    let access = revision.access_for(&head.headers, Scope::Admin, &subject)?;
     let budgets = subject.counted(&revision.engine);
     let charges = budgets.charges(subject.cost())?;
     revision.engine.refund(&charges).await?;
@@ -88,12 +92,12 @@ pub(super) async fn refund(
 pub(super) async fn acquire(
     State(shared): State<Arc<Shared>>,
     request: Request,
-) -> Result<Answer, Problem> {
+) -> Result<Response, Problem> {
     let (head, body) = posted(&shared, request).await?;
     let asked = without_id(ask::parse(&body, Form::Check)?)?;
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
-    revision.access_to(&head.headers, Scope::Check, subject.domain())?;
+    revision.access_for(&head.headers, Scope::Check, &subject)?;
     let budgets = subject.budgets(&revision.engine);
     let permit = Permit::new_id();
     let charges = held(budgets.charges(subject.cost())?, permit);
@@ -102,12 +106,14 @@ pub(super) async fn acquire(
     let holds =
         decision.is_allowed() && charges.iter().any(|charge| charge.permit != 0 && charge.cost > 0);
     let decided = Decided { decision, headers: revision.settings.headers, now };
-    Ok(decided.answer_with(|body| {
+    let answer = decided.answer_with(|body| {
         write_decision_and(body, decision, revision.number, |body| match holds {
-            true => body.extend_from_slice(format!(",\"permit\":\"{permit:016x}\"").as_bytes()),
+            true => body.extend_from_slice(format!(",\"permit\":\"{permit:032x}\"").as_bytes()),
             false => body.extend_from_slice(b",\"permit\":null"),
         });
-    }))
+    });
+    let unsent = holds.then(|| Unsent::new(&revision.engine, &charges));
+    Ok(answer.map(|body| axum::body::Body::new(PermitBody { body, unsent })))
 }
 
 /// `POST /v1/release`: gives a permit back. One that is gone already is no trouble.
@@ -136,16 +142,21 @@ async fn with_permit(shared: &Shared, request: Request, what: Release) -> Result
     let (head, body) = posted(shared, request).await?;
     let asked = without_id(ask::parse(&body, Form::Held)?)?;
     let permit = asked.permit.as_deref().and_then(parse_permit).ok_or_else(|| {
-        Problem::request("`permit` is what POST /v1/acquire gave, such as \"00f1e2d3c4b5a697\"")
+        Problem::request("`permit` is what POST /v1/acquire gave, 32 hexadecimal digits")
     })?;
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
-    revision.access_to(&head.headers, Scope::Check, subject.domain())?;
+    let access = revision.access_for(&head.headers, Scope::Check, &subject)?;
     let budgets = subject.counted(&revision.engine);
     let mut charges = held(budgets.charges(0)?, permit);
     charges.retain(|charge| charge.permit != 0);
     match what {
-        Release::Release => revision.engine.release(&charges).await?,
+        Release::Release => {
+            revision.engine.release(&charges).await?;
+            if access.is_authenticated() && !charges.is_empty() {
+                shared.gate.audit().charges("release", &access, &charges);
+            }
+        }
         Release::Renew => {
             if charges.is_empty() || !revision.engine.renew(&charges).await? {
                 return Err(Problem::permit_lost());
@@ -155,13 +166,13 @@ async fn with_permit(shared: &Shared, request: Request, what: Release) -> Result
     json(StatusCode::OK, &Done { limits: charges.len() })
 }
 
-fn held(charges: Vec<Charge<'_>>, permit: u64) -> Vec<Charge<'_>> {
+fn held(charges: Vec<Charge<'_>>, permit: u128) -> Vec<Charge<'_>> {
     charges.into_iter().map(|charge| charge.holding(permit)).collect()
 }
 
-fn parse_permit(text: &str) -> Option<u64> {
-    let is_hex = (1..=16).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
-    u64::from_str_radix(text, 16).ok().filter(|_| is_hex)
+fn parse_permit(text: &str) -> Option<u128> {
+    let is_hex = (1..=32).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
+    u128::from_str_radix(text, 16).ok().filter(|_| is_hex)
 }
 
 /// What query parameters ask about. They charge nothing, so they name no cost.

@@ -15,7 +15,7 @@ use pacegate::{CheckError, Decision};
 
 use super::{
     Answer, Problem, Shared,
-    answer::{Decided, typed, write_decision},
+    answer::{Decided, degraded_if, key_of, typed, write_decision},
     ask::{self, Budgets, Form, Subject},
     posted, read_json,
 };
@@ -27,15 +27,22 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     let bounds = shared.bounds();
-    let body = read_json(&head.headers, body, &bounds).await?;
+    let body = read_json(shared, head, body).await?;
     let asked = ask::parse(&body, Form::Check)?;
     let subject = asked.subject(&bounds)?;
     let revision = shared.gate.revision();
-    revision.access_to(&head.headers, Scope::Check, subject.domain())?;
+    revision.access_for(&head.headers, Scope::Check, &subject)?;
     let now = shared.now();
     let decision = decide(&revision.engine, &subject).await?;
     trace::decided(&decision);
     let decided = Decided { decision, headers: revision.settings.headers, now };
+    if revision.settings.problem_details && !decision.is_allowed() {
+        let key = match &subject {
+            Subject::Policies(request) => key_of(&revision, &decision, request),
+            Subject::AdHoc { key, .. } => (*key).to_owned(),
+        };
+        return Ok(decided.problem(StatusCode::TOO_MANY_REQUESTS, &key, revision.number));
+    }
     Ok(decided.answer(revision.number))
 }
 
@@ -51,14 +58,19 @@ pub(super) async fn batch(
     let access = revision.access(&head.headers)?;
     let subjects = asked.iter().map(|asked| {
         let subject = asked.subject(bounds)?;
-        match access.allows(Scope::Check, subject.domain()) {
-            true => Ok(subject),
-            false => Err(Problem::forbidden("it is not for this domain")),
+        if !access.allows(Scope::Check, subject.domain()) {
+            return Err(Problem::forbidden("it is not for this domain"));
         }
+        if subject.is_inline() && !access.allows_inline() {
+            return Err(Problem::inline());
+        }
+        Ok(subject)
     });
     let subjects: Vec<_> = subjects.collect();
     let mut out = b"{\"answers\":[".to_vec();
-    for (place, decision) in decide_each(&revision.engine, subjects).await.iter().enumerate() {
+    let decisions = decide_each(&revision.engine, subjects).await;
+    let is_degraded = decisions.iter().flatten().any(Decision::is_degraded);
+    for (place, decision) in decisions.iter().enumerate() {
         if place > 0 {
             out.push(b',');
         }
@@ -72,7 +84,7 @@ pub(super) async fn batch(
         }
     }
     out.extend_from_slice(b"]}");
-    Ok(typed(StatusCode::OK, "application/json", out.into()))
+    Ok(degraded_if(is_degraded, typed(StatusCode::OK, "application/json", out.into())))
 }
 
 /// Charges what was asked, all or nothing.

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use schemars::JsonSchema;
 
-use super::{Answer, Problem, Shared, answer::typed, read_body};
+use super::{
+    Answer, Problem, Shared,
+    answer::{degraded_if, typed},
+    read_body,
+};
 use crate::envoy::JsonRequest;
 
 /// Decides by descriptors. Theirs does not look at the content type, so neither does this.
@@ -14,14 +18,15 @@ pub(super) async fn json(
     request: Request,
 ) -> Result<Answer, Problem> {
     let (head, body) = request.into_parts();
-    let body = read_body(body, &shared.bounds()).await?;
+    let body = read_body(&shared, &head, body).await?;
     let revision = shared.gate.revision();
-    // Whoever may not ask is not told what is wrong with the question.
-    revision.access(&head.headers)?;
     let asked = JsonRequest::read(&body).map_err(|error| Problem::request(error.to_string()))?;
-    revision.access_to(&head.headers, asked.scope(), asked.domain())?;
-    let (status, body) = asked.answer(&revision).await?;
-    Ok(typed(status, "application/json", body))
+    let access = revision.access_to(&head.headers, asked.scope(), asked.domain())?;
+    if asked.is_inline(&revision) && !access.allows_inline() {
+        return Err(Problem::inline());
+    }
+    let (status, body, is_degraded) = asked.answer(&revision).await?;
+    Ok(degraded_if(is_degraded, typed(status, "application/json", body)))
 }
 
 /// What Envoy asks. Names may also be written with underscores, and numbers as texts.
@@ -46,7 +51,7 @@ pub(super) struct Asked {
 #[expect(dead_code, reason = "a schema; what is sent is read by `envoy`")]
 pub(super) struct AskedDescriptor {
     entries: Vec<Entry>,
-    /// Used in place of what is configured.
+    /// Replaces the configured limit. Needs an API key with `inline: true`.
     limit: Option<AskedLimit>,
     hits_addend: Option<u64>,
     /// Gives back; takes the scope `admin`.

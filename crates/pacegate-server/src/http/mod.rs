@@ -3,14 +3,17 @@
 mod answer;
 mod ask;
 mod block;
+mod browser;
 mod budget;
 mod check;
+mod clear;
 mod connection;
 mod descriptors;
 mod live;
 mod model;
 mod openapi;
 mod page;
+mod permit;
 mod problem;
 mod proxy;
 mod report;
@@ -21,7 +24,6 @@ mod tests;
 use std::{
     fmt,
     future::{Future, poll_fn},
-    net::{IpAddr, SocketAddr},
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -29,7 +31,7 @@ use std::{
 
 use axum::Router;
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Body, Incoming};
 use pacegate::{Clock, SystemClock, Timestamp};
@@ -42,12 +44,13 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 pub(crate) use self::check::check_bytes;
-use self::{connection::Watch, problem::Problem};
+use self::{answer::DEGRADED, ask::Subject, connection::Counted, problem::Problem};
 use crate::{
-    config::{Bind, Bounds, Scope},
+    audit::Wire,
+    config::{Bounds, Scope},
     gate::{Gate, Revision},
     metrics::{ListenerMetrics, Metrics},
-    service::{Access, Drain, Keys, Protocol},
+    service::{Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch},
     trace,
 };
 
@@ -77,6 +80,9 @@ struct Shared {
     listener: Arc<ListenerMetrics>,
     clock: Arc<dyn Clock>,
     reload: Reload,
+    in_flight: Arc<InFlight>,
+    /// Connections that broke the protocol.
+    violations: Quiet,
 }
 
 /// A response whose body is there in full.
@@ -84,6 +90,9 @@ type Answer = Response<Full<Bytes>>;
 
 /// An [`Answer`], or what the router made.
 type Answered = Response<Either<Full<Bytes>, axum::body::Body>>;
+
+/// Bytes that a header takes besides its name and value.
+const HEADER_OVERHEAD: usize = 104;
 
 impl HttpService {
     /// Counts its requests in `listener`, which `metrics` may tell of.
@@ -94,7 +103,9 @@ impl HttpService {
         reload: Reload,
     ) -> Self {
         let clock = Arc::new(SystemClock::new());
-        Self::over(Shared { gate, metrics, listener, clock, reload })
+        let in_flight = InFlight::new(gate.revision().settings.bounds.request_bytes);
+        let violations = Quiet::default();
+        Self::over(Shared { gate, metrics, listener, clock, reload, in_flight, violations })
     }
 
     fn over(shared: Shared) -> Self {
@@ -109,16 +120,21 @@ impl HttpService {
         let Shared { gate, metrics, listener, reload, .. } = &*self.shared;
         let (gate, metrics) = (gate.clone(), metrics.clone());
         let (listener, reload, clock) = (listener.clone(), reload.clone(), Arc::new(clock));
-        Self::over(Shared { gate, metrics, listener, clock, reload })
+        let (in_flight, violations) = (self.shared.in_flight.clone(), Quiet::default());
+        Self::over(Shared { gate, metrics, listener, clock, reload, in_flight, violations })
     }
 }
 
 impl Protocol for HttpService {
-    fn serve<I>(&self, io: I, _: SocketAddr, drain: Drain) -> impl Future<Output = ()> + Send
+    fn serve<I>(&self, io: I, peer: Peer, drain: Drain) -> impl Future<Output = ()> + Send
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        connection::serve(self.shared.clone(), self.router.clone(), io, drain)
+        connection::serve(self.shared.clone(), self.router.clone(), io, peer, drain)
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.shared.gate
     }
 }
 
@@ -127,25 +143,63 @@ async fn answer(
     shared: Arc<Shared>,
     router: Router,
     watch: Arc<Watch>,
-    request: Request<Incoming>,
-) -> Answered {
+    mut request: Request<Incoming>,
+) -> Response<Counted<Either<Full<Bytes>, axum::body::Body>>> {
     let _open = watch.begin(request.version());
     let begun = Instant::now();
-    let span = trace::request("http", request.headers());
-    let dispatch = dispatch(&shared, router, request);
-    let mut answer = match span.is_none() {
-        true => dispatch.await,
-        false => Box::pin(dispatch.instrument(span)).await,
+    if !watch.is_authenticated() {
+        match shared.gate.revision().access(request.headers()) {
+            Ok(_) => watch.authenticate(),
+            Err(_) => watch.suspect(),
+        }
+    }
+    let share = watch.share();
+    let has_room = match share {
+        None => true,
+        Some(share) => {
+            let (bytes, patience) = (|| size(request.headers()), shared.bounds().read_timeout);
+            let has_room = share.wait_for_room(bytes, patience).await.is_ok();
+            request.extensions_mut().insert(share.clone());
+            has_room
+        }
     };
-    if watch.is_closing() {
+    let mut answer = match has_room {
+        false => Problem::busy().into_answer().map(Either::Left),
+        true => {
+            let span = trace::request("http", request.headers());
+            let dispatch = dispatch(&shared, router, request);
+            match span.is_none() {
+                true => dispatch.await,
+                false => Box::pin(dispatch.instrument(span)).await,
+            }
+        }
+    };
+    if watch.is_last() {
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
+    if answer.status() == StatusCode::UNAUTHORIZED {
+        shared.gate.audit().rejected_key(Wire::Http, None);
+    }
+    if answer.headers().contains_key(DEGRADED) {
+        shared.listener.count_degraded(1);
+    }
     shared.listener.count(code(answer.status()), begun.elapsed());
-    answer
+    answer.map(|body| Counted::new(body, share))
+}
+
+/// Bytes that headers take.
+fn size(headers: &HeaderMap) -> usize {
+    let size = |(name, value): (&http::HeaderName, &HeaderValue)| {
+        name.as_str().len() + value.len() + HEADER_OVERHEAD
+    };
+    headers.iter().map(size).sum()
 }
 
 /// What is asked for most often does not go through the router.
 async fn dispatch(shared: &Shared, router: Router, request: Request<Incoming>) -> Answered {
+    if let Err(problem) = browser::check(&shared.gate.revision().settings, &request) {
+        return problem.into_answer().map(Either::Left);
+    }
     let answer = match (request.method(), request.uri().path()) {
         (&Method::POST, "/v1/check") => {
             let (head, body) = request.into_parts();
@@ -170,33 +224,46 @@ fn code(status: StatusCode) -> usize {
 async fn posted(
     shared: &Shared,
     request: axum::extract::Request,
-) -> Result<(http::request::Parts, Bytes), Problem> {
+) -> Result<(Parts, Bytes), Problem> {
     let (head, body) = request.into_parts();
-    let body = read_json(&head.headers, body, &shared.bounds()).await?;
+    let body = read_json(shared, &head, body).await?;
     Ok((head, body))
 }
 
 /// Reads a body of JSON to its end.
-async fn read_json<B>(headers: &HeaderMap, body: B, bounds: &Bounds) -> Result<Bytes, Problem>
+async fn read_json<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    if !headers.get(header::CONTENT_TYPE).is_some_and(is_json) {
+    // A client without an API key learns nothing else.
+    shared.gate.revision().access(&head.headers)?;
+    if !head.headers.get(header::CONTENT_TYPE).is_some_and(is_json) {
         return Err(Problem::content_type());
     }
-    read_body(body, bounds).await
+    receive(shared, head, body).await
 }
 
-/// Reads a body to its end.
-async fn read_body<B>(body: B, bounds: &Bounds) -> Result<Bytes, Problem>
+/// Reads a body to its end, if the request has shown an API key or none is needed.
+async fn read_body<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let mut reading = pin!(collect(body, bounds.request_bytes));
+    shared.gate.revision().access(&head.headers)?;
+    receive(shared, head, body).await
+}
+
+async fn receive<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, Problem>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let bounds = shared.bounds();
+    let share = head.extensions.get::<Arc<Share>>();
+    let mut reading = pin!(collect(body, bounds.request_bytes, share));
     // What has come together with the head needs no timer.
     match poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await {
         Poll::Ready(done) => done,
         Poll::Pending => {
+            let _held = share.map(|share| share.hold(size(&head.headers))).transpose()?;
             timeout(bounds.read_timeout, reading).await.unwrap_or_else(|_| Err(Problem::slow()))
         }
     }
@@ -209,8 +276,8 @@ fn is_json(content_type: &HeaderValue) -> bool {
     start.eq_ignore_ascii_case(JSON) && matches!(rest.first(), None | Some(b';' | b' '))
 }
 
-/// A body of at most so many bytes. One that comes in one piece is not copied.
-async fn collect<B>(mut body: B, most: usize) -> Result<Bytes, Problem>
+/// Reads a body of at most `most` bytes, which count until it is dropped. A body of one frame is not copied.
+async fn collect<B>(mut body: B, most: usize, share: Option<&Arc<Share>>) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -218,24 +285,30 @@ where
     if usize::try_from(said).map_or(true, |said| said > most) {
         return Err(Problem::too_large(most));
     }
-    let mut first = Bytes::new();
     let mut all = BytesMut::new();
+    let mut held = share.map(|share| share.hold(0)).transpose()?;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| Problem::request("the body ended early"))?;
         let Ok(data) = frame.into_data() else { continue };
-        if first.len().max(all.len()) + data.len() > most {
+        if all.len() + data.len() > most {
             return Err(Problem::too_large(most));
         }
-        if first.is_empty() && all.is_empty() {
-            first = data;
-            continue;
+        if let Some(held) = &mut held {
+            held.grow(data.len())?;
         }
-        if all.is_empty() {
-            all.extend_from_slice(&first);
+        if all.is_empty() && body.is_end_stream() {
+            return Ok(keep(held, data));
         }
         all.extend_from_slice(&data);
     }
-    Ok(if all.is_empty() { first } else { all.freeze() })
+    Ok(keep(held, all.freeze()))
+}
+
+fn keep(held: Option<Held>, bytes: Bytes) -> Bytes {
+    match held {
+        None => bytes,
+        Some(held) => held.keep(bytes),
+    }
 }
 
 impl Shared {
@@ -267,7 +340,6 @@ impl Revision {
         domain: &str,
     ) -> Result<Access<'_>, Problem> {
         let access = self.access(headers)?;
-        self.check_host(headers, scope)?;
         if !access.allows(scope, domain) {
             return Err(Problem::forbidden(match scope {
                 Scope::Check => "it is not for this domain",
@@ -277,10 +349,23 @@ impl Revision {
         Ok(access)
     }
 
+    /// [`Revision::access_to`] the domain of a request, and to inline limits if it brings its own.
+    fn access_for(
+        &self,
+        headers: &HeaderMap,
+        scope: Scope,
+        subject: &Subject<'_>,
+    ) -> Result<Access<'_>, Problem> {
+        let access = self.access_to(headers, scope, subject.domain())?;
+        if subject.is_inline() && !access.allows_inline() {
+            return Err(Problem::inline());
+        }
+        Ok(access)
+    }
+
     /// What they may do everywhere, which must be this at least.
     fn access_everywhere(&self, headers: &HeaderMap, scope: Scope) -> Result<Access<'_>, Problem> {
         let access = self.access(headers)?;
-        self.check_host(headers, scope)?;
         if !access.allows_everywhere(scope) {
             return Err(Problem::forbidden(match scope {
                 Scope::Check => "it takes one for all domains",
@@ -289,38 +374,6 @@ impl Revision {
         }
         Ok(access)
     }
-}
-
-impl Revision {
-    /// A page of somebody else can have its own name lead to this machine, and would then be let in by any browser on
-    /// it. So where nothing but the loopback keeps others out, what takes the scope `admin` is not for such names.
-    fn check_host(&self, headers: &HeaderMap, scope: Scope) -> Result<(), Problem> {
-        let security = &self.settings.security;
-        let is_loopback = match self.settings.http {
-            Bind::At(address) => address.ip().to_canonical().is_loopback(),
-            Bind::Off => true,
-        };
-        let is_open = is_loopback && security.credentials.is_empty();
-        if !is_open || scope != Scope::Admin {
-            return Ok(());
-        }
-        if headers.get(header::HOST).is_some_and(|host| !is_local(host.as_bytes())) {
-            return Err(Problem::host());
-        }
-        // Without its name, such a page can still send what takes no look at the answer, such as a form.
-        match headers.get("sec-fetch-site").map(HeaderValue::as_bytes) {
-            None | Some(b"same-origin" | b"none") => Ok(()),
-            Some(_) => Err(Problem::cross_site()),
-        }
-    }
-}
-
-/// Whether a `Host` is an address or `localhost`, with or without a port: nothing that a name server has a say in.
-fn is_local(host: &[u8]) -> bool {
-    let Ok(authority) = http::uri::Authority::try_from(host) else { return host.is_empty() };
-    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
-    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-    name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 /// The key in `Bearer KEY`.

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     block::{BlockModel, BlockRequest},
+    clear::{ClearRequest, Cleared},
     descriptors::{Asked, Told},
     live::LiveModel,
     model::{
@@ -75,7 +76,7 @@ impl Paths {
         let check = Operation::new("check", "Decides one request")
             .taking(self.json::<CheckRequest>("What is asked"))
             .answering("200", limited(self.json::<DecisionModel>("It may pass")))
-            .answering("429", limited(self.json::<DecisionModel>("It may not pass now")));
+            .answering("429", limited(self.denial()));
         let check = check.refusing(self, &BODY);
         self.add("/v1/check", &[("post", check)]);
         let batch = Operation::new("checkBatch", "Decides several requests, each by itself")
@@ -100,6 +101,15 @@ impl Paths {
             .answering("200", self.json::<Done>("Up to so much came back as was used"));
         let refund = refund.refusing(self, &BODY);
         self.add("/v1/refund", &[("post", refund)]);
+        let clear =
+            Operation::new("clear", "Forgets all keys of a policy or a domain; takes `admin`")
+                .taking(self.json::<ClearRequest>("Which keys"))
+                .answering(
+                    "200",
+                    self.json::<Cleared>("They are forgotten; not possible on Redis"),
+                );
+        let clear = clear.refusing(self, &BODY);
+        self.add("/v1/clear", &[("post", clear)]);
     }
 
     fn add_permits(&mut self) {
@@ -213,8 +223,8 @@ impl Paths {
         let user = parameter("userId", "Whose request it is", true, &json!({ "type": "string" }));
         let seed = Operation::new("seedCheck", "Decides as RLaaS does, for a user")
             .with(vec![user])
-            .answering("200", limited(self.json::<SeedAnswer>("It may pass")))
-            .answering("429", limited(self.json::<SeedAnswer>("It may not pass now")));
+            .answering("200", limited(self.text_or_json::<SeedAnswer>("It may pass")))
+            .answering("429", limited(self.text_or_json::<SeedAnswer>("It may not pass now")));
         let seed = seed.refusing(self, &["400", "401", "403"]);
         self.add("/check", &[("get", seed)]);
         let json =
@@ -239,6 +249,21 @@ impl Paths {
         let schema = self.schemas.subschema_for::<T>();
         let content = json!({ "application/json": { "schema": schema } });
         json!({ "description": description, "content": content })
+    }
+
+    /// A denial: a decision, or the same with the members of a problem by the setting `problem_details`.
+    fn denial(&mut self) -> Value {
+        let mut response = self.json::<DecisionModel>("It may not pass now");
+        let schema = response["content"]["application/json"].clone();
+        response["content"]["application/problem+json"] = schema;
+        response
+    }
+
+    /// A sentence, or a body of this type for clients that accept JSON.
+    fn text_or_json<T: JsonSchema>(&mut self, description: &str) -> Value {
+        let mut response = self.json::<T>(description);
+        response["content"]["text/plain"] = json!({ "schema": { "type": "string" } });
+        response
     }
 
     fn problem(&mut self, description: &str) -> Value {

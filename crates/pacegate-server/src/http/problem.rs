@@ -10,6 +10,7 @@ use super::Answer;
 use crate::{
     envoy::AskError,
     json::{write_number, write_text},
+    service::{INLINE_DENIED, TooMuch},
 };
 
 /// Why there is no answer to what was asked. A denial is none of these.
@@ -60,19 +61,30 @@ impl Problem {
         Self::new(StatusCode::FORBIDDEN, "forbidden", title, detail.into())
     }
 
+    /// Limits that came with the request, and an API key that may not bring any.
+    pub(super) fn inline() -> Self {
+        let title = "The API key does not allow inline limits";
+        Self::new(StatusCode::FORBIDDEN, "inline", title, INLINE_DENIED.to_owned())
+    }
+
     /// A name that somebody else may have led here.
     pub(super) fn host() -> Self {
-        let detail = "without API keys this is for `localhost` or an address only: ask by one of \
-                      these, or configure `keys`";
-        let title = "Not by this name";
+        let detail = "the `Host` is unknown: use `localhost` or an address of this server, add the \
+                      name to `listen.hosts`, or configure `keys`";
+        let title = "Unknown host";
         Self::new(StatusCode::FORBIDDEN, "host", title, detail.to_owned())
+    }
+
+    /// A request that does not name one host.
+    pub(super) fn bad_host(detail: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "host", "Invalid host", detail.to_owned())
     }
 
     /// A page of somebody else asks.
     pub(super) fn cross_site() -> Self {
-        let detail = "without API keys this is not for pages from elsewhere: ask from the \
-                      dashboard or a program, or configure `keys`";
-        let title = "Not from this page";
+        let detail = "without API keys, pages of other sites may send nothing: use the dashboard or \
+                      a program, or configure `keys`";
+        let title = "Cross-site request";
         Self::new(StatusCode::FORBIDDEN, "cross-site", title, detail.to_owned())
     }
 
@@ -127,6 +139,13 @@ impl Problem {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "reload", title, complaint)
     }
 
+    /// A connection holds too many requests and answers.
+    pub(super) fn busy() -> Self {
+        let detail = "read the answers of this connection, or send fewer requests at once";
+        let title = "Too much is in flight on this connection";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", title, detail.to_owned())
+    }
+
     pub(super) fn draining() -> Self {
         let detail = "the service is going away: ask another";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "Not ready", detail.to_owned())
@@ -173,6 +192,12 @@ impl Problem {
             _ => {}
         }
         answer
+    }
+}
+
+impl From<TooMuch> for Problem {
+    fn from(_: TooMuch) -> Self {
+        Self::busy()
     }
 }
 

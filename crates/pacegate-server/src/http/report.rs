@@ -67,7 +67,7 @@ async fn explained(
 ) -> Result<Answer, Problem> {
     let revision = shared.gate.revision();
     let subject = asked.subject(&revision.settings.bounds)?;
-    revision.access_to(headers, Scope::Check, subject.domain())?;
+    revision.access_for(headers, Scope::Check, &subject)?;
     let Subject::Policies(request) = &subject else {
         let detail = "a `key` with its own `limit` meets no policy: GET /v1/state tells how it is";
         return Err(Problem::request(detail));

@@ -9,7 +9,7 @@ use axum::{
 };
 
 use super::{
-    Answer, Problem, Shared, block, budget, check, descriptors, live, page, proxy, report,
+    Answer, Problem, Shared, block, budget, check, clear, descriptors, live, page, proxy, report,
 };
 
 /// Every path there is but for those of the dashboard. `/openapi.json` describes them all, which a test sees to.
@@ -27,6 +27,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
         ("/v1/stats", get(report::stats)),
         ("/v1/live", get(live::live)),
         ("/v1/block", post(block::block).merge(delete(block::unblock))),
+        ("/v1/clear", post(clear::clear)),
         ("/v1/reload", post(report::reload)),
         ("/v1/auth", any(authorized)),
         ("/check", get(proxy::seed)),

@@ -7,20 +7,16 @@ mod session;
 mod throttle;
 
 use std::{
-    future::{Future, poll_fn},
     io,
-    net::SocketAddr,
     pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::Poll,
     time::Duration,
 };
 
-use bytes::{Buf, BytesMut};
-use parking_lot::Mutex;
+use bytes::{Buf, BufMut, BytesMut};
 use quanta::Instant as Tick;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -32,7 +28,7 @@ use crate::{
     config::Bounds,
     gate::Gate,
     metrics::ListenerMetrics,
-    service::{Drain, GRACE, Protocol},
+    service::{Drain, GRACE, Guesses, Peer, Protocol, Quiet, unauthenticated_turn},
 };
 
 /// Serves connections that speak RESP, in its second and third version.
@@ -41,8 +37,9 @@ pub(crate) struct RespService {
     gate: Arc<Gate>,
     metrics: Arc<ListenerMetrics>,
     connections: AtomicU64,
-    /// When it was last logged that somebody spoke HTTP.
-    told: Mutex<Option<Instant>>,
+    guesses: Arc<Guesses>,
+    /// Clients that sent HTTP.
+    strays: Quiet,
 }
 
 /// How commands are answered, for [`ListenerMetrics`].
@@ -54,31 +51,30 @@ struct Connection<'a, I> {
     input: BytesMut,
     session: Session,
     service: &'a RespService,
-    peer: SocketAddr,
+    peer: Peer,
 }
 
+/// What is read at once from a client that has to show an API key first.
+const UNAUTHENTICATED_READ: usize = 512;
 /// Room that a read has at least, and that a buffer keeps when it is empty.
 const ROOM: usize = 16 * 1024;
-/// How long a client may take to read its answers.
-const SLOW_READER: Duration = Duration::from_secs(30);
 /// How long a client may take to hear that nothing more will be read.
 const LINGER: Duration = Duration::from_millis(500);
-/// That somebody spoke HTTP is logged once in so long.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+/// Bytes of commands that are answered after the drain has begun, from a client that does not stop to send.
+const MAX_DRAINED_BYTES: usize = 1 << 20;
 /// At the end, whoever has sent nothing for so long has nothing under way.
 const QUIET: Duration = Duration::from_millis(20);
 
 impl RespService {
     /// Counts its commands in `metrics`.
     pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
-        Self { gate, metrics, connections: AtomicU64::new(0), told: Mutex::new(None) }
+        let (connections, guesses) = (AtomicU64::new(0), Arc::new(Guesses::new()));
+        Self { gate, metrics, connections, guesses, strays: Quiet::default() }
     }
 
     /// Nothing of the request is told: it may hold what is nobody else's business.
-    fn tell_of_http(&self, peer: SocketAddr) {
-        let mut told = self.told.lock();
-        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-            *told = Some(Instant::now());
+    fn tell_of_http(&self, peer: &Peer) {
+        if self.strays.events().is_some() {
             tracing::warn!(
                 %peer,
                 "somebody spoke HTTP to the listener for the protocol of Redis: the connection was ended"
@@ -88,18 +84,22 @@ impl RespService {
 }
 
 impl Protocol for RespService {
-    async fn serve<I>(&self, io: I, peer: SocketAddr, drain: Drain)
+    async fn serve<I>(&self, io: I, peer: Peer, drain: Drain)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        let session = Session::new(id);
+        let session = Session::new(id).of_peer(peer.ip(), self.guesses.clone());
         let bounds = self.gate.revision().settings.bounds;
-        let input = BytesMut::with_capacity(ROOM);
-        let connection = Connection { io, input, session, service: self, peer };
+        let input = BytesMut::new();
+        let connection = Connection { io, input, session, service: self, peer: peer.clone() };
         if let Err(error) = connection.run(bounds, drain).await {
             tracing::debug!(%peer, %error, "a connection ended");
         }
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.gate
     }
 }
 
@@ -110,10 +110,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         let mut alarm = pin!(sleep(bounds.idle_timeout));
         let (mut decided, mut is_partial) = (Tick::now(), false);
         while !self.session.is_over {
-            self.make_room(bounds.request_bytes);
+            let lacks_key = self.session.lacks_key(&self.service.gate.revision());
+            let most = if lacks_key { UNAUTHENTICATED_READ } else { bounds.request_bytes };
+            self.make_room(most);
+            let mut input = (&mut self.input).limit(if lacks_key { most } else { usize::MAX });
             let read = tokio::select! {
                 biased;
-                read = self.io.read_buf(&mut self.input) => read?,
+                read = self.io.read_buf(&mut input) => read?,
                 () = &mut alarm => {
                     // It is not set anew for each command.
                     let left = bounds.idle_timeout.saturating_sub(decided.elapsed());
@@ -133,6 +136,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             }
             let was_partial = is_partial;
             let has_answered = self.answer(&mut decided).await?;
+            if lacks_key && !self.session.is_authenticated() {
+                // A flood of commands without a key must not delay others.
+                unauthenticated_turn().await;
+            }
             is_partial = !self.input.is_empty();
             // A command that has begun has to be there in time, however often a piece of it comes.
             if is_partial && (has_answered || !was_partial) {
@@ -142,7 +149,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             }
         }
         if self.session.spoke_http {
-            self.service.tell_of_http(self.peer);
+            self.service.tell_of_http(&self.peer);
         }
         self.part().await
     }
@@ -150,7 +157,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
     /// Answers what clients have sent before they could know that this is the end.
     async fn answer_the_last(&mut self, bounds: Bounds, drain: Drain) -> io::Result<()> {
         let mut over = pin!(drain.grace_over());
-        while !self.session.is_over {
+        let mut left = MAX_DRAINED_BYTES;
+        while !self.session.is_over && left > 0 {
             self.make_room(bounds.request_bytes);
             let patience = if self.input.is_empty() { QUIET } else { GRACE };
             let read = tokio::select! {
@@ -162,6 +170,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             if read == 0 {
                 break;
             }
+            left = left.saturating_sub(read);
             self.answer(&mut Tick::now()).await?;
         }
         Ok(())
@@ -176,22 +185,20 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             let used = self.session.answer(&self.service.gate, &self.input).await;
             self.input.advance(used);
             has_answered |= used > 0;
+            if self.session.is_authenticated() {
+                self.peer.authenticated();
+            }
             let (all, failed) = std::mem::take(&mut self.session.answered);
             *decided = Tick::now();
             let took = *decided - begun;
             self.service.metrics.count_many(0, all - failed.min(all), took);
             self.service.metrics.count_many(1, failed, took);
+            match std::mem::take(&mut self.session.degraded) {
+                0 => {}
+                degraded => self.service.metrics.count_degraded(degraded),
+            }
             if !self.session.replies.bytes.is_empty() {
-                let mut write = pin!(self.io.write_all(&self.session.replies.bytes));
-                // Most find room at once, and need no clock.
-                match poll_fn(|context| Poll::Ready(write.as_mut().poll(context))).await {
-                    Poll::Ready(written) => written?,
-                    Poll::Pending => {
-                        timeout(SLOW_READER, write)
-                            .await
-                            .map_err(|_| io::ErrorKind::TimedOut)??;
-                    }
-                }
+                self.io.write_all(&self.session.replies.bytes).await?;
                 self.session.replies.bytes.clear();
                 self.session.replies.bytes.shrink_to(MOST_AT_ONCE);
             }
@@ -203,8 +210,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
 
     fn make_room(&mut self, most: usize) {
         let free = self.input.capacity() - self.input.len();
-        if free < ROOM / 4 {
-            self.input.reserve(ROOM.min(most));
+        let room = ROOM.min(most);
+        if free < room / 4 {
+            self.input.reserve(room);
         }
     }
 

@@ -104,6 +104,11 @@ impl<'a> Query<'a> {
         Self { cost: 0, id: None, ..self }
     }
 
+    /// Whether the command brings its own limits.
+    pub(super) fn is_inline(&self) -> bool {
+        self.own.is_some()
+    }
+
     pub(super) fn domain(&self) -> &'a str {
         self.domain
     }

@@ -26,7 +26,7 @@ impl Replies {
     }
 
     /// An error with a word of its own in place of `ERR`.
-    pub(crate) fn coded_error(&mut self, text: &'static str) {
+    pub(crate) fn coded_error(&mut self, text: &str) {
         self.line(b'-', text);
     }
 
@@ -68,7 +68,7 @@ impl Replies {
         }
     }
 
-    fn line(&mut self, mark: u8, text: &'static str) {
+    fn line(&mut self, mark: u8, text: &str) {
         self.bytes.push(mark);
         self.bytes.extend_from_slice(text.as_bytes());
         self.bytes.extend_from_slice(b"\r\n");

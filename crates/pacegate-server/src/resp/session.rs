@@ -1,7 +1,11 @@
 //! One connection's commands, decided as they come: those that need the engine together, the rest in between.
 
+mod auth;
+
+use std::{net::IpAddr, sync::Arc};
+
 use futures_util::future::join_all;
-use pacegate::{Charge, CheckError, Decision};
+use pacegate::{Charge, CheckError, Decision, PolicyName};
 use smallvec::SmallVec;
 
 use super::{
@@ -12,10 +16,10 @@ use super::{
 };
 use crate::{
     config::Scope,
-    engine::Engine,
+    engine::{ClearTarget, Engine},
     explain,
     gate::{Gate, Revision},
-    service::{Access, Keys},
+    service::{Access, Guesses, INLINE_DENIED, Keys},
 };
 
 /// What a connection remembers.
@@ -28,10 +32,16 @@ pub(super) struct Session {
     pub(super) spoke_http: bool,
     /// Commands answered, and those among them that got an error.
     pub(super) answered: (u64, u64),
+    /// Commands that a failure mode decided.
+    pub(super) degraded: u64,
     id: u64,
     name: Vec<u8>,
     /// The hash of the key that the client has shown.
     digest: Option<[u8; 32]>,
+    /// Where the client is, and the limit on API keys that it may get wrong.
+    peer: Option<(IpAddr, Arc<Guesses>)>,
+    /// API keys that the client got wrong.
+    wrong_keys: u32,
     limits: LimitCache,
     repeated: Repeated,
     decisions: Vec<Result<Decision, CheckError>>,
@@ -64,9 +74,12 @@ impl Session {
             is_over: false,
             spoke_http: false,
             answered: (0, 0),
+            degraded: 0,
             id,
             name: Vec::new(),
             digest: None,
+            peer: None,
+            wrong_keys: 0,
             limits: LimitCache::default(),
             repeated: Repeated::default(),
             decisions: Vec::new(),
@@ -78,7 +91,6 @@ impl Session {
     pub(super) async fn answer(&mut self, gate: &Gate, input: &[u8]) -> usize {
         let revision = gate.revision();
         let bounds = &revision.settings.bounds;
-        let frames = FrameBounds { words: 2 * bounds.attributes + 16, bytes: bounds.request_bytes };
         let mut pending = Pending::default();
         let (mut at, mut commands, mut words) = (0, 0, Words::new());
         while commands < bounds.batch && !self.is_over && self.replies.bytes.len() < MOST_AT_ONCE {
@@ -91,7 +103,7 @@ impl Session {
                 pending.push(charge, form);
                 continue;
             }
-            match frame::read(rest, frames, &mut words) {
+            match frame::read(rest, self.frames(&revision), &mut words) {
                 Ok(None) => break,
                 Ok(Some(length)) => {
                     at += length;
@@ -130,6 +142,26 @@ impl Session {
         at
     }
 
+    /// What a command may have. A client that has shown no API key can only say AUTH or HELLO.
+    fn frames(&self, revision: &Revision) -> FrameBounds {
+        let bounds = &revision.settings.bounds;
+        let words = 2 * bounds.attributes + 16;
+        match self.lacks_key(revision) {
+            false => FrameBounds { words, bytes: bounds.request_bytes },
+            true => FrameBounds { words, bytes: bounds.request_bytes.min(UNAUTHENTICATED_BYTES) },
+        }
+    }
+
+    /// Whether the client has to show an API key first.
+    pub(super) fn lacks_key(&self, revision: &Revision) -> bool {
+        self.digest.is_none() && !revision.settings.security.credentials.is_empty()
+    }
+
+    /// Whether the client has shown an API key.
+    pub(super) fn is_authenticated(&self) -> bool {
+        self.digest.is_some()
+    }
+
     async fn command<'a>(
         &mut self,
         words: &[&'a [u8]],
@@ -164,7 +196,7 @@ impl Session {
         }
         self.flush(&revision.engine, pending).await;
         if !self.own_command(words, gate, revision).await {
-            self.small_talk(words, revision);
+            self.small_talk(words, gate, revision);
         }
     }
 
@@ -174,7 +206,7 @@ impl Session {
         words: &[&'a [u8]],
         revision: &Revision,
     ) -> Result<(Charge<'a>, Form), String> {
-        self.permits(revision, Scope::Check, "")?;
+        self.permits_inline(revision, Scope::Check)?;
         let read = throttle::read(dialect, words, &mut self.limits)?;
         match revision.settings.bounds.key_bytes {
             most if words[1].len() > most => Err(format!("the key has more than {most} bytes")),
@@ -192,7 +224,7 @@ impl Session {
         let bounds = &revision.settings.bounds;
         let read = self.repeated.read(input, bounds.key_bytes)?;
         let fits = read.2 <= bounds.request_bytes;
-        (fits && self.permits(revision, Scope::Check, "").is_ok()).then_some(read)
+        (fits && self.permits_inline(revision, Scope::Check).is_ok()).then_some(read)
     }
 
     fn query<'a>(
@@ -202,7 +234,10 @@ impl Session {
         scope: Scope,
     ) -> Result<Query<'a>, String> {
         let query = Query::read(words, &revision.settings.bounds)?;
-        self.permits(revision, scope, query.domain())?;
+        match query.is_inline() {
+            true => self.permits_inline(revision, scope)?,
+            false => self.permits(revision, scope, query.domain())?,
+        }
         Ok(query)
     }
 
@@ -213,7 +248,10 @@ impl Session {
             engine.check_each(&pending.charges, &mut self.decisions).await;
             for (form, decision) in pending.forms.iter().zip(&self.decisions) {
                 match decision {
-                    Ok(decision) => form.write(decision, &mut self.replies),
+                    Ok(decision) => {
+                        self.degraded += u64::from(decision.is_degraded());
+                        form.write(decision, &mut self.replies);
+                    }
                     Err(error) => {
                         self.answered.1 += 1;
                         self.replies.error(error.to_string());
@@ -227,7 +265,10 @@ impl Session {
             let queries = std::mem::take(&mut pending.queries);
             for decision in decide(engine, &queries).await {
                 match decision {
-                    Ok(decision) => query::write(&decision, &mut self.replies),
+                    Ok(decision) => {
+                        self.degraded += u64::from(decision.is_degraded());
+                        query::write(&decision, &mut self.replies);
+                    }
                     Err(error) => self.fail(error.to_string()),
                 }
             }
@@ -242,10 +283,11 @@ impl Session {
             match self.query(&words[1..], revision, Scope::Check) {
                 Ok(query) => {
                     let query = query.peeking();
-                    decide_one(engine, &query)
-                        .await
-                        .map(|decision| query::write(&decision, &mut self.replies))
-                        .map_err(|error| error.to_string())
+                    let decided = decide_one(engine, &query).await;
+                    decided.map_err(|error| error.to_string()).map(|decision| {
+                        self.degraded += u64::from(decision.is_degraded());
+                        query::write(&decision, &mut self.replies);
+                    })
                 }
                 Err(error) => Err(error),
             }
@@ -265,6 +307,9 @@ impl Session {
                 }
                 Err(error) => Err(error),
             }
+        } else if is("PACEGATE.CLEAR") {
+            let cleared = self.clear(&words[1..], gate, revision).await;
+            cleared.map(|keys| self.replies.integer(i64::try_from(keys).unwrap_or(i64::MAX)))
         } else {
             return false;
         };
@@ -272,6 +317,40 @@ impl Session {
             self.fail(error);
         }
         true
+    }
+
+    /// Forgets all keys of a policy or a domain, and returns how many there were.
+    async fn clear(
+        &self,
+        words: &[&[u8]],
+        gate: &Gate,
+        revision: &Revision,
+    ) -> Result<u64, String> {
+        let access = self.access(revision).ok_or("-NOAUTH")?;
+        let (kind, name) = match *words {
+            [kind, name] => (kind, String::from_utf8_lossy(name)),
+            _ => return Err(CLEAR_USAGE.to_owned()),
+        };
+        let (target, domain) = if kind.eq_ignore_ascii_case(b"DOMAIN") {
+            (ClearTarget::Domain(&name), &*name)
+        } else if kind.eq_ignore_ascii_case(b"POLICY") {
+            let mut policies = revision.engine.policies().policies().iter();
+            let (policy, domain) = match policies.find(|policy| policy.name.as_str() == name) {
+                Some(policy) => (policy.name, &*policy.domain),
+                None if name == PolicyName::AD_HOC.as_str() => (PolicyName::AD_HOC, ""),
+                None if access.allows_everywhere(Scope::Check) => {
+                    return Err("no policy has this name".to_owned());
+                }
+                None => return Err("-NOPERM".to_owned()),
+            };
+            (ClearTarget::Policy(policy), domain)
+        } else {
+            return Err(CLEAR_USAGE.to_owned());
+        };
+        self.permits(revision, Scope::Admin, domain)?;
+        let cleared = revision.engine.clear(target).await.map_err(|error| error.to_string())?;
+        gate.audit().clear(&access, target, cleared);
+        Ok(cleared)
     }
 
     async fn give_back(
@@ -304,6 +383,7 @@ impl Session {
         self.answered.1 += 1;
         match error.strip_prefix('-') {
             Some("NOAUTH") => self.replies.coded_error("NOAUTH Authentication required."),
+            Some("INLINE") => self.replies.coded_error(&format!("NOPERM {INLINE_DENIED}")),
             Some(_) => self.replies.coded_error("NOPERM this key may not do that"),
             None => self.replies.error(error),
         }
@@ -322,8 +402,17 @@ impl Session {
         }
     }
 
+    /// [`Session::permits`] for limits that come with the command, which are in no domain.
+    fn permits_inline(&self, revision: &Revision, scope: Scope) -> Result<(), String> {
+        self.permits(revision, scope, "")?;
+        match self.access(revision) {
+            Some(access) if access.allows_inline() => Ok(()),
+            _ => Err("-INLINE".to_owned()),
+        }
+    }
+
     /// What stock clients say to any server.
-    fn small_talk(&mut self, words: &[&[u8]], revision: &Revision) {
+    fn small_talk(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
         let is = |place: usize, other: &str| {
             words.get(place).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
         };
@@ -331,9 +420,9 @@ impl Session {
             self.replies.simple("OK");
             self.is_over = true;
         } else if is(0, "AUTH") {
-            self.auth(&words[1..], revision);
+            self.auth(&words[1..], gate, revision);
         } else if is(0, "HELLO") {
-            self.hello(&words[1..], revision);
+            self.hello(&words[1..], gate, revision);
         } else if self.access(revision).is_none() {
             self.fail("-NOAUTH".to_owned());
         } else if is(0, "PING") {
@@ -373,37 +462,13 @@ impl Session {
         let shown: String = String::from_utf8_lossy(name).chars().take(40).collect();
         self.fail(format!(
             "unknown command '{}': this is Pacegate, which knows CL.THROTTLE, THROTTLE, \
-             PACEGATE.CHECK, PACEGATE.PEEK, PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.EXPLAIN",
+             PACEGATE.CHECK, PACEGATE.PEEK, PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.CLEAR, \
+             PACEGATE.EXPLAIN",
             shown.escape_debug()
         ));
     }
 
-    fn auth(&mut self, words: &[&[u8]], revision: &Revision) {
-        // A user's name may come first; the key alone says who it is.
-        let key = match *words {
-            [key] | [_, key] => key,
-            _ => return self.fail("AUTH takes: [user] key".to_owned()),
-        };
-        if self.show(key, revision) {
-            self.replies.simple("OK");
-        }
-    }
-
-    /// Takes a key for what it is. Says so if it is none.
-    fn show(&mut self, key: &[u8], revision: &Revision) -> bool {
-        let digest = Keys::digest(key);
-        let keys = Keys(&revision.settings.security.credentials);
-        if keys.access_by_digest(Some(&digest)).is_none() {
-            self.answered.1 += 1;
-            self.replies
-                .coded_error("WRONGPASS invalid username-password pair or user is disabled.");
-            return false;
-        }
-        self.digest = Some(digest);
-        true
-    }
-
-    fn hello(&mut self, words: &[&[u8]], revision: &Revision) {
+    fn hello(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
         let mut rest = words;
         let mut third = self.replies.third;
         if let [version, after @ ..] = rest {
@@ -421,7 +486,7 @@ impl Session {
             match rest {
                 [] => break,
                 [option, _, key, after @ ..] if option.eq_ignore_ascii_case(b"AUTH") => {
-                    if !self.show(key, revision) {
+                    if !self.show(key, gate, revision) {
                         return;
                     }
                     rest = after;
@@ -485,11 +550,14 @@ impl Session {
     }
 }
 
+const CLEAR_USAGE: &str = "PACEGATE.CLEAR takes: POLICY name, or: DOMAIN name";
 /// How many commands there are, for those who count them.
-const COMMANDS: i64 = 18;
+const COMMANDS: i64 = 19;
 const LONGEST_NAME: usize = 128;
 /// Answers that wait to be written have so many bytes, and those of one command more: some are a thousand times as long
 /// as what asks for them.
+/// The longest command of a client that has shown no API key.
+const UNAUTHENTICATED_BYTES: usize = 4 << 10;
 pub(super) const MOST_AT_ONCE: usize = 64 * 1024;
 /// Room for as many commands as are often sent together.
 const PIPELINE: usize = 62;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pacegate::{Charge, Decision, KeyRef, Limit, PolicyName};
 
 use super::{frame, reply::Replies};
+use crate::ad_hoc;
 
 /// Whose command it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +99,7 @@ impl LimitCache {
         let limit = Limit::new(count, Duration::from_secs(period));
         let limit = limit.and_then(|limit| limit.with_burst(capacity));
         let limit = limit.map_err(|error| error.to_string())?;
+        let limit = ad_hoc::check(limit).map_err(|error| error.to_string())?;
         self.0 = Some((numbers, limit));
         Ok(limit)
     }

@@ -15,17 +15,21 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout},
+    time::timeout,
 };
 
-use super::{Drain, Tls, Workers};
+use super::{Drain, Keys, Peer, Quiet, Sources, Tls, Workers, WriteDeadline};
+use crate::gate::Gate;
 
 /// Speaks one protocol on connections.
 pub(crate) trait Protocol: Send + Sync + 'static {
     /// Serves a connection to its end. Once the drain has begun it answers what it has read, and ends.
-    fn serve<I>(&self, io: I, peer: SocketAddr, drain: Drain) -> impl Future<Output = ()> + Send
+    fn serve<I>(&self, io: I, peer: Peer, drain: Drain) -> impl Future<Output = ()> + Send
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+
+    /// The configuration that it serves by.
+    fn gate(&self) -> &Gate;
 }
 
 /// A bound socket and the connections it has.
@@ -37,7 +41,9 @@ pub(crate) struct Listener {
     address: SocketAddr,
     most: usize,
     room: Arc<Semaphore>,
+    sources: Arc<Sources>,
     refused: AtomicU64,
+    refusals: Quiet,
 }
 
 /// Connections that wait to be accepted.
@@ -46,8 +52,9 @@ const BACKLOG: i32 = 1024;
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// After an accept that failed for want of files or memory.
 const PAUSE: Duration = Duration::from_millis(50);
-/// That there are too many connections is logged once in so long.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+/// What the kernel keeps for a connection, each way. Left to itself it would keep megabytes for a client that does not
+/// read its answers.
+const SOCKET_BYTES: usize = 128 << 10;
 
 impl Listener {
     /// Binds `address` for at most so many connections.
@@ -55,6 +62,9 @@ impl Listener {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Transport::TCP))?;
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
+        // Connections inherit these.
+        socket.set_recv_buffer_size(SOCKET_BYTES)?;
+        socket.set_send_buffer_size(SOCKET_BYTES)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         let socket: std::net::TcpListener = socket.into();
@@ -62,7 +72,9 @@ impl Listener {
         let socket = Mutex::new(Some(socket));
         let most = most.min(Semaphore::MAX_PERMITS);
         let room = Arc::new(Semaphore::new(most));
-        Ok(Self { name, socket, address, most, room, refused: AtomicU64::new(0) })
+        let sources = Sources::new(most.div_ceil(2));
+        let (refused, refusals) = (AtomicU64::new(0), Quiet::default());
+        Ok(Self { name, socket, address, most, room, sources, refused, refusals })
     }
 
     /// What it is called in logs and metrics.
@@ -95,10 +107,9 @@ impl Listener {
     ) -> io::Result<()> {
         let Some(socket) = self.socket.lock().take() else { return Ok(()) };
         let socket = TcpListener::from_std(socket)?;
-        let mut told = None;
         let connections = drain.clone();
-        let mut serve = |stream: std::net::TcpStream, peer| {
-            let Some(permit) = self.admit(&mut told) else { return };
+        let serve = |stream: std::net::TcpStream, address| {
+            let Some((peer, permit)) = self.admit(address, protocol.gate()) else { return };
             let (protocol, tls) = (protocol.clone(), tls.clone());
             workers.spawn(connection(protocol, tls, stream, peer, connections.clone(), permit));
         };
@@ -123,18 +134,36 @@ impl Listener {
         Ok(())
     }
 
-    /// Room for a connection, unless there are too many.
-    fn admit(&self, told: &mut Option<Instant>) -> Option<OwnedSemaphorePermit> {
-        let permit = self.room.clone().try_acquire_owned().ok();
-        if permit.is_none() {
-            let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
-            if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-                *told = Some(Instant::now());
-                let (listener, most) = (self.name, self.most);
+    /// Room for a connection, unless there are too many of them, or too many from its address by clients that have
+    /// shown no API key. Where no key is needed, every client that can connect is trusted.
+    fn admit(&self, address: SocketAddr, gate: &Gate) -> Option<(Peer, OwnedSemaphorePermit)> {
+        let Ok(permit) = self.room.clone().try_acquire_owned() else {
+            let (refused, most) = (self.count_refused(), self.most);
+            if self.refusals.events().is_some() {
+                let listener = self.name;
                 tracing::warn!(listener, most, refused, "too many connections: more are closed");
             }
+            return None;
+        };
+        if !Keys(&gate.revision().settings.security.credentials).are_needed() {
+            return Some((address.into(), permit));
         }
-        permit
+        let Some(peer) = self.sources.admit(address) else {
+            let (refused, most) = (self.count_refused(), self.most.div_ceil(2));
+            if self.refusals.events().is_some() {
+                let (listener, source) = (self.name, address.ip());
+                tracing::warn!(
+                    listener, %source, most, refused,
+                    "too many unauthenticated connections from one address: more are closed"
+                );
+            }
+            return None;
+        };
+        Some((peer, permit))
+    }
+
+    fn count_refused(&self) -> u64 {
+        self.refused.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Waits until no connection is open any more. `false` if some still are when the time is over.
@@ -148,13 +177,15 @@ async fn connection<P: Protocol>(
     protocol: Arc<P>,
     tls: Option<Arc<Tls>>,
     stream: std::net::TcpStream,
-    peer: SocketAddr,
+    peer: Peer,
     drain: Drain,
     permit: OwnedSemaphorePermit,
 ) {
     let Ok(stream) = TcpStream::from_std(stream) else { return };
     // What cannot be set is slower, and nothing else.
     let _ = stream.set_nodelay(true);
+    let write_timeout = protocol.gate().revision().settings.bounds.write_timeout;
+    let stream = WriteDeadline::new(stream, write_timeout);
     match tls {
         None => protocol.serve(stream, peer, drain).await,
         Some(tls) => {
@@ -163,7 +194,12 @@ async fn connection<P: Protocol>(
                 () = drain.clone().grace_over() => return,
             };
             match shaken {
-                Ok(Ok(stream)) => protocol.serve(stream, peer, drain).await,
+                Ok(Ok(stream)) => {
+                    if tls.verifies_clients() {
+                        peer.authenticated();
+                    }
+                    protocol.serve(stream, peer, drain).await;
+                }
                 Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection"),
                 Err(_) => tracing::debug!(%peer, "no TLS connection in time"),
             }

@@ -54,10 +54,20 @@ impl Access<'_> {
         })
     }
 
+    /// Whether requests may bring their own limits.
+    pub(crate) fn allows_inline(&self) -> bool {
+        self.credential.is_none_or(|credential| credential.inline)
+    }
+
     /// Whether this may be done everywhere.
     pub(crate) fn allows_everywhere(&self, scope: Scope) -> bool {
         self.credential
             .is_none_or(|credential| credential.scope >= scope && credential.domains.is_none())
+    }
+
+    /// Whether an API key was shown.
+    pub(crate) fn is_authenticated(&self) -> bool {
+        self.credential.is_some()
     }
 
     /// Whom to name in logs.
@@ -66,12 +76,17 @@ impl Access<'_> {
     }
 }
 
+/// How an API key gets the permission that a request with its own limits lacks.
+pub(crate) const INLINE_DENIED: &str =
+    "inline limits need an API key with `inline: true`: set it under `keys` in the configuration";
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn credential(name: &str, key: &str, scope: Scope, domains: Option<Vec<String>>) -> Credential {
-        Credential { name: name.into(), sha256: Sha256::digest(key).into(), scope, domains }
+        let sha256 = Sha256::digest(key).into();
+        Credential { name: name.into(), sha256, scope, domains, inline: false }
     }
 
     #[test]
@@ -89,6 +104,15 @@ mod tests {
         assert!(!edge.allows(Scope::Check, "") && !edge.allows_everywhere(Scope::Check));
         let boss = keys.access(Some(b"two")).unwrap();
         assert!(boss.allows(Scope::Admin, "any") && boss.allows_everywhere(Scope::Admin));
+    }
+
+    #[test]
+    fn inline_limits_are_a_permission_of_their_own() {
+        let mut list = [credential("boss", "two", Scope::Admin, None)];
+        assert!(!Keys(&list).access(Some(b"two")).unwrap().allows_inline(), "admin is not enough");
+        list[0] = Credential { inline: true, ..credential("a", "two", Scope::Check, None) };
+        assert!(Keys(&list).access(Some(b"two")).unwrap().allows_inline());
+        assert!(Keys(&[]).access(None).unwrap().allows_inline(), "no API keys are configured");
     }
 
     #[test]

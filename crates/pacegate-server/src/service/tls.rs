@@ -13,7 +13,7 @@ use rustls::{
     },
     server::{VerifierBuilderError, WebPkiClientVerifier},
 };
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::config::TlsFiles;
@@ -68,7 +68,15 @@ impl Tls {
             .map(PathBuf::as_path)
     }
 
-    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    /// Whether clients have to show a certificate.
+    pub(super) fn verifies_clients(&self) -> bool {
+        self.files.client_ca.is_some()
+    }
+
+    pub(super) async fn accept<I>(&self, stream: I) -> io::Result<TlsStream<I>>
+    where
+        I: AsyncRead + AsyncWrite + Unpin,
+    {
         TlsAcceptor::from(self.config.load_full()).accept(stream).await
     }
 }

@@ -1,7 +1,7 @@
-//! Traffic replayed through policies in virtual time, with the real engine.
+//! `pacegate simulate`: replays traffic through policies in virtual time, with the real engine.
 //!
-//! A [`Study`] knows where traffic comes from. It goes through it as often as it is asked to and lets each [`Variant`]
-//! decide about every request; a [`report`] tells what came of it.
+//! A [`Study`] holds the source of the traffic. It replays the traffic as often as needed and lets each
+//! [`Variant`] decide every request. A [`report`] presents the results.
 
 pub(crate) mod pattern;
 pub(crate) mod replay;
@@ -21,45 +21,45 @@ use self::{
     traffic::{Attributes, Progress, Seen, Spec},
 };
 
-/// Traffic, and how it is looked at.
+/// A source of traffic and the settings of its replay.
 #[derive(Debug)]
 pub(crate) struct Study {
     pub(crate) traffic: Traffic,
-    /// The domain that all requests are of.
+    /// Domain of all requests.
     pub(crate) domain: String,
-    /// Keys of each policy that are told apart to the end.
+    /// Number of keys per policy that are always kept; see `--keys`.
     pub(crate) most_keys: usize,
-    /// How far logs were read.
+    /// Number of log bytes read.
     pub(crate) progress: Progress,
 }
 
-/// Where requests come from.
+/// The source of requests.
 #[derive(Clone, Debug)]
 pub(crate) enum Traffic {
     /// Logs.
     Logs(Spec),
-    /// Patterns, from an instant on, with a seed.
+    /// Patterns, with their start time in microseconds since the Unix epoch and a random seed.
     Patterns(Vec<Pattern>, u64, u64),
 }
 
-/// What the traffic was like.
+/// Statistics about the traffic.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Span {
     pub(crate) seen: Seen,
     pub(crate) first: u64,
     pub(crate) last: u64,
-    /// The most requests in a second and a minute by the clock.
+    /// The most requests within a calendar second and a calendar minute.
     pub(crate) peak_second: Peak,
     pub(crate) peak_minute: Peak,
-    /// Whether all instants are whole seconds.
+    /// True if all timestamps are whole seconds.
     pub(crate) whole_seconds: bool,
-    /// Attributes that policies look at and no request has.
+    /// Attributes that a policy uses and no request has.
     pub(crate) missing: Vec<String>,
-    /// Attributes that have a field by the map, and that no policy looks at.
+    /// Attributes that `--map` names and no policy uses.
     pub(crate) unused: Vec<String>,
 }
 
-/// The most that happened within any one of equal steps of time.
+/// The maximum number of events within one of equal time steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Peak {
     step: u64,
@@ -67,7 +67,7 @@ pub(crate) struct Peak {
     pub(crate) most: u64,
 }
 
-/// Why traffic cannot be replayed.
+/// Reasons why traffic cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Trouble {
     #[error(transparent)]
@@ -78,22 +78,22 @@ pub(crate) enum Trouble {
     Build(#[from] BuildError),
     #[error("cannot write the report: {0}")]
     Print(serde_json::Error),
-    /// What comes through a pipe is gone once it is read.
-    #[error("{0} can be read only once, and this has to go through the traffic several times")]
+    /// The traffic comes from a pipe, and several passes are needed.
+    #[error("{0} can be read only once, but --suggest needs several passes: use a file")]
     Again(String),
 }
 
-/// How often to tell how far it is.
+/// Number of requests between progress reports.
 const TELL_EVERY: u64 = 1 << 16;
 const SECOND: u64 = 1_000_000;
 
 impl Study {
-    /// Policies to be tried.
+    /// Creates a variant with policies to try.
     pub(crate) fn variant(&self, name: String, policies: PolicySet) -> Result<Variant, Trouble> {
         Ok(Variant::new(name, policies, self.most_keys)?)
     }
 
-    /// What of the traffic cannot be gone through more than once, if anything.
+    /// Returns the name of a source that can be read only once, if there is one.
     pub(crate) fn read_once(&self) -> Option<String> {
         match &self.traffic {
             Traffic::Logs(spec) => {
@@ -104,7 +104,7 @@ impl Study {
         }
     }
 
-    /// Lets all variants decide about all requests. `watch` is told now and then how many there were.
+    /// Lets all variants decide all requests. Regularly calls `watch` with the number of requests so far.
     pub(crate) fn replay(
         &self,
         variants: &mut [Variant],
@@ -114,7 +114,8 @@ impl Study {
             Traffic::Logs(spec) => self.replay_logs(spec, variants, watch),
             Traffic::Patterns(patterns, start, seed) => {
                 let mut first: Option<Span> = None;
-                // Clients act on what they are told, so each variant has a crowd of its own. The first is told of.
+                // Clients react to decisions, so each variant gets separate clients. The report shows the
+                // first one's traffic.
                 for variant in variants {
                     let crowd = Crowd::new(patterns, *start, *seed);
                     let span = self.replay_crowd(crowd, variant, watch);
@@ -223,7 +224,7 @@ impl Peak {
     }
 }
 
-/// All attributes that the policies of these variants look at, each once.
+/// Returns all attributes that the policies of these variants use, without duplicates.
 fn looked_at(variants: &[Variant]) -> Attributes {
     fn of(matching: &Match) -> impl Iterator<Item = &str> {
         matching.conditions().map(|(attribute, _)| attribute)

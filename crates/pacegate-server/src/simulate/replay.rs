@@ -1,4 +1,4 @@
-//! The real engine in virtual time: what it decides about each request, and what that adds up to.
+//! Runs the real engine in virtual time and counts its decisions.
 
 use std::{
     collections::HashMap,
@@ -13,9 +13,7 @@ use std::{
 
 use pacegate::{
     Algorithm, Clock, KeyBuf, KeyRef, Limiter, Policy, PolicyName, PolicySet, Request, Store,
-    Timestamp,
-    algorithm::Outcome,
-    policy::{Missing, Mode},
+    Timestamp, algorithm::Outcome, policy::Mode,
 };
 
 use super::{
@@ -23,45 +21,45 @@ use super::{
     tally::{Event, PolicyTally, Timeline},
 };
 
-/// Policies that are tried on traffic, and what came of it.
+/// A set of policies to try on traffic, and the results.
 #[derive(Debug)]
 pub(crate) struct Variant {
-    /// What to call it: a file, or a limit.
+    /// Display name: a file or a limit.
     pub(crate) name: String,
     limiter: Limiter,
     clock: VirtualClock,
-    /// Whether there is one policy with one limit, and nothing to be weighed against it.
+    /// True if there is exactly one policy with one limit, which allows a fast path.
     single: bool,
     places: HashMap<PolicyName, usize, foldhash::fast::RandomState>,
-    /// One for each policy, in their order.
+    /// One per policy, in the same order.
     pub(crate) tallies: Vec<PolicyTally>,
-    /// Of all requests together.
+    /// All requests together.
     pub(crate) timeline: Timeline,
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
     pub(crate) shadow_denied: u64,
-    /// Requests that no policy covers; they are among those that are allowed.
+    /// Requests that no policy covers; they count as allowed.
     pub(crate) unlimited: u64,
-    /// Whether anybody was admitted too much, if somebody wants to know.
+    /// Checks the peak rate of admitted requests, if a target needs it.
     pub(crate) ceiling: Option<Ceiling>,
 }
 
-/// What a client is told.
+/// The decision as a client sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
-    /// Whether a policy in shadow mode would have denied it.
+    /// True if a policy in shadow mode would have denied the request.
     pub(crate) shadow_denied: bool,
-    /// Whether any policy has to do with it.
+    /// True if any policy covers the request.
     pub(crate) covered: bool,
     retry_after: Option<Duration>,
 }
 
-/// A clock that shows what the traffic says.
+/// A clock that shows the timestamp of the current request.
 #[derive(Clone, Debug, Default)]
 struct VirtualClock(Arc<AtomicU64>);
 
-/// Live keys that the engine has room for.
+/// Maximum number of live keys in the engine's store.
 const MAX_LIVE_KEYS: usize = 1 << 27;
 
 impl Clock for VirtualClock {
@@ -72,7 +70,7 @@ impl Clock for VirtualClock {
 }
 
 impl Variant {
-    /// `most_keys` is how many keys of each policy are told apart to the end.
+    /// Creates a variant. `most_keys` is the number of keys per policy that are always kept.
     pub(crate) fn new(
         name: impl Into<String>,
         policies: PolicySet,
@@ -113,12 +111,12 @@ impl Variant {
         self.allowed + self.denied
     }
 
-    /// Keys that had no room of their own in the engine.
+    /// Returns the number of charges of keys for which the engine's store had no room.
     pub(crate) fn overflowed(&self) -> u64 {
         self.limiter.store().usage().overflowed
     }
 
-    /// Decides about a request at an instant that is not before the last.
+    /// Decides a request. `at` must not be earlier than that of the last request.
     pub(crate) fn decide(&mut self, request: &Request<'_>, at: u64) -> Answer {
         let answer = match self.single {
             true => self.decide_one(request, at),
@@ -140,21 +138,20 @@ impl Variant {
         answer
     }
 
-    /// The one limit there is, taken a step further on a state that is kept beside the tally of its key: what a store
-    /// does, without looking it up a second time.
+    /// Fast path for a single limit: runs the algorithm on a state that is stored next to the key's tally,
+    /// which saves a second lookup.
     fn decide_one(&mut self, request: &Request<'_>, at: u64) -> Answer {
         let Self { limiter, tallies, ceiling, .. } = self;
         let ([policy], [tally]) = (limiter.policies().policies(), &mut **tallies) else {
             return Answer::UNLIMITED;
         };
-        let value = policy.per.first().and_then(|attribute| request.attribute(attribute));
-        let covered = policy.domain == request.domain() && policy.matching.covers(request);
-        let absent = value.is_none() && policy.missing == Missing::Skip;
-        let (true, [limit]) = (covered && !absent, &*policy.limits) else {
+        let covered = limiter.policies().covers(policy.name, request);
+        let (true, [limit]) = (covered, &*policy.limits) else {
             return Answer::UNLIMITED;
         };
+        let value = policy.per.first().and_then(|attribute| policy.value(request, attribute));
         let mut absent = KeyBuf::empty();
-        let key = match value {
+        let key = match &value {
             Some(value) => KeyRef::new(value),
             None => {
                 absent.push(None);
@@ -174,32 +171,32 @@ impl Variant {
         answer
     }
 
-    /// Everything else goes the way of the library: policies that cover it, keys, charges, and the memory store.
+    /// General path through the library: matching policies, keys, charges and the memory store.
     fn decide_all(&mut self, request: &Request<'_>, at: u64) -> Answer {
         self.clock.0.store(at, Ordering::Relaxed);
         let Self { limiter, tallies, places, ceiling, .. } = self;
         let plan = limiter.plan(request);
         let charges = plan.charges(1).unwrap_or_else(|error| {
-            unreachable!("one unit fits every limit: {error}");
+            unreachable!("one unit never exceeds the capacity of a limit: {error}");
         });
-        // Not through the limiter, whose statistics are of real time.
+        // Bypass the limiter: its statistics use real time.
         let mut asked = pin!(limiter.store().charge(&charges));
         let Poll::Ready(Ok(outcomes)) =
             asked.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         else {
-            unreachable!("memory answers at once");
+            unreachable!("the memory store never waits");
         };
         let enforced = || charges.iter().zip(&outcomes).filter(|(charge, _)| charge.enforced);
         let denying = || enforced().map(|(_, outcome)| outcome).filter(|one| !one.is_admitted());
         let allowed = denying().next().is_none();
-        // One that never ends outlasts all others.
+        // A denial without a retry time takes precedence.
         let for_good = denying().any(|outcome| outcome.retry_after().is_none());
         let retry_after = denying().filter_map(Outcome::retry_after).max().filter(|_| !for_good);
         let mut shadow_denied = false;
         let mut rest = charges.iter().zip(&outcomes).peekable();
         while let Some((first, own)) = rest.next() {
             let mut admitted = own.is_admitted();
-            // The limits of a policy stand side by side.
+            // The limits of a policy are consecutive.
             while let Some((_, own)) = rest.next_if(|(other, _)| other.policy == first.policy) {
                 admitted &= own.is_admitted();
             }
@@ -224,7 +221,7 @@ impl Answer {
     const UNLIMITED: Self =
         Self { allowed: true, shadow_denied: false, covered: false, retry_after: None };
 
-    /// What `Retry-After` says to whoever is denied, unless it is for good.
+    /// Returns the `Retry-After` value of a denial, or `None` if retrying never helps.
     pub(crate) fn retry_after_secs(&self) -> Option<u64> {
         let micros = u64::try_from(self.retry_after?.as_micros()).unwrap_or(u64::MAX);
         Some(micros.div_ceil(1_000_000).max(1))
@@ -247,7 +244,8 @@ fn is_single(policies: &[Policy]) -> bool {
     }
 }
 
-/// The policies that can be tried on traffic: permits are returned when the work is done, which traffic does not tell.
+/// Splits off the policies that cannot be simulated: concurrency limits need to know when permits are
+/// returned, which traffic does not show.
 pub(crate) fn tryable(policies: &PolicySet) -> (Vec<Policy>, Vec<PolicyName>) {
     let holds = |policy: &Policy| {
         let others = policy.overrides.iter().flat_map(|other| &other.limits);

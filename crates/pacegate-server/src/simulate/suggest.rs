@@ -1,4 +1,4 @@
-//! The limit that does what is wanted, found by trying.
+//! Searches for the limit that meets a target, by replaying the traffic.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -10,79 +10,79 @@ use pacegate::{KeyBuf, KeyRef, Limit, LimitError, Policy, PolicySet};
 
 use super::{Study, Trouble, replay::Variant, report::percent};
 
-/// What a limit is to do.
+/// The target of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// Deny at most so many of a million requests.
+    /// Deny at most this many of a million requests.
     Denied(u64),
-    /// Deny something to at most so many of a million clients.
+    /// Deny requests of at most this many of a million clients.
     Touched(u64),
     /// Admit no client more than this within any one period.
     Above(Limit),
 }
 
-/// The tightest limit that does it for `Denied` and `Touched`, the widest for `Above`.
+/// The suggested limit: the smallest one for `Denied` and `Touched`, the largest one for `Above`.
 #[derive(Clone, Debug)]
 pub(crate) struct Suggestion {
     pub(crate) limit: Limit,
-    /// What came of it when it was tried.
+    /// The result of replaying the traffic with this limit.
     pub(crate) outcome: Outcome,
-    /// The nearest limit that does not, and what came of that. None if there is none.
+    /// The nearest limit that misses the target and its result, if there is one.
     pub(crate) next: Option<(Limit, Outcome)>,
-    /// How often the traffic was gone through, and how many limits were tried.
+    /// Number of passes over the traffic and number of limits tried.
     pub(crate) passes: u64,
     pub(crate) tried: u64,
 }
 
-/// What a search comes to.
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub(crate) enum Found {
     Limit(Box<Suggestion>),
-    /// Any limit does it: the largest that was tried denies nothing, and so would all that are larger.
+    /// Every limit meets the target: the largest one tried denies nothing, so larger ones do not either.
     Any,
-    /// No limit does it.
+    /// No limit meets the target.
     Nothing,
 }
 
-/// What came of a limit.
+/// The result of replaying the traffic with one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Outcome {
     pub(crate) requests: u64,
     pub(crate) denied: u64,
     pub(crate) clients: u64,
     pub(crate) touched: u64,
-    /// The most that any client was admitted in one period of the target, up to one more than the target.
+    /// The most that any client was admitted within one period of the target; capped at the target plus one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) highest: Option<u64>,
 }
 
-/// Finds out whether a key is admitted more than an amount within any one period: all that counts is remembered.
+/// Finds the most that a key is admitted within any one period. Exact: stores the time of every admission
+/// that still matters.
 #[derive(Clone, Debug)]
 pub(crate) struct Ceiling {
-    /// The policy that it is about, by its place.
+    /// Index of the checked policy.
     policy: usize,
     amount: usize,
     period: u64,
     keys: HashMap<KeyBuf, VecDeque<u64>, RandomState>,
-    /// Keys at rest are forgotten when there are so many.
+    /// Number of keys from which on inactive keys are removed.
     room: usize,
     highest: usize,
 }
 
 const MILLION: u64 = 1_000_000;
-/// Limits that are tried in one pass.
+/// Number of limits tried per pass.
 const AT_ONCE: u64 = 8;
-/// What is remembered of each key for [`Ceiling`] is as much as this.
+/// Maximum amount of a target, because [`Ceiling`] stores that many times per key.
 const MAX_CEILING: u64 = 10_000;
 
-const HOW: &str =
-    "write \"deny at most 0.1%\", \"deny at most 1% of clients\" or \"no client above 20/second\"";
+const HOW: &str = "expected \"deny at most 0.1%\", \"deny at most 1% of clients\" or \"no client above 20/second\"";
 
 impl FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no target: {HOW}");
+        let wrong = || format!("invalid target `{text}`: {HOW}");
         let words: Vec<&str> = text.split_whitespace().collect();
         match *words {
             ["deny", "at", "most", share] | ["deny", "at", "most", share, "of", "requests"] => {
@@ -96,7 +96,7 @@ impl FromStr for Target {
                     limit.parse().map_err(|error| format!("{}: {error}", wrong()))?;
                 match limit.amount() {
                     1..=MAX_CEILING => Ok(Self::Above(limit)),
-                    _ => Err(format!("{}: from 1 to {MAX_CEILING}", wrong())),
+                    _ => Err(format!("{}, with an amount from 1 to {MAX_CEILING}", wrong())),
                 }
             }
             _ => Err(wrong()),
@@ -104,7 +104,7 @@ impl FromStr for Target {
     }
 }
 
-/// Of a percentage with up to four decimals.
+/// Parses a percentage with up to four decimals into millionths.
 fn millionths(text: &str) -> Option<u64> {
     let number = text.strip_suffix('%')?;
     let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
@@ -129,42 +129,44 @@ impl Target {
         }
     }
 
-    /// Whether larger limits meet it, rather than smaller ones.
+    /// Returns true if larger limits meet the target, false if smaller ones do.
     fn rises(self) -> bool {
         !matches!(self, Self::Above(_))
     }
 
-    /// What came of a limit, as far as this is about it.
+    /// Describes the result of a limit in terms of the target.
     pub(crate) fn told(self, outcome: &Outcome) -> String {
         let Outcome { requests, denied, clients, touched, highest } = outcome;
         match self {
             Self::Denied(_) => format!("denies {} of requests", percent(*denied, *requests)),
             Self::Touched(_) => {
-                format!("denies something to {} of clients", percent(*touched, *clients))
+                format!("denies requests of {} of clients", percent(*touched, *clients))
             }
             Self::Above(limit) => match highest.unwrap_or_default() {
-                most if most > limit.amount() => format!("admits somebody more than {limit}"),
-                most => format!("admits nobody more than {most} in one period"),
+                most if most > limit.amount() => {
+                    format!("admits more than {limit} for some client")
+                }
+                most => format!("admits at most {most} per client in any period"),
             },
         }
     }
 }
 
-/// Finds the limit for one policy of a set; all others stay as they are.
+/// A search for the limit of one policy; all other policies stay unchanged.
 #[derive(Debug)]
 pub(crate) struct Search<'a> {
     pub(crate) study: &'a Study,
     pub(crate) policies: &'a [Policy],
-    /// Which of them.
+    /// Index of the policy.
     pub(crate) place: usize,
-    /// What the limit looks like, but for its amount.
+    /// The form of the limit; only the amount changes.
     pub(crate) like: Limit,
     pub(crate) target: Target,
 }
 
 impl Search<'_> {
-    /// Narrows the amount down, several at a time, until one that meets the target is next to one that does not. Both
-    /// were tried, so the answer holds even if more is not always better.
+    /// Narrows down the amount, several per pass, until one that meets the target is next to one that does
+    /// not. Both were replayed, so the result holds even if the outcome is not monotonic in the amount.
     pub(crate) fn run(&self, watch: &mut dyn FnMut(u64)) -> Result<Found, Trouble> {
         let mut known = BTreeMap::new();
         let mut amounts: Vec<u64> = (0..12).map(|power| 4_u64.pow(power)).collect();
@@ -173,7 +175,7 @@ impl Search<'_> {
             passes += 1;
             let before = known.len();
             self.attempt(&amounts, &mut known, watch)?;
-            // None of them can be.
+            // No limit can have any of these amounts.
             if known.len() == before {
                 break;
             }
@@ -187,12 +189,12 @@ impl Search<'_> {
         Ok(self.conclude(&known, passes))
     }
 
-    /// Whether the largest amount denies nothing, so that no larger one does anything else.
+    /// Returns true if the largest amount denies nothing, so that larger ones make no difference.
     fn denies_nothing(&self, known: &BTreeMap<u64, Outcome>) -> bool {
         known.last_key_value().is_some_and(|(_, outcome)| outcome.denied == 0)
     }
 
-    /// Amounts to try beyond one, up to the largest that a limit of this form can have.
+    /// Returns amounts to try above `low`, up to the largest that a limit of this form can have.
     fn beyond(&self, low: u64) -> Vec<u64> {
         let (mut most, mut too_many) = (low, Limit::MAX_AMOUNT + 1);
         while too_many - most > 1 {
@@ -209,7 +211,7 @@ impl Search<'_> {
         amounts
     }
 
-    /// The largest amount that is too small, and the smallest that is not.
+    /// Returns the largest amount that is too small and the smallest that is not.
     fn bracket(&self, known: &BTreeMap<u64, Outcome>) -> (Option<u64>, Option<u64>) {
         let enough = |outcome: &Outcome| self.target.is_met(outcome) == self.target.rises();
         let high = known.iter().find(|(_, outcome)| enough(outcome)).map(|(amount, _)| *amount);
@@ -217,7 +219,7 @@ impl Search<'_> {
         (below.next_back().map(|(amount, _)| *amount), high)
     }
 
-    /// Goes through the traffic once, with all of these amounts that a limit can have.
+    /// Replays the traffic once with all of these amounts that are valid.
     fn attempt(
         &self,
         amounts: &[u64],
@@ -250,7 +252,7 @@ impl Search<'_> {
     fn limit(&self, amount: u64) -> Result<Limit, LimitError> {
         let limit = Limit::new(amount, self.like.period())?;
         match self.like.burst() {
-            // A burst stays as many times the amount.
+            // The ratio of burst to amount stays the same.
             Some(burst) => {
                 let scaled = u128::from(burst) * u128::from(amount);
                 let burst = scaled.div_ceil(u128::from(self.like.amount().max(1))).max(1);
@@ -285,7 +287,7 @@ impl Search<'_> {
     }
 }
 
-/// Amounts to try between two that are known.
+/// Returns amounts to try between two known ones.
 fn between(low: u64, high: u64) -> Vec<u64> {
     let room = high.saturating_sub(low).saturating_sub(1);
     let count = room.min(AT_ONCE);
@@ -299,7 +301,7 @@ impl Ceiling {
         Self { policy, amount, period, keys: HashMap::default(), room: 100_000, highest: 0 }
     }
 
-    /// Notes that a policy admitted something.
+    /// Records a request that a policy admitted.
     pub(crate) fn admitted(&mut self, policy: usize, key: KeyRef<'_>, at: u64) {
         if policy != self.policy || self.highest > self.amount {
             return;

@@ -1,10 +1,11 @@
-//! What `GET /v1/live` says, as far as it is shown. A service of another version may leave something out.
+//! The parts of `GET /v1/live` that are shown. All fields are optional, because the server may be of another
+//! version.
 
 use std::collections::HashMap;
 
 use serde::Deserialize;
 
-/// What a service does now.
+/// Live statistics of a server.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Live {

@@ -1,4 +1,4 @@
-//! A [`View`] on a screen of any size.
+//! Draws a [`View`] on a screen of any size.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::words::grouped;
 
-/// As much as fits: a narrow or low screen has one pane, and a head of one line.
+/// Below this width or height, only one pane is shown, with a head of one line.
 const NARROW: u16 = 80;
 const LOW: u16 = 14;
 
@@ -26,12 +26,12 @@ const HELP: &[(&str, &str)] = &[
     ("?", "this help"),
     ("Tab, 1 2 3", "policies, keys by traffic, keys by denials"),
     ("s", "sort policies by another column"),
-    ("Space", "pause, and go on"),
+    ("Space", "pause or resume"),
     ("Up, Down", "scroll"),
 ];
 
 impl View {
-    /// Draws all of it.
+    /// Draws the whole screen.
     pub(crate) fn draw(&self, frame: &mut Frame<'_>) {
         let area = frame.area();
         let is_low = area.height < LOW;
@@ -56,7 +56,8 @@ impl View {
 
     fn draw_panes(&self, frame: &mut Frame<'_>, area: Rect) {
         let policies = self.live.as_ref().map_or(0, |live| live.policies.len());
-        // A border, the names of columns, and a line for each; but the keys want a half at least.
+        // A border, the column names, and one line per policy; but at least half of the height is for the
+        // keys.
         let wanted = u16::try_from(policies + 3).unwrap_or(u16::MAX);
         let height = wanted.clamp(5, (area.height / 2).max(5));
         let [above, below] =
@@ -151,7 +152,7 @@ impl View {
         let first = self.first_line();
         let trouble = self.trouble.as_ref().map(|trouble| {
             let since = time(self.now.saturating_sub(trouble.since));
-            let text = format!(" not reachable since {since}, trying again: ");
+            let text = format!(" unreachable for {since}, retrying: ");
             Line::from(text + &shown(&trouble.error)).style(Style::new().fg(Color::Red).bold())
         });
         match (trouble, &self.live) {
@@ -174,7 +175,7 @@ impl View {
                 let text = format!("  up {}  revision {}", time(up), live.revision);
                 spans.push(Span::from(text).dim());
                 if live.draining {
-                    spans.push(Span::from("  going away").fg(Color::Yellow));
+                    spans.push(Span::from("  draining").fg(Color::Yellow));
                 }
             }
         }
@@ -196,27 +197,31 @@ impl View {
         }
         for listener in &live.listeners {
             let (name, open) = (shown(&listener.name), grouped(listener.connections));
-            spans.push(Span::from(format!("  {name} {open} open")).dim());
+            spans.push(Span::from(format!("  {name} {open} connections")).dim());
         }
         Line::from(spans)
     }
 }
 
-/// How long the service has been there, by its own clock.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "held within bounds")]
+/// Returns the uptime of the server, by its clock.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "clamped before the cast"
+)]
 pub(super) fn uptime(live: &Live) -> Duration {
     let now = live.now.clamp(0.0, 1e12) as u64;
     Duration::from_secs(now.saturating_sub(live.started))
 }
 
-/// The limits of a policy, as text.
+/// Returns the limits of a policy as text.
 pub(super) fn limits(policy: &Policy) -> String {
     let limits: Vec<_> = policy.limits.iter().map(|limit| shown(&limit.limit)).collect();
     let shadow = if policy.mode == "shadow" { " (shadow)" } else { "" };
     limits.join(", ") + shadow
 }
 
-/// How the store is doing, in a few words.
+/// Returns a one-line summary of the store.
 pub(super) fn store(store: &Store) -> String {
     let kind = shown(&store.kind);
     match &*store.kind {
@@ -224,9 +229,9 @@ pub(super) fn store(store: &Store) -> String {
             format!("store memory, {} of {} keys", grouped(store.keys), grouped(store.max_keys))
         }
         _ => {
-            let away = if store.reachable { "" } else { ", away: failure modes decide" };
+            let away = if store.reachable { "" } else { ", unreachable: applying failure modes" };
             format!(
-                "store {kind}{away}, breaker {}, {} µs, {:.1} in a batch, {} timed out",
+                "store {kind}{away}, breaker {}, round trip {} µs, {:.1} requests per call, {} timed out",
                 shown(&store.breaker),
                 grouped(store.latency_us),
                 store.batch,
@@ -240,7 +245,7 @@ fn store_line(live: &Live) -> Line<'static> {
     let line = Line::from(format!(" {}", store(&live.store)));
     let mut line = if live.store.reachable { line } else { line.fg(Color::Red).bold() };
     if let Some(complaint) = &live.reload.complaint {
-        let text = format!("  reload refused: {}", shown(complaint));
+        let text = format!("  reload failed: {}", shown(complaint));
         line.push_span(Span::from(text).fg(Color::Yellow));
     }
     line
@@ -258,7 +263,7 @@ fn length(width: Constraint) -> u16 {
     }
 }
 
-/// Bars in the colour of what was decided.
+/// Colours bars by the worst outcome.
 fn drawn(bars: &[Bar]) -> Line<'static> {
     let colour = |worst: Worst| match worst {
         Worst::Allowed => Color::Green,
@@ -316,6 +321,6 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect) {
         height,
     };
     frame.render_widget(Clear, place);
-    let block = Block::bordered().title(" Keys, any of which closes this ");
+    let block = Block::bordered().title(" Help (press any key to close) ");
     frame.render_widget(Paragraph::new(lines).block(block), place);
 }

@@ -1,5 +1,5 @@
-//! The live view of a service in a terminal: what it is told ([`Live`]), what is made of it ([`View`]), how that is
-//! drawn, and the same as plain text.
+//! `pacegate top`: the live view of a server in a terminal. [`Live`] is the data from the server, [`View`]
+//! the state of the display, which is drawn on a screen or printed as plain text.
 
 mod data;
 mod draw;

@@ -1,4 +1,4 @@
-//! A [`View`] as plain text, for scripts and pipes.
+//! Prints a [`View`] as plain text, for scripts and pipes.
 
 use std::fmt::Write as _;
 
@@ -10,10 +10,10 @@ use super::{
 };
 use crate::words::grouped;
 
-/// So many bars.
+/// Number of bars in a plot.
 const BARS: usize = 15;
 
-/// All that is known, table by table.
+/// Returns all data as text, table by table.
 pub(crate) fn plain(view: &View) -> String {
     let mut text = String::new();
     let Some(live) = &view.live else { return text };
@@ -22,11 +22,11 @@ pub(crate) fn plain(view: &View) -> String {
         text.push('\n');
     };
     line(format!("Pacegate {} at {}", shown(&live.version), shown(&view.server)));
-    let going = if live.draining { ", going away" } else { "" };
+    let going = if live.draining { ", draining" } else { "" };
     line(format!("up {}, revision {}{going}", time(uptime(live)), live.revision));
     line(store(&live.store));
     if let Some(complaint) = &live.reload.complaint {
-        line(format!("reload refused: {}", shown(complaint)));
+        line(format!("reload failed: {}", shown(complaint)));
     }
     line(String::new());
     line(table(&policies(view)));
@@ -45,7 +45,8 @@ pub(crate) fn plain(view: &View) -> String {
     text
 }
 
-/// The first so many columns stand to the left, and then figures up to the last, which may be of any length.
+/// Table rows. The first `left` columns are left-aligned, the others right-aligned, except the last, which is
+/// not padded.
 struct Rows {
     left: usize,
     rows: Vec<Vec<String>>,
@@ -89,7 +90,7 @@ fn table(Rows { left, rows }: &Rows) -> String {
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
             let width = widths[column];
-            // Writing into a string cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = match column {
                 _ if column + 1 == columns => write!(line, "{cell}"),
                 _ if column < *left => write!(line, "{cell:<width$}  "),

@@ -1,4 +1,4 @@
-//! The view on a real terminal, until somebody has seen enough.
+//! Runs the view on a real terminal, until a key or a signal ends it.
 
 use std::{io, process, thread, time::Duration};
 
@@ -16,19 +16,19 @@ use tokio::{
 
 use super::{data::Live, view::View};
 
-/// Whether time has passed is looked at so often.
+/// Interval at which the screen is redrawn, to update elapsed times.
 const BLINK: Duration = Duration::from_millis(250);
 
-/// How long the end may take once a signal has come.
+/// Time to restore the terminal after a signal, before the process is forced to exit.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The screen as it was, once this is dropped: also by a panic, for which there is a hook besides.
+/// The terminal in raw mode; restored on drop. Panics are also covered by a hook.
 struct Screen(DefaultTerminal);
 
-/// What ends it from outside.
+/// The signals that end the program.
 struct Ends([Signal; 3]);
 
-/// Shows a view, and asks for what is new after every `every`, until a key or a signal ends it.
+/// Shows a view and fetches new data at the interval `every`, until a key or a signal ends it.
 pub(crate) async fn run<A>(mut view: View, every: Duration, ask: A) -> io::Result<()>
 where
     A: AsyncFn(u64) -> Result<Live, String> + Clone + 'static,
@@ -48,7 +48,7 @@ where
         tokio::select! {
             event = events.recv() => match event {
                 Some(Event::Key(key)) if view.press(key) => return Ok(()),
-                // The terminal is gone.
+                // The terminal was closed.
                 None => return Ok(()),
                 Some(_) => {}
             },
@@ -56,7 +56,7 @@ where
                 is_asking = true;
                 let (ask, answers, since) = (ask.clone(), answers.clone(), view.since());
                 tokio::task::spawn_local(async move {
-                    // Nobody waits for it any more if it is over.
+                    // Sending fails only if the view has already ended.
                     let _ = answers.send(ask(since).await).await;
                 });
             }
@@ -73,8 +73,8 @@ where
     }
 }
 
-/// Tells when a signal comes. It is heard by a thread of its own: whoever writes to a terminal that takes nothing any
-/// more would not hear it.
+/// Returns a receiver that resolves on a signal. A separate thread waits for signals, because the main thread
+/// may be blocked in a write to a stopped terminal.
 fn listen() -> io::Result<oneshot::Receiver<()>> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let mut ends = {
@@ -85,7 +85,7 @@ fn listen() -> io::Result<oneshot::Receiver<()>> {
     thread::spawn(move || {
         runtime.block_on(async {
             ends.any().await;
-            // Whoever does not listen any more is at its end already.
+            // Sending fails only if the view has already ended.
             let _ = tell.send(());
             sleep(GRACE).await;
         });
@@ -94,19 +94,19 @@ fn listen() -> io::Result<oneshot::Receiver<()>> {
     Ok(told)
 }
 
-/// Ends without what would have to be written.
+/// Exits without writing to the terminal.
 #[expect(
     clippy::disallowed_methods,
     clippy::exit,
-    reason = "`main` cannot return: it is stuck in a write"
+    reason = "`main` cannot return: it is blocked in a write"
 )]
 fn give_up() {
-    // The terminal may be gone.
+    // Ignore errors: the terminal may be closed.
     drop(disable_raw_mode());
     process::exit(1);
 }
 
-/// Keys and sizes, read by a thread of its own for as long as somebody wants them.
+/// Reads key presses and size changes in a separate thread, until the receiver is dropped.
 fn events() -> mpsc::Receiver<Event> {
     let (sender, receiver) = mpsc::channel(16);
     thread::spawn(move || {

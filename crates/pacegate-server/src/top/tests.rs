@@ -15,7 +15,8 @@ fn policy(name: &str, limit: &str, mode: &str, used: Option<f64>) -> Value {
     })
 }
 
-/// What a service says that began at `started` and did something in each of the seconds up to `end`.
+/// Returns the response of a server that started at `started`, with the same counts in each of the `length`
+/// seconds up to `end`.
 fn told(started: u64, end: u64, length: u64, allowed: u32, denied: u32) -> Value {
     let list = |count: u32| vec![count; usize::try_from(length).unwrap()];
     let key = |policy: &str, key: &str, counts: [u64; 2]| {
@@ -64,7 +65,7 @@ fn press(view: &mut View, key: KeyCode) -> bool {
     view.press(KeyEvent::new(key, KeyModifiers::NONE))
 }
 
-/// The lines of a screen, without what is blank at their ends.
+/// Returns the lines of a screen without trailing spaces.
 fn lines(buffer: &Buffer) -> Vec<String> {
     let area = buffer.area;
     let line = |y| (0..area.width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
@@ -78,11 +79,11 @@ fn screen(view: &View, width: u16, height: u16) -> Vec<String> {
 }
 
 #[test]
-fn all_of_it_on_a_wide_screen() {
+fn a_wide_screen_shows_all_panes() {
     let expected = "\x20Pacegate 0.1.0 at http://127.0.0.1:8080  up 1 min 40 s  revision 3
  store memory, 123 of 1,000,000 keys
- allowed 42/s  denied 5/s  shadow 1/s  1 blocked  http 3 open
-┌ 1 Policies as in the file ───────────────────────────────────────────────────────────────────────┐
+ allowed 42/s  denied 5/s  shadow 1/s  1 blocked  http 3 connections
+┌ 1 Policies in file order ────────────────────────────────────────────────────────────────────────┐
 │POLICY       LIMIT                   ALLOWED/s DENIED/s SHADOW/s USED LAST 5 MINUTES              │
 │login-per-ip 5/minute sliding-window        40        5        0 100%                   ██████████│
 │search       30/minute (shadow)              2        0        1    -                   ██████████│
@@ -99,12 +100,12 @@ fn all_of_it_on_a_wide_screen() {
     let mut terminal = Terminal::new(TestBackend::new(100, 16)).unwrap();
     terminal.draw(|frame| view().draw(frame)).unwrap();
     let colour = |x, y| terminal.backend().buffer()[(x, y)].fg;
-    // What was denied, and what only would have been.
+    // Red for denied, yellow for shadow-denied.
     assert_eq!((colour(98, 5), colour(98, 6)), (Color::Red, Color::Yellow));
 }
 
 const SMALL: &str = "\x20Pacegate 0.1.0 at http://127.0.0.1:8080
-┌ 1 Policies as in the file ───────────┐
+┌ 1 Policies in file order ────────────┐
 │POLICY       ALLOWED/s DENIED/s       │
 │login-per-ip        40        5       │
 │search               2        0       │
@@ -115,7 +116,7 @@ const SMALL: &str = "\x20Pacegate 0.1.0 at http://127.0.0.1:8080
  q quit  ? help  Tab pane  s sort  Space";
 
 #[test]
-fn one_pane_at_a_time_on_a_small_screen() {
+fn a_small_screen_shows_one_pane_at_a_time() {
     let mut view = view();
     assert_eq!(screen(&view, 40, 10).join("\n"), SMALL);
     press(&mut view, KeyCode::Tab);
@@ -137,7 +138,7 @@ fn one_pane_at_a_time_on_a_small_screen() {
 }
 
 #[test]
-fn another_size_is_drawn_as_if_it_had_always_been() {
+fn a_resized_screen_is_redrawn_completely() {
     let view = view();
     let mut terminal = Terminal::new(TestBackend::new(100, 16)).unwrap();
     for (width, height) in [(100, 16), (40, 10), (100, 16)] {
@@ -148,18 +149,18 @@ fn another_size_is_drawn_as_if_it_had_always_been() {
 }
 
 #[test]
-fn keys_do_what_the_help_says() {
+fn keys_work_as_documented_in_the_help() {
     let mut view = view();
     press(&mut view, KeyCode::Char('?'));
     assert_eq!(
         screen(&view, 60, 10)[1..9],
         [
-            "┌┌ Keys, any of which closes this ────────────────────────┐┐",
+            "┌┌ Help (press any key to close) ─────────────────────────┐┐",
             "││ q, Esc     quit                                        ││",
             "││ ?          this help                                   ││",
             "││ Tab, 1 2 3 policies, keys by traffic, keys by denials  ││",
             "││ s          sort policies by another column             ││",
-            "││ Space      pause, and go on                            ││",
+            "││ Space      pause or resume                             ││",
             "││ Up, Down   scroll                                      ││",
             "└└────────────────────────────────────────────────────────┘┘",
         ]
@@ -177,7 +178,7 @@ fn keys_do_what_the_help_says() {
         ("by shadow", ["search", "login-per-ip"]),
         ("by used", ["login-per-ip", "search"]),
         ("by name", ["login-per-ip", "search"]),
-        ("as in the file", ["login-per-ip", "search"]),
+        ("in file order", ["login-per-ip", "search"]),
     ] {
         press(&mut view, KeyCode::Char('s'));
         assert_eq!(names(&view), order, "{title}");
@@ -199,42 +200,42 @@ fn keys_do_what_the_help_says() {
 }
 
 #[test]
-fn a_service_that_is_away_is_waited_for_and_begins_anew() {
+fn an_unreachable_server_is_retried_and_a_restarted_one_resets_the_history() {
     let mut view = View::new("http://10.0.0.7:8080".to_owned());
     view.fail("cannot reach it: \u{1b}refused".to_owned());
     view.pass(Duration::from_secs(3));
     view.fail("cannot reach it: refused".to_owned());
-    let away = " not reachable since 3 s, trying again: cannot reach it: refused";
+    let away = " unreachable for 3 s, retrying: cannot reach it: refused";
     assert_eq!(screen(&view, 90, 16)[..2], [" Pacegate at http://10.0.0.7:8080", away]);
     view.take(live(told(START, START + 10, 10, 4, 1)));
     assert!(!screen(&view, 90, 16).concat().contains("reachable"));
     view.pass(Duration::from_secs(9));
     view.fail("gone".to_owned());
-    // What was known stays.
-    assert!(screen(&view, 90, 16)[1].starts_with(" not reachable since 0 s"));
+    // The last data stays visible.
+    assert!(screen(&view, 90, 16)[1].starts_with(" unreachable for 0 s"));
     assert_eq!(view.recent("login-per-ip"), ([20, 5, 0], 5));
     assert_eq!(view.since(), START + 10);
-    // Another one: its counters and its history begin at nothing.
+    // A restarted server: its counters and its history start at zero.
     view.take(live(told(START + 20, START + 22, 2, 1, 0)));
     assert_eq!(view.recent("login-per-ip"), ([2, 0, 0], 2));
     assert_eq!(view.history("login-per-ip"), (vec![[1, 0, 0]; 2], START + 22));
 }
 
 #[test]
-fn pieces_of_history_are_put_together() {
+fn parts_of_the_history_are_joined() {
     let mut view = View::new(String::new());
     let history = |view: &View| view.history("login-per-ip").0;
     view.take(live(told(START, START + 2, 2, 4, 0)));
     view.take(live(told(START, START + 2, 0, 0, 0)));
     view.take(live(told(START, START + 3, 1, 9, 1)));
     assert_eq!(history(&view), [[4, 0, 0], [4, 0, 0], [9, 1, 0]]);
-    // After a pause that was longer than the service remembers, there is a gap.
+    // A pause longer than the server's history leaves a gap.
     view.take(live(told(START, START + 6, 1, 8, 0)));
     assert_eq!(history(&view)[3..], [[0, 0, 0], [0, 0, 0], [8, 0, 0]]);
-    // A clock that was put back.
+    // The server's clock went back.
     view.take(live(told(START, START + 5, 3, 7, 0)));
     assert_eq!(history(&view), [[7, 0, 0]; 3]);
-    // So far that there is nothing after what is known: the next answer is to begin anew.
+    // It went back before the known history: the next response must contain the whole history.
     view.take(live(told(START, START + 5, 0, 0, 0)));
     assert_eq!((view.since(), history(&view).len()), (START + 5, 3));
     view.take(live(told(START, START + 4, 0, 0, 0)));
@@ -243,7 +244,7 @@ fn pieces_of_history_are_put_together() {
         view.take(live(told(START, START + end * 400, 400, 2, 0)));
         assert_eq!(history(&view), [[2, 0, 0]; 300]);
     }
-    // A policy that is new, and one that is gone.
+    // A new policy and a removed one.
     let mut other = told(START, START + 1_602, 2, 3, 0);
     other["policies"][1]["name"] = "new".into();
     view.take(live(other));
@@ -252,7 +253,7 @@ fn pieces_of_history_are_put_together() {
 }
 
 #[test]
-fn an_answer_that_makes_no_sense_is_survived() {
+fn invalid_responses_do_not_panic() {
     for odd in [
         json!({}),
         json!({ "history": { "from": u64::MAX, "length": 4_000_000_000_u64 }, "now": 1e300 }),
@@ -266,7 +267,7 @@ fn an_answer_that_makes_no_sense_is_survived() {
 }
 
 #[test]
-fn plain_text_for_pipes() {
+fn plain_text_contains_all_tables() {
     let expected = "\
 Pacegate 0.1.0 at http://127.0.0.1:8080
 up 1 min 40 s, revision 3

@@ -1,4 +1,4 @@
-//! What is shown, and what keys do to it.
+//! The state of the display, and how keys change it.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -9,7 +9,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::data::{Live, Policy};
 
-/// A service as it was told of last, and how one looks at it.
+/// The last data from a server, and the display settings.
 #[derive(Debug)]
 pub(crate) struct View {
     pub(super) server: String,
@@ -21,29 +21,29 @@ pub(crate) struct View {
     pub(super) is_paused: bool,
     pub(super) has_help: bool,
     pub(super) trouble: Option<Trouble>,
-    /// Since the view was opened.
+    /// Time since the view was opened.
     pub(super) now: Duration,
 }
 
-/// What each policy did in the last minutes.
+/// The counts of each policy in the last minutes.
 #[derive(Debug, Default)]
 pub(super) struct Seconds {
-    /// The end of the last one, since the epoch; 0 if there is none.
+    /// End of the last second, in seconds since the Unix epoch; 0 if there is no data.
     end: u64,
     length: usize,
-    /// By policy, each as long as all others: allowed, denied and denied in shadow mode.
+    /// By policy, all of equal length: allowed, denied and shadow-denied.
     policies: HashMap<String, VecDeque<[u32; 3]>>,
 }
 
-/// Why there is nothing new.
+/// The error of the last request for data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
-    /// Since the view was opened.
+    /// Time since the view was opened when the errors began.
     pub(super) since: Duration,
     pub(super) error: String,
 }
 
-/// What one looks at.
+/// The panes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pane {
     Policies,
@@ -51,7 +51,7 @@ pub(super) enum Pane {
     Denied,
 }
 
-/// Which policies come first.
+/// The sort order of policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     File,
@@ -62,14 +62,14 @@ pub(super) enum Order {
     Name,
 }
 
-/// How far back is looked.
+/// Length of the history, in seconds.
 pub(super) const MOST: usize = 300;
 
-/// Rates are of so many seconds.
+/// Number of seconds that rates are averaged over.
 const RATE: usize = 5;
 
 impl View {
-    /// Of the service at this address, of which nothing is known yet.
+    /// Creates a view of the server at this address, without data yet.
     pub(crate) fn new(server: String) -> Self {
         Self {
             server,
@@ -85,12 +85,12 @@ impl View {
         }
     }
 
-    /// Up to which second the history is known.
+    /// Returns the time up to which the history is complete.
     pub(crate) fn since(&self) -> u64 {
         self.seconds.end
     }
 
-    /// Takes what the service has answered. One that began anew knows nothing of what was before.
+    /// Stores new data. If the server was restarted, drops the old history.
     pub(crate) fn take(&mut self, live: Live) {
         let is_new = self.live.as_ref().is_some_and(|known| known.started != live.started);
         if is_new {
@@ -101,23 +101,23 @@ impl View {
         self.trouble = None;
     }
 
-    /// Takes note that there was no answer.
+    /// Records that the request for data failed.
     pub(crate) fn fail(&mut self, error: String) {
         let since = self.trouble.take().map_or(self.now, |trouble| trouble.since);
         self.trouble = Some(Trouble { since, error });
     }
 
-    /// Lets time pass.
+    /// Advances the clock of the view.
     pub(crate) fn pass(&mut self, now: Duration) {
         self.now = now;
     }
 
-    /// Whether the service is to be asked again.
+    /// Returns true if new data should be fetched.
     pub(crate) fn wants_more(&self) -> bool {
         !self.is_paused
     }
 
-    /// Does what a key says. `true` if it is over.
+    /// Handles a key press. Returns `true` if the program should end.
     pub(crate) fn press(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return false;
@@ -160,7 +160,7 @@ impl View {
         self.scroll = line.min(lines.saturating_sub(1));
     }
 
-    /// The policies in the order that is wanted.
+    /// Returns the policies in the chosen order.
     pub(super) fn policies(&self) -> Vec<&Policy> {
         let mut all: Vec<_> = self.live.iter().flat_map(|live| &live.policies).collect();
         let rate = |policy: &Policy, kind: usize| u64::MAX - self.recent(&policy.name).0[kind];
@@ -178,7 +178,7 @@ impl View {
         all
     }
 
-    /// What a policy did in the last few seconds, and how many they are.
+    /// Returns the counts of a policy in the last few seconds, and the number of these seconds.
     pub(super) fn recent(&self, policy: &str) -> ([u64; 3], u64) {
         let mut sums = [0; 3];
         let seconds = self.seconds.of(policy).map_or(0, |seconds| {
@@ -190,7 +190,7 @@ impl View {
         (sums, seconds)
     }
 
-    /// What all policies did in the last few seconds.
+    /// Returns the counts of all policies in the last few seconds, and the number of these seconds.
     pub(super) fn recent_of_all(&self) -> ([u64; 3], u64) {
         let mut sums = [0_u64; 3];
         for name in self.seconds.policies.keys() {
@@ -200,7 +200,7 @@ impl View {
         (sums, self.seconds.length.min(RATE) as u64)
     }
 
-    /// What a policy did second by second, and when the last of them ended.
+    /// Returns the counts of a policy per second, and the end of the last second.
     pub(super) fn history(&self, policy: &str) -> (Vec<[u32; 3]>, u64) {
         let seconds = self.seconds.of(policy).map(|seconds| seconds.iter().copied().collect());
         (seconds.unwrap_or_default(), self.seconds.end)
@@ -212,13 +212,13 @@ impl Seconds {
         self.policies.get(policy)
     }
 
-    /// Adds what is new. What was missed had nothing; a clock that goes back begins anew.
+    /// Appends new seconds. Gaps are filled with zeros; if the clock went back, the history starts over.
     fn take(&mut self, live: &Live) {
         let history = &live.history;
         let length = history.length.min(MOST);
         let first = history.from.saturating_add((history.length - length) as u64);
         if length == 0 && first <= self.end {
-            // The service is behind, so the next answer is to have all that it knows.
+            // The server's clock went back. Reset, so that the next response contains the whole history.
             *self = Self::default();
         }
         if length > 0 {
@@ -282,7 +282,7 @@ impl Order {
 
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Self::File => "as in the file",
+            Self::File => "in file order",
             Self::Allowed => "by allowed",
             Self::Denied => "by denied",
             Self::Shadow => "by shadow",

@@ -1,10 +1,10 @@
-//! Figures and foreign text, as people read them.
+//! Formats numbers and untrusted text for the terminal.
 
 use std::time::Duration;
 
 use crate::words::grouped;
 
-/// Somebody's text, with nothing in it that a terminal would obey.
+/// Escapes control characters in untrusted text, so that it cannot control the terminal.
 pub(super) fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -16,7 +16,7 @@ pub(super) fn shown(text: &str) -> String {
     shown
 }
 
-/// So many in so many seconds, for each of them. One that is not none does not look like none.
+/// Formats a rate per second. A small nonzero rate is never shown as 0.
 pub(super) fn rate(count: u64, seconds: u64) -> String {
     if seconds == 0 || count == 0 {
         return "0".to_owned();
@@ -28,7 +28,7 @@ pub(super) fn rate(count: u64, seconds: u64) -> String {
     }
 }
 
-/// How long, by its two largest units.
+/// Formats a duration with its two largest units.
 pub(super) fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);
@@ -40,8 +40,8 @@ pub(super) fn time(time: Duration) -> String {
     }
 }
 
-/// A share in percent.
-#[expect(clippy::float_arithmetic, reason = "for people to look at")]
+/// Formats a share in percent.
+#[expect(clippy::float_arithmetic, reason = "only for display")]
 pub(super) fn percent(share: Option<f64>) -> String {
     match share {
         Some(share) if share.is_finite() => format!("{:.0}%", share.clamp(0.0, 1.0) * 100.0),
@@ -49,27 +49,27 @@ pub(super) fn percent(share: Option<f64>) -> String {
     }
 }
 
-/// What a stretch of time looks like.
+/// One bar of a plot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bar {
     pub(super) bar: char,
     pub(super) worst: Worst,
 }
 
-/// The worst that became of a request.
+/// The worst outcome of the requests in a bar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Worst {
     #[default]
     Allowed,
-    /// It would have been denied were it not for shadow mode.
+    /// A request would have been denied without shadow mode.
     Shadow,
     Denied,
 }
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Seconds, the last of which ended at `end`, as so many bars. Each stands for the same number of seconds on the clock,
-/// so that they move on without changing.
+/// Groups seconds, the last of which ended at `end`, into bars. Each bar covers a fixed range of clock
+/// seconds, so that bars move to the left without changing.
 pub(super) fn bars(seconds: &[[u32; 3]], end: u64, width: usize, most: usize) -> Vec<Bar> {
     if width == 0 {
         return Vec::new();
@@ -89,7 +89,7 @@ pub(super) fn bars(seconds: &[[u32; 3]], end: u64, width: usize, most: usize) ->
             (0, 0) => Worst::Allowed,
         });
     }
-    // By the second, so that the last one does not look like less.
+    // The mean per second, because the last bar may cover fewer seconds.
     let height = |&(sum, length, _): &(u64, u64, Worst)| sum * 1_000 / length.max(1);
     let highest = stretches.iter().map(height).max().unwrap_or(0).max(1);
     let bar = |stretch: &(u64, u64, Worst)| {
@@ -106,14 +106,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_reaches_the_terminal_that_it_would_obey() {
+    fn control_characters_are_escaped() {
         assert_eq!(shown("a\u{1b}[2J\r\n\0\u{7f}\u{9b}b"), r"a\u{1b}[2J\r\n\0\u{7f}\u{9b}b");
         assert_eq!(shown("\u{202e}abc\u{200b}\u{2066}"), r"\u{202e}abc\u{200b}\u{2066}");
         assert_eq!(shown(r#"it's "é" \"#), r#"it's "é" \\"#);
     }
 
     #[test]
-    fn figures_are_read_at_a_glance() {
+    fn rates_durations_and_shares_are_short() {
         let rates = [(0, 5), (1, 5), (1, 300), (7, 2), (50, 5), (99, 1), (1_234, 1), (9, 0)];
         let told = rates.map(|(count, seconds)| rate(count, seconds));
         assert_eq!(told, ["0", "0.2", "0.1", "3.5", "10", "99", "1,234", "0"]);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_as_high_as_seconds_were_busy() {
+    fn the_height_of_a_bar_is_the_mean_rate() {
         let seconds = [[8, 0, 0], [0, 0, 0], [1, 0, 0], [2, 2, 0]];
         assert_eq!(drawn(&seconds, 103, 6, 6), "  █ ▁▄");
         let worst = |seconds: &[[u32; 3]]| -> Vec<_> {
@@ -144,9 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn bars_move_on_without_changing() {
+    fn bars_move_without_changing() {
         let seconds: Vec<_> = (0..40).map(|n| [if n < 20 { 4 } else { 8 }, 0, 0]).collect();
-        // Ten seconds each, and the last of them just begun.
+        // Ten seconds each, and the last bar has just begun.
         assert_eq!(drawn(&seconds[..31], 130, 4, 40), "▄▄██");
         assert_eq!(drawn(&seconds[..38], 137, 4, 40), "▄▄██");
         assert_eq!(drawn(&seconds, 139, 4, 40), "▄▄██");

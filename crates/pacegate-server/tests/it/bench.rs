@@ -1,4 +1,4 @@
-//! The load generator, on a real service, on Redis, and on servers that are wrong on purpose.
+//! Tests `pacegate bench` with Pacegate, with Redis, and with servers that are wrong on purpose.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use crate::{
 
 const ALGORITHMS: [&str; 4] = ["fixed-window", "sliding-window", "sliding-log", "token-bucket"];
 
-/// Runs `pacegate bench`: its exit code, and what it tells.
+/// Runs `pacegate bench`; returns its exit code and its JSON output.
 fn bench(words: &str) -> (Option<i32>, Value) {
     let words: Vec<&str> = words.split(' ').filter(|word| !word.is_empty()).collect();
     let finished = run(&[&["bench", "--json"][..], &words].concat(), b"");
@@ -32,7 +32,8 @@ fn bench(words: &str) -> (Option<i32>, Value) {
     (finished.code, told.unwrap_or_else(|_| panic!("{words:?}: {finished:?}")))
 }
 
-/// Allowed, denied, over-admitted and wrongly denied. Everything was answered and checked.
+/// Returns allowed, denied, over-admitted and wrongly denied requests. All requests must be answered and
+/// checked.
 fn figures(told: &Value) -> [u64; 4] {
     let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{told}"));
     assert_eq!((number(&told["failed"]), number(&told["lost"])), (0, 0), "{told}");
@@ -43,11 +44,12 @@ fn figures(told: &Value) -> [u64; 4] {
         .map(number)
 }
 
-/// A service with a policy for each algorithm, in a domain of its name: so many in ten years, and in a short time.
+/// Starts a server with a policy for each algorithm, in a domain with the name of the algorithm: 20 in 15 days, as long as
+/// an inline limit of every algorithm may be.
 fn service(folder: &TempDir) -> Service {
     let policies = ALGORITHMS.map(|algorithm| {
         format!(
-            "  - {{ name: {algorithm}, domain: {algorithm}, per: [user], limit: 20/3660d, \
+            "  - {{ name: {algorithm}, domain: {algorithm}, per: [user], limit: 20/15d, \
              algorithm: {algorithm} }}\n"
         )
     });
@@ -57,12 +59,12 @@ fn service(folder: &TempDir) -> Service {
 }
 
 #[test]
-fn ours_is_right_by_every_algorithm_over_every_protocol() {
+fn pacegate_is_correct_with_every_algorithm_and_protocol() {
     let folder = TempDir::new().unwrap();
     let service = service(&folder);
     let [http, resp, grpc] = ["http", "resp", "grpc"].map(|name| service.address(name));
     for algorithm in ALGORITHMS {
-        let limit = format!("--limit 20/3660d --algorithm {algorithm} --keys hot -n 200");
+        let limit = format!("--limit 20/15d --algorithm {algorithm} --keys hot -n 200");
         let policy = format!("--domain {algorithm} --attribute user {limit}");
         for words in [
             format!("http://{http} -c 8 {limit}"),
@@ -76,7 +78,7 @@ fn ours_is_right_by_every_algorithm_over_every_protocol() {
         }
     }
     for dialect in ["cl.throttle", "throttle"] {
-        // Two tokens come back within a second at most: the burst is what counts.
+        // At most two tokens are refilled within a second: the burst decides.
         let limit = "--limit 1/hour --burst 20 --keys hot -n 200 -c 4 -P 8";
         let (code, told) = bench(&format!("resp://{resp} --dialect {dialect} {limit}"));
         assert_eq!((code, figures(&told)), (Some(0), [20, 180, 0, 0]), "{dialect}");
@@ -84,7 +86,7 @@ fn ours_is_right_by_every_algorithm_over_every_protocol() {
 }
 
 #[test]
-fn ours_is_right_while_budgets_come_back() {
+fn pacegate_is_correct_while_limits_reset() {
     let folder = TempDir::new().unwrap();
     let service = service(&folder);
     let (http, resp) = (service.address("http"), service.address("resp"));
@@ -101,19 +103,20 @@ fn ours_is_right_while_budgets_come_back() {
             let check = &told["check"];
             let wrong = [&check["over_admitted"], &check["wrongly_denied"], &told["failed"]];
             assert_eq!((code, wrong.map(Value::as_u64)), (Some(0), [Some(0); 3]), "{told}");
-            // More than fits at once, of several keys: some was given back meanwhile.
+            // More than the capacity of several keys: some units were refilled.
             assert!(told["allowed"].as_u64() > Some(20), "{told}");
             assert!(told["server_cpu_per_decision"].is_f64(), "{told}");
         }
     }
 }
 
-/// Speaks `CL.THROTTLE`, and admits or not by how many came before. Waits before the first answer.
+/// Starts a server with `CL.THROTTLE` that decides by the number of earlier requests. It waits before the
+/// first reply.
 fn wrong_server(admits: fn(usize) -> bool, wait: Duration) -> SocketAddr {
     server_of(usize::MAX, admits, wait)
 }
 
-/// The same, and silent after so many answers.
+/// Starts the same server, but it stops replying after this many replies.
 fn server_of(answers: usize, admits: fn(usize) -> bool, wait: Duration) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -134,7 +137,7 @@ fn answer(
     asked: &AtomicUsize,
     wait: Duration,
 ) {
-    // Nobody ever sends: it takes as long as it should.
+    // No message ever arrives, so this waits for the whole time.
     let (_sender, nothing) = mpsc::channel::<()>();
     let (mut input, mut part) = (Vec::new(), [0; 4_096]);
     while let Ok(read @ 1..) = stream.read(&mut part) {
@@ -159,13 +162,13 @@ fn answer(
 }
 
 #[test]
-fn what_a_server_does_wrong_is_told_to_the_request() {
+fn wrong_decisions_are_counted_exactly() {
     let limit = "--limit 10/3660d --burst 10 --keys hot -n 30 -c 3 -P 2";
     type Admits = fn(usize) -> bool;
     let cases: [(Admits, [u64; 4]); 4] = [
         (|place| place < 10, [10, 20, 0, 0]),
         (|place| place < 17, [17, 13, 7, 0]),
-        // With six on the way at once, four more than that were never used: every denial is certain.
+        // With six requests in flight, four units were never used: every denial is certainly wrong.
         (|place| place < 4, [4, 26, 0, 26]),
         (|_| true, [30, 0, 20, 0]),
     ];
@@ -177,7 +180,7 @@ fn what_a_server_does_wrong_is_told_to_the_request() {
     }
 }
 
-/// Hundredths of a second of processors that this program has used.
+/// Returns the CPU time of this process, in hundredths of a second.
 fn used() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let (_, fields) = stat.rsplit_once(')').unwrap();
@@ -186,7 +189,7 @@ fn used() -> u64 {
 }
 
 #[test]
-fn the_processor_time_of_the_first_requests_is_told() {
+fn the_cpu_time_of_the_first_requests_is_reported() {
     let works = |place: usize| {
         let before = used();
         while place == 0 && used() < before + 4 {}
@@ -195,12 +198,12 @@ fn the_processor_time_of_the_first_requests_is_told() {
     let address = wrong_server(works, Duration::ZERO);
     let own = std::process::id();
     let (code, told) = bench(&format!("resp://{address} -n 1 -c 1 --check 0 --pid {own}"));
-    // The last of them may have begun before.
+    // The last tick may have begun before.
     assert!(told["server_cpu_per_decision"].as_f64() >= Some(0.03), "{code:?} {told}");
 }
 
 #[test]
-fn a_password_is_what_the_address_says_and_an_empty_key_is_none() {
+fn passwords_are_decoded_and_an_empty_key_is_ignored() {
     let url = format!("resp://{}", wrong_server(|_| true, Duration::ZERO));
     let finished = run_with(&["bench", &url, "-n", "3"], &[("PACEGATE_KEY", "")]);
     assert_eq!(finished.code, Some(0), "{}", finished.stderr);
@@ -212,7 +215,9 @@ fn a_password_is_what_the_address_says_and_an_empty_key_is_none() {
     };
     let known = bench("p%40s%25s");
     assert_eq!(known.code, Some(0), "{}", known.stderr);
-    for (password, said) in [("p%40s%s", "a % stands before two digits"), ("other", "WRONGPASS")] {
+    for (password, said) in
+        [("p%40s%s", "must be followed by two hex digits"), ("other", "WRONGPASS")]
+    {
         let refused = bench(password);
         assert_eq!(refused.code, Some(2));
         assert!(
@@ -224,14 +229,14 @@ fn a_password_is_what_the_address_says_and_an_empty_key_is_none() {
 }
 
 #[test]
-fn a_server_that_stands_still_cannot_hide_it_at_a_rate() {
+fn a_stalled_server_raises_the_latencies_at_a_fixed_rate() {
     let median = |words: &str| {
         let address = wrong_server(|_| true, Duration::from_millis(300));
         let (_, told) = bench(&format!("resp://{address} -n 300 -c 1 --check 0 {words}"));
         assert_eq!((&told["allowed"], &told["check"]), (&Value::from(300), &Value::Null));
         told["latency"]["p50"].as_f64().unwrap()
     };
-    // All but one of them were waiting for the first, in the order in which they should have been sent.
+    // All but one waited for the first response, from the time they were due.
     let at_a_rate = median("--rate 1000");
     assert!((0.1..0.3).contains(&at_a_rate), "{at_a_rate}");
     let one_by_one = median("");
@@ -239,29 +244,30 @@ fn a_server_that_stands_still_cannot_hide_it_at_a_rate() {
 }
 
 #[test]
-fn a_server_that_stops_for_good_cannot_hide_it_either() {
+fn lost_and_unsent_requests_count_in_the_latencies() {
     let address = server_of(100, |_| true, Duration::ZERO);
     let words = "--rate 200 -d 1s --warm-up 0s -c 2 --check 0";
     let (code, told) = bench(&format!("resp://{address} {words}"));
     let counts = ["requests", "lost", "unsent", "per_second"].map(|name| told[name].as_u64());
     assert_eq!((code, counts), (Some(0), [100, 2, 98, 100].map(Some)), "{told}");
     assert_eq!(told["seconds"], 1.0);
-    // Half of all that was due was never answered.
+    // Half of the due requests were never answered.
     let latency = |name: &str| told["latency"][name].as_f64().unwrap();
     assert!(latency("p50") < 1.0 && latency("p90") > 1.0, "{told}");
 }
 
 #[test]
-fn a_number_of_requests_ends_although_no_answer_comes() {
+fn a_run_with_a_number_of_requests_ends_without_responses() {
     let address = server_of(100, |_| true, Duration::ZERO);
     let (code, told) = bench(&format!("resp://{address} -n 300 -c 2 --check 0"));
     let counts = ["requests", "lost", "unsent"].map(|name| told[name].as_u64());
     assert_eq!((code, counts), (Some(0), [100, 2, 0].map(Some)), "{told}");
-    assert_eq!(told["first_failure"], "no answer came for 5 s");
+    assert_eq!(told["first_failure"], "no response for 5 s");
     assert!(told["seconds"].as_f64() > Some(4.9), "{told}");
 }
 
-/// Answers the first request of every connection, and resets it while a second one is there.
+/// Starts a server that answers the first request of every connection and resets the connection while a
+/// second one is pending.
 fn resetting_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -272,7 +278,7 @@ fn resetting_server() -> SocketAddr {
             while lines < 13 && stream.read(&mut byte).unwrap_or(0) > 0 {
                 lines += usize::from(byte == *b"\n");
             }
-            // What is not read is what makes it a reset.
+            // Unread input turns the close into a reset.
             let _ = stream.peek(&mut byte);
             let _ = stream.write_all(b"*5\r\n:0\r\n:10\r\n:0\r\n:-1\r\n:1\r\n");
         }
@@ -281,7 +287,7 @@ fn resetting_server() -> SocketAddr {
 }
 
 #[test]
-fn a_connection_that_is_made_anew_asks_again() {
+fn a_new_connection_continues_to_send() {
     let address = resetting_server();
     let (code, told) = bench(&format!("resp://{address} -n 101 -c 1 -P 2 --check 0"));
     let [answered, lost, anew] =
@@ -291,7 +297,7 @@ fn a_connection_that_is_made_anew_asks_again() {
 }
 
 #[test]
-fn keys_that_may_have_been_used_are_not_judged_by_denials() {
+fn denials_of_possibly_used_keys_are_not_judged() {
     let address = wrong_server(|_| false, Duration::ZERO);
     let words = format!("resp://{address} --limit 10/3660d --burst 10 --keys hot -n 5 -c 1");
     let (code, told) = bench(&words);
@@ -301,18 +307,18 @@ fn keys_that_may_have_been_used_are_not_judged_by_denials() {
 }
 
 #[test]
-fn bursts_come_at_once_and_then_nothing() {
+fn bursts_are_sent_at_once() {
     let address = wrong_server(|_| true, Duration::ZERO);
     let words = "--limit 100/second --burst 10 --keys hot --bursts 10 --every 150ms -n 30 -c 10";
     let (code, told) = bench(&format!("resp://{address} {words}"));
-    // Three bursts of what fits, with all the time that it takes to come back.
+    // Three bursts that fit, each with enough time to refill.
     assert_eq!((code, figures(&told)), (Some(0), [30, 0, 0, 0]));
     let seconds = told["seconds"].as_f64().unwrap();
     assert!((0.3..3.0).contains(&seconds), "{seconds}");
 }
 
 #[test]
-fn a_script_in_redis_is_checked_as_well() {
+fn a_script_in_redis_is_checked() {
     let server = Server::start(Flavor::Redis);
     let folder = TempDir::new().unwrap();
     let script = folder.path().join("limiter.lua");
@@ -328,7 +334,7 @@ fn a_script_in_redis_is_checked_as_well() {
     let limit = "--limit 10/hour --windows anchored --keys hot -n 60";
     let (code, told) = bench(&format!("{script} {limit} -c 4 -P 3"));
     assert_eq!((code, figures(&told)), (Some(0), [10, 50, 0, 0]));
-    // It charges for what it denies: after a cost of 10 that did not fit, nothing that costs 1 does.
+    // It charges denied requests: after a cost of 10 that did not fit, a cost of 1 does not fit either.
     let (code, told) = bench(&format!("{script} {limit} -c 1 --cost 1:2,10:1"));
     let [allowed, denied, over, wrongly] = figures(&told);
     assert_eq!((code, allowed + denied, over), (Some(1), 60, 0));
@@ -340,20 +346,29 @@ fn a_script_in_redis_is_checked_as_well() {
 }
 
 #[test]
-fn what_cannot_be_measured_says_why() {
+fn failed_measurements_report_the_reason() {
     let service = Service::start(&[]);
     let [http, grpc, resp] = ["http", "grpc", "resp"].map(|name| service.address(name));
     for (words, reason) in [
-        (format!("http://{http} --dialect throttle"), "does not speak throttle"),
-        (format!("http://{http} --cost 5 --limit 4/minute"), "a cost of 5 can never be admitted"),
-        (format!("http://{http} --limit 4/minute --algorithm concurrency"), "gives permits back"),
-        (format!("grpc://{grpc}"), "--limit must say what the server is configured to hold"),
+        (format!("http://{http} --dialect throttle"), "does not support dialect throttle"),
+        (format!("http://{http} --cost 5 --limit 4/minute"), "a cost of 5 exceeds the capacity"),
+        (
+            format!("http://{http} --limit 4/minute --algorithm concurrency"),
+            "does not release permits",
+        ),
+        (format!("grpc://{grpc}"), "--limit is required to check decisions"),
         (format!("http://{http} -n 9 --warm-up 1s"), "cannot be used with"),
-        ("ftp://127.0.0.1:1".to_owned(), "is not an address"),
-        ("redis://:secret@127.0.0.1".to_owned(), "`127.0.0.1` is not an address"),
+        ("ftp://127.0.0.1:1".to_owned(), "invalid server address `ftp://127.0.0.1:1`"),
+        ("redis://:secret@127.0.0.1".to_owned(), "invalid server address `127.0.0.1`"),
         ("resp://127.0.0.1:1 -n 1".to_owned(), "cannot connect to 127.0.0.1:1"),
-        (format!("http://{http} --dialect throttlecrab-http -n 3"), "nothing was decided: 404"),
-        (format!("grpc://{resp} --limit 1/second -n 3"), "nothing was decided: cannot read"),
+        (
+            format!("http://{http} --dialect throttlecrab-http -n 3"),
+            "the server made no decision: 404",
+        ),
+        (
+            format!("grpc://{resp} --limit 1/second -n 3"),
+            "the server made no decision: invalid response",
+        ),
     ] {
         let words: Vec<&str> = words.split(' ').collect();
         let finished = run(&[&["bench"][..], &words].concat(), b"");
@@ -364,7 +379,7 @@ fn what_cannot_be_measured_says_why() {
 }
 
 #[test]
-fn figures_are_told_in_words() {
+fn the_report_is_printed_as_text() {
     let address = wrong_server(|place| place < 17, Duration::ZERO);
     let url = format!("resp://{address}");
     let words = ["--limit", "10/3660d", "--burst", "10", "--keys", "hot", "-n", "30", "-c", "1"];

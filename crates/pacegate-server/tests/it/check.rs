@@ -17,13 +17,13 @@ fn the_last_decision_is_the_exit_code() {
 }
 
 #[test]
-fn decisions_are_told_in_words() {
+fn decisions_are_printed_as_text() {
     let finished = run(&["check", "--limit", LIMIT, "alice", "--times", "3"], b"");
     let (allowed, denied) = finished.stdout.split_at(finished.stdout.find("3:").unwrap());
     assert_eq!(
         allowed,
-        "1: allowed by 2/hour sliding-log, 1 remaining, all of it again in 3600s\n\
-         2: allowed by 2/hour sliding-log, 0 remaining, all of it again in 3600s\n"
+        "1: allowed by 2/hour sliding-log, 1 remaining, resets in 3600s\n\
+         2: allowed by 2/hour sliding-log, 0 remaining, resets in 3600s\n"
     );
     assert_eq!(
         without_times(denied),
@@ -33,7 +33,7 @@ fn decisions_are_told_in_words() {
 }
 
 #[test]
-fn decisions_are_told_as_json() {
+fn decisions_are_printed_as_json() {
     let args = ["check", "--limit", LIMIT, "alice", "--cost", "2", "--json"];
     let expected = concat!(
         r#"{"allowed":true,"policy":"ad-hoc","limit":"2/hour sliding-log","remaining":0,"#,
@@ -46,30 +46,30 @@ fn decisions_are_told_as_json() {
 }
 
 #[test]
-fn a_limit_of_nothing_denies_for_good() {
+fn a_limit_of_zero_always_denies() {
     let finished = run(&["check", "--limit", "0/hour", "alice"], b"");
-    assert_eq!(finished.stdout, "1: denied by 0/hour, 0 remaining, for good\n");
+    assert_eq!(finished.stdout, "1: denied by 0/hour, 0 remaining, never admitted\n");
     assert_eq!(finished.code, Some(1));
 }
 
 #[test]
-fn trouble_is_told_in_one_sentence_with_a_hint() {
+fn errors_are_one_sentence_with_a_hint() {
     refuses(
         &["--limit", "5/fortnight"],
-        "error: cannot use --limit: `5/fortnight` is not a limit: the period `fortnight` is not one \
+        "error: invalid --limit: `5/fortnight` is not a limit: the period `fortnight` is not one \
          of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`\n\
-         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+         hint: expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
     );
     refuses(
         &["--limit", LIMIT, "--cost", "3"],
         "error: cannot decide: a cost of 3 can never be admitted: policy `ad-hoc` takes at \
          most 2 at once\n\
-         hint: ask for less at once, or give the limit a burst, as in '5/minute burst 20'\n",
+         hint: use a smaller cost, or a limit with a burst such as '5/minute burst 20'\n",
     );
 }
 
 #[test]
-fn a_command_line_that_makes_no_sense_is_trouble() {
+fn an_invalid_command_line_exits_with_2() {
     for args in [&["check"][..], &["check", "alice", "-a", "b=c"], &["chekc"], &[]] {
         let finished = run(args, b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{args:?}");
@@ -78,24 +78,22 @@ fn a_command_line_that_makes_no_sense_is_trouble() {
 }
 
 #[test]
-fn what_cannot_be_decided_is_trouble() {
+fn missing_limits_policies_and_servers_exit_with_2() {
     refuses(
         &[],
-        "error: cannot use KEY without --limit: a key alone says nothing of its limit\n\
-         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+        "error: missing --limit: a key needs a limit\n\
+         hint: expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
     );
     let finished = run(&["check", "-a", "user=alice"], b"");
     assert_eq!(finished.code, Some(2));
-    assert!(
-        finished.stderr.ends_with("hint: name a file with --config, or a service with --server\n")
-    );
+    assert!(finished.stderr.ends_with("hint: use --config FILE or --server URL\n"));
     let closed = run(&["check", "k", "--limit", "1/hour", "--server", "http://127.0.0.1:1"], b"");
     assert!(closed.stderr.starts_with("error: cannot decide: cannot reach http://127.0.0.1:1/: "));
     assert_eq!(closed.code, Some(2));
 }
 
 #[test]
-fn a_file_decides_about_attributes() {
+fn policies_of_a_file_decide_attributes() {
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
     let text = "policies: [{ name: api, match: { path: /api/** }, per: [user], limit: 1/day }]";
     std::fs::write(file.path(), text).unwrap();
@@ -109,18 +107,21 @@ fn a_file_decides_about_attributes() {
     assert!(first.starts_with("1: allowed by 1/day of policy api, 0 remaining, "), "{first}");
     assert!(second.starts_with("2: denied by 1/day of policy api, 0 remaining, "), "{second}");
     assert_eq!(covered.code, Some(1));
-    assert_eq!(ask("path=/x").stdout, "1: allowed, without a limit\n2: allowed, without a limit\n");
+    assert_eq!(
+        ask("path=/x").stdout,
+        "1: allowed: no limit applies\n2: allowed: no limit applies\n"
+    );
 }
 
 #[test]
-fn redis_and_a_service_share_what_is_charged() {
+fn a_local_check_and_a_server_share_counters_in_redis() {
     let redis = Server::start(Flavor::Redis);
     let url = redis.url();
     let limit = "2/day";
     let own = ["check", "job", "--limit", limit, "--store", &url, "--json"];
     assert_eq!(run(&own, b"").code, Some(0));
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-    // A busy machine is not what this is about.
+    // A long deadline, in case the machine is busy.
     std::fs::write(file.path(), format!("store: {{ url: \"{url}\", deadline: 5s }}")).unwrap();
     let service = Service::start(&["--config", file.path().to_str().unwrap()]);
     let server = format!("http://{}", service.address("http"));
@@ -132,7 +133,7 @@ fn redis_and_a_service_share_what_is_charged() {
 }
 
 #[test]
-fn what_this_process_alone_knows_is_no_decision() {
+fn an_unavailable_store_is_an_error() {
     let redis = Server::start(Flavor::Redis);
     let url = redis.url();
     let folder = Folder::new();
@@ -144,15 +145,15 @@ fn what_this_process_alone_knows_is_no_decision() {
     };
     let refused = |finished: Finished| {
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-        let said = ": the store did not answer, and what this process alone knows is no decision\n\
-                    hint: pacegate doctor URL tells what is wrong with a store\n";
+        let said = ": store unavailable; no decision was made\n\
+                    hint: check the store with pacegate doctor URL\n";
         assert!(finished.stderr.ends_with(said), "{}", finished.stderr);
     };
-    // It takes connections, and nothing can be written.
+    // It accepts connections but rejects writes.
     let _ = redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
     refused(run(&["check", "job", "--limit", "1/day", "--store", &url], b""));
     refused(ask("check", "local"));
-    // A policy that says what happens then is heard.
+    // Policies with a failure mode of open or closed still decide.
     assert_eq!(ask("check", "open").code, Some(0));
     assert_eq!(ask("check", "closed").code, Some(1));
     let _ = redis.command(&["ACL", "SETUSER", "default", "-@scripting"]);
@@ -162,7 +163,7 @@ fn what_this_process_alone_knows_is_no_decision() {
 }
 
 #[test]
-fn what_is_typed_goes_before_the_environment() {
+fn the_command_line_overrides_the_environment() {
     let folder = Folder::with_config("policies: [{ name: api, per: [user], limit: 1/day }]\n");
     let service = Service::start(&["--grpc", "off", "--resp", "off"]);
     let server = format!("http://{}", service.address("http"));
@@ -177,7 +178,7 @@ fn what_is_typed_goes_before_the_environment() {
         (&["check", "--server", &server, "-a", "key=a"][..], &[away][..], by_service),
         (&["check", "-a", "key=a"], &[away, here], by_service),
         (&["check", "--config", &config, "-a", "user=a"], &[nobody], by_file),
-        (&["explain", "--config", &config, "-a", "user=a"], &[nobody], "+ api covers it; "),
+        (&["explain", "--config", &config, "-a", "user=a"], &[nobody], "+ api matches; "),
         (&["check", "--limit", "5/minute", "alice"], &[nobody], own),
         (&["check", "--store", "memory", "--limit", "5/minute", "alice"], &[nobody], own),
         (&["check", "--server", &server, "--limit", "5/minute", "alice"], &[away, nobody], own),
@@ -200,7 +201,7 @@ fn what_is_typed_goes_before_the_environment() {
 }
 
 #[test]
-fn a_variable_that_is_empty_is_not_set() {
+fn empty_variables_are_ignored() {
     let variables = ["PACEGATE_STORE", "PACEGATE_SERVER"].map(|name| (name, ""));
     let finished = run_with(&["check", "--limit", "5/minute", "alice"], &variables);
     assert_eq!((finished.code, &*finished.stderr), (Some(0), ""));
@@ -220,7 +221,7 @@ fn a_variable_that_is_empty_is_not_set() {
 }
 
 #[test]
-fn rules_of_envoy_decide_nothing_about_attributes() {
+fn envoy_rules_do_not_decide_attributes() {
     let folder = Folder::with_config(
         "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 0 } }]\n",
     );
@@ -228,13 +229,13 @@ fn rules_of_envoy_decide_nothing_about_attributes() {
         let args = [command, "--config", &folder.config(), "--domain", "edge", "-a", "user=alice"];
         let finished = run(&args, b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-        let said = "decide about descriptors, and not about attributes";
+        let said = "match descriptors, not attributes";
         assert!(finished.stderr.contains(said), "{}", finished.stderr);
     }
 }
 
 #[test]
-fn an_attribute_has_one_value() {
+fn duplicate_attributes_are_rejected() {
     for command in ["check", "explain"] {
         let args = [
             command,
@@ -255,11 +256,11 @@ fn an_attribute_has_one_value() {
 }
 
 #[test]
-fn limits_that_would_count_twice_are_refused() {
+fn limits_with_the_same_counter_are_rejected() {
     refuses(
         &["--limit", "5/minute", "--limit", "6/minute"],
-        "error: cannot use --limit: `5/minute` and `6/minute` have one algorithm and period\n\
-         hint: a limit is an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
+        "error: invalid --limit: `5/minute` and `6/minute` have one algorithm and period\n\
+         hint: expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
     );
 }
 

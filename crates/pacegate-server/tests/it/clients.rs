@@ -39,6 +39,8 @@ pub(crate) struct Answer {
 pub(crate) struct Grpc {
     runtime: Runtime,
     client: SendRequest<Full<Bytes>>,
+    /// What calls have as `grpc-timeout`.
+    pub(crate) timeout: Option<&'static str>,
 }
 
 /// What came back over gRPC.
@@ -49,6 +51,8 @@ pub(crate) struct Told {
     /// `OK` or not, and what remains by the first descriptor.
     pub(crate) allowed: bool,
     pub(crate) remaining: u32,
+    /// Whether the initial metadata says that a failure mode decided.
+    pub(crate) degraded: bool,
 }
 
 /// A folder that a service reads from, until it is dropped.
@@ -66,8 +70,19 @@ struct Question {
 struct Descriptor {
     #[prost(message, repeated, tag = "1")]
     entries: Vec<Entry>,
+    #[prost(message, optional, tag = "2")]
+    limit: Option<Limit>,
     #[prost(bool, tag = "4")]
     is_negative_hits: bool,
+}
+
+/// A limit of a descriptor. The unit 4 is a day.
+#[derive(Clone, PartialEq, Message)]
+struct Limit {
+    #[prost(uint32, tag = "1")]
+    requests_per_unit: u32,
+    #[prost(int32, tag = "2")]
+    unit: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -244,7 +259,7 @@ impl Grpc {
             tokio::spawn(connection);
             Ok::<_, io::Error>(client)
         })?;
-        Ok(Self { runtime, client })
+        Ok(Self { runtime, client, timeout: None })
     }
 
     /// Asks about one descriptor. An error is a connection that ended before the whole answer came.
@@ -254,7 +269,19 @@ impl Grpc {
         domain: &str,
         entries: &[(&str, &str)],
     ) -> io::Result<Told> {
-        self.send(key, domain, entries, false)
+        self.send(key, domain, Descriptor::new(entries))
+    }
+
+    /// Asks about one descriptor that brings its own limit, per day.
+    pub(crate) fn ask_with_limit(
+        &mut self,
+        key: Option<&str>,
+        domain: &str,
+        entries: &[(&str, &str)],
+        requests_per_unit: u32,
+    ) -> io::Result<Told> {
+        let limit = Some(Limit { requests_per_unit, unit: 4 });
+        self.send(key, domain, Descriptor { limit, ..Descriptor::new(entries) })
     }
 
     /// Gives back.
@@ -264,20 +291,17 @@ impl Grpc {
         domain: &str,
         entries: &[(&str, &str)],
     ) -> io::Result<Told> {
-        self.send(key, domain, entries, true)
+        let descriptor = Descriptor { is_negative_hits: true, ..Descriptor::new(entries) };
+        self.send(key, domain, descriptor)
     }
 
     fn send(
         &mut self,
         key: Option<&str>,
         domain: &str,
-        entries: &[(&str, &str)],
-        is_negative_hits: bool,
+        descriptor: Descriptor,
     ) -> io::Result<Told> {
-        let entry =
-            |(key, value): &(&str, &str)| Entry { key: (*key).into(), value: (*value).into() };
-        let entries = entries.iter().map(entry).collect();
-        let descriptors = vec![Descriptor { entries, is_negative_hits }];
+        let descriptors = vec![descriptor];
         let message = Question { domain: domain.into(), descriptors }.encode_to_vec();
         let mut body = BytesMut::new();
         body.put_u8(0);
@@ -288,6 +312,9 @@ impl Grpc {
             .header("te", "trailers");
         if let Some(key) = key {
             request = request.header("authorization", format!("Bearer {key}"));
+        }
+        if let Some(timeout) = self.timeout {
+            request = request.header("grpc-timeout", timeout);
         }
         let request = request.body(Full::new(body.freeze())).unwrap();
         let client = &mut self.client;
@@ -311,7 +338,16 @@ impl Grpc {
             status: status.ok_or_else(early)?,
             allowed: verdict.overall_code == 1,
             remaining: verdict.statuses.first().map_or(0, |status| status.limit_remaining),
+            degraded: headers.get("pacegate-degraded").is_some_and(|value| value == "true"),
         })
+    }
+}
+
+impl Descriptor {
+    fn new(entries: &[(&str, &str)]) -> Self {
+        let entry =
+            |(key, value): &(&str, &str)| Entry { key: (*key).into(), value: (*value).into() };
+        Self { entries: entries.iter().map(entry).collect(), ..Self::default() }
     }
 }
 

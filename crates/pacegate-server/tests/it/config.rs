@@ -24,6 +24,7 @@ fn files(folder: &str) -> Vec<PathBuf> {
 
 fn environment() -> Environment<'static> {
     Environment::of(|name| match name {
+        "SHORT_API_KEY" => Some("fifteen-bytes-k".to_owned()),
         "REDIS_URL_KEY" => Some("redis://127.0.0.1:7000".to_owned()),
         _ => name.ends_with("KEY").then(|| format!("the value of {name}")),
     })
@@ -52,6 +53,40 @@ fn bad_files_are_told_what_is_wrong_and_what_to_write() {
         let error = read_file(&path).expect_err(path.to_str().unwrap());
         assert!(!error.contains("hunter2"), "{error}");
         assert_is_in_file(&path.with_extension("txt"), &format!("{error}\n"));
+    }
+}
+
+#[test]
+fn errors_do_not_repeat_secrets() {
+    for text in [
+        "auth: hunter2",
+        "passphrase: \"hunter2, with hunter2\"",
+        "api_keys: [hunter2, hunter2]",
+        "api_keys:\n  - hunter2\nkeys:\n  - hunter2",
+        "store:\n  pass: hunter2",
+        "store:\n  auth:\n    user: hunter2",
+        "store: { url: redis://127.0.0.1, auth: 'hunter2, hunter2' }",
+        "store: { url: redis://127.0.0.1, auth: { pass: hunter2 } }",
+        "tls: { certificate: a, key: b, passphrase: 'hunter2, hunter2' }",
+        "keys: hunter2",
+        "keys: [hunter2]",
+        "keys:\n  - hunter2",
+        "keys:\n  - { name: a, secret: hunter2 }",
+        "keys:\n  - { name: a, api_keys: [hunter2] }",
+        "keys:\n  - name: a\n    token: |\n      hunter2\n    scope: boss",
+        "keys:\n  - name: a\n    key:\n      - hunter2: [",
+        "keys:\n  - { name: a, sha256: hunter2 }",
+        "{\n  \"keys\": [\n    {\"name\": \"a\", \"pass\": \"hunter2\"}\n  ]\n}",
+        "api_keys:\n  a: hunter2\n  a: hunter2",
+        "pass: hunter2: hunter2",
+        "pass: \"hunter2",
+        "pass: [hunter2",
+        "pass: &hunter2 *hunter3",
+        "pass: !hunter2 x",
+    ] {
+        let error = read(text, "test.yaml", &environment()).expect_err(text).to_string();
+        assert!(!error.contains("hunter2"), "{text}\n\n{error}");
+        assert!(error.contains("test.yaml:"), "{error}");
     }
 }
 
@@ -161,7 +196,7 @@ fn the_defaults_in_the_schema_are_those_in_force() {
             tried += 1;
         }
     }
-    assert_eq!(tried, 18, "every default is compared");
+    assert_eq!(tried, 20, "every default is compared");
 }
 
 #[test]
@@ -188,7 +223,7 @@ fn the_defaults_of_stores_and_policies_are_those_in_force() {
 #[test]
 fn secrets_come_from_hashes_files_and_variables() {
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("key"), "test\r\n").unwrap();
+    fs::write(folder.path().join("key"), "sixteen-byte-key\r\n").unwrap();
     fs::write(folder.path().join("url"), "redis://:pass@127.0.0.1:7001\n").unwrap();
     let text = "
 store: { url_file: url }
@@ -198,14 +233,15 @@ keys:
   - { name: hash, sha256: 60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752 }
 ";
     let file = folder.path().join("pacegate.yaml");
-    let environment = Environment::of(|name| (name == "KEY").then(|| "test1".to_owned()));
+    let environment =
+        Environment::of(|name| (name == "KEY").then(|| "sixteen-byte-ke2".to_owned()));
     let settings = read(text, file.to_str().unwrap(), &environment).unwrap();
     let hashes =
         settings.security.credentials.iter().map(|key| {
             key.sha256[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
         });
-    // Of `test`, `test1` and `test2`.
-    assert_eq!(hashes.collect::<Vec<_>>(), ["9f86d081", "1b4f0e98", "60303ae2"]);
+    // Of the file, the variable and `test2`.
+    assert_eq!(hashes.collect::<Vec<_>>(), ["88dbf2d3", "0a1b565a", "60303ae2"]);
     let StoreSettings::Redis { url, .. } = &settings.store else { panic!("{settings:?}") };
     assert_eq!(url, "redis://:pass@127.0.0.1:7001");
     assert!(!format!("{settings:?}").contains("pass@"));

@@ -68,7 +68,7 @@ impl Done {
 
 /// The commands of a page, in their order, with limits whose windows do not end while the test runs.
 fn commands(page: &str) -> Vec<String> {
-    let text = blocks(page, "sh").concat().replace("\\\n", " ").replace("3/minute", "3/365d");
+    let text = blocks(page, "sh").concat().replace("\\\n", " ").replace("3/minute", "3/31d");
     text.lines().filter(|line| line.starts_with("curl")).map(str::to_owned).collect()
 }
 
@@ -104,10 +104,12 @@ fn what_the_service_says_to_try_works_with_a_key() {
 fn what_the_guide_to_http_shows_works() {
     for version in BOTH {
         let shell = Shell::start(version);
-        let [check, batch, peek, reset, block, unblock, rest @ ..] = &*commands("http.md") else {
+        let [check, batch, peek, reset, clear_policy, clear_domain, rest @ ..] =
+            &*commands("http.md")
+        else {
             panic!("the guide shows less");
         };
-        let [acquire, renew, release, explain, descriptors] = rest else {
+        let [block, unblock, acquire, renew, release, explain, descriptors] = rest else {
             panic!("the guide shows something else: {rest:?}");
         };
         for (remaining, code) in [(2, Some(0)), (1, Some(0)), (0, Some(0)), (0, REFUSED)] {
@@ -126,12 +128,18 @@ fn what_the_guide_to_http_shows_works() {
         assert_eq!(answers["answers"][1]["error"]["type"], "urn:pacegate:problem:cost");
         assert_eq!(shell.json(peek)["limits"][0]["remaining"], 0);
         assert_eq!(shell.json(reset)["limits"], 2);
+        let login = r#"http://127.0.0.1:8080/v1/check -H 'Content-Type: application/json' \
+                       -d '{"domain": "shop", "attributes": {"path": "/login", "ip": "::1"}}'"#;
+        for (clear, keys) in [(clear_policy, 1), (clear_domain, 2)] {
+            assert_eq!(shell.json(&format!("curl {login}"))["allowed"], true);
+            assert_eq!(shell.json(clear)["keys"], keys, "{clear}");
+        }
         assert_eq!(shell.json(block)["policy"], "login");
         assert_eq!(shell.json(explain)["policies"][0]["limits"][0]["source"], "blocked");
         assert_eq!(shell.json(unblock)["limits"], 1);
         let permit = shell.json(acquire)["permit"].as_str().unwrap().to_owned();
         assert_eq!(shell.run(renew).code, REFUSED, "the guide's own permit is nobody's");
-        let own = |command| instead(command, "5f0c1b7a99d3e642", &permit);
+        let own = |command| instead(command, "5f0c1b7a99d3e642c81d04f6a2b97e35", &permit);
         assert_eq!(shell.json(&own(renew))["limits"], 1);
         assert_eq!(shell.json(&own(release))["limits"], 1);
         assert_eq!(shell.run(&own(renew)).code, REFUSED);

@@ -1,5 +1,5 @@
-//! The dashboard, in a real browser. `cargo test -p pacegate-server --test it pictures -- --ignored` draws its pictures
-//! for the documents anew, from five minutes of traffic.
+//! Tests the dashboard in a real browser. `cargo test -p pacegate-server --test it pictures -- --ignored`
+//! takes new screenshots for the documentation, after five minutes of traffic.
 
 use std::{fs, path::Path};
 
@@ -14,7 +14,7 @@ use crate::{
     service::Service,
 };
 
-/// Windows that do not end while a test runs.
+/// Policies with windows that do not end during a test.
 const POLICIES: &str = "
 policies:
   - { name: login, match: { path: /login }, per: [ip], limit: 5/365d }
@@ -30,7 +30,7 @@ const BOSS: &str = "the-key-of-the-boss";
 const CHECKER: &str = "the-key-that-checks";
 const HOSTILE: &str = r"<img src=x onerror=window.hit=1>";
 
-/// A service, and a page that shows it.
+/// A server and a page with its dashboard.
 struct Shown {
     page: Page,
     service: Service,
@@ -54,7 +54,7 @@ impl Shown {
         Self { page, service, http, folder }
     }
 
-    /// Asks for something else than a decision.
+    /// Sends a request other than a check.
     fn request(&mut self, method: &str, path: &str) -> u16 {
         self.http.request(method, path, None, "").unwrap().status
     }
@@ -72,7 +72,7 @@ impl Shown {
         format!("http://{}/", self.service.address("http"))
     }
 
-    /// Nothing is complained about, and nobody else is asked.
+    /// Checks that the console has no errors and that the page sent requests only to its server.
     fn assert_clean(&self) {
         assert_eq!(self.page.complaints(), Vec::<String>::new());
         let origin = self.origin();
@@ -84,13 +84,13 @@ impl Shown {
     }
 }
 
-/// Whether an element shows exactly this text.
+/// Returns an expression that is true if an element has exactly this text.
 fn shows(selector: &str, text: &str) -> String {
     let (selector, text) = (Value::from(selector), Value::from(text));
     format!("document.querySelector({selector})?.textContent === {text}")
 }
 
-/// Whether an element is seen, and shows this text among other.
+/// Returns an expression that is true if an element is visible and contains this text.
 fn has(selector: &str, text: &str) -> String {
     let (selector, text) = (Value::from(selector), Value::from(text));
     format!(
@@ -100,7 +100,7 @@ fn has(selector: &str, text: &str) -> String {
 }
 
 #[test]
-fn numbers_move_while_requests_come() {
+fn figures_update_with_traffic() {
     let mut shown = Shown::start("");
     shown.page.wait_until(&has("#first-steps", "No traffic yet"));
     let body = r#"{"attributes":{"path":"/login","ip":"203.0.113.9"}}"#;
@@ -113,7 +113,7 @@ fn numbers_move_while_requests_come() {
         shown.log_in("203.0.113.7");
     }
     shown.page.wait_until(&has(".tile.of-allowed", "5 since the start"));
-    shown.page.wait_until(&has(".tile.of-denied", "7 in all"));
+    shown.page.wait_until(&has(".tile.of-denied", "7 since the start"));
     shown.page.wait_until("document.querySelector('#first-steps').hidden");
     shown.page.wait_until("parseFloat(document.querySelector('#now-denied').textContent) > 0");
     for _ in 0..4 {
@@ -136,7 +136,7 @@ fn numbers_move_while_requests_come() {
 }
 
 #[test]
-fn keys_are_text() {
+fn keys_are_shown_as_text() {
     let mut shown = Shown::start("");
     for _ in 0..6 {
         shown.log_in(HOSTILE);
@@ -156,7 +156,7 @@ fn keys_are_text() {
 }
 
 #[test]
-fn a_request_is_explained_and_nothing_is_consumed() {
+fn a_request_is_explained_without_charging() {
     let mut shown = Shown::start("");
     shown.page.wait_until("document.querySelectorAll('.attribute').length === 3");
     shown.page.write("#try-attributes input[aria-label='Value of path']", "/login");
@@ -167,10 +167,10 @@ fn a_request_is_explained_and_nothing_is_consumed() {
     }
     let told = shown.page.text("#try-answer");
     for part in [
-        "Allowed. login is the tightest",
+        "Allowed. login is the tightest policy",
         "Key: 203.0.113.9",
-        "2 that do not cover it",
-        "Wants path ~ /api/**; path is “/login”.",
+        "2 that do not match",
+        "Requires path ~ /api/**; path is “/login”.",
     ] {
         assert!(told.contains(part), "{part} in {told}");
     }
@@ -178,29 +178,29 @@ fn a_request_is_explained_and_nothing_is_consumed() {
         assert_eq!(shown.log_in("203.0.113.9"), 200, "{left}");
     }
     shown.page.click("#try-form button.main");
-    shown.page.wait_until(&has("#try-answer .verdict", "Denied by login. Again in"));
+    shown.page.wait_until(&has("#try-answer .verdict", "Denied by login. Retry in"));
     assert!(shown.page.text("#try-answer .steps").contains("0 of 5 left"));
     assert_eq!(shown.page.evaluate("document.querySelector('.steps .bad b').textContent"), "login");
     shown.assert_clean();
 }
 
 #[test]
-fn to_see_reset_and_block_takes_an_admin_key() {
+fn statistics_reset_and_block_need_an_admin_key() {
     let mut shown = Shown::start(KEYS);
     for _ in 0..6 {
         shown.log_in("203.0.113.9");
     }
     assert_eq!(shown.log_in("203.0.113.9"), 429);
     shown.page.wait_until("document.querySelector('#key-dialog').open");
-    shown.page.wait_until(&has("#alerts", "wants an API key"));
+    shown.page.wait_until(&has("#alerts", "requires an API key"));
     shown.page.write("#key-input", "ключ");
     shown.page.press("Enter");
     let complaint = shown.page.evaluate("document.querySelector('#key-input').validationMessage");
-    assert_eq!(complaint, "An API key has letters, digits and signs of ASCII only.");
+    assert_eq!(complaint, "An API key consists of printable ASCII characters.");
     assert_eq!(shown.page.evaluate("document.querySelector('#key-dialog').open"), true);
     shown.page.write("#key-input", CHECKER);
     shown.page.press("Enter");
-    shown.page.wait_until(&has("#alerts", "take an admin key"));
+    shown.page.wait_until(&has("#alerts", "need an admin key"));
     shown.page.wait_until("document.querySelectorAll('#lookup-policy option').length === 3");
     assert_eq!(shown.page.evaluate("document.querySelectorAll('.chart-bars .label').length"), 0);
 
@@ -216,7 +216,7 @@ fn to_see_reset_and_block_takes_an_admin_key() {
     shown.page.press("Enter");
     shown.page.wait_until(&shows("#state", "live"));
     shown.page.click("#lookup-answer button.plain");
-    shown.page.wait_until(&has("#said", "is full again"));
+    shown.page.wait_until(&has("#said", "were reset"));
     shown.page.wait_until(&has("#lookup-answer", "5 of 5 left"));
     assert_eq!(shown.log_in("203.0.113.9"), 200);
 
@@ -225,7 +225,7 @@ fn to_see_reset_and_block_takes_an_admin_key() {
     assert_eq!(shown.log_in("203.0.113.9"), 429);
     shown.page.wait_until(&shows("#blocked b", "203.0.113.9"));
     shown.page.click("#blocked button");
-    shown.page.wait_until(&has("#blocked", "Nobody is blocked."));
+    shown.page.wait_until(&has("#blocked", "No blocked keys."));
     assert_eq!(shown.log_in("203.0.113.9"), 200);
 
     shown.page.click("#try-form button.main");
@@ -247,7 +247,7 @@ fn to_see_reset_and_block_takes_an_admin_key() {
 }
 
 #[test]
-fn what_is_said_of_a_key_is_true() {
+fn the_lookup_shows_the_current_state_of_a_key() {
     let mut shown = Shown::start("");
     let plans = "policies: [{ name: plans, per: [user], limit: 9/365d, \
                  overrides: [{ match: { plan: pro }, limit: 99/365d }] }]\n";
@@ -260,7 +260,7 @@ fn what_is_said_of_a_key_is_true() {
     shown.page.wait_until(&has("#lookup-answer", "9 of 9 left"));
     assert_eq!(shown.page.evaluate("document.querySelector('#lookup-answer .badge')"), Value::Null);
 
-    // The page does not wait for its next look to know what was just done.
+    // The page shows an action immediately, before its next poll.
     shown.page.evaluate(
         "document.addEventListener('pacegate-changed', e => e.stopImmediatePropagation(), true)",
     );
@@ -278,13 +278,13 @@ fn what_is_said_of_a_key_is_true() {
     assert_eq!(shown.request("POST", "/v1/reload"), 200);
     shown.page.click("#blocked button");
     shown.page.wait_until(&has("#said", "“alice” is no longer blocked in plans."));
-    shown.page.wait_until(&has("#blocked", "Nobody is blocked."));
-    // The panel looks again, and there is no such policy any more.
+    shown.page.wait_until(&has("#blocked", "No blocked keys."));
+    // The panel looks the key up again, and the policy no longer exists.
     shown.page.wait_until(&has("#lookup-answer", "no policy in force has this name"));
 }
 
 #[test]
-fn rules_for_envoy_are_shown_as_such() {
+fn envoy_rules_are_marked() {
     let rules = "domain: edge\ndescriptors: [{ key: user, \
                  rate_limit: { unit: hour, requests_per_unit: 2 } }]\n";
     let shown = Shown::with_config(rules);
@@ -299,16 +299,16 @@ fn rules_for_envoy_are_shown_as_such() {
 }
 
 #[test]
-fn answers_of_somebody_else_and_clocks_that_go_back_are_survived() {
+fn foreign_responses_and_clock_steps_are_handled() {
     let shown = Shown::start("");
     shown.page.wait_until(&shows("#state", "live"));
     shown.page.evaluate(
         "window.ask = fetch; window.fetch = async () => new Response('<p>Who are you?</p>')",
     );
-    shown.page.wait_until(&shows("#state", "not reachable"));
+    shown.page.wait_until(&shows("#state", "unreachable"));
     shown.page.evaluate("window.fetch = ask");
     shown.page.wait_until(&shows("#state", "live"));
-    // Whoever asks for what comes after the future would see nothing for long.
+    // With a `since` in the future, the page would show nothing for a long time.
     shown.page.evaluate(
         "window.asked = []; \
          window.fetch = async (url, how) => { \
@@ -324,7 +324,7 @@ fn answers_of_somebody_else_and_clocks_that_go_back_are_survived() {
 }
 
 #[test]
-fn a_restart_is_survived() {
+fn a_restart_of_the_server_is_handled() {
     let port = Port::reserve();
     let address = format!("127.0.0.1:{}", port.number());
     let mut service = Service::start(&["--http", &address]);
@@ -340,9 +340,9 @@ fn a_restart_is_survived() {
     check(3);
     page.wait_until(&has(".tile.of-allowed", "3 since the start"));
     drop(service);
-    page.wait_until(&has("#alerts", "not reachable, trying again"));
-    assert_eq!(page.text("#state"), "not reachable");
-    assert!(page.text(".tile.of-allowed").contains("3 since the start"), "the last it said stays");
+    page.wait_until(&has("#alerts", "Server unreachable, retrying"));
+    assert_eq!(page.text("#state"), "unreachable");
+    assert!(page.text(".tile.of-allowed").contains("3 since the start"), "the last data stays");
     service = Service::start(&["--http", &address]);
     page.wait_until(&shows("#state", "live"));
     page.wait_until(&shows("#alerts", ""));
@@ -354,7 +354,7 @@ fn a_restart_is_survived() {
 }
 
 #[test]
-fn the_keyboard_reaches_everything_and_phones_are_wide_enough() {
+fn everything_is_reachable_by_keyboard_and_fits_on_phones() {
     let mut shown = Shown::start("");
     shown.log_in("203.0.113.9");
     shown.page.wait_until("document.querySelectorAll('#top-traffic .label').length === 1");
@@ -414,22 +414,21 @@ fn the_keyboard_reaches_everything_and_phones_are_wide_enough() {
 }
 
 #[test]
-fn a_name_that_leads_here_is_told_why_it_sees_nothing() {
+fn a_page_under_another_host_name_is_rejected() {
     let shown = Shown::start("");
     let address = shown.service.address("http");
     let page = Chromium::shared().page();
-    // As a page elsewhere would be that lets its name lead to this machine.
+    // Like a foreign page whose DNS name resolves to this machine (DNS rebinding).
     page.open(&format!("http://rebound.test:{}/", address.port()));
-    page.wait_until(&has("#alerts", "is for `localhost` or an address only"));
-    assert_eq!(page.text("#state"), "refused");
-    assert_eq!(page.evaluate("document.querySelectorAll('.policies tbody tr').length"), 0);
+    page.wait_until("document.body.innerText.includes('Unknown host')");
+    assert_eq!(page.evaluate("document.scripts.length"), 0, "the page is not served at all");
 }
 
 #[test]
-fn nobody_is_asked_who_does_not_look() {
+fn a_hidden_page_does_not_poll() {
     let shown = Shown::start("");
     shown.page.wait_until(&shows("#state", "live"));
-    // What a browser does when another tab is chosen.
+    // As when the user switches to another tab.
     shown.page.evaluate(
         "window.planned = 0; window.wait = setTimeout; \
          window.setTimeout = (what, time) => { planned += time === 1000; return wait(what, time); }; \
@@ -439,7 +438,7 @@ fn nobody_is_asked_who_does_not_look() {
     let answered = "performance.getEntriesByType('resource')\
                     .filter(entry => entry.name.includes('/v1/live')).length";
     let before = shown.page.evaluate(answered);
-    // What somebody does is followed by a look even then, and by no other.
+    // After an action, the hidden page polls once, and not again.
     shown.page.evaluate("document.dispatchEvent(new CustomEvent('pacegate-changed'))");
     shown.page.wait_until(&format!("{answered} > {before}"));
     shown.page.wait_until("fetch('healthz').then(answer => answer.ok)");
@@ -471,7 +470,7 @@ policies:
 ";
 
 #[test]
-#[ignore = "takes five minutes, and writes to docs/pictures"]
+#[ignore = "takes five minutes and writes to docs/pictures"]
 fn pictures() {
     let redis = Server::start(Flavor::Redis);
     let folder =
@@ -506,14 +505,14 @@ fn pictures() {
     draw(&page, "dashboard-phone", Scheme::Light, "body");
 }
 
-/// A fifth of a second of a shop: days and nights, one who guesses passwords, and searches.
+/// Simulates a fifth of a second of a shop: day and night, a client that guesses passwords, and searches.
 fn shop(http: &mut Http, tick: u64) {
     let mut random = Random::new(tick);
     let mut requests = Vec::new();
     let mut ask = |attributes: Value| requests.push(json!({ "attributes": attributes }));
     let hour = (tick % 700).abs_diff(350) / 8;
     for _ in 0..20 + hour + random.below(6) {
-        // The few ask for the most.
+        // A few users send most requests.
         let user = random.below(24).min(random.below(24)).min(random.below(24));
         let path = if random.below(5) == 0 { "/api/search" } else { "/api/items" };
         ask(json!({ "path": path, "user": format!("user-{user}") }));
@@ -530,7 +529,7 @@ fn shop(http: &mut Http, tick: u64) {
     assert_eq!(answer.status, 200, "{answer:?}");
 }
 
-/// Draws what the window shows when an element is at its top.
+/// Takes a screenshot with an element at the top of the window.
 fn draw(page: &Page, name: &str, scheme: Scheme, top: &str) {
     page.prefer(scheme);
     let place = format!("document.querySelector({}).offsetTop - 76", Value::from(top));

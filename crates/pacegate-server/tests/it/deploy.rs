@@ -37,13 +37,14 @@ fn the_dashboard_asks_for_every_metric_and_no_other() {
 
 #[test]
 fn the_manifests_belong_together() {
-    let names = ["configmap", "deployment", "service", "poddisruptionbudget"];
+    let names = ["configmap", "deployment", "service", "poddisruptionbudget", "networkpolicy"];
     let kinds = names.map(|name| {
         let manifest = yaml(&read(&format!("kubernetes/{name}.yaml")));
         assert_eq!(manifest["metadata"]["name"], "pacegate");
         manifest["kind"].as_str().unwrap().to_owned()
     });
-    assert_eq!(kinds, ["ConfigMap", "Deployment", "Service", "PodDisruptionBudget"]);
+    let expected = ["ConfigMap", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"];
+    assert_eq!(kinds, expected);
     let listed = yaml(&read("kubernetes/kustomization.yaml"));
     let listed = listed["resources"].as_array().unwrap();
     assert_eq!(listed, &names.map(|name| Value::from(format!("{name}.yaml"))));
@@ -66,6 +67,53 @@ fn the_manifests_belong_together() {
         let folder = Path::new(file.as_str().unwrap()).parent().unwrap().to_str().unwrap();
         assert!(mounts.iter().any(|mount| mount["mountPath"] == folder), "{file} is not mounted");
     }
+}
+
+#[test]
+fn the_network_policy_covers_the_pods_and_their_ports() {
+    let policy = &yaml(&read("kubernetes/networkpolicy.yaml"))["spec"];
+    assert_eq!(policy["policyTypes"], serde_json::json!(["Ingress", "Egress"]));
+    let kustomization = yaml(&read("kubernetes/kustomization.yaml"));
+    let label = &kustomization["labels"][0]["pairs"];
+    assert_eq!(&policy["podSelector"]["matchLabels"], label);
+    let deployment = yaml(&read("kubernetes/deployment.yaml"));
+    let ports = &deployment["spec"]["template"]["spec"]["containers"][0]["ports"];
+    let names: Vec<_> = ports.as_array().unwrap().iter().map(|port| &port["name"]).collect();
+    let open = policy["ingress"][0]["ports"].as_array().unwrap();
+    assert_eq!(open.iter().map(|port| &port["port"]).collect::<Vec<_>>(), names);
+    // Kustomize would add its label to other pods' `matchLabels`.
+    for (way, end) in [("ingress", "from"), ("egress", "to")] {
+        for peer in policy[way].as_array().unwrap().iter().flat_map(|rule| rule[end].as_array()) {
+            for selector in peer.iter().map(|peer| &peer["podSelector"]) {
+                assert!(selector["matchLabels"].is_null(), "{selector}");
+            }
+        }
+    }
+}
+
+#[test]
+fn base_images_can_be_pinned_by_digest() {
+    let file = read("docker/Dockerfile");
+    let images: Vec<_> = file.lines().filter_map(|line| line.strip_prefix("ARG ")).collect();
+    let names = images.iter().map(|image| image.split('=').next().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), ["RUST_IMAGE", "BASE_IMAGE"]);
+    let others = ["${RUST_IMAGE}", "${BASE_IMAGE}", "base"];
+    let bases = file.lines().filter_map(|line| line.strip_prefix("FROM "));
+    for base in bases.map(|line| line.split(' ').next().unwrap()) {
+        assert!(others.contains(&base), "{base} is not an argument");
+    }
+    // A docker that knows one digest stands in for a real one.
+    let folder = tempfile::tempdir().unwrap();
+    let docker = folder.path().join("docker");
+    let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
+    fs::write(&docker, format!("#!/bin/sh\necho {digest}\n")).unwrap();
+    fs::set_permissions(&docker, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let pin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/docker/pin");
+    let path = format!("{}:/usr/bin:/bin", folder.path().display());
+    let output = Command::new(pin).env("PATH", path).output().unwrap();
+    let arguments = String::from_utf8(output.stdout).unwrap();
+    let expected = images.iter().map(|image| format!("--build-arg {image}@{digest} "));
+    assert_eq!(arguments.trim_end(), expected.collect::<String>().trim_end());
 }
 
 #[test]

@@ -3,7 +3,7 @@ use serde_json::Value;
 
 use crate::program::run;
 
-/// A deadline that no busy machine misses.
+/// A deadline that even a busy machine meets.
 const PATIENT: [&str; 2] = ["--deadline", "10s"];
 
 fn doctor(url: &str, more: &[&str]) -> crate::program::Finished {
@@ -15,20 +15,25 @@ fn healthy(flavor: Flavor) -> ServerOptions {
 }
 
 #[test]
-fn a_healthy_server_is_told_in_words_without_colours() {
+fn a_healthy_server_is_reported_as_text_without_colours() {
     let server = healthy(Flavor::Valkey).start();
     let finished = doctor(&server.url(), &[]);
     assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{finished:?}");
     let out = &finished.stdout;
     assert!(out.starts_with(&format!("{}, server, Valkey ", server.address())), "{out}");
-    assert!(out.contains("\n  ✓ script      a limit of 1 admitted one request"), "{out}");
+    assert!(
+        out.contains(
+            "\n  ✓ script      every script type works: a limit of 1 admitted one request"
+        ),
+        "{out}"
+    );
     assert!(out.contains("→ ACL SETUSER pacegate reset on >PASSWORD ~pg:* -@all"), "{out}");
     assert!(!out.contains('\u{1b}'), "{out}");
     assert!(out.lines().last().unwrap().starts_with("0 problems (✗), "), "{out}");
 }
 
 #[test]
-fn problems_exit_with_1_and_warnings_only_if_strict() {
+fn problems_exit_with_1_and_warnings_only_with_strict() {
     let server = Server::start(Flavor::Redis);
     assert_eq!(doctor(&server.url(), &[]).code, Some(0));
     let strict = doctor(&server.url(), &["--strict"]);
@@ -42,7 +47,7 @@ fn problems_exit_with_1_and_warnings_only_if_strict() {
 }
 
 #[test]
-fn json_tells_the_same() {
+fn the_report_is_printed_as_json() {
     let server = healthy(Flavor::Redis).password("secret").start();
     let finished = doctor(&server.url(), &["--json", "--prefix", "other:"]);
     assert_eq!(finished.code, Some(0));
@@ -62,7 +67,7 @@ fn json_tells_the_same() {
 }
 
 #[test]
-fn whoever_cannot_be_reached_is_trouble_and_passwords_are_never_told() {
+fn unreachable_servers_exit_with_2_and_passwords_are_hidden() {
     let mut server = healthy(Flavor::Redis).password("right").start();
     let url = format!("redis://:hush@{}", server.address());
     for flags in [&[][..], &["--json"]] {
@@ -74,25 +79,23 @@ fn whoever_cannot_be_reached_is_trouble_and_passwords_are_never_told() {
     server.kill();
     let gone = doctor(&url, &[]);
     assert_eq!(gone.code, Some(2));
-    assert!(gone.stdout.contains("✗ reach       no connection to 127.0.0.1:"), "{gone:?}");
+    assert!(gone.stdout.contains("✗ reach       cannot connect to 127.0.0.1:"), "{gone:?}");
     assert!(!format!("{gone:?}").contains("hush"), "{gone:?}");
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_a_hint() {
+fn invalid_arguments_are_rejected_with_a_hint() {
     let finished = run(&["doctor", "redis://:hush@a:x"], b"");
     assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
     assert_eq!(
         finished.stderr,
-        "error: cannot use the address: a port is a number from 1 to 65535; write for example \
+        "error: invalid address: a port is a number from 1 to 65535; write for example \
          redis://user:password@127.0.0.1:6379/0\n\
-         hint: pacegate doctor --help shows addresses of all kinds\n"
+         hint: see pacegate doctor --help for examples of addresses\n"
     );
     for deadline in ["20", "0ms", "fast", "20h"] {
         let finished = run(&["doctor", "redis://a", "--deadline", deadline], b"");
         assert_eq!(finished.code, Some(2), "{deadline}");
-        assert!(
-            finished.stderr.contains("such as 20ms") || finished.stderr.contains("example 20ms")
-        );
+        assert!(finished.stderr.contains("such as 20ms"));
     }
 }

@@ -181,7 +181,7 @@ fn what_has_begun_is_answered_and_nobody_else_gets_in() {
     let mut stream = connect(addresses[0]).unwrap();
     let length = body.len();
     let head = format!(
-        "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n\
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\n\r\n{first}"
     );
     stream.write_all(head.as_bytes()).unwrap();
@@ -195,6 +195,65 @@ fn what_has_begun_is_answered_and_nobody_else_gets_in() {
     let answer = Http::over(stream).read().unwrap();
     assert_eq!((answer.status, answer.is_last()), (200, true), "{answer:?}");
     assert_eq!(service.wait().0.code(), Some(0));
+}
+
+#[test]
+fn every_pipelined_request_that_arrived_is_answered() {
+    let server = Server::start(Flavor::Redis);
+    let folder = config(&format!("store: {{ url: '{}', deadline: 10s }}\n", server.url()));
+    let args = ["--config", &folder.config()];
+    let witness = Service::start(&args);
+    let service = Service::start(&args);
+    let body = r#"{"attributes": {"key": "k"}}"#;
+    let request = format!(
+        "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = connect(service.address("http")).unwrap();
+    stream.write_all(request.repeat(200).as_bytes()).unwrap();
+    service.signal("TERM");
+    let mut client = Http::over(stream);
+    for place in 0..200 {
+        let answer = client.read().unwrap_or_else(|error| panic!("{place}: {error}"));
+        assert_eq!((answer.status, answer.is_last()), (200, place == 199), "{place}: {answer:?}");
+    }
+    assert_eq!(service.wait().0.code(), Some(0));
+    assert_eq!(used(&witness), 200);
+}
+
+/// How long an idle connection stays open after SIGTERM. It can still be used for this long.
+fn kept(service: &Service, mut idle: TcpStream) -> Duration {
+    let begun = Instant::now();
+    service.signal("TERM");
+    let mut rest = Vec::new();
+    idle.read_to_end(&mut rest).unwrap();
+    begun.elapsed()
+}
+
+#[test]
+fn idle_connections_are_kept_as_the_operations_page_says() {
+    let folder = config("");
+    for (listener, begins, least) in
+        [("http", &b"GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n"[..], 250), ("resp", b"PING\r\n", 20)]
+    {
+        let service = Service::start(&["--config", &folder.config()]);
+        let mut idle = connect(service.address(listener)).unwrap();
+        idle.write_all(begins).unwrap();
+        let mut answer = [0; 1_024];
+        assert!(idle.read(&mut answer).unwrap() > 0);
+        let took = kept(&service, idle);
+        println!("{listener}: an idle connection was closed {took:?} after SIGTERM");
+        assert!(took >= Duration::from_millis(least), "{listener}: {took:?}");
+        assert_eq!(service.wait().0.code(), Some(0));
+    }
+    let service = Service::start(&["--config", &folder.config()]);
+    let mut client = Grpc::connect(service.address("grpc")).unwrap();
+    assert!(client.ask(None, "e", &[("key", "k")]).unwrap().allowed);
+    let begun = Instant::now();
+    service.signal("TERM");
+    assert_eq!(service.wait().0.code(), Some(0));
+    println!("grpc: the service ended {:?} after SIGTERM", begun.elapsed());
 }
 
 #[test]
@@ -227,7 +286,7 @@ fn whoever_does_not_end_is_cut_off_in_time() {
     let folder = config("bounds: { drain_timeout: 300ms, read_timeout: 1m }\n");
     let service = Service::start(&["--config", &folder.config()]);
     let mut stream = connect(service.address("http")).unwrap();
-    let head = "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n\
+    let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                 content-length: 100\r\n\r\n{";
     stream.write_all(head.as_bytes()).unwrap();
     let body = r#"{"attributes": {"key": "k"}}"#;

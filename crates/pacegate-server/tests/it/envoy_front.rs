@@ -42,6 +42,7 @@ impl Front {
         let envoy = Envoy::options(&upstream.address(), &address)
             .domain("edge")
             .descriptor(&[("user", "x-user")])
+            .metadata("x-trace", "x-trace")
             // A machine with much to do is no reason to let requests pass.
             .timeout(Duration::from_secs(20))
             .start();
@@ -233,4 +234,22 @@ fn a_long_header_is_no_way_around_a_limit() {
         let is_limited = answer.header("x-envoy-ratelimited") == Some("true");
         assert_eq!(is_limited, status == 429, "{length}: {answer:?}");
     }
+}
+
+#[test]
+fn long_metadata_is_no_way_around_a_limit() {
+    let folder = Folder::with_config(
+        "policies: [{ name: api, domain: edge, per: [user], limit: 1/365d }]\n",
+    );
+    let config = folder.config();
+    let front = Front::new(folder, &["--config", &config], Vec::new());
+    // More than `header_bytes`, and the most that Envoy takes from its clients.
+    for (length, status) in [(5, 200), (5, 429), (20_000, 429), (59_000, 429)] {
+        let trace = format!("x-user: alice\r\nx-trace: {}", "x".repeat(length));
+        let answer = front.ask(&ALICE.replace("x-user: alice", &trace));
+        assert_eq!(answer.status, status, "{length}: {answer:?}");
+        assert!(answer.header("x-ratelimit-limit").is_some(), "{length}: {answer:?}");
+    }
+    let longer = format!("x-user: alice\r\nx-trace: {}", "x".repeat(70_000));
+    assert_eq!(front.ask(&ALICE.replace("x-user: alice", &longer)).status, 431, "Envoy's own");
 }

@@ -5,7 +5,7 @@ use std::{
     process::{Command, Output},
 };
 
-use pacegate_testkit::servers::python;
+use pacegate_testkit::servers::{Flavor, Server, python};
 
 use crate::{
     clients::Folder,
@@ -19,7 +19,7 @@ fn run(program: &str, file: &str, command: &mut Command) {
     let service = Service::start(&["--config", &folder.config()]);
     let program = instead(program, "127.0.0.1:8080", &service.address("http").to_string());
     // A window that does not end while the test runs.
-    let program = instead(&program, "3/minute", "3/365d");
+    let program = instead(&program, "3/minute", "3/31d");
     fs::write(folder.path(file), program).unwrap();
     let output = command.arg(folder.path(file)).current_dir(folder.path("")).output().unwrap();
     assert_output(&output);
@@ -94,6 +94,82 @@ fn java_programs_decide() {
     }
     let program = program("java", "ofSeconds(1)", "ofSeconds(60)");
     run(&program, "Check.java", &mut Command::new("java"));
+}
+
+/// The types of the Spring starter that its limiter is made of, and a program that asks it.
+const STARTER: [(&str, &str); 4] = [
+    (
+        "RateLimiter.java",
+        "public interface RateLimiter { RateLimitDecision evaluate(String key, RateLimitPolicy policy); }",
+    ),
+    (
+        "RateLimitPolicy.java",
+        "import java.time.Duration;
+         public class RateLimitPolicy {
+            public int getLimit() { return 3; }
+            public Duration getWindow() { return Duration.ofDays(365); }
+            public String getScope() { return \"global\"; }
+         }",
+    ),
+    (
+        "RateLimitDecision.java",
+        "import java.time.Duration;
+         public record RateLimitDecision(
+            boolean isAllowed, long remaining, Duration retryAfter, Duration resetAfter) {}",
+    ),
+    (
+        "Main.java",
+        "public class Main {
+            public static void main(String[] args) {
+                RateLimiter limiter = new PacegateRateLimiter();
+                for (int call = 0; call < 4; call++) {
+                    RateLimitDecision decision = limiter.evaluate(args[0], new RateLimitPolicy());
+                    boolean waits = decision.retryAfter() != null && decision.remaining() > 0
+                        && decision.remaining() - decision.retryAfter().toMillis() <= 1;
+                    boolean ends = decision.resetAfter() != null && !decision.resetAfter().isZero();
+                    System.out.println(decision.isAllowed() + \" \" + waits + \" \" + ends);
+                }
+            }
+         }",
+    ),
+];
+
+#[test]
+fn the_bean_for_the_spring_starter_shares_its_counters() {
+    if asked("javac", &["-version"]).is_none() {
+        return eprintln!("skipped: there is no JDK here");
+    }
+    let redis = Server::start(Flavor::Redis);
+    let config = &blocks("spring.md", "yaml")[0];
+    let patient = format!("deadline: 20s, url: {}", redis.url());
+    let config = instead(config, "url: redis://127.0.0.1:6379", &patient);
+    let folder = Folder::with_config(&config);
+    let service = Service::start(&["--config", &folder.config()]);
+    let bean = &blocks("spring.md", "java")[0];
+    let bean = instead(bean, "127.0.0.1:8080", &service.address("http").to_string());
+    let bean = instead(&bean, "ofSeconds(1)", "ofSeconds(60)");
+    let sources = STARTER.iter().copied().chain([("PacegateRateLimiter.java", &*bean)]);
+    let mut compiler = Command::new("javac");
+    for (name, text) in sources {
+        fs::write(folder.path(name), text).unwrap();
+        compiler.arg(folder.path(name));
+    }
+    let compiled = compiler.output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let key = r#"global:com.example.Api#get "quoted""#;
+    let mut program = Command::new("java");
+    let output = program.arg("-cp").arg(folder.path("")).args(["Main", key]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let allowed = "true false true\n".repeat(3);
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        format!("{allowed}false true true\n"),
+        "{errors}"
+    );
+    let keys = redis.command(&["KEYS", "*"]);
+    let [name] = keys.items() else { panic!("{keys:?}") };
+    assert!(name.text().starts_with(&format!("ratelimiter:{key}:")), "{name:?}");
+    assert_eq!(redis.command(&["GET", &name.text()]).text(), "4");
 }
 
 #[test]

@@ -13,7 +13,7 @@ policies:
 ";
 
 #[test]
-fn every_policy_says_why() {
+fn every_policy_is_explained() {
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
     std::fs::write(file.path(), POLICIES).unwrap();
     let config = file.path().to_str().unwrap();
@@ -25,11 +25,11 @@ fn every_policy_says_why() {
     let paying = explain(&["path=/api/x", "user=al\x1bice", "plan=pro"]);
     assert_eq!(
         paying.stdout,
-        "- login does not cover it: path is /api/x, and must be /login\n\
-         + api covers it, by its override 1; budget of al\\u{1b}ice\n    100/second: 100 remaining\n\
-         + seen covers it, but only reports; budget of everybody\n    0/second: denies for good\n\
-         - office does not cover it: ip is missing, and must be in 10.0.0.0/8\n\
-         allowed; api leaves least\n"
+        "- login does not match: path is /api/x; expected /login\n\
+         + api matches, override 1; key: al\\u{1b}ice\n    100/second: 100 remaining\n\
+         + seen matches, shadow mode; key: all clients\n    0/second: always denies\n\
+         - office does not match: ip is missing; expected in 10.0.0.0/8\n\
+         allowed; api is the tightest policy\n"
     );
     assert_eq!(paying.code, Some(0));
     let inside = explain(&["ip=10.1.2.3"]);
@@ -38,17 +38,17 @@ fn every_policy_says_why() {
 }
 
 #[test]
-fn a_service_explains_what_it_has_in_force() {
+fn a_server_explains_its_policies() {
     let service = Service::start(&[]);
     let server = format!("http://{}", service.address("http"));
     let told = run(&["explain", "--server", &server, "-a", "key=bob"], b"");
-    let expected = "+ default covers it; budget of bob\n    100/minute: 100 remaining\n\
-                    allowed; default leaves least\n";
+    let expected = "+ default matches; key: bob\n    100/minute: 100 remaining\n\
+                    allowed; default is the tightest policy\n";
     assert_eq!((&*told.stdout, told.code), (expected, Some(0)), "{}", told.stderr);
 }
 
 #[test]
-fn a_file_in_shadow_mode_denies_nothing_here_either() {
+fn a_file_in_shadow_mode_never_denies() {
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
     std::fs::write(file.path(), "shadow: true\npolicies: [{ name: a, per: [ip], limit: 0/day }]\n")
         .unwrap();
@@ -57,11 +57,11 @@ fn a_file_in_shadow_mode_denies_nothing_here_either() {
     let server = format!("http://{}", service.address("http"));
     for who in [["--config", config], ["--server", &*server]] {
         let checked = run(&[&["check", "-a", "ip=::1"], &who[..]].concat(), b"");
-        let words = "1: allowed, without a limit, which shadow mode would deny\n";
+        let words = "1: allowed: no limit applies, denied in shadow mode\n";
         assert_eq!((&*checked.stdout, checked.code), (words, Some(0)), "{}", checked.stderr);
         let told = run(&[&["explain", "-a", "ip=::1"], &who[..]].concat(), b"");
-        let words = "+ a covers it, but only reports; budget of ::1\n    0/day: denies for good\n\
-                     allowed: nothing that covers it can deny\n";
+        let words = "+ a matches, shadow mode; key: ::1\n    0/day: always denies\n\
+                     allowed: only policies in shadow mode match\n";
         assert_eq!((&*told.stdout, told.code), (words, Some(0)), "{}", told.stderr);
     }
     let shown = run(&["validate", config], b"");
@@ -71,8 +71,8 @@ fn a_file_in_shadow_mode_denies_nothing_here_either() {
 }
 
 #[test]
-fn without_policies_there_is_nothing_to_explain() {
+fn explain_without_policies_is_an_error() {
     let told = run(&["explain", "-a", "key=bob"], b"");
     assert_eq!(told.code, Some(2));
-    assert!(told.stderr.ends_with("name a file with --config, or a service with --server\n"));
+    assert!(told.stderr.ends_with("use --config FILE or --server URL\n"));
 }

@@ -1,8 +1,8 @@
-//! What the guides show, so that it is tried as it stands there.
+//! Access to the guides, so that tests can run their examples.
 
 use std::{fs, path::Path};
 
-/// The blocks of code of one language in a page of `docs/guide`.
+/// Returns the code blocks of one language in a page of `docs/guide`.
 pub(crate) fn blocks(page: &str, language: &str) -> Vec<String> {
     let text = text(page);
     let fence = format!("\n```{language}\n");
@@ -10,18 +10,18 @@ pub(crate) fn blocks(page: &str, language: &str) -> Vec<String> {
     let blocks: Vec<String> = after
         .map(|rest| rest.split_inclusive("\n```").next().unwrap().replace("\n```", "\n"))
         .collect();
-    assert!(!blocks.is_empty(), "{page} has nothing in {language}");
+    assert!(!blocks.is_empty(), "{page} has no {language} block");
     blocks
 }
 
-/// All of a page of `docs/guide`.
+/// Returns a page of `docs/guide`.
 pub(crate) fn text(page: &str) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide").join(page);
     fs::read_to_string(file).unwrap()
 }
 
-/// Puts something of the test's own in the place of what a guide says, which must be there.
+/// Replaces a part of a guide with a value of the test. Panics if the guide does not contain it.
 pub(crate) fn instead(text: &str, theirs: &str, ours: &str) -> String {
-    assert!(text.contains(theirs), "the guide does not say {theirs:?} any more:\n{text}");
+    assert!(text.contains(theirs), "the guide no longer contains {theirs:?}:\n{text}");
     text.replace(theirs, ours)
 }

@@ -1,7 +1,7 @@
 use crate::program::run;
 
 #[test]
-fn help_teaches_by_examples() {
+fn help_has_examples() {
     for (args, example) in [
         (&["--help"][..], "pacegate check --limit 5/minute alice --times 6"),
         (
@@ -26,7 +26,7 @@ fn help_teaches_by_examples() {
 }
 
 #[test]
-fn check_says_that_nothing_stays() {
+fn check_help_says_that_state_is_not_kept() {
     let finished = run(&["check", "--help"], b"");
     assert!(finished.stdout.contains("the state lives only for this run"), "{}", finished.stdout);
 }
@@ -37,9 +37,9 @@ fn the_version_is_that_of_the_package() {
     assert_eq!(finished.stdout, concat!("pacegate ", env!("CARGO_PKG_VERSION"), "\n"));
 }
 
-/// What the shell is told, and the manual, come from the declarations behind `--help`: no command is missing.
+/// Completions and manual pages come from the same definitions as `--help`, so no command is missing.
 #[test]
-fn every_command_completes_and_has_a_page() {
+fn every_command_has_completions_and_a_manual_page() {
     let help = run(&["--help"], b"").stdout;
     let (_, commands) = help.split_once("Commands:\n").unwrap();
     let (commands, _) = commands.split_once("\n\n").unwrap();
@@ -65,9 +65,9 @@ fn every_command_completes_and_has_a_page() {
 }
 
 #[test]
-fn a_page_that_is_not_there_is_named() {
+fn an_unknown_manual_page_is_rejected() {
     let finished = run(&["man", "dance"], b"");
-    let expected = "error: cannot print the page: there is no pacegate-dance\n\
-                    hint: name a command, as `pacegate --help` lists them\n";
+    let expected = "error: cannot print the page: unknown page pacegate-dance\n\
+                    hint: use a command from `pacegate --help`\n";
     assert_eq!((finished.code, &*finished.stderr), (Some(2), expected));
 }

@@ -1,11 +1,16 @@
 //! API keys, on all listeners.
 
-use std::{net::TcpStream, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
 
 use pacegate_testkit::servers::{Client, Reply, eventually};
+use tokio::time::Instant;
 
 use crate::{
-    clients::{Folder, Grpc, Http},
+    clients::{Folder, Grpc, Http, command, connect},
     service::Service,
 };
 
@@ -16,12 +21,13 @@ policies:
 ";
 const BOSS: &str = "the-key-of-the-boss";
 const SHOP: &str = "the-key-of-the-shop";
+const ROTATED: &str = "the-next-key-of-the-shop";
 const EVERYWHERE: &str = "the-key-for-all-domains";
 
 fn keys(with_shop: bool) -> String {
     let mut text = format!(
         "{POLICIES}keys:\n  - {{ name: boss, file: boss.key, scope: admin }}\n  \
-         - {{ name: everywhere, env: TEST_KEY }}\n"
+         - {{ name: everywhere, env: TEST_KEY, inline: true }}\n"
     );
     if with_shop {
         text.push_str("  - { name: shop, file: shop.key, domains: [shop] }\n");
@@ -59,6 +65,8 @@ const RESET: [&str; 6] = ["PACEGATE.RESET", "DOMAIN", "shop", "ATTR", "key", "k"
 const CELL: [&str; 5] = ["CL.THROTTLE", "k", "10", "1", "60"];
 const NOAUTH: &str = "NOAUTH Authentication required.";
 const NOPERM: &str = "NOPERM this key may not do that";
+const INLINE: &str = "NOPERM inline limits need an API key with `inline: true`: set it under `keys` in the \
+                      configuration";
 const WRONGPASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
 #[test]
@@ -72,10 +80,15 @@ fn resp_asks_for_a_key_first() {
     }
     assert!(said(&mut client, &["HELLO", "3"]).starts_with("NOAUTH HELLO must be called"));
     let shorter = &BOSS[..BOSS.len() - 1];
-    for words in [&["AUTH", "wrong"][..], &["AUTH", "boss", shorter], &["AUTH", ""]] {
-        assert_eq!(said(&mut client, words), WRONGPASS, "{words:?}");
+    for words in [
+        &["AUTH", "wrong"][..],
+        &["AUTH", "boss", shorter],
+        &["AUTH", ""],
+        &["HELLO", "2", "AUTH", "boss", "wrong"],
+    ] {
+        assert_eq!(said(&mut resp(&service), words), WRONGPASS, "{words:?}");
     }
-    assert_eq!(said(&mut client, &["HELLO", "2", "AUTH", "boss", "wrong"]), WRONGPASS);
+    assert_eq!(said(&mut client, &["AUTH", "wrong"]), WRONGPASS);
     assert_eq!(said(&mut client, &["PING"]), NOAUTH, "a wrong key opens nothing");
     assert_eq!(said(&mut client, &["AUTH", BOSS]), "OK");
     assert_eq!(said(&mut client, &["PING"]), "PONG");
@@ -95,7 +108,7 @@ fn resp_keeps_keys_to_their_scope_and_domain() {
     assert_eq!(said(&mut everywhere, &["HELLO", "2", "AUTH", "default", EVERYWHERE]), "pacegate");
     let all: [&[&str]; 4] = [&FREE, &IN_SHOP, &CELL, &RESET];
     for (client, answers) in [
-        (&mut boss, ["1", "1", "0", "OK"]),
+        (&mut boss, ["1", "1", INLINE, "OK"]),
         (&mut shop, [NOPERM, "1", NOPERM, NOPERM]),
         (&mut everywhere, ["1", "1", "0", NOPERM]),
     ] {
@@ -109,6 +122,81 @@ fn resp_keeps_keys_to_their_scope_and_domain() {
             assert_eq!(said, answer, "{words:?}");
         }
     }
+}
+
+/// Everything that is answered to these guesses on one connection, up to its end.
+fn guess(service: &Service, guesses: usize) -> String {
+    let mut stream = connect(service.address("resp")).unwrap();
+    let commands: Vec<u8> = (0..guesses)
+        .flat_map(|guess| command(&[b"AUTH", format!("guess-{guess}").as_bytes()]))
+        .collect();
+    stream.write_all(&commands).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn a_resp_connection_ends_after_three_wrong_keys() {
+    let (_folder, service) = start();
+    let mut boss = resp(&service);
+    assert_eq!(said(&mut boss, &["AUTH", BOSS]), "OK");
+    assert_eq!(guess(&service, 100), format!("-{WRONGPASS}\r\n").repeat(3));
+    assert_eq!(said(&mut boss, &["PING"]), "PONG");
+    let log = service.log();
+    assert_eq!(log.matches("rejected API keys").count(), 1, "{log}");
+    assert!(log.contains("listener=\"resp\"") && log.contains("127.0.0.1"), "{log}");
+    assert!(!log.contains("guess-"), "{log}");
+}
+
+#[test]
+fn guesses_are_limited_for_each_address_and_logged() {
+    let (_folder, service) = start();
+    let mut boss = resp(&service);
+    assert_eq!(said(&mut boss, &["AUTH", BOSS]), "OK");
+    let begun = Instant::now();
+    let answers: String = (0..300).map(|_| guess(&service, 3)).collect();
+    let seconds = begun.elapsed().as_secs() as usize + 1;
+    let compared = answers.matches(WRONGPASS).count();
+    assert!((20..=20 + 10 * seconds).contains(&compared), "{compared} in {seconds} s");
+    let refused = "-ERR too many wrong API keys from this address: retry in 1 s\r\n";
+    assert!(answers.matches(refused).count() >= 300 - compared, "{answers}");
+    assert_eq!(said(&mut boss, &["PING"]), "PONG", "who was let in stays in");
+    let lines = service.log().matches("rejected API keys").count();
+    assert!((1..=1 + seconds / 10).contains(&lines), "{lines} lines in {seconds} s");
+}
+
+#[test]
+fn wrong_keys_are_logged_by_every_listener() {
+    let (_folder, service) = start();
+    let body = r#"{"attributes": {"key": "k"}}"#;
+    for _ in 0..3 {
+        assert_eq!(http(&service).check(Some("wrong-key-9917"), body).unwrap().status, 401);
+        let mut grpc = Grpc::connect(service.address("grpc")).unwrap();
+        assert_eq!(grpc.ask(Some("wrong-key-9917"), "shop", &[("key", "k")]).unwrap().status, 16);
+    }
+    let log = service.log();
+    for listener in ["http", "grpc"] {
+        let line = format!("rejected API keys listener=\"{listener}\" rejected=1");
+        assert_eq!(log.matches(&line).count(), 1, "{log}");
+    }
+    assert!(!log.contains("wrong-key-9917"), "{log}");
+}
+
+#[test]
+fn releases_are_audited() {
+    let (_folder, service) = start();
+    let mut client = http(&service);
+    let own = r#"{"key": "reports", "limit": "5/day concurrency"}"#;
+    let held = client.request("POST", "/v1/acquire", Some(EVERYWHERE), own).unwrap().json();
+    let permit = held["permit"].as_str().unwrap();
+    assert_eq!(permit.len(), 32);
+    let body = own.replace('}', &format!(r#", "permit": "{permit}"}}"#));
+    let answer = client.request("POST", "/v1/release", Some(EVERYWHERE), &body).unwrap();
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let log = service.log();
+    assert!(log.contains("action=\"release\" credential=\"everywhere\""), "{log}");
+    assert!(!log.contains("reports") && !log.contains(permit), "{log}");
 }
 
 #[test]
@@ -127,6 +215,7 @@ fn http_answers_401_and_403() {
         (Some(SHOP), in_shop, 200),
         (Some(SHOP), free, 403),
         (Some(SHOP), ad_hoc, 403),
+        (Some(BOSS), ad_hoc, 403),
         (Some(EVERYWHERE), ad_hoc, 200),
         (Some(EVERYWHERE), in_shop, 200),
     ] {
@@ -186,8 +275,8 @@ fn a_key_is_another_when_its_file_changes() {
     let mut client = http(&service);
     let body = r#"{"domain": "shop", "attributes": {"key": "k"}}"#;
     assert_eq!(client.check(Some(SHOP), body).unwrap().status, 200);
-    folder.replace("shop.key", "rotated");
+    folder.replace("shop.key", ROTATED);
     let mut is_taken = |key| client.check(Some(key), body).unwrap().status == 200;
-    eventually(Duration::from_secs(5), "the new key works", || is_taken("rotated"));
+    eventually(Duration::from_secs(5), "the new key works", || is_taken(ROTATED));
     assert!(!is_taken(SHOP));
 }

@@ -85,7 +85,9 @@ fn as_the_guide_has_it_exactly_the_amount_passes() {
         assert_eq!(answer.header("ratelimit-policy"), Some("\"login\";q=5;w=31536000"));
         assert_eq!(answer.header("retry-after"), None);
     }
-    assert_denied(&front.get("/login"), "login");
+    for path in ["/login", "/login/", "/LOGIN", "/login;x=1", "/x/..;/login", "/login%2F"] {
+        assert_denied(&front.get(path), "login");
+    }
 
     // What a client says of itself is not believed.
     let request = "GET / HTTP/1.1\r\nhost: test\r\nx-real-ip: 203.0.113.7\r\nx-original-uri: /b\r\n\

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate_testkit::servers::{Client, Flavor, Server, eventually};
+use pacegate_testkit::servers::{Client, Flavor, Proxy, Server, eventually};
 use tokio::time::Instant;
 
 use crate::{
@@ -22,7 +22,11 @@ struct Clients {
 }
 
 fn start(server: &Server) -> (Folder, Service, Clients) {
-    let mut text = format!("store: {{ url: '{}', deadline: 100ms }}\npolicies:\n", server.url());
+    start_with(&server.url(), "100ms")
+}
+
+fn start_with(url: &str, deadline: &str) -> (Folder, Service, Clients) {
+    let mut text = format!("store: {{ url: '{url}', deadline: {deadline} }}\npolicies:\n");
     for (name, failure) in [("open", "open"), ("closed", "closed"), ("local", "{ local: 1/2 }")] {
         let fields = format!("domain: {name}, per: [key], limit: 10/week, failure: {failure}");
         text.push_str(&format!("  - {{ name: {name}, {fields} }}\n"));
@@ -101,6 +105,12 @@ fn failure_modes_decide_while_the_store_is_away() {
         assert_eq!(clients.by_http("local"), (false, 0, true));
         assert!(!clients.by_grpc("local"));
         eventually(WITHIN, "it is told", || service.log().contains("the store is away"));
+        let line = "decided by failure modes, without the store";
+        eventually(WITHIN, "it is logged", || service.log().contains(line));
+        let logged = service.log().lines().find(|logged| logged.contains(line)).unwrap().to_owned();
+        assert!(logged.contains("decisions=") && logged.contains("reason="), "{logged}");
+        let reasons = ["the store did not answer", "the store is unavailable: "];
+        assert!(reasons.iter().any(|reason| logged.contains(reason)), "{logged}");
         server.restart();
         eventually(WITHIN, "the store is used again", || clients.readiness() == READY);
         // It has kept nothing on disk.
@@ -126,6 +136,22 @@ fn a_store_that_does_not_answer_costs_nobody_much_time() {
     eventually(WITHIN, "the store is used again", || !clients.by_resp("open").2);
 }
 
+/// Envoy stops waiting after 20 ms by default, and lets the request pass.
+#[test]
+fn a_call_is_answered_before_its_timeout_runs_out() {
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(server.address());
+    let (_folder, _service, mut clients) = start_with(&proxy.url(), "60s");
+    assert!(clients.by_grpc("closed"));
+    proxy.set_delay(Duration::from_secs(60));
+    clients.grpc.timeout = Some("100m");
+    assert!(!clients.by_grpc("closed"));
+    assert!(clients.by_grpc("open"));
+    // Half of ten.
+    let allowed = (0..10).filter(|_| clients.by_grpc("local")).count();
+    assert_eq!(allowed, 5);
+}
+
 #[test]
 fn a_service_starts_and_ends_without_its_store() {
     let mut server = Server::start(Flavor::Valkey);
@@ -142,4 +168,51 @@ fn a_service_starts_and_ends_without_its_store() {
     let (status, log) = service.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?} {log}", begun.elapsed());
+}
+
+/// Answers that a failure mode decided, as the metrics count them.
+fn counted(http: &mut Http) -> [u64; 3] {
+    let metrics = http.get("/metrics").unwrap().body;
+    ["http", "grpc", "resp"].map(|listener| {
+        let name = format!("pacegate_degraded_answers_total{{listener=\"{listener}\"}} ");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&name));
+        line.unwrap_or_else(|| panic!("{name}: {metrics}")).parse().unwrap()
+    })
+}
+
+#[test]
+fn every_listener_says_that_a_failure_mode_decided() {
+    for flavor in Flavor::ALL {
+        let mut server = Server::start(flavor);
+        let (_folder, _service, mut clients) = start(&server);
+        let descriptors = r#"{"domain": "local", "descriptors": [{"entries": [{"key": "key"}]}]}"#;
+        let mut ask = |is_degraded: bool| {
+            let Clients { http, grpc, resp } = &mut clients;
+            let marked = is_degraded.then_some("true");
+            for (method, path, body) in [
+                ("POST", "/v1/check", r#"{"domain": "local", "attributes": {"key": "k"}}"#),
+                ("POST", "/v1/check/batch", r#"{"requests": [{"key": "k", "limit": "9/day"}]}"#),
+                ("GET", "/v1/auth?domain=local", ""),
+                ("POST", "/json", descriptors),
+            ] {
+                let answer = http.request(method, path, None, body).unwrap();
+                assert_eq!(answer.header("pacegate-degraded"), marked, "{path} {answer:?}");
+            }
+            for domain in ["open", "closed", "local"] {
+                let answer = grpc.ask(None, domain, &[("key", "k")]).unwrap();
+                assert_eq!((answer.status, answer.degraded), (0, is_degraded), "{domain}");
+            }
+            // The integers of redis-cell and throttlecrab stay as they are.
+            for name in ["CL.THROTTLE", "THROTTLE"] {
+                let reply = resp.command(&[name, "k", "9", "9", "60"]).unwrap();
+                assert_eq!(reply.items().len(), 5, "{reply:?}");
+            }
+            let check = ["PACEGATE.CHECK", "DOMAIN", "local", "ATTR", "key", "k"];
+            assert_eq!(resp.command(&check).unwrap().items()[17].int() == 1, is_degraded);
+            counted(http)
+        };
+        assert_eq!(ask(false), [0, 0, 0]);
+        server.kill();
+        assert_eq!(ask(true), [4, 3, 3]);
+    }
 }

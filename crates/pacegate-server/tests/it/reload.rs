@@ -282,18 +282,28 @@ fn rules_alone_may_go() {
 }
 
 #[test]
-fn that_the_last_key_goes_is_told() {
+fn a_reload_cannot_take_all_api_keys_away() {
     let key = format!("keys: [{{ name: boss, sha256: {} }}]\n", "0".repeat(64));
     let folder = Folder::with_config(&(policy("10/day") + &key));
     let service = start(&folder);
-    let told = "the last API key is gone: whoever can connect may do everything";
-    folder.replace("pacegate.yaml", &policy("10/day"));
-    eventually(WITHIN, "it is told", || service.log().contains(told));
+    let refusal = "the new configuration has no API keys: restart the server to run it without \
+                   authentication";
     let mut client = resp(&service);
-    until_revision(&mut client, 2);
-    folder.replace("pacegate.yaml", &policy("20/day"));
-    until_revision(&mut client, 3);
-    assert_eq!(service.log().matches(told).count(), 1);
+    let mut http = Http::connect(service.address("http")).unwrap();
+    for (attempt, without) in [policy("20/day"), policy("30/day") + "keys: []\n"].iter().enumerate()
+    {
+        folder.replace("pacegate.yaml", without);
+        eventually(WITHIN, "it is refused", || {
+            service.log().matches(refusal).count() == attempt + 1
+        });
+        let status = http.request("POST", "/v1/reload", None, "").unwrap().status;
+        assert_eq!(status, 401, "admin calls stay closed");
+        assert!(client.command(&["PING"]).unwrap().text().starts_with("NOAUTH"));
+    }
+    // Another key may take the place of the last one.
+    let other = format!("keys: [{{ name: other, sha256: {} }}]\n", "1".repeat(64));
+    folder.replace("pacegate.yaml", &(policy("40/day") + &other));
+    eventually(WITHIN, "it is used", || service.log().contains("revision=2"));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! RLaaS and Pacegate on the same counters, by the file of the former.
 
-use std::thread;
+use std::{fs, thread, time::Duration};
 
-use pacegate_testkit::servers::{Client, Flavor, Server};
+use pacegate::{Clock, SystemClock};
+use pacegate_testkit::servers::{Client, Flavor, Server, eventually};
 
 use crate::{
     clients::{Folder, Http},
@@ -25,29 +26,36 @@ const FIXED_WINDOW: &str = "
     local allowed = count <= tonumber(ARGV[2])
     return {allowed and 1 or 0, count, redis.call('TTL', name)}";
 
-/// Drops what has left, counts the rest, and adds the request if there is room.
+/// With the caller's milliseconds: removes expired entries, counts the rest, adds the request if it fits, and always
+/// sets the life. Returns the count before the request, and the window.
 const SLIDING_WINDOW: &str = "
-    local time = redis.call('TIME')
-    local now = time[1] * 1000 + math.floor(time[2] / 1000)
-    redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - ARGV[1] * 1000)
+    local now, width = tonumber(ARGV[3]), ARGV[1] * 1000
+    redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - width)
     local count = redis.call('ZCARD', KEYS[1])
-    if count >= tonumber(ARGV[2]) then return {0, count, redis.call('TTL', KEYS[1])} end
-    redis.call('ZADD', KEYS[1], now, 'theirs-' .. time[1] .. '-' .. time[2])
-    redis.call('EXPIRE', KEYS[1], ARGV[1])
-    return {1, count + 1, redis.call('TTL', KEYS[1])}";
+    local allowed = count < tonumber(ARGV[2])
+    if allowed then redis.call('ZADD', KEYS[1], now, now .. '-' .. ARGV[4]) end
+    redis.call('PEXPIRE', KEYS[1], 2 * width)
+    return {allowed and 1 or 0, count, tonumber(ARGV[1])}";
 
-/// Asks as theirs does.
+/// Asks as theirs does. The count is that after the request.
 fn theirs(client: &mut Client, script: &str, user: &str, [seconds, amount]: [u64; 2]) -> Told {
     let key = format!("rlaas:rate_limit:{user}");
-    let words = ["EVAL", script, "1", &key, &seconds.to_string(), &amount.to_string()];
+    let micros = SystemClock::new().now().as_micros();
+    let (millis, fraction) = ((micros / 1_000).to_string(), format!("0.{micros}"));
+    let [seconds, amount] = [seconds, amount].map(|number| number.to_string());
+    let words = ["EVAL", script, "1", &key, &seconds, &amount, &millis, &fraction];
     let reply = client.command(&words).unwrap();
-    let [allowed, count, ttl] = [0, 1, 2].map(|place| reply.items()[place].int());
-    Told { allowed: allowed == 1, count: count.cast_unsigned(), ttl: ttl.cast_unsigned() }
+    let [allowed, count, ttl] = [0, 1, 2].map(|place| reply.items()[place].int().cast_unsigned());
+    let count = if script == SLIDING_WINDOW { count + allowed } else { count };
+    Told { allowed: allowed == 1, count, ttl }
 }
 
 /// Asks Pacegate as theirs is asked.
 fn ours(client: &mut Http, user: &str) -> Told {
-    let answer = client.get(&format!("/check?userId={user}")).unwrap();
+    let path = format!("/check?userId={user}");
+    let head =
+        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: application/json\r\n\r\n");
+    let answer = client.send(&head).unwrap();
     let json = answer.json();
     let allowed = json["allowed"].as_bool().unwrap();
     assert_eq!(answer.status, if allowed { 200 } else { 429 }, "{answer:?}");
@@ -101,8 +109,9 @@ fn in_turns_both_sides_see_one_count() {
             assert_eq!((told.allowed, told.count), (true, count), "{algorithm}: {told:?}");
             let after = now(&mut client);
             let expected = match (is_theirs, script == FIXED_WINDOW) {
-                // Theirs tells the life of the key, which begins with the first request, or anew.
-                (true, _) => limit[0] - (after - first) - 1..=limit[0],
+                // Theirs returns the life of the key, which begins with the first request, or the window.
+                (true, true) => limit[0] - (after - first) - 1..=limit[0],
+                (true, false) => limit[0]..=limit[0],
                 // A window ends for all its requests at once; a log when its last one has left.
                 (false, true) => limit[0] - after % limit[0]..=limit[0] - before % limit[0],
                 (false, false) => limit[0]..=limit[0],
@@ -114,6 +123,125 @@ fn in_turns_both_sides_see_one_count() {
         assert!(!theirs(&mut client, script, "alice", limit).allowed, "{algorithm}");
         assert_eq!(ours(&mut http, "bob").count, 1);
         assert_eq!(theirs(&mut client, script, "bob", limit).count, 2, "{algorithm}");
+    }
+}
+
+#[test]
+fn their_clients_read_their_text() {
+    let server = Server::start(Flavor::Redis);
+    let mut client = server.connect().unwrap();
+    let (_folder, service) = start(&server, "fixed-window-algo", [long_window(&mut client), 1]);
+    let mut http = Http::connect(service.address("http")).unwrap();
+    let allowed = http.get("/check?userId=alice").unwrap();
+    assert_eq!((allowed.status, &*allowed.body), (200, "User is allowed"));
+    assert_eq!(allowed.header("content-type"), Some("text/plain;charset=utf-8"));
+    let denied = http.get("/check?userId=alice").unwrap();
+    assert_eq!(denied.status, 429);
+    let seconds = denied.header("retry-after").unwrap();
+    assert_eq!(denied.body, format!("User is not allowed...Try after {seconds} seconds."));
+    assert_eq!(http.get("/check").unwrap().status, 400);
+}
+
+/// Users whom theirs accepts, with the counters that theirs has for them.
+#[test]
+fn empty_and_long_users_share_the_counters_of_theirs() {
+    let server = Server::start(Flavor::Valkey);
+    let mut client = server.connect().unwrap();
+    let limit = [long_window(&mut client), 9];
+    let (_folder, service) = start(&server, "fixed-window-algo", limit);
+    let mut http = Http::connect(service.address("http")).unwrap();
+    for user in ["", &*"a".repeat(8_000), "long:sha256:00"] {
+        assert_eq!(ours(&mut http, user).count, 1);
+        assert_eq!(theirs(&mut client, FIXED_WINDOW, user, limit).count, 2);
+        assert_eq!(ours(&mut http, user).count, 3);
+    }
+    assert_eq!(client.command(&["DBSIZE"]).unwrap().int(), 3);
+}
+
+/// Theirs counts denied requests, and returns the count.
+#[test]
+fn the_count_goes_on_beyond_the_limit_where_that_is_wanted() {
+    let server = Server::start(Flavor::Redis);
+    let mut client = server.connect().unwrap();
+    let limit = [long_window(&mut client), 2];
+    let [seconds, amount] = limit;
+    let folder = Folder::with_config(&format!(
+        "rate-limiter: {{ use-algo: fixed-window-algo, window-size: {seconds}, max-requests: {amount} }}\n\
+         store: {{ url: '{}', deadline: 20s, count_denied: true }}\n",
+        server.url()
+    ));
+    let service = Service::start(&["--config", &folder.config()]);
+    let mut http = Http::connect(service.address("http")).unwrap();
+    for count in [1, 3, 5, 7] {
+        let told = ours(&mut http, "alice");
+        assert_eq!((told.allowed, told.count), (count <= amount, count));
+        let told = theirs(&mut client, FIXED_WINDOW, "alice", limit);
+        assert_eq!((told.allowed, told.count), (count < amount, count + 1));
+    }
+}
+
+#[test]
+fn our_settings_work_in_their_file() {
+    let server = Server::start(Flavor::Redis);
+    let folder = Folder::with_config(&format!(
+        "spring: {{ application: {{ name: rlaas }} }}\n\
+         rate-limiter:\n  use-algo: ${{ALGO:fixed-window-algo}}\n  window-size: ${{WINDOW:3600}}\n  \
+         max-requests: ${{MAX_REQUESTS:5}}\n\
+         store: {{ url: '{}', deadline: 20s }}\nfailure: closed\n\
+         headers: {{ standard: draft-6, legacy: off }}\nkeys: [{{ name: a, env: RLAAS_KEY }}]\n",
+        server.url()
+    ));
+    let variables = [("RLAAS_KEY", "s3cret"), ("MAX_REQUESTS", "20000")];
+    let service = Service::start_with(&["--config", &folder.config()], &variables);
+    let mut http = Http::connect(service.address("http")).unwrap();
+    assert_eq!(http.get("/check?userId=alice").unwrap().status, 401);
+    let answer = http.request("GET", "/check?userId=alice", Some("s3cret"), "").unwrap();
+    assert_eq!((answer.status, answer.header("ratelimit-limit")), (200, Some("20000")));
+    assert_eq!(answer.header("x-ratelimit-limit"), None);
+    drop(server);
+    let closed = "the failure mode of the file decides";
+    eventually(Duration::from_secs(20), closed, || {
+        http.request("GET", "/check?userId=bob", Some("s3cret"), "").unwrap().status == 429
+    });
+}
+
+#[test]
+fn the_example_of_the_greeting_charges_nothing() {
+    let server = Server::start(Flavor::Redis);
+    let (_folder, service) = start(&server, "fixed-window-algo", [3_600, 5]);
+    let example = service.greeting.iter().find_map(|line| line.strip_prefix("try: curl ")).unwrap();
+    let (_, path) = example.trim_matches('\'').split_once("//").unwrap().1.split_once('/').unwrap();
+    let mut http = Http::connect(service.address("http")).unwrap();
+    let answer = http.get(&format!("/{path}")).unwrap();
+    assert_eq!((answer.status, &answer.json()["remaining"]), (200, &5.into()), "{example}");
+    // Nor does a request without a user, which theirs rejects.
+    let without = http.check(None, r#"{"attributes":{"key":"alice"}}"#).unwrap();
+    assert_eq!(&without.json()["source"], "unlimited");
+    assert_eq!(server.command(&["DBSIZE"]).int(), 0);
+}
+
+#[test]
+fn another_algorithm_needs_a_restart() {
+    for (before, after) in
+        [("fixed-window-algo", "sliding-window-algo"), ("sliding-window-algo", "fixed-window-algo")]
+    {
+        let server = Server::start(Flavor::Valkey);
+        let (folder, service) = start(&server, before, [3_600, 5]);
+        let mut http = Http::connect(service.address("http")).unwrap();
+        assert_eq!(ours(&mut http, "alice").count, 1);
+        let text = fs::read_to_string(folder.config()).unwrap();
+        folder.replace("pacegate.yaml", &text.replace(before, after));
+        let refused = "The layout of the store changes only with a restart";
+        eventually(Duration::from_secs(20), refused, || service.log().contains(refused));
+        let reload = http.request("POST", "/v1/reload", None, "").unwrap();
+        assert_eq!(reload.status, 422);
+        assert_eq!(ours(&mut http, "alice").count, 2, "the last good configuration stays");
+        folder.replace("pacegate.yaml", &text.replace("max-requests: 5", "max-requests: 7"));
+        let taken = "other limits of the same algorithm are taken";
+        eventually(Duration::from_secs(20), taken, || {
+            let told = ours(&mut http, "bob");
+            told.allowed && told.count > 5
+        });
     }
 }
 

@@ -6,6 +6,7 @@ use pacegate_testkit::servers::{Client, Flavor, Server, eventually};
 
 use crate::{
     clients::{Folder, Grpc, Http, command, connect},
+    program::run,
     service::Service,
 };
 
@@ -107,4 +108,44 @@ fn nothing_secret_and_nobody_is_named() {
             assert_eq!(answers, [""; 0], "{format}");
         }
     }
+}
+
+/// The command line of a process, as all users can read it.
+fn command_line(service: &Service) -> String {
+    let words = std::fs::read(format!("/proc/{}/cmdline", service.pid())).unwrap();
+    String::from_utf8_lossy(&words).into_owned()
+}
+
+#[test]
+fn the_address_of_the_store_can_come_from_a_file() {
+    let server = Server::options(Flavor::Redis).password(PASSWORD).start();
+    let visible = "the password in --store is visible to all users of this machine";
+    let folder = Folder::new();
+    folder.replace("url", &format!("{}\n", server.url()));
+    let path = folder.path("url");
+    let path = path.to_str().unwrap();
+    let start = |args: &[&str], variables: &[(&str, &str)]| {
+        let service = Service::start_with(args, variables);
+        let mut http = Http::connect(service.address("http")).unwrap();
+        let body = format!(r#"{{"attributes": {{"key": "{USER}"}}}}"#);
+        assert_eq!(http.check(None, &body).unwrap().json()["degraded"], false);
+        assert!(!service.greeting.concat().contains(PASSWORD));
+        service
+    };
+    for service in [
+        start(&["--store-file", path], &[]),
+        start(&[], &[("PACEGATE_STORE_FILE", path)]),
+        start(&[], &[("PACEGATE_STORE", &server.url())]),
+    ] {
+        assert!(!command_line(&service).contains(PASSWORD));
+        assert!(!service.log().contains(visible), "{}", service.log());
+    }
+    let service = start(&["--store", &server.url()], &[]);
+    assert!(command_line(&service).contains(PASSWORD));
+    assert!(service.log().contains(visible), "{}", service.log());
+    assert!(!service.log().contains(PASSWORD));
+    let both = run(&["serve", "--store-file", path, "--store", "memory"], b"");
+    assert!(both.stderr.contains("cannot be used with"), "{}", both.stderr);
+    let absent = run(&["serve", "--store-file", "/nowhere/url"], b"");
+    assert!(absent.stderr.contains("cannot read `/nowhere/url`"), "{}", absent.stderr);
 }

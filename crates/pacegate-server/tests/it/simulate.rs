@@ -1,4 +1,4 @@
-//! `pacegate simulate`, beside a simple count of the same traffic.
+//! Compares `pacegate simulate` with a simple reference implementation on the same traffic.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -15,7 +15,7 @@ use crate::program::{Finished, run};
 
 const SECOND: u64 = 1_000_000;
 
-/// Runs `pacegate simulate` on files of a folder, and reads what it says.
+/// Runs `pacegate simulate` on files and returns the JSON report.
 fn report(args: &[&str]) -> Value {
     let finished = simulate(&[args, &["--json"]].concat(), b"");
     assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{args:?}");
@@ -26,7 +26,7 @@ fn simulate(args: &[&str], input: &[u8]) -> Finished {
     run(&[&["simulate"], args].concat(), input)
 }
 
-/// A log that is generated, in a folder of its own.
+/// A generated log in a temporary directory.
 struct Log {
     folder: TempDir,
     path: String,
@@ -64,7 +64,7 @@ impl Log {
     }
 }
 
-/// A line of a combined log, read without any care for speed.
+/// A parsed line of a combined log.
 #[derive(Clone, Debug)]
 struct Line {
     at: u64,
@@ -96,12 +96,12 @@ fn lines(text: &str) -> Vec<Line> {
     text.lines().map(line).collect()
 }
 
-/// One budget, by the definition of each algorithm.
+/// One counter, by the definition of each algorithm.
 #[derive(Debug, Default)]
 struct Budget {
-    /// Instants of what was admitted.
+    /// Times of admitted requests.
     admitted: VecDeque<u64>,
-    /// Of a bucket: what is missing, in units times period, and since when.
+    /// Debt of a token bucket in units × period, and its time.
     debt: (u128, u64),
 }
 
@@ -151,7 +151,7 @@ impl Budget {
     }
 }
 
-/// Allowed and denied of each key.
+/// Allowed and denied requests of each key.
 type Counts = BTreeMap<String, [u64; 2]>;
 
 fn counted(lines: &[Line], rule: &Rule) -> Counts {
@@ -168,7 +168,7 @@ fn counted(lines: &[Line], rule: &Rule) -> Counts {
     counts
 }
 
-/// The same of a report that tells all keys.
+/// Returns the counts of a report that lists all keys.
 fn told(policy: &Value) -> Counts {
     let keys = policy["busiest"].as_array().unwrap().iter();
     keys.map(|key| {
@@ -185,7 +185,7 @@ fn sum(counts: &Counts) -> [u64; 2] {
 }
 
 #[test]
-fn every_algorithm_counts_as_a_simple_count_does_to_the_request() {
+fn every_algorithm_matches_the_reference_exactly() {
     let log = Log::busy("100k");
     let lines = lines(&log.text());
     assert_eq!(lines.len(), 100_000);
@@ -232,7 +232,8 @@ policies:
     mode: shadow
 ";
 
-/// What the policies above come to, all or nothing: allowed, denied, shadow-denied and denied elsewhere of each.
+/// Returns the reference result of the policies above, charged all or nothing: allowed, denied, shadow-denied
+/// and denied elsewhere.
 fn counted_together(lines: &[Line]) -> [[u64; 4]; 4] {
     let rule = |algorithm, amount, seconds: u64, burst| {
         [Rule { algorithm, amount, period: seconds * SECOND, burst }].to_vec()
@@ -291,7 +292,7 @@ fn told_together(report: &Value) -> [[u64; 4]; 4] {
 }
 
 #[test]
-fn policies_together_count_all_or_nothing_also_from_shuffled_and_merged_logs() {
+fn policies_match_the_reference_with_shuffled_and_merged_logs() {
     let log = Log::busy("30k");
     let config = log.file("pacegate.yaml");
     fs::write(&config, POLICIES).unwrap();
@@ -300,10 +301,10 @@ fn policies_together_count_all_or_nothing_also_from_shuffled_and_merged_logs() {
     let expected = counted_together(&lines(&log.text()));
     assert_eq!(told_together(&whole), expected);
     for (place, event) in [(0, 1), (1, 1), (2, 1), (3, 2), (0, 3), (1, 3), (2, 3)] {
-        assert!(expected[place][event] > 0, "all kinds of ends are there: {expected:?}");
+        assert!(expected[place][event] > 0, "all outcomes occur: {expected:?}");
     }
 
-    // Three files, each out of order by up to eight seconds. Lines of one second come file by file.
+    // Three files, each out of order by up to eight seconds. Lines of the same second are ordered by file.
     let mut random = Random::new(7);
     let mut files = [const { Vec::new() }; 3];
     for line in log.text().lines() {
@@ -328,11 +329,11 @@ fn policies_together_count_all_or_nothing_also_from_shuffled_and_merged_logs() {
 }
 
 #[test]
-fn lines_that_are_too_late_count_when_they_come_and_are_told() {
+fn late_lines_are_reported_and_count_at_the_time_before_them() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("late.log");
     let mut file = fs::File::create(&path).unwrap();
-    // More than is looked at together, every eight lines backwards, and at the end of all a line of hours ago.
+    // More than one batch, with every eight lines in reverse order, and at the end a line from hours ago.
     for second in (0..60_000_u64).map(|number| number ^ 7) {
         let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
         writeln!(
@@ -352,13 +353,13 @@ fn lines_that_are_too_late_count_when_they_come_and_are_told() {
     let in_bin =
         |bin: usize| ["allowed", "denied"].map(|name| timeline[name][bin].as_u64().unwrap());
     assert_eq!(timeline["step"], 300);
-    assert_eq!(in_bin(12), [0, 300], "not when it says");
+    assert_eq!(in_bin(12), [0, 300], "not at its timestamp");
     assert_eq!(report["traffic"]["to"], "2026-01-01T16:39:59Z");
     assert_eq!(report["variants"][0]["allowed"], 2);
 }
 
 #[test]
-fn the_same_traffic_counts_the_same_in_every_form() {
+fn the_same_traffic_has_the_same_result_in_every_format() {
     let patterns = ["bursts clients=5 size=30 every=1m"];
     let limit = ["--limit", "20/minute sliding-log", "--per", "user_agent"];
     let counts = |report: &Value| -> Vec<Value> {
@@ -375,7 +376,7 @@ fn the_same_traffic_counts_the_same_in_every_form() {
     assert_eq!(counts(&of(&csv.path)), expected);
 
     let (plain, gzip) = (fs::read(&csv.path).unwrap(), csv.file("csv.gz"));
-    // Two members, as of logs that were put together.
+    // Two members, as in concatenated logs.
     let halves = plain.split_at(plain.len() / 2);
     let compressed = [halves.0, halves.1].map(|half| {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -418,13 +419,13 @@ fn the_same_traffic_counts_the_same_in_every_form() {
 }
 
 #[test]
-fn fields_of_other_names_are_mapped_and_columns_may_be_numbers() {
+fn fields_are_mapped_by_name_and_columns_by_number() {
     let nested = br#"{"ts":1767225600.25,"client":{"addr":"::ffff:10.0.0.1"},"request":{"uri":"//a/%62?x"}}"#;
     let args = ["--limit", "5/minute", "--per", "ip,path", "--json"];
     let finished = simulate(&[&args[..], &["--map", "ip=client.addr"]].concat(), nested);
     let report: Value = serde_json::from_str(&finished.stdout).unwrap();
     let busiest = &report["variants"][0]["policies"][0]["busiest"];
-    assert_eq!(busiest[0]["key"], "10.0.0.1, /a/b", "as the service spells them");
+    assert_eq!(busiest[0]["key"], "10.0.0.1, /a/b", "normalised as in the server");
     assert_eq!(report["traffic"]["from"], "2026-01-01T00:00:00Z");
 
     let bare = b"10.0.0.1;x;1767225600\n10.0.0.2;y;1767225601\n";
@@ -435,9 +436,9 @@ fn fields_of_other_names_are_mapped_and_columns_may_be_numbers() {
     assert_eq!(only(&report)["keys"]["seen"], 2);
 }
 
-/// A policy alone is decided by a shorter way than several; one that covers nothing makes several of it.
+/// A single policy uses a fast path; an additional policy that covers nothing forces the general path.
 #[test]
-fn one_policy_is_decided_as_several_are() {
+fn the_fast_path_matches_the_general_path() {
     let log = Log::busy("20k");
     let config = log.file("pacegate.yaml");
     for limit in ["25/minute", "25/minute sliding-window", "10/minute burst 200"] {
@@ -469,7 +470,7 @@ what is this
 ";
 
 #[test]
-fn lines_that_are_none_are_counted_and_the_first_are_shown() {
+fn malformed_lines_are_counted_and_the_first_are_shown() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     fs::write(&path, THREE).unwrap();
@@ -481,20 +482,20 @@ fn lines_that_are_none_are_counted_and_the_first_are_shown() {
     );
     let finished = simulate(&[path, "--limit", "5/minute"], b"");
     let shown = format!(
-        "2 of 5 lines could not be read:\n  {path}:2: not in the common or combined format\n  \
-         {path}:3: no instant that can be read\n"
+        "2 of 5 lines could not be parsed:\n  {path}:2: not in the common or combined format\n  \
+         {path}:3: invalid timestamp\n"
     );
     assert!(finished.stdout.contains(&shown), "{}", finished.stdout);
 
     fs::write(path, "what\nis\n").unwrap();
     let finished = simulate(&[path, "--limit", "5/minute", "--format", "combined"], b"");
     assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-    assert!(finished.stderr.contains("no line of 2 could be read"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("none of 2 lines could be parsed"), "{}", finished.stderr);
     let finished = simulate(&[path, "--limit", "5/minute"], b"");
-    assert!(finished.stderr.contains("looks like no log that is known"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("unknown log format"), "{}", finished.stderr);
 }
 
-/// The one policy of a report.
+/// Returns the only policy of a report.
 fn only(report: &Value) -> &Value {
     &report["variants"][0]["policies"][0]
 }
@@ -516,16 +517,16 @@ fn a_suggested_limit_is_the_tightest() {
         assert_eq!(suggestion["outcome"]["denied"], denied);
     }
     let finished = simulate(&[&log.path, "--suggest", "deny at most 2.5%"], b"");
-    assert!(finished.stdout.contains("would do it: deny at most 2.5%"), "{}", finished.stdout);
+    assert!(finished.stdout.contains("(target: deny at most 2.5%)"), "{}", finished.stdout);
     let finished = simulate(&["-", "--suggest", "deny at most 2.5%"], log.text().as_bytes());
     assert!(finished.stderr.contains("can be read only once"), "{}", finished.stderr);
     let finished = simulate(&[&log.path, "--suggest", "fewer"], b"");
-    assert!(finished.stderr.contains("`fewer` is no target"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("invalid target `fewer`"), "{}", finished.stderr);
 }
 
 #[test]
-fn a_suggestion_goes_as_far_as_a_limit_can() {
-    // Every request is a period apart, so that however large the amount per minute, one at a time is what there is.
+fn a_search_covers_all_possible_amounts() {
+    // The requests are one period apart, so that one per minute is enough, however large the amount.
     let mut text = String::new();
     for minute in 0..30 {
         text.push_str(&format!(
@@ -538,7 +539,7 @@ fn a_suggestion_goes_as_far_as_a_limit_can() {
     let path = path.to_str().unwrap();
     let args = [path, "--suggest", "no client above 5/minute", "--top", "0"];
     let finished = simulate(&args, b"");
-    let said = "\nany limit does it: nobody asks for more (no client above 5/minute)\n";
+    let said = "\nevery limit meets the target: no client sends more (no client above 5/minute)\n";
     assert!(finished.stdout.contains(said), "{} {}", finished.stdout, finished.stderr);
     let told = report(&args);
     assert_eq!(
@@ -546,18 +547,18 @@ fn a_suggestion_goes_as_far_as_a_limit_can() {
         (&true.into(), &Value::Null)
     );
 
-    // A bucket of one that has to be full again after a minute: 3650 days have so many of them.
+    // A bucket of one that has to refill within a minute: 3650 days have this many minutes.
     let limit = ["--limit", "1000000000000/3650d burst 1", "--suggest", "deny at most 0%"];
     let told = report(&[&[path], &limit[..]].concat());
     assert_eq!(only(&told)["amount"], 3_650 * 1_440);
     assert_eq!(told["suggestion"]["next"][1]["denied"], 15);
 
     let finished = simulate(&[path, "--suggest", "deny at most 100%"], b"");
-    let said = "  it was tried on all of the traffic; ";
+    let said = "  it was replayed over all traffic; ";
     assert!(finished.stdout.contains(said), "{}", finished.stdout);
 }
 
-/// The most that any key is admitted within any minute.
+/// Returns the most that any key is admitted within any minute.
 fn highest(lines: &[Line], rule: &Rule) -> usize {
     let mut budgets: HashMap<&str, Budget> = HashMap::new();
     let mut admitted: HashMap<&str, Vec<u64>> = HashMap::new();
@@ -578,7 +579,7 @@ fn highest(lines: &[Line], rule: &Rule) -> usize {
 }
 
 #[test]
-fn no_client_is_above_what_a_suggestion_was_to_keep() {
+fn no_client_exceeds_the_target_of_a_search() {
     let log = Log::busy("4k");
     let lines = lines(&log.text());
     let found = report(&[&log.path, "--suggest", "no client above 50/minute"]);
@@ -595,11 +596,11 @@ fn no_client_is_above_what_a_suggestion_was_to_keep() {
         "--suggest",
         "no client above 50/minute",
     ]);
-    assert_eq!(only(&found)["amount"], 50, "and a log exactly as much");
+    assert_eq!(only(&found)["amount"], 50, "a sliding log admits exactly the amount");
 }
 
 #[test]
-fn bursts_at_the_boundaries_of_fixed_windows_are_found() {
+fn bursts_across_window_boundaries_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
     let mut text = String::new();
@@ -626,7 +627,7 @@ fn bursts_at_the_boundaries_of_fixed_windows_are_found() {
 }
 
 #[test]
-fn what_overrides_admit_is_no_burst_of_the_limit() {
+fn overrides_do_not_count_as_bursts() {
     let folder = tempfile::tempdir().unwrap();
     let [log, config] = ["access.log", "pacegate.yaml"].map(|name| folder.path().join(name));
     let line = |time: u64, path: &str| {
@@ -636,7 +637,7 @@ fn what_overrides_admit_is_no_burst_of_the_limit() {
         )
     };
     let login = |from: u64| (from..from + 3).map(|time| line(time, "/login"));
-    // Three of the override first, then all that the limit has room for, and three more in the next window.
+    // Three under the override, then everything that the limit admits, and three more in the next window.
     let mut text: String = login(0).collect();
     text.extend((0..47).map(|number| line(5 + number / 2, "/a")));
     text.extend(login(61));
@@ -652,14 +653,14 @@ fn what_overrides_admit_is_no_burst_of_the_limit() {
 }
 
 #[test]
-fn described_traffic_is_compared_on_one_axis() {
+fn variants_of_synthetic_traffic_share_one_time_axis() {
     let pattern = "retry-storm clients=300 every=1h for=2h obey=no";
     let args = ["--pattern", pattern, "--per", "", "--limit", "10/10s", "--limit", "1000/10s"];
     let report = report(&args);
     let [first, second] = [0, 1].map(|place| &report["variants"][place]);
     assert_ne!(first["requests"], second["requests"]);
     assert_eq!(report["traffic"]["requests"], first["requests"]);
-    let note = "what is told of the traffic as a whole is that of 10/10s";
+    let note = "the traffic summary is that of 10/10s";
     assert!(report["notes"].to_string().contains(note), "{}", report["notes"]);
     for name in ["start", "step"] {
         assert_eq!(first["timeline"][name], second["timeline"][name], "{name}");
@@ -669,19 +670,19 @@ fn described_traffic_is_compared_on_one_axis() {
 }
 
 #[test]
-fn a_fast_pattern_asks_as_often_as_it_says() {
+fn a_fast_pattern_has_the_given_rate() {
     for kind in ["steady", "diurnal", "greedy greedy=1/hour"] {
         let pattern = format!("{kind} clients=10 rate=700000/second for=10ms");
         let told = report(&["--pattern", &pattern, "--limit", "1/day"]);
         let requests = told["traffic"]["requests"].as_u64().unwrap();
-        // By day it is less at midnight.
+        // The diurnal rate is lower at midnight.
         let expected = if kind == "diurnal" { 7_000 * 45 / 100 } else { 7_000 };
         assert!(requests.abs_diff(expected) < expected / 20, "{kind}: {requests}");
     }
 }
 
 #[test]
-fn options_that_mean_nothing_together_are_refused() {
+fn conflicting_options_are_rejected() {
     let log = Log::busy("1k");
     let config = log.file("pacegate.yaml");
     fs::write(&config, POLICIES).unwrap();
@@ -695,14 +696,14 @@ fn options_that_mean_nothing_together_are_refused() {
     assert!(refused.contains("cannot be used with '--per <ATTRIBUTES>'"), "{refused}");
     let suggest = ["--suggest", "deny at most 1%"];
     let refused = said(&[&suggest[..], &["--policy", "nosuch"]].concat());
-    let names = "there are login, api, everybody, pages";
-    assert!(refused.contains(&format!("there is no policy `nosuch`: {names}")), "{refused}");
+    let names = "one of login, api, everybody, pages";
+    assert!(refused.contains(&format!("unknown policy `nosuch`: expected {names}")), "{refused}");
     let refused = said(&suggest);
-    assert!(refused.contains(&format!("say which policy with --policy: {names}")), "{refused}");
+    assert!(refused.contains(&format!("choose a policy with --policy: {names}")), "{refused}");
 }
 
 #[test]
-fn what_is_said_of_a_file_is_not_left_out_without_one() {
+fn options_for_config_files_require_one() {
     let log = Log::busy("1k");
     for (option, value) in [("--domain", "shop"), ("--against", "x.yaml"), ("--policy", "api")] {
         for instead in
@@ -717,11 +718,11 @@ fn what_is_said_of_a_file_is_not_left_out_without_one() {
 }
 
 #[test]
-fn a_pattern_is_as_it_is_described_or_refused() {
+fn invalid_pattern_settings_are_rejected() {
     for (pattern, said) in [
-        ("steady clients=900001", "`clients=900001` is not from 1 to 900000"),
-        ("steady clients=0", "`clients=0` is not from 1 to 900000"),
-        ("bursts size=0", "`size=0` is not from 1 to "),
+        ("steady clients=900001", "invalid `clients=900001`: expected 1 to 900000"),
+        ("steady clients=0", "invalid `clients=0`: expected 1 to 900000"),
+        ("bursts size=0", "invalid `size=0`: expected 1 to "),
     ] {
         let finished = simulate(&["--pattern", pattern, "--limit", "1/day"], b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{pattern}");
@@ -730,17 +731,17 @@ fn a_pattern_is_as_it_is_described_or_refused() {
 }
 
 #[test]
-fn a_share_of_more_than_all_is_no_target() {
+fn invalid_percentages_are_rejected() {
     let log = Log::busy("1k");
     for share in ["100.0001%", "1844674407370955.2%", "9999999999999999999%", "1%%", "%", "-1%"] {
         let finished = simulate(&[&log.path, "--suggest", &format!("deny at most {share}")], b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{share}");
-        assert!(finished.stderr.contains(" is no target: "), "{}", finished.stderr);
+        assert!(finished.stderr.contains("invalid target "), "{}", finished.stderr);
     }
 }
 
 #[test]
-fn rules_of_envoy_cannot_be_tried_on_a_log() {
+fn envoy_rules_are_not_supported() {
     let log = Log::busy("1k");
     let config = log.file("edge.yaml");
     let text = "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 1 } }]\n";
@@ -751,13 +752,13 @@ fn rules_of_envoy_cannot_be_tried_on_a_log() {
     for config in [config, folder] {
         let finished = simulate(&[&*log.path, "--config", config.to_str().unwrap()], b"");
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-        let said = "decide about descriptors, and a log has none";
+        let said = "match descriptors, which logs do not have";
         assert!(finished.stderr.contains(said), "{}", finished.stderr);
     }
 }
 
 #[test]
-fn files_are_compared_and_what_the_log_lacks_is_told() {
+fn files_are_compared_and_missing_attributes_are_reported() {
     let log = Log::busy("10k");
     let write = |name: &str, text: &str| {
         let path = log.file(name);
@@ -781,16 +782,16 @@ fn files_are_compared_and_what_the_log_lacks_is_told() {
     assert!(worse["denied"][1].as_u64() > worse["denied"][0].as_u64(), "{worse}");
     let notes = report["notes"].to_string();
     assert!(notes.contains("no request has the attribute `tenant`, which `b` needs"), "{notes}");
-    assert!(notes.contains("policy `c` counts permits"), "{notes}");
+    assert!(notes.contains("policy `c` is skipped: it limits concurrency"), "{notes}");
 
     let finished = simulate(&[&log.path, "--config", &now, "--against", &then], b"");
     assert!(finished.stdout.contains("40/minute → 20/minute"), "{}", finished.stdout);
     let finished = simulate(&[&log.path], b"");
-    assert!(finished.stderr.contains("there is nothing to try"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("no limits given"), "{}", finished.stderr);
 }
 
 #[test]
-fn clients_that_ignore_retry_after_make_a_storm() {
+fn clients_that_ignore_retry_after_send_more_requests() {
     let run = |obey: &str| {
         let pattern = format!("retry-storm clients=200 every=10m for=5m obey={obey}");
         report(&["--pattern", &pattern, "--limit", "10/10s", "--per", ""])
@@ -801,13 +802,13 @@ fn clients_that_ignore_retry_after_make_a_storm() {
         ["allowed", "denied"].map(|name| variant[name].as_u64().unwrap())
     };
     let ([got, waited], [got_too, stormed]) = (figures(&obeying), figures(&ignoring));
-    assert_eq!([got, got_too], [200, 200], "everybody gets what they came for");
+    assert_eq!([got, got_too], [200, 200], "every client succeeds");
     assert!(stormed > 5 * waited, "{stormed} {waited}");
-    assert_eq!(run("no"), ignoring, "and the same seed gives the same");
+    assert_eq!(run("no"), ignoring, "the same seed generates the same traffic");
 }
 
 #[test]
-fn keys_beyond_those_that_are_kept_are_estimated_and_told() {
+fn the_number_of_keys_is_estimated_beyond_the_maximum() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("many.log");
     let mut text = String::new();
@@ -835,7 +836,7 @@ fn keys_beyond_those_that_are_kept_are_estimated_and_told() {
 const HOSTILE: &str = "</script><img src=x onerror=alert(1)><script>alert(1)</script>";
 
 #[test]
-fn the_report_opens_from_the_file_system_and_keys_are_text() {
+fn the_html_report_opens_from_disk_and_escapes_keys() {
     let folder = tempfile::tempdir().unwrap();
     let (log, html) = (folder.path().join("log.json"), folder.path().join("report.html"));
     let mut text = String::new();
@@ -851,14 +852,14 @@ fn the_report_opens_from_the_file_system_and_keys_are_text() {
     let finished = simulate(&[&args[..], &["--html", html]].concat(), b"");
     assert_eq!((finished.code, &*finished.stderr), (Some(0), ""));
     let page = fs::read_to_string(html).unwrap();
-    assert!(!page.contains("<img") && page.contains("u003cimg src=x"), "nothing ends its element");
+    assert!(!page.contains("<img") && page.contains("u003cimg src=x"), "keys are escaped");
     assert_eq!(page.matches("</script>").count(), 2, "the data and the script");
 
     let page = open(html);
     page.wait_until("document.querySelectorAll('.chart svg path').length > 4");
     assert!(page.text("main").contains(HOSTILE));
     assert_eq!(page.evaluate("document.querySelectorAll('main img, main script').length"), 0);
-    assert!(page.text("h1").contains("2 ways to limit the same traffic"), "{}", page.text("h1"));
+    assert!(page.text("h1").contains("Comparison of 2 variants"), "{}", page.text("h1"));
     page.click(".tabs button:nth-child(2)");
     page.wait_until("document.querySelector('.pill').textContent === '90/minute sliding-log'");
     assert_eq!(page.complaints(), Vec::<String>::new());
@@ -873,7 +874,7 @@ fn open(path: &str) -> pacegate_testkit::servers::Page {
 }
 
 #[test]
-fn the_example_of_the_guide_says_what_the_guide_says() {
+fn the_guide_shows_the_actual_output() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide");
     let text = crate::guide::text("simulate.md");
     let mut tried = 0;
@@ -889,13 +890,13 @@ fn the_example_of_the_guide_says_what_the_guide_says() {
     assert!(tried >= 4, "{tried}");
 }
 
-/// Without blanks at the ends of lines, and empty lines at the end of all.
+/// Removes trailing spaces and trailing empty lines.
 fn trimmed(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     lines.join("\n").trim_end().to_owned()
 }
 
-/// Commands of the `console` blocks, and what they print.
+/// Returns the commands of the `console` blocks and their output.
 fn console(text: &str) -> Vec<(String, String)> {
     let blocks =
         text.split("\n```console\n").skip(1).map(|rest| rest.split("\n```").next().unwrap());
@@ -907,7 +908,7 @@ fn console(text: &str) -> Vec<(String, String)> {
     blocks.map(command).collect()
 }
 
-/// The words of a command, as a shell would see them.
+/// Splits a command into words, like a shell.
 fn words(command: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
     for char in command.chars() {

@@ -1,4 +1,4 @@
-//! Logs that are not as one would wish: what `pacegate simulate` makes of them.
+//! Tests `pacegate simulate` with malformed and unusual logs.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ fn simulate(words: &[&str], log: &str) -> Finished {
     run(&[&["simulate"], words].concat(), log.as_bytes())
 }
 
-/// What is told of a log with a limit of one a day.
+/// Returns the report for a log with a limit of one per day.
 fn report(words: &[&str], log: &str) -> Value {
     let finished =
         simulate(&[&["--limit", "1/day", "--json", "--top", "1000"], words].concat(), log);
@@ -18,7 +18,7 @@ fn report(words: &[&str], log: &str) -> Value {
     serde_json::from_str(&finished.stdout).unwrap()
 }
 
-/// Requests and lines that could not be read.
+/// Returns the number of requests and of malformed lines.
 fn counts(report: &Value) -> [u64; 2] {
     ["requests", "malformed"].map(|name| report["traffic"][name].as_u64().unwrap())
 }
@@ -37,29 +37,29 @@ fn rows(count: usize) -> String {
 }
 
 #[test]
-fn a_stray_quote_in_a_table_takes_nothing_with_it() {
+fn a_stray_quote_does_not_affect_other_lines() {
     let heading = "time,ip,ua\n";
     let within = format!("{heading}2026-01-01T00:00:00Z,1.1.1.1,a 5\" screen\n{}", rows(200));
     assert_eq!(counts(&report(&[], &within)), [201, 0]);
 
-    // One that opens a value and is never closed loses its line, also where the end is far.
+    // An opening quote without an end loses only its line, even if the end of the file is far away.
     let lines = 60_000;
     let open = format!("{heading}2026-01-01T00:00:00Z,1.1.1.1,\"open\n{}", rows(lines));
     assert!(open.len() > 1_500_000);
     let told = report(&[], &open);
     assert_eq!(counts(&told), [lines as u64, 1]);
     let example = told["traffic"]["malformed_examples"][0].as_str().unwrap();
-    assert_eq!(example, "standard input:2: a quote is not closed");
+    assert_eq!(example, "standard input:2: unclosed quote");
     assert_eq!(told["traffic"]["lines"], lines + 2);
 
-    // A value with line breaks at the end of all, without one behind it.
+    // A value with line breaks at the end of the file, without a final line break.
     let last = format!("{heading}{}2026-01-01T00:01:00Z,\"a\nb\",\"c\nd\"", rows(2));
     let told = report(&[], &last);
     assert_eq!((counts(&told), keys(&told).contains(&"a\\nb")), ([3, 0], true));
 }
 
 #[test]
-fn a_line_that_is_too_long_is_lost_alone() {
+fn only_the_line_that_is_too_long_is_malformed() {
     let line = |path: &str| {
         format!("1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET /{path} HTTP/1.1\" 200 1\n")
     };
@@ -67,25 +67,25 @@ fn a_line_that_is_too_long_is_lost_alone() {
         let text = [line(""), line(&"x".repeat(length)), line("")].concat();
         assert_eq!(counts(&report(&[], &text)), [2, 1], "{length}");
     }
-    // Longer than the first batch, and well within what a line may be.
+    // Longer than the first batch, but shorter than the maximum length of a line.
     let text = [line(""), line(&"x".repeat(300_000)), line("")].concat();
     assert_eq!(counts(&report(&[], &text)), [3, 0]);
 }
 
 #[test]
-fn what_makes_a_key_is_as_short_as_the_service_takes_it() {
+fn values_longer_than_the_server_accepts_are_malformed() {
     let line = |user: &str| format!("{{\"time\":1767225600,\"user\":\"{user}\"}}\n");
     let text = [line(&"a".repeat(1_024)), line(&"b".repeat(1_025))].concat();
     let told = report(&["--per", "user"], &text);
     assert_eq!(counts(&told), [1, 1]);
     let example = told["traffic"]["malformed_examples"][0].as_str().unwrap();
-    assert_eq!(example, "standard input:2: a value is longer than 1,024 bytes");
-    assert_eq!(keys(&told), [format!("{}…", "a".repeat(199))], "what is shown is cut");
-    assert_eq!(counts(&report(&[], &text)), [2, 0], "nobody looks at it");
+    assert_eq!(example, "standard input:2: value longer than 1,024 bytes");
+    assert_eq!(keys(&told), [format!("{}…", "a".repeat(199))], "the displayed key is truncated");
+    assert_eq!(counts(&report(&[], &text)), [2, 0], "no policy uses the value");
 }
 
 #[test]
-fn a_mark_of_the_byte_order_belongs_to_no_line() {
+fn a_byte_order_mark_is_skipped() {
     let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
     let told = report(&[], &format!("\u{feff}{line}{line}"));
     assert_eq!((counts(&told), keys(&told)), ([2, 0], vec!["1.1.1.1"]));
@@ -96,7 +96,7 @@ fn a_mark_of_the_byte_order_belongs_to_no_line() {
 }
 
 #[test]
-fn tables_are_recognised_by_what_the_map_says() {
+fn csv_is_detected_with_the_map() {
     let agent = "\"Mozilla/5.0 (X11; Linux; a; b; c)\"";
     let bare = format!("2026-01-01T00:00:00Z,1.2.3.4,{agent}\n").repeat(2);
     let told = report(&["--map", "time=1,ip=2"], &bare);
@@ -105,18 +105,18 @@ fn tables_are_recognised_by_what_the_map_says() {
     let told = report(&["--map", "time=when,ip=who"], named);
     assert_eq!((counts(&told), keys(&told)), ([1, 0], vec!["1.2.3.4"]));
     let finished = simulate(&["--limit", "1/day", "--map", "time=2"], &bare);
-    assert!(finished.stderr.contains("looks like no log that is known"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("unknown log format"), "{}", finished.stderr);
 }
 
 #[test]
-fn fields_are_taken_in_the_same_order_on_every_line() {
+fn candidate_fields_have_a_fixed_order() {
     let text = "{\"time\":1767225600,\"client_ip\":\"9.9.9.9\"}\n\
                 {\"time\":1767225601,\"ip\":\"1.1.1.1\",\"client_ip\":\"9.9.9.9\"}\n";
     assert_eq!(keys(&report(&[], text)), ["1.1.1.1", "9.9.9.9"]);
 }
 
 #[test]
-fn what_a_server_escapes_in_a_path_is_what_the_service_sees() {
+fn escapes_in_paths_are_decoded() {
     let line = |path: &str| {
         format!("1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET {path} HTTP/1.1\" 200 1\n")
     };
@@ -127,11 +127,11 @@ fn what_a_server_escapes_in_a_path_is_what_the_service_sees() {
 }
 
 #[test]
-fn an_empty_log_is_said_to_be_empty() {
+fn an_empty_log_is_reported() {
     for text in ["", "\n\n"] {
         let finished = simulate(&["--limit", "1/day", "--format", "common"], text);
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-        let said = "there is nothing to replay: standard input is empty";
+        let said = "nothing to replay: standard input is empty";
         assert!(finished.stderr.contains(said), "{}", finished.stderr);
     }
     let finished = simulate(&["--limit", "1/day"], "");
@@ -139,7 +139,7 @@ fn an_empty_log_is_said_to_be_empty() {
 }
 
 #[test]
-fn one_field_may_be_several_attributes() {
+fn one_field_can_provide_several_attributes() {
     let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
     let text = "policies:\n  - { name: a, per: user, limit: 1/day }\n  - { name: b, per: user_id, limit: 1/day }\n";
     std::fs::write(file.path(), text).unwrap();
@@ -173,30 +173,30 @@ fn one_field_may_be_several_attributes() {
 }
 
 #[test]
-fn what_can_be_read_once_is_not_read_twice() {
+fn a_search_rejects_input_that_can_be_read_only_once() {
     let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
     for place in ["-", "/dev/stdin"] {
         let finished = simulate(&[place, "--suggest", "deny at most 1%"], line);
         assert_eq!((finished.code, &*finished.stdout), (Some(2), ""), "{place}");
         let name = if place == "-" { "standard input" } else { place };
-        let said = format!("{name} can be read only once, and this has to go through the traffic");
+        let said = format!("{name} can be read only once, but --suggest needs several passes");
         assert!(finished.stderr.contains(&said), "{}", finished.stderr);
     }
     let finished = simulate(&["-", "-", "--limit", "1/day"], line);
     assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
-    let said = "standard input can be read only once, and is named twice";
+    let said = "standard input is given twice";
     assert!(finished.stderr.contains(said), "{}", finished.stderr);
 }
 
 #[test]
-fn why_a_log_cannot_be_read_is_said_once() {
+fn a_read_error_is_reported_once() {
     let finished = simulate(&["/nowhere/access.log", "--limit", "1/day"], "");
     let said = "error: cannot simulate: cannot read /nowhere/access.log: No such file or directory (os error 2)\n";
     assert!(finished.stderr.starts_with(said), "{}", finished.stderr);
 }
 
 #[test]
-fn a_line_may_begin_with_the_host_that_was_asked() {
+fn a_line_may_begin_with_the_virtual_host() {
     let line =
         |head: &str| format!("{head} - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n");
     let log = line("Shop.example:443 203.0.113.7")
@@ -205,17 +205,17 @@ fn a_line_may_begin_with_the_host_that_was_asked() {
     let told = report(&[], &log);
     assert_eq!((counts(&told), keys(&told)), ([3, 0], vec!["203.0.113.7", "2001:db8::1"]));
     assert_eq!(keys(&report(&["--per", "host"], &log)), ["shop.example", "(absent)"]);
-    // A client and the proxies that it came by, and a user of identd, are none.
+    // A list of client and proxies, or an identd user, is not a virtual host.
     let log =
         line("203.0.113.7 203.0.113.8") + &line("1.1.1.1, 203.0.113.8") + &line("h ident alice");
     assert_eq!(keys(&report(&[], &log)), ["h", "1.1.1.1,", "203.0.113.7"]);
 }
 
 #[test]
-fn a_field_for_an_attribute_that_nobody_looks_at_is_told() {
+fn mapped_attributes_that_no_policy_uses_are_reported() {
     let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
     let told = report(&["--map", "time=1,ip=ip,pi=ip", "--map", "tenant=user,pi=user"], line);
-    let said = "no policy looks at `tenant` and `pi`, which --map names";
+    let said = "no policy uses `tenant` and `pi`, set with --map";
     assert_eq!(told["notes"], serde_json::json!([said]));
     assert_eq!(report(&["--map", "time=1,ip=ip"], line)["notes"], serde_json::json!([]));
 }

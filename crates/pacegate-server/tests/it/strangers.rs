@@ -1,4 +1,4 @@
-//! Servers that are not what an address was thought to lead to, and addresses that lead nowhere.
+//! Tests the CLI with unexpected servers and invalid addresses.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -9,10 +9,10 @@ use std::{
 
 use crate::program::{Finished, run};
 
-/// Gives every request the same answer.
+/// A server that gives every request the same response.
 struct Stranger {
     address: SocketAddr,
-    /// The first lines of what was asked.
+    /// The first line of each request.
     asked: Receiver<String>,
 }
 
@@ -37,7 +37,7 @@ impl Stranger {
     }
 }
 
-/// The first line of a request, of which all is read.
+/// Reads a whole request and returns its first line.
 fn request(stream: &mut impl BufRead) -> String {
     let (mut first, mut length) = (String::new(), 0);
     loop {
@@ -70,7 +70,7 @@ fn trouble(finished: &Finished, said: &str) {
 }
 
 #[test]
-fn an_answer_that_decides_nothing_is_trouble() {
+fn unexpected_responses_exit_with_2() {
     for (status, body) in [
         ("200 OK", r#"{"status":"ok"}"#),
         ("200 OK", r#"{"allowed":"yes"}"#),
@@ -78,7 +78,7 @@ fn an_answer_that_decides_nothing_is_trouble() {
         ("429 Too Many Requests", r#"{"message":"slow down"}"#),
     ] {
         let stranger = Stranger::new(status, body);
-        let said = format!("the service answered {status}, and not with what was asked for");
+        let said = format!("unexpected response with status {status}");
         trouble(&check(&stranger.url()), &said);
         if status == "200 OK" {
             trouble(&explain(&stranger.url()), &said);
@@ -90,21 +90,21 @@ fn an_answer_that_decides_nothing_is_trouble() {
 }
 
 #[test]
-fn times_that_cannot_be_are_not_told() {
+fn invalid_times_are_ignored() {
     let body =
         r#"{"allowed":true,"limit":"1/day","remaining":1,"reset_after":-1.5,"retry_after":1e300}"#;
     let told = check(&Stranger::new("200 OK", body).url());
-    let words = "1: allowed by 1/day, 1 remaining, all of it again in 0ns\n";
+    let words = "1: allowed by 1/day, 1 remaining, resets in 0ns\n";
     assert_eq!((told.code, &*told.stdout), (Some(0), words), "{}", told.stderr);
     let body = r#"{"allowed":false,"policies":[{"policy":"a","limits":[{"limit":"1/day","allowed":false,
         "retry_after":1e300}]}],"policy":"a"}"#;
     let told = explain(&Stranger::new("200 OK", body).url());
     assert_eq!(told.code, Some(1), "{}", told.stderr);
-    assert!(told.stdout.ends_with("1/day: denies for good\ndenied by a\n"), "{}", told.stdout);
+    assert!(told.stdout.ends_with("1/day: always denies\ndenied by a\n"), "{}", told.stdout);
 }
 
 #[test]
-fn a_service_in_a_folder_of_a_proxy_is_asked_there() {
+fn a_server_in_a_subdirectory_of_a_proxy_works() {
     let stranger = Stranger::new("200 OK", r#"{"allowed":true,"policies":[],"policy":null}"#);
     for folder in ["/limits", "/limits/"] {
         let server = stranger.url() + folder;
@@ -121,7 +121,7 @@ fn a_service_in_a_folder_of_a_proxy_is_asked_there() {
 }
 
 #[test]
-fn a_port_that_is_none_leads_nowhere_else() {
+fn invalid_ports_are_rejected() {
     for port in ["99999", "", "080808"] {
         let server = format!("http://127.0.0.1:{port}");
         trouble(&check(&server), &format!("`{server}` is not the address of a server"));
@@ -129,10 +129,13 @@ fn a_port_that_is_none_leads_nowhere_else() {
 }
 
 #[test]
-fn a_password_in_an_address_is_not_repeated() {
+fn passwords_in_addresses_are_not_printed() {
     for server in ["http://me:hunter2@127.0.0.1:1", "me:hunter2@[::1", "http://me:hunter2@h:x/?"] {
         let told = check(server);
-        trouble(&told, "error: cannot ask: an address with a user or a password is not taken");
+        trouble(
+            &told,
+            "error: invalid --server: an address with a user or a password is not taken",
+        );
         assert!(!told.stderr.contains("hunter2"), "{}", told.stderr);
     }
 }

@@ -1,4 +1,4 @@
-//! `pacegate top`, on a terminal and into a pipe.
+//! Tests `pacegate top` on a terminal and with a pipe.
 
 use std::{
     fs::File,
@@ -25,23 +25,23 @@ const WITHIN: Duration = Duration::from_secs(20);
 
 const POLICIES: &str = "policies: [{ name: per-user, per: [user], limit: 2/hour }]\n";
 const ALICE: &str = r#"{"attributes":{"user":"al\u001b[2Jice"}}"#;
-/// What moves the cursor on many terminals.
+/// A key with control characters that move the cursor on many terminals.
 const CONTROL: &str = "{\"attributes\":{\"user\":\"c\u{9b}2J\u{7f}\"}}";
 
-/// The program on a terminal of its own.
+/// The program in a pseudo-terminal.
 struct Terminal {
     child: Child,
     ours: File,
     screen: Arc<Mutex<Screen>>,
 }
 
-/// As much of a terminal as the program needs.
+/// A minimal terminal emulator.
 struct Screen {
     cells: Vec<Vec<char>>,
     at: (usize, usize),
-    /// What has come of a sequence that is not whole.
+    /// An incomplete escape sequence.
     rest: Vec<u8>,
-    /// Everything that came.
+    /// All output so far.
     all: String,
 }
 
@@ -66,7 +66,7 @@ impl Screen {
                 continue;
             }
             let mut sequence = String::new();
-            // A bracket, and all up to the letter that ends it.
+            // A bracket and everything up to the final letter.
             for next in rest.by_ref().skip(1) {
                 sequence.push(next);
                 if next.is_ascii_alphabetic() {
@@ -113,14 +113,14 @@ impl Terminal {
         let mut command = Command::new("setsid");
         command.args(["-c", env!("CARGO_BIN_EXE_pacegate"), "top"]).args(args);
         command.stdin(theirs()).stdout(theirs()).stderr(theirs()).env("TERM", "xterm-256color");
-        // The program is to find it as large as it is.
+        // Set the size before the program starts.
         set_size(&ours, width, height);
         let screen = Arc::new(Mutex::new(Screen::new(width.into(), height.into())));
         let terminal = Self { child: command.spawn().unwrap(), ours: File::from(ours), screen };
         let (mut reader, screen) = (terminal.ours.try_clone().unwrap(), terminal.screen.clone());
         thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // It fails once the program has ended.
+            // Reading fails after the program has ended.
             while let Ok(read @ 1..) = reader.read(&mut bytes) {
                 screen.lock().unwrap().write(&bytes[..read]);
             }
@@ -146,18 +146,18 @@ impl Terminal {
         eventually(WITHIN, &what, || self.text().contains(text));
     }
 
-    /// Waits for its end, and tells whether it was a good one, and all that was written since the last resize.
+    /// Waits for its end. Returns true if it succeeded, and the output since the last resize.
     fn wait(mut self) -> (bool, String) {
         let status = self.child.wait().unwrap();
         let leaves = "\u{1b}[?1049l";
-        eventually(WITHIN, "the screen is given back", || {
+        eventually(WITHIN, "the screen is restored", || {
             self.screen.lock().unwrap().all.contains(leaves)
         });
         (status.success(), self.screen.lock().unwrap().all.clone())
     }
 }
 
-/// Whether a terminal is as a shell wants it.
+/// Returns true if a terminal is in cooked mode.
 fn is_cooked(terminal: impl std::os::fd::AsFd) -> bool {
     tcgetattr(terminal).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
 }
@@ -173,7 +173,7 @@ fn start(folder: &Folder, http: &str) -> Service {
 }
 
 #[test]
-fn a_service_comes_goes_and_comes_back_on_a_screen_that_changes() {
+fn the_view_survives_a_restart_of_the_server_and_resizes() {
     let folder = Folder::with_config(POLICIES);
     let service = start(&folder, "127.0.0.1:0");
     let address = service.address("http");
@@ -191,12 +191,12 @@ fn a_service_comes_goes_and_comes_back_on_a_screen_that_changes() {
     top.press("2");
     top.until("2 Keys by traffic");
     drop(service);
-    top.until("not reachable since");
-    top.until("not reachable since 1 s, trying again");
+    top.until("unreachable for");
+    top.until("unreachable for 1 s, retrying");
     let service = start(&folder, &address.to_string());
     top.resize(100, 20);
-    // It knows nothing of what the one before it did.
-    eventually(WITHIN, "the other service is shown", || {
+    // The new server has no data of the previous one.
+    eventually(WITHIN, "the new server is shown", || {
         let text = top.text();
         text.contains("3 Keys by denials") && !text.contains("reachable") && !text.contains("2Jice")
     });
@@ -208,37 +208,37 @@ fn a_service_comes_goes_and_comes_back_on_a_screen_that_changes() {
 }
 
 #[test]
-fn the_terminal_is_given_back_after_a_signal() {
+fn the_terminal_is_restored_after_a_signal() {
     for signal in ["TERM", "HUP", "INT"] {
         let top = Terminal::start(60, 12, &["http://127.0.0.1:1"]);
-        top.until("not reachable since");
-        assert!(!is_cooked(&top.ours), "keys come one by one, and are not written back");
+        top.until("unreachable for");
+        assert!(!is_cooked(&top.ours), "raw mode, without echo");
         let id = top.child.id().to_string();
         let sent = Command::new("kill").args([&format!("-{signal}"), &id]).status();
         assert!(sent.unwrap().success());
         let ours = top.ours.try_clone().unwrap();
         let (is_good, all) = top.wait();
-        assert!(is_cooked(&ours), "{signal}: what is typed is written back, and read by lines");
+        assert!(is_cooked(&ours), "{signal}: cooked mode, with echo");
         assert!(is_good && all.contains("\u{1b}[?1049h"), "{signal}: {all:?}");
         assert!(all.contains("\u{1b}[?25h"), "the cursor is shown again: {all:?}");
     }
 }
 
 #[test]
-fn a_terminal_that_takes_nothing_does_not_keep_it() {
+fn a_blocked_terminal_does_not_prevent_the_exit() {
     let mut top = Terminal::start(60, 12, &["http://127.0.0.1:1"]);
-    top.until("not reachable since");
+    top.until("unreachable for");
     let name = ptsname(&top.ours, Vec::new()).unwrap().into_string().unwrap();
     let theirs = File::options().read(true).write(true).open(name).unwrap();
     tcflow(&theirs, Action::OOff).unwrap();
     let sent = Command::new("kill").arg(top.child.id().to_string()).status();
     assert!(sent.unwrap().success());
     eventually(WITHIN, "it ends", || top.child.try_wait().unwrap().is_some());
-    assert!(is_cooked(&theirs), "what is typed is written back, and read by lines");
+    assert!(is_cooked(&theirs), "cooked mode, with echo");
 }
 
 #[test]
-fn a_pipe_gets_tables_or_json() {
+fn a_pipe_gets_text_or_json() {
     let folder = Folder::with_config(POLICIES);
     let service = start(&folder, "127.0.0.1:0");
     let address = service.address("http");

@@ -48,7 +48,7 @@ fn check(service: &Service, key: &str, headers: &str) {
     let body = format!(r#"{{"attributes":{{"key":"{key}"}}}}"#);
     let length = body.len();
     let request = format!(
-        "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\
          content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
     );
     stream.write_all(request.as_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! `pacegate validate` and `pacegate schema`.
+//! Tests `pacegate validate` and `pacegate schema`.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use pacegate_server::config::{reference, schema};
 
 use crate::program::{Finished, run};
 
-/// Runs `pacegate validate` on a file of this text, in whose name the folder is left out of what is said.
+/// Runs `pacegate validate` on a file with this text. Removes the directory from the file name in the output.
 fn validate(args: &[&str], text: &str) -> Finished {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pacegate.yaml");
@@ -38,9 +38,9 @@ policies:
 ";
 
 #[test]
-fn a_good_file_is_shown() {
+fn a_valid_file_is_listed() {
     let shown = "\
-pacegate.yaml: good, 2 policies
+pacegate.yaml: valid, 2 policies
 
   policy                 domain  match                                     per           limit
   login-per-ip           -       method = POST or PUT, ip in 10.0.0.0/8    ip            5/minute sliding-window
@@ -48,22 +48,22 @@ pacegate.yaml: good, 2 policies
                                    plan = pro                                            unlimited
 ";
     assert_eq!(validate(&[], POLICIES), finished(0, shown));
-    assert_eq!(validate(&[], "shadow: true\n"), finished(0, "pacegate.yaml: good, 0 policies\n"));
+    assert_eq!(validate(&[], "shadow: true\n"), finished(0, "pacegate.yaml: valid, 0 policies\n"));
 }
 
 #[test]
-fn a_file_that_says_nothing_is_bad() {
+fn an_empty_file_is_invalid() {
     let why = "the file says nothing: write `policies: []` if nothing is to be limited\n --> pacegate.yaml\n";
     for text in ["", "null\n", "~", "---\n", "# policies: []\n", "\u{feff}\n"] {
         assert_eq!(validate(&[], text), finished(1, why), "{text:?}");
     }
-    let none = finished(0, "pacegate.yaml: good, 0 policies\n");
+    let none = finished(0, "pacegate.yaml: valid, 0 policies\n");
     assert_eq!(validate(&[], "policies: []\n"), none);
     assert_eq!(validate(&[], "{}\n"), none);
 }
 
 #[test]
-fn a_bad_file_is_told_why() {
+fn errors_of_a_file_are_reported() {
     let why = "\
 unknown field `limits`: did you mean `limit`?
  --> pacegate.yaml:1:23
@@ -84,7 +84,7 @@ unknown field `limits`: did you mean `limit`?
 }
 
 #[test]
-fn json_is_one_line_for_each_file() {
+fn json_is_one_line_per_file() {
     let good = concat!(
         r#"{"file":"pacegate.yaml","good":true,"policies":[{"domain":"","limit":["5/minute"],"#,
         r#""match":{"a":"= b"},"name":"a","overrides":[],"per":["x"],"shadow":false}],"warnings":[]}"#,
@@ -101,22 +101,22 @@ fn json_is_one_line_for_each_file() {
 }
 
 #[test]
-fn what_cannot_be_read_is_trouble() {
+fn an_unreadable_file_exits_with_2() {
     let missing = run(&["validate", "/no/such/file.yaml"], b"");
     assert_eq!((missing.code, &*missing.stdout), (Some(2), ""));
-    let said = "error: cannot check: cannot read /no/such/file.yaml: ";
+    let said = "error: cannot check the file: cannot read /no/such/file.yaml: ";
     assert!(missing.stderr.starts_with(said), "{}", missing.stderr);
     assert_eq!(run(&["validate"], b"").code, Some(2));
 }
 
 #[test]
-fn secrets_need_not_be_there_to_be_checked() {
+fn secrets_can_be_skipped() {
     let text = "store: { url_env: PACEGATE_TEST_NOT_SET }\nkeys: [{ name: a, file: not/there }, { name: b, env: X }]\n";
     assert_eq!(validate(&[], text).code, Some(1));
     assert_eq!(validate(&["--without-secrets"], text).code, Some(0));
 }
 
-/// The warnings about a file, which has to be good.
+/// Returns the warnings about a file, which must be valid.
 fn warnings(text: &str) -> Vec<String> {
     let finished = validate(&[], text);
     assert_eq!(finished.code, Some(0), "{}", finished.stdout);
@@ -128,7 +128,7 @@ fn warnings(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn overrides_that_are_never_used_are_told() {
+fn unused_overrides_are_warnings() {
     let text = "
 policies:
   - name: a
@@ -154,7 +154,7 @@ policies:
 }
 
 #[test]
-fn values_that_look_like_something_else_are_told() {
+fn values_that_look_like_patterns_are_warnings() {
     let told = warnings(
         "policies:
   - { name: net, limit: 1/day, match: { ip: 10.0.0.0/8, path: /10.0.0.0/8 } }
@@ -185,7 +185,7 @@ fn values_that_look_like_something_else_are_told() {
 }
 
 #[test]
-fn numbers_without_effect_are_told() {
+fn limits_and_costs_without_effect_are_warnings() {
     let text = "
 policies:
   - { name: idle, limit: [10/second, 600/minute] }
@@ -207,7 +207,7 @@ policies:
 }
 
 #[test]
-fn weaker_promises_of_a_cluster_are_told() {
+fn weaker_guarantees_of_a_cluster_are_warnings() {
     let policies = "
 policies:
   - { name: a, limit: 5/minute, per: user }
@@ -225,7 +225,7 @@ policies:
 }
 
 #[test]
-fn listening_beyond_this_machine_is_told() {
+fn public_listeners_are_warnings() {
     let open =
         "listen: { http: 0.0.0.0:80, resp: \"[::1]:80\", grpc: \"[::ffff:127.0.0.1]:81\" }\n";
     let tls = "tls: { certificate: a, key: b }\n";
@@ -275,13 +275,13 @@ descriptors:
 #[test]
 fn rules_of_envoyproxy_ratelimit_are_shown() {
     let shown = "\
-pacegate.yaml: good, 4 rules
+pacegate.yaml: valid, 4 rules
 
-  policy                                             domain  match                       per           limit
-  edge.user                                          edge    user present                user          20/minute
-  edge.plan-gold.path-_api__..19e363d89567 (shadow)  edge    plan = gold, path ~ /api/*  path          5/second, 60/30s
-  edge.plan-free (quota)                             edge    plan = free                 all together  100/day
-  edge.admin                                         edge    admin present               admin         unlimited
+  policy                                             domain  match                       per          limit
+  edge.user                                          edge    user present                user         20/minute
+  edge.plan-gold.path-_api__..19e363d89567 (shadow)  edge    plan = gold, path ~ /api/*  path         5/second, 60/30s
+  edge.plan-free (quota)                             edge    plan = free                 all clients  100/day
+  edge.admin                                         edge    admin present               admin        unlimited
 ";
     assert_eq!(validate(&[], RULES), finished(0, shown));
     let json = validate(&["--json"], RULES);
@@ -292,7 +292,7 @@ pacegate.yaml: good, 4 rules
 }
 
 #[test]
-fn bad_rules_are_told_why() {
+fn errors_of_rules_are_reported() {
     let why = "\
 `fortnight` is no unit: write second, minute, hour, day, week, month or year, or a period such as 30s or 5m
  --> pacegate.yaml:4:25
@@ -304,7 +304,7 @@ fn bad_rules_are_told_why() {
 }
 
 #[test]
-fn a_folder_of_rules_is_checked_as_a_whole() {
+fn a_directory_of_rules_is_checked_as_a_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     fs::write(folder.path().join("a.yaml"), RULES).unwrap();
@@ -312,7 +312,7 @@ fn a_folder_of_rules_is_checked_as_a_whole() {
     fs::write(folder.path().join(".c.txt"), "not: [read").unwrap();
     let good = run(&["validate", path], b"");
     assert_eq!(good.code, Some(0), "{good:?}");
-    assert!(good.stdout.starts_with(&format!("{path}: good, 8 rules\n")), "{good:?}");
+    assert!(good.stdout.starts_with(&format!("{path}: valid, 8 rules\n")), "{good:?}");
     fs::write(folder.path().join("b.yml"), RULES).unwrap();
     let twice = run(&["validate", path], b"");
     assert_eq!(twice.code, Some(1), "{twice:?}");
@@ -327,7 +327,7 @@ fn a_folder_of_rules_is_checked_as_a_whole() {
     assert!(empty.stderr.contains("there is no file in it or below"), "{empty:?}");
     fs::write(folder.path().join("below/shop"), RULES.replace("edge", "shop")).unwrap();
     let below = run(&["validate", path], b"");
-    assert!(below.stdout.starts_with(&format!("{path}: good, 8 rules\n")), "{below:?}");
+    assert!(below.stdout.starts_with(&format!("{path}: valid, 8 rules\n")), "{below:?}");
     let missing = run(&["validate", &format!("{path}/nowhere")], b"");
     assert_eq!(missing.code, Some(2), "{missing:?}");
 }

@@ -8,28 +8,29 @@ use std::{
 
 use super::wait::PATIENCE;
 
-/// A connection that speaks RESP2, one command after the other.
+/// A RESP2 connection that sends one command after the other.
 ///
-/// It is there to look at servers from outside the code under test. Every read and write fails after ten seconds.
+/// It examines servers independently of the code under test. Every read and write times out after ten
+/// seconds.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<Box<dyn Stream>>,
 }
 
-/// What a server answers.
+/// A reply of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// A short text, such as `OK`.
     Simple(String),
-    /// A refusal, with its code at the front.
+    /// An error, with its code first.
     Error(String),
-    /// A number.
+    /// An integer.
     Int(i64),
-    /// Any bytes.
+    /// A byte string.
     Bulk(Vec<u8>),
-    /// Nothing, be it for a text or for a list.
+    /// A null reply, for a string or an array.
     Nil,
-    /// A list.
+    /// An array.
     Array(Vec<Self>),
 }
 
@@ -43,7 +44,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If nobody listens there.
+    /// If the connection fails.
     pub fn connect(address: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -52,11 +53,11 @@ impl Client {
         Ok(Self { stream: BufReader::new(Box::new(stream)) })
     }
 
-    /// Connects to a socket in the file system.
+    /// Connects to a Unix socket.
     ///
     /// # Errors
     ///
-    /// If nobody listens there.
+    /// If the connection fails.
     pub fn connect_unix(path: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -64,11 +65,11 @@ impl Client {
         Ok(Self { stream: BufReader::new(Box::new(stream)) })
     }
 
-    /// Sends a command and reads the answer. A refusal is an answer, [`Reply::Error`].
+    /// Sends a command and reads the reply. An error reply is returned as [`Reply::Error`].
     ///
     /// # Errors
     ///
-    /// If the connection breaks or the answer is no RESP2. The client is of no use then.
+    /// If the connection breaks or the reply is not RESP2. The client cannot be used afterwards.
     pub fn command(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
         self.stream.get_mut().write_all(&encode(words))?;
         self.read()
@@ -91,7 +92,8 @@ impl Client {
     fn line(&mut self) -> io::Result<String> {
         let mut line = String::new();
         self.stream.read_line(&mut line)?;
-        let end = || io::Error::new(io::ErrorKind::UnexpectedEof, "the server hung up");
+        let end =
+            || io::Error::new(io::ErrorKind::UnexpectedEof, "connection closed by the server");
         Ok(line.strip_suffix("\r\n").ok_or_else(end)?.to_owned())
     }
 
@@ -110,40 +112,40 @@ impl Client {
 }
 
 impl Reply {
-    /// The text of anything but nothing and a list; bytes that are no UTF-8 are replaced.
+    /// Returns the text of a reply; invalid UTF-8 is replaced.
     ///
     /// # Panics
     ///
-    /// For nothing and for a list.
+    /// Panics for a null reply and for an array.
     pub fn text(&self) -> String {
         match self {
             Self::Simple(text) | Self::Error(text) => text.clone(),
             Self::Int(number) => number.to_string(),
             Self::Bulk(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-            Self::Nil | Self::Array(_) => panic!("no text: {self:?}"),
+            Self::Nil | Self::Array(_) => panic!("not a text: {self:?}"),
         }
     }
 
-    /// The number, also when it comes as text.
+    /// Returns the number, also if it is sent as text.
     ///
     /// # Panics
     ///
-    /// If it is none.
+    /// Panics if it is not a number.
     pub fn int(&self) -> i64 {
-        self.text().parse().unwrap_or_else(|_| panic!("no number: {self:?}"))
+        self.text().parse().unwrap_or_else(|_| panic!("not a number: {self:?}"))
     }
 
-    /// What is in the list.
+    /// Returns the elements of an array.
     ///
     /// # Panics
     ///
-    /// If it is none.
+    /// Panics if it is not an array.
     pub fn items(&self) -> &[Self] {
-        let Self::Array(items) = self else { panic!("no list: {self:?}") };
+        let Self::Array(items) = self else { panic!("not an array: {self:?}") };
         items
     }
 
-    /// Whether the server refused.
+    /// Returns true for an error reply.
     pub fn is_error(&self) -> bool {
         matches!(self, Self::Error(_))
     }
@@ -160,5 +162,5 @@ fn encode(words: &[impl AsRef<[u8]>]) -> Vec<u8> {
 }
 
 fn garbled(line: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("no RESP2: {line:?}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("not RESP2: {line:?}"))
 }

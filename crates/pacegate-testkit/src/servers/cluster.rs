@@ -2,32 +2,32 @@ use super::{
     Flavor, Reply, Server, ServerOptions, options::OWN_USER, wait::PATIENCE, wait::eventually,
 };
 
-/// The slots of every cluster.
+/// Number of slots of a cluster.
 const SLOTS: usize = 16_384;
 
-/// A cluster whose nodes are all on this machine, until it is dropped.
+/// A cluster with all nodes on this machine, which ends when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Server>,
 }
 
 impl Cluster {
-    /// Starts `masters` nodes with an equal share of the slots each, and `replicas_per_master` copies of each, and
-    /// waits until every node sees all others and takes commands. That takes some three seconds.
+    /// Starts `masters` nodes with equal shares of the slots and `replicas_per_master` replicas of each.
+    /// Waits until every node sees all others and accepts commands, which takes about three seconds.
     ///
     /// # Panics
     ///
-    /// If it takes too long.
+    /// Panics if it takes too long.
     pub fn start(flavor: Flavor, masters: usize, replicas_per_master: usize) -> Self {
         Self::start_with(flavor, masters, replicas_per_master, |options| options)
     }
 
-    /// The same with other options for each node: `|options| options.arg("cluster-node-timeout", "500")`. The timeout
-    /// is two seconds otherwise.
+    /// Starts a cluster with other options for each node: `|options| options.arg("cluster-node-timeout",
+    /// "500")`. The default node timeout is two seconds.
     ///
     /// # Panics
     ///
-    /// If it takes too long.
+    /// Panics if it takes too long.
     pub fn start_with(
         flavor: Flavor,
         masters: usize,
@@ -44,24 +44,25 @@ impl Cluster {
         cluster
     }
 
-    /// All nodes: those that began as masters, then the replicas. Replica `masters + i` began with master
-    /// `i % masters`.
+    /// Returns all nodes: first the initial masters, then the replicas. Replica `masters + i` initially
+    /// belongs to master `i % masters`.
     pub fn nodes(&self) -> &[Server] {
         &self.nodes
     }
 
-    /// The same, to kill and restart them.
+    /// Returns all nodes, to kill and restart them.
     pub fn nodes_mut(&mut self) -> &mut [Server] {
         &mut self.nodes
     }
 
-    /// `redis+cluster://127.0.0.1:P1,127.0.0.1:P2,...` with all nodes.
+    /// Returns `redis+cluster://127.0.0.1:P1,127.0.0.1:P2,...` with all nodes.
     pub fn url(&self) -> String {
         let addresses: Vec<String> = self.nodes.iter().map(Server::address).collect();
         format!("redis+cluster://{}", addresses.join(","))
     }
 
-    /// The slot of a key: of what is between its first braces, if anything is, or of all of it.
+    /// Returns the slot of a key. If the key has a nonempty part in braces, only the first such part is
+    /// hashed.
     pub fn slot_of(key: &[u8]) -> u16 {
         let tag = || {
             let open = key.iter().position(|&byte| byte == b'{')?;
@@ -72,32 +73,32 @@ impl Cluster {
         crc16(tag().unwrap_or(key)) % SLOTS as u16
     }
 
-    /// Which of the [nodes](Self::nodes) that run takes itself for the owner of a slot.
+    /// Returns the index of the running [node](Self::nodes) that owns a slot, according to itself.
     ///
     /// # Panics
     ///
-    /// If none does.
+    /// Panics if there is none.
     pub fn owner(&self, slot: u16) -> usize {
-        self.try_owner(slot).unwrap_or_else(|| panic!("nobody owns slot {slot}"))
+        self.try_owner(slot).unwrap_or_else(|| panic!("no node owns slot {slot}"))
     }
 
-    /// Moves a slot with all its keys to another master, and waits until every node knows.
+    /// Moves a slot with all its keys to another master, and waits until every node knows the new owner.
     ///
     /// # Panics
     ///
-    /// If a node refuses.
+    /// Panics if a node returns an error.
     pub fn move_slot(&self, slot: u16, to: usize) {
         self.begin_move(slot, to);
         while self.migrate_keys(slot, to, 100) > 0 {}
         self.end_move(slot, to);
     }
 
-    /// The first step of [`move_slot`](Self::move_slot). From here on the owner answers `ASK` for keys that it does
-    /// not have.
+    /// Starts [`move_slot`](Self::move_slot). From here on the owner responds with `ASK` for keys that it
+    /// does not have.
     ///
     /// # Panics
     ///
-    /// If a node refuses.
+    /// Panics if a node returns an error.
     pub fn begin_move(&self, slot: u16, to: usize) {
         let from = &self.nodes[self.owner(slot)];
         let (slot, to) = (slot.to_string(), &self.nodes[to]);
@@ -105,12 +106,12 @@ impl Cluster {
         from.must(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(to)]);
     }
 
-    /// Moves at most `max` of the keys that the owner still has, after [`begin_move`](Self::begin_move). Returns how
-    /// many.
+    /// Moves at most `max` of the owner's remaining keys, after [`begin_move`](Self::begin_move). Returns the
+    /// number of moved keys.
     ///
     /// # Panics
     ///
-    /// If a node refuses.
+    /// Panics if a node returns an error.
     pub fn migrate_keys(&self, slot: u16, to: usize, max: usize) -> usize {
         let from = &self.nodes[self.owner(slot)];
         let (slot, max) = (slot.to_string(), max.to_string());
@@ -130,16 +131,16 @@ impl Cluster {
         keys.len()
     }
 
-    /// The last step of [`move_slot`](Self::move_slot): tells all masters who the owner is, and waits until every node
-    /// that runs knows.
+    /// Finishes [`move_slot`](Self::move_slot): sends the new owner to all masters, and waits until every
+    /// running node knows it.
     ///
     /// # Panics
     ///
-    /// If a node refuses, as the owner does while it still has keys.
+    /// Panics if a node returns an error, as the old owner does while it still has keys.
     pub fn end_move(&self, slot: u16, to: usize) {
         let (from, number, to) = (self.owner(slot), slot.to_string(), &self.nodes[to]);
         let words = ["CLUSTER", "SETSLOT", &number, "NODE", &id(to)];
-        // The new owner comes first: were it last, nobody would have the slot for a moment.
+        // The new owner first; otherwise the slot would have no owner for a moment.
         to.must(&words);
         self.nodes[from].must(&words);
         for other in self.running().filter(|node| is_master(node)) {
@@ -170,11 +171,11 @@ impl Cluster {
         }
     }
 
-    /// Every pair, since gossip alone takes longer.
+    /// Introduces every pair of nodes, because gossip alone takes longer.
     fn introduce(&self) {
         for (place, node) in self.nodes.iter().enumerate() {
             for other in &self.nodes[place + 1..] {
-                let bus = other.bus_port().expect("a node of a cluster").to_string();
+                let bus = other.bus_port().expect("a cluster node").to_string();
                 node.must(&["CLUSTER", "MEET", "127.0.0.1", &other.port().to_string(), &bus]);
             }
         }
@@ -209,13 +210,13 @@ fn is_master(node: &Server) -> bool {
     node.info("role").as_deref() == Some("master")
 }
 
-/// The nodes that this one knows, itself included and strangers not.
+/// Returns the ids of all nodes that this one knows, including itself but not unconfirmed ones.
 fn peers(node: &Server) -> Vec<String> {
     let text = node.must(&["CLUSTER", "NODES"]).text();
     text.lines().filter(|line| !line.contains("handshake")).map(str::to_owned).collect()
 }
 
-/// The port of the owner of a slot, as a node sees it.
+/// Returns the port of the owner of a slot, according to a node.
 fn owner_port(node: &Server, slot: u16) -> Option<u16> {
     let ranges = node.must(&["CLUSTER", "SLOTS"]);
     let range = ranges
@@ -227,11 +228,11 @@ fn owner_port(node: &Server, slot: u16) -> Option<u16> {
 }
 
 fn bytes(reply: &Reply) -> Vec<u8> {
-    let Reply::Bulk(bytes) = reply else { panic!("no bytes: {reply:?}") };
+    let Reply::Bulk(bytes) = reply else { panic!("not a byte string: {reply:?}") };
     bytes.clone()
 }
 
-/// CRC-16/XMODEM, as the cluster specification wants it.
+/// Computes CRC-16/XMODEM, as in the cluster specification.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, &byte| {
         (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| {
@@ -245,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_those_of_the_specification() {
+    fn slots_match_the_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);
         assert_eq!(Cluster::slot_of(b"foo"), 12_182);
         assert_eq!(Cluster::slot_of(b"{foo}.bar"), 12_182);

@@ -15,53 +15,59 @@ use super::{
     program,
 };
 
-/// An Envoy of its own, until it is dropped.
+/// An Envoy process, which ends when it is dropped.
 #[derive(Debug)]
 pub struct Envoy {
-    // Ends before its directory does.
+    // Dropped before its directory.
     _process: Process,
     dir: TempDir,
     port: Port,
     admin: Port,
 }
 
-/// How to start an Envoy that asks a rate limit service about each request over HTTP.
+/// Options of an Envoy that checks each HTTP request with a rate limit service.
 #[derive(Clone, Debug)]
 pub struct EnvoyOptions {
     upstream: String,
     service: String,
     domain: String,
-    /// For each descriptor its entries: a key, and the header that has the value.
+    /// The entries of each descriptor: a key and the header with its value.
     descriptors: Vec<Vec<(String, String)>>,
+    /// Metadata of each call: a name, and the header that has the value.
+    metadata: Vec<(String, String)>,
     timeout: Duration,
     deny_on_failure: bool,
 }
 
 impl Envoy {
-    /// An Envoy in front of `upstream` that asks `service`, both as `host:port`, in the domain `pacegate`.
+    /// Returns options for an Envoy in front of `upstream` that uses the rate limit service `service`, both
+    /// as `host:port`, in the domain `pacegate`.
     pub fn options(upstream: &str, service: &str) -> EnvoyOptions {
         EnvoyOptions {
             upstream: upstream.to_owned(),
             service: service.to_owned(),
             domain: "pacegate".to_owned(),
             descriptors: Vec::new(),
+            metadata: Vec::new(),
             timeout: Duration::from_secs(1),
             deny_on_failure: false,
         }
     }
 
-    /// Starts one with a configuration of one's own, made from the port to listen on and the port of its admin pages.
+    /// Starts an Envoy with a custom configuration, which gets the port to listen on and the port of its
+    /// admin pages.
     ///
     /// # Panics
     ///
-    /// If it is not ready within ten seconds, with the end of its log.
+    /// Panics if it is not ready within ten seconds, with the end of its log.
     pub fn start(config: impl FnOnce(u16, u16) -> String) -> Self {
-        let dir = TempDir::with_prefix("pacegate-envoy-").expect("a temporary directory");
+        let dir = TempDir::with_prefix("pacegate-envoy-").expect("create a temporary directory");
         let (port, admin) = (Port::reserve(), Port::reserve());
         let file = dir.path().join("envoy.yaml");
-        fs::write(&file, config(port.number(), admin.number())).expect("a directory of ours");
+        fs::write(&file, config(port.number(), admin.number()))
+            .expect("write to the temporary directory");
         let mut command = Command::new(program::find("envoy", "python/bin", "PACEGATE_ENVOY"));
-        // Without hot restarts there is nothing in shared memory that two of them could mistake for their own.
+        // Without hot restarts, two processes cannot conflict in shared memory.
         command.args(["--disable-hot-restart", "--concurrency", "1", "--log-level", "warning"]);
         command.arg("-c").arg(file);
         let mut process = Process::start(&mut command, &dir.path().join("log"));
@@ -69,37 +75,37 @@ impl Envoy {
         Self { _process: process, dir, port, admin }
     }
 
-    /// The port of its listener.
+    /// Returns the port of its listener.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// `127.0.0.1:PORT` of its listener.
+    /// Returns `127.0.0.1:PORT` of its listener.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port())
     }
 
-    /// `127.0.0.1:PORT` of its admin pages.
+    /// Returns `127.0.0.1:PORT` of its admin pages.
     pub fn admin(&self) -> String {
         format!("127.0.0.1:{}", self.admin.number())
     }
 
-    /// The end of its log.
+    /// Returns the end of its log.
     pub fn log(&self) -> String {
         tail(&self.dir.path().join("log"))
     }
 }
 
 impl EnvoyOptions {
-    /// The domain that it asks in.
+    /// Sets the domain of its requests to the service.
     #[must_use]
     pub fn domain(mut self, domain: &str) -> Self {
         domain.clone_into(&mut self.domain);
         self
     }
 
-    /// Adds a descriptor to those that it asks for. Each entry is a key and the header that has its value; a request
-    /// without one of the headers is not asked about with this descriptor.
+    /// Adds a descriptor. Each entry is a key and the header with its value. Requests without one of the
+    /// headers are sent to the service without this descriptor.
     #[must_use]
     pub fn descriptor(mut self, entries: &[(&str, &str)]) -> Self {
         let owned = entries.iter().map(|(key, header)| ((*key).to_owned(), (*header).to_owned()));
@@ -107,25 +113,32 @@ impl EnvoyOptions {
         self
     }
 
-    /// How long the service may take; a second unless told.
+    /// Sends the value of a header with each call, as metadata of this name.
+    #[must_use]
+    pub fn metadata(mut self, name: &str, header: &str) -> Self {
+        self.metadata.push((name.to_owned(), header.to_owned()));
+        self
+    }
+
+    /// Sets the timeout of the service. Default: one second.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Answers with 500 when the service fails, where it would otherwise let requests pass.
+    /// Responds with 500 if the service fails. By default, requests pass then.
     #[must_use]
     pub fn deny_on_failure(mut self) -> Self {
         self.deny_on_failure = true;
         self
     }
 
-    /// Starts it.
+    /// Starts Envoy.
     ///
     /// # Panics
     ///
-    /// If it is not ready within ten seconds, with the end of its log.
+    /// Panics if it is not ready within ten seconds, with the end of its log.
     pub fn start(&self) -> Envoy {
         Envoy::start(|port, admin| self.config(port, admin))
     }
@@ -147,8 +160,16 @@ impl EnvoyOptions {
             )
             .replace("@DENY", if self.deny_on_failure { "true" } else { "false" })
             .replace("@RATE_LIMITS", &self.rate_limits())
+            .replace("@METADATA", &self.initial_metadata())
             + &upstream
             + &service
+    }
+
+    fn initial_metadata(&self) -> String {
+        let entry = |(name, header): &(String, String)| {
+            format!("{{ key: {name:?}, value: \"%REQ({header})%\" }}")
+        };
+        format!("[{}]", self.metadata.iter().map(entry).collect::<Vec<_>>().join(", "))
     }
 
     fn rate_limits(&self) -> String {
@@ -167,7 +188,7 @@ impl EnvoyOptions {
     }
 }
 
-/// What follows `clusters:`.
+/// Returns an entry of `clusters:`.
 fn cluster(name: &str, address: &str, more: &str) -> String {
     let (host, port) = address.rsplit_once(':').expect("an address as host:port");
     format!(
@@ -220,7 +241,10 @@ static_resources:
               enable_x_ratelimit_headers: DRAFT_VERSION_03
               rate_limit_service:
                 transport_api_version: V3
-                grpc_service: { envoy_grpc: { cluster_name: service }, timeout: @TIMEOUT }
+                grpc_service:
+                  envoy_grpc: { cluster_name: service }
+                  timeout: @TIMEOUT
+                  initial_metadata: @METADATA
           - name: envoy.filters.http.router
             typed_config:
               "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router

@@ -2,7 +2,7 @@ use std::{fmt, path::PathBuf};
 
 use super::program;
 
-/// Which server.
+/// The server implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flavor {
     /// Redis.
@@ -12,15 +12,15 @@ pub enum Flavor {
 }
 
 impl Flavor {
-    /// Both.
+    /// Both implementations.
     pub const ALL: [Self; 2] = [Self::Redis, Self::Valkey];
 
-    /// The program to start: the one that `PACEGATE_REDIS_SERVER` or `PACEGATE_VALKEY_SERVER` names, or the one that
-    /// `cargo xtask servers` put under `target/servers`, or the one in `PATH`.
+    /// Returns the program to start: from `PACEGATE_REDIS_SERVER` or `PACEGATE_VALKEY_SERVER`, from
+    /// `target/servers` (see `cargo xtask servers`), or from `PATH`, in this order.
     ///
     /// # Panics
     ///
-    /// If there is none.
+    /// Panics if there is none.
     pub fn binary(self) -> PathBuf {
         let variable = match self {
             Self::Redis => "PACEGATE_REDIS_SERVER",

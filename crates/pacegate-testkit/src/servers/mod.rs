@@ -1,10 +1,12 @@
-//! Real servers for tests: Redis and Valkey, alone, as a cluster or under sentinels, and a proxy that misbehaves; Envoy
-//! and nginx, to stand before a service; a Python with clients; and Chromium, to look at pages.
+//! Real servers for tests: Redis and Valkey as a single server, as a cluster or with sentinels, and a proxy
+//! that injects faults; Envoy and nginx as front proxies; Python with client libraries; and Chromium for web
+//! pages.
 //!
-//! Everything runs as a child process on loopback, with a directory and ports of its own, and ends when its handle is
-//! dropped. A handle in a `static` is never dropped, and its process stays behind. Linux only.
+//! Each runs as a child process on the loopback address, with a separate directory and separate ports, and
+//! ends when its handle is dropped. A handle in a `static` is never dropped, so its process keeps running.
+//! Linux only.
 //!
-//! All of it panics when something goes wrong, and says what.
+//! All functions panic with a message if something fails.
 
 mod chromium;
 mod client;

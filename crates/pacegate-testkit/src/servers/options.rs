@@ -2,7 +2,7 @@ use std::{fmt::Write, path::Path};
 
 use super::{Certificates, Flavor, Server};
 
-/// How to start a server. Without further ado it listens on 127.0.0.1, asks for no password and keeps nothing on disk.
+/// Options of a server. By default it listens on 127.0.0.1, requires no password and stores nothing on disk.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ServerOptions {
@@ -11,13 +11,13 @@ pub struct ServerOptions {
     pub(super) sentinel: bool,
     unix_socket: bool,
     password: Option<String>,
-    /// Whether the kit's connections have to say who they are.
+    /// True if the test kit's connections have to authenticate.
     pub(super) guarded: bool,
     tls: Option<Certificates>,
     directives: Vec<(String, String)>,
 }
 
-/// The kit's own connections are this user's, so that no password and no rule locks the kit out.
+/// User of the test kit's connections, so that no password and no ACL locks it out.
 pub(super) const OWN_USER: &str = "testkit";
 
 impl ServerOptions {
@@ -34,31 +34,31 @@ impl ServerOptions {
         }
     }
 
-    /// Adds any line of the configuration file, after those of the kit: `.arg("maxmemory", "8mb")`.
+    /// Adds a line to the configuration file, after those of the test kit: `.arg("maxmemory", "8mb")`.
     pub fn arg(mut self, directive: &str, value: &str) -> Self {
         self.directives.push((directive.to_owned(), value.to_owned()));
         self
     }
 
-    /// Copies from that server from the start.
+    /// Starts as a replica of another server.
     pub fn replica_of(self, master: &Server) -> Self {
         self.arg("replicaof", &format!("127.0.0.1 {}", master.port()))
     }
 
-    /// Speaks TLS, and nothing else, on its port. Clients may show a certificate of the same authority;
-    /// `.arg("tls-auth-clients", "yes")` makes them.
+    /// Uses only TLS on its port. Clients may present a certificate of the same CA; `.arg("tls-auth-clients",
+    /// "yes")` requires one.
     pub fn tls(mut self, certificates: &Certificates) -> Self {
         self.tls = Some(certificates.clone());
         self
     }
 
-    /// Lets [`Server::url`] name the socket in the file system. The port stays open.
+    /// Makes [`Server::url`] return the Unix socket. The port stays open.
     pub fn unix_socket(mut self) -> Self {
         self.unix_socket = true;
         self
     }
 
-    /// Asks everybody for this password, and shows it to the master if there is one.
+    /// Requires this password from clients, and uses it for the master if there is one.
     pub fn password(mut self, password: &str) -> Self {
         (self.password, self.guarded) = (Some(password.to_owned()), true);
         self.arg("requirepass", password).arg("masterauth", password)
@@ -70,7 +70,7 @@ impl ServerOptions {
         self.arg("user", line)
     }
 
-    /// Makes it a node of a cluster, so far of one without slots. See [`Cluster`](super::Cluster).
+    /// Makes it a cluster node, initially without slots. See [`Cluster`](super::Cluster).
     pub fn cluster(mut self) -> Self {
         self.cluster = true;
         self
@@ -81,11 +81,11 @@ impl ServerOptions {
         self
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the server and waits until it responds.
     ///
     /// # Panics
     ///
-    /// If it does not within ten seconds, with the end of its log.
+    /// Panics if it does not respond within ten seconds, with the end of its log.
     pub fn start(self) -> Server {
         Server::launch(self)
     }
@@ -99,12 +99,12 @@ impl ServerOptions {
         format!("{scheme}://{}127.0.0.1:{port}", password.unwrap_or_default())
     }
 
-    /// The configuration file.
+    /// Returns the configuration file.
     pub(super) fn config(&self, dir: &Path, port: u16, bus: Option<u16>) -> String {
         let mut text = String::new();
         let mut line = |directive: &str, value: &str| {
             let value = if value.is_empty() { "\"\"" } else { value };
-            writeln!(text, "{directive} {value}").expect("a string takes everything");
+            writeln!(text, "{directive} {value}").expect("write to a String");
         };
         let port = port.to_string();
         line("bind", "127.0.0.1");
@@ -113,7 +113,7 @@ impl ServerOptions {
         if !self.sentinel {
             line("save", "");
             line("appendonly", "no");
-            // A replica waits five seconds for others otherwise.
+            // By default, a master waits five seconds for more replicas before it syncs.
             line("repl-diskless-sync-delay", "0");
         }
         match &self.tls {

@@ -4,21 +4,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The interpreter of the environment of Python that `cargo xtask servers` made, with redis-py and schemathesis, or the
-/// one that `PACEGATE_PYTHON` names.
+/// Returns the Python interpreter of the environment that `cargo xtask servers` created, with redis-py and
+/// schemathesis, or the one in `PACEGATE_PYTHON`.
 ///
 /// # Panics
 ///
-/// If there is none.
+/// Panics if there is none.
 pub fn python() -> PathBuf {
-    // One in `PATH` would be without the packages.
+    // One in `PATH` would lack the packages.
     named("PACEGATE_PYTHON")
         .map(PathBuf::from)
         .or_else(|| Some(own("python/bin/python")).filter(|file| file.is_file()))
-        .unwrap_or_else(|| panic!("no environment of Python found: run cargo xtask servers"))
+        .unwrap_or_else(|| panic!("no Python environment found: run cargo xtask servers"))
 }
 
-/// The program that a variable names, or the one in a folder of `target/servers`, or the one in `PATH`.
+/// Returns the program from an environment variable, from a directory in `target/servers`, or from `PATH`.
 pub(super) fn find(file: &str, folder: &str, variable: &str) -> PathBuf {
     if let Some(binary) = named(variable) {
         return binary.into();
@@ -28,7 +28,7 @@ pub(super) fn find(file: &str, folder: &str, variable: &str) -> PathBuf {
         .chain(env::split_paths(&path))
         .map(|folder| folder.join(file))
         .find(|file| file.is_file())
-        .unwrap_or_else(|| panic!("no {file} found: run cargo xtask servers"))
+        .unwrap_or_else(|| panic!("{file} not found: run cargo xtask servers"))
 }
 
 fn own(path: &str) -> PathBuf {

@@ -16,7 +16,7 @@ use super::{
     wait::{now, wait_until},
 };
 
-/// Stands between a client and a server, and behaves as badly as it is told to, until it is dropped.
+/// A TCP proxy between a client and a server that injects faults. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
     port: Port,
@@ -28,27 +28,27 @@ pub struct Proxy {
 #[derive(Debug)]
 struct Shared {
     target: String,
-    /// Whether the thread at the door is to go on.
+    /// False asks the accepting thread to stop.
     open: AtomicBool,
-    /// For how long replies are held back, in microseconds.
+    /// Delay of replies, in microseconds.
     delay: AtomicU64,
-    /// How many more bytes of replies pass before a connection is cut, if one is to be.
+    /// Remaining bytes of replies before a connection is cut, if one is to be cut.
     cut: Mutex<Option<u64>>,
     /// Both ends of every connection, to close them from outside.
     connections: Mutex<HashMap<u64, [TcpStream; 2]>>,
-    /// The name of the next connection.
+    /// Id of the next connection.
     next: AtomicU64,
 }
 
-/// Bytes of a reply, and when they may go on.
+/// Bytes of a reply, and the time at which to forward them.
 type Chunk = (Instant, Vec<u8>);
 
 impl Proxy {
-    /// Listens on a port of its own and passes everything on to an address such as `127.0.0.1:6379`.
+    /// Listens on a free port and forwards everything to an address such as `127.0.0.1:6379`.
     ///
     /// # Panics
     ///
-    /// If there is no port to be had.
+    /// Panics if there is no free port.
     pub fn start(target: impl Into<String>) -> Self {
         let shared = Shared {
             target: target.into(),
@@ -64,26 +64,26 @@ impl Proxy {
         proxy
     }
 
-    /// `127.0.0.1:PORT`.
+    /// Returns `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port.number())
     }
 
-    /// `redis://127.0.0.1:PORT`.
+    /// Returns `redis://127.0.0.1:PORT`.
     pub fn url(&self) -> String {
         format!("redis://{}", self.address())
     }
 
-    /// Holds back whatever comes from the server for so long, from now on. Each piece is held back on its own, so that
-    /// many may be under way; none overtakes another of the same connection.
+    /// Delays everything from the server by this time from now on. Each chunk is delayed independently, so
+    /// many can be in flight; chunks of one connection stay in order.
     pub fn set_delay(&self, delay: Duration) {
-        let micros = u64::try_from(delay.as_micros()).expect("a delay that ends");
+        let micros = u64::try_from(delay.as_micros()).expect("delay fits into u64");
         self.shared.delay.store(micros, SeqCst);
     }
 
-    /// Lets so many more bytes of replies pass, counted over all connections, and then closes the connection that
-    /// brings the next, on both sides. With 0, the next command is carried out and its reply is lost. That happens
-    /// once; other connections go on, and new ones are served.
+    /// Lets this many more bytes of replies pass, counted over all connections, then closes both sides of the
+    /// connection with the next byte. With 0, the next command is executed and its reply is lost. This
+    /// happens once; other connections continue, and new ones are accepted.
     pub fn cut_replies_after(&self, bytes: u64) {
         *lock(&self.shared.cut) = Some(bytes);
     }
@@ -101,7 +101,7 @@ impl Proxy {
         let mut door = lock(&self.door);
         if door.is_none() {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, self.port.number()));
-            let listener = listener.expect("a port that is reserved");
+            let listener = listener.expect("bind to the reserved port");
             self.shared.open.store(true, SeqCst);
             let shared = Arc::clone(&self.shared);
             *door = Some(thread::spawn(move || shared.accept(&listener)));
@@ -111,9 +111,9 @@ impl Proxy {
     fn close(&self) {
         if let Some(thread) = lock(&self.door).take() {
             self.shared.open.store(false, SeqCst);
-            // It looks up only when somebody comes.
+            // Connect to wake up the thread, which blocks in `accept`.
             drop(TcpStream::connect(self.address()));
-            thread.join().expect("a thread that does not panic");
+            thread.join().expect("join the accepting thread");
         }
         self.shared.close_all();
     }
@@ -131,7 +131,7 @@ impl Shared {
             if !self.open.load(SeqCst) {
                 return;
             }
-            // A server that is away is felt as a connection that is closed at once.
+            // If the server is down, the client sees a connection that is closed immediately.
             drop(client.and_then(|client| self.serve(client)));
         }
     }
@@ -175,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// How many of so many bytes pass; fewer than all if the connection is to be cut.
+    /// Returns how many of `length` bytes may pass; fewer if the connection is to be cut.
     fn passing(&self, length: usize) -> usize {
         let mut cut = lock(&self.cut);
         let Some(left) = *cut else { return length };
@@ -192,7 +192,7 @@ impl Shared {
 }
 
 fn pass_requests(mut client: TcpStream, mut server: TcpStream) {
-    // Whichever end fails, the other learns of it.
+    // If one end fails, close the other too.
     drop(io::copy(&mut client, &mut server));
     drop(server.shutdown(Shutdown::Write));
 }

@@ -1,11 +1,11 @@
 use super::{Flavor, Server, wait::PATIENCE, wait::eventually};
 
-/// What the sentinels call the servers they watch.
+/// Name of the monitored master.
 const NAME: &str = "mymaster";
 
-/// A master, a replica of it, and three sentinels that watch both, until they are dropped.
+/// A master, a replica and three sentinels, which end when they are dropped.
 ///
-/// A master that is away for a second is given up when two sentinels say so.
+/// The sentinels start a failover if the master is down for a second and two of them agree.
 #[derive(Debug)]
 pub struct Sentinels {
     master: Server,
@@ -14,11 +14,12 @@ pub struct Sentinels {
 }
 
 impl Sentinels {
-    /// Starts all five, and waits until the sentinels know each other and the replica. That takes some three seconds.
+    /// Starts all five and waits until the sentinels know each other and the replica, which takes about three
+    /// seconds.
     ///
     /// # Panics
     ///
-    /// If it takes too long.
+    /// Panics if it takes too long.
     pub fn start(flavor: Flavor) -> Self {
         let master = Server::start(flavor);
         let replica = Server::options(flavor).replica_of(&master).start();
@@ -30,61 +31,62 @@ impl Sentinels {
         all
     }
 
-    /// The server that began as the master. Which one it is now says [`master_address`](Self::master_address).
+    /// Returns the initial master. [`master_address`](Self::master_address) returns the current one.
     pub fn master(&self) -> &Server {
         &self.master
     }
 
-    /// The same, to kill and restart it.
+    /// Returns the initial master, to kill and restart it.
     pub fn master_mut(&mut self) -> &mut Server {
         &mut self.master
     }
 
-    /// The server that began as the replica.
+    /// Returns the initial replica.
     pub fn replica(&self) -> &Server {
         &self.replica
     }
 
-    /// The same, to kill and restart it.
+    /// Returns the initial replica, to kill and restart it.
     pub fn replica_mut(&mut self) -> &mut Server {
         &mut self.replica
     }
 
-    /// The three sentinels.
+    /// Returns the three sentinels.
     pub fn sentinels(&self) -> &[Server] {
         &self.sentinels
     }
 
-    /// The same, to kill and restart them.
+    /// Returns the three sentinels, to kill and restart them.
     pub fn sentinels_mut(&mut self) -> &mut [Server] {
         &mut self.sentinels
     }
 
-    /// `redis+sentinel://127.0.0.1:S1,127.0.0.1:S2,127.0.0.1:S3/mymaster`.
+    /// Returns `redis+sentinel://127.0.0.1:S1,127.0.0.1:S2,127.0.0.1:S3/mymaster`.
     pub fn url(&self) -> String {
         let addresses: Vec<String> = self.sentinels.iter().map(Server::address).collect();
         format!("redis+sentinel://{}/{NAME}", addresses.join(","))
     }
 
-    /// Where the master is, as the first sentinel that runs says it.
+    /// Returns the address of the master, according to the first running sentinel.
     ///
     /// # Panics
     ///
-    /// If no sentinel runs.
+    /// Panics if no sentinel is running.
     pub fn master_address(&self) -> String {
-        address_by(self.running().next().expect("a sentinel that runs"))
+        address_by(self.running().next().expect("a running sentinel"))
     }
 
-    /// Lets master and replica change places, and waits until all know: every sentinel names the new master, and the
-    /// old one follows it if it runs.
+    /// Swaps master and replica, and waits until every sentinel names the new master and the old one, if it
+    /// is running, replicates from it.
     ///
     /// # Panics
     ///
-    /// If it takes too long.
+    /// Panics if it takes too long.
     pub fn failover(&self) {
         let old = self.master_address();
-        let sentinel = self.running().next().expect("a sentinel that runs");
-        // Refused for as long as the replica has not been looked at for a while, or another failover goes on.
+        let sentinel = self.running().next().expect("a running sentinel");
+        // Sentinels reject it if they have no recent information about the replica, or during another
+        // failover.
         let begun = || !sentinel.command(&["SENTINEL", "FAILOVER", NAME]).is_error();
         eventually(2 * PATIENCE, "a failover begins", begun);
         eventually(2 * PATIENCE, "the failover is over", || self.is_over(&old));
@@ -126,8 +128,8 @@ fn sentinel(flavor: Flavor, master: &Server) -> Server {
         .arg("sentinel", &format!("down-after-milliseconds {NAME} 1000"))
         .arg("sentinel", &format!("failover-timeout {NAME} 3000"))
         .start();
-    // They look at each other every two seconds and at the servers every ten otherwise; and after a machine has stood
-    // still for two seconds they trust nothing for thirty more.
+    // By default, sentinels check each other every two seconds and the servers every ten, and after a stall
+    // of two seconds they take no action for thirty more.
     let periods = ["INFO-PERIOD", "500", "PUBLISH-PERIOD", "300", "TILT-PERIOD", "1000"];
     server.must(&[["SENTINEL", "DEBUG"].as_slice(), &periods].concat());
     server

@@ -15,52 +15,52 @@ use super::{
     process::{Process, tail},
 };
 
-/// A server of its own, until it is dropped.
+/// A Redis or Valkey server process, which ends when it is dropped.
 #[derive(Debug)]
 pub struct Server {
     options: ServerOptions,
-    /// `None` once it is killed. Ends before its directory does.
+    /// `None` after it was killed. Dropped before its directory.
     process: Option<Process>,
     dir: TempDir,
     port: Port,
-    /// Where the nodes of a cluster speak to each other.
+    /// The cluster bus port.
     bus: Option<Port>,
-    /// Told by whoever pauses it; only there so that nobody waits for its answer.
+    /// Set by [`Self::pause`]; prevents waiting for a response.
     paused: AtomicBool,
 }
 
 impl Server {
-    /// Starts a plain one.
+    /// Starts a server with default options.
     ///
     /// # Panics
     ///
-    /// If it does not answer within ten seconds, with the end of its log.
+    /// Panics if it does not respond within ten seconds, with the end of its log.
     pub fn start(flavor: Flavor) -> Self {
         Self::options(flavor).start()
     }
 
-    /// How to start another than a plain one.
+    /// Returns options for a server.
     pub fn options(flavor: Flavor) -> ServerOptions {
         ServerOptions::new(flavor)
     }
 
     pub(super) fn launch(options: ServerOptions) -> Self {
-        let dir = TempDir::with_prefix("pacegate-").expect("a temporary directory");
+        let dir = TempDir::with_prefix("pacegate-").expect("create a temporary directory");
         let (port, bus) = (Port::reserve(), options.cluster.then(Port::reserve));
         let config = options.config(dir.path(), port.number(), bus.as_ref().map(Port::number));
-        fs::write(dir.path().join("conf"), config).expect("a directory of ours");
+        fs::write(dir.path().join("conf"), config).expect("write to the temporary directory");
         let mut server =
             Self { options, process: None, dir, port, bus, paused: AtomicBool::new(false) };
         server.spawn();
         server
     }
 
-    /// Which server it is.
+    /// Returns the server implementation.
     pub fn flavor(&self) -> Flavor {
         self.options.flavor
     }
 
-    /// The port it listens on, or did before it was killed. Nobody else is given it.
+    /// Returns its port, also after it was killed. The port stays reserved.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
@@ -69,79 +69,80 @@ impl Server {
         self.bus.as_ref().map(Port::number)
     }
 
-    /// `127.0.0.1:PORT`.
+    /// Returns `127.0.0.1:PORT`.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port())
     }
 
-    /// `redis://127.0.0.1:PORT`, or what the options make of it: `rediss://` with TLS, `redis+unix://PATH` for the
-    /// socket in the file system, and with the password in front of the host if there is one.
+    /// Returns the URL that the options lead to: `redis://127.0.0.1:PORT`, `rediss://` with TLS, or
+    /// `redis+unix://PATH` for the Unix socket, with the password if there is one.
     pub fn url(&self) -> String {
         self.options.url(self.port(), &self.socket())
     }
 
-    /// The socket in the file system, which every server has.
+    /// Returns the path of its Unix socket, which every server has.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("socket")
     }
 
-    /// Whether the kit's connections have to say who they are.
+    /// Returns true if the test kit's connections have to authenticate.
     pub(super) fn is_guarded(&self) -> bool {
         self.options.guarded
     }
 
-    /// The number of its process.
+    /// Returns its process id.
     ///
     /// # Panics
     ///
-    /// If it was killed.
+    /// Panics if it was killed.
     pub fn pid(&self) -> u32 {
         self.running().id()
     }
 
-    /// What it has written so far.
+    /// Returns its log so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
-    /// Stops its process without ending it: it accepts connections and answers nothing.
+    /// Stops its process without ending it: it accepts connections but does not respond.
     pub fn pause(&self) {
         self.paused.store(true, Relaxed);
         self.signal(Signal::STOP);
     }
 
-    /// Lets it go on after a [pause](Self::pause).
+    /// Continues after a [pause](Self::pause).
     pub fn resume(&self) {
         self.signal(Signal::CONT);
         self.paused.store(false, Relaxed);
     }
 
-    /// Ends it at once, as a power cut would. Its port then refuses connections.
+    /// Kills it immediately, like a power failure. Its port then refuses connections.
     pub fn kill(&mut self) {
         drop(self.process.take());
         self.paused.store(false, Relaxed);
     }
 
-    /// Starts it again on the same port, with the same directory and configuration, killing it first if it runs.
+    /// Starts it again on the same port, with the same directory and configuration. Kills it first if it is
+    /// running.
     ///
     /// # Panics
     ///
-    /// If it does not answer within ten seconds, with the end of its log.
+    /// Panics if it does not respond within ten seconds, with the end of its log.
     pub fn restart(&mut self) {
         self.kill();
         self.spawn();
     }
 
-    /// Whether it was neither killed nor paused.
+    /// Returns true if it was neither killed nor paused.
     pub fn is_running(&self) -> bool {
         self.process.is_some() && !self.paused.load(Relaxed)
     }
 
-    /// A connection that is let in whatever the options say, by the socket in the file system.
+    /// Opens a connection over the Unix socket, which is permitted regardless of the options.
     ///
     /// # Errors
     ///
-    /// If nobody answers.
+    /// If the server does not respond.
     pub fn connect(&self) -> io::Result<Client> {
         let mut client = Client::connect_unix(&self.socket())?;
         if self.is_guarded() {
@@ -154,34 +155,38 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// If nobody answers. A refusal is an answer.
+    /// Panics if the server does not respond. An error reply is returned.
     pub fn command(&self, words: &[impl AsRef<[u8]>]) -> Reply {
         let reply = self.connect().and_then(|mut client| client.command(words));
-        reply.unwrap_or_else(|error| panic!("no answer: {error}\n{}", self.log_tail()))
+        reply.unwrap_or_else(|error| panic!("no response: {error}\n{}", self.log_tail()))
     }
 
-    /// The same for a command that must not be refused.
+    /// Sends a command and panics on an error reply.
     pub(super) fn must(&self, words: &[impl AsRef<[u8]>]) -> Reply {
         let reply = self.command(words);
         if reply.is_error() {
             let shown = words.iter().map(|word| String::from_utf8_lossy(word.as_ref()));
-            panic!("{} refused {}: {reply:?}", self.address(), shown.collect::<Vec<_>>().join(" "));
+            panic!(
+                "{} rejected {}: {reply:?}",
+                self.address(),
+                shown.collect::<Vec<_>>().join(" ")
+            );
         }
         reply
     }
 
-    /// One value out of `INFO`, if it is there.
+    /// Returns one value of `INFO`, if it exists.
     pub fn info(&self, name: &str) -> Option<String> {
         let text = self.must(&["INFO", "everything"]).text();
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         value.map(str::to_owned)
     }
 
-    /// The processor time its process has taken so far, for its users and for the system together.
+    /// Returns the CPU time of its process so far, user and system time together.
     ///
-    /// Asking takes some itself: about a tenth of a millisecond.
+    /// The query itself takes about a tenth of a millisecond.
     pub fn cpu_micros(&self) -> u64 {
-        let of = |name| micros(&self.info(name).expect("a value of every server"));
+        let of = |name| micros(&self.info(name).expect("INFO contains the CPU time"));
         of("used_cpu_user") + of("used_cpu_sys")
     }
 
@@ -210,11 +215,11 @@ impl Server {
     }
 
     fn running(&self) -> &Process {
-        self.process.as_ref().expect("a server that runs")
+        self.process.as_ref().expect("a running server")
     }
 }
 
-/// Microseconds out of seconds such as `12.345678`.
+/// Parses seconds such as `12.345678` into microseconds.
 fn micros(seconds: &str) -> u64 {
     let (whole, part) = seconds.trim().split_once('.').unwrap_or((seconds, "0"));
     let number = |text: &str| text.parse::<u64>().expect("a number of seconds");

@@ -11,52 +11,53 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-/// An authority of its own, with a certificate for servers at `localhost` and 127.0.0.1 and one for clients, as files.
-/// A clone is the same; the files go when the last clone does.
+/// A private CA with a certificate for servers at `localhost` and 127.0.0.1 and one for clients, as files.
+/// Clones share the files, which are deleted with the last clone.
 #[derive(Clone, Debug)]
 pub struct Certificates {
     dir: Arc<TempDir>,
 }
 
 impl Certificates {
-    /// Makes a new authority, which nobody trusts yet.
+    /// Creates a new CA.
     pub fn new() -> Self {
-        let dir = TempDir::with_prefix("pacegate-tls-").expect("a temporary directory");
+        let dir = TempDir::with_prefix("pacegate-tls-").expect("create a temporary directory");
         let issuer = authority(&dir.path().join("ca.pem"));
         let all = Self { dir: Arc::new(dir) };
-        // The server's is for clients as well: replicas and cluster nodes show it to each other.
+        // The server certificate is also valid for clients: replicas and cluster nodes present it to each
+        // other.
         let both = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         issue(&issuer, "server", &both, (&all.server_cert(), &all.server_key()));
         issue(&issuer, "client", &both[1..], (&all.client_cert(), &all.client_key()));
         all
     }
 
-    /// The file with the authority's certificate.
+    /// Returns the file with the CA certificate.
     pub fn ca(&self) -> PathBuf {
         self.file("ca.pem")
     }
 
-    /// The text of the authority's certificate.
+    /// Returns the text of the CA certificate.
     pub fn ca_pem(&self) -> String {
-        fs::read_to_string(self.ca()).expect("a file of ours")
+        fs::read_to_string(self.ca()).expect("read from the temporary directory")
     }
 
-    /// The file with the server's certificate.
+    /// Returns the file with the server certificate.
     pub fn server_cert(&self) -> PathBuf {
         self.file("server.pem")
     }
 
-    /// The file with the server's key.
+    /// Returns the file with the server key.
     pub fn server_key(&self) -> PathBuf {
         self.file("server.key")
     }
 
-    /// The file with the client's certificate.
+    /// Returns the file with the client certificate.
     pub fn client_cert(&self) -> PathBuf {
         self.file("client.pem")
     }
 
-    /// The file with the client's key.
+    /// Returns the file with the client key.
     pub fn client_key(&self) -> PathBuf {
         self.file("client.key")
     }
@@ -78,7 +79,7 @@ fn authority(file: &Path) -> Issuer<'static, KeyPair> {
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
     let key = KeyPair::generate().expect("a key");
     let certificate = params.self_signed(&key).expect("valid parameters");
-    fs::write(file, certificate.pem()).expect("a directory of ours");
+    fs::write(file, certificate.pem()).expect("write to the temporary directory");
     Issuer::new(params, key)
 }
 
@@ -98,8 +99,8 @@ fn issue(
     params.use_authority_key_identifier_extension = true;
     let key = KeyPair::generate().expect("a key");
     let certificate = params.signed_by(&key, issuer).expect("valid parameters");
-    fs::write(cert_file, certificate.pem()).expect("a directory of ours");
-    fs::write(key_file, key.serialize_pem()).expect("a directory of ours");
+    fs::write(cert_file, certificate.pem()).expect("write to the temporary directory");
+    fs::write(key_file, key.serialize_pem()).expect("write to the temporary directory");
 }
 
 fn named(name: &str) -> CertificateParams {

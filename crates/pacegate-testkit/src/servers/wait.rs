@@ -1,23 +1,23 @@
-//! The one place of the kit that reads a clock and pauses.
+//! The only place in the test kit that reads a clock and sleeps.
 
 use std::{
     thread,
     time::{Duration, Instant},
 };
 
-/// How long the kit waits for a server before it gives up.
+/// How long the test kit waits for a server.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Waits until something is so, by asking every few milliseconds.
+/// Waits until a condition is true, by polling every few milliseconds.
 ///
 /// # Panics
 ///
-/// If it is not so within `limit`; `what` says what was waited for.
+/// Panics if it is not true within `limit`; `what` describes the condition.
 pub fn eventually(limit: Duration, what: &str, is_so: impl FnMut() -> bool) {
-    assert!(becomes_so(limit, is_so), "waited {limit:?} in vain until {what}");
+    assert!(becomes_so(limit, is_so), "timed out after {limit:?} waiting until {what}");
 }
 
-/// Whether something is so within `limit`.
+/// Returns true if the condition becomes true within `limit`.
 pub(super) fn becomes_so(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let end = now() + limit;
     while !is_so() {
@@ -29,12 +29,12 @@ pub(super) fn becomes_so(limit: Duration, mut is_so: impl FnMut() -> bool) -> bo
     true
 }
 
-#[expect(clippy::disallowed_methods, reason = "real servers live in real time")]
+#[expect(clippy::disallowed_methods, reason = "real servers use real time")]
 pub(super) fn now() -> Instant {
     Instant::now()
 }
 
-#[expect(clippy::disallowed_methods, reason = "another process gives no other sign")]
+#[expect(clippy::disallowed_methods, reason = "other processes can only be polled")]
 pub(super) fn wait_until(due: Instant) {
     thread::sleep(due.saturating_duration_since(now()));
 }

@@ -7,18 +7,19 @@ use std::{
 use super::{Outcome, State};
 use crate::{Limit, clock::Timestamp};
 
-/// An algorithm of your own, for the stores of this process.
+/// A custom algorithm, for stores in this process.
 ///
-/// It runs alone on its key, under the lock of the store: it must be quick, and must not panic. It must obey the
-/// common rules: a denial and a cost of 0 change nothing, and the lifetime given to [`State::new`] is no shorter than
-/// the state matters. A key that is given [`State::EMPTY`] has a payload of 0 from then on, until it is forgotten.
+/// It runs under the lock of its key, so it must be fast and must not panic. It must follow the common rules:
+/// a denial and a cost of 0 change nothing, and the lifetime passed to [`State::new`] is at least as long as
+/// the state matters. If it sets [`State::EMPTY`], the key has a payload of 0 from then on, until it is
+/// removed.
 ///
 /// ```
 /// use std::time::Duration;
 /// use pacegate::{Algorithm, Limit, Limiter, Timestamp};
 /// use pacegate::algorithm::{CustomAlgorithm, Outcome, State};
 ///
-/// /// So many in all, ever again only after a period of silence.
+/// /// Admits the amount, and resets only after a period without admitted requests.
 /// #[derive(Debug)]
 /// struct Quiet;
 ///
@@ -50,21 +51,22 @@ use crate::{Limit, clock::Timestamp};
 /// # Ok::<(), pacegate::LimitError>(())
 /// ```
 pub trait CustomAlgorithm: fmt::Debug + Send + Sync {
-    /// A name apart from those of the built-in algorithms: with the period it tells one state from another.
+    /// Returns a name that differs from those of the built-in algorithms. Together with the period, it
+    /// identifies a state.
     fn name(&self) -> &'static str;
 
-    /// Decides `cost` at `now`, and changes the state if units are taken. The cost is at most the limit's capacity
-    /// and the amount is at least 1.
+    /// Decides `cost` at `now`, and changes the state if units are taken. The cost is at most the capacity of
+    /// the limit, and the amount is at least 1.
     fn step(&self, limit: &Limit, state: &mut State, now: Timestamp, cost: u64) -> Outcome;
 
-    /// Gives back up to `cost` units. The default gives nothing back.
+    /// Refunds up to `cost` units. The default refunds nothing.
     fn refund(&self, limit: &Limit, state: State, now: Timestamp, cost: u64) -> State {
         let _ = (limit, now, cost);
         state
     }
 }
 
-/// [`CustomAlgorithm::step`], with what it leaves behind made fit to be kept.
+/// Runs [`CustomAlgorithm::step`] and makes the resulting state storable.
 pub(super) fn step(
     custom: Custom,
     limit: &Limit,
@@ -80,17 +82,17 @@ pub(super) fn step(
     outcome
 }
 
-/// A cell that is in use never holds an empty state, or the store would take it for free.
+/// Ensures that a used cell never contains an empty state, because the store would consider it free.
 pub(super) fn kept(state: State, now: Timestamp) -> State {
     if state.is_empty() { State::new(now, 0, 0) } else { state }
 }
 
-/// A [`CustomAlgorithm`] as a value; equal to another of the same name.
+/// A [`CustomAlgorithm`] as a value; equal to another one with the same name.
 #[derive(Clone, Copy, Debug)]
 pub struct Custom(&'static dyn CustomAlgorithm);
 
 impl super::Algorithm {
-    /// An algorithm of your own.
+    /// Creates a custom algorithm.
     pub const fn custom(algorithm: &'static dyn CustomAlgorithm) -> Self {
         Self::Custom(Custom(algorithm))
     }

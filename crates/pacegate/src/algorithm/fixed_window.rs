@@ -1,6 +1,6 @@
-//! Windows aligned to the Unix epoch: `used` units since the window's start.
+//! Windows aligned to the Unix epoch: `used` units since the start of the window.
 //!
-//! Admits at most the amount in each window, so up to twice the amount in a short span across a boundary.
+//! Admits at most the amount in each window, so up to twice the amount in a short time across a boundary.
 
 use super::{Outcome, State};
 use crate::{Limit, clock::Timestamp};
@@ -32,7 +32,8 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
 }
 
 impl Window {
-    /// The window that holds `now`, which is not before the state. Division is left to the first charge of a window.
+    /// Returns the window that contains `now`, which is not before the state. Only the first charge of a
+    /// window needs a division.
     #[inline]
     fn at(limit: &Limit, state: State, now: u64) -> Self {
         let (start, used) = (state.at().as_micros(), state.payload() as u64);

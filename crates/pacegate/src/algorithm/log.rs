@@ -1,17 +1,17 @@
-//! Every unit with the instant it was taken: the sliding log, and the permits of a concurrency limit.
+//! Logs of units with the time they were taken: the sliding log, and the permits of a concurrency limit.
 //!
-//! Both admit while the units younger than a period leave room. A permit differs in that it has an id by which it is
-//! returned early or renewed.
+//! Both admit a cost if it fits together with the units younger than one period. A permit also has an id, by
+//! which it can be released early or renewed.
 
 use std::collections::VecDeque;
 
 use super::Outcome;
 use crate::Limit;
 
-/// The state of one key is a list of this many entries at most.
+/// Maximum number of entries in the state of one key.
 pub(crate) const MAX_AMOUNT: u64 = 10_000;
 
-/// Entries in the order of their instants.
+/// Entries, sorted by time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Log {
     entries: VecDeque<Entry>,
@@ -22,12 +22,12 @@ struct Entry {
     at: u64,
     cost: u64,
     /// The permit; 0 in a sliding log, where entries of one instant are merged.
-    id: u64,
+    id: u128,
 }
 
 impl Log {
-    /// The answer for `cost` at `now`, which is not before any entry. Nothing changes: what is admitted is then
-    /// [taken](Self::take).
+    /// Evaluates `cost` at `now`, which is not before any entry, without changing anything. Admitted units
+    /// are then [taken](Self::take).
     pub(crate) fn evaluate(&self, limit: &Limit, now: u64, cost: u64) -> Outcome {
         if limit.amount() == 0 {
             return Outcome::NOTHING;
@@ -44,14 +44,14 @@ impl Log {
     }
 
     /// Takes `cost` units at `now` as permit `id`, 0 in a sliding log.
-    pub(crate) fn take(&mut self, now: u64, cost: u64, id: u64) {
+    pub(crate) fn take(&mut self, now: u64, cost: u64, id: u128) {
         match self.entries.back_mut() {
             Some(last) if last.at == now && last.id == 0 && id == 0 => last.cost += cost,
             _ => self.entries.push_back(Entry { at: now, cost, id }),
         }
     }
 
-    /// Undoes what was taken last.
+    /// Undoes the last charge.
     pub(crate) fn take_back(&mut self, cost: u64) {
         let mut left = cost;
         while let Some(last) = self.entries.back_mut().filter(|_| left > 0) {
@@ -64,7 +64,7 @@ impl Log {
         }
     }
 
-    /// Gives back up to `cost` units, the newest first. A permit is somebody's, who returns it: it stays.
+    /// Refunds up to `cost` units, the newest first. Permits are skipped; their holders release them.
     pub(crate) fn refund(&mut self, cost: u64) {
         let mut left = cost;
         for entry in self.entries.iter_mut().rev().filter(|entry| entry.id == 0) {
@@ -79,19 +79,19 @@ impl Log {
     }
 
     /// Returns the permit `id`. Returning one that is gone changes nothing.
-    pub(crate) fn release(&mut self, id: u64) {
+    pub(crate) fn release(&mut self, id: u128) {
         self.entries.retain(|entry| entry.id != id);
     }
 
     /// Starts the life of permit `id` anew, unless it is gone. It may have been charged more than once.
-    pub(crate) fn renew(&mut self, now: u64, id: u64) -> bool {
+    pub(crate) fn renew(&mut self, now: u64, id: u128) -> bool {
         let held: Vec<_> = self.entries.iter().copied().filter(|entry| entry.id == id).collect();
         self.release(id);
         self.entries.extend(held.iter().map(|entry| Entry { at: now, ..*entry }));
         !held.is_empty()
     }
 
-    /// As [`super::earliest`], on a copy.
+    /// Does the same as [`super::earliest`], on a copy.
     pub(crate) fn earliest(
         mut self,
         limit: &Limit,
@@ -119,7 +119,7 @@ impl Log {
         self.entries.back().is_none_or(|last| last.at + period_micros <= now)
     }
 
-    /// Drops entries that are past, and brings those from a clock that has since stepped back to now.
+    /// Removes expired entries. If the clock has stepped back, moves later entries back to now.
     pub(crate) fn settle(&mut self, limit: &Limit, now: u64) {
         for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
             entry.at = now;
@@ -136,7 +136,7 @@ impl Log {
         self.entries.iter().copied().skip_while(move |entry| entry.at + period <= now)
     }
 
-    /// How long until the oldest `units` are past.
+    /// Returns the time until the oldest `units` have expired.
     fn frees_after(&self, limit: &Limit, now: u64, units: u64) -> u64 {
         let mut freed = 0;
         self.live(limit, now)

@@ -1,13 +1,13 @@
-//! How units are counted: pure integer steps, with time as an argument.
+//! The algorithms: pure integer steps, with time as an argument.
 //!
-//! A step takes a limit, a [`State`], the instant and a cost; it gives the [`Outcome`] and, if units were taken,
-//! moves the state on. It reads no clock, takes no lock and allocates nothing, so a store only has to promise that
-//! the step runs alone on its key. The state names its own window; that a store forgets a state after its lifetime is
-//! garbage collection, never what ends a window.
+//! A step takes a limit, a [`State`], the current time and a cost. It returns the [`Outcome`] and, if units
+//! were taken, updates the state. It reads no clock, takes no lock and allocates nothing, so a store only has
+//! to ensure that steps on a key do not run concurrently. The state contains its window. A store removes a
+//! state after its lifetime only to free memory; that never ends a window.
 //!
-//! Common rules: a denied cost changes nothing; cost 0 asks whether one unit would be admitted; a state from a clock
-//! that has since stepped back is brought back with it first, so nobody waits longer than if all had been used just
-//! now.
+//! Common rules: a denied cost changes nothing; cost 0 checks whether one unit would be admitted; if the
+//! clock has stepped back, the state is first moved back too, so that the wait is never longer than if
+//! everything had been used just now.
 
 mod custom;
 pub(crate) mod fixed_window;
@@ -24,45 +24,48 @@ use crate::{Limit, clock::Timestamp};
 pub use custom::{Custom, CustomAlgorithm};
 pub use state::State;
 
-/// How a limit counts.
+/// The algorithm of a limit.
 ///
 /// | algorithm | admits in any period | state |
 /// |---|---|---|
 /// | fixed-window | at most twice the amount, across a boundary | 16 bytes |
 /// | sliding-window | less than twice the amount, and never a burst at a boundary | 16 bytes |
-/// | sliding-log | at most the amount | 24 bytes per admitted instant |
-/// | token-bucket | at most the burst plus what the period refills | 16 bytes |
-/// | concurrency | as many as return their permits | 24 bytes per permit |
+/// | sliding-log | at most the amount | 32 bytes per admitted instant |
+/// | token-bucket | at most the burst plus the refill of the period | 16 bytes |
+/// | concurrency | any number, if permits are released | 32 bytes per permit |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Counts in windows aligned to the Unix epoch. The cheapest, and the default.
+    /// Counts in windows aligned to the Unix epoch. The cheapest algorithm, and the default.
     FixedWindow,
-    /// Two windows, the older weighted by how much of it is still in view.
+    /// Counts in two windows; the previous one is weighted by its overlap with the period that ends now.
     SlidingWindow,
-    /// Remembers every admitted instant: exact in every window. At most 10,000 units.
+    /// Stores the time of every admission: exact in every window. At most 10,000 units.
     SlidingLog,
-    /// Refills at a steady rate up to the burst: exact at any rate, without drift.
+    /// Refills at a constant rate up to the burst: exact at any rate, without drift.
     TokenBucket,
-    /// Permits held at the same time. The period is how long a permit lives unless it is returned or renewed.
+    /// Limits the permits held at the same time. The period is the lifetime of a permit that is neither
+    /// released nor renewed.
     Concurrency,
-    /// One of your own.
+    /// A custom algorithm.
     Custom(Custom),
 }
 
-/// The answer for one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The outcome of a charge for one key. Outcomes are equal if they differ only in when they were decided.
+#[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub(crate) remaining: u64,
-    /// Microseconds; 0 if admitted and only then, [`NEVER`] if waiting does not help.
+    /// In microseconds; 0 only if admitted, [`NEVER`] if waiting does not help.
     pub(crate) retry_after: u64,
     pub(crate) reset_after: u64,
     pub(crate) origin: Origin,
+    /// When it was decided by the clock of the store, in microseconds; 0 if that is the clock of this process.
+    pub(crate) decided_at: u64,
 }
 
-/// Where an outcome came from.
-// As wide as the other fields: an outcome is copied in whole words, and a narrow store just before a wide load would
-// stall it.
+/// The source of an outcome.
+// As wide as the other fields: an outcome is copied in whole words, and a narrow store just before a wide
+// load would stall the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u64)]
 #[non_exhaustive]
@@ -70,19 +73,19 @@ pub enum Origin {
     /// The state of the key.
     #[default]
     Store,
-    /// The budget that keys without room share.
+    /// The overflow budget, which keys without room share.
     Overflow,
-    /// A denial that still holds, remembered where it was asked.
+    /// A cached denial that is still valid.
     DenyCache,
-    /// Units that were drawn ahead and are spent without asking the store.
+    /// Prefetched units, used without a call to the store.
     Lease,
 }
 
-/// `retry_after` of a denial that no waiting ends.
+/// `retry_after` of a denial that waiting does not end.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 impl Algorithm {
-    /// All but those of your own.
+    /// All algorithms except custom ones.
     pub const BUILT_IN: [Self; 5] = [
         Self::FixedWindow,
         Self::SlidingWindow,
@@ -91,7 +94,7 @@ impl Algorithm {
         Self::Concurrency,
     ];
 
-    /// The name used in limits, policies and documents.
+    /// Returns the name used in limits, policies and documentation.
     pub fn name(self) -> &'static str {
         match self {
             Self::FixedWindow => "fixed-window",
@@ -103,15 +106,21 @@ impl Algorithm {
         }
     }
 
-    /// The names to choose from.
+    /// Returns all names, for error messages.
     pub(crate) fn names() -> String {
         Self::BUILT_IN.map(Self::name).join(", ")
     }
 
-    /// Whether the state is a list that grows with the amount, rather than a [`State`] of 16 bytes.
+    /// Returns true if the state is a list that grows with the amount, instead of a [`State`] of 16 bytes.
     #[inline]
     pub const fn keeps_log(self) -> bool {
         matches!(self, Self::SlidingLog | Self::Concurrency)
+    }
+
+    /// Whether units can be charged ahead of the request that spends them. A window does not distinguish between
+    /// instants within it. All others do: a charge to a token bucket drains from that instant on, spent or not.
+    pub const fn can_be_leased(self) -> bool {
+        matches!(self, Self::FixedWindow | Self::SlidingWindow)
     }
 
     pub(crate) const fn max_amount(self) -> u64 {
@@ -129,7 +138,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// A name that no algorithm has.
+/// The name of an unknown algorithm was parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such algorithm: write {}", Algorithm::names())]
 pub struct UnknownAlgorithm;
@@ -143,42 +152,64 @@ impl FromStr for Algorithm {
     }
 }
 
+impl PartialEq for Outcome {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { remaining, retry_after, reset_after, origin, decided_at: _ } = *self;
+        (remaining, retry_after, reset_after, origin)
+            == (other.remaining, other.retry_after, other.reset_after, other.origin)
+    }
+}
+
+impl Eq for Outcome {}
+
 impl Outcome {
-    /// Admitted, with so much left and so long until nothing is used any more.
+    /// Creates an admission with the remaining units and the time until everything is available again.
     pub fn admitted(remaining: u64, reset_after: Duration) -> Self {
         Self::taken(remaining, micros(reset_after))
     }
 
-    /// Denied. `retry_after` is when the same cost would be admitted; `None` if never.
+    /// Creates a denial. `retry_after` is the time until the same cost would be admitted; `None` if never.
     pub fn denied(remaining: u64, retry_after: Option<Duration>, reset_after: Duration) -> Self {
         let retry_after = retry_after.map_or(NEVER, |wait| micros(wait).max(1));
         Self::refused(remaining, retry_after, micros(reset_after))
     }
 
-    /// Whether the cost was, or for a peek would be, admitted.
+    /// Returns true if the cost was admitted, or would be for a peek.
     #[inline]
     pub fn is_admitted(&self) -> bool {
         self.retry_after == 0
     }
 
-    /// Units that would be admitted right now.
+    /// Returns the units that would be admitted now.
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// How long until the same cost would be admitted; zero if it was, `None` if it never will be.
+    /// Returns the time until the same cost would be admitted; zero if it was, `None` if it never will be.
     pub fn retry_after(&self) -> Option<Duration> {
         (self.retry_after != NEVER).then(|| Duration::from_micros(self.retry_after))
     }
 
-    /// How long until nothing is used any more.
+    /// Returns the time until everything is available again.
     pub fn reset_after(&self) -> Duration {
         Duration::from_micros(self.reset_after)
     }
 
-    /// Where the answer came from.
+    /// Returns the source of the outcome.
     pub fn origin(&self) -> Origin {
         self.origin
+    }
+
+    /// When this was decided, by the clock of the store. `None` for a store that goes by the clock of this process.
+    pub fn decided_at(&self) -> Option<Timestamp> {
+        (self.decided_at > 0).then(|| Timestamp::from_micros(self.decided_at))
+    }
+
+    /// The same answer, decided at this instant by the clock of the store: for stores on another machine. Instants that
+    /// clients see, such as `X-RateLimit-Reset`, then come from the clock that counted.
+    #[must_use]
+    pub fn with_decided_at(self, instant: Timestamp) -> Self {
+        Self { decided_at: instant.as_micros(), ..self }
     }
 
     /// The same answer from elsewhere: for stores that do not always ask the state itself.
@@ -187,30 +218,31 @@ impl Outcome {
         Self { origin, ..self }
     }
 
-    /// The answer to any cost at an amount of 0.
+    /// The outcome of any cost with an amount of 0.
     const NOTHING: Self = Self::refused(0, NEVER, 0);
 
     #[inline]
     pub(crate) const fn taken(remaining: u64, reset_after: u64) -> Self {
-        Self { remaining, retry_after: 0, reset_after, origin: Origin::Store }
+        Self { remaining, retry_after: 0, reset_after, origin: Origin::Store, decided_at: 0 }
     }
 
     #[inline]
     pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
-        Self { remaining, retry_after, reset_after, origin: Origin::Store }
+        Self { remaining, retry_after, reset_after, origin: Origin::Store, decided_at: 0 }
     }
 }
 
-/// The step and the refund, for stores that keep a [`State`] for each key. Whoever calls them has the key to itself.
+/// The step and the refund, for stores that keep a [`State`] per key. Callers must have exclusive access to
+/// the key.
 impl Limit {
-    /// Decides `cost` at `now`, and moves the state on if units are taken. Nothing else changes it, but that a state
-    /// from a clock that has since stepped back is brought back to `now`.
+    /// Decides `cost` at `now`, and updates the state if units are taken. Otherwise the state changes only if
+    /// the clock has stepped back: then it is moved back to `now`.
     ///
-    /// A cost above the capacity is denied for good.
+    /// A cost above the capacity is always denied.
     ///
     /// # Panics
     ///
-    /// If the algorithm [keeps a log](Algorithm::keeps_log): its state is not a [`State`].
+    /// Panics if the algorithm [keeps a log](Algorithm::keeps_log): its state is not a [`State`].
     pub fn step(&self, state: &mut State, now: Timestamp, cost: u64) -> Outcome {
         if cost > self.capacity() {
             return Outcome { retry_after: NEVER, ..step(self, state, now.as_micros(), 0) };
@@ -218,19 +250,19 @@ impl Limit {
         step(self, state, now.as_micros(), cost)
     }
 
-    /// Gives back up to `cost` units, and no more than are used.
+    /// Refunds up to `cost` units, but no more than are used.
     ///
     /// # Panics
     ///
-    /// If the algorithm [keeps a log](Algorithm::keeps_log).
-    #[must_use = "the state as it is from now on"]
+    /// Panics if the algorithm [keeps a log](Algorithm::keeps_log).
+    #[must_use = "returns the new state"]
     pub fn refund(&self, state: State, now: Timestamp, cost: u64) -> State {
         refund(self, state, now.as_micros(), cost)
     }
 }
 
-/// One step of any algorithm whose state is a [`State`]. The cost is at most the capacity, unless the amount is 0.
-/// The state changes only if units are taken.
+/// Runs one step of any algorithm whose state is a [`State`]. The cost is at most the capacity, unless the
+/// amount is 0. The state changes only if units are taken.
 #[inline]
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     if limit.amount() == 0 {
@@ -240,7 +272,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
         rebase(limit, state, now);
     }
     match limit.algorithm() {
-        // The common case, and so short that a call would cost as much again: the others are called.
+        // Inlined: this is the common case, and so short that a call would double its time.
         Algorithm::FixedWindow => fixed_window::step(limit, state, now, cost),
         Algorithm::TokenBucket => token_bucket::step(limit, state, now, cost),
         Algorithm::SlidingWindow => sliding_window::step(limit, state, now, cost),
@@ -251,21 +283,20 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     }
 }
 
-/// Brings a state from a clock that has since stepped back to the latest instant that is legal now. What was used is
-/// kept.
+/// After the clock has stepped back, moves a state back to the latest valid instant. Keeps the used units.
 #[cold]
 pub(crate) fn rebase(limit: &Limit, state: &mut State, now: u64) {
     let at = match limit.algorithm() {
         Algorithm::FixedWindow | Algorithm::SlidingWindow => now - now % limit.period_micros(),
         Algorithm::TokenBucket | Algorithm::SlidingLog | Algorithm::Concurrency => now,
-        // It gets the state as it is, and knows best.
+        // Custom algorithms get the state unchanged.
         Algorithm::Custom(_) => return,
     };
     *state = state.moved_to(Timestamp::from_micros(at));
 }
 
-/// Microseconds until the last of `costs` could be admitted if they were charged in this order, each as early as it
-/// can be.
+/// Returns the microseconds until the last of `costs` could be admitted, if they are charged in this order,
+/// each as early as possible.
 pub(crate) fn earliest(
     limit: &Limit,
     mut state: State,
@@ -275,7 +306,7 @@ pub(crate) fn earliest(
     soonest(now, costs, |at, cost| step(limit, &mut state, at, cost))
 }
 
-/// Charges costs one by one, waiting out each denial; what [`earliest`] does for any state.
+/// Charges costs one by one and waits after each denial; implements [`earliest`] for any state.
 fn soonest(
     now: u64,
     costs: impl Iterator<Item = u64>,
@@ -293,7 +324,7 @@ fn soonest(
     at - now
 }
 
-/// Gives units back, as far as any are used.
+/// Refunds units, but no more than are used.
 pub(crate) fn refund(limit: &Limit, mut state: State, now: u64, cost: u64) -> State {
     if state.at().as_micros() > now {
         rebase(limit, &mut state, now);
@@ -312,7 +343,7 @@ pub(crate) fn refund(limit: &Limit, mut state: State, now: u64, cost: u64) -> St
     }
 }
 
-/// Rounded up, and short of for ever.
+/// Converts to microseconds, rounded up and below [`NEVER`].
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(NEVER).min(NEVER - 1)
 }
@@ -348,7 +379,7 @@ pub(super) mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
 
-        /// Any state, instant and cost: nothing overflows, and what takes nothing changes nothing.
+        /// Any state, time and cost: nothing overflows, and a step that takes no units changes nothing.
         #[test]
         fn a_step_that_takes_nothing_changes_no_bit(
             limit in limits(),
@@ -370,7 +401,7 @@ pub(super) mod tests {
             prop_assert_eq!((after, too_much.retry_after), (state, NEVER));
         }
 
-        /// A state from the future counts in full, and for no longer than if it were from now.
+        /// A state from the future counts in full, but no longer than if it were from now.
         #[test]
         fn a_rebased_state_is_from_now(limit in limits(), state in states(), now in 0..1_u64 << 52) {
             let mut rebased = state;

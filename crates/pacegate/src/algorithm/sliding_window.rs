@@ -1,10 +1,10 @@
-//! Two aligned windows: the units of this one, and those of the one before, weighted by how much of it a window that
-//! ends now would still overlap. Compared in integers: `previous × (period − elapsed) + current × period`.
+//! Two aligned windows: the units of the current one, plus those of the previous one, weighted by its overlap
+//! with the period that ends now. Compared in integers: `previous × (period − elapsed) + current × period`.
 
 use super::{Outcome, State};
 use crate::{Limit, clock::Timestamp};
 
-/// Both counts fit the payload with room to spare.
+/// Both counts fit into the payload.
 pub(crate) const MAX_AMOUNT: u64 = 10_000_000_000;
 
 const COUNT_BITS: u32 = 34;
@@ -32,7 +32,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     Outcome::taken(free - cost, next.reset_after(limit, elapsed))
 }
 
-/// Takes from this window first: what is given back was most likely charged a moment ago.
+/// Refunds from the current window first: refunded units were most likely charged a moment ago.
 pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
     let windows = Windows::at(limit, state, now);
     let from_current = cost.min(windows.current);
@@ -64,7 +64,8 @@ impl Windows {
         State::new(Timestamp::from_micros(self.start), 2 * limit.period_micros(), payload)
     }
 
-    /// Whole units free: the amount, less the current window, less the weighted previous one rounded up.
+    /// Returns the whole free units: the amount, minus the current window, minus the weighted previous one,
+    /// rounded up.
     fn free(&self, limit: &Limit, elapsed: u64) -> u64 {
         let weight = u128::from(limit.period_micros() - elapsed);
         let overlap = u128::from(self.previous) * weight;
@@ -72,8 +73,8 @@ impl Windows {
         limit.amount().saturating_sub(self.current + weighted)
     }
 
-    /// The first instant at which the previous window has faded enough: in this window, or else in the next, where the
-    /// current window has become the previous one.
+    /// Returns the time until the previous window has faded enough: in the current window, or else in the
+    /// next one, where the current window has become the previous one.
     fn retry_after(&self, limit: &Limit, elapsed: u64, cost: u64) -> u64 {
         let period = limit.period_micros();
         if let Some(room) = limit.amount().checked_sub(self.current + cost) {
@@ -95,17 +96,17 @@ impl Windows {
     }
 }
 
-/// The counts of this window and of the one before, each at most [`MAX_AMOUNT`], as a payload.
+/// Packs the counts of the current and the previous window, each at most [`MAX_AMOUNT`], into a payload.
 pub(super) fn pack(current: u64, previous: u64) -> u128 {
     u128::from(previous) << COUNT_BITS | u128::from(current)
 }
 
-/// What [`pack`] was given.
+/// Reverses [`pack`].
 pub(super) fn unpack(payload: u128) -> (u64, u64) {
     ((payload & COUNT_MASK) as u64, (payload >> COUNT_BITS) as u64)
 }
 
-/// The first elapsed time at which `count`, fading over `period`, weighs no more than `room`.
+/// Returns the first elapsed time at which `count`, fading over `period`, weighs at most `room`.
 fn fades_at(period: u64, room: u64, count: u64) -> u64 {
     if count <= room {
         return 0;

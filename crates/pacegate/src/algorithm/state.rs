@@ -2,11 +2,11 @@ use std::fmt;
 
 use crate::clock::Timestamp;
 
-/// What a store keeps for one key: an instant, a lifetime and a payload, packed into 16 bytes.
+/// The state of one key in a store: an instant, a lifetime and a payload, packed into 16 bytes.
 ///
-/// The instant takes 53 bits, the lifetime 6 and the payload 69. The lifetime is kept as a power of two of
-/// microseconds, rounded up, and about a second at the least: a state may be forgotten late, which is harmless, but
-/// never early, which would admit too much.
+/// The instant takes 53 bits, the lifetime 6 and the payload 69. The lifetime is stored as a power of two of
+/// microseconds, rounded up, and at least about a second: a state may be removed late, which is harmless, but
+/// never early, which would over-admit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// Instant, lifetime, and the 5 high bits of the payload.
@@ -18,24 +18,24 @@ pub struct State {
 const PAYLOAD_BITS_HIGH: u32 = 5;
 const LIFETIME_BITS: u32 = 6;
 
-/// About a second: a key that is asked for now and then would otherwise be forgotten and made anew each time. Also not
-/// 0, so that no state looks empty.
+/// Minimum lifetime, about a second; otherwise a key with occasional requests would be removed and created
+/// again each time. Not 0, so that no state looks empty.
 const SHORTEST: u32 = 20;
-/// Beyond every period.
+/// Maximum lifetime, longer than every period.
 const LONGEST: u32 = 62;
 
 impl State {
-    /// The state of a key that nothing has been charged to.
+    /// The state of an unused key.
     pub const EMPTY: Self = Self { high: 0, low: 0 };
 
     /// The largest payload.
     pub const MAX_PAYLOAD: u128 = (1 << (64 + PAYLOAD_BITS_HIGH)) - 1;
 
-    /// A state that equals [`State::EMPTY`] for every purpose once `lifetime_micros` have passed since `at`.
+    /// Creates a state that is equivalent to [`State::EMPTY`] once `lifetime_micros` have passed since `at`.
     ///
     /// # Panics
     ///
-    /// If the payload is larger than [`State::MAX_PAYLOAD`]: cutting it would admit too much.
+    /// Panics if the payload is larger than [`State::MAX_PAYLOAD`]: truncating it would over-admit.
     #[inline]
     pub fn new(at: Timestamp, lifetime_micros: u64, payload: u128) -> Self {
         assert!(payload <= Self::MAX_PAYLOAD, "a payload has at most 69 bits");
@@ -47,38 +47,38 @@ impl State {
         Self { high, low: payload as u64 }
     }
 
-    /// The same, spoken of another instant.
+    /// Returns the same state at another instant.
     pub(crate) fn moved_to(self, at: Timestamp) -> Self {
         let low_bits = LIFETIME_BITS + PAYLOAD_BITS_HIGH;
         let kept = self.high & ((1 << low_bits) - 1);
         Self { high: at.as_micros() << low_bits | kept, low: self.low }
     }
 
-    /// The instant this state speaks of.
+    /// Returns the instant of the state.
     #[inline]
     pub fn at(self) -> Timestamp {
         Timestamp::from_micros(self.high >> (LIFETIME_BITS + PAYLOAD_BITS_HIGH))
     }
 
-    /// What the algorithm keeps.
+    /// Returns the data of the algorithm.
     #[inline]
     pub fn payload(self) -> u128 {
         u128::from(self.high & ((1 << PAYLOAD_BITS_HIGH) - 1)) << 64 | u128::from(self.low)
     }
 
-    /// Whether nothing has been charged.
+    /// Returns true if nothing has been charged.
     #[inline]
     pub fn is_empty(self) -> bool {
         self == Self::EMPTY
     }
 
-    /// Whether the state may be forgotten.
+    /// Returns true if the state may be removed.
     #[inline]
     pub(crate) fn is_expired(self, now: u64) -> bool {
         now >= self.at().as_micros() + (1 << self.lifetime_bits())
     }
 
-    /// The lifetime has so many bits: it is less than this power of two.
+    /// Returns the number of bits of the lifetime, which is less than this power of two.
     #[inline]
     pub(super) fn lifetime_bits(self) -> u64 {
         (self.high >> PAYLOAD_BITS_HIGH) & ((1 << LIFETIME_BITS) - 1)

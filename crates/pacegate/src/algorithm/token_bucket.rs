@@ -1,8 +1,8 @@
-//! A bucket that refills steadily, kept as a debt that drains: the same thing seen from below.
+//! A bucket that refills at a constant rate, stored as a debt that drains.
 //!
-//! The debt is counted in tokens × period (in microseconds), so one token weighs `period` and every microsecond drains
-//! `amount`: whole numbers at any rate, with no remainder to carry and no drift. Because the debt is in tokens, not in
-//! time, a changed amount applies to it from the next decision on without converting anything.
+//! The debt is counted in tokens × period (in microseconds), so one token weighs `period` and every
+//! microsecond drains `amount`: integers at any rate, without remainders and without drift. Because the debt
+//! is in tokens, not in time, a changed amount applies from the next decision on without any conversion.
 
 use super::{Outcome, State};
 use crate::{Limit, clock::Timestamp};
@@ -27,7 +27,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
 }
 
 pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
-    // Nothing drains, and nothing could be charged: the debt is from a limit that was here before.
+    // Nothing drains and nothing can be charged: the debt is from a previous limit.
     if limit.amount() == 0 {
         return state;
     }
@@ -36,13 +36,13 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
 }
 
-/// How long a debt matters. At an amount of 0 nothing drains.
+/// Returns how long a debt matters. With an amount of 0, nothing drains.
 pub(super) fn lifetime(limit: &Limit, debt: u128) -> u64 {
     if limit.amount() == 0 { super::NEVER } else { drain_time(limit, debt) }
 }
 
-/// What is left of the debt. It may be more than the bucket holds, if that was larger when it was charged: to take it
-/// as a full bucket would forgive the rest, again and again where two limits share one state.
+/// Returns the remaining debt. It may exceed the burst, if that was larger at the time of the charge. Capping
+/// it would forgive the rest, again and again if two limits share one state.
 #[inline]
 fn debt_at(limit: &Limit, state: State, now: u64) -> u128 {
     let passed = now - state.at().as_micros();
@@ -50,7 +50,7 @@ fn debt_at(limit: &Limit, state: State, now: u64) -> u128 {
     state.payload().saturating_sub(drained)
 }
 
-/// Microseconds until `debt` has drained, rounded up.
+/// Returns the microseconds until `debt` has drained, rounded up.
 #[inline]
 fn drain_time(limit: &Limit, debt: u128) -> u64 {
     let whole = divide(debt, limit.amount());
@@ -58,7 +58,7 @@ fn drain_time(limit: &Limit, debt: u128) -> u64 {
     whole + u64::from(drained < debt)
 }
 
-/// `dividend / divisor`, by the machine's own division where the dividend fits it.
+/// Computes `dividend / divisor`, with a native division if the dividend fits into 64 bits.
 #[inline]
 fn divide(dividend: u128, divisor: u64) -> u64 {
     match u64::try_from(dividend) {

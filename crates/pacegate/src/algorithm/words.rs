@@ -1,23 +1,24 @@
-//! A [`State`] as three whole numbers, for stores whose numbers are doubles.
+//! Converts a [`State`] to three integers, for stores whose numbers are doubles.
 
 use super::{Algorithm, State, sliding_window, token_bucket};
 use crate::{Limit, clock::Timestamp};
 
-/// The payload of a custom algorithm in two parts of at most 35 bits.
+/// Size of the two parts of a custom algorithm's payload.
 const HALF_BITS: u32 = 35;
 
 impl State {
-    /// The state of a key under `limit` as whole numbers below 2^53, which a double holds exactly:
+    /// Converts the state of a key under `limit` to integers below 2^53, which a double represents exactly:
     ///
     /// | algorithm | words |
     /// |---|---|
     /// | fixed-window | start of the window, units used in it, 0 |
     /// | sliding-window | start of the window, units used in it, units used in the one before |
     /// | token-bucket | instant, whole tokens owed, and the rest of the debt in parts of `period` |
-    /// | custom | instant, and the payload and lifetime in two parts that mean nothing by themselves |
+    /// | custom | instant, and the payload and lifetime in two opaque parts |
     ///
-    /// Instants are microseconds since the epoch. A bucket's debt is `words[1] × period + words[2]`, with the period in
-    /// microseconds and `words[2]` less than that. An empty state is three zeros.
+    /// Instants are microseconds since the Unix epoch. The debt of a token bucket is `words[1] × period +
+    /// words[2]`, with the period in microseconds and `words[2]` less than that. An empty state is three
+    /// zeros.
     pub fn to_words(self, limit: &Limit) -> [u64; 3] {
         let (at, payload) = (self.at().as_micros(), self.payload());
         let (first, second) = match limit.algorithm() {
@@ -25,7 +26,7 @@ impl State {
             Algorithm::SlidingWindow => sliding_window::unpack(payload),
             Algorithm::TokenBucket => {
                 let period = u128::from(limit.period_micros());
-                // More is owed in no state that a step has made.
+                // No state that a step has created has a larger debt.
                 let debt = payload.min(u128::from(Limit::MAX_AMOUNT) * period);
                 ((debt / period) as u64, (debt % period) as u64)
             }
@@ -37,9 +38,9 @@ impl State {
         [at, first, second]
     }
 
-    /// The state that [`State::to_words`] made these words of, under a limit of the same algorithm and period.
+    /// Reverses [`State::to_words`], for a limit with the same algorithm and period.
     ///
-    /// Counts that no limit could have led to are taken as the highest that could be.
+    /// Counts that no limit could have led to are reduced to the highest possible ones.
     pub fn from_words(limit: &Limit, words: [u64; 3]) -> Self {
         if words == [0; 3] {
             return Self::EMPTY;
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
     use crate::algorithm::tests::{limits, states};
 
-    /// What a double holds exactly.
+    /// Doubles represent integers below this exactly.
     const EXACT: u64 = 1 << 53;
 
     proptest! {
@@ -110,11 +111,11 @@ mod tests {
             prop_assert!(words.iter().all(|word| *word < EXACT), "{words:?}");
             prop_assert!(limit.algorithm() != Algorithm::TokenBucket || words[2] < limit.period_micros());
             let back = State::from_words(&limit, words);
-            // Nothing used at the epoch is an empty state.
+            // An unused window at the epoch equals an empty state.
             prop_assert!(back == state || words == [0; 3], "{state:?} {words:?} {back:?}");
         }
 
-        /// Whatever is found under a key.
+        /// Any values found under a key.
         #[test]
         fn any_words_make_a_state_and_any_state_words(
             limit in limits(),

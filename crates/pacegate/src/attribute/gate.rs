@@ -1,7 +1,7 @@
 use std::sync::{Arc, LazyLock};
 
 use super::{Asked, Pass};
-use crate::{Decision, Denied, Limiter, SharedLimiter, registry};
+use crate::{Denied, Limiter, SharedLimiter, registry};
 
 /// Decides at once.
 #[diagnostic::on_unimplemented(
@@ -59,20 +59,8 @@ impl WaitingGate for Limiter {
 
 impl WaitingGate for SharedLimiter {
     async fn admit(&self, asked: Asked) -> Result<Pass, Denied> {
-        // Before the store is asked: if this ends early, dropping it gives back what may have been taken.
-        let pass = Pass::ahead(self, &asked);
-        let decision = self.check_all(&asked.charges()).await;
-        let unknown = decision.as_ref().is_ok_and(Decision::is_degraded);
-        match asked.conclude(decision) {
-            Ok(()) => Ok(pass),
-            Err(denied) => {
-                if !unknown {
-                    // The store has said that it took nothing.
-                    pass.forget();
-                }
-                Err(denied)
-            }
-        }
+        asked.conclude(self.check_all(&asked.charges()).await)?;
+        Ok(Pass::of_shared(self, asked))
     }
 }
 

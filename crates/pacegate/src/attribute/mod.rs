@@ -3,12 +3,13 @@
 mod gate;
 mod outcome;
 
-use std::{any, sync::OnceLock};
+use std::{any, collections::HashMap, sync::OnceLock};
 
+use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use crate::{
-    Algorithm, Charge, CheckError, Decision, Denied, Key, KeyBuf, Limit, Permit,
+    Algorithm, Charge, CheckError, Decision, Denied, Key, KeyBuf, KeyRef, Limit, Permit,
     policy::{FailureMode, PolicyName},
 };
 
@@ -18,6 +19,13 @@ pub use outcome::{FromDenied, Pass, Units, answer, deny, units};
 /// `failure = "local"`.
 pub const LOCAL: FailureMode =
     FailureMode::Local { numerator: 1, denominator: std::num::NonZeroU32::MIN };
+
+/// The limits that functions have been charged by, for each policy: what a reset has to know. Held for a lookup.
+static USED: RwLock<Option<HashMap<PolicyName, Vec<Limit>>>> = RwLock::new(None);
+
+/// The most limits of one policy that are remembered. They differ in period or algorithm, since others count in the
+/// same place.
+const MAX_USED: usize = 64;
 
 /// One attribute: what is known of it before any call.
 #[derive(Debug)]
@@ -43,7 +51,7 @@ pub struct Asked {
     key: KeyBuf,
     cost: u64,
     /// 0 unless one of the limits is of concurrency.
-    permit: u64,
+    permit: u128,
 }
 
 impl Site {
@@ -80,6 +88,7 @@ impl Site {
         cost: u64,
     ) -> Asked {
         let known = self.known.get_or_init(|| self.learn(any::type_name_of_val(here)));
+        limit.iter().for_each(|limit| remember(known.policy, limit));
         let limits =
             limit.map_or_else(|| known.limits.clone(), |limit| SmallVec::from_buf([limit]));
         let holds = limits.iter().any(|limit| limit.algorithm() == Algorithm::Concurrency);
@@ -99,11 +108,34 @@ impl Site {
         };
         let name = self.name.map_or_else(|| policy_name(here), str::to_owned);
         let policy = name.parse();
-        Known {
+        let known = Known {
             policy: policy.unwrap_or_else(|error| unreachable!("the macro took it: {error}")),
             limits: self.limits.iter().map(limit).collect(),
-        }
+        };
+        known.limits.iter().for_each(|limit| remember(known.policy, limit));
+        known
     }
+}
+
+fn remember(policy: PolicyName, limit: &Limit) {
+    let is_known = |limits: &Vec<Limit>| limits.iter().any(|known| known.counts_like(limit));
+    let has = |used: &HashMap<_, _>| used.get(&policy).is_some_and(is_known);
+    if USED.read().as_ref().is_some_and(has) {
+        return;
+    }
+    let mut used = USED.write();
+    let limits = used.get_or_insert_default().entry(policy).or_default();
+    if !is_known(limits) && limits.len() < MAX_USED {
+        limits.push(*limit);
+    }
+}
+
+/// Returns a charge to a key for each limit that functions of this policy have been charged by.
+pub(crate) fn used<'a>(policy: &str, key: KeyRef<'a>) -> Vec<Charge<'a>> {
+    let Ok(policy) = policy.parse() else { return Vec::new() };
+    let used = USED.read();
+    let limits = used.as_ref().and_then(|used| used.get(&policy));
+    limits.into_iter().flatten().map(|&limit| Charge::new(policy, key, limit)).collect()
 }
 
 impl Asked {

@@ -82,17 +82,12 @@ impl Pass {
         Self(Some(Box::new(Held { by: Holder::Memory(limiter.clone()), asked })))
     }
 
-    /// What a store is about to be asked for.
-    pub(super) fn ahead(limiter: &SharedLimiter, asked: &Asked) -> Self {
+    /// What a limiter over a store has just admitted.
+    pub(super) fn of_shared(limiter: &SharedLimiter, asked: Asked) -> Self {
         if asked.permit == 0 {
             return Self::default();
         }
-        Self(Some(Box::new(Held { by: Holder::Shared(limiter.clone()), asked: asked.clone() })))
-    }
-
-    /// Nothing was taken, so nothing is to be returned.
-    pub(super) fn forget(mut self) {
-        self.0 = None;
+        Self(Some(Box::new(Held { by: Holder::Shared(limiter.clone()), asked })))
     }
 }
 
@@ -103,7 +98,7 @@ impl Drop for Pass {
         match by {
             Holder::Memory(limiter) => asked.with_charges(|charges| limiter.release_all(charges)),
             Holder::Shared(limiter) => limiter.clone().detach(Box::pin(async move {
-                // Nobody is there to be told; it is counted, and the place is free again with its period.
+                // A failure is counted, and the store retries.
                 let _ = limiter.release_all(&asked.charges()).await;
             })),
         }

@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use super::{Clock, Sleep, Timestamp};
 
-/// A clock that stands still until it is told to move.
+/// A clock for tests that moves only when the test moves it.
 ///
-/// Clones share one time, so a test keeps a clone and moves the limiter's clock with it. Everything that waits on the
-/// clock is woken when its instant is reached.
+/// Clones share one time, so a test keeps a clone and moves the limiter's clock with it. Tasks that wait on
+/// the clock are woken when their instant is reached.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -36,27 +36,27 @@ pub struct ManualClock {
 
 struct Shared {
     now: AtomicU64,
-    /// Microseconds by which the clock was ever moved forward.
+    /// Total microseconds by which the clock was moved forward.
     elapsed: AtomicU64,
-    /// Held while the two are compared or moved, so that no wake-up is lost in between.
+    /// Locked while the two values are compared or changed, so that no wake-up is lost in between.
     sleepers: Mutex<Vec<Sleeper>>,
     next_id: AtomicU64,
 }
 
 struct Sleeper {
     id: u64,
-    /// What `elapsed` has to reach.
+    /// The value of `elapsed` at which to wake up.
     due: u64,
     waker: Waker,
 }
 
 impl ManualClock {
-    /// A clock that shows 1 January 2026, the start of a day, an hour and a minute.
+    /// Creates a clock at 1 January 2026, the start of a day, an hour and a minute.
     pub fn new() -> Self {
         Self::at(Timestamp::from_secs(1_767_225_600))
     }
 
-    /// A clock that shows `now`.
+    /// Creates a clock at `now`.
     pub fn at(now: Timestamp) -> Self {
         let shared = Shared {
             now: AtomicU64::new(now.as_micros()),
@@ -67,15 +67,15 @@ impl ManualClock {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Moves the clock forward and wakes whoever waited for an instant now past.
+    /// Moves the clock forward and wakes all tasks whose instant has passed.
     pub fn advance(&self, by: Duration) {
         self.shift(|now| now.after(by));
     }
 
-    /// Sets the clock, back as well as forward, and wakes whoever waited for an instant now past.
+    /// Sets the clock, back or forward, and wakes all tasks whose instant has passed.
     ///
-    /// What lies between is time that passes if the clock is set forward. If it is set back, no time passes: whoever
-    /// waits has as long to wait as before.
+    /// If it is set forward, the difference counts as elapsed time. If it is set back, no time elapses: tasks
+    /// still wait as long as before.
     pub fn set(&self, now: Timestamp) {
         self.shift(|_| now);
     }
@@ -96,12 +96,12 @@ impl ManualClock {
         }
     }
 
-    /// How many tasks wait on this clock: a test's way to know that a waiter is in place.
+    /// Returns the number of tasks that wait on this clock, so that a test can wait for a waiting task.
     pub fn sleepers(&self) -> usize {
         self.shared.sleepers.lock().len()
     }
 
-    /// The earliest instant that anyone waits for, if the clock is not set back before.
+    /// Returns the earliest instant that a task waits for, if the clock is not set back before.
     pub fn next_wake(&self) -> Option<Timestamp> {
         let sleepers = self.shared.sleepers.lock();
         let due = sleepers.iter().map(|sleeper| sleeper.due).min()?;
@@ -146,7 +146,7 @@ impl fmt::Debug for ManualClock {
     }
 }
 
-/// A place among the sleepers. Dropping it gives it up: a cancelled wait leaves nothing behind.
+/// An entry in the list of sleepers. Dropping it removes it, so a cancelled wait leaves nothing behind.
 struct Place<'a> {
     clock: &'a ManualClock,
     id: u64,

@@ -1,7 +1,7 @@
-//! Time: one tick of a microsecond everywhere, always passed in, never assumed.
+//! Time: whole microseconds everywhere, always passed as an argument.
 //!
-//! Only this module reads a clock. Stores ask a [`Clock`] once per decision, so a [`ManualClock`] makes every answer of
-//! the library, waiting included, a matter of arithmetic that a test can state exactly.
+//! Only this module reads a clock. Stores read a [`Clock`] once per decision, so with a [`ManualClock`] every
+//! decision of the library, including waiting, is deterministic and can be tested exactly.
 
 mod manual;
 mod system;
@@ -19,31 +19,31 @@ pub(crate) use system::{Disciplined, disciplined};
 
 /// An instant, in whole microseconds since the Unix epoch.
 ///
-/// The microsecond is the tick of all of Pacegate, in memory as in Redis, so that both give the same answer for the
-/// same history. Instants later than [`Timestamp::MAX`] (the year 2255) are taken as that instant.
+/// Pacegate uses microseconds in memory and in Redis, so that both make the same decisions for the same
+/// history. Instants later than [`Timestamp::MAX`] (the year 2255) are reduced to that instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
 /// A source of time for a store.
 ///
-/// It may step in either direction. After a step back nobody waits for longer than if all that is used had been used
-/// just now; a step forward admits at most one more burst per key.
+/// It may step in either direction. After a step back, the wait is never longer than if everything had been
+/// used just now; a step forward admits at most one additional burst per key.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The instant now.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 
-    /// How much time has passed since some fixed instant, for those who wait.
+    /// Returns the time elapsed since some fixed instant, for waiting.
     ///
-    /// A clock that may step has to leave its steps out here. The default is [`Clock::now`], which is right for a clock
-    /// that does not.
+    /// A clock that may step must exclude its steps here. The default is [`Clock::now`], which is correct for
+    /// a clock that never steps.
     fn elapsed(&self) -> Duration {
         Duration::from_micros(self.now().as_micros())
     }
 
-    /// Completes when as much time has passed as now lies between [`Clock::now`] and `until`.
+    /// Completes after the time between [`Clock::now`] and `until` has elapsed.
     ///
-    /// A clock that steps meanwhile makes that no longer. So it may not show `until` yet: whoever cares looks again.
-    /// The default waits on a real timer.
+    /// A step of the clock in the meantime does not change that. So the clock may not have reached `until`
+    /// yet; callers have to check again if it matters. The default waits on a real timer.
     fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
         match until.micros_since(self.now()) {
             0 => Box::pin(std::future::ready(())),
@@ -52,23 +52,23 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// What [`Clock::sleep_until`] returns.
+/// The future that [`Clock::sleep_until`] returns.
 pub type Sleep<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 impl Timestamp {
     /// Midnight of 1 January 1970, UTC.
     pub const EPOCH: Self = Self(0);
 
-    /// The last instant that a store can hold.
+    /// The last instant that a store can represent.
     pub const MAX: Self = Self((1 << 53) - 1);
 
-    /// The instant this many microseconds after the epoch.
+    /// Creates an instant from microseconds since the Unix epoch.
     #[inline]
     pub const fn from_micros(micros: u64) -> Self {
         if micros > Self::MAX.0 { Self::MAX } else { Self(micros) }
     }
 
-    /// The instant this many whole seconds after the epoch.
+    /// Creates an instant from whole seconds since the Unix epoch.
     pub const fn from_secs(secs: u64) -> Self {
         match secs.checked_mul(1_000_000) {
             Some(micros) => Self::from_micros(micros),
@@ -76,18 +76,18 @@ impl Timestamp {
         }
     }
 
-    /// Microseconds since the epoch.
+    /// Returns the microseconds since the Unix epoch.
     #[inline]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// Whole seconds since the epoch, rounded up: the form that `X-RateLimit-Reset` wants.
+    /// Returns the whole seconds since the Unix epoch, rounded up, as for `X-RateLimit-Reset`.
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(1_000_000)
     }
 
-    /// The instant `duration` later, to the microsecond, rounded up.
+    /// Returns the instant `duration` later, rounded up to the microsecond.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         let part = u64::from(duration.subsec_nanos().div_ceil(1_000));
@@ -95,7 +95,7 @@ impl Timestamp {
         Self::from_micros(self.0.saturating_add(micros))
     }
 
-    /// Microseconds from `earlier` to `self`; 0 if `earlier` is not earlier.
+    /// Returns the microseconds from `earlier` to `self`; 0 if `earlier` is not earlier.
     #[inline]
     pub const fn micros_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// Shows the year 2020 once, and is an hour behind from then on.
+    /// Shows the year 2020 once, and one hour less from then on.
     #[derive(Debug)]
     struct SteppingBack(AtomicU64);
 

@@ -10,17 +10,17 @@ use parking_lot::Mutex;
 
 use super::{Clock, Timestamp};
 
-/// The wall clock of this machine, read in about ten nanoseconds.
+/// The wall clock of this machine; reading it takes about ten nanoseconds.
 ///
-/// Reads the processor's time-stamp counter where that is reliable and falls back to the operating system's monotonic
-/// clock elsewhere. About once a second of use it compares itself with the system's wall clock: small differences are
-/// slewed away at no more than 500 parts per million, so that time never runs backwards; a difference of more than a
-/// quarter of a second is a step, and is followed at once.
+/// Reads the CPU's time stamp counter if it is reliable, otherwise the monotonic clock of the operating
+/// system. When in use, it compares itself with the system's wall clock about once per second: small
+/// differences are slewed at no more than 500 parts per million, so that time never runs backwards; a
+/// difference of more than a quarter of a second is a step, and is applied immediately.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
 impl SystemClock {
-    /// The process-wide clock.
+    /// Returns the process-wide clock.
     pub fn new() -> Self {
         Self
     }
@@ -37,40 +37,41 @@ impl Clock for SystemClock {
     }
 }
 
-/// The one clock that every [`SystemClock`] shows.
+/// Returns the clock that all [`SystemClock`] values share.
 pub(crate) fn disciplined() -> &'static Disciplined {
     static CLOCK: OnceLock<Disciplined> = OnceLock::new();
     CLOCK.get_or_init(Disciplined::start)
 }
 
-/// Fractions of a microsecond kept in `Line::micros`.
+/// Bits for fractions of a microsecond in `Line::micros`.
 const FRACTION: u32 = 10;
-/// Fractions of a microsecond kept in `Line::slope`.
+/// Bits for fractions of a microsecond in `Line::slope`.
 const SLOPE: u32 = 44;
-/// A larger difference to the wall clock is a step, not drift.
+/// A larger difference to the wall clock is a step, not drift. In microseconds.
 const STEP: i128 = 250_000;
-/// The most that drift is corrected within one second, in microseconds.
+/// Maximum correction of drift per second, in microseconds.
 const SLEW: i128 = 500;
 
-/// A straight line from counter ticks to microseconds, bent every second towards the wall clock.
+/// A linear function from counter ticks to microseconds, adjusted every second towards the wall clock.
 #[derive(Debug)]
 pub(crate) struct Disciplined {
     counter: quanta::Clock,
     ticks_per_second: u64,
     nominal_slope: u64,
-    /// Odd while `line` is written: readers then try again. A writer holds `bending`.
+    /// Odd while `line` is being written: readers then retry. A writer holds `bending`.
     version: AtomicU64,
     line: [AtomicU64; 4],
     bending: Mutex<()>,
 }
 
-/// `micros` (with [`FRACTION`]) at the counter's `tick`, and microseconds per tick from there (with [`SLOPE`]).
+/// `micros` (with [`FRACTION`]) at the counter's `tick`, and microseconds per tick from there (with
+/// [`SLOPE`]).
 #[derive(Clone, Copy, Debug)]
 struct Line {
     tick: u64,
     micros: u64,
     slope: u64,
-    /// Microseconds of all steps so far, those back taken from those forward. It wraps.
+    /// Sum of all steps so far in microseconds, forward minus backward. It wraps.
     stepped: u64,
 }
 
@@ -93,11 +94,11 @@ impl Disciplined {
         }
     }
 
-    /// Microseconds since the epoch.
+    /// Returns the microseconds since the Unix epoch.
     #[inline]
     pub(crate) fn micros(&self) -> u64 {
         let tick = self.counter.raw();
-        // Without what only elapsed time needs: this is on the path of every decision.
+        // Without the part that only `elapsed` needs: this is on the path of every decision.
         let [begun, micros, slope] = self.parts();
         let line = Line { tick: begun, micros, slope, stepped: 0 };
         if line.is_old(tick, self.ticks_per_second) {
@@ -106,7 +107,7 @@ impl Disciplined {
         line.at(tick) >> FRACTION
     }
 
-    /// Microseconds since some instant, steps left out.
+    /// Returns the microseconds since some instant, without steps.
     pub(crate) fn elapsed(&self) -> u64 {
         let tick = self.counter.raw();
         self.read().elapsed_at(tick)
@@ -117,7 +118,7 @@ impl Disciplined {
         Line { tick, micros, slope, stepped }
     }
 
-    /// The first parts of the line, as they were at one instant.
+    /// Reads the first parts of the line consistently.
     #[inline]
     fn parts<const PARTS: usize>(&self) -> [u64; PARTS] {
         loop {
@@ -131,7 +132,8 @@ impl Disciplined {
         }
     }
 
-    /// Compares with the wall clock and starts a new line. A thread that finds another at it goes on with the old line.
+    /// Compares with the wall clock and starts a new line. If another thread is already doing that, continues
+    /// with the old line.
     #[cold]
     fn bend(&self) -> u64 {
         let as_before = || self.read().at(self.counter.raw()) >> FRACTION;
@@ -147,8 +149,8 @@ impl Disciplined {
         line.micros >> FRACTION
     }
 
-    /// The wall clock and the counter's tick at one instant, to a millisecond. Nothing if this thread was put aside
-    /// between the two each time: the next to come will do it.
+    /// Reads the wall clock and the counter at the same instant, within a millisecond. Returns `None` if the
+    /// thread was preempted in between each time; then the next caller tries again.
     fn compare(&self) -> Option<(u64, u64)> {
         (0..3).find_map(|_| {
             let (before, wall, tick) = (self.counter.raw(), wall(), self.counter.raw());
@@ -158,13 +160,14 @@ impl Disciplined {
 }
 
 impl Line {
-    /// Whether it is more than a second since the line began. A tick before that is a slower thread's.
+    /// Returns true if the line is more than a second old. A tick before its start is from a slower thread.
     #[inline]
     fn is_old(self, tick: u64, ticks_per_second: u64) -> bool {
         tick.saturating_sub(self.tick) > ticks_per_second
     }
 
-    /// Microseconds with [`FRACTION`] at `tick`. A tick just before the line began belongs to a slower thread.
+    /// Returns the microseconds, with [`FRACTION`], at `tick`. A tick just before the start of the line is
+    /// from a slower thread.
     #[inline]
     fn at(self, tick: u64) -> u64 {
         let ticks = tick.saturating_sub(self.tick);
@@ -172,14 +175,14 @@ impl Line {
         self.micros + passed as u64
     }
 
-    /// Microseconds at `tick`, as if there had been no steps.
+    /// Returns the microseconds at `tick`, without steps.
     fn elapsed_at(self, tick: u64) -> u64 {
         (self.at(tick) >> FRACTION).wrapping_sub(self.stepped)
     }
 
-    /// The line that goes on from here and meets `wall` in a second, as far as [`SLEW`] allows.
+    /// Returns a line that continues from here and meets `wall` in a second, as far as [`SLEW`] allows.
     fn towards(self, wall: u64, tick: u64, nominal_slope: u64) -> Self {
-        // Of what lies before the line nothing is known: from there it would run ahead.
+        // Never start before the current line: from there, the new line would run ahead.
         let tick = tick.max(self.tick);
         let here = self.at(tick);
         let behind = i128::from(wall) - i128::from(here >> FRACTION);
@@ -197,7 +200,7 @@ impl Line {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
+#[expect(clippy::disallowed_methods, reason = "the only place that reads the wall clock")]
 fn wall() -> u64 {
     Timestamp::from(SystemTime::now()).as_micros()
 }
@@ -240,7 +243,7 @@ mod tests {
         }
     }
 
-    /// A thread that was put aside comes with the tick of two seconds ago, and another has begun a line since.
+    /// A thread was preempted and has a tick from two seconds ago; another thread has started a line since.
     #[test]
     fn a_tick_from_before_the_line_does_not_move_it() {
         let line = Line { tick: 7 + 2 * SECOND, ..start(2_000_000) };
@@ -270,7 +273,7 @@ mod tests {
             line = line.towards(wall, tick, NOMINAL);
             assert_eq!(line.elapsed_at(tick), before, "no jump at second {second}");
             let expected = 1_000_000 + second * 1_000_000;
-            // A microsecond is lost to rounding at each bend.
+            // A microsecond is lost to rounding at each adjustment.
             assert!((expected - 4..=expected).contains(&before), "second {second}: {before}");
         }
     }

@@ -1,4 +1,4 @@
-//! How much: [`Limit`], valid by construction.
+//! [`Limit`]: an amount per period, valid by construction.
 
 mod text;
 
@@ -10,8 +10,8 @@ pub use text::ParseLimitError;
 
 /// An amount per period, counted by an [`Algorithm`].
 ///
-/// Parses from and prints as text: `100/minute`, `10/second burst 20`, `5/30s`, `3/250ms sliding-log`. A limit that
-/// exists is valid, so nothing that uses one checks it again.
+/// Can be parsed from and formatted as text: `100/minute`, `10/second burst 20`, `5/30s`, `3/250ms
+/// sliding-log`. Every existing limit is valid, so code that uses one need not check it again.
 ///
 /// ```
 /// use pacegate::{Algorithm, Limit};
@@ -23,85 +23,85 @@ pub use text::ParseLimitError;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The amount 0 is a limit that denies everything, for good.
+/// A limit with an amount of 0 denies everything.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limit {
     amount: u64,
     period_micros: u64,
-    /// The amount, or the burst where one is given.
-    capacity: u64,
+    /// The burst, or 0 if there is none and the amount counts instead.
+    burst: u64,
     algorithm: Algorithm,
 }
 
-/// Why a [`Limit`] cannot be.
+/// Reasons why a [`Limit`] is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
-    /// More than any algorithm counts, or than fits in a header field.
+    /// More than the algorithm can count, or than fits into a header field.
     #[error("the amount {amount} is too large: at most {max} with {algorithm}")]
     AmountTooLarge {
-        /// The amount asked for.
+        /// The given amount.
         amount: u64,
-        /// The most that the algorithm takes.
+        /// The maximum of the algorithm.
         max: u64,
-        /// The algorithm asked for.
+        /// The given algorithm.
         algorithm: Algorithm,
     },
     /// Not a whole number of milliseconds, or out of range.
     #[error("the period {0:?} is not a whole number of milliseconds from 1ms to 3660d")]
     Period(Duration),
-    /// A burst that nothing could ever use, or on an amount of 0.
+    /// A burst of 0, or a burst with an amount of 0.
     #[error("a burst must be at least 1, on an amount of at least 1")]
     EmptyBurst,
-    /// Only the token bucket knows a burst.
+    /// Only the token bucket has a burst.
     #[error("{0} has no burst: leave it out, or use token-bucket")]
     BurstWithout(Algorithm),
-    /// The exact arithmetic of the token bucket would not fit its state.
+    /// The exact arithmetic of the token bucket would not fit into its state.
     #[error(
         "a burst of {burst} over {period:?} is too large for token-bucket: \
          use a shorter period, a smaller burst, or fixed-window"
     )]
     BurstTooLarge {
-        /// The burst asked for.
+        /// The given burst.
         burst: u64,
-        /// The period asked for.
+        /// The given period.
         period: Duration,
     },
 }
 
 impl Limit {
-    /// The largest amount and burst: the largest integer that a structured header field may carry.
+    /// The largest amount and burst: the largest integer in a structured header field.
     pub const MAX_AMOUNT: u64 = 999_999_999_999_999;
 
-    /// `amount` per second.
+    /// Creates a limit of `amount` per second.
     pub const fn per_second(amount: u32) -> Self {
         Self::small(amount, 1_000_000)
     }
 
-    /// `amount` per minute.
+    /// Creates a limit of `amount` per minute.
     pub const fn per_minute(amount: u32) -> Self {
         Self::small(amount, 60_000_000)
     }
 
-    /// `amount` per hour.
+    /// Creates a limit of `amount` per hour.
     pub const fn per_hour(amount: u32) -> Self {
         Self::small(amount, 3_600_000_000)
     }
 
-    /// `amount` per day of 24 hours.
+    /// Creates a limit of `amount` per day of 24 hours.
     pub const fn per_day(amount: u32) -> Self {
         Self::small(amount, 86_400_000_000)
     }
 
-    /// `amount` per `period`, a whole number of milliseconds.
+    /// Creates a limit of `amount` per `period`, a whole number of milliseconds.
     pub fn new(amount: u64, period: Duration) -> Result<Self, LimitError> {
         let period_micros = period_micros(period)?;
-        let limit =
-            Self { amount, period_micros, capacity: amount, algorithm: Algorithm::FixedWindow };
+        let limit = Self { amount, period_micros, burst: 0, algorithm: Algorithm::FixedWindow };
         limit.validated()
     }
 
-    /// The same limit, with up to `burst` units at one instant. Only the token bucket has a burst, so it becomes one.
+    /// Sets the burst: the number of units that can be admitted at one instant. The limit becomes a token
+    /// bucket, the only algorithm with a burst.
     pub fn with_burst(self, burst: u64) -> Result<Self, LimitError> {
         let algorithm = match self.algorithm {
             Algorithm::FixedWindow | Algorithm::TokenBucket => Algorithm::TokenBucket,
@@ -110,20 +110,20 @@ impl Limit {
         if burst == 0 || self.amount == 0 {
             return Err(LimitError::EmptyBurst);
         }
-        Self { capacity: burst, algorithm, ..self }.validated()
+        Self { burst, algorithm, ..self }.validated()
     }
 
-    /// The same limit, counted by `algorithm`.
+    /// Sets the algorithm.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, LimitError> {
-        if self.capacity != self.amount && algorithm != Algorithm::TokenBucket {
+        if self.burst != 0 && algorithm != Algorithm::TokenBucket {
             return Err(LimitError::BurstWithout(algorithm));
         }
         Self { algorithm, ..self }.validated()
     }
 
-    /// The same limit at `numerator / denominator` of its amount and burst, at most all of it. It is rounded up, so
-    /// that a share of something is nothing only if the numerator is 0. What one of several instances may admit alone
-    /// while the shared store is away.
+    /// Returns a limit with `numerator / denominator` of the amount and the burst, at most all of it. The
+    /// result is rounded up, so it is zero only if the numerator is 0. Used as the limit of one of several
+    /// instances while the shared store is unreachable.
     #[must_use]
     pub fn share(self, numerator: u32, denominator: std::num::NonZeroU32) -> Self {
         let part = |whole: u64| {
@@ -131,38 +131,38 @@ impl Limit {
             let part = scaled.div_ceil(u128::from(denominator.get()));
             u64::try_from(part).map_or(whole, |part| part.min(whole))
         };
-        Self { amount: part(self.amount), capacity: part(self.capacity), ..self }
+        Self { amount: part(self.amount), burst: part(self.burst), ..self }
     }
 
-    /// Units per period.
+    /// Returns the units per period.
     #[inline]
     pub const fn amount(&self) -> u64 {
         self.amount
     }
 
-    /// How long the amount is for.
+    /// Returns the period.
     pub const fn period(&self) -> Duration {
         Duration::from_micros(self.period_micros)
     }
 
-    /// The most that can be admitted at one instant: the burst, or else the amount.
+    /// Returns the most that can be admitted at one instant: the burst, or else the amount.
     #[inline]
     pub const fn capacity(&self) -> u64 {
-        self.capacity
+        if self.burst == 0 { self.amount } else { self.burst }
     }
 
-    /// The burst, where one was given.
+    /// Returns the burst, if there is one.
     pub fn burst(&self) -> Option<u64> {
-        (self.capacity != self.amount).then_some(self.capacity)
+        (self.burst != 0).then_some(self.burst)
     }
 
-    /// How it is counted.
+    /// Returns the algorithm.
     #[inline]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// Whether what is used of one is what is used of the other: only the amount and the burst may differ.
+    /// Returns true if both limits can share a state: only the amount and the burst may differ.
     #[inline]
     pub(crate) fn counts_like(&self, other: &Self) -> bool {
         self.period_micros == other.period_micros && self.algorithm == other.algorithm
@@ -173,22 +173,22 @@ impl Limit {
         self.period_micros
     }
 
-    /// Valid whatever the amount: every u32 is within the bounds of the fixed window.
+    /// Creates a limit without validation: every u32 is within the bounds of the fixed window.
     const fn small(amount: u32, period_micros: u64) -> Self {
         let amount = amount as u64;
-        Self { amount, period_micros, capacity: amount, algorithm: Algorithm::FixedWindow }
+        Self { amount, period_micros, burst: 0, algorithm: Algorithm::FixedWindow }
     }
 
     fn validated(self) -> Result<Self, LimitError> {
         let max = self.algorithm.max_amount();
-        let amount = self.amount.max(self.capacity);
+        let amount = self.amount.max(self.burst);
         if amount > max {
             return Err(LimitError::AmountTooLarge { amount, max, algorithm: self.algorithm });
         }
-        let debt = u128::from(self.capacity) * u128::from(self.period_micros);
+        let debt = u128::from(self.capacity()) * u128::from(self.period_micros);
         if self.algorithm == Algorithm::TokenBucket && debt > crate::algorithm::State::MAX_PAYLOAD {
             let period = self.period();
-            return Err(LimitError::BurstTooLarge { burst: self.capacity, period });
+            return Err(LimitError::BurstTooLarge { burst: self.capacity(), period });
         }
         Ok(self)
     }
@@ -200,7 +200,7 @@ impl std::fmt::Debug for Limit {
     }
 }
 
-/// Ten years: long enough for any budget, short enough that no instant overflows.
+/// Ten years: long enough for any limit, short enough that no instant overflows.
 const MAX_PERIOD: Duration = Duration::from_secs(3_660 * 86_400);
 
 fn period_micros(period: Duration) -> Result<u64, LimitError> {
@@ -248,6 +248,19 @@ mod tests {
         assert!(Limit::per_second(10_001).with_algorithm(Algorithm::SlidingLog).is_err());
         let day = Limit::per_day(1).with_burst(7_000_000_000);
         assert!(matches!(day, Err(LimitError::BurstTooLarge { .. })), "{day:?}");
+    }
+
+    #[test]
+    fn a_burst_as_large_as_the_amount_is_kept() {
+        let limit = Limit::per_second(10).with_burst(10).unwrap();
+        assert_eq!((limit.burst(), limit.capacity()), (Some(10), 10));
+        assert_eq!(limit.to_string().parse(), Ok(limit));
+        let bucket = Limit::per_second(10).with_algorithm(Algorithm::TokenBucket).unwrap();
+        assert_eq!((bucket.burst(), bucket.capacity()), (None, 10));
+        assert_eq!(
+            limit.with_algorithm(Algorithm::FixedWindow),
+            Err(LimitError::BurstWithout(Algorithm::FixedWindow))
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use super::{Limit, LimitError};
 use crate::algorithm::Algorithm;
 
-/// Why a text is not a [`Limit`]: what was wrong, and what to write instead.
+/// Error of parsing a [`Limit`]: what is wrong, and what is expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{input}` is not a limit: {problem}")]
 pub struct ParseLimitError {
@@ -112,7 +112,7 @@ fn build(
     }
 }
 
-/// Digits, which may be grouped by underscores: `1_000`.
+/// Parses digits, which may be grouped by underscores: `1_000`.
 fn parse_number(text: &str) -> Option<u64> {
     let text = text.trim();
     let grouped = text.starts_with(|c: char| c.is_ascii_digit())
@@ -141,7 +141,7 @@ fn parse_period(text: &str) -> Result<Duration, Problem> {
     count.checked_mul(*millis).map(Duration::from_millis).ok_or_else(bad)
 }
 
-/// A period in the largest unit that divides it.
+/// Displays a period in the largest unit that divides it.
 struct Period(Duration);
 
 impl fmt::Display for Period {
@@ -163,7 +163,7 @@ impl fmt::Display for Period {
     }
 }
 
-/// At most 40 characters of what somebody wrote, safe to print.
+/// Returns at most 40 characters of untrusted text, safe to print.
 fn shorten(text: &str) -> String {
     let mut short: String = text.chars().take(40).flat_map(char::escape_debug).collect();
     if text.chars().nth(40).is_some() {
@@ -193,7 +193,8 @@ mod tests {
             ("9/90s sliding-log", "9/90s sliding-log"),
             ("9/90s token-bucket", "9/90s token-bucket"),
             ("9/90s token-bucket burst 4", "9/90s burst 4"),
-            ("9/90s burst 9", "9/90s token-bucket"),
+            ("9/90s burst 9", "9/90s burst 9"),
+            ("10/second burst 10", "10/second burst 10"),
         ] {
             match text.parse::<Limit>() {
                 Ok(limit) => {

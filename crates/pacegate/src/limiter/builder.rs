@@ -2,9 +2,9 @@ use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
 use super::{Limiter, SharedLimiter, core::Core, path::Path, turnstile::Turnstile};
 use crate::{
-    Limit, MemoryStore, ParseLimitError, PolicySet, Store,
+    Limit, MemoryStore, ParseLimitError, PolicySet, Store, StoreError,
     clock::{Clock, Sleep, Timestamp},
-    policy::PolicyError,
+    policy::{PolicyError, PolicyName},
 };
 
 /// Builds a [`Limiter`], or with a [`Store`] a [`SharedLimiter`]. What is wrong with any setting is told by `build`.
@@ -39,6 +39,14 @@ pub enum BuildError {
     /// Both limits and policies.
     #[error("give either limits or policies: a limit for every key is a policy too")]
     LimitAndPolicies,
+    /// The store can never count the limits of a policy.
+    #[error("policy `{policy}`: {error}")]
+    Store {
+        /// The policy.
+        policy: PolicyName,
+        /// Why not.
+        error: StoreError,
+    },
 }
 
 impl LimiterBuilder {
@@ -64,8 +72,22 @@ impl SharedLimiterBuilder {
     /// The limiter, or the first thing that is wrong.
     pub fn build(self) -> Result<SharedLimiter, BuildError> {
         let (store, core) = self.finish()?;
+        check_support(&*store, &core.path.policies)?;
         Ok(SharedLimiter::over(store, core))
     }
+}
+
+/// Returns an error if the store cannot count the limits of a policy or of one of its overrides.
+fn check_support(store: &dyn Store, policies: &PolicySet) -> Result<(), BuildError> {
+    for policy in policies.policies() {
+        let overrides = policy.overrides.iter().map(|other| &other.limits);
+        for limits in std::iter::once(&policy.limits).chain(overrides) {
+            store
+                .supports(limits, policy.lease.is_some())
+                .map_err(|error| BuildError::Store { policy: policy.name, error })?;
+        }
+    }
+    Ok(())
 }
 
 /// The settings that both have. Where there is a store, `max_keys` is for the memory to fall back on, and the clock is

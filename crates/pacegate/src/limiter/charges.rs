@@ -1,6 +1,6 @@
 //! Charges that the caller has put together: from a request's plan, from limits that came with it, or both.
 
-use std::{slice, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
 use arrayvec::ArrayVec;
 use smallvec::SmallVec;
@@ -9,8 +9,8 @@ use super::{
     Limiter, SharedLimiter, core::Core, join::join_all, joined::Joined, path, permit, shared::Inner,
 };
 use crate::{
-    Algorithm, Charge, CheckError, CostError, Decision, KeyRef, PolicyName, PolicySet, Request,
-    Source, StoreError,
+    Algorithm, Charge, CheckError, CostError, Counter, Decision, KeyRef, PolicyName, PolicySet,
+    Request, Source, StoreError,
     algorithm::Outcome,
     policy::{FailureMode, Planned, Target},
     stats::Event,
@@ -222,6 +222,20 @@ impl SharedLimiter {
         self.inner.decide(charges, Some(id)).await
     }
 
+    /// Decides charges by their failure modes, all or nothing, without asking the store: for a caller that has given up
+    /// waiting for a [`verdict`](Self::verdict), for this reason. Counts the store's failure.
+    pub fn verdict_without_store(
+        &self,
+        charges: &[Charge<'_>],
+        reason: &StoreError,
+    ) -> Result<Verdict, CostError> {
+        fit(charges)?;
+        let joined = Joined::of(charges);
+        let held = with_permits(&joined);
+        let _ = self.inner.heard(Err::<(), _>(reason.clone()));
+        Ok(self.inner.fall_back(charges, &joined, &held))
+    }
+
     /// Decides charges, each by itself. The store is asked for all of them at the same time, in their order.
     pub async fn check_each(
         &self,
@@ -291,17 +305,13 @@ impl SharedLimiter {
 
 impl Inner {
     async fn decide(
-        &self,
+        self: &Arc<Self>,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<Verdict, CheckError> {
         fit(charges)?;
         let joined = Joined::of(charges);
-        let held = joined.charges.iter().filter(|charge| fits(charge)).map(|&charge| {
-            let needs = charge.limit.algorithm() == Algorithm::Concurrency && charge.permit == 0;
-            Charge { permit: if needs { permit::next_id() } else { charge.permit }, ..charge }
-        });
-        let held: SmallVec<[_; 2]> = held.collect();
+        let held = with_permits(&joined);
         // A peek changes nothing, so it can be asked as often as one likes.
         let id = id.filter(|_| held.iter().any(|charge| charge.cost > 0));
         match self.charge_store(&held, id).await {
@@ -310,13 +320,25 @@ impl Inner {
                 Ok(self.core.conclude(charges, outcomes, now, false))
             }
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
-            Err(_) => {
-                let (outcomes, now) = self.core.with_slots(&held, |slots| {
-                    self.core.charge_shares(slots, |place| self.failure(&held[place]))
-                });
-                Ok(self.core.conclude(charges, joined.spread(charges, outcomes), now, true))
+            Err(error) => {
+                let verdict = self.fall_back(charges, &joined, &held);
+                self.return_unless(verdict.decision.allowed, &held, &error);
+                Ok(verdict)
             }
         }
+    }
+
+    /// Decides charges by their failure modes. `held` are those of `joined` that could be admitted.
+    fn fall_back(
+        &self,
+        charges: &[Charge<'_>],
+        joined: &Joined<'_>,
+        held: &[Charge<'_>],
+    ) -> Verdict {
+        let (outcomes, now) = self.core.with_slots(held, |slots| {
+            self.core.charge_shares(slots, |place| self.failure(&held[place]))
+        });
+        self.core.conclude(charges, joined.spread(charges, outcomes), now, true)
     }
 
     /// Renews a permit in the store.
@@ -334,7 +356,8 @@ impl Inner {
         charge.failure.unwrap_or_else(of_policy)
     }
 
-    fn nudge(&self, charge: &Charge<'_>) {
+    /// Wakes the first caller that waits for the key of a charge.
+    pub(super) fn nudge(&self, charge: &Charge<'_>) {
         let scope = self.core.scope_of(charge);
         self.core.nudge(Some(self.core.memory.identity(&scope, charge.key)));
     }
@@ -369,9 +392,9 @@ impl Core {
     /// [`Core::scope_of`] for a charge to the policy at this place.
     fn scope_at(&self, place: Option<usize>, charge: &Charge<'_>) -> Scope {
         let policies = &self.path.policies;
-        match place.and_then(|place| policies.target_like(place, &charge.limit)) {
+        match place.and_then(|place| policies.target_of(place, charge)) {
             Some(target) => self.scopes[target],
-            None => self.memory.scope(charge.policy, &charge.limit),
+            None => self.memory.scope_of(charge),
         }
     }
 
@@ -509,8 +532,17 @@ pub(super) fn charge<'a>(
     cost: u64,
 ) -> Charge<'a> {
     let tag = policies.tag(target, key);
-    let charge = Charge::new(target.name, key, target.limit).cost(cost);
+    let charge = Charge::new(target.name, key, target.limit).counter(target.counter).cost(cost);
     Charge { tag, enforced: target.enforced, lease: target.lease, ..charge }
+}
+
+/// The charges that could be admitted, each with a permit if its limit needs one.
+fn with_permits<'a>(joined: &Joined<'a>) -> SmallVec<[Charge<'a>; 2]> {
+    let held = joined.charges.iter().filter(|charge| fits(charge)).map(|&charge| {
+        let needs = charge.limit.algorithm() == Algorithm::Concurrency && charge.permit == 0;
+        Charge { permit: if needs { permit::next_id() } else { charge.permit }, ..charge }
+    });
+    held.collect()
 }
 
 /// Refuses a cost that could never be admitted, unless nothing depends on it.
@@ -537,5 +569,7 @@ fn is_plain(charge: &Charge<'_>) -> bool {
 
 #[inline]
 fn counts_like(one: &Charge<'_>, other: &Charge<'_>) -> bool {
-    one.policy == other.policy && one.limit.counts_like(&other.limit)
+    let is_carried = one.counter != Counter::Limit && one.limit.counts_like(&other.limit);
+    (one.policy, one.counter) == (other.policy, other.counter)
+        && (is_carried || one.limit == other.limit)
 }

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     Algorithm, MemoryStore, PolicySet, Stats,
+    policy::Target,
     store::memory::{
         Slot,
         identity::{Identity, Scope},
@@ -26,8 +27,11 @@ pub(super) struct Core {
 
 impl Core {
     pub(super) fn new(path: Path, memory: MemoryStore, turnstile: Turnstile) -> Self {
+        let policies = path.policies.policies().iter();
+        memory.register(policies.map(|policy| (policy.name, &*policy.domain)));
         let targets = path.policies.targets().iter();
-        let scopes = targets.map(|target| memory.scope(target.name, &target.limit)).collect();
+        let scope = |target: &Target| memory.scope(target.name, target.counter, &target.limit);
+        let scopes = targets.map(scope).collect();
         Self { path, memory, scopes, turnstile }
     }
 
@@ -42,14 +46,14 @@ impl Core {
     }
 
     /// Charges memory, all or nothing. Counts nothing yet.
-    pub(super) fn ask(&self, fit: &Fit<'_>, permit: u64) -> Answered {
+    pub(super) fn ask(&self, fit: &Fit<'_>, permit: u128) -> Answered {
         let slots: SmallVec<[Slot<'_>; 8]> =
             fit.items.iter().map(|&item| self.slot(item, fit.cost, permit)).collect();
         let (outcomes, now) = self.memory.charge_all(&slots);
         Answered { decision: self.path.fold(fit, &outcomes), outcomes, now }
     }
 
-    pub(super) fn slot<'a>(&'a self, item: Item<'_>, cost: u64, permit: u64) -> Slot<'a> {
+    pub(super) fn slot<'a>(&'a self, item: Item<'_>, cost: u64, permit: u128) -> Slot<'a> {
         let (scope, target) = (&self.scopes[item.0], self.path.target(item));
         let id = self.memory.identity(scope, item.1);
         let permit = if target.limit.algorithm() == Algorithm::Concurrency { permit } else { 0 };

@@ -16,7 +16,7 @@ use crate::{
 
 impl Core {
     /// Decides a request by the failure modes of its policies, all or nothing. Counts nothing yet.
-    pub(super) fn fall_back(&self, fit: &Fit<'_>, permit: u64) -> Answered {
+    pub(super) fn fall_back(&self, fit: &Fit<'_>, permit: u128) -> Answered {
         let slots: SmallVec<[Slot<'_>; 8]> =
             fit.items.iter().map(|&item| self.slot(item, fit.cost, permit)).collect();
         let failure = |place: usize| self.failure(fit.items[place]);

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::charges::fits;
 use crate::{
-    Charge, KeyRef, Limit, PolicyName,
+    Charge, Counter, KeyRef, Limit, PolicyName,
     algorithm::{NEVER, Outcome},
     policy::FailureMode,
 };
@@ -22,7 +22,7 @@ pub(super) struct Joined<'a> {
 }
 
 /// What charges have in common that differ in their cost alone.
-type Place<'a> = (PolicyName, KeyRef<'a>, Limit, u64, bool, Option<FailureMode>);
+type Place<'a> = (PolicyName, Counter, KeyRef<'a>, Limit, u128, bool, Option<FailureMode>);
 
 /// Where each of them is, if there are so many that looking at all would take long.
 type Index<'a> = Option<HashMap<Place<'a>, usize>>;
@@ -122,6 +122,6 @@ impl Part {
 }
 
 fn place_of<'a>(charge: &Charge<'a>) -> Place<'a> {
-    let Charge { policy, key, limit, permit, enforced, failure, .. } = *charge;
-    (policy, key, limit, permit, enforced, failure)
+    let Charge { policy, counter, key, limit, permit, enforced, failure, .. } = *charge;
+    (policy, counter, key, limit, permit, enforced, failure)
 }

@@ -2,6 +2,7 @@
 
 mod builder;
 mod charges;
+mod clear;
 mod core;
 mod failure;
 mod join;
@@ -11,6 +12,7 @@ mod permit;
 mod shared;
 mod shared_permit;
 mod turnstile;
+mod unanswered;
 mod waiting;
 
 use std::{ops::Range, sync::Arc};
@@ -197,7 +199,8 @@ impl Limiter {
     /// the change, no more is admitted than the bounds of the old and the new limit allow together. What a token
     /// bucket owes may be forgiven once it would have been paid at the old rate.
     ///
-    /// Both limiters go on side by side; counting goes on in each from where it stands.
+    /// Both limiters share the counters. If both are used, they admit together no more than a limit with the larger
+    /// burst and the larger amount of the two would.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
         Self::new(self.inner.core.succeeded_by(policies))
     }
@@ -273,7 +276,7 @@ impl Inner {
         }
     }
 
-    fn charge(&self, items: Items<'_>, cost: u64, permit: u64) -> Result<Decision, CostError> {
+    fn charge(&self, items: Items<'_>, cost: u64, permit: u128) -> Result<Decision, CostError> {
         let fit = self.core.path.fit(items, cost)?;
         let answered = self.core.ask(&fit, permit);
         self.core.path.count(&fit, &answered);

@@ -1,10 +1,4 @@
-use std::{
-    hash::{BuildHasher, RandomState},
-    sync::{
-        LazyLock,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use std::cell::RefCell;
 
 use smallvec::SmallVec;
 
@@ -45,7 +39,7 @@ pub(super) struct Held {
     limits: SmallVec<[(usize, KeyBuf); 1]>,
     /// Where somebody may wait for it.
     pub(super) queue: Option<Identity>,
-    pub(super) id: u64,
+    pub(super) id: u128,
 }
 
 impl Limiter {
@@ -86,7 +80,7 @@ impl Limiter {
     }
 
     /// Permit `id`, which has been taken.
-    pub(super) fn permit(&self, items: &[Item<'_>], id: u64) -> Permit {
+    pub(super) fn permit(&self, items: &[Item<'_>], id: u128) -> Permit {
         Permit { limiter: self.clone(), held: self.inner.core.hold(items, id) }
     }
 }
@@ -104,9 +98,16 @@ impl<P> Admission<P> {
 }
 
 impl Permit {
-    /// An id for a [charge](crate::Charge::permit) to a concurrency limit, unlike that of any other permit. For those
-    /// who keep permits themselves, as a service does for its clients.
-    pub fn new_id() -> u64 {
+    /// Returns a new id for a [charge](crate::Charge::permit) to a concurrency limit, for callers that keep permits
+    /// themselves, as a server does for its clients.
+    ///
+    /// The id is 128 bits from the operating system's random number generator, so knowing other ids does not help to
+    /// guess it. It is never 0, which means no permit.
+    ///
+    /// # Panics
+    ///
+    /// If the operating system returns no random bytes.
+    pub fn new_id() -> u128 {
         next_id()
     }
 
@@ -135,7 +136,7 @@ impl Held {
 
 impl Core {
     /// What permit `id` of a request is a permit of.
-    pub(super) fn hold(&self, items: &[Item<'_>], id: u64) -> Held {
+    pub(super) fn hold(&self, items: &[Item<'_>], id: u128) -> Held {
         let concurrent =
             |item: &&Item<'_>| self.path.target(**item).limit.algorithm() == Algorithm::Concurrency;
         let limits = items.iter().filter(concurrent);
@@ -155,7 +156,7 @@ impl Core {
     }
 
     /// Renews permit `id` of these limits in memory. One in shadow mode may never have held it.
-    pub(super) fn renew_items<'a>(&self, items: impl Iterator<Item = Item<'a>>, id: u64) -> bool {
+    pub(super) fn renew_items<'a>(&self, items: impl Iterator<Item = Item<'a>>, id: u128) -> bool {
         let lost = |item: &Item<'_>| {
             !self.memory.renew(&self.slot(*item, 0, id)) && self.path.target(*item).enforced
         };
@@ -164,9 +165,63 @@ impl Core {
     }
 }
 
-/// Never 0, which is no permit. Other processes give other ids: each begins somewhere else.
-pub(super) fn next_id() -> u64 {
-    static FIRST: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    FIRST.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)).max(1)
+/// Random bytes for the next ids of a thread. One system call fills it for [`IDS_PER_CALL`] ids.
+struct RandomIds {
+    bytes: [u8; ID_BYTES * IDS_PER_CALL],
+    used: usize,
+}
+
+const ID_BYTES: usize = size_of::<u128>();
+const IDS_PER_CALL: usize = 16;
+
+impl RandomIds {
+    const fn empty() -> Self {
+        Self { bytes: [0; ID_BYTES * IDS_PER_CALL], used: ID_BYTES * IDS_PER_CALL }
+    }
+
+    fn next(&mut self) -> u128 {
+        if self.used == self.bytes.len() {
+            if let Err(error) = getrandom::fill(&mut self.bytes) {
+                panic!("the operating system returned no random bytes: {error}");
+            }
+            self.used = 0;
+        }
+        let mut id = [0; ID_BYTES];
+        let next = self.used + ID_BYTES;
+        id.copy_from_slice(&self.bytes[self.used..next]);
+        // An id that was returned does not stay in memory.
+        self.bytes[self.used..next].fill(0);
+        self.used = next;
+        u128::from_le_bytes(id).max(1)
+    }
+}
+
+/// Returns an id for [`Permit::new_id`].
+pub(super) fn next_id() -> u128 {
+    thread_local! {
+        static IDS: RefCell<RandomIds> = const { RefCell::new(RandomIds::empty()) };
+    }
+    IDS.with_borrow_mut(RandomIds::next)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::next_id;
+
+    #[test]
+    fn ids_use_all_128_bits_and_do_not_follow_from_each_other() {
+        let mut ids: Vec<u128> = (0..1_000).map(|_| next_id()).collect();
+        ids.extend(std::thread::spawn(|| [(); 1_000].map(|()| next_id())).join().unwrap());
+        let differences: HashSet<u128> =
+            ids.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
+        assert_eq!(differences.len(), ids.len() - 1, "no two steps are alike");
+        for bit in 0..128 {
+            let set = ids.iter().filter(|id| (*id >> bit) & 1 == 1).count();
+            // 1,000 of 2,000 are expected; the standard deviation is 22.
+            assert!((800..1_200).contains(&set), "bit {bit} is set in {set} of 2,000 ids");
+        }
+        assert!(!ids.contains(&0));
+    }
 }

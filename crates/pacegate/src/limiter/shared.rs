@@ -9,10 +9,11 @@ use super::{
     path::{Answered, Fit, Item, Items, Path},
     permit,
     turnstile::Turnstile,
+    unanswered::Unanswered,
 };
 use crate::{
     Algorithm, Charge, CostError, Decision, Detached, Key, KeyBuf, KeyRef, Limit, MemoryStore,
-    PolicySet, Request, Stats, Store, StoreError, algorithm::Outcome,
+    PolicySet, Request, Stats, Store, StoreError, algorithm::Outcome, policy::Target,
 };
 
 /// Decides whether a request may pass now, over any [`Store`].
@@ -41,7 +42,7 @@ pub(super) struct Inner {
     /// Its memory is what there is to fall back on.
     pub(super) core: Core,
     pub(super) store: Arc<dyn Store>,
-    /// One plain policy by key, with one limit: nothing to plan and nothing to fold.
+    /// One plain policy by key, with one limit: nothing to plan, nothing to fold and no permit to return.
     is_single: bool,
 }
 
@@ -80,7 +81,9 @@ impl SharedLimiter {
     }
 
     pub(super) fn over(store: Arc<dyn Store>, core: Core) -> Self {
-        let is_single = core.path.policies.direct() == Some(0..1);
+        let policies = &core.path.policies;
+        let holds = |target: &Target| target.limit.algorithm() == Algorithm::Concurrency;
+        let is_single = policies.direct() == Some(0..1) && !policies.targets().iter().any(holds);
         Self { inner: Arc::new(Inner { core, store, is_single }) }
     }
 
@@ -197,7 +200,7 @@ impl Inner {
     fn check_now(&self, key: KeyRef<'_>, cost: u64) -> Option<Decision> {
         let (path, item) = (&self.core.path, (0, key));
         path.fit_one(item, cost).ok()?;
-        let charge = self.charge_of(item, cost, self.permit(item));
+        let charge = self.charge_of(item, cost, 0);
         let outcome = self.store.charge_now(&charge)?;
         let decision = Decision::of(charge.policy, charge.limit, outcome);
         path.count_one(item, cost, &decision, || self.core.memory.now());
@@ -208,8 +211,7 @@ impl Inner {
     async fn check_single(&self, key: KeyBuf, cost: u64) -> Result<Decision, CheckError> {
         let (path, item) = (&self.core.path, (0, key.as_ref()));
         path.fit_one(item, cost)?;
-        let permit = self.permit(item);
-        let charge = self.charge_of(item, cost, permit);
+        let charge = self.charge_of(item, cost, 0);
         match self.store.charge(slice::from_ref(&charge)).await.as_deref() {
             Ok(&[outcome]) => {
                 let decision = Decision::of(charge.policy, charge.limit, outcome);
@@ -237,14 +239,8 @@ impl Inner {
         Ok(answered.decision)
     }
 
-    /// The id under which a concurrency limit would hold the units.
-    fn permit(&self, item: Item<'_>) -> u64 {
-        let algorithm = self.core.path.target(item).limit.algorithm();
-        if algorithm == Algorithm::Concurrency { permit::next_id() } else { 0 }
-    }
-
     async fn charge(
-        &self,
+        self: &Arc<Self>,
         items: Items<'_>,
         cost: u64,
         id: Option<&[u8]>,
@@ -258,11 +254,12 @@ impl Inner {
         Ok(answered.decision)
     }
 
-    /// Charges the store, or where it fails, falls back. Counts nothing yet.
+    /// Charges the store, or where it fails, falls back. Counts nothing yet. Permits of a request that is not allowed
+    /// are returned, if the store may have taken them.
     pub(super) async fn ask(
-        &self,
+        self: &Arc<Self>,
         fit: &Fit<'_>,
-        permit: u64,
+        permit: u128,
         id: Option<&[u8]>,
     ) -> Result<Answered, StoreError> {
         let charge = |&item: &_| self.charge_of(item, fit.cost, permit);
@@ -274,13 +271,30 @@ impl Inner {
                 Ok(Answered { decision, outcomes, now: self.core.memory.now() })
             }
             Err(error @ StoreError::Unsupported(_)) => Err(error),
-            Err(_) => Ok(self.core.fall_back(fit, permit)),
+            Err(error) => {
+                let answered = self.core.fall_back(fit, permit);
+                self.return_unless(answered.decision.allowed, &charges, &error);
+                Ok(answered)
+            }
         }
     }
 
-    /// One outcome for each charge, or an error. No charges are no question.
+    /// Returns the permits of charges that failed, unless the caller was allowed to hold them nevertheless.
+    pub(super) fn return_unless(
+        self: &Arc<Self>,
+        allowed: bool,
+        charges: &[Charge<'_>],
+        error: &StoreError,
+    ) {
+        if !allowed && error.is_uncertain() {
+            drop(Unanswered::of(self, charges));
+        }
+    }
+
+    /// Returns one outcome for each charge, or an error. Without charges, the store is not asked. If this is cancelled,
+    /// permits that the store may have taken are returned.
     pub(super) async fn charge_store(
-        &self,
+        self: &Arc<Self>,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<Vec<Outcome>, StoreError> {
@@ -292,10 +306,14 @@ impl Inner {
         {
             return Ok(vec![outcome]);
         }
+        let unanswered = Unanswered::of(self, charges);
         let outcomes = match id {
             Some(id) => self.store.charge_once(id, charges).await,
             None => self.store.charge(charges).await,
         };
+        if let Some(unanswered) = unanswered {
+            unanswered.answered();
+        }
         self.heard(outcomes.and_then(|outcomes| {
             if outcomes.len() == charges.len() {
                 return Ok(outcomes);
@@ -318,12 +336,12 @@ impl Inner {
         if let Err(error) = &answer
             && !matches!(error, StoreError::Unsupported(_))
         {
-            self.core.path.meter.count_store_failure();
+            self.core.path.meter.count_store_failure(error);
         }
         answer
     }
 
-    pub(super) fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64, permit: u64) -> Charge<'a> {
+    pub(super) fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64, permit: u128) -> Charge<'a> {
         let target = self.core.path.target(item);
         let permit = if target.limit.algorithm() == Algorithm::Concurrency { permit } else { 0 };
         Charge { permit, ..charges::charge(&self.core.path.policies, target, item.1, cost) }

@@ -28,7 +28,8 @@ impl SharedLimiter {
     /// Takes a permit for `key` under a [concurrency](crate::Algorithm::Concurrency) limit.
     ///
     /// Other limits of the same key are charged as [`SharedLimiter::check`] would, all or nothing. If this is cancelled
-    /// while the store is asked, what it may have taken is returned.
+    /// while the store is asked, or denied because the store did not answer, a permit that the store may have taken is
+    /// returned.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -71,7 +72,7 @@ impl SharedLimiter {
         Ok(Admission { decision: answered.decision, permit })
     }
 
-    /// A permit that the store may hold.
+    /// A permit that the store holds.
     pub(super) fn permit(&self, held: Held) -> SharedPermit {
         SharedPermit { inner: self.inner.clone(), held, degraded: false, returned: false }
     }
@@ -82,26 +83,20 @@ impl SharedLimiter {
         fit: &Fit<'_>,
         held: Held,
     ) -> Result<(Answered, Option<SharedPermit>), StoreError> {
-        let id = held.id;
-        // Made before the store is asked: if this ends early, dropping it gives back what may have been taken.
-        let mut permit = self.permit(held);
-        let answered =
-            self.inner.ask(fit, id, None).await.inspect_err(|_| permit.returned = true)?;
+        let answered = self.inner.ask(fit, held.id, None).await?;
         let decision = answered.decision;
-        permit.degraded = decision.is_degraded();
         if decision.is_allowed() {
+            let mut permit = self.permit(held);
+            permit.degraded = decision.is_degraded();
             return Ok((answered, Some(permit)));
         }
-        permit.returned = !decision.is_degraded();
-        // Whoever waits would look, be denied, give back and look again, for as long as the store is away.
-        permit.held.queue = None;
         Ok((answered, None))
     }
 }
 
 impl SharedPermit {
-    /// Returns the permit, and says whether the store has heard of it. If it has not, it is told once more in passing,
-    /// and the permit ends with its period at the latest.
+    /// Returns the permit, and reports whether the store has confirmed it. On an error the release is retried in the
+    /// background, and the permit ends with its period at the latest.
     pub async fn release(mut self) -> Result<(), StoreError> {
         if !self.degraded {
             self.inner.release(&self.held).await?;
@@ -140,7 +135,7 @@ impl Drop for SharedPermit {
         }
         let (inner, held) = (self.inner.clone(), std::mem::take(&mut self.held));
         self.inner.store.detach(Box::pin(async move {
-            // Nobody is there to be told; it is counted, and the permit ends with its period.
+            // A failure is counted, and the store retries.
             let _ = inner.release(&held).await;
         }));
     }

@@ -95,6 +95,21 @@ impl Turnstile {
         }
     }
 
+    /// [`Turnstile::nudge`] for every key.
+    pub(super) fn nudge_all(&self) {
+        for nudges in self.shared.nudges.iter() {
+            nudges.fetch_add(1, Ordering::SeqCst);
+        }
+        let mut queues = self.shared.queues.lock();
+        let first = |queue: &mut Queue| {
+            queue.expected = Duration::ZERO;
+            queue.waiters.front_mut().and_then(|first| first.waker.take())
+        };
+        let firsts: Vec<Waker> = queues.values_mut().filter_map(first).collect();
+        drop(queues);
+        firsts.into_iter().for_each(Waker::wake);
+    }
+
     /// How often `key` was nudged so far, and perhaps others.
     pub(super) fn nudges(&self, key: Identity) -> u64 {
         self.shared.nudges(key).load(Ordering::SeqCst)

@@ -1,13 +1,23 @@
-use std::{fmt, str::FromStr};
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    str::FromStr,
+};
+
+use super::Paths;
 
 /// A pattern for values that look like paths: `*` is any run without `/`, `**` any run at all, `?` any one character
 /// but `/`, and everything else stands for itself.
 ///
-/// Matching takes one pass over the value, whatever the pattern: a hostile value cannot make it slow.
-#[derive(Clone, PartialEq, Eq, Hash)]
+/// Matching reads each byte of the value once and does a fixed amount of work for it. If the value is longer than
+/// [`Glob::MAX_MATCHED`], it reads only the beginning, see [`Glob::matches`].
+#[derive(Clone)]
 pub struct Glob {
     text: String,
+    /// The normal form that values have, if they are paths.
+    paths: Option<Paths>,
     tokens: Vec<Token>,
+    program: Program,
 }
 
 /// Why a text is not a [`Glob`].
@@ -23,60 +33,213 @@ enum Token {
     RunWithSlashes,
 }
 
+/// A pattern as sets of places, to take all of them a byte further at once. Bit n of a set: the place before token n.
+#[derive(Clone)]
+struct Program {
+    /// The class of each byte.
+    classes: Box<[u8; 256]>,
+    /// For each class, the places before a token for just that byte. Bytes of class 0 are in no token.
+    expecting: Vec<u128>,
+    ones: u128,
+    runs: u128,
+    runs_with_slashes: u128,
+    /// The place behind the last token.
+    end: u128,
+}
+
+/// The places that are reached, in the middle of a value.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    places: u128,
+    /// More bytes of the same character.
+    rest: u8,
+}
+
+/// The result, and the number of bytes that were read for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Scan {
+    result: Fit,
+    steps: usize,
+}
+
+/// The result for one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fit {
+    No,
+    /// Some values that begin like this one do.
+    Perhaps,
+    Yes,
+}
+
 /// The places in a pattern, its end among them, are the bits of a `u128`.
 const MAX_TOKENS: usize = 127;
 
 impl Glob {
+    /// The bytes of a value that are read. No server routes by paths of this length.
+    pub const MAX_MATCHED: usize = 4096;
+
     /// Whether the whole of `value` matches.
+    ///
+    /// A value that is longer than [`Glob::MAX_MATCHED`] matches if some value with the same first bytes does. So a
+    /// long value cannot avoid a policy: the policy applies rather once too often.
     pub fn matches(&self, value: &[u8]) -> bool {
-        // Bit n: the pattern up to its n-th token has matched what was read so far.
-        let mut places = self.past_runs(1);
-        let mut rest = 0;
-        for &byte in value {
-            let is_inside = rest > 0 && byte & 0xc0 == 0x80;
-            rest = if is_inside { rest - 1 } else { bytes_after(byte) };
-            let mut next = 0;
-            for (n, token) in self.tokens.iter().enumerate() {
-                next |= match token {
-                    // More of the character that it stands for.
-                    Token::One if is_inside => places & (1 << (n + 1)),
-                    _ if places >> n & 1 == 0 => 0,
-                    Token::Byte(wanted) => u128::from(*wanted == byte) << (n + 1),
-                    Token::One => u128::from(byte != b'/') << (n + 1),
-                    Token::Run => u128::from(byte != b'/') << n,
-                    Token::RunWithSlashes => 1 << n,
-                };
+        self.scan(value).result != Fit::No
+    }
+
+    /// Returns `true` if the whole of `value` matches and, if it is longer than [`Glob::MAX_MATCHED`], all values with
+    /// the same first bytes do.
+    pub(super) fn surely_matches(&self, value: &[u8]) -> bool {
+        self.scan(value).result == Fit::Yes
+    }
+
+    /// Returns this pattern for paths in a normal form.
+    ///
+    /// Values have no slash at their end then, but `/api/**` matches `/api/` and so has to match `/api`.
+    pub(super) fn for_paths(&self, paths: Paths) -> Result<Self, GlobError> {
+        match paths {
+            Paths::Exact => self.text.parse(),
+            _ => Self::new(paths.normalize_pattern(&self.text), Some(paths)),
+        }
+    }
+
+    /// The part before the first wildcard, up to and without its last `/`: every value that matches begins with it,
+    /// and has a `/` there or ends. `None` if there is no such `/`.
+    pub(super) fn literal_prefix(&self) -> Option<Vec<u8>> {
+        let mut literal: Vec<u8> = self.tokens.iter().map_while(Token::byte).collect();
+        let end = literal.iter().rposition(|&byte| byte == b'/')?;
+        literal.truncate(end);
+        Some(literal)
+    }
+
+    /// The only value that matches, if there is no wildcard at all.
+    pub(super) fn literal(&self) -> Option<String> {
+        let bytes = self.tokens.iter().map(Token::byte).collect::<Option<Vec<u8>>>()?;
+        String::from_utf8(bytes).ok()
+    }
+
+    fn new(text: String, paths: Option<Paths>) -> Result<Self, GlobError> {
+        let tokens = tokens(text.as_bytes(), paths.is_some());
+        if tokens.len() > MAX_TOKENS {
+            return Err(GlobError);
+        }
+        Ok(Self { program: Program::new(&tokens), text, paths, tokens })
+    }
+
+    fn scan(&self, value: &[u8]) -> Scan {
+        let program = &self.program;
+        let mut progress = Progress { places: program.past_runs(1), rest: 0 };
+        let read = &value[..value.len().min(Self::MAX_MATCHED)];
+        for (place, &byte) in read.iter().enumerate() {
+            progress = program.step(progress, byte);
+            if progress.places == 0 {
+                return Scan { result: Fit::No, steps: place + 1 };
             }
-            places = self.past_runs(next);
-            if places == 0 {
-                return false;
+            if program.takes_all(progress.places) {
+                return Scan { result: Fit::Yes, steps: place + 1 };
             }
         }
-        places >> self.tokens.len() & 1 == 1
+        if read.len() < value.len() {
+            return Scan { result: Fit::Perhaps, steps: read.len() };
+        }
+        let is_path = self.paths.is_some() && value != b"/";
+        let is_folder = || is_path && program.is_end(program.step(progress, b'/').places);
+        let result = match program.is_end(progress.places) || is_folder() {
+            true => Fit::Yes,
+            false => Fit::No,
+        };
+        Scan { result, steps: read.len() + usize::from(is_path) }
     }
+}
 
-    /// The part before the first wildcard, up to and with its last `/`: every value that matches begins with it.
-    pub(super) fn literal_prefix(&self) -> &[u8] {
-        let literal =
-            self.tokens.iter().take_while(|token| matches!(token, Token::Byte(_))).count();
-        let literal = &self.text.as_bytes()[..literal];
-        let end = literal.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
-        &literal[..end]
+impl Token {
+    fn byte(&self) -> Option<u8> {
+        match self {
+            Self::Byte(byte) => Some(*byte),
+            Self::One | Self::Run | Self::RunWithSlashes => None,
+        }
     }
+}
 
-    /// Whether there is no wildcard at all.
-    pub(super) fn is_literal(&self) -> bool {
-        self.tokens.iter().all(|token| matches!(token, Token::Byte(_)))
+/// Splits a pattern. In the pattern of a path, `%2a` is a literal `*`.
+fn tokens(text: &[u8], is_path: bool) -> Vec<Token> {
+    let mut tokens = Vec::new();
+    let mut rest = text;
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        match (byte, tokens.last_mut()) {
+            (b'*', Some(last @ (Token::Run | Token::RunWithSlashes))) => {
+                *last = Token::RunWithSlashes;
+            }
+            (b'*', _) => tokens.push(Token::Run),
+            (b'?', _) => tokens.push(Token::One),
+            (b'%', _) if is_path && tail.starts_with(b"2a") => {
+                tokens.push(Token::Byte(b'*'));
+                rest = &tail[2..];
+            }
+            (byte, _) => tokens.push(Token::Byte(byte)),
+        }
     }
+    tokens
+}
 
-    /// A run may be empty: whoever stands before one also stands behind it.
-    fn past_runs(&self, mut places: u128) -> u128 {
-        for (n, token) in self.tokens.iter().enumerate() {
-            if matches!(token, Token::Run | Token::RunWithSlashes) {
-                places |= (places >> n & 1) << (n + 1);
+impl Program {
+    fn new(tokens: &[Token]) -> Self {
+        let mut program = Self {
+            classes: Box::new([0; 256]),
+            expecting: vec![0],
+            ones: 0,
+            runs: 0,
+            runs_with_slashes: 0,
+            end: 1 << tokens.len(),
+        };
+        for (n, token) in tokens.iter().enumerate() {
+            let place = 1 << n;
+            match token {
+                Token::Byte(byte) => *program.expecting_mut(*byte) |= place,
+                Token::One => program.ones |= place,
+                Token::Run => program.runs |= place,
+                Token::RunWithSlashes => program.runs_with_slashes |= place,
             }
         }
-        places
+        program
+    }
+
+    fn expecting_mut(&mut self, byte: u8) -> &mut u128 {
+        let class = &mut self.classes[usize::from(byte)];
+        if *class == 0 {
+            // At most as many as tokens.
+            *class = u8::try_from(self.expecting.len()).unwrap_or(u8::MAX);
+            self.expecting.push(0);
+        }
+        &mut self.expecting[usize::from(*class)]
+    }
+
+    fn step(&self, Progress { places, rest }: Progress, byte: u8) -> Progress {
+        let is_inside = rest > 0 && byte & 0xc0 == 0x80;
+        let expecting = self.expecting[usize::from(self.classes[usize::from(byte)])];
+        let mut next = (places & expecting) << 1 | places & self.runs_with_slashes;
+        if is_inside {
+            // More of the character that a `?` stands for.
+            next |= places & self.ones << 1 | places & self.runs;
+        } else if byte != b'/' {
+            next |= (places & self.ones) << 1 | places & self.runs;
+        }
+        let rest = if is_inside { rest - 1 } else { bytes_after(byte) };
+        Progress { places: self.past_runs(next), rest }
+    }
+
+    /// A run may be empty: from the place before one, the place behind it is reached, too. No two runs are adjacent.
+    fn past_runs(&self, places: u128) -> u128 {
+        places | (places & (self.runs | self.runs_with_slashes)) << 1
+    }
+
+    fn is_end(&self, places: u128) -> bool {
+        places & self.end != 0
+    }
+
+    /// Returns `true` if the last token is `**` and was reached: anything may follow.
+    fn takes_all(&self, places: u128) -> bool {
+        places & self.runs_with_slashes & self.end >> 1 != 0
     }
 }
 
@@ -94,21 +257,21 @@ impl FromStr for Glob {
     type Err = GlobError;
 
     fn from_str(text: &str) -> Result<Self, GlobError> {
-        let mut tokens = Vec::new();
-        for &byte in text.as_bytes() {
-            match (byte, tokens.last_mut()) {
-                (b'*', Some(last @ (Token::Run | Token::RunWithSlashes))) => {
-                    *last = Token::RunWithSlashes;
-                }
-                (b'*', _) => tokens.push(Token::Run),
-                (b'?', _) => tokens.push(Token::One),
-                (byte, _) => tokens.push(Token::Byte(byte)),
-            }
-        }
-        if tokens.len() > MAX_TOKENS {
-            return Err(GlobError);
-        }
-        Ok(Self { text: text.to_owned(), tokens })
+        Self::new(text.to_owned(), None)
+    }
+}
+
+impl PartialEq for Glob {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.text, self.paths) == (&other.text, other.paths)
+    }
+}
+
+impl Eq for Glob {}
+
+impl Hash for Glob {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.text, self.paths).hash(state);
     }
 }
 
@@ -177,13 +340,110 @@ mod tests {
     #[test]
     fn knows_its_literal_prefix() {
         for (pattern, prefix) in [
-            ("/api/v1/*", "/api/v1/"),
-            ("/api/v1*", "/api/"),
-            ("api*", ""),
-            ("/a?/b", "/"),
-            ("**", ""),
+            ("/api/v1/*", Some("/api/v1")),
+            ("/api/v1*", Some("/api")),
+            ("api*", None),
+            ("/a?/b", Some("")),
+            ("**", None),
         ] {
-            assert_eq!(pattern.parse::<Glob>().unwrap().literal_prefix(), prefix.as_bytes());
+            let prefix = prefix.map(|prefix| prefix.as_bytes().to_vec());
+            assert_eq!(pattern.parse::<Glob>().unwrap().literal_prefix(), prefix);
+        }
+    }
+
+    /// The definition, by trying everything.
+    fn matches_slowly(tokens: &[Token], value: &str) -> bool {
+        let Some((token, others)) = tokens.split_first() else { return value.is_empty() };
+        let character = value.chars().next();
+        let after = || &value[character.map_or(0, char::len_utf8)..];
+        match token {
+            Token::Byte(byte) => {
+                value.as_bytes().first() == Some(byte) && matches_slowly(others, &value[1..])
+            }
+            Token::One => {
+                character.is_some_and(|one| one != '/') && matches_slowly(others, after())
+            }
+            Token::Run | Token::RunWithSlashes => {
+                let goes_on = match token {
+                    Token::Run => character.is_some_and(|one| one != '/'),
+                    _ => character.is_some(),
+                };
+                matches_slowly(others, value) || goes_on && matches_slowly(tokens, after())
+            }
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn agrees_with_the_definition(pattern in "[ab/*?]{0,12}", value in "[ab/é]{0,12}") {
+            proptest::prop_assume!(pattern.is_ascii());
+            let glob: Glob = pattern.parse().unwrap();
+            let expected = matches_slowly(&glob.tokens, &value);
+            proptest::prop_assert_eq!(glob.matches(value.as_bytes()), expected);
+            proptest::prop_assert_eq!(glob.surely_matches(value.as_bytes()), expected);
+        }
+    }
+
+    /// Each step is a fixed number of instructions, so steps are a bound on the work.
+    #[test]
+    fn no_value_costs_more_steps_than_the_bound() {
+        let patterns = ["**a", "*a*a*a*a*a*a*b", &"*a".repeat(60), &"?".repeat(127), "**/x/**/y*"];
+        for pattern in patterns {
+            let glob: Glob = pattern.parse().unwrap();
+            for value in ["a".repeat(60_000), "/x".repeat(30_000), "é".repeat(30_000)] {
+                let Scan { steps, .. } = glob.scan(value.as_bytes());
+                assert!(steps <= Glob::MAX_MATCHED, "{pattern}: {steps}");
+                let path = glob.for_paths(Paths::Normalized).unwrap();
+                assert!(path.scan(value.as_bytes()).steps <= Glob::MAX_MATCHED, "{pattern}");
+            }
+        }
+        let folder: Glob = "/api/**".parse().unwrap();
+        let long = format!("/api/{}", "x".repeat(60_000));
+        assert_eq!(folder.scan(long.as_bytes()), Scan { result: Fit::Yes, steps: 5 });
+        assert_eq!(folder.scan(&long.as_bytes()[1..]), Scan { result: Fit::No, steps: 1 });
+    }
+
+    #[test]
+    fn a_value_beyond_the_bound_matches_if_one_with_its_beginning_does() {
+        let long = |begin: &str| format!("{begin}{}", "x".repeat(Glob::MAX_MATCHED));
+        for (pattern, begin, matches, surely) in [
+            ("/api/**", "/api/", true, true),
+            ("/api/**", "/login/", false, false),
+            ("/api/*", "/api/", true, false),
+            ("/api/*/y", "/api/", true, false),
+            ("/api/x", "/api/", false, false),
+            ("**.js", "/login/", true, false),
+        ] {
+            let glob: Glob = pattern.parse().unwrap();
+            let value = long(begin);
+            assert_eq!(glob.matches(value.as_bytes()), matches, "{pattern} {begin}");
+            assert_eq!(glob.surely_matches(value.as_bytes()), surely, "{pattern} {begin}");
+        }
+        let glob: Glob = "/*".parse().unwrap();
+        let exact = format!("/{}", "x".repeat(Glob::MAX_MATCHED - 1));
+        assert!(glob.surely_matches(exact.as_bytes()), "as long as the bound");
+    }
+
+    #[test]
+    fn patterns_of_paths_match_normal_forms() {
+        for (pattern, yes, no) in [
+            ("/api/**", vec!["/api", "/api/x"], vec!["/apix", "/", "/a"]),
+            ("/API/*/", vec!["/api", "/api/x"], vec!["/api/x/y"]),
+            ("/**", vec!["/", "/x"], vec![]),
+            ("/*", vec!["/", "/x"], vec!["/x/y"]),
+            ("/*/*", vec!["/x", "/x/y"], vec!["/", "/x/y/z"]),
+            ("**/login", vec!["/login", "/x/login"], vec!["/loginx"]),
+            ("/a%2A*", vec!["/a*", "/a*b"], vec!["/ab"]),
+            ("/caf%C3%A9?", vec!["/caféx"], vec!["/café"]),
+        ] {
+            let glob: Glob = pattern.parse().unwrap();
+            let glob = glob.for_paths(Paths::Normalized).unwrap();
+            for value in yes {
+                assert!(glob.matches(value.as_bytes()), "{pattern} {value}");
+            }
+            for value in no {
+                assert!(!glob.matches(value.as_bytes()), "{pattern} {value}");
+            }
         }
     }
 

@@ -2,7 +2,7 @@ use std::{borrow::Cow, net::IpAddr};
 
 use ipnet::IpNet;
 
-use super::Glob;
+use super::{Glob, GlobError, Paths};
 use crate::Request;
 
 /// What a request must look like: a condition for each of some attributes, all of which must hold.
@@ -46,19 +46,57 @@ impl Match {
         self
     }
 
-    /// Whether a request meets every condition.
+    /// Whether a request meets every condition, with its values as they are. A policy also normalizes paths, see
+    /// [`Policy::covers`](super::Policy::covers).
     pub fn covers(&self, request: &Request<'_>) -> bool {
-        self.conditions
-            .iter()
-            .all(|(attribute, condition)| condition.holds(request.attribute(attribute)))
+        self.covers_values(|attribute| request.attribute(attribute))
     }
 
-    /// Whether plainly no request meets both. `false` may also mean that it is not so plain.
-    pub(super) fn excludes(&self, other: &Self) -> bool {
-        self.conditions.iter().any(|(attribute, condition)| {
+    /// Returns `true` if the values of attributes meet every condition.
+    pub(super) fn covers_values<'v>(&self, value: impl Fn(&str) -> Option<&'v [u8]>) -> bool {
+        self.conditions.iter().all(|(attribute, condition)| condition.holds(value(attribute)))
+    }
+
+    /// As [`Match::covers_values`], but a value that is too long for a pattern meets it only if all that begin like it
+    /// do.
+    pub(super) fn surely_covers<'v>(&self, value: impl Fn(&str) -> Option<&'v [u8]>) -> bool {
+        let mut conditions = self.conditions.iter();
+        conditions.all(|(attribute, condition)| condition.surely_holds(value(attribute)))
+    }
+
+    /// Returns the same conditions, those on paths in the form that is compared.
+    pub(super) fn normalized(&self, paths: Paths) -> Result<Self, GlobError> {
+        let conditions = self.conditions.iter().map(|(attribute, condition)| {
+            let condition = match attribute == Request::PATH {
+                true => condition.for_paths(paths)?,
+                false => condition.clone(),
+            };
+            Ok((attribute.clone(), condition))
+        });
+        Ok(Self { conditions: conditions.collect::<Result<_, _>>()? })
+    }
+
+    /// Returns `true` only if no request can meet both. Conditions on the attribute `unless` are not compared.
+    pub(super) fn excludes(&self, other: &Self, unless: Option<&str>) -> bool {
+        let mut conditions = self.conditions.iter();
+        conditions.any(|(attribute, condition)| {
             let same = other.conditions.iter().filter(|(name, _)| name == attribute);
-            same.into_iter().any(|(_, other)| condition.excludes(other))
+            let mut same = same.filter(|(name, _)| unless != Some(&**name));
+            same.any(|(_, other)| condition.excludes(other))
         })
+    }
+
+    /// Returns a number that names this match. It is the same in every process, and does not depend on the order of
+    /// conditions or of values in a list.
+    pub fn digest(&self) -> u64 {
+        let mut conditions: Vec<Vec<u8>> = self
+            .conditions
+            .iter()
+            .map(|(attribute, condition)| encode([attribute.as_bytes(), &condition.encode()]))
+            .collect();
+        conditions.sort_unstable();
+        conditions.dedup();
+        fnv(conditions.concat())
     }
 
     /// The conditions, in the order they were given.
@@ -78,7 +116,8 @@ impl Condition {
         Self::OneOf(vec![value.into()])
     }
 
-    /// Whether a value, or its absence, meets the condition.
+    /// Whether a value, or its absence, meets the condition. Of a value that is too long for a pattern, see
+    /// [`Glob::matches`].
     pub fn holds(&self, value: Option<&[u8]>) -> bool {
         match (self, value) {
             (Self::Absent, value) => value.is_none(),
@@ -94,6 +133,40 @@ impl Condition {
 }
 
 impl Condition {
+    /// Returns `true` if a value meets the condition and, if it is too long for a pattern, all values with the same
+    /// beginning do.
+    fn surely_holds(&self, value: Option<&[u8]>) -> bool {
+        match (self, value) {
+            (Self::Glob(glob), Some(value)) => glob.surely_matches(value),
+            _ => self.holds(value),
+        }
+    }
+
+    /// Returns the condition on paths in the form that is compared.
+    fn for_paths(&self, paths: Paths) -> Result<Self, GlobError> {
+        Ok(match self {
+            Self::OneOf(values) => {
+                Self::OneOf(values.iter().map(|value| paths.normalize_text(value)).collect())
+            }
+            Self::Glob(glob) => Self::Glob(glob.for_paths(paths)?),
+            other => other.clone(),
+        })
+    }
+
+    /// Encodes the condition as bytes that no other condition has.
+    fn encode(&self) -> Vec<u8> {
+        let (kind, mut values) = match self {
+            Self::OneOf(values) => ("one-of", values.clone()),
+            Self::Glob(glob) => ("glob", vec![glob.to_string()]),
+            Self::Cidr(nets) => ("cidr", nets.iter().map(IpNet::to_string).collect()),
+            Self::Present => ("present", Vec::new()),
+            Self::Absent => ("absent", Vec::new()),
+        };
+        values.sort_unstable();
+        values.dedup();
+        encode(std::iter::once(kind.to_owned()).chain(values))
+    }
+
     fn excludes(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Absent, other) | (other, Self::Absent) => *other != Self::Absent,
@@ -108,13 +181,33 @@ impl Condition {
     pub(super) fn values(&self) -> Option<Cow<'_, [String]>> {
         match self {
             Self::OneOf(values) => Some(Cow::Borrowed(values)),
-            Self::Glob(glob) if glob.is_literal() => Some(Cow::Owned(vec![glob.to_string()])),
+            Self::Glob(glob) => glob.literal().map(|value| Cow::Owned(vec![value])),
             _ => None,
         }
     }
 }
 
+/// Texts one after the other, each after its length, so that no two lists look alike.
+fn encode<T: AsRef<[u8]>>(texts: impl IntoIterator<Item = T>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for text in texts {
+        bytes.extend_from_slice(&(text.as_ref().len() as u64).to_le_bytes());
+        bytes.extend_from_slice(text.as_ref());
+    }
+    bytes
+}
+
+/// FNV-1a: the configuration is not hostile, and the number must be the same in every process.
+fn fnv(bytes: Vec<u8>) -> u64 {
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
 fn address(value: &[u8]) -> Option<IpAddr> {
+    if value.len() > MAX_ADDRESS {
+        return None;
+    }
     let address: IpAddr = std::str::from_utf8(value).ok()?.parse().ok()?;
     Some(address.to_canonical())
 }
@@ -127,6 +220,9 @@ fn is_in(address: IpAddr, net: &IpNet) -> bool {
         _ => net.contains(&address),
     }
 }
+
+/// The longest text of an address is shorter.
+const MAX_ADDRESS: usize = 64;
 
 /// So many bits say that the rest is an IPv4 address. A network with fewer of them is one of IPv6.
 const MAPPED: u8 = 96;
@@ -190,10 +286,45 @@ mod tests {
             (glob("/a/**"), glob("/b/**"), false),
         ] {
             let [first, second] = [&a, &b].map(|one| Match::any().and("x", one.clone()));
-            assert_eq!(first.excludes(&second), exclude, "{a:?} {b:?}");
-            assert_eq!(second.excludes(&first), exclude, "{b:?} {a:?}");
+            assert_eq!(first.excludes(&second, None), exclude, "{a:?} {b:?}");
+            assert_eq!(second.excludes(&first, None), exclude, "{b:?} {a:?}");
             let elsewhere = Match::any().and("y", b);
-            assert!(!first.excludes(&elsewhere));
+            assert!(!first.excludes(&elsewhere, None));
         }
+    }
+
+    #[test]
+    fn a_match_is_named_by_its_meaning_and_not_by_its_order() {
+        let list = |values: &[&str]| {
+            Condition::OneOf(values.iter().map(|&value| value.to_owned()).collect())
+        };
+        let glob = |text: &str| Condition::Glob(text.parse().unwrap());
+        let one = Match::any().and("plan", list(&["pro", "gold"])).and("path", glob("/a/**"));
+        let other = Match::any().and("path", glob("/a/**")).and("plan", list(&["gold", "pro"]));
+        assert_eq!(one.digest(), other.digest());
+        assert_eq!(
+            Match::any().and("path", glob("/static/**")).digest(),
+            5_617_164_335_851_501_792,
+            "in every process"
+        );
+        let net = |text: &str| Condition::Cidr(vec![text.parse().unwrap()]);
+        let all = [
+            Match::any(),
+            one,
+            Match::any().and("plan", list(&["pro", "gold"])),
+            Match::any().and("plan", list(&["pro"])).and("plan", list(&["gold"])),
+            Match::any().and("plan", list(&["progold"])),
+            Match::any().and("plan", list(&[])),
+            Match::any().and("planpro", list(&[])),
+            Match::any().and("plan", glob("pro")),
+            Match::any().and("plan", Condition::Present),
+            Match::any().and("plan", Condition::Absent),
+            Match::any().and("plan", list(&["present"])),
+            Match::any().and("ip", net("10.0.0.0/8")),
+            Match::any().and("ip", list(&["10.0.0.0/8"])),
+            Match::any().and("ip", net("10.0.0.0/9")),
+        ];
+        let digests: std::collections::HashSet<_> = all.iter().map(Match::digest).collect();
+        assert_eq!(digests.len(), all.len());
     }
 }

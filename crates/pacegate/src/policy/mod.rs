@@ -7,18 +7,21 @@ mod glob;
 mod lease;
 mod matcher;
 mod name;
+mod paths;
 mod set;
 mod tag;
+mod view;
 mod words;
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
-use crate::Limit;
+use crate::{Counter, KeyRef, Limit, Request};
 
 pub use glob::{Glob, GlobError};
 pub use lease::{Lease, ParseLeaseError};
 pub use matcher::{Condition, Match};
 pub use name::{PolicyName, PolicyNameError};
+pub use paths::{ParsePathsError, Paths};
 pub use set::{PolicyError, PolicySet};
 pub use tag::Tag;
 pub use words::{ParseFailureModeError, ParseModeError};
@@ -51,6 +54,8 @@ pub struct Policy {
     pub domain: String,
     /// What else a covered request looks like.
     pub matching: Match,
+    /// The form in which the attribute `path` is compared and counted.
+    pub paths: Paths,
     /// The attributes whose values are the key. None: one budget for all.
     pub per: Vec<String>,
     /// What happens if one of those attributes is missing.
@@ -67,12 +72,16 @@ pub struct Policy {
     pub max_cost: Option<u64>,
     /// What its state is placed by, in a store that is spread over servers.
     pub tag: Tag,
-    /// What a store may draw ahead for this process. Never admits too much; while several processes hold leases, up to
-    /// as much as they hold may be denied that would have been admitted. None: every decision is the store's.
+    /// What a store may draw ahead for this process, for fixed and sliding windows. Never admits too much; while
+    /// several processes hold leases, up to as much as they hold may be denied that would have been admitted. None:
+    /// every decision is the store's.
     pub lease: Option<Lease>,
 }
 
 /// Other limits for the requests of a policy that look a certain way.
+///
+/// They count separately from the policy and from other overrides. The counter is named by the policy and `matching`,
+/// so usage carries over to a new amount or burst.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Override {
@@ -142,6 +151,7 @@ impl Policy {
             name,
             domain: String::new(),
             matching: Match::default(),
+            paths: Paths::default(),
             per: Vec::new(),
             missing: Missing::default(),
             limits: limits.into_iter().collect(),
@@ -165,6 +175,12 @@ impl Policy {
     pub fn matching(mut self, attribute: impl Into<String>, condition: Condition) -> Self {
         self.matching = self.matching.and(attribute, condition);
         self
+    }
+
+    /// Compares the attribute `path` like this, and counts by it like this.
+    #[must_use]
+    pub fn paths(self, paths: Paths) -> Self {
+        Self { paths, ..self }
     }
 
     /// A budget for each combination of values of these attributes.
@@ -220,6 +236,45 @@ impl Policy {
     #[must_use]
     pub fn shadow(self) -> Self {
         Self { mode: Mode::Shadow, ..self }
+    }
+
+    /// Returns the value of an attribute as this policy compares it and counts by it: a path in the form of
+    /// [`Policy::paths`](Self::paths), everything else as it is.
+    pub fn value<'a>(&self, request: &Request<'a>, attribute: &str) -> Option<Cow<'a, [u8]>> {
+        Some(self.form(attribute, request.attribute(attribute)?))
+    }
+
+    /// Returns a value in the form that this policy compares and counts by.
+    fn form<'a>(&self, attribute: &str, value: &'a [u8]) -> Cow<'a, [u8]> {
+        match attribute {
+            Request::PATH => self.paths.normalize(value),
+            _ => Cow::Borrowed(value),
+        }
+    }
+
+    /// Whether a request with this key may meet `matching`. Only lists of values are compared: the value of an
+    /// attribute that is too long has another text in the key, and no list has such a value.
+    pub(crate) fn may_meet(&self, key: KeyRef<'_>, matching: &Match) -> bool {
+        let mut conditions = matching.conditions();
+        conditions.all(|(attribute, condition)| {
+            let place = self.per.iter().position(|other| other == attribute);
+            let (Condition::OneOf(values), Some(place)) = (condition, place) else { return true };
+            let is_listed = |value: &[u8]| {
+                values.iter().any(|one| *self.form(attribute, one.as_bytes()) == *value)
+            };
+            match self.per.len() {
+                // One attribute is the key as it is, which may have several parts itself.
+                1 => key.is_tuple() || is_listed(key.as_bytes()),
+                _ => key.parts().nth(place).flatten().is_some_and(is_listed),
+            }
+        })
+    }
+}
+
+impl Override {
+    /// Returns the counter of its limits, which no other override with another `match` has, nor the policy.
+    pub(crate) fn counter(&self) -> Counter {
+        Counter::Override(self.matching.digest())
     }
 }
 

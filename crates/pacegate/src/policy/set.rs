@@ -1,12 +1,16 @@
 use std::{
     collections::{HashMap, HashSet},
+    ops::Range,
     sync::Arc,
 };
 
 use smallvec::SmallVec;
 
-use super::{Condition, FailureMode, Lease, Match, Missing, Mode, Policy, PolicyName};
-use crate::{Algorithm, KeyBuf, KeyRef, Limit, Request};
+use super::{
+    Condition, FailureMode, Lease, Match, Mode, Override, Paths, Policy, PolicyName,
+    view::{Forms, View},
+};
+use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, Request};
 
 /// Policies that are in force together, compiled for lookup.
 ///
@@ -25,8 +29,10 @@ struct Inner {
     /// Every limit of every policy and override, with the policy it belongs to.
     limits: Vec<Target>,
     /// For each policy, and then for each of its overrides, where in `limits` its own are.
-    ranges: Vec<SmallVec<[std::ops::Range<usize>; 1]>>,
+    ranges: Vec<SmallVec<[Range<usize>; 1]>>,
     domains: HashMap<String, Index>,
+    /// The forms of paths that policies look at.
+    forms: Forms,
     /// The place of each policy.
     names: HashMap<PolicyName, usize, foldhash::fast::RandomState>,
 }
@@ -36,6 +42,7 @@ struct Inner {
 pub(crate) struct Target {
     pub(crate) policy: usize,
     pub(crate) name: PolicyName,
+    pub(crate) counter: Counter,
     pub(crate) limit: Limit,
     pub(crate) enforced: bool,
     /// Units that may be drawn ahead.
@@ -48,7 +55,7 @@ pub(crate) struct Planned {
     /// The place of the policy.
     pub(crate) policy: usize,
     /// Places in [`PolicySet::targets`]. None of them where an override lifts the limit.
-    pub(crate) targets: std::ops::Range<usize>,
+    pub(crate) targets: Range<usize>,
     pub(crate) key: KeyBuf,
 }
 
@@ -56,22 +63,29 @@ pub(crate) struct Planned {
 #[derive(Debug, Default)]
 struct Index {
     /// By attribute, by value.
-    values: Vec<(String, Places)>,
-    /// By attribute, by the part of the value up to some `/`.
-    prefixes: Vec<(String, Places)>,
+    values: Vec<(Attribute, Places)>,
+    /// By attribute, by the part of the value before some `/`, or by the whole value.
+    prefixes: Vec<(Attribute, Places)>,
     /// No such thing: looked at for every request.
     rest: Vec<usize>,
 }
 
+/// An attribute in the form that it is compared in.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Attribute {
+    name: String,
+    paths: Paths,
+}
+
 /// What the policies of a domain can be found by: the values of an attribute, or how such a value begins.
-struct Handle<'a> {
+struct Handle {
     is_prefix: bool,
-    attribute: &'a str,
+    attribute: Attribute,
     texts: Vec<Vec<u8>>,
 }
 
 /// How many policies of a domain could be found by the same text of an attribute.
-struct Crowds<'a>(HashMap<(&'a str, bool, &'a str), HashMap<Vec<u8>, usize>>);
+struct Crowds<'a>(HashMap<(&'a str, bool, Attribute), HashMap<Vec<u8>, usize>>);
 
 /// The policies that a value, or the beginning of one, stands for.
 type Places = HashMap<Vec<u8>, Vec<usize>>;
@@ -118,7 +132,7 @@ pub enum PolicyError {
     /// Units that have to be counted when they are used, and not before.
     #[error(
         "policy `{policy}` has a lease, but nothing can be drawn ahead from `{limit}`: \
-         leave the lease out, or use fixed-window, sliding-window or token-bucket"
+         leave the lease out, or use fixed-window or sliding-window"
     )]
     LeaseAlgorithm {
         /// The policy.
@@ -126,6 +140,11 @@ pub enum PolicyError {
         /// The limit.
         limit: Limit,
     },
+    /// A pattern for paths that is too long once it is normalized.
+    #[error(
+        "policy `{0}` has a pattern for `path` that is too long: a pattern has at most 127 characters"
+    )]
+    PathPattern(PolicyName),
     /// One key would have a budget for each tag that it comes with.
     #[error(
         "policy `{policy}` is tagged by `{attribute}`, which is not in its key: add it to `per`"
@@ -142,9 +161,10 @@ pub enum PolicyError {
 const MAX_LIMITS: usize = 16;
 
 impl PolicySet {
-    /// Checks the policies together and compiles them.
+    /// Checks the policies together and compiles them. Their conditions on `path` become those on its normal form, see
+    /// [`Paths`].
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
-        let policies: Vec<_> = policies.into_iter().collect();
+        let policies: Vec<_> = policies.into_iter().map(normalize).collect::<Result<_, _>>()?;
         let mut names = HashSet::new();
         for policy in &policies {
             if !names.insert(policy.name) {
@@ -209,16 +229,29 @@ impl PolicySet {
         &'a self,
         request: &Request<'_>,
     ) -> impl Iterator<Item = (&'a Policy, &'a [Limit])> {
-        let found = self.inner.find(request);
+        let view = self.inner.view(request);
+        let found = self.inner.find(&view);
         let limits: Vec<_> = found
             .iter()
             .map(|&place| {
                 let policy = &self.inner.policies[place];
-                let replaced = policy.overrides.iter().find(|other| other.matching.covers(request));
+                let replaced = view.override_of(policy).map(|place| &policy.overrides[place]);
                 (policy, replaced.map_or(&*policy.limits, |other| &*other.limits))
             })
             .collect();
         limits.into_iter()
+    }
+
+    /// Returns `true` if the policy of this name applies to a request.
+    pub fn covers(&self, name: PolicyName, request: &Request<'_>) -> bool {
+        self.get(name).is_some_and(|policy| {
+            policy.domain == request.domain() && self.inner.view(request).is_covered_by(policy)
+        })
+    }
+
+    /// Returns the place of the override that a policy applies to a request that it covers: the first that matches.
+    pub fn override_for(&self, name: PolicyName, request: &Request<'_>) -> Option<usize> {
+        self.inner.view(request).override_of(self.get(name)?)
     }
 
     /// The policy of this name.
@@ -240,12 +273,22 @@ impl PolicySet {
         self.get(name).map_or(self.ad_hoc_failure, |policy| policy.failure)
     }
 
-    /// A limit of a policy that counts where `limit` does.
+    /// The limit of the policy at `place` that counts where a charge to this policy does.
     #[inline]
-    pub(crate) fn target_like(&self, place: usize, limit: &Limit) -> Option<usize> {
+    pub(crate) fn target_of(&self, place: usize, charge: &Charge<'_>) -> Option<usize> {
+        if charge.counter == Counter::Limit {
+            return None;
+        }
         let ranges = &self.inner.ranges[place];
-        let alike = |&target: &usize| self.inner.limits[target].limit.counts_like(limit);
-        ranges.iter().cloned().flatten().find(alike)
+        let own = |range: &&Range<usize>| self.counter(range) == Some(charge.counter);
+        let alike = |&target: &usize| self.inner.limits[target].limit.counts_like(&charge.limit);
+        ranges.iter().filter(own).cloned().flatten().find(alike)
+    }
+
+    /// The counter of limits that stand side by side for one override, or for none.
+    #[inline]
+    fn counter(&self, range: &Range<usize>) -> Option<Counter> {
+        self.inner.limits[range.clone()].first().map(|target| target.counter)
     }
 
     pub(crate) fn targets(&self) -> &[Target] {
@@ -258,7 +301,7 @@ impl PolicySet {
     }
 
     /// If there is one policy alone, for every request, by its [`Request::KEY`]: the places of its limits.
-    pub(crate) fn direct(&self) -> Option<std::ops::Range<usize>> {
+    pub(crate) fn direct(&self) -> Option<Range<usize>> {
         let [policy] = &*self.inner.policies else { return None };
         let plain = policy.matching.is_any()
             && policy.domain.is_empty()
@@ -279,7 +322,7 @@ impl PolicySet {
         self.inner.policies[target.policy].tag_of(key)
     }
 
-    /// The limits of a policy for a key, and if wanted, those of its overrides that count elsewhere.
+    /// The limits of a policy for a key, and if wanted, those of its overrides that can have counted the key.
     pub(crate) fn plan_for(
         &self,
         policy: PolicyName,
@@ -290,13 +333,14 @@ impl PolicySet {
         let Some((own, replaced)) = self.inner.ranges[place].split_first() else {
             return SmallVec::new();
         };
+        let policy = &self.inner.policies[place];
         let planned = |targets| Planned { policy: place, targets, key: key.to_buf() };
         let mut plan: SmallVec<[Planned; 4]> = SmallVec::from_iter([planned(own.clone())]);
-        for target in replaced.iter().filter(|_| overrides).cloned().flatten() {
-            let limit = |target: usize| &self.inner.limits[target].limit;
-            let mut others = plan.iter().flat_map(|planned| planned.targets.clone());
-            if !others.any(|other| limit(other).counts_like(limit(target))) {
-                plan.push(planned(target..target + 1));
+        let mut counters = HashSet::new();
+        for (replaced, targets) in policy.overrides.iter().zip(replaced).filter(|_| overrides) {
+            let is_new = self.counter(targets).is_some_and(|counter| counters.insert(counter));
+            if is_new && policy.may_meet(key, &replaced.matching) {
+                plan.push(planned(targets.clone()));
             }
         }
         plan
@@ -304,22 +348,31 @@ impl PolicySet {
 
     /// The limits that apply to a request, each with its key.
     pub(crate) fn plan(&self, request: &Request<'_>) -> SmallVec<[Planned; 4]> {
+        let view = self.inner.view(request);
         self.inner
-            .find(request)
+            .find(&view)
             .into_iter()
             .map(|place| {
                 let policy = &self.inner.policies[place];
-                let key = key(policy, request);
-                let which = policy
-                    .overrides
-                    .iter()
-                    .position(|other| other.matching.covers(request))
-                    .map_or(0, |place| place + 1);
+                let key = view.key(policy);
+                let which = view.override_of(policy).map_or(0, |place| place + 1);
                 let targets = self.inner.ranges[place][which].clone();
                 Planned { policy: place, targets, key }
             })
             .collect()
     }
+}
+
+/// Returns a policy with its conditions on paths in the form that is compared.
+fn normalize(mut policy: Policy) -> Result<Policy, PolicyError> {
+    let (name, paths) = (policy.name, policy.paths);
+    let normalized =
+        |matching: &Match| matching.normalized(paths).map_err(|_| PolicyError::PathPattern(name));
+    policy.matching = normalized(&policy.matching)?;
+    for Override { matching, .. } in &mut policy.overrides {
+        *matching = normalized(matching)?;
+    }
+    Ok(policy)
 }
 
 /// Two limits of one algorithm and period would share their state.
@@ -336,37 +389,16 @@ fn check_limits(policy: PolicyName, limits: &[Limit]) -> Result<(), PolicyError>
     Ok(())
 }
 
-/// A log has to know when each unit is used, and nobody knows what a custom algorithm has to know.
+/// Only units of windows can be charged before they are used.
 fn check_lease(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
     let (Some(lease), policy) = (policy.lease, policy.name) else { return Ok(()) };
     if !lease.is_sound() {
         return Err(PolicyError::LeaseSize { policy, lease });
     }
-    let counted_when_used = |limit: &&Limit| {
-        limit.algorithm().keeps_log() || matches!(limit.algorithm(), Algorithm::Custom(_))
-    };
-    match limits.iter().find(counted_when_used) {
+    match limits.iter().find(|limit| !limit.algorithm().can_be_leased()) {
         Some(&limit) => Err(PolicyError::LeaseAlgorithm { policy, limit }),
         None => Ok(()),
     }
-}
-
-/// The values of a policy's `per` attributes.
-fn key(policy: &Policy, request: &Request<'_>) -> KeyBuf {
-    if let [attribute] = &*policy.per
-        && let Some(value) = request.attribute(attribute)
-    {
-        return KeyRef::new(value).to_buf();
-    }
-    let mut key = KeyBuf::empty();
-    policy.per.iter().for_each(|attribute| key.push(request.attribute(attribute)));
-    key
-}
-
-fn covers(policy: &Policy, request: &Request<'_>) -> bool {
-    let lacks = |attribute: &String| request.attribute(attribute).is_none();
-    policy.matching.covers(request)
-        && !(policy.missing == Missing::Skip && policy.per.iter().any(lacks))
 }
 
 impl Inner {
@@ -374,13 +406,15 @@ impl Inner {
         let (mut limits, mut ranges) = (Vec::new(), Vec::new());
         let mut domains: HashMap<String, Index> = HashMap::new();
         for (place, policy) in policies.iter().enumerate() {
-            let own = std::iter::once(&policy.limits);
-            let replaced = policy.overrides.iter().map(|other| &other.limits);
-            let mut range = |list: &Vec<Limit>| {
+            let own = std::iter::once((Counter::Policy, &policy.limits));
+            let replaced = policy.overrides.iter();
+            let replaced = replaced.map(|other| (other.counter(), &other.limits));
+            let mut range = |(counter, list): (Counter, &Vec<Limit>)| {
                 let start = limits.len();
                 limits.extend(list.iter().map(|&limit| Target {
                     policy: place,
                     name: policy.name,
+                    counter,
                     limit,
                     enforced: policy.mode == Mode::Enforce,
                     lease: policy.lease.map_or(0, |lease| lease.of(&limit)),
@@ -396,38 +430,47 @@ impl Inner {
         }
         let names = policies.iter().enumerate().map(|(place, policy)| (policy.name, place));
         let names = names.collect();
-        Self { policies, limits, ranges, domains, names }
+        let forms = Forms::of(&policies);
+        Self { policies, limits, ranges, domains, forms, names }
+    }
+
+    fn view<'r, 'a>(&self, request: &'r Request<'a>) -> View<'r, 'a> {
+        View::new(request, self.forms)
     }
 
     /// The policies that cover a request, in their order.
-    fn find(&self, request: &Request<'_>) -> SmallVec<[usize; 8]> {
-        let Some(index) = self.domains.get(request.domain()) else { return SmallVec::new() };
-        let mut found = index.candidates(request);
-        found.retain(|place| covers(&self.policies[*place], request));
+    fn find(&self, view: &View<'_, '_>) -> SmallVec<[usize; 8]> {
+        let Some(index) = self.domains.get(view.domain()) else { return SmallVec::new() };
+        let mut found = index.candidates(view);
+        found.retain(|place| view.is_covered_by(&self.policies[*place]));
         found.sort_unstable();
         found
     }
 }
 
-impl<'a> Handle<'a> {
+impl Handle {
     /// All there are for a policy, those by value first.
-    fn all(matching: &'a Match) -> impl Iterator<Item = Self> {
-        let by_value = matching.conditions().filter_map(|(attribute, condition)| {
+    fn all(policy: &Policy) -> impl Iterator<Item = Self> {
+        let by_value = policy.matching.conditions().filter_map(|(attribute, condition)| {
             let mut values = condition.values()?.into_owned();
             values.sort_unstable();
             values.dedup();
             let texts = values.into_iter().map(String::into_bytes).collect();
-            Some(Self { is_prefix: false, attribute, texts })
+            Some(Self { is_prefix: false, attribute: Attribute::of(policy, attribute), texts })
         });
-        let by_prefix =
-            matching.conditions().filter_map(|(attribute, condition)| match condition {
-                Condition::Glob(glob) if !glob.literal_prefix().is_empty() => {
-                    let texts = vec![glob.literal_prefix().to_vec()];
-                    Some(Self { is_prefix: true, attribute, texts })
-                }
-                _ => None,
-            });
+        let by_prefix = policy.matching.conditions().filter_map(|(attribute, condition)| {
+            let Condition::Glob(glob) = condition else { return None };
+            let texts = vec![glob.literal_prefix()?];
+            Some(Self { is_prefix: true, attribute: Attribute::of(policy, attribute), texts })
+        });
         by_value.chain(by_prefix)
+    }
+}
+
+impl Attribute {
+    fn of(policy: &Policy, name: &str) -> Self {
+        let paths = if name == Request::PATH { policy.paths } else { Paths::Exact };
+        Self { name: name.to_owned(), paths }
     }
 }
 
@@ -435,7 +478,7 @@ impl<'a> Crowds<'a> {
     fn of(policies: &'a [Policy]) -> Self {
         let mut crowds: HashMap<_, HashMap<Vec<u8>, usize>> = HashMap::new();
         for policy in policies {
-            for Handle { is_prefix, attribute, texts } in Handle::all(&policy.matching) {
+            for Handle { is_prefix, attribute, texts } in Handle::all(policy) {
                 let by_text = crowds.entry((&*policy.domain, is_prefix, attribute)).or_default();
                 for text in texts {
                     *by_text.entry(text).or_default() += 1;
@@ -446,9 +489,10 @@ impl<'a> Crowds<'a> {
     }
 
     /// By which of its handles a policy is in the least company.
-    fn rarest<'p>(&self, policy: &'p Policy) -> Option<Handle<'p>> {
-        Handle::all(&policy.matching).min_by_key(|handle| {
-            let by_text = self.0.get(&(&*policy.domain, handle.is_prefix, handle.attribute));
+    fn rarest(&self, policy: &'a Policy) -> Option<Handle> {
+        Handle::all(policy).min_by_key(|handle| {
+            let place = (&*policy.domain, handle.is_prefix, handle.attribute.clone());
+            let by_text = self.0.get(&place);
             let crowd = |text: &Vec<u8>| by_text.and_then(|by_text| by_text.get(text));
             handle.texts.iter().filter_map(crowd).max().copied()
         })
@@ -457,30 +501,32 @@ impl<'a> Crowds<'a> {
 
 impl Index {
     /// Files a policy under what it can be found by, if there is anything.
-    fn file(&mut self, place: usize, handle: Option<Handle<'_>>) {
+    fn file(&mut self, place: usize, handle: Option<Handle>) {
         let Some(Handle { is_prefix, attribute, texts }) = handle else {
             self.rest.push(place);
             return;
         };
         let index = if is_prefix { &mut self.prefixes } else { &mut self.values };
         for text in texts {
-            insert(index, attribute, text, place);
+            insert(index, &attribute, text, place);
         }
     }
 
     /// Every policy that could cover a request, each once.
-    fn candidates(&self, request: &Request<'_>) -> SmallVec<[usize; 8]> {
+    fn candidates(&self, view: &View<'_, '_>) -> SmallVec<[usize; 8]> {
         let mut found = SmallVec::from_slice(&self.rest);
-        for (attribute, by_value) in &self.values {
-            let places = request.attribute(attribute).and_then(|value| by_value.get(value));
+        for (Attribute { name, paths }, by_value) in &self.values {
+            let places = view.value(name, *paths).and_then(|value| by_value.get(value));
             found.extend(places.into_iter().flatten().copied());
         }
-        for (attribute, by_prefix) in &self.prefixes {
-            let value = request.attribute(attribute).unwrap_or_default();
-            let slashes = value.iter().enumerate().filter(|(_, byte)| **byte == b'/');
-            // No pattern is longer than this, so no prefix has more slashes.
-            for (slash, _) in slashes.take(MAX_SLASHES) {
-                let places = by_prefix.get(&value[..=slash]);
+        for (Attribute { name, paths }, by_prefix) in &self.prefixes {
+            let Some(value) = view.value(name, *paths) else { continue };
+            let start = &value[..value.len().min(MAX_PREFIX + 1)];
+            let slashes = start.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+            let ends = slashes.map(|(slash, _)| slash);
+            let whole = Some(value.len()).filter(|length| *length <= MAX_PREFIX);
+            for end in ends.chain(whole) {
+                let places = by_prefix.get(&value[..end]);
                 found.extend(places.into_iter().flatten().copied());
             }
         }
@@ -488,11 +534,17 @@ impl Index {
     }
 }
 
-const MAX_SLASHES: usize = 128;
+/// No pattern is longer, so no prefix is.
+const MAX_PREFIX: usize = 128;
 
-fn insert(index: &mut Vec<(String, Places)>, attribute: &str, value: Vec<u8>, place: usize) {
+fn insert(
+    index: &mut Vec<(Attribute, Places)>,
+    attribute: &Attribute,
+    value: Vec<u8>,
+    place: usize,
+) {
     let known = index.iter().position(|(other, _)| other == attribute).unwrap_or_else(|| {
-        index.push((attribute.to_owned(), HashMap::new()));
+        index.push((attribute.clone(), HashMap::new()));
         index.len() - 1
     });
     index[known].1.entry(value).or_default().push(place);
@@ -518,7 +570,7 @@ mod tests {
         let set = PolicySet::new(policies).unwrap();
         ["/api/8", "/files/9/a/b", "/elsewhere"].map(|path| {
             let request = Request::new().with("path", path).with("method", "GET");
-            set.inner.domains[""].candidates(&request).len()
+            set.inner.domains[""].candidates(&set.inner.view(&request)).len()
         })
     }
 

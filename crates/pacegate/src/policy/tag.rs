@@ -1,7 +1,7 @@
 //! What the state of a policy is placed by, and which policies are placed together.
 
 use super::{Policy, PolicyName, PolicySet};
-use crate::KeyRef;
+use crate::{KeyRef, Request};
 
 /// What a store that is spread over servers places the state of a policy by.
 ///
@@ -37,7 +37,7 @@ impl PolicySet {
             let later = policies[place + 1..].iter().filter(|second| {
                 first.domain == second.domain
                     && first.place() != second.place()
-                    && !first.matching.excludes(&second.matching)
+                    && !first.excludes(second)
             });
             split.extend(later.map(|second| (first.name, second.name)));
         }
@@ -54,6 +54,13 @@ enum Place<'a> {
 }
 
 impl Policy {
+    /// Returns `true` only if no request can be covered by both.
+    fn excludes(&self, other: &Self) -> bool {
+        // Different forms of one path cannot be compared.
+        let differing = (self.paths != other.paths).then_some(Request::PATH);
+        self.matching.excludes(&other.matching, differing)
+    }
+
     fn place(&self) -> Place<'_> {
         match (&self.tag, &*self.per) {
             (Tag::Key, [attribute]) | (Tag::Attribute(attribute), _) => Place::Attribute(attribute),

@@ -1,8 +1,8 @@
-//! What a limiter has decided: counts per policy, and the keys that stand out.
+//! Statistics of a limiter: counts per policy, and the most frequent keys.
 //!
-//! Counting costs a few nanoseconds. Each thread has counters of its own that only it writes, so there is nothing to
-//! contend for; reading adds them up. Keys go to a [sketch](top) of bounded size, every one of them while traffic is
-//! light and a sample when it is not.
+//! Counting takes a few nanoseconds. Each thread has separate counters that only it writes, so there is no
+//! contention; reading adds them up. Keys go into a [sketch](top) of bounded size: all of them under light
+//! traffic, a sample under heavy traffic.
 
 mod top;
 
@@ -16,60 +16,62 @@ use parking_lot::Mutex;
 use thread_local::ThreadLocal;
 
 use self::top::{Seen, Sketch};
-use crate::{KeyBuf, KeyRef, policy::PolicyName};
+use crate::{KeyBuf, KeyRef, StoreError, policy::PolicyName};
 
-/// What a limiter has decided so far.
+/// The statistics of a limiter.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// One for each policy, in their order.
+    /// One per policy, in their order.
     pub policies: Vec<PolicyStats>,
-    /// What was decided by limits that belong to no policy.
+    /// Decisions by limits that belong to no policy.
     pub ad_hoc: PolicyStats,
-    /// The keys with most requests of late, estimated, most first.
+    /// The keys with the most recent requests, estimated, in descending order.
     pub busiest: Vec<TopKey>,
-    /// The keys with most denials of late, estimated, most first.
+    /// The keys with the most recent denials, estimated, in descending order.
     pub most_denied: Vec<TopKey>,
-    /// Calls that the store failed to answer.
+    /// Failed calls to the store.
     pub store_failures: u64,
+    /// The error of the last of them.
+    pub last_store_failure: Option<StoreError>,
 }
 
-/// What one policy has decided so far.
+/// The statistics of one policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PolicyStats {
     /// The policy.
     pub policy: PolicyName,
-    /// Requests that it covered and that passed.
+    /// Requests that it covered and that were allowed.
     pub allowed: u64,
     /// Requests that it denied.
     pub denied: u64,
-    /// Requests that it would have denied were it not in shadow mode.
+    /// Requests that it would have denied without shadow mode.
     pub shadow_denied: u64,
-    /// Requests that it decided without the store, by its failure mode. They are among the others, too.
+    /// Requests that its failure mode decided, without the store. They are included in the other counts.
     pub degraded: u64,
 }
 
-/// A key that stands out.
+/// One of the most frequent keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopKey {
-    /// The policy whose budget it is.
+    /// The policy of the key.
     pub policy: PolicyName,
-    /// The key as text, escaped, cut off after 256 bytes: somebody else's input, to be shown as text only.
+    /// The key as escaped text, truncated to 256 bytes. It is untrusted input; show it only as text.
     pub key: String,
     /// The key itself. `None` if it has more than 256 bytes.
     pub whole: Option<KeyBuf>,
-    /// About how many there were in the last 30 to 60 seconds: while every key is looked at, never fewer than that, and
-    /// more by no more than a 128th of those of all keys.
+    /// Estimated number of requests or denials in the last 30 to 60 seconds. While every key is counted, it
+    /// is never too low, and too high by at most 1/128 of the total of all keys.
     pub count: u64,
-    /// How many of its requests passed since it stands out.
+    /// Allowed requests since the key entered the list.
     pub allowed: u64,
-    /// How many of its requests were denied since it stands out, or would have been were it not for shadow mode.
+    /// Denied requests since the key entered the list, including those in shadow mode.
     pub denied: u64,
 }
 
-/// What happened to a request under one policy.
+/// The outcome of a request under one policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Allowed,
@@ -79,34 +81,36 @@ pub(crate) enum Event {
 
 #[derive(Debug)]
 pub(crate) struct Meter {
-    /// In the order of their set, and last [`PolicyName::AD_HOC`].
+    /// In the order of their set; the last one is [`PolicyName::AD_HOC`].
     policies: Vec<PolicyName>,
-    /// What was counted before the policies last changed.
+    /// Counts from before the policies last changed.
     before: Vec<[u64; KINDS]>,
-    /// Written when a store fails, which is rare.
+    /// Written only when a store fails, which is rare.
     store_failures: AtomicU64,
+    /// The error of the last failure. A thread that finds it locked does not wait.
+    last_store_failure: Mutex<Option<StoreError>>,
     threads: ThreadLocal<CachePadded<Counters>>,
     busiest: CachePadded<Mutex<Sketch>>,
     most_denied: CachePadded<Mutex<Sketch>>,
 }
 
-/// The counters of one thread. No other thread writes them, nor anything that shares a cache line with them.
+/// The counters of one thread. No other thread writes them or anything in the same cache line.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    /// By policy and [`Event`], and last those that were degraded.
+    /// By policy and [`Event`]; the last one counts degraded decisions.
     events: Box<[CachePadded<[[AtomicU64; KINDS]; POLICIES]>]>,
     sampler: Sampler,
 }
 
-/// What is counted for each policy.
+/// Number of counters per policy.
 const KINDS: usize = 4;
 const DEGRADED: usize = 3;
 
-/// Policies whose counters fit a cache line, or a pair of them.
+/// Number of policies whose counters fit into one or two cache lines.
 const POLICIES: usize = 4;
 
-/// Which keys are worth a look at the sketch: in each tenth of a second the first [`EXACT`] of them, and then one in
-/// [`ONE_IN`], for the others too.
+/// Selects the keys for the sketch: the first [`EXACT`] in each tenth of a second, then one in [`ONE_IN`],
+/// which stands for the others too.
 #[derive(Debug, Default)]
 struct Sampler {
     since: AtomicU64,
@@ -119,7 +123,7 @@ const ONE_IN: u32 = 1024;
 const TENTH: u64 = 100_000;
 
 impl Meter {
-    /// A meter for these policies and for what belongs to none.
+    /// Creates a meter for these policies and for limits without a policy.
     pub(crate) fn new(mut policies: Vec<PolicyName>) -> Self {
         policies.push(PolicyName::AD_HOC);
         let before = vec![[0; KINDS]; policies.len()];
@@ -127,13 +131,14 @@ impl Meter {
             policies,
             before,
             store_failures: AtomicU64::new(0),
+            last_store_failure: Mutex::new(None),
             threads: ThreadLocal::new(),
             busiest: CachePadded::default(),
             most_denied: CachePadded::default(),
         }
     }
 
-    /// A meter for other policies that goes on counting where this one stands.
+    /// Creates a meter for other policies that continues the counts of this one.
     pub(crate) fn succeeded_by(&self, policies: Vec<PolicyName>) -> Self {
         let mut next = Self::new(policies);
         let totals: HashMap<_, _> = self.policies.iter().zip(self.totals()).collect();
@@ -143,6 +148,7 @@ impl Meter {
             }
         }
         next.store_failures = self.store_failures.load(Ordering::Relaxed).into();
+        next.last_store_failure = Mutex::new(self.last_store_failure.lock().clone());
         next.busiest = CachePadded::new(Mutex::new(self.busiest.lock().clone()));
         next.most_denied = CachePadded::new(Mutex::new(self.most_denied.lock().clone()));
         next
@@ -156,22 +162,28 @@ impl Meter {
         }
     }
 
-    /// Counts a request that was decided without the store, besides what it was counted as.
+    /// Counts a request that was decided without the store, in addition to its outcome.
     pub(crate) fn count_degraded(&self, policy: usize) {
         bump(&self.tally().of(policy)[DEGRADED]);
     }
 
-    pub(crate) fn count_store_failure(&self) {
+    /// Counts a call that the store failed to answer, and keeps its error.
+    pub(crate) fn count_store_failure(&self, error: &StoreError) {
         self.store_failures.fetch_add(1, Ordering::Relaxed);
+        if let Some(mut last) = self.last_store_failure.try_lock()
+            && last.as_ref() != Some(error)
+        {
+            *last = Some(error.clone());
+        }
     }
 
-    /// The counters of this thread.
+    /// Returns the counters of this thread.
     #[inline]
     pub(crate) fn tally(&self) -> &Counters {
         self.threads.get_or(|| Counters::new(self.policies.len()))
     }
 
-    /// Where charges are counted that belong to no policy.
+    /// Returns the index for charges without a policy.
     #[inline]
     pub(crate) fn ad_hoc(&self) -> usize {
         self.policies.len() - 1
@@ -188,7 +200,7 @@ impl Meter {
         let mut sketch = self.busiest.lock();
         let busiest = sketch.top(now);
         for TopKey { policy, whole, allowed, .. } in &mut most_denied {
-            // What passed before the first denial only the other sketch has seen.
+            // Only the other sketch has seen requests that were allowed before the first denial.
             let seen = whole.as_ref().map_or(0, |key| sketch.allowed(*policy, key.as_ref()));
             *allowed = seen.max(*allowed);
         }
@@ -199,10 +211,11 @@ impl Meter {
             busiest,
             most_denied,
             store_failures: self.store_failures.load(Ordering::Relaxed),
+            last_store_failure: self.last_store_failure.lock().clone(),
         }
     }
 
-    /// Takes note of a key that stands for `weight` requests.
+    /// Records a key that stands for `weight` requests.
     #[cold]
     pub(crate) fn look(
         &self,
@@ -215,14 +228,14 @@ impl Meter {
         let seen = Seen { event, weight, counts: true };
         self.busiest.lock().add(policy, key, seen, now);
         if event == Event::Allowed {
-            // Beside its denials, of which there must have been some.
+            // Only if the key already has denials.
             self.most_denied.lock().note(policy, key, Seen { counts: false, ..seen }, now);
         } else {
             self.most_denied.lock().add(policy, key, seen, now);
         }
     }
 
-    /// For each policy, over all threads.
+    /// Returns the counts of each policy, over all threads.
     fn totals(&self) -> Vec<[u64; KINDS]> {
         let mut totals = self.before.clone();
         for counters in &self.threads {
@@ -242,7 +255,8 @@ impl Counters {
         CachePadded::new(Self { events, sampler: Sampler::default() })
     }
 
-    /// Counts one request. If its key is worth a [look](Meter::look), says for how many it stands.
+    /// Counts one request. If its key should be [recorded](Meter::look), returns the number of requests that
+    /// it stands for.
     #[inline]
     pub(crate) fn add(&self, policy: usize, event: Event, now: u64) -> Option<u32> {
         bump(&self.of(policy)[event as usize]);
@@ -256,7 +270,7 @@ impl Counters {
 }
 
 impl Sampler {
-    /// For how many requests this one stands, if it is looked at.
+    /// Returns the number of requests that this one stands for, if its key should be recorded.
     #[inline]
     fn weight(&self, now: u64) -> Option<u32> {
         let left = self.left.load(Ordering::Relaxed);
@@ -276,7 +290,7 @@ impl Sampler {
     }
 }
 
-/// Adds one to a counter that only this thread writes.
+/// Increments a counter that only this thread writes.
 #[inline]
 fn bump(counter: &AtomicU64) {
     counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);

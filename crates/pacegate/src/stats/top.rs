@@ -1,7 +1,7 @@
-//! The heaviest keys, in bounded memory: the space-saving sketch.
+//! The most frequent keys, in bounded memory: the space-saving sketch.
 //!
-//! It keeps [`PLACES`] keys. A new one takes the place of the lightest and inherits its count, so a key that truly
-//! had more than a 128th of all is always among them.
+//! It keeps [`PLACES`] keys. A new key replaces the one with the lowest count and inherits its count, so a
+//! key with more than 1/128 of all requests is always included.
 
 use std::{
     collections::HashMap,
@@ -12,43 +12,43 @@ use super::{Event, TopKey};
 use crate::{KeyBuf, KeyRef, policy::PolicyName};
 
 const PLACES: usize = 128;
-/// How many are shown.
+/// Number of keys to return.
 const SHOWN: usize = 32;
 const MAX_NAME: usize = 256;
-/// Counts are of this window, in microseconds, and of the one before it.
+/// Counts cover the current window of this length, in microseconds, and the previous one.
 const WINDOW: u64 = 30_000_000;
 
-/// What became of requests that a key stands for.
+/// The outcome of the requests that a key stands for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) event: Event,
     pub(super) weight: u32,
-    /// Whether the order depends on it.
+    /// True if it counts for the order of the keys.
     pub(super) counts: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sketch {
-    /// By policy and a keyed hash of the key: names are kept for reading only.
+    /// By policy and a keyed hash of the key; names are stored only for display.
     places: HashMap<(PolicyName, u64), Place>,
     hasher: RandomState,
-    /// The number of the window that is now.
+    /// Number of the current window.
     window: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Place {
-    /// The first bytes of the key, in its own encoding.
+    /// The first bytes of the encoded key.
     name: KeyBuf,
     is_whole: bool,
-    /// What the sketch is ordered by, with what was inherited.
+    /// The count that determines the order, including the inherited count.
     count: Windows,
-    /// Since it took its place.
+    /// Since the key entered the sketch.
     allowed: Windows,
     denied: Windows,
 }
 
-/// A count in the window that is now, and in the one before.
+/// A count in the current window and in the previous one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Windows {
     now: u64,
@@ -56,7 +56,7 @@ struct Windows {
 }
 
 impl Sketch {
-    /// Takes note of a key, which takes a place if it has none.
+    /// Records a key and adds it if it is missing.
     pub(super) fn add(&mut self, policy: PolicyName, key: KeyRef<'_>, seen: Seen, now: u64) {
         if self.note(policy, key, seen, now) {
             return;
@@ -76,7 +76,7 @@ impl Sketch {
         self.places.insert((policy, self.hasher.hash_one(key)), place);
     }
 
-    /// Takes note of a key that has a place. `false` if it has none.
+    /// Records a key that is in the sketch. Returns `false` if it is not.
     pub(super) fn note(
         &mut self,
         policy: PolicyName,
@@ -89,7 +89,7 @@ impl Sketch {
         place.map(|place| place.see(seen)).is_some()
     }
 
-    /// How many requests of a key passed, as far as is known here.
+    /// Returns the number of allowed requests of a key, as far as known.
     pub(super) fn allowed(&self, policy: PolicyName, key: KeyRef<'_>) -> u64 {
         let place = self.places.get(&(policy, self.hasher.hash_one(key)));
         place.map_or(0, |place| place.allowed.sum())
@@ -114,14 +114,14 @@ impl Sketch {
         top.into_iter().map(shown).collect()
     }
 
-    /// Forgets what is older than the window before this one.
+    /// Drops counts that are older than the previous window.
     fn fade(&mut self, now: u64) {
         let window = now / WINDOW;
-        // Another thread may have been there a moment before the window began.
+        // Another thread may have been here just before the window began.
         if window == self.window || window + 1 == self.window {
             return;
         }
-        // A clock that goes back further begins anew.
+        // If the clock goes back further, start over.
         let is_next = window == self.window + 1;
         self.window = window;
         self.places.retain(|_, place| {
@@ -177,7 +177,7 @@ mod tests {
         let top = sketch.top(0);
         assert_eq!(top[0].key, "heavy");
         assert!((5_000..7_000).contains(&top[0].count), "{}", top[0].count);
-        // What it had itself is told exactly, for it came early and stayed.
+        // Its own counts are exact, because it entered early and stayed.
         assert_eq!((top[0].allowed, top[0].denied), (5_000, 0));
     }
 
@@ -190,7 +190,7 @@ mod tests {
             for _ in 0..4_000 {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let draw = state >> 33;
-                // Few keys have much, and very many have little.
+                // Few keys have many requests, and very many have few.
                 let key = if draw % 4 == 0 { draw / 4 % 10 } else { draw % 50_000 };
                 *counts.entry(key).or_default() += 1;
                 add(&mut sketch, &key.to_le_bytes(), 1);
@@ -230,11 +230,11 @@ mod tests {
         assert_eq!(counts(sketch.top(2 * WINDOW)), [(1, 0, 1)]);
         assert_eq!(counts(sketch.top(3 * WINDOW - 1)), [(1, 0, 1)]);
         assert_eq!(counts(sketch.top(3 * WINDOW)), []);
-        // Somebody who is late.
+        // A late thread.
         sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), 3 * WINDOW);
         sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), 3 * WINDOW - 1);
         assert_eq!(counts(sketch.top(3 * WINDOW)), [(2, 0, 2)]);
-        // Nobody was there to look for a while.
+        // No request for a while.
         sketch.add(PolicyName::DEFAULT, key, seen(Event::Denied, 1), 3 * WINDOW);
         assert_eq!(counts(sketch.top(5 * WINDOW)), []);
     }

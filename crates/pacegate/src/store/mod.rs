@@ -1,5 +1,6 @@
 //! Where state lives: the [`Store`] trait, and the store in this process's memory.
 
+mod counter;
 pub(crate) mod memory;
 
 use std::{
@@ -10,12 +11,13 @@ use std::{
 };
 
 use crate::{
-    KeyRef, Limit,
+    KeyBuf, KeyRef, Limit,
     algorithm::Outcome,
     policy::{FailureMode, PolicyName},
 };
 
-pub use memory::{MemoryStore, MemoryUsage};
+pub use counter::Counter;
+pub use memory::{MemoryStore, MemoryUsage, ShareUsage};
 
 /// Keeps the state of keys and changes it one charge at a time.
 ///
@@ -47,8 +49,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 
     /// As [`Store::charge`], but the same charges with the same `id` within a short time give the same answer and count
-    /// once: for a caller that does not know whether its charges were taken. How long that is, the store says. Other
-    /// charges are not mistaken for them. An id has up to [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
+    /// once: for a caller that does not know whether its charges were taken. The store says how long that is, and
+    /// bounds how often an answer is repeated: after that, the charges count as new ones. Other charges are not
+    /// mistaken for them. An id has up to [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
     ///
     /// By default [unsupported](StoreError::Unsupported).
     fn charge_once<'a>(
@@ -60,6 +63,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Box::pin(ready(Err(StoreError::Unsupported("it takes no request ids".to_owned()))))
     }
 
+    /// Returns an error if the store can never count these limits of one policy. `leased` is whether
+    /// the policy has a lease. Called when a limiter is built, so that a mistake shows there and not at the first
+    /// check.
+    ///
+    /// Default: every limit can be counted.
+    fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        let _ = (limits, leased);
+        Ok(())
+    }
+
     /// Gives back up to `charge.cost` units, and no more than are used.
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
 
@@ -67,10 +80,23 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
 
     /// Returns the permit `charge.permit` of a concurrency limit. Returning one that is gone changes nothing.
+    ///
+    /// A store that can be unreachable retries a release that failed until it succeeds or the permit has expired: the
+    /// error is for the caller's information. This is also how a limiter returns a permit whose charge was not
+    /// answered.
     fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
 
     /// Starts the life of the permit `charge.permit` anew. `false` if it is gone.
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool>;
+
+    /// Removes all keys of these policies, and returns their number.
+    ///
+    /// By default [unsupported](StoreError::Unsupported): a store need not be able to find the keys of a policy.
+    fn clear<'a>(&'a self, policies: &'a [PolicyName]) -> Answer<'a, u64> {
+        let _ = policies;
+        let reason = "it cannot find the keys of a policy: reset keys one by one".to_owned();
+        Box::pin(ready(Err(StoreError::Unsupported(reason))))
+    }
 
     /// Sees to `work` while nobody waits for it: what a dropped permit still has to tell the store. It is called from
     /// `drop`, on any thread, inside a runtime or not, so it must not block.
@@ -92,9 +118,10 @@ pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Se
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Charge<'a> {
-    /// Which policy's budget. State is kept apart by policy, algorithm, period and key; the amount and the burst may
-    /// change from one charge to the next.
+    /// Which policy's budget. State is kept apart by policy, counter, algorithm, period and key.
     pub policy: PolicyName,
+    /// Which of the policy's counters. Stores name it by [`Counter::to_words`].
+    pub counter: Counter,
     /// Whose budget.
     pub key: KeyRef<'a>,
     /// What the state is placed by: charges with equal tags can be decided in one step also by a store that is spread
@@ -107,7 +134,7 @@ pub struct Charge<'a> {
     /// Whether the request depends on this charge. One that is not enforced is counted, but never denies.
     pub enforced: bool,
     /// The id under which a concurrency limit holds the units; 0 for all others.
-    pub permit: u64,
+    pub permit: u128,
     /// Units that the store may draw ahead and spend without asking; 0 for none. A store may always draw fewer.
     pub lease: u64,
     /// What happens to this charge when the store cannot answer, in place of what the limiter's policies say.
@@ -117,10 +144,14 @@ pub struct Charge<'a> {
 impl<'a> Charge<'a> {
     /// One unit of `key`'s budget under `policy`, placed by the key, without a lease. The key is text, bytes, or by
     /// [`Key::with`](crate::Key::with) anything that a limiter takes.
+    ///
+    /// Each amount and burst has [a separate counter](Counter::Limit). To charge the limits of a policy, use the
+    /// charges of a [`Plan`](crate::Plan).
     pub fn new(policy: PolicyName, key: impl Into<KeyRef<'a>>, limit: Limit) -> Self {
         let key = key.into();
         Self {
             policy,
+            counter: Counter::Limit,
             key,
             tag: key,
             limit,
@@ -132,6 +163,12 @@ impl<'a> Charge<'a> {
         }
     }
 
+    /// The same charge on another counter.
+    #[must_use]
+    pub fn counter(self, counter: Counter) -> Self {
+        Self { counter, ..self }
+    }
+
     /// The same charge for another cost.
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
@@ -140,7 +177,7 @@ impl<'a> Charge<'a> {
 
     /// The same charge, held under this [permit](crate::Permit::new_id) if its limit is one of concurrency.
     #[must_use]
-    pub fn holding(self, permit: u64) -> Self {
+    pub fn holding(self, permit: u128) -> Self {
         let holds = self.limit.algorithm() == crate::Algorithm::Concurrency;
         Self { permit: if holds { permit } else { 0 }, ..self }
     }
@@ -158,6 +195,32 @@ impl<'a> Charge<'a> {
     }
 }
 
+/// A [`Charge`] that owns its key: for a permit that outlives the request that took it.
+#[derive(Clone, Debug)]
+pub struct ChargeBuf {
+    /// With an empty key and tag.
+    charge: Charge<'static>,
+    key: KeyBuf,
+    tag: KeyBuf,
+}
+
+impl ChargeBuf {
+    /// The charge.
+    pub fn as_charge(&self) -> Charge<'_> {
+        Charge { key: self.key.as_ref(), tag: self.tag.as_ref(), ..self.charge }
+    }
+}
+
+impl From<&Charge<'_>> for ChargeBuf {
+    fn from(charge: &Charge<'_>) -> Self {
+        let Charge { policy, counter, key, tag, limit, .. } = *charge;
+        let Charge { cost, enforced, permit, lease, failure, .. } = *charge;
+        let empty = Charge::new(policy, KeyRef::new(b""), limit);
+        let charge = Charge { counter, cost, enforced, permit, lease, failure, ..empty };
+        Self { charge, key: key.to_buf(), tag: tag.to_buf() }
+    }
+}
+
 /// Why a store could not answer. A denial is never one of these.
 ///
 /// All but `Unsupported` are the store's failure: a charge is then decided by the failure mode of each policy.
@@ -167,13 +230,26 @@ pub enum StoreError {
     /// No answer in time. Whether the charge was taken is unknown.
     #[error("the store did not answer in time")]
     TimedOut,
-    /// The store cannot be reached.
+    /// The store cannot be reached, or refused the charge. Nothing was taken.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
+    /// The connection was lost before the answer came. Whether the charge was taken is unknown.
+    #[error("the store did not answer: {0}")]
+    Interrupted(String),
     /// The store cannot do what was asked, now or later: the caller's mistake.
     #[error("the store cannot do this: {0}")]
     Unsupported(String),
     /// Something that should not happen, such as a foreign value under one of our keys.
     #[error("the store failed: {0}")]
     Failed(String),
+}
+
+impl StoreError {
+    /// Whether the charge may have been taken although it failed.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        match self {
+            Self::TimedOut | Self::Interrupted(_) | Self::Failed(_) => true,
+            Self::Unavailable(_) | Self::Unsupported(_) => false,
+        }
+    }
 }

@@ -139,3 +139,38 @@ fn concurrency() {
     drop((first, fourth));
     assert_eq!(limiter.peek("key").remaining(), 2);
 }
+
+/// `more_after` is exact: there is more then, and not a microsecond earlier.
+#[test]
+fn more_units_come_when_the_decision_says() {
+    for text in ["5/second", "3/second burst 7", "10/second burst 10", "7/11s token-bucket"] {
+        let (limiter, clock) = limiter(text);
+        let random = &mut pacegate_testkit::Random::new(7);
+        for step in 0..500 {
+            clock.advance(Duration::from_micros(random.below(400_000)));
+            let decision = limiter.check("key");
+            let more = decision.more_after().unwrap();
+            assert!(!more.is_zero(), "{text} {step}");
+            clock.advance(more - Duration::from_micros(1));
+            let before = limiter.peek("key");
+            assert_eq!(before.remaining(), decision.remaining(), "{text} {step}");
+            clock.advance(Duration::from_micros(1));
+            let after = limiter.peek("key");
+            assert!(after.remaining() > decision.remaining(), "{text} {step}");
+        }
+    }
+}
+
+#[test]
+fn a_decision_that_does_not_tell_when_there_is_more_says_so() {
+    for (text, first, second) in [
+        ("5/minute sliding-log", Some(60), None),
+        ("5/minute sliding-window", Some(120), None),
+        ("5/minute concurrency", Some(60), None),
+    ] {
+        let (limiter, _) = limiter(text);
+        assert_eq!(limiter.peek("key").more_after(), Some(Duration::ZERO), "{text}");
+        let more = || limiter.check("key").more_after().map(|more| more.as_secs());
+        assert_eq!((more(), more()), (first, second), "{text}");
+    }
+}

@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate::{
-    Algorithm, Clock, Limit, Limiter, ManualClock, Policy, PolicySet, Request,
-    policy::{Condition, Match},
-};
+use pacegate::{Algorithm, Clock, Limit, Limiter, ManualClock};
 use pacegate_testkit::Random;
 
 use crate::{RATE_ALGORITHMS, limiter};
@@ -152,33 +149,4 @@ fn a_changed_limit_admits_at_most_old_and_new() {
             }
         }
     }
-}
-
-/// A policy and its override count on one bucket. Whoever goes from one to the other owes what was taken before.
-#[test]
-fn limits_that_share_a_bucket_forgive_nothing() {
-    let clock = ManualClock::new();
-    let bulk = Match::any().and("path", Condition::equal("/bulk"));
-    let policy = Policy::new("p".parse().unwrap(), ["1/second burst 1".parse().unwrap()])
-        .per(["user"])
-        .overriding(bulk, ["1/second burst 100".parse().unwrap()]);
-    let policies = PolicySet::new([policy]).unwrap();
-    let limiter = Limiter::builder().policies(policies).clock(clock.clone()).build().unwrap();
-    let request = |path| Request::new().with("user", "alice").with("path", path);
-    let take = |path| (0..200).filter(|_| allowed(&limiter, &request(path))).count();
-    let (mut bulk, mut plain) = (0, 0);
-    for _ in 0..60 {
-        bulk += take("/bulk");
-        clock.advance(Duration::from_secs(1));
-        plain += take("/");
-    }
-    assert_eq!((bulk, plain), (100 + 59, 0), "the bucket holds 100 and fills by one a second");
-    clock.advance(Duration::from_secs(98));
-    assert!(!allowed(&limiter, &request("/")), "99 are owed, and one is too many");
-    clock.advance(Duration::from_secs(1));
-    assert!(allowed(&limiter, &request("/")));
-}
-
-fn allowed(limiter: &Limiter, request: &Request<'_>) -> bool {
-    limiter.check_request(request).unwrap().is_allowed()
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pacegate::{
-    Charge, CheckError, CostError, Decision, KeyRef, Limiter, ManualClock, Permit, Policy,
-    PolicyName, PolicySet, PolicyStats, Request, SharedLimiter,
+    Charge, CheckError, CostError, Counter, Decision, KeyBuf, KeyRef, Limiter, ManualClock, Permit,
+    Policy, PolicyName, PolicySet, PolicyStats, Request, SharedLimiter,
     policy::{Condition, Match, PolicyError},
 };
 use proptest::prelude::*;
@@ -38,7 +38,7 @@ fn a_verdict_tells_of_each_charge() {
 #[test]
 fn charges_are_counted_under_their_policy_or_ad_hoc() {
     let (limiter, _) = limiter([policy("known", "2/hour").per(["user"])]);
-    let known = charge("known", b"alice", "2/hour");
+    let known = charge("known", b"alice", "2/hour").counter(Counter::Policy);
     for _ in 0..3 {
         let _ = limiter.check_all(&[known]).unwrap();
     }
@@ -299,15 +299,42 @@ fn what_denies_is_what_is_counted() {
     }
 }
 
-/// Limits that count in one place are one charge.
+/// An override counts in its own place, unless the key shows that it never applies.
 #[test]
-fn a_key_is_planned_once_for_each_state_that_a_policy_keeps() {
-    let pro = || Match::any().and("plan", Condition::equal("pro"));
-    let api = policy("api", "5/hour").overriding(pro(), [limit("50/hour"), limit("90/day")]);
+fn a_key_is_planned_for_each_counter_that_a_policy_may_have_for_it() {
+    let by = |attribute: &str, value: &str| Match::any().and(attribute, Condition::equal(value));
+    let api = policy("api", "5/hour")
+        .per(["user"])
+        .overriding(by("user", "bob"), [limit("7/hour")])
+        .overriding(by("user", "alice"), [limit("6/hour")])
+        .overriding(by("plan", "pro"), [limit("50/hour"), limit("90/day")])
+        .overriding(by("plan", "pro"), [limit("60/hour")])
+        .overriding(by("plan", "staff"), []);
     let (limiter, _) = limiter([api]);
     let plan = limiter.plan_for_all("api".parse().unwrap(), KeyRef::new(b"alice"));
     let limits: Vec<_> = plan.charges(1).unwrap().iter().map(|charge| charge.limit).collect();
-    assert_eq!(limits, [limit("5/hour"), limit("90/day")]);
+    assert_eq!(limits, ["5/hour", "6/hour", "50/hour", "90/day"].map(limit));
     let plan = limiter.plan_for("api".parse().unwrap(), KeyRef::new(b"alice"));
     assert_eq!(plan.charges(1).unwrap().len(), 1);
+}
+
+/// The key of several attributes is compared part by part, and a missing one matches no value.
+#[test]
+fn overrides_of_other_parts_of_a_key_are_left_out() {
+    let by = |attribute: &str, value: &str| Match::any().and(attribute, Condition::equal(value));
+    let api = policy("api", "5/hour")
+        .per(["user", "route"])
+        .overriding(by("user", "alice"), [limit("6/hour")])
+        .overriding(by("route", "alice"), [limit("7/hour")])
+        .overriding(by("route", "export"), [limit("8/hour")]);
+    let (limiter, _) = limiter([api]);
+    let planned = |parts: [Option<&str>; 2]| -> Vec<_> {
+        let mut key = KeyBuf::empty();
+        parts.iter().for_each(|part| key.push(part.map(str::as_bytes)));
+        let plan = limiter.plan_for_all("api".parse().unwrap(), key.as_ref());
+        plan.charges(1).unwrap().iter().map(|charge| charge.limit.amount()).collect()
+    };
+    assert_eq!(planned([Some("alice"), Some("export")]), [5, 6, 8]);
+    assert_eq!(planned([Some("bob"), Some("alice")]), [5, 7]);
+    assert_eq!(planned([Some("alice"), None]), [5, 6]);
 }

@@ -12,7 +12,9 @@ mod extension;
 mod failure;
 mod flood;
 mod policies;
+mod rates;
 mod shared;
+mod shares;
 mod stats;
 mod waiting;
 

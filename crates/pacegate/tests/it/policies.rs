@@ -2,7 +2,7 @@
 
 use pacegate::{
     CostError, Limiter, ManualClock, Policy, PolicySet, Request, SharedLimiter,
-    policy::{Condition, Lease, Match, Missing, PolicyError},
+    policy::{Condition, Lease, Match, Missing, Paths, PolicyError},
 };
 use pacegate_testkit::Random;
 
@@ -63,8 +63,8 @@ fn overrides_replace_the_limits_of_some_requests() {
         [take("free", "a"), take("pro", "b"), take("banned", "c"), take("staff", "d")],
         [1, 3, 0, 5]
     );
-    // Whoever moves to another plan takes along what has been used.
-    assert_eq!(take("pro", "a"), 2);
+    assert_eq!(take("pro", "a"), 3, "an override has its own counter");
+    assert_eq!(take("free", "a"), 0);
 }
 
 #[test]
@@ -132,19 +132,21 @@ fn leases_that_cannot_be_are_refused() {
             format!("policy `a` has a lease of {lease}: write at least 1, or from 1% to 100%")
         );
     }
-    for text in ["9/second sliding-log", "9/second concurrency"] {
+    for text in ["9/second sliding-log", "9/second concurrency", "9/second burst 20"] {
         assert_eq!(
             refused(text, Lease::Units(1)),
             format!(
                 "policy `a` has a lease, but nothing can be drawn ahead from `{text}`: \
-                 leave the lease out, or use fixed-window, sliding-window or token-bucket"
+                 leave the lease out, or use fixed-window or sliding-window"
             )
         );
     }
     let pro = Match::any().and("plan", Condition::equal("pro"));
     let replaced = policy("a", "9/s").overriding(pro, [limit("9/s sliding-log")]);
     assert!(PolicySet::new([replaced.leased(Lease::Units(1))]).is_err());
-    assert!(PolicySet::new([policy("a", "9/s burst 20").leased(Lease::Percent(100))]).is_ok());
+    assert!(
+        PolicySet::new([policy("a", "9/s sliding-window").leased(Lease::Percent(100))]).is_ok()
+    );
 }
 
 #[test]
@@ -187,7 +189,8 @@ fn policies_that_may_meet_on_different_servers_are_named() {
 /// The index finds what looking at every policy finds.
 #[test]
 fn the_index_finds_what_a_scan_finds() {
-    let paths = ["/", "/api/", "/api/users", "/api/users/7", "/login", "api", "/a/b/c/d"];
+    let paths =
+        ["/", "/api", "/api/", "/api/users", "/API/users/7", "/login", "api", "/a/b/c/d", "/a/b;v"];
     let globs = ["/api/**", "/api/*", "**", "/login", "*", "/api/users/?", "/a/b/**", "a**"];
     for seed in 0..2_000 {
         let random = &mut Random::new(seed);
@@ -205,7 +208,11 @@ fn the_index_finds_what_a_scan_finds() {
                 if random.one_in(5) {
                     one = one.matching("user", Condition::Absent);
                 }
-                one.in_domain(random.pick(&["", "", "edge"]))
+                one.in_domain(random.pick(&["", "", "edge"])).paths(random.pick(&[
+                    Paths::Normalized,
+                    Paths::CaseSensitive,
+                    Paths::Exact,
+                ]))
             })
             .collect();
         let set = PolicySet::new(policies.clone()).unwrap();
@@ -221,9 +228,7 @@ fn the_index_finds_what_a_scan_finds() {
                 request = request.with("user", "x");
             }
             let found: Vec<_> = set.covering(&request).map(|(policy, _)| policy.name).collect();
-            let scan = policies.iter().filter(|policy| {
-                policy.domain == request.domain() && policy.matching.covers(&request)
-            });
+            let scan = policies.iter().filter(|policy| set.covers(policy.name, &request));
             assert_eq!(found, scan.map(|policy| policy.name).collect::<Vec<_>>(), "seed {seed}");
         }
     }
@@ -350,4 +355,136 @@ fn a_policy_that_skips_a_request_does_not_cover_it() {
     };
     assert_eq!(covering(&Request::new()), ["all"]);
     assert_eq!(covering(&Request::new().with("user", "alice")), ["by-user", "all"]);
+}
+
+/// Other spellings of `/login`, as servers accept them.
+const LOGINS: [&str; 9] = [
+    "/login",
+    "/login/",
+    "/LOGIN",
+    "/login;x=1",
+    "/x/..;/login",
+    "//login",
+    "/./login",
+    "/%6cogin?next=/",
+    "/x%2f..%2flogin",
+];
+
+#[test]
+fn another_spelling_of_a_path_is_no_way_around_a_policy() {
+    let conditions = [
+        Condition::equal("/login"),
+        Condition::equal("/Login/"),
+        Condition::Glob("/log*".parse().unwrap()),
+    ];
+    for condition in conditions {
+        let limiter = limiter([policy("login", "9/hour").matching("path", condition.clone())]);
+        for (used, path) in LOGINS.into_iter().enumerate() {
+            let decision = limiter.check_request(&Request::new().with("path", path)).unwrap();
+            assert_eq!(decision.remaining(), 8 - used as u64, "{condition:?} {path}");
+        }
+        let other = Request::new().with("path", "/logout/login");
+        assert_eq!(limiter.check_request(&other).unwrap().policy(), None);
+    }
+}
+
+#[test]
+fn spellings_of_a_path_have_one_budget() {
+    let limiter = limiter([policy("all", "9/hour").per(["ip", "path"])]);
+    for (used, path) in LOGINS.into_iter().enumerate() {
+        let request = Request::new().with("ip", "203.0.113.7").with("path", path);
+        assert_eq!(limiter.check_request(&request).unwrap().remaining(), 8 - used as u64, "{path}");
+    }
+    let other = Request::new().with("ip", "203.0.113.7").with("path", "/");
+    assert_eq!(limiter.check_request(&other).unwrap().remaining(), 8);
+}
+
+#[test]
+fn a_folder_includes_itself_with_or_without_a_slash() {
+    let glob = Condition::Glob("/api/**".parse().unwrap());
+    let set = PolicySet::new([policy("api", "1/hour").matching("path", glob)]).unwrap();
+    for (path, covered) in
+        [("/api", true), ("/api/", true), ("/API/x", true), ("/x/../api", true), ("/apix", false)]
+    {
+        assert_eq!(
+            set.covering(&Request::new().with("path", path)).count(),
+            usize::from(covered),
+            "{path}"
+        );
+    }
+}
+
+#[test]
+fn a_policy_can_compare_paths_exactly_or_by_case() {
+    let set = |paths: Paths| {
+        let at = Condition::equal("/Login");
+        PolicySet::new([policy("login", "1/hour").matching("path", at).paths(paths)]).unwrap()
+    };
+    for (path, exact, cased) in
+        [("/Login", 1, 1), ("/Login/", 0, 1), ("/login", 0, 0), ("/%4Cogin", 0, 1)]
+    {
+        let request = Request::new().with("path", path);
+        assert_eq!(set(Paths::Exact).covering(&request).count(), exact, "{path}");
+        assert_eq!(set(Paths::CaseSensitive).covering(&request).count(), cased, "{path}");
+        assert_eq!(set(Paths::Normalized).covering(&request).count(), 1, "{path}");
+    }
+    let exact = limiter([policy("all", "1/hour").per(["path"]).paths(Paths::Exact)]);
+    for path in LOGINS {
+        let request = Request::new().with("path", path);
+        assert!(exact.check_request(&request).unwrap().is_allowed(), "{path}");
+    }
+}
+
+#[test]
+fn only_the_path_is_normalized() {
+    let set = PolicySet::new([policy("a", "1/hour").matching("route", Condition::equal("/Login"))]);
+    let set = set.unwrap();
+    assert_eq!(set.covering(&Request::new().with("route", "/login")).count(), 0);
+    assert_eq!(set.covering(&Request::new().with("route", "/Login")).count(), 1);
+}
+
+#[test]
+fn overrides_compare_paths_in_the_form_of_their_policy() {
+    let lifted = Match::any().and("path", Condition::Glob("/Static/**".parse().unwrap()));
+    let limiter = limiter([policy("all", "1/hour").overriding(lifted, [])]);
+    let check = |path: &str| {
+        limiter.check_request(&Request::new().with("path", path)).unwrap().limit().is_some()
+    };
+    assert!(!check("/static/a.js") && !check("/x/../STATIC"));
+    assert!(check("/static/../login"), "is not below /static");
+    assert!(check("/static/..;/login"));
+}
+
+/// A value that is too long to be compared is still limited.
+#[test]
+fn a_long_path_is_no_way_around_a_policy() {
+    let glob = |text: &str| Condition::Glob(text.parse().unwrap());
+    let limiter = limiter([
+        policy("search", "1/hour")
+            .matching("path", glob("/search/*/results"))
+            .overriding(Match::any().and("path", glob("**.js")), []),
+        policy("elsewhere", "1/hour").matching("path", glob("/files/**")),
+    ]);
+    for (length, covered) in [(1, false), (4_000, false), (60_000, true)] {
+        let path = format!("/search/{}", "x".repeat(length));
+        let decision = limiter.check_request(&Request::new().with("path", &path)).unwrap();
+        assert_eq!(decision.policy().map(|name| name.as_str()), covered.then_some("search"));
+        assert!(decision.is_allowed());
+    }
+    let path = format!("/search/{}.js", "y".repeat(60_000));
+    let decision = limiter.check_request(&Request::new().with("path", &path)).unwrap();
+    assert!(!decision.is_allowed(), "not lifted by a pattern that was not compared to the end");
+}
+
+#[test]
+fn a_pattern_that_is_too_long_once_normalized_is_rejected() {
+    let pattern = format!("{}*", "%".repeat(100));
+    let condition = Condition::Glob(pattern.parse().unwrap());
+    let error = PolicySet::new([policy("a", "1/s").matching("path", condition.clone())]);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "policy `a` has a pattern for `path` that is too long: a pattern has at most 127 characters"
+    );
+    let exact = policy("a", "1/s").matching("path", condition).paths(Paths::Exact);
+    assert!(PolicySet::new([exact]).is_ok());
 }

@@ -11,7 +11,7 @@ use std::{
 
 use pacegate::{
     Answer, Charge, CheckError, Clock, Decision, Detached, KeyBuf, KeyRef, Limiter, ManualClock,
-    MemoryStore, Policy, PolicySet, Request, SharedLimiter, Store, StoreError, WaitError,
+    MemoryStore, Permit, Policy, PolicySet, Request, SharedLimiter, Store, StoreError, WaitError,
     algorithm::Outcome,
     policy::{FailureMode, Lease},
 };
@@ -268,7 +268,7 @@ fn memory_answers_at_once_as_it_would_later() {
         {
             let key = KeyRef::new(key.as_bytes());
             let charge = Charge::new("api".parse().unwrap(), key, limit(&text));
-            let charge = charge.cost(*cost).enforced(*enforced).holding(1 + permit as u64);
+            let charge = charge.cost(*cost).enforced(*enforced).holding(1 + permit as u128);
             let asked = pollster::block_on(later.charge(&[charge])).unwrap();
             assert_eq!(now.charge_now(&charge), Some(asked[0]), "{text} at {cost}");
         }
@@ -559,6 +559,47 @@ fn an_acquire_that_is_cancelled_gives_back_what_it_may_have_taken() {
     // What was denied has nothing to give back.
     assert!(pollster::block_on(limiter.acquire("key")).unwrap().permit.is_none());
     assert_eq!(store.run_detached(), 0);
+}
+
+/// The way of a service, which chooses the ids of permits itself.
+#[test]
+fn a_verdict_that_is_cancelled_gives_back_what_it_may_have_taken() {
+    let (limiter, store, _) = limiter("1/hour concurrency");
+    let policy = limiter.policies().policies()[0].name;
+    let charge = Charge::new(policy, "key", limit("1/hour concurrency"));
+    let charges = || [charge.holding(Permit::new_id())];
+    store.hold();
+    let cancelled = charges();
+    let mut cancelled = Waiting::of(limiter.verdict(&cancelled));
+    assert!(cancelled.poll().is_none());
+    drop(cancelled);
+    store.let_go();
+    assert_eq!(store.run_detached(), 1);
+    assert!(pollster::block_on(limiter.verdict(&charges())).unwrap().decision.is_allowed());
+    assert!(!pollster::block_on(limiter.verdict(&charges())).unwrap().decision.is_allowed());
+    assert_eq!(store.run_detached(), 0, "these were answered");
+}
+
+#[test]
+fn a_denial_without_an_answer_gives_back_what_may_have_been_taken() {
+    let closed = policy("api", "1/hour concurrency").per(["key"]).failing(FailureMode::Closed);
+    let store = Double::new(&ManualClock::new());
+    let limiter = SharedLimiter::new(store.clone(), PolicySet::new([closed]).unwrap());
+    for (error, returned) in [
+        (StoreError::TimedOut, 1),
+        (StoreError::Interrupted("lost".into()), 1),
+        (StoreError::Failed("strange".into()), 1),
+        (StoreError::Unavailable("nothing was sent".into()), 0),
+    ] {
+        store.fail(error.clone());
+        assert!(pollster::block_on(limiter.acquire("key")).unwrap().permit.is_none());
+        assert_eq!(store.run_detached(), returned, "{error}");
+        let charge = Charge::new("api".parse().unwrap(), "key", limit("1/hour concurrency"));
+        let charges = [charge.holding(Permit::new_id())];
+        assert!(!pollster::block_on(limiter.verdict(&charges)).unwrap().decision.is_allowed());
+        assert_eq!(store.run_detached(), returned, "{error}");
+        assert_eq!(limiter.stats().last_store_failure, Some(error));
+    }
 }
 
 #[test]

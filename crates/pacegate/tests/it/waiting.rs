@@ -337,6 +337,7 @@ fn a_permit_that_nobody_told_of_is_found_within_a_second() {
         pacegate::KeyRef::new(b"key"),
         crate::limit("1/hour concurrency"),
     )
+    .counter(pacegate::Counter::Policy)
     .holding(Permit::new_id());
     assert!(limiter.check_all(&[held]).unwrap().is_allowed());
     let mut waiter = Waiting::of(limiter.acquire_within("key", 60 * SECOND));

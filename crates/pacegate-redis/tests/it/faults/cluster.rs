@@ -37,7 +37,7 @@ fn charge(keys: &[String], place: usize) -> Charge<'_> {
     let mut charge = Charge::new("moving".parse().unwrap(), key, limit);
     charge.tag = KeyRef::new(b"moving");
     if algorithm == Algorithm::Concurrency {
-        charge.permit = PERMITS.fetch_add(1, SeqCst);
+        charge.permit = PERMITS.fetch_add(1, SeqCst).into();
     }
     charge
 }

@@ -189,7 +189,7 @@ async fn five(store: &RedisStore) -> bool {
     let answers = [a, b, c, d, e];
     for answer in &answers {
         let lost = |why: &str| why.starts_with("the connection broke before the answer came");
-        assert!(answer.is_ok() || matches!(answer, Err(StoreError::Unavailable(why)) if lost(why)));
+        assert!(answer.is_ok() || matches!(answer, Err(StoreError::Interrupted(why)) if lost(why)));
     }
     let answered = answers.iter().filter(|answer| answer.is_ok()).count();
     assert!(answered == 0 || answered == 5);

@@ -3,6 +3,7 @@
 mod cluster;
 mod connection;
 mod load;
+mod permits;
 mod refusals;
 mod sentinel;
 mod server;
@@ -25,7 +26,7 @@ use tokio::runtime::Runtime;
 use crate::kit::{PATIENT, two_threads};
 use load::Load;
 
-/// What the store is given unless said otherwise, and the tests leave it at that.
+/// Shorter than the default, so that faults are noticed sooner.
 const DEADLINE: Duration = Duration::from_millis(20);
 /// After this the store has to be in use again.
 const RETURN: Duration = Duration::from_secs(2);
@@ -56,11 +57,12 @@ struct Limiters {
 }
 
 impl Limiters {
-    /// Over a store with the defaults.
+    /// Over a store with this deadline.
     fn connect(url: &str) -> Self {
         let quiet = QUIET.lock();
         let runtime = two_threads();
-        let store = runtime.block_on(RedisStore::connect(url)).unwrap();
+        let builder = RedisStore::builder(url).unwrap().deadline(DEADLINE);
+        let store = runtime.block_on(builder.connect()).unwrap();
         Self::over(store, runtime, quiet)
     }
 
@@ -77,7 +79,7 @@ impl Limiters {
     fn connect_later(url: &str) -> Self {
         let quiet = QUIET.lock();
         let runtime = two_threads();
-        let builder = RedisStore::builder(url).unwrap();
+        let builder = RedisStore::builder(url).unwrap().deadline(DEADLINE);
         let store = runtime.block_on(async { builder.connect_later() });
         Self::over(store, runtime, quiet)
     }

@@ -1,10 +1,14 @@
 //! A master that is given up by its sentinels.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    time::Duration,
+};
 
 use pacegate_testkit::servers::{Flavor, Sentinels, Server, eventually};
 
 use super::{Limiters, RETURN, let_pass, now, scripts_run};
+use crate::kit::PATIENT;
 
 /// How long the old master may be used after the sentinels have named another. They are asked four times a second.
 const FOLLOW: Duration = Duration::from_millis(600);
@@ -51,6 +55,59 @@ fn a_failover_is_followed_at_once() {
         limiters.assert_exact();
         limiters.assert_window_exact(all.replica());
     }
+}
+
+/// The recipe of docs/operations.md for planned failovers: a master that takes no writes forgets none.
+#[test]
+fn a_failover_behind_a_pause_forgets_nothing() {
+    for flavor in Flavor::ALL {
+        let (admitted, counted) = planned_failover(flavor, |master| {
+            let pause = master.command(&["CLIENT", "PAUSE", "10000", "WRITE"]);
+            assert_eq!(pause.text(), "OK");
+            let offset = || master.info("master_repl_offset").unwrap().trim().to_owned();
+            let replica = || master.info("slave0").unwrap();
+            let has_all = || replica().contains(&format!("offset={},", offset()));
+            eventually(RETURN, "the replica has all writes", has_all);
+        });
+        println!("{flavor}: {admitted} admitted, {counted} counted by the new master");
+        assert!(counted >= admitted, "{} were forgotten", admitted - counted);
+    }
+}
+
+/// Fails a master over while one key is charged all the time. Returns the units admitted, and those that the new master
+/// has counted.
+fn planned_failover(flavor: Flavor, prepare: impl Fn(&Server)) -> (u64, u64) {
+    let all = Sentinels::start(flavor);
+    let limiters = Limiters::connect(&all.url());
+    let going = AtomicBool::new(true);
+    let (leader, old) = (&all.sentinels()[0], all.master());
+    let admitted = std::thread::scope(|scope| {
+        let charging = scope.spawn(|| {
+            let mut admitted = 0;
+            while going.load(SeqCst) {
+                let decision = limiters.check(&limiters.closed, "planned");
+                admitted += u64::from(decision.is_allowed() && !decision.is_degraded());
+            }
+            admitted
+        });
+        let_pass(Duration::from_millis(300));
+        prepare(old);
+        eventually(30 * RETURN, "another master is named", || {
+            leader.command(&["SENTINEL", "FAILOVER", "mymaster"]);
+            names(leader) != old.address()
+        });
+        limiters.wait_for_store(PATIENT);
+        let_pass(Duration::from_millis(300));
+        going.store(false, SeqCst);
+        charging.join().unwrap()
+    });
+    let mut counted = None;
+    eventually(PATIENT, "the new master answers", || {
+        let look = limiters.runtime.block_on(limiters.closed.peek("planned")).unwrap();
+        counted = (!look.is_degraded()).then(|| 1_000_000 - look.remaining());
+        counted.is_some()
+    });
+    (admitted, counted.unwrap())
 }
 
 /// A master that stands still is replaced, and not used again when it goes on as if nothing had happened.

@@ -16,7 +16,7 @@ fn ten(algorithm: Algorithm, key: &str) -> Charge<'_> {
     let mut charge = Charge::new("ten".parse().unwrap(), KeyRef::new(key.as_bytes()), limit);
     if algorithm == Algorithm::Concurrency {
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-        charge.permit = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        charge.permit = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed).into();
     }
     charge
 }

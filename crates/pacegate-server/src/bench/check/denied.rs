@@ -1,10 +1,12 @@
-//! What is certainly wrongly denied: whatever may have been charged before, as late as possible, leaves room.
+//! Finds denials that are certainly wrong: there was room even if everything that may have been charged
+//! before was charged as late as possible.
 
 use pacegate::{Algorithm, Limit};
 
 use super::{Requests, Rule, Span, Windows};
 
-/// Requests that the limit had room for at every instant at which they can have been decided.
+/// Counts the denied requests that the limit had room for at every instant at which they can have been
+/// decided.
 pub(super) fn wrongly_denied(rule: &Rule, requests: &Requests) -> u64 {
     if requests.denied.is_empty() || rule.limit.amount() == 0 {
         return 0;
@@ -15,7 +17,7 @@ pub(super) fn wrongly_denied(rule: &Rule, requests: &Requests) -> u64 {
         (Algorithm::FixedWindow, Windows::Aligned) | (Algorithm::SlidingWindow, _) => {
             charged.fits_windows(span)
         }
-        // A window that began with a request has nothing in it that is older than a period either.
+        // An anchored window contains nothing older than one period either.
         (Algorithm::SlidingLog, _) | (Algorithm::FixedWindow, Windows::Anchored) => {
             charged.fits_log(span)
         }
@@ -24,21 +26,22 @@ pub(super) fn wrongly_denied(rule: &Rule, requests: &Requests) -> u64 {
     requests.denied.iter().filter(is_wrong).count() as u64
 }
 
-/// A denial that took longer than so many windows is not judged.
+/// Maximum number of windows that a denial may span. Longer denials are not judged.
 const MOST_WINDOWS: u64 = 16;
 
-/// Everything that may have been charged, by when it was sent and by when it was answered.
+/// Everything that may have been charged, ordered by send time and by response time.
 #[derive(Debug)]
 struct Charged<'a> {
     limit: &'a Limit,
     period: u64,
     sent: Vec<Sum>,
     answered: Vec<Sum>,
-    /// For each of `answered`, what a token bucket then owes, in units × period, if all was charged as late as can be.
+    /// For each of `answered`: the debt of a token bucket at that time, in units × period, if everything was
+    /// charged as late as possible.
     owed: Vec<i128>,
 }
 
-/// All units up to a time, which is included.
+/// The sum of all units up to and including a time.
 #[derive(Clone, Copy, Debug)]
 struct Sum {
     time: u64,
@@ -82,7 +85,7 @@ impl<'a> Charged<'a> {
         used + denied.units <= self.limit.amount()
     }
 
-    /// In every window in which it may have been decided.
+    /// Checks every window in which the request may have been decided.
     fn fits_windows(&self, denied: &Span) -> bool {
         let (first, last) = (denied.from / self.period, denied.to / self.period);
         last - first < MOST_WINDOWS && (first..=last).all(|window| self.fits_in(window, denied))
@@ -98,14 +101,14 @@ impl<'a> Charged<'a> {
         if self.limit.algorithm() == Algorithm::FixedWindow {
             return current <= amount;
         }
-        // What can be in this window as well weighs most there, and is counted there.
+        // Requests that may also belong to this window count here, where they weigh most.
         let previous = before(start) - before(start.saturating_sub(self.period));
         let left = whole - i128::from(denied.from.max(start) - start);
         i128::from(previous) * left + current * whole <= amount * whole
     }
 }
 
-/// What a token bucket owes after each sum, filled again as time goes by.
+/// Returns the debt of a token bucket after each sum, with the refill in between.
 fn owed(limit: &Limit, sums: &[Sum]) -> Vec<i128> {
     let period = limit.period().as_micros() as i128;
     let (mut owed, mut last) = (0, Sum { time: 0, units: 0 });
@@ -130,7 +133,7 @@ fn sums(charged: impl Iterator<Item = (u64, u64)>) -> Vec<Sum> {
     sums
 }
 
-/// All units up to a time, which is included.
+/// Returns the sum of all units up to and including `time`.
 fn up_to(sums: &[Sum], time: u64) -> u64 {
     let place = sums.partition_point(|sum| sum.time <= time);
     place.checked_sub(1).map_or(0, |last| sums[last].units)

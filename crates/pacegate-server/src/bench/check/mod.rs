@@ -1,5 +1,6 @@
-//! Whether a history can have come from a server that holds the limit: what is certainly over-admitted, and what is
-//! certainly wrongly denied. The reasoning is in `docs/decisions/bench-check.md`.
+//! Checks whether a server that enforces the limit can have produced a history. Reports units that were
+//! certainly over-admitted and requests that were certainly wrongly denied. `docs/decisions/bench-check.md`
+//! has the reasoning.
 
 mod denied;
 mod over;
@@ -10,43 +11,43 @@ use pacegate::Limit;
 
 use super::history::{Answer, Entry, History};
 
-/// What a server is held to.
+/// The limit that a server has to enforce, and how exactly it can be checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     pub(crate) limit: Limit,
     pub(crate) windows: Windows,
-    /// How far the server's clock may be from ours, in microseconds.
+    /// Maximum difference between the server's clock and ours, in microseconds.
     pub(crate) skew: u64,
-    /// Whether keys may have been used before the history begins. Then there may be less room than it tells, and no
-    /// denial is judged.
+    /// True if keys may have been used before the run. Then there may be less room than the history shows,
+    /// and denials are not judged.
     pub(crate) used: bool,
 }
 
-/// Where the windows of a fixed window begin.
+/// Start times of the windows of a fixed-window limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Windows {
-    /// At whole multiples of the period since the epoch
+    /// At multiples of the period since the Unix epoch
     Aligned,
-    /// With the first request after the last window, as counters do that expire
+    /// At the first request after the last window, like counters that expire
     Anchored,
 }
 
-/// What is certain about a history.
+/// The certain findings of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Requests looked at.
+    /// Number of requests checked.
     pub(crate) checked: u64,
-    /// Units that no server which holds the limit can have admitted.
+    /// Units that no server which enforces the limit can have admitted.
     pub(crate) over_admitted: u64,
-    /// Requests that any server which holds the limit would have admitted.
+    /// Requests that every server which enforces the limit would have admitted.
     pub(crate) wrongly_denied: u64,
-    /// Keys with either.
+    /// Keys with at least one finding.
     pub(crate) keys_wronged: u64,
-    /// The key with most units over-admitted, and how many.
+    /// The key with the most over-admitted units, and their number.
     pub(crate) worst: Option<(u32, u64)>,
 }
 
-/// A request and the times between which it was decided, both included.
+/// A request and the interval in which it was decided, inclusive at both ends.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     from: u64,
@@ -57,16 +58,16 @@ struct Span {
 /// The requests of one key.
 #[derive(Debug, Default)]
 struct Requests {
-    /// In the order of `to`.
+    /// Sorted by `to`.
     allowed: Vec<Span>,
     /// Everything that may have been charged.
     charged: Vec<Span>,
     denied: Vec<Span>,
-    /// Whether these are all that the key was ever asked for.
+    /// True if these are all requests that the key ever had.
     whole: bool,
 }
 
-/// Checks every key. The history is put into another order.
+/// Checks every key. Reorders the history.
 pub(crate) fn check(rule: &Rule, history: &mut History) -> Verdict {
     let full_from = history.full_from().unwrap_or(u64::MAX);
     let entries = history.entries_mut();
@@ -89,7 +90,8 @@ pub(crate) fn check(rule: &Rule, history: &mut History) -> Verdict {
 }
 
 impl Requests {
-    /// A denial that may have come after requests which are missing proves nothing, and is left out.
+    /// Sorts one key's entries into the lists. Skips denials that may have come after a missing request,
+    /// because they prove nothing.
     fn fill(&mut self, entries: &[Entry], skew: u64, full_from: u64) {
         self.allowed.clear();
         self.charged.clear();

@@ -1,5 +1,6 @@
-//! What is certainly over-admitted. Each rule takes requests in the order in which they were certainly decided. What
-//! of one does not fit with all that was kept so far is over-admitted, and the rest of it is kept.
+//! Finds units that are certainly over-admitted. Each rule processes the requests in order of their latest
+//! possible decision time. Units of a request that do not fit together with those kept so far are
+//! over-admitted; the rest is kept.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -7,7 +8,7 @@ use pacegate::{Algorithm, Limit};
 
 use super::{Requests, Rule, Span, Windows};
 
-/// Units that cannot have been admitted by the limit.
+/// Counts the units that the limit cannot have admitted.
 pub(super) fn over_admitted(rule: &Rule, requests: &Requests) -> u64 {
     let (limit, allowed) = (&rule.limit, &requests.allowed[..]);
     match (limit.algorithm(), rule.windows) {
@@ -16,12 +17,13 @@ pub(super) fn over_admitted(rule: &Rule, requests: &Requests) -> u64 {
         (Algorithm::SlidingWindow, _) => sliding_window(limit, allowed),
         (Algorithm::FixedWindow, Windows::Aligned) => aligned(limit, allowed),
         (Algorithm::FixedWindow, Windows::Anchored) => anchored(limit, requests),
-        // What is held at one time does not follow from what was asked.
+        // Concurrency limits: requests and responses do not show how many permits were held at a time.
         _ => 0,
     }
 }
 
-/// Whatever was decided within `[a, b]` is at most the burst and what is refilled meanwhile, for every `a` and `b`.
+/// Token bucket: for every interval `[a, b]`, the units decided within it are at most the burst plus the
+/// refill.
 fn token_bucket(limit: &Limit, allowed: &[Span]) -> u64 {
     let (amount, period) = (i128::from(limit.amount()), period(limit));
     let capacity = i128::from(limit.capacity()) * period;
@@ -43,7 +45,8 @@ fn token_bucket(limit: &Limit, allowed: &[Span]) -> u64 {
     over
 }
 
-/// For every start `a`, its weight and the sum of what was kept from `a` on; asked for the most of some of them.
+/// For every start `a`: its weight plus the units kept from `a` on. Answers "which is the largest up to a
+/// place?" in logarithmic time.
 #[derive(Debug)]
 struct Kept {
     /// A complete binary tree: the children of node `n` are `2n` and `2n + 1`.
@@ -87,12 +90,12 @@ impl Kept {
         }
     }
 
-    /// The most over all starts up to `place`.
+    /// Returns the maximum over all starts up to `place`.
     fn most(&self, place: usize) -> i128 {
         let mut node = self.leaves + place;
         let mut most = self.nodes[node].most;
         let mut after = 0;
-        // On the way up, what is to the right only adds its sum, and what is to the left takes part.
+        // On the way up, right siblings contribute their sum and left siblings their maximum.
         let mut sum = self.nodes[node].sum;
         while node > 1 {
             let sibling = self.nodes[node ^ 1];
@@ -109,19 +112,19 @@ impl Kept {
     }
 }
 
-/// Whatever was decided within less than a period is at most the amount.
+/// Sliding log: the units decided within less than one period are at most the amount.
 fn sliding_log(limit: &Limit, allowed: &[Span]) -> u64 {
     let mut recent = Recent::new(micros(limit), limit.amount());
     allowed.iter().map(|span| span.units - recent.keep(span)).sum()
 }
 
-/// What was kept of the last period.
+/// The spans kept from the last period.
 #[derive(Debug)]
 struct Recent {
     period: u64,
     most: u64,
     sum: u64,
-    /// By their start, the earliest first.
+    /// Sorted by start, the earliest first.
     spans: BinaryHeap<Reverse<(u64, u64)>>,
 }
 
@@ -130,7 +133,7 @@ impl Recent {
         Self { period, most, sum: 0, spans: BinaryHeap::new() }
     }
 
-    /// How much there is room for, as far as is certain.
+    /// Returns how many units of the span may still fit.
     fn room(&mut self, span: &Span) -> u64 {
         while let Some(&Reverse((from, units))) = self.spans.peek()
             && from + self.period <= span.to
@@ -139,7 +142,7 @@ impl Recent {
             self.spans.pop();
         }
         match span.from + self.period <= span.to {
-            // It may have been decided at any time of more than a period.
+            // It may have been decided at any time in more than one period, so nothing is certain.
             true => span.units,
             false => span.units.min(self.most - self.sum.min(self.most)),
         }
@@ -159,7 +162,8 @@ impl Recent {
     }
 }
 
-/// Of what is certain of the window before and of this one, the weighted sum is at most the amount.
+/// Sliding window: the weighted sum of the units that are certainly in the previous and in the current window
+/// is at most the amount.
 fn sliding_window(limit: &Limit, allowed: &[Span]) -> u64 {
     let (amount, whole, length) = (i128::from(limit.amount()), period(limit), micros(limit));
     let (mut window, mut before, mut now, mut over) = (0, 0_i128, 0_i128, 0);
@@ -181,7 +185,7 @@ fn sliding_window(limit: &Limit, allowed: &[Span]) -> u64 {
     over
 }
 
-/// In every window the amount, given first to what must have been decided soonest.
+/// Aligned fixed window: distributes each window's amount, earliest deadline first.
 fn aligned(limit: &Limit, allowed: &[Span]) -> u64 {
     let (length, amount) = (micros(limit), limit.amount());
     let mut coming: Vec<(u64, u64, u64)> =
@@ -205,7 +209,8 @@ fn aligned(limit: &Limit, allowed: &[Span]) -> u64 {
     }
 }
 
-/// Gives a window's amount out. What had to be decided by its end and got nothing is too much.
+/// Distributes one window's amount. Returns the units that had to be decided by the end of the window and got
+/// nothing.
 fn serve(waiting: &mut BinaryHeap<Reverse<(u64, u64)>>, window: u64, amount: u64) -> u64 {
     let (mut left, mut over) = (amount, 0);
     while let Some(Reverse((last, units))) = waiting.pop() {
@@ -221,9 +226,10 @@ fn serve(waiting: &mut BinaryHeap<Reverse<(u64, u64)>>, window: u64, amount: u64
     over
 }
 
-/// The first window begins with the first request, and no two windows are closer than a period: at most one edge lies
-/// within less than a period. After a pause of a period the next request is a first one again. Any request whose fate
-/// is unknown, or that is missing, may have been the first.
+/// Anchored fixed window: the first window begins with the first request, and windows start at least one
+/// period apart, so less than one period contains at most one edge. After a pause of one period, the next
+/// request starts a first window again. A request that is missing or whose outcome is unknown may have been
+/// the one that started the window.
 fn anchored(limit: &Limit, requests: &Requests) -> u64 {
     let (length, amount, allowed) = (micros(limit), limit.amount(), &requests.allowed);
     let all_known = requests.whole && requests.charged.len() == allowed.len();
@@ -245,7 +251,7 @@ fn anchored(limit: &Limit, requests: &Requests) -> u64 {
     over
 }
 
-/// For every request, when the first of it and all after it was sent.
+/// Returns for every request the earliest send time among it and all later ones.
 fn earliest_from_here(spans: &[Span]) -> Vec<u64> {
     let mut earliest: Vec<u64> = spans.iter().map(|span| span.from).collect();
     for place in (1..earliest.len()).rev() {
@@ -262,7 +268,7 @@ fn period(limit: &Limit) -> i128 {
     i128::from(micros(limit))
 }
 
-/// Rounded up, of what is not negative.
+/// Divides and rounds up. `amount` must not be negative.
 fn ceil_div(amount: i128, by: i128) -> u64 {
     u64::try_from((amount + by - 1) / by).unwrap_or(u64::MAX)
 }

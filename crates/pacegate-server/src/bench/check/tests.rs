@@ -11,7 +11,7 @@ const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::TokenBucket,
 ];
 
-/// Microseconds since the epoch at which histories begin; not at the edge of a window.
+/// Start of all histories, in microseconds since the Unix epoch; not at the edge of a window.
 const START: u64 = 1_000_000_000_123;
 
 fn rule(limit: &str) -> Rule {
@@ -22,7 +22,7 @@ fn entry(sent: u64, took: u32, cost: u32, answer: Answer) -> Entry {
     Entry { sent, took, key: 0, cost, answer }
 }
 
-/// Over-admitted and wrongly denied.
+/// Returns (over-admitted units, wrongly denied requests).
 fn judged(rule: &Rule, entries: &[Entry]) -> (u64, u64) {
     let mut history = History::new(usize::MAX);
     entries.iter().for_each(|&entry| history.push(entry));
@@ -31,13 +31,13 @@ fn judged(rule: &Rule, entries: &[Entry]) -> (u64, u64) {
     (verdict.over_admitted, verdict.wrongly_denied)
 }
 
-/// So many requests at once, of which so many were admitted.
+/// Creates `requests` simultaneous requests, the first `admitted` of which are allowed.
 fn burst(at: u64, requests: usize, admitted: usize) -> Vec<Entry> {
     let answer = |place| if place < admitted { Answer::Allowed } else { Answer::Denied };
     (0..requests).map(|place| entry(at, 900, 1, answer(place))).collect()
 }
 
-/// One request of a made-up history: how long after the last, how long it was on the way there and back, its cost.
+/// One generated request: the pause before it, the travel times to and from the server, and its cost.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     pause: u64,
@@ -46,14 +46,14 @@ struct Step {
     cost: u64,
 }
 
-/// A limit, and requests which are decided by the model.
+/// A limit and requests, to be decided by the model.
 #[derive(Clone, Debug)]
 struct Story {
     limit: Limit,
     steps: Vec<Step>,
 }
 
-/// What the model decides, and at which instants.
+/// Returns the model's decision for each request, with the instant at which it was made.
 fn told(story: &Story) -> Vec<(u64, Entry)> {
     let (mut now, mut model) = (START, Model::new(story.limit));
     let decide = |step: &Step| {
@@ -73,7 +73,7 @@ fn entries(told: &[(u64, Entry)]) -> Vec<Entry> {
 }
 
 prop_compose! {
-    /// Periods of a few milliseconds, with pauses from nothing to longer than all of it matters.
+    /// Periods of a few milliseconds, with pauses from zero to longer than the limit remembers.
     fn stories(way: u64)(
         algorithm in prop::sample::select(&ALGORITHMS[..]),
         amount in 1_u64..12,
@@ -102,13 +102,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn nobody_is_accused_of_what_the_model_decided(story in stories(3_000)) {
+    fn decisions_of_the_model_have_no_findings(story in stories(3_000)) {
         let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 0, used: false };
         prop_assert_eq!(judged(&rule, &entries(&told(&story))), (0, 0));
     }
 
     #[test]
-    fn nobody_is_accused_of_a_clock_that_is_a_little_off(story in stories(40), off in 0_u64..500) {
+    fn a_clock_within_the_skew_has_no_findings(story in stories(40), off in 0_u64..500) {
         let rule = Rule { limit: story.limit, windows: Windows::Aligned, skew: 500, used: false };
         let mut entries = entries(&told(&story));
         entries.iter_mut().for_each(|entry| entry.sent = entry.sent + off - 250);
@@ -116,7 +116,7 @@ proptest! {
     }
 
     #[test]
-    fn one_admission_too_many_is_found(story in stories(0), which in any::<prop::sample::Index>()) {
+    fn one_wrong_admission_is_found(story in stories(0), which in any::<prop::sample::Index>()) {
         let mut entries = entries(&told(&story));
         let denied: Vec<usize> =
             (0..entries.len()).filter(|&place| entries[place].answer == Answer::Denied).collect();
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn one_denial_too_many_is_found(story in stories(0), which in any::<prop::sample::Index>()) {
+    fn one_wrong_denial_is_found(story in stories(0), which in any::<prop::sample::Index>()) {
         let mut told = told(&story);
         let mut model = Model::new(story.limit);
         let mut room = Vec::new();
@@ -146,7 +146,7 @@ proptest! {
     }
 
     #[test]
-    fn a_denial_after_a_rest_is_found_however_vague_the_times(story in stories(3_000)) {
+    fn a_denial_after_a_long_pause_is_found_with_imprecise_times(story in stories(3_000)) {
         let told = told(&story);
         let mut entries = entries(&told);
         let rest = 4_000_000;
@@ -157,7 +157,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_is_accused_of_windows_that_begin_with_a_request(story in stories(3_000)) {
+    fn decisions_of_an_anchored_window_have_no_findings(story in stories(3_000)) {
         let limit = Limit::new(story.limit.amount(), story.limit.period()).unwrap();
         let (mut now, mut start, mut used) = (START, 0, 0);
         let mut decide = |step: &Step| {
@@ -179,7 +179,7 @@ proptest! {
 }
 
 #[test]
-fn seventeen_of_ten_are_seven_too_many() {
+fn seventeen_admitted_by_a_limit_of_ten_are_seven_over() {
     for limit in [
         "10/minute burst 10",
         "10/minute token-bucket",
@@ -192,46 +192,46 @@ fn seventeen_of_ten_are_seven_too_many() {
     }
     let anchored = Rule { windows: Windows::Anchored, ..rule("10/minute") };
     assert_eq!(judged(&anchored, &burst(START, 30, 17)), (7, 0));
-    // After a rest it is a first window again.
+    // After a pause, it is a first window again.
     let mut twice = burst(START, 30, 10);
     twice.extend(burst(START + 61_000_000, 30, 12));
     assert_eq!(judged(&anchored, &twice), (2, 0));
 }
 
 #[test]
-fn denials_with_room_are_wrong() {
-    // Eight of ten: the other 22 were all wrong, since two of any of them had room.
+fn denials_despite_room_are_wrong() {
+    // 8 of 10 were admitted: all 22 denials are wrong, since each of them would have fitted.
     for limit in ["10/minute burst 10", "10/minute", "10/minute sliding-window"] {
         assert_eq!(judged(&rule(limit), &burst(START, 30, 8)), (0, 22), "{limit}");
     }
 }
 
 #[test]
-fn every_burst_counts_for_itself() {
+fn over_admission_adds_up_over_bursts() {
     let rule = rule("10/second burst 10");
     let bursts = (0..5).flat_map(|n| burst(START + n * 10_000_000, 20, 13));
     assert_eq!(judged(&rule, &bursts.collect::<Vec<_>>()), (15, 0));
 }
 
 #[test]
-fn twice_the_rate_is_found_although_no_instant_shows_it() {
+fn twice_the_rate_is_found_without_any_burst() {
     // A request every 50 ms, all admitted by a bucket that refills every 100 ms.
     let entries = (0..200).map(|n| entry(START + n * 50_000, 300, 1, Answer::Allowed));
     let (over, denied) = judged(&rule("10/second burst 5"), &entries.collect::<Vec<_>>());
-    // 200 within 9.9503 s, in which 5 and 99 fit.
+    // 200 within 9.9503 s, in which 5 + 99 fit.
     assert_eq!((over, denied), (96, 0));
 }
 
 #[test]
-fn a_unit_is_too_many_and_not_all_of_the_request() {
+fn only_the_excess_units_of_a_request_are_counted() {
     let entries = [entry(START, 10, 10, Answer::Allowed), entry(START, 10, 3, Answer::Allowed)];
     assert_eq!(judged(&rule("12/hour burst 12"), &entries), (1, 0));
     assert_eq!(judged(&rule("12/hour"), &entries), (1, 0));
 }
 
 #[test]
-fn an_edge_may_lie_anywhere_within_a_request() {
-    // Around the edge of a second: some before it, some that can have been on either side, some after it.
+fn requests_across_a_window_edge_may_belong_to_either_window() {
+    // Around the edge of a second: some before it, some possibly on either side, some after it.
     let edge = 2_000_000_000_000;
     let before = burst(edge - 5_000, 10, 10);
     let across = burst(edge - 400, 10, 10);
@@ -241,13 +241,13 @@ fn an_edge_may_lie_anywhere_within_a_request() {
     assert_eq!(judged(&rule, &all(&[&before, &across, &after])), (0, 0));
     assert_eq!(judged(&rule, &all(&[&before, &across, &across, &after])), (0, 0));
     assert_eq!(judged(&rule, &all(&[&before, &across, &across, &across, &after])), (10, 0));
-    // A full window before the edge takes nothing from those that can have been after it.
+    // A full window before the edge takes nothing from requests that may belong to the next window.
     assert_eq!(judged(&rule, &all(&[&before, &before, &across, &after])), (0, 0));
     assert_eq!(judged(&rule, &all(&[&before, &before, &across, &after, &after])), (10, 0));
 }
 
 #[test]
-fn what_is_unknown_may_have_been_charged_or_not() {
+fn requests_without_an_outcome_may_have_been_charged_or_not() {
     let rule = rule("10/minute burst 10");
     let mut entries = burst(START, 10, 9);
     entries.push(entry(START - 100, super::super::history::NEVER, 1, Answer::Unknown));
@@ -260,7 +260,7 @@ fn what_is_unknown_may_have_been_charged_or_not() {
 }
 
 #[test]
-fn a_history_that_is_not_whole_accuses_of_no_denial() {
+fn denials_are_not_judged_in_an_incomplete_history() {
     let rule = rule("10/minute burst 10");
     let mut history = History::new(10);
     burst(START, 10, 9).into_iter().for_each(|entry| history.push(entry));
@@ -270,10 +270,10 @@ fn a_history_that_is_not_whole_accuses_of_no_denial() {
 }
 
 #[test]
-fn a_first_window_is_only_known_if_nothing_may_have_come_before_it() {
+fn the_first_anchored_window_counts_only_for_fresh_keys() {
     let anchored = Rule { windows: Windows::Anchored, ..rule("10/minute") };
-    // A window ends and the next one begins: a correct counter admits twice the amount within a second, if it was asked
-    // for something before.
+    // A window ends and the next one begins: a correct counter admits twice the amount within a second if it
+    // had earlier requests.
     let mut entries = burst(START, 10, 10);
     entries.extend(burst(START + 1_000_000, 10, 10));
     assert_eq!(judged(&anchored, &entries), (10, 0));
@@ -285,14 +285,14 @@ fn a_first_window_is_only_known_if_nothing_may_have_come_before_it() {
 }
 
 #[test]
-fn a_key_that_may_have_been_used_is_not_judged_by_its_denials() {
+fn denials_of_possibly_used_keys_are_not_judged() {
     let used = Rule { used: true, ..rule("10/minute burst 10") };
     assert_eq!(judged(&used, &burst(START, 30, 4)), (0, 0));
     assert_eq!(judged(&used, &burst(START, 30, 17)), (7, 0));
 }
 
 #[test]
-fn keys_are_apart() {
+fn keys_are_checked_independently() {
     let rule = rule("10/minute");
     let mut history = History::new(usize::MAX);
     for key in 0..5 {

@@ -1,4 +1,4 @@
-//! One connection: what is to be written, what has been read, and what is waited for.
+//! One connection: its output buffer, its input buffer and the requests in flight.
 
 use std::{
     collections::VecDeque,
@@ -14,21 +14,21 @@ pub(super) struct Connection {
     pub(super) stream: TcpStream,
     wire: Wire,
     out: Vec<u8>,
-    /// How much of `out` has been written.
+    /// Number of bytes of `out` already written.
     written: usize,
     input: Vec<u8>,
-    /// How much of `input` has been filled.
+    /// Number of bytes of `input` already filled.
     filled: usize,
-    /// In the order of their requests; those that are answered before an earlier one leave a gap.
+    /// Requests in flight, in send order. A request that was answered before an earlier one leaves a `None`.
     waiting: VecDeque<Option<Asked>>,
     in_flight: usize,
-    /// How many of those that wait have not been stamped with the time at which they were sent.
+    /// Number of requests at the end of `waiting` without a send time yet.
     unstamped: usize,
 }
 
-/// What a connection reads at a time; it grows for an answer that is longer.
+/// Initial size of the buffers; the input buffer grows for longer responses.
 const CHUNK: usize = 64 * 1024;
-/// The longest answer.
+/// Maximum size of a response.
 const MOST_INPUT: usize = 4 * 1024 * 1024;
 
 impl Connection {
@@ -47,7 +47,7 @@ impl Connection {
         })
     }
 
-    /// Requests on the way.
+    /// Returns the number of requests in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -57,7 +57,7 @@ impl Connection {
         self.in_flight < depth && self.wire.has_room()
     }
 
-    /// Writes a request down, to be sent with the next [`Self::flush`].
+    /// Encodes a request, to be sent with the next [`Self::flush`].
     #[inline]
     pub(super) fn ask(&mut self, target: &Target, asked: Asked) {
         target.write(&mut self.wire, asked.key, asked.cost, &mut self.out);
@@ -70,7 +70,8 @@ impl Connection {
         self.written < self.out.len()
     }
 
-    /// Sends as much as goes. Requests are stamped before the first byte of them can have left.
+    /// Writes as much as the socket takes. Sets the send time of the requests before their first byte can
+    /// leave.
     #[inline]
     pub(super) fn flush(&mut self, now: u64) -> io::Result<()> {
         for asked in self.waiting.iter_mut().rev().take(self.unstamped).flatten() {
@@ -91,7 +92,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads once. `now` is asked for the time after that.
+    /// Reads once from the socket. Calls `now` after the read.
     pub(super) fn receive(
         &mut self,
         now: impl FnOnce() -> u64,
@@ -110,7 +111,7 @@ impl Connection {
         let (now, before) = (now(), self.in_flight);
         let (waiting, in_flight) = (&mut self.waiting, &mut self.in_flight);
         let take = |place: usize, reply| {
-            // An answer that nobody waits for is none.
+            // Ignore responses to requests that are not waiting.
             if let Some(asked) = waiting.get_mut(place).and_then(Option::take) {
                 *in_flight -= 1;
                 answered(asked, reply, now);
@@ -133,13 +134,13 @@ impl Connection {
             return Ok(());
         }
         if self.input.len() >= MOST_INPUT {
-            return Err(io::Error::other("an answer is too long"));
+            return Err(io::Error::other("response too long"));
         }
         self.input.resize(2 * self.input.len(), 0);
         Ok(())
     }
 
-    /// Gives up all that is waited for.
+    /// Gives up on all requests in flight and returns them.
     pub(super) fn abandon(&mut self) -> impl Iterator<Item = Asked> {
         self.in_flight = 0;
         self.waiting.drain(..).flatten()

@@ -1,4 +1,5 @@
-//! Asks a target, as fast as it answers or at a rate, and keeps what came of it.
+//! Sends requests to a target, as fast as it responds (closed loop) or at a fixed rate (open loop), and
+//! records the outcomes.
 
 mod connection;
 mod pace;
@@ -28,83 +29,83 @@ pub(crate) use pace::Rate;
 pub(crate) use record::Record;
 use worker::Worker;
 
-/// How a target is asked.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     pub(crate) keys: Keys,
     pub(crate) costs: Costs,
     pub(crate) connections: usize,
-    /// Requests that may be on the way on one connection.
+    /// Maximum number of requests in flight per connection.
     pub(crate) depth: usize,
     pub(crate) threads: usize,
-    /// `None` asks again when answered.
+    /// `None` means closed loop: each response triggers the next request.
     pub(crate) rate: Option<Rate>,
     pub(crate) length: Length,
-    /// What is asked in this time is checked, and not measured.
+    /// Requests in this time are checked but not measured.
     pub(crate) warm_up: Duration,
-    /// Requests kept for the checker.
+    /// Number of requests to keep for the checker.
     pub(crate) keep: usize,
     pub(crate) seed: u64,
-    /// Whose processor time to tell.
+    /// Process whose CPU time to report.
     pub(crate) pid: Option<u32>,
 }
 
-/// How long to ask.
+/// Length of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
-    /// After the warm-up.
+    /// Time after the warm-up.
     Time(Duration),
-    /// All in all.
+    /// Total number of requests.
     Requests(u64),
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) record: Record,
-    /// The time that was measured.
+    /// The measured time.
     pub(crate) elapsed: Duration,
-    /// Microseconds of processors that the server and this program used meanwhile.
+    /// CPU time in microseconds of the server and of this program.
     pub(crate) server_cpu: Option<u64>,
     pub(crate) own_cpu: Option<u64>,
 }
 
-/// Why a run ended early.
+/// Reasons why a run failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
     #[error("cannot connect to {0}: {1}")]
     Connect(SocketAddr, io::Error),
-    #[error("lost the connection to {0}, and cannot connect again: {1}")]
+    #[error("lost the connection to {0} and cannot reconnect: {1}")]
     Lost(SocketAddr, io::Error),
-    #[error("cannot wait for answers: {0}")]
+    #[error("cannot poll for responses: {0}")]
     Wait(io::Error),
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    #[error("cannot tell the processor time of process {0}: {1}")]
+    #[error("cannot read the CPU time of process {0}: {1}")]
     Cpu(u32, io::Error),
     #[error("a thread of the load generator failed")]
     Broken,
 }
 
-/// The time of a run: nanoseconds since it began.
+/// The clock of a run, in nanoseconds since its start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timer {
     began: Instant,
-    /// Microseconds since the epoch when it began.
+    /// Start time in microseconds since the Unix epoch.
     wall: u64,
-    /// From when on is measured.
+    /// End of the warm-up: requests from here on are measured.
     warm: u64,
-    /// When asking ends; all of time if that depends on the requests.
+    /// Time to stop sending; `u64::MAX` if the run ends after a number of requests.
     end: u64,
 }
 
-/// How often the clocks are read to find how they stand to each other.
+/// Number of attempts to read both clocks at the same instant.
 const TRIES: usize = 20;
-/// How often progress is told.
+/// Interval between progress reports.
 const TICK: Duration = Duration::from_millis(100);
 
 impl Load {
-    /// Asks until it is over. What has been answered so far is told now and then.
+    /// Runs to the end. Regularly calls `progress` with the number of responses so far.
     pub(crate) fn run(
         &self,
         target: &Arc<Target>,
@@ -153,7 +154,7 @@ impl Load {
         Ok(Ran { record, elapsed, server_cpu, own_cpu })
     }
 
-    /// All connections are there before the first request is sent.
+    /// Creates the workers and opens all connections, before the first request is sent.
     fn workers(&self, target: &Arc<Target>) -> Result<Vec<Worker>, LoadError> {
         let draw = Draw::new(self.keys, &self.costs, self.seed);
         let threads = self.threads.clamp(1, self.connections);
@@ -196,7 +197,7 @@ impl Timer {
         self.now() >= self.warm
     }
 
-    /// So long, or until the measurement begins.
+    /// Returns `most`, or the time until the measurement begins if that is sooner.
     fn until_next(&self, most: Duration) -> Duration {
         match self.warm.saturating_sub(self.now()) {
             0 => most,
@@ -204,21 +205,22 @@ impl Timer {
         }
     }
 
-    /// All of the time in which was asked, whether or not answers came. Those that come after the end are part of the
-    /// latencies, but not of the time.
+    /// Returns the measured time: the whole time in which requests were sent, with or without responses.
+    /// Responses after the end count in the latencies but do not extend the time.
     fn measured(&self, record: &Record) -> Duration {
         let end = if self.has_end() { self.end } else { record.last };
         Duration::from_nanos(end.saturating_sub(self.warm))
     }
 
-    /// Whether it ends by the clock.
+    /// Returns true if the run ends at a time, not after a number of requests.
     pub(super) fn has_end(&self) -> bool {
         self.end != u64::MAX
     }
 }
 
-/// One instant by both clocks. A thread that is put aside between the two readings reads them again.
-#[expect(clippy::disallowed_methods, reason = "windows begin by the wall clock of the server")]
+/// Returns one instant by both clocks. Takes the closest of several readings, in case the thread is preempted
+/// in between.
+#[expect(clippy::disallowed_methods, reason = "windows are aligned to the server's wall clock")]
 fn begin() -> (Instant, u64) {
     let mut best = (Duration::MAX, Instant::now(), 0);
     for _ in 0..TRIES {
@@ -232,7 +234,7 @@ fn begin() -> (Instant, u64) {
     (best.1, best.2)
 }
 
-/// Processor time, from the warm-up to the end.
+/// CPU time from the end of the warm-up to the end of the run.
 #[derive(Debug)]
 struct Watch {
     pid: Option<u32>,

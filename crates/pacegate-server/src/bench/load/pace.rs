@@ -1,38 +1,38 @@
-//! When the next request is due.
+//! The schedule of requests.
 
 use std::time::Duration;
 
-/// So many requests in a time, whether or not they are answered.
+/// A fixed number of requests per time, independent of the responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rate {
     pub(crate) requests: u64,
     pub(crate) time: Duration,
-    /// How many of them come at one instant.
+    /// Number of requests sent at the same instant.
     pub(crate) at_once: u64,
 }
 
-/// The requests of one thread.
+/// The schedule of one thread.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// `None` if a request is due whenever there is room.
     rate: Option<Rate>,
-    /// Which of the threads this is, and how many there are: they take turns.
+    /// Index of this thread and number of threads: the threads take turns.
     turn: (u64, u64),
-    /// Requests so far.
+    /// Requests sent so far.
     sent: u64,
     most: u64,
 }
 
-/// The most parts in which requests that were never sent are told.
+/// Maximum number of calls to report requests that were never sent.
 const MOST_PARTS: u64 = 1_000_000;
 
 impl Pace {
-    /// At a rate of all threads together, and so many requests of this thread.
+    /// Creates the schedule for a rate of all threads together, with at most `most` requests of this thread.
     pub(super) fn new(rate: Option<Rate>, turn: (u64, u64), most: Option<u64>) -> Self {
         Self { rate, turn, sent: 0, most: most.unwrap_or(u64::MAX) }
     }
 
-    /// When the next request should be sent; `None` if there is none.
+    /// Returns when the next request is due; `None` after the last request.
     #[inline]
     pub(super) fn due(&self, now: u64) -> Option<u64> {
         if self.sent >= self.most {
@@ -50,8 +50,8 @@ impl Pace {
         self.sent += 1;
     }
 
-    /// Passes over all requests that are due before an instant. Tells how many there were, in parts of which the last
-    /// is due when it says: a schedule that nobody can keep has more than can be looked at one by one.
+    /// Skips all requests that are due before `end`. Reports them in groups (number of requests, due time of
+    /// the last one), because an unattainable rate can skip too many to report them one by one.
     pub(super) fn skip_until(&mut self, end: u64, mut skipped: impl FnMut(u64, u64)) {
         if !self.is_open() {
             return;
@@ -67,11 +67,11 @@ impl Pace {
         }
     }
 
-    /// Requests that are due before an instant and have not been sent.
+    /// Returns the number of unsent requests that are due before `end`.
     fn left_until(&self, end: u64) -> u64 {
         let Some(rate) = self.rate else { return 0 };
         let (which, threads) = self.turn;
-        // Of all threads, those up to the end of the last burst that begins before it.
+        // Of all threads: up to the end of the last burst that begins before `end`.
         let bursts = u128::from(end) * u128::from(rate.requests);
         let bursts = bursts.div_ceil(rate.time.as_nanos().max(1) * u128::from(rate.at_once));
         let all = bursts * u128::from(rate.at_once);
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_kept_whatever_the_answers_do() {
+    fn the_schedule_does_not_depend_on_responses() {
         let rate = Rate { requests: 3, time: Duration::from_secs(1), at_once: 1 };
         let mut paces = [0, 1].map(|which| Pace::new(Some(rate), (which, 2), Some(2)));
         let dues = paces.each_mut().map(|pace| {
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_are_as_far_apart_as_they_should_be() {
+    fn bursts_are_one_period_apart() {
         let rate = Rate { requests: 2, time: Duration::from_nanos(50), at_once: 2 };
         let mut pace = Pace::new(Some(rate), (0, 1), None);
         let mut due = || {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_due_and_not_sent_is_told_to_the_request() {
+    fn every_skipped_request_is_reported() {
         let skipped = |rate, turn, sent, end| {
             let mut pace = Pace::new(Some(rate), turn, Some(1_000_000_000));
             (0..sent).for_each(|_| pace.advance());
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_rate_it_is_always_now() {
+    fn without_a_rate_a_request_is_always_due() {
         let mut pace = Pace::new(None, (0, 1), None);
         assert_eq!((pace.due(5), pace.is_open()), (Some(5), false));
         pace.advance();

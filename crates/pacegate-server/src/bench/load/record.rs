@@ -1,4 +1,4 @@
-//! What came of the requests of one thread, or of all.
+//! The outcomes of the requests of one thread, or of all.
 
 use hdrhistogram::Histogram;
 
@@ -11,42 +11,42 @@ use crate::bench::{
 /// Counts, latencies and the history.
 #[derive(Debug)]
 pub(crate) struct Record {
-    /// Answers, those of the warm-up left out.
+    /// Responses after the warm-up.
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
     pub(crate) failed: u64,
-    /// Requests that were never answered; all of them.
+    /// Requests that were never answered, including the warm-up.
     pub(crate) lost: u64,
-    /// Requests that were due and found no connection with room before the end; all of them.
+    /// Requests that were due but found no connection with room before the end, including the warm-up.
     pub(crate) unsent: u64,
-    /// Those of the answers that came before the end.
+    /// Responses that arrived before the end.
     pub(crate) in_time: u64,
-    /// Times that a connection had to be made anew.
+    /// Number of reconnects.
     pub(crate) reconnected: u64,
-    /// What was said first that is neither yes nor no.
+    /// The first response that was neither allowed nor denied.
     pub(crate) first_failure: Option<String>,
-    /// Nanoseconds. Of what was lost or never sent, as long as it was waited for.
+    /// In nanoseconds. Lost and unsent requests count with the time that they waited.
     pub(crate) latencies: Histogram<u64>,
     pub(crate) history: History,
-    /// When the last answer came, or was given up, in nanoseconds of the run.
+    /// Time of the last response, or of giving up on it, in nanoseconds since the start.
     pub(super) last: u64,
 }
 
-/// A request that waits for its answer; times in nanoseconds of the run.
+/// A request in flight; times in nanoseconds since the start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     pub(super) key: u32,
-    /// The place of its cost.
+    /// Index of its cost.
     pub(super) cost: usize,
     pub(super) sent: u64,
-    /// When it should have been sent.
+    /// Time at which it should have been sent.
     pub(super) due: u64,
 }
 
-/// The shortest and longest latencies that are told apart, in nanoseconds.
+/// Range of the latency histogram, in nanoseconds.
 const SHORTEST: u64 = 1_000;
 const LONGEST: u64 = 600_000_000_000;
-/// Three digits.
+/// Significant decimal digits of the histogram.
 const PRECISION: u8 = 3;
 
 impl Record {
@@ -68,7 +68,7 @@ impl Record {
         }
     }
 
-    /// All answers of the measurement.
+    /// Returns the number of responses in the measurement.
     pub(crate) fn answered(&self) -> u64 {
         self.allowed + self.denied + self.failed
     }
@@ -104,7 +104,7 @@ impl Record {
         self.latencies.saturating_record(now - asked.due);
     }
 
-    /// A request whose answer will not come.
+    /// Records a request that will not be answered.
     pub(super) fn lose(&mut self, timer: &Timer, asked: Asked, cost: u32, now: u64) {
         self.lost += 1;
         self.last = self.last.max(now);
@@ -114,7 +114,7 @@ impl Record {
         self.history.push(entry);
     }
 
-    /// So many requests that were due and never sent, and when the last of them was due.
+    /// Records requests that were due but never sent; `due` is the due time of the last one.
     pub(super) fn leave(&mut self, timer: &Timer, count: u64, due: u64, now: u64) {
         self.unsent += count;
         self.wait_in_vain(timer, count, due, now);
@@ -127,7 +127,7 @@ impl Record {
     }
 
     fn keep(&mut self, timer: &Timer, asked: Asked, cost: u32, answer: Answer, now: u64) {
-        // Rounded outwards: the server's microseconds need not begin when ours do.
+        // Round outwards: the server's clock may tick at a different fraction of our microsecond.
         let sent = timer.wall + asked.sent / 1_000;
         let took = timer.wall + now / 1_000 + 1 - sent;
         let took = u32::try_from(took).unwrap_or(NEVER);
@@ -144,7 +144,7 @@ impl Record {
         self.reconnected += other.reconnected;
         self.last = self.last.max(other.last);
         self.first_failure = self.first_failure.take().or(other.first_failure);
-        // Both have the same bounds.
+        // Adding cannot fail: both have the same bounds.
         let _ = self.latencies.add(other.latencies);
         self.history.join(other.history);
     }

@@ -1,4 +1,4 @@
-//! One thread with its connections: a loop of waiting, reading and writing.
+//! One thread with its connections: a loop that polls, reads and writes.
 
 use std::{
     io,
@@ -30,18 +30,18 @@ pub(super) struct Worker {
     draw: Draw,
     pace: Pace,
     record: Record,
-    /// The connection whose turn it is at a rate.
+    /// Index of the next connection to use in an open loop.
     turn: usize,
-    /// Those of which something came.
+    /// Indexes of the connections with input.
     ready: Vec<usize>,
 }
 
-/// How long answers are waited for after the last request, and for any at all if the clock does not end it, in
-/// nanoseconds.
+/// How long to wait for responses after the last request, and for any response in a run without an end time,
+/// in nanoseconds.
 const PATIENCE: u64 = 5_000_000_000;
-/// The longest wait at once, in nanoseconds.
+/// Maximum time of one poll, in nanoseconds.
 const LONGEST_WAIT: u64 = 100_000_000;
-/// The most times that connections are made anew.
+/// Maximum number of reconnects.
 const MOST_RECONNECTED: u64 = 10_000;
 
 impl Worker {
@@ -66,7 +66,7 @@ impl Worker {
         Ok(Self { load, target, connections, costs, draw, pace, record, turn: 0, ready })
     }
 
-    /// Asks until it is over, and then waits for the answers that are missing.
+    /// Sends requests until the end of the run, then waits for the outstanding responses.
     pub(super) fn run(&mut self, timer: Timer, done: &AtomicU64) -> Result<Record, LoadError> {
         sharpen();
         self.ready.extend(0..self.connections.len());
@@ -89,7 +89,7 @@ impl Worker {
                 heard = now;
             }
             if !timer.has_end() && now.saturating_sub(heard) > PATIENCE {
-                let silent = || format!("no answer came for {} s", PATIENCE / 1_000_000_000);
+                let silent = || format!("no response for {} s", PATIENCE / 1_000_000_000);
                 self.record.first_failure.get_or_insert_with(silent);
                 break;
             }
@@ -104,8 +104,8 @@ impl Worker {
         Ok(std::mem::replace(&mut self.record, Record::new(0)))
     }
 
-    /// Sends what is due on connections that have room. Returns when the next request is due, if it waits for nothing
-    /// else.
+    /// Sends due requests on connections that have room. Returns when the next request is due, if the worker
+    /// waits for nothing else.
     fn ask(&mut self, timer: &Timer) -> Result<Option<u64>, LoadError> {
         match self.pace.is_open() {
             true => self.ask_in_turn(timer),
@@ -113,7 +113,7 @@ impl Worker {
         }
     }
 
-    /// Whoever was answered asks again at once.
+    /// Closed loop: refills every connection that has room.
     fn ask_again(&mut self, timer: &Timer) -> Result<Option<u64>, LoadError> {
         for place in 0..self.ready.len() {
             let which = self.ready[place];
@@ -123,7 +123,7 @@ impl Worker {
                 while self.connections[which].has_room(depth) && self.pace.due(now).is_some() {
                     self.put(which, now);
                 }
-                // A new connection has nothing to wait for: it must ask before anything comes of it.
+                // A new connection has no response to wait for, so it must send a request first.
                 if self.flush(which, timer, now)? {
                     break;
                 }
@@ -132,7 +132,8 @@ impl Worker {
         Ok(None)
     }
 
-    /// Connections take turns; what is due while none has room waits, and its latency counts from when it was due.
+    /// Open loop: the connections take turns. If none has room, due requests wait, and their latency counts
+    /// from the due time.
     fn ask_in_turn(&mut self, timer: &Timer) -> Result<Option<u64>, LoadError> {
         let now = timer.now();
         self.ready.clear();
@@ -165,7 +166,7 @@ impl Worker {
         self.connections[which].ask(&self.target, Asked { key, cost, sent: due, due });
     }
 
-    /// Whether the connection is still the same.
+    /// Sends the pending output. Returns false if the connection was replaced.
     #[inline]
     fn flush(&mut self, which: usize, timer: &Timer, now: u64) -> Result<bool, LoadError> {
         match self.connections[which].flush(now) {
@@ -174,7 +175,7 @@ impl Worker {
         }
     }
 
-    /// Waits for an answer, for room to write, or until the next request is due.
+    /// Waits for a response, for room to write, or until the next request is due.
     fn wait(&mut self, timer: &Timer, next: Option<u64>) -> Result<(), LoadError> {
         let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(self.connections.len());
         for connection in &self.connections {
@@ -200,7 +201,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads from all that are ready; how many answers there were.
+    /// Reads from all ready connections; returns the number of responses.
     fn receive(&mut self, timer: &Timer) -> Result<u64, LoadError> {
         let mut answers = 0;
         for place in 0..self.ready.len() {
@@ -216,7 +217,7 @@ impl Worker {
                 Ok(read) => answers += read as u64,
                 Err(error) => self.reconnect(which, timer, &error)?,
             }
-            // What the protocol itself has to say, or what did not fit before.
+            // Protocol messages such as acknowledgements, or output that did not fit before.
             if self.connections[which].has_unsent() {
                 self.flush(which, timer, now)?;
             }
@@ -224,7 +225,7 @@ impl Worker {
         Ok(answers)
     }
 
-    /// What was on the way is lost; nothing is sent twice.
+    /// Replaces a broken connection. Its requests in flight are lost; nothing is sent twice.
     fn reconnect(
         &mut self,
         which: usize,
@@ -236,7 +237,10 @@ impl Worker {
         self.record.first_failure.get_or_insert_with(|| error.to_string());
         let address = self.target.address();
         if self.record.reconnected > MOST_RECONNECTED {
-            let error = io::Error::new(error.kind(), format!("again and again: {error}"));
+            let error = io::Error::new(
+                error.kind(),
+                format!("gave up after {MOST_RECONNECTED} reconnects: {error}"),
+            );
             return Err(LoadError::Lost(address, error));
         }
         let connection = Connection::open(&self.target);
@@ -251,7 +255,7 @@ impl Worker {
         }
     }
 
-    /// What was not answered, and what was due and not even sent, has taken so long at least.
+    /// Records unanswered and unsent requests with the time that they have waited so far.
     fn give_up(&mut self, timer: &Timer) {
         for which in 0..self.connections.len() {
             self.lose(which, timer);
@@ -262,7 +266,7 @@ impl Worker {
     }
 }
 
-/// Lets this thread wake up on time, and not up to 50 microseconds late.
+/// Sets the timer slack of this thread to 1 ns, so that it does not wake up to 50 µs late.
 fn sharpen() {
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));

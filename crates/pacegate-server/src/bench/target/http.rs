@@ -1,4 +1,4 @@
-//! HTTP/1.1, with a body of JSON.
+//! HTTP/1.1 with a JSON body.
 
 use serde_json::json;
 
@@ -7,22 +7,22 @@ use super::{
     sample_key, seconds, shown,
 };
 
-/// Reads answers.
+/// Parses responses.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     says: Says,
 }
 
-/// What tells that a request is denied.
+/// The part of a response that shows a denial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Says {
     /// The status 429.
     Status,
-    /// `allowed` in the body, whatever the status.
+    /// `allowed` in the body, regardless of the status.
     Body,
 }
 
-/// The longest head and body of an answer.
+/// Maximum size of the head and of the body of a response.
 const MOST_BYTES: usize = 1024 * 1024;
 
 pub(super) fn prepare<'a>(
@@ -75,13 +75,13 @@ impl Reader {
     pub(super) fn read(&self, input: &[u8]) -> Result<Option<(usize, Reply)>, Garbled> {
         let Some(end) = memchr::memmem::find(input, b"\r\n\r\n") else {
             return match input.len() > MOST_BYTES {
-                true => Err(Garbled("the head of an answer has no end")),
+                true => Err(Garbled("response head too long")),
                 false => Ok(None),
             };
         };
         let head = &input[..end + 2];
         let [b'H', b'T', b'T', b'P', b'/', b'1', b'.', _, b' ', status @ ..] = head else {
-            return Err(Garbled("it is not HTTP/1.1"));
+            return Err(Garbled("not HTTP/1.1"));
         };
         let length = content_length(head)?;
         let Some(body) = input.get(end + 4..end + 4 + length) else { return Ok(None) };
@@ -109,14 +109,14 @@ impl Reader {
     }
 }
 
-/// By the line of that name; without one there is no telling where the next answer begins.
+/// Parses the Content-Length header, without which the next response cannot be found.
 fn content_length(head: &[u8]) -> Result<usize, Garbled> {
     const NAME: &[u8] = b"content-length:";
     let mut lines = head.split(|&byte| byte == b'\n');
     let is_it = |line: &&[u8]| line.get(..NAME.len()).is_some_and(|n| n.eq_ignore_ascii_case(NAME));
-    let line = lines.find(is_it).ok_or(Garbled("an answer without a content-length"))?;
+    let line = lines.find(is_it).ok_or(Garbled("response without Content-Length"))?;
     let digits = line[NAME.len()..].trim_ascii();
-    let wrong = Garbled("a content-length that is no number");
+    let wrong = Garbled("invalid Content-Length");
     if digits.is_empty() || digits.len() > 7 || !digits.iter().all(u8::is_ascii_digit) {
         return Err(wrong);
     }
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_all_arrived_is_waited_for() {
+    fn incomplete_responses_are_not_parsed_yet() {
         let whole = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc";
         for end in 0..whole.len() {
             assert_eq!(read(Says::Status, &whole[..end]), None, "{end}");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_refused() {
+    fn malformed_responses_are_rejected() {
         let reader = Reader { says: Says::Status };
         for input in [
             "SSH-2.0\r\n\r\n",

@@ -1,4 +1,4 @@
-//! Who is asked, and how: requests written beforehand, and how answers are read. One file per protocol.
+//! Target servers: encoding requests and decoding responses, with one file per protocol.
 
 mod http;
 mod resp;
@@ -16,90 +16,88 @@ use percent_encoding::percent_decode_str;
 
 pub(crate) use resp::{Reading, Script};
 
-/// A server, and all that is said to it.
+/// A server, with everything needed to send requests to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     address: SocketAddr,
-    /// What a connection begins with, and how many replies it brings.
+    /// Bytes to send on a new connection, and the number of replies to them.
     greeting: Greeting,
-    /// One for each cost.
+    /// One template per cost.
     templates: Vec<Template>,
     protocol: Protocol,
 }
 
-/// What is asked for, by the words of the command line.
+/// The target as given on the command line.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) url: &'a str,
     pub(crate) dialect: Option<Dialect>,
     pub(crate) limit: Limit,
-    /// The attribute or entry of a descriptor that carries the key, for what is decided by policies.
+    /// The attribute or descriptor entry that carries the key, if policies decide.
     pub(crate) attribute: Option<&'a str>,
     pub(crate) domain: &'a str,
     pub(crate) script: Option<Script>,
     pub(crate) reading: Reading,
-    /// What all keys begin with.
+    /// Common prefix of all keys.
     pub(crate) prefix: &'a str,
     pub(crate) costs: &'a [u32],
     pub(crate) api_key: Option<&'a str>,
 }
 
-/// What a server understands.
+/// Protocol of the target server. The descriptions of the variants are shown in the help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Dialect {
-    /// Pacegate's own: POST /v1/check over HTTP, PACEGATE.CHECK over RESP
+    /// Pacegate: POST /v1/check over HTTP, PACEGATE.CHECK over RESP
     Pacegate,
-    /// CL.THROTTLE over RESP, of redis-cell and Pacegate
+    /// CL.THROTTLE over RESP: redis-cell, Pacegate
     #[value(name = "cl.throttle")]
     ClThrottle,
-    /// THROTTLE over RESP, of throttlecrab and Pacegate
+    /// THROTTLE over RESP: throttlecrab, Pacegate
     Throttle,
-    /// POST /throttle over HTTP, of throttlecrab
+    /// POST /throttle over HTTP: throttlecrab
     ThrottlecrabHttp,
-    /// A script of yours in Redis or Valkey, by EVALSHA
+    /// A custom Lua script in Redis or Valkey, called with EVALSHA
     Script,
-    /// INCR in Redis or Valkey, which has no window: to measure, not to check
+    /// INCR in Redis or Valkey, without a limit: a baseline for speed
     Incr,
     /// Envoy's rate limit service over gRPC
     Rls,
 }
 
-/// Why a target cannot be asked.
+/// Reasons why a target cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TargetError {
-    #[error(
-        "`{0}` is not an address: write http://HOST:PORT, resp://HOST:PORT or grpc://HOST:PORT"
-    )]
+    #[error("invalid server address `{0}`: expected http://, resp:// or grpc:// and HOST:PORT")]
     Address(String),
-    #[error("{0} does not speak {1}: its address begins with {2}")]
+    #[error("{0} does not support dialect {1}: expected an address that begins with {2}")]
     Scheme(String, &'static str, &'static str),
-    #[error("{0} takes a token bucket only, and not {1}")]
+    #[error("dialect {0} supports only token buckets, not {1}")]
     Bucket(&'static str, Algorithm),
-    #[error("{0} takes periods of whole seconds, and not {1:?}")]
+    #[error("dialect {0} supports only periods of whole seconds, not {1:?}")]
     Seconds(&'static str, Duration),
-    #[error("the dialect script takes --script FILE")]
+    #[error("dialect script requires --script FILE")]
     NoScript,
-    #[error("the server does not take the script: {0}")]
+    #[error("the server rejected the script: {0}")]
     Script(io::Error),
-    #[error("the user or the password of the address cannot be read: a % stands before two digits")]
+    #[error("invalid user or password in the address: % must be followed by two hex digits")]
     Escape,
     #[error("{0} is too long")]
     TooLong(&'static str),
-    #[error("cannot find {0}: {1}")]
+    #[error("cannot resolve {0}: {1}")]
     Unknown(String, io::Error),
 }
 
-/// A request of which only the key is open.
+/// An encoded request in which only the key changes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Template {
     bytes: Vec<u8>,
-    /// Where the digits of the key are.
+    /// Offsets of the key's digits.
     keys: Vec<usize>,
-    /// Bytes that count against the windows of HTTP/2.
+    /// Bytes that count against the HTTP/2 flow-control windows.
     data: usize,
 }
 
-/// The state of one connection's protocol.
+/// Protocol state of one connection.
 #[derive(Debug)]
 pub(crate) enum Wire {
     Resp(resp::Reader),
@@ -120,30 +118,30 @@ struct Greeting {
     replies: usize,
 }
 
-/// How replies are read, what is said first, and what is said for each cost.
+/// The reply parser, the bytes to send on a new connection, and an encoder that takes the cost.
 type Prepared<'a> = (Protocol, Greeting, Box<dyn Fn(u32) -> Template + 'a>);
 
-/// What came of one request.
+/// Outcome of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Allowed,
     Denied,
-    /// Neither, and what was said instead.
+    /// An error or an unexpected reply, with its text.
     Failed(String),
 }
 
-/// Why a connection cannot go on.
+/// A protocol violation; the connection cannot be used further.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read the answer: {0}")]
+#[error("invalid response: {0}")]
 pub(crate) struct Garbled(&'static str);
 
-/// Digits of a key, always as many, so that all requests have one length.
+/// Number of digits of a key. It is fixed, so that all requests have the same length.
 const DIGITS: usize = 9;
-/// The longest text of the user's own in a request.
+/// Maximum length of a user-provided text in a request.
 const MOST_TEXT: usize = 1_024;
-/// The longest part of an answer that is told.
+/// Maximum length of a quoted response.
 const MOST_SAID: usize = 200;
-/// How long a connection may take to be there.
+/// Connect timeout.
 const CONNECT: Duration = Duration::from_secs(5);
 
 impl Dialect {
@@ -159,12 +157,12 @@ impl Dialect {
         }
     }
 
-    /// Whether nothing but a token bucket can be asked for.
+    /// Returns true if the dialect supports only token buckets.
     pub(crate) fn is_bucket(self) -> bool {
         matches!(self, Self::ClThrottle | Self::Throttle | Self::ThrottlecrabHttp)
     }
 
-    /// The one that an address stands for.
+    /// Returns the default dialect for an address.
     pub(crate) fn of(url: &str) -> Option<Self> {
         match url.split_once("://")?.0 {
             "http" => Some(Self::Pacegate),
@@ -185,7 +183,7 @@ impl Dialect {
 }
 
 impl Target {
-    /// Finds the server, and writes the requests.
+    /// Resolves the server's address and encodes the requests.
     pub(crate) fn new(wanted: &Wanted<'_>) -> Result<Self, TargetError> {
         let url = Url::parse(wanted.url)?;
         let dialect = wanted.dialect.or_else(|| Dialect::of(wanted.url));
@@ -194,11 +192,11 @@ impl Target {
             let name = format!("{}://{}", url.scheme, url.host);
             return Err(TargetError::Scheme(name, dialect.name(), dialect.schemes()[0]));
         }
-        for (what, text) in [("the domain", wanted.domain), ("the prefix of keys", wanted.prefix)] {
+        for (what, text) in [("domain", wanted.domain), ("key prefix", wanted.prefix)] {
             is_short(what, text)?;
         }
-        is_short("the name of the attribute", wanted.attribute.unwrap_or_default())?;
-        is_short("the API key", wanted.api_key.unwrap_or_default())?;
+        is_short("attribute name", wanted.attribute.unwrap_or_default())?;
+        is_short("API key", wanted.api_key.unwrap_or_default())?;
         if dialect.is_bucket() && wanted.limit.algorithm() != Algorithm::TokenBucket {
             return Err(TargetError::Bucket(dialect.name(), wanted.limit.algorithm()));
         }
@@ -212,7 +210,7 @@ impl Target {
         Ok(Self { address, greeting, templates, protocol })
     }
 
-    /// A new connection, which has been greeted.
+    /// Opens a connection and completes the protocol handshake.
     pub(crate) fn connect(&self) -> io::Result<(TcpStream, Wire)> {
         let stream = TcpStream::connect_timeout(&self.address, CONNECT)?;
         stream.set_nodelay(true)?;
@@ -226,7 +224,7 @@ impl Target {
         Ok((stream, wire))
     }
 
-    /// Writes a request for a key with the cost of this place.
+    /// Encodes a request for `key`, with the cost at index `cost`.
     #[inline]
     pub(crate) fn write(&self, wire: &mut Wire, key: u32, cost: usize, out: &mut Vec<u8>) {
         let template = &self.templates[cost];
@@ -241,14 +239,14 @@ impl Target {
         }
     }
 
-    /// Where it is.
+    /// Returns the server's address.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
 impl Wire {
-    /// Whether the protocol lets another request of this target be sent now.
+    /// Returns true if the protocol allows another request now.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         match self {
@@ -257,8 +255,9 @@ impl Wire {
         }
     }
 
-    /// Reads all answers that are there, and tells which of the requests that wait for one each of them is for. Returns
-    /// how many bytes are done with. What the protocol wants said is put into `out`.
+    /// Parses all complete responses. Calls `answered` with the position of the request in the queue and its
+    /// reply. Returns the number of bytes consumed. Appends protocol messages to send, such as
+    /// acknowledgements, to `out`.
     #[inline]
     pub(crate) fn read(
         &mut self,
@@ -287,7 +286,7 @@ impl Wire {
         }
     }
 
-    /// The request that has waited longest is no longer waited for.
+    /// Removes the oldest request from the protocol state.
     #[inline]
     pub(crate) fn forget_first(&mut self) {
         if let Self::Rls(session) = self {
@@ -304,13 +303,13 @@ impl Wire {
         while left > 0 {
             let mut part = [0; 1_024];
             match stream.read(&mut part).map_err(in_vain)? {
-                0 => return Err(io::Error::other("the connection was closed")),
+                0 => return Err(io::Error::other("connection closed")),
                 read => input.extend_from_slice(&part[..read]),
             }
             let mut refused = None;
             let take = |_, reply| {
                 left = left.saturating_sub(1);
-                // What is no integer is fine here: `+OK`.
+                // A reply that is not an integer, such as `+OK`, is fine here.
                 if let Reply::Failed(text) = reply
                     && text != resp::NO_INTEGER
                 {
@@ -328,7 +327,7 @@ impl Wire {
 }
 
 impl Template {
-    /// Text in which `key` stands for the whole key.
+    /// Creates a template from a request that contains `key` as the whole key.
     fn new(text: &[u8], key: &[u8]) -> Self {
         let found = memchr::memmem::find_iter(text, key);
         let keys = found.map(|place| place + key.len() - DIGITS).collect();
@@ -336,19 +335,19 @@ impl Template {
     }
 }
 
-/// The parts of an address.
+/// The parts of a server address.
 #[derive(Debug)]
 struct Url<'a> {
     scheme: &'a str,
     user: Option<String>,
     password: Option<String>,
-    /// With the port.
+    /// Includes the port.
     host: &'a str,
 }
 
 impl<'a> Url<'a> {
     fn parse(text: &'a str) -> Result<Self, TargetError> {
-        // Nothing before an `@` is told: it may be a password.
+        // Leave out everything before an `@`: it may contain a password.
         let wrong = || {
             let end = text.rsplit('@').next().unwrap_or_default();
             TargetError::Address(shown(end.as_bytes()))
@@ -376,12 +375,12 @@ impl<'a> Url<'a> {
     fn address(&self) -> Result<SocketAddr, TargetError> {
         let unknown = |error| TargetError::Unknown(self.host.to_owned(), error);
         let found: Vec<SocketAddr> = self.host.to_socket_addrs().map_err(unknown)?.collect();
-        answering(&found).ok_or_else(|| unknown(io::Error::other("it has no address")))
+        answering(&found).ok_or_else(|| unknown(io::Error::other("no address found")))
     }
 }
 
-/// The first address that takes a connection, or else the first of all: `localhost` is often two, and a server listens
-/// on one of them.
+/// Returns the first address that accepts a connection, or else the first one. `localhost` often has two, and
+/// a server listens on only one of them.
 fn answering(addresses: &[SocketAddr]) -> Option<SocketAddr> {
     let is_open = |address: &&SocketAddr| TcpStream::connect_timeout(address, CONNECT).is_ok();
     match addresses {
@@ -390,11 +389,11 @@ fn answering(addresses: &[SocketAddr]) -> Option<SocketAddr> {
     }
 }
 
-/// A time that is over is told as such, and not as a resource that is lacking.
+/// Reports a connect timeout as such, not as "resource temporarily unavailable".
 fn in_vain(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            io::Error::other(format!("no answer came for {} s", CONNECT.as_secs()))
+            io::Error::other(format!("no response for {} s", CONNECT.as_secs()))
         }
         _ => error,
     }
@@ -404,7 +403,7 @@ fn is_short(what: &'static str, text: &str) -> Result<(), TargetError> {
     if text.len() > MOST_TEXT { Err(TargetError::TooLong(what)) } else { Ok(()) }
 }
 
-/// With its %-signs read, as in the address of a store.
+/// Decodes percent-encoding, as in the URL of a store.
 fn decoded(text: &str) -> Result<String, TargetError> {
     let is_escape = |after: &str| {
         let digits = after.as_bytes().get(..2);
@@ -417,7 +416,7 @@ fn decoded(text: &str) -> Result<String, TargetError> {
     decoded.map(Cow::into_owned).map_err(|_| TargetError::Escape)
 }
 
-/// A key as it is sent, with digits that are found again.
+/// Returns a sample key whose digits can be found in an encoded request.
 fn sample_key(prefix: &str) -> String {
     format!("{prefix}{:0DIGITS$}", 987_654_321)
 }
@@ -430,12 +429,12 @@ fn write_digits(key: u32, place: &mut [u8]) {
     }
 }
 
-/// A part of what a server said, with nothing in it that a terminal would obey.
+/// Returns the start of a response, with control characters escaped for the terminal.
 fn shown(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(MOST_SAID)]).escape_debug().to_string()
 }
 
-/// Seconds of a limit's period.
+/// Returns the period of the limit in seconds.
 fn seconds(dialect: Dialect, limit: &Limit) -> Result<u64, TargetError> {
     let period = limit.period();
     match period.subsec_nanos() {
@@ -451,7 +450,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_several_addresses_the_one_that_answers_is_asked() {
+    fn the_address_that_accepts_connections_is_used() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let open = listener.local_addr().unwrap();
         let closed: SocketAddr = "127.0.0.1:1".parse().unwrap();

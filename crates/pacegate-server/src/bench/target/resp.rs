@@ -1,4 +1,4 @@
-//! The protocol of Redis, and what is said in it.
+//! The Redis protocol (RESP) and its dialects.
 
 use std::{
     io::{self, Read, Write},
@@ -10,33 +10,33 @@ use super::{
     Wanted, in_vain, is_short, sample_key, seconds, shown,
 };
 
-/// A script and the arguments that it is called with.
+/// A script and its arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) text: String,
-    /// With `{key}`, `{cost}`, `{amount}`, `{burst}`, `{seconds}` and `{millis}` in place of values.
+    /// May contain the placeholders `{key}`, `{cost}`, `{amount}`, `{burst}`, `{seconds}` and `{millis}`.
     pub(crate) args: Vec<String>,
 }
 
-/// What the first integer of a reply says.
+/// Meaning of the first integer in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Reading {
     /// 1 is allowed, anything else denied
     One,
     /// 0 is allowed, anything else denied
     Zero,
-    /// A count, allowed up to the limit's amount
+    /// A count; allowed up to the amount of the limit
     Count,
 }
 
-/// Reads replies.
+/// Parses replies.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     reading: Reading,
     amount: u64,
 }
 
-/// A reply, as far as it matters.
+/// The relevant part of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum First<'a> {
     Int(i64),
@@ -44,13 +44,13 @@ enum First<'a> {
     Other,
 }
 
-/// How deep the arrays of a reply may be.
+/// Maximum nesting depth of arrays in a reply.
 const DEPTH: u32 = 8;
-/// The longest part of a reply.
+/// Maximum length of a string in a reply.
 const MOST_BYTES: usize = 1024 * 1024;
-/// What is said of a reply that decides nothing.
-pub(super) const NO_INTEGER: &str = "a reply without an integer";
-/// The largest script.
+/// Error text for a reply without a decision.
+pub(super) const NO_INTEGER: &str = "reply without an integer";
+/// Maximum size of a script.
 const MOST_SCRIPT: usize = 256 * 1024;
 
 pub(super) fn prepare<'a>(
@@ -96,7 +96,7 @@ pub(super) fn prepare<'a>(
     Ok((Protocol::Resp(Reader { reading, amount: limit.amount() }), greeting, write))
 }
 
-/// PACEGATE.CHECK, by policies or by a limit that comes along.
+/// Builds PACEGATE.CHECK commands, for policies or for an inline limit.
 fn check_words<'a>(wanted: &'a Wanted<'_>, key: String) -> Box<dyn Fn(u32) -> Vec<String> + 'a> {
     Box::new(move |cost| {
         let mut words = vec!["PACEGATE.CHECK".to_owned()];
@@ -121,7 +121,7 @@ fn check_words<'a>(wanted: &'a Wanted<'_>, key: String) -> Box<dyn Fn(u32) -> Ve
     })
 }
 
-/// EVALSHA of a script that the server is told here, and then has.
+/// Loads the script into the server and builds EVALSHA commands for it.
 fn script_words<'a>(
     wanted: &'a Wanted<'_>,
     key: String,
@@ -130,10 +130,10 @@ fn script_words<'a>(
 ) -> Result<Box<dyn Fn(u32) -> Vec<String> + 'a>, TargetError> {
     let script = wanted.script.as_ref().ok_or(TargetError::NoScript)?;
     if script.text.len() > MOST_SCRIPT {
-        return Err(TargetError::TooLong("the script"));
+        return Err(TargetError::TooLong("script"));
     }
     for arg in &script.args {
-        is_short("an argument of the script", arg)?;
+        is_short("script argument", arg)?;
     }
     let digest = load(address, greeting, &script.text).map_err(TargetError::Script)?;
     let limit = wanted.limit;
@@ -154,14 +154,14 @@ fn script_words<'a>(
     }))
 }
 
-/// Gives the server a script, and returns the name that it has there.
+/// Loads a script with SCRIPT LOAD and returns its digest.
 fn load(address: SocketAddr, greeting: &Greeting, script: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, CONNECT)?;
     stream.set_read_timeout(Some(CONNECT))?;
     stream.write_all(&greeting.bytes)?;
     stream.write_all(&command(&["SCRIPT".to_owned(), "LOAD".to_owned(), script.to_owned()]))?;
     let mut input = Vec::new();
-    // The last answer is the digest; an error before it is told by the lack of one.
+    // The last reply is the digest. If it is something else, an earlier reply was an error.
     loop {
         let mut part = [0; 1_024];
         let read = stream.read(&mut part).map_err(in_vain)?;
@@ -174,12 +174,14 @@ fn load(address: SocketAddr, greeting: &Greeting, script: &str) -> io::Result<St
         }
         let refused = text.lines().find(|line| line.starts_with('-'));
         if refused.is_some() || read == 0 || input.len() > MOST_BYTES {
-            return Err(io::Error::other(shown(refused.unwrap_or("no digest came").as_bytes())));
+            return Err(io::Error::other(shown(
+                refused.unwrap_or("no digest received").as_bytes(),
+            )));
         }
     }
 }
 
-/// AUTH, where there is a password.
+/// Adds AUTH to the handshake if there is a password.
 fn greet(greeting: &mut Greeting, url: &Url<'_>, api_key: Option<&str>) {
     let Some(password) = url.password.as_deref().or(api_key) else { return };
     let words = ["AUTH"].into_iter().chain(url.user.as_deref()).chain([password]);
@@ -214,10 +216,10 @@ impl Reader {
     }
 }
 
-/// The length of a reply, and the first integer in it.
+/// Returns the length of a reply and the first integer in it.
 fn value(input: &[u8], depth: u32) -> Result<Option<(usize, First<'_>)>, Garbled> {
     let Some((line, end)) = line(input)? else { return Ok(None) };
-    let Some((&kind, line)) = line.split_first() else { return Err(Garbled("an empty line")) };
+    let Some((&kind, line)) = line.split_first() else { return Err(Garbled("empty line")) };
     match kind {
         b':' => Ok(Some((end, First::Int(int(line)?)))),
         b'-' => Ok(Some((end, First::Error(line)))),
@@ -227,14 +229,14 @@ fn value(input: &[u8], depth: u32) -> Result<Option<(usize, First<'_>)>, Garbled
                 return Ok(Some((end, First::Other)));
             };
             if length > MOST_BYTES {
-                return Err(Garbled("a string is too long"));
+                return Err(Garbled("string too long"));
             }
             let Some(text) = input.get(end..end + length + 2) else { return Ok(None) };
             let first = int(&text[..length]).map_or(First::Other, First::Int);
             Ok(Some((end + length + 2, first)))
         }
         b'*' => array(input, end, int(line)?, depth),
-        _ => Err(Garbled("a reply of no kind that RESP2 has")),
+        _ => Err(Garbled("unknown RESP2 reply type")),
     }
 }
 
@@ -245,13 +247,13 @@ fn array(
     depth: u32,
 ) -> Result<Option<(usize, First<'_>)>, Garbled> {
     if depth == 0 {
-        return Err(Garbled("arrays within arrays"));
+        return Err(Garbled("arrays nested too deeply"));
     }
     let mut first = First::Other;
     for _ in 0..count {
         let Some((length, found)) = value(&input[end..], depth - 1)? else { return Ok(None) };
         if end > MOST_BYTES {
-            return Err(Garbled("an array is too long"));
+            return Err(Garbled("array too long"));
         }
         end += length;
         if first == First::Other {
@@ -261,18 +263,18 @@ fn array(
     Ok(Some((end, first)))
 }
 
-/// A line without its end, and where the next one begins.
+/// Returns a line without its terminator, and the offset of the next one.
 fn line(input: &[u8]) -> Result<Option<(&[u8], usize)>, Garbled> {
     match memchr::memchr(b'\n', input) {
         Some(end) if end > 0 && input[end - 1] == b'\r' => Ok(Some((&input[..end - 1], end + 1))),
-        Some(_) => Err(Garbled("a line that does not end with CR LF")),
-        None if input.len() > MOST_BYTES => Err(Garbled("a line is too long")),
+        Some(_) => Err(Garbled("line does not end with CR LF")),
+        None if input.len() > MOST_BYTES => Err(Garbled("line too long")),
         None => Ok(None),
     }
 }
 
 fn int(digits: &[u8]) -> Result<i64, Garbled> {
-    let wrong = Garbled("what should be a number is none");
+    let wrong = Garbled("invalid number");
     let (negative, digits) = match digits.split_first() {
         Some((b'-', rest)) => (true, rest),
         _ => (false, digits),
@@ -309,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_all_arrived_is_waited_for() {
+    fn incomplete_replies_are_not_parsed_yet() {
         let whole = "*3\r\n:1\r\n$4\r\nabcd\r\n*1\r\n:3\r\n";
         for end in 0..whole.len() {
             assert_eq!(read(Reading::One, &whole[..end]), None, "{end}");
@@ -318,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_refused() {
+    fn malformed_replies_are_rejected() {
         let reader = Reader { reading: Reading::One, amount: 1 };
         let deep = "*1\r\n".repeat(20);
         for input in ["hello\r\n", ":1\n", ":x\r\n", "$99999999\r\n", &deep, "\r\n"] {

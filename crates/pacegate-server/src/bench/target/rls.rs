@@ -1,7 +1,7 @@
-//! Envoy's rate limit service: as much of HTTP/2 and gRPC as asking one question takes.
+//! Envoy's rate limit service: the minimum of HTTP/2 and gRPC that a client needs.
 //!
-//! Requests are written without a table of headers, and servers are told to do the same, so that heads of answers need
-//! not be understood: an answer is the message that comes, and an error is that none does.
+//! Requests use no HPACK dynamic table, and the settings forbid the server to use one, so response headers
+//! need not be decoded: a response with a message is a decision, and one without is an error.
 
 use std::collections::VecDeque;
 
@@ -11,30 +11,30 @@ use prost::Message;
 use super::{Garbled, Greeting, Prepared, Protocol, Reply, Template, Url, Wanted, sample_key};
 use crate::envoy::proto::{Code, Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
 
-/// One connection of HTTP/2.
+/// The state of one HTTP/2 connection.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// The streams that are waited for, in their order.
+    /// Open streams, in order.
     waiting: VecDeque<Stream>,
-    /// The number of the first of them.
+    /// Stream id of the first of them.
     first: u32,
-    /// How much may be sent until the server says more.
+    /// Send window of the connection, in bytes.
     room: i64,
-    /// How many streams the server lets be open.
+    /// Maximum number of concurrent streams that the server allows.
     most: usize,
     open: usize,
-    /// Bytes of data that came since the server was last told that more may come.
+    /// Bytes of data received since the last WINDOW_UPDATE.
     taken: u32,
 }
 
 #[derive(Debug, Default)]
 struct Stream {
-    /// The message, as far as it came.
+    /// The message received so far.
     message: Vec<u8>,
     answered: bool,
 }
 
-/// The head of a frame.
+/// A frame header.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     length: usize,
@@ -56,19 +56,19 @@ const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 
-/// Bytes before every frame.
+/// Length of a frame header.
 const HEAD: usize = 9;
-/// Bytes before every message of gRPC.
+/// Length of the gRPC message prefix.
 const PREFIX: usize = 5;
-/// The largest window there is.
+/// Maximum flow-control window.
 const ALL: u32 = 0x7fff_ffff;
-/// What a window begins with.
+/// Initial flow-control window.
 const AT_FIRST: u32 = 65_535;
-/// The largest frame, since we ask for no larger ones.
+/// Maximum frame size; we never announce a larger one.
 const MOST_FRAME: usize = 16_384;
-/// The largest message.
+/// Maximum message size.
 const MOST_MESSAGE: usize = 1024 * 1024;
-/// Enough for any request that is written here.
+/// A send window large enough for any request written here.
 const SOME_ROOM: i64 = 8_192;
 
 const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -101,7 +101,7 @@ fn request(wanted: &Wanted<'_>, key: &str, cost: u32) -> RateLimitRequest {
     }
 }
 
-/// Our settings: no table of headers, no pushes, all the room there is.
+/// Builds the connection preface and our settings: no header table, no server push, the largest windows.
 fn greeting() -> Vec<u8> {
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     let settings = [(1_u16, 0_u32), (2, 0), (4, ALL)];
@@ -114,9 +114,9 @@ fn greeting() -> Vec<u8> {
     bytes
 }
 
-/// Names by their places in the static table of HPACK, values as they are.
+/// Encodes the request headers: names by index into the HPACK static table, values as literals.
 fn headers(host: &str, api_key: Option<&str>) -> Vec<u8> {
-    // POST, http.
+    // `:method: POST` and `:scheme: http`.
     let mut block = vec![0x83, 0x86];
     let mut literal = |name: &[u8], value: &str| {
         block.extend_from_slice(name);
@@ -132,7 +132,7 @@ fn headers(host: &str, api_key: Option<&str>) -> Vec<u8> {
     block
 }
 
-/// A text of HPACK that is not compressed.
+/// Writes an HPACK string literal without Huffman coding.
 fn text(block: &mut Vec<u8>, text: &str) {
     let mut length = text.len();
     if length < 127 {
@@ -174,7 +174,7 @@ impl Session {
         self.room >= SOME_ROOM && self.open < self.most
     }
 
-    /// Gives the two frames of a request their stream.
+    /// Sets the stream id in both frames of a request.
     pub(super) fn open(&mut self, data: usize, bytes: &mut [u8]) {
         let stream = (self.first + 2 * self.waiting.len() as u32).to_be_bytes();
         let second = bytes.len() - data - HEAD;
@@ -190,7 +190,7 @@ impl Session {
         self.first += 2;
     }
 
-    /// Reads one frame.
+    /// Parses one frame.
     pub(super) fn read(
         &mut self,
         input: &[u8],
@@ -199,7 +199,7 @@ impl Session {
     ) -> Result<Option<usize>, Garbled> {
         let Some(frame) = Frame::read(input) else { return Ok(None) };
         if frame.length > MOST_FRAME {
-            return Err(Garbled("a frame is too long"));
+            return Err(Garbled("frame too long"));
         }
         let end = HEAD + frame.length;
         let Some(payload) = input.get(HEAD..end) else { return Ok(None) };
@@ -208,7 +208,7 @@ impl Session {
             SETTINGS if frame.flags & ACK == 0 => self.settings(payload, out),
             PING if frame.flags & ACK == 0 => self::frame(out, PING, ACK, payload),
             WINDOW if frame.stream == 0 => self.room += i64::from(number(payload, 0) & ALL),
-            GO_AWAY => return Err(Garbled("the server ends the connection")),
+            GO_AWAY => return Err(Garbled("the server closed the connection (GOAWAY)")),
             _ => {}
         }
         let ends = frame.kind == RESET
@@ -239,12 +239,12 @@ impl Session {
             (_, Some((&padding, rest))) if usize::from(padding) <= rest.len() => {
                 &rest[..rest.len() - usize::from(padding)]
             }
-            _ => return Err(Garbled("padding without end")),
+            _ => return Err(Garbled("invalid padding")),
         };
         if let Some(stream) = self.place(frame.stream).and_then(|at| self.waiting.get_mut(at)) {
             stream.message.extend_from_slice(part);
             if stream.message.len() > MOST_MESSAGE {
-                return Err(Garbled("a message is too long"));
+                return Err(Garbled("message too long"));
             }
         }
         Ok(())
@@ -281,9 +281,9 @@ fn number(bytes: &[u8], from: usize) -> u32 {
 
 fn reply(bytes: &[u8]) -> Reply {
     let Some(message) = bytes.get(PREFIX..) else {
-        return Reply::Failed("an error of gRPC, without a message".to_owned());
+        return Reply::Failed("gRPC error without a message".to_owned());
     };
-    // The code comes first wherever a message is written in order.
+    // Fast path: the code is the first field if the server writes fields in order.
     let code = match message {
         [0x08, code, ..] => i32::from(*code),
         _ => RateLimitResponse::decode(message).map_or(0, |response| response.overall_code),
@@ -291,7 +291,7 @@ fn reply(bytes: &[u8]) -> Reply {
     match Code::try_from(code) {
         Ok(Code::Ok) => Reply::Allowed,
         Ok(Code::OverLimit) => Reply::Denied,
-        _ => Reply::Failed("an answer without a code".to_owned()),
+        _ => Reply::Failed("response without a code".to_owned()),
     }
 }
 
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_may_come_in_any_order_and_in_parts() {
+    fn responses_may_be_split_and_out_of_order() {
         let mut session = two_open();
         let input = [
             on(3, DATA, 0, b"\0\0\0\0\x02\x08"),
@@ -344,17 +344,17 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_an_answer_without_a_message() {
+    fn a_response_without_a_message_is_an_error() {
         let mut session = two_open();
         let input =
             [on(1, HEADERS, END_STREAM | END_HEADERS, b"\x88"), on(3, RESET, 0, &[0; 4])].concat();
         let (replies, _) = read(&mut session, &input);
-        let failed = Reply::Failed("an error of gRPC, without a message".to_owned());
+        let failed = Reply::Failed("gRPC error without a message".to_owned());
         assert_eq!(replies, [(0, failed.clone()), (1, failed)]);
     }
 
     #[test]
-    fn what_the_server_wants_is_done() {
+    fn settings_pings_and_window_updates_are_handled() {
         let mut session = two_open();
         let input = [
             on(0, SETTINGS, 0, &[0, 3, 0, 0, 0, 2]),
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_have_long_lengths() {
+    fn long_strings_have_multi_byte_lengths() {
         let mut block = Vec::new();
         text(&mut block, &"x".repeat(1_337));
         assert_eq!(block[..3], [127, 0xba, 0x09]);

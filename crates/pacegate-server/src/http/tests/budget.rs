@@ -91,7 +91,7 @@ async fn permits_are_held_renewed_and_given_back() {
         assert!(reply.header("ratelimit").is_some());
     }
     assert_ne!(permits[0], permits[1]);
-    assert_eq!(permits[0].len(), 16);
+    assert_eq!(permits[0].len(), 32);
     let full = server.post("/v1/acquire", job).await;
     assert_eq!((full.status, &full.json()["permit"]), (429, &serde_json::Value::Null));
 
@@ -107,7 +107,7 @@ async fn permits_are_held_renewed_and_given_back() {
 
     assert_eq!(server.post("/v1/release", &with("0")).await.body, r#"{"limits":0}"#);
     assert_eq!(server.post("/v1/renew", &with("0")).await.problem(), "permit-lost");
-    for permit in ["", "xyz", "+1", "11112222333344445"] {
+    for permit in ["", "xyz", "+1", "111122223333444455556666777788889"] {
         let reply = server.post("/v1/release", &with(permit)).await;
         assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{permit}");
     }
@@ -115,4 +115,41 @@ async fn permits_are_held_renewed_and_given_back() {
     // Where nothing is held there is no permit, and the decision is one like any other.
     let plain = server.post("/v1/acquire", ALICE).await.json();
     assert_eq!((&plain["permit"], &plain["remaining"]), (&serde_json::Value::Null, &2.into()));
+}
+
+#[tokio::test]
+async fn a_policy_or_a_domain_is_cleared() {
+    let server = Server::new();
+    let shop = r#"{"domain":"shop","attributes":{"ip":"::1","path":"/login"}}"#;
+    let inline = r#"{"key":"k","limit":"1/hour"}"#;
+    let status = async |body: &str| server.check(body).await.status;
+    let clear = async |body: &str| {
+        let reply = server.post("/v1/clear", body).await;
+        (reply.status, reply.body)
+    };
+    let cleared = |keys: u64| (200, format!(r#"{{"keys":{keys}}}"#));
+    assert_eq!([status(shop).await, status(shop).await, status(shop).await], [200, 200, 429]);
+    assert_eq!([status(inline).await, status(inline).await], [200, 429]);
+    assert_eq!(clear(r#"{"policy":"login"}"#).await, cleared(2));
+    assert_eq!([status(shop).await, status(inline).await], [200, 429]);
+    assert_eq!(clear(r#"{"domain":"shop"}"#).await, cleared(3));
+    assert_eq!(clear(r#"{"policy":"ad-hoc"}"#).await, cleared(1));
+    assert_eq!([status(shop).await, status(inline).await], [200, 200]);
+    assert_eq!(clear(r#"{"domain":"nowhere"}"#).await, cleared(0));
+    for body in ["{}", r#"{"policy":"login","domain":"shop"}"#, r#"{"key":"k"}"#, "[]"] {
+        let reply = server.post("/v1/clear", body).await;
+        assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{body}");
+    }
+}
+
+/// A client must not choose for how long its inline limits take up memory.
+#[tokio::test]
+async fn an_inline_limit_that_keeps_state_for_too_long_is_rejected() {
+    let server = Server::new();
+    for limit in ["1/60d", "1/day burst 32", "1/3660d burst 5000"] {
+        let reply = server.check(&format!(r#"{{"key":"k","limit":"{limit}"}}"#)).await;
+        assert_eq!((reply.status, reply.problem()), (400, "limit".to_owned()), "{limit}");
+        assert!(reply.body.contains("takes longer than 31 days to reset"), "{}", reply.body);
+    }
+    assert_eq!(server.gate.revision().engine.stats().ad_hoc.allowed, 0);
 }

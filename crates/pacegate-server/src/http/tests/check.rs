@@ -295,6 +295,22 @@ async fn an_id_needs_a_store_that_takes_it() {
     assert_eq!((reply.status, reply.problem()), (400, "unsupported".to_owned()));
 }
 
+/// Regression: all 50 requests passed, because the answer was repeated without a bound.
+#[tokio::test]
+async fn an_id_for_every_request_passes_four_more_than_the_limit() {
+    let server = servers::Server::start(servers::Flavor::Redis);
+    let server = Server::over_redis(&server, Settings::new(policies())).await;
+    let mut admitted = 0;
+    for _ in 0..50 {
+        let reply = server.check(r#"{"attributes":{"user":"alice"},"id":"r1"}"#).await;
+        assert_eq!(reply.json()["degraded"], false, "{reply:?}");
+        admitted += usize::from(reply.status == 200);
+    }
+    assert_eq!(admitted, 3 + 4);
+    let other = server.check(r#"{"attributes":{"user":"bob"},"id":"r1"}"#).await;
+    assert_eq!((other.status, &other.json()["remaining"]), (200, &2.into()), "another request");
+}
+
 #[tokio::test]
 async fn a_reload_is_seen_in_the_next_decision() {
     let server = Server::new();

@@ -1,6 +1,6 @@
 use super::*;
 
-const PING: &str = "GET /healthz HTTP/1.1\r\nHost: t\r\n\r\n";
+const PING: &str = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 /// Bounds that a test can wait for.
 fn impatient() -> Server {
@@ -44,7 +44,7 @@ async fn whoever_takes_too_long_is_not_waited_for() {
     // A head that never ends.
     assert_eq!(server.exchange(b"GET /healthz HTTP/1.1\r\nHost:").await, b"");
     // A body that never comes.
-    let head = "POST /v1/check HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n\
+    let head = "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
                 Content-Length: 10\r\n\r\n{";
     let reply = Reply::parse(&server.exchange(head.as_bytes()).await);
     assert_eq!((reply.status, reply.problem()), (408, "slow".to_owned()));
@@ -73,6 +73,49 @@ async fn a_drain_answers_what_was_sent_and_closes() {
     let mut nothing = Vec::new();
     idle.read_to_end(&mut nothing).await.unwrap();
     assert_eq!(nothing, b"");
+}
+
+/// The responses in these bytes, whose bodies have no blank lines.
+fn replies(bytes: &[u8]) -> Vec<Reply> {
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    let parts = text.split("HTTP/1.1 ").filter(|part| !part.is_empty());
+    parts.map(|part| Reply::parse(format!("HTTP/1.1 {part}").as_bytes())).collect()
+}
+
+#[tokio::test]
+async fn a_drain_answers_every_pipelined_request_and_announces_the_last() {
+    let server = Server::new();
+    let mut client = server.connect();
+    client.write_all(PING.repeat(200).as_bytes()).await.unwrap();
+    // Nothing was read yet.
+    server.switch.turn();
+    let mut answers = Vec::new();
+    client.read_to_end(&mut answers).await.unwrap();
+    let answers = replies(&answers);
+    assert_eq!(answers.len(), 200);
+    for (place, answer) in answers.iter().enumerate() {
+        let close = (place == 199).then_some("close");
+        assert_eq!((answer.status, answer.header("connection")), (200, close), "{place}");
+    }
+}
+
+#[tokio::test]
+async fn a_drain_ends_a_pipeline_that_does_not() {
+    let server = Server::new();
+    let client = server.connect();
+    server.switch.turn();
+    let (mut reader, mut writer) = tokio::io::split(client);
+    let flood = async {
+        let requests = PING.repeat(1_000);
+        while writer.write_all(requests.as_bytes()).await.is_ok() {}
+    };
+    let mut answers = Vec::new();
+    let (read, ()) = tokio::join!(reader.read_to_end(&mut answers), flood);
+    read.unwrap();
+    let answers = replies(&answers);
+    // A megabyte, but for what was left in a buffer.
+    assert!(answers.len() > (1_000 << 10) / PING.len(), "{}", answers.len());
+    assert_eq!(answers.last().unwrap().header("connection"), Some("close"));
 }
 
 #[tokio::test]

@@ -234,3 +234,23 @@ async fn keys_are_for_domains_here_too() {
         assert_eq!(reply.status, status, "{key} {body}");
     }
 }
+
+/// The client chooses the limit of a descriptor, so each amount has its counter.
+#[tokio::test]
+async fn limits_of_descriptors_count_apart() {
+    let server = Server::with(settings());
+    let ask = |amount: u32| {
+        let entry = r#"{"key": "user", "value": "alice"}"#;
+        let limit = format!(r#"{{"requests_per_unit": {amount}, "unit": "HOUR"}}"#);
+        format!(
+            r#"{{"domain": "edge", "descriptors": [{{"entries": [{entry}], "limit": {limit}}}]}}"#
+        )
+    };
+    for (amount, expected) in [(3, 3), (100, 20), (3, 0), (5, 5)] {
+        let mut allowed = 0;
+        for _ in 0..20 {
+            allowed += usize::from(server.post("/json", &ask(amount)).await.status == 200);
+        }
+        assert_eq!(allowed, expected, "{amount} an hour");
+    }
+}

@@ -1,5 +1,6 @@
 //! The listener as its clients meet it: bytes in, bytes out.
 
+mod browser;
 mod budget;
 mod check;
 mod connection;
@@ -9,11 +10,14 @@ mod hostile;
 mod live;
 mod page;
 mod proxy;
+mod rates;
 mod report;
 
 use std::{sync::Arc, time::Duration};
 
-use pacegate::{Clock, Limiter, ManualClock, Policy, PolicySet, policy::Condition};
+use pacegate::{Clock, Limiter, ManualClock, Policy, PolicySet, SharedLimiter, policy::Condition};
+use pacegate_redis::RedisStore;
+use pacegate_testkit::servers;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::{CODES, HttpService};
@@ -64,7 +68,8 @@ pub(super) fn credential(name: &str, key: &str, scope: Scope, domains: &[&str]) 
     use sha2::{Digest, Sha256};
     let domains = domains.iter().map(|&domain| domain.to_owned()).collect::<Vec<_>>();
     let domains = (!domains.is_empty()).then_some(domains);
-    Credential { name: name.to_owned(), sha256: Sha256::digest(key).into(), scope, domains }
+    let sha256 = Sha256::digest(key).into();
+    Credential { name: name.to_owned(), sha256, scope, domains, inline: false }
 }
 
 impl Server {
@@ -85,6 +90,16 @@ impl Server {
         let state = State::Memory(limiter.store().clone());
         let engine = Engine::memory(limiter).with_clock(shown.clone());
         Self::over(clock, shown, Gate::new(engine, state, settings))
+    }
+
+    /// Creates a service with its counters on a Redis server and a manual clock.
+    pub(super) async fn over_redis(server: &servers::Server, settings: Settings) -> Self {
+        let clock = ManualClock::new();
+        let builder = RedisStore::builder(&server.url()).unwrap().deadline(Duration::from_secs(10));
+        let store = builder.clock(clock.clone()).connect().await.unwrap();
+        let limiter = SharedLimiter::new(store.clone(), settings.policies.clone());
+        let engine = Engine::shared(limiter).with_clock(clock.clone());
+        Self::over(clock.clone(), clock, Gate::new(engine, State::Redis(store), settings))
     }
 
     pub(super) fn over(clock: ManualClock, shown: impl Clock, gate: Gate) -> Self {
@@ -109,8 +124,8 @@ impl Server {
     pub(super) fn connect(&self) -> DuplexStream {
         let (client, server) = duplex(1 << 20);
         let (service, drain) = (self.service.clone(), self.drain.clone());
-        let peer = "192.0.2.1:1234".parse().unwrap();
-        tokio::spawn(async move { service.serve(server, peer, drain).await });
+        let peer: std::net::SocketAddr = "192.0.2.1:1234".parse().unwrap();
+        tokio::spawn(async move { service.serve(server, peer.into(), drain).await });
         client
     }
 

@@ -1,26 +1,89 @@
 use super::*;
 
 #[tokio::test]
-async fn seed_000_gets_the_answers_it_knows() {
+async fn rlaas_gets_the_answers_it_knows() {
     let server = Server::new();
-    server.clock.advance(Duration::from_secs(15));
-    for count in 1..=5 {
+    server.clock.advance(Duration::from_micros(14_500_000));
+    for _ in 1..=5 {
         let reply = server.get("/check?userId=alice").await;
-        assert_eq!(reply.status, 200);
-        assert_eq!(reply.body, format!(r#"{{"allowed":true,"currentCount":{count},"ttl":45}}"#));
+        assert_eq!((reply.status, &*reply.body), (200, "User is allowed"));
+        assert_eq!(reply.header("content-type"), Some("text/plain;charset=UTF-8"));
         assert_eq!(reply.header("x-ratelimit-limit"), Some("5"));
         assert_eq!(reply.header("x-ratelimit-reset"), Some("1767225660"));
     }
     let denied = server.get("/check?userId=alice&other=x").await;
     assert_eq!(denied.status, 429);
-    assert_eq!(denied.body, r#"{"allowed":false,"currentCount":5,"ttl":45}"#);
-    assert_eq!(denied.header("retry-after"), Some("45"));
-    assert_eq!(server.get("/check?userId=bob").await.status, 200);
-    for path in ["/check", "/check?userid=alice", "/check?userId="] {
+    assert_eq!(denied.body, "User is not allowed...Try after 46 seconds.");
+    assert_eq!(denied.header("retry-after"), Some("46"));
+    for path in ["/check", "/check?userid=alice"] {
         let reply = server.get(path).await;
         assert_eq!(reply.status, 400, "{path}");
         reply.problem();
     }
+}
+
+#[tokio::test]
+async fn clients_of_rlaas_that_accept_json_get_it() {
+    let server = Server::new();
+    server.clock.advance(Duration::from_secs(15));
+    let accept = "Accept: application/json\r\n";
+    let ask = async || server.send("GET /check?userId=alice", accept, "").await;
+    for count in 1..=5 {
+        let reply = ask().await;
+        assert_eq!(reply.status, 200);
+        assert_eq!(reply.body, format!(r#"{{"allowed":true,"currentCount":{count},"ttl":45}}"#));
+    }
+    let denied = ask().await;
+    assert_eq!(denied.status, 429);
+    assert_eq!(denied.header("content-type"), Some("application/json"));
+    assert_eq!(denied.body, r#"{"allowed":false,"currentCount":5,"ttl":45}"#);
+}
+
+#[tokio::test]
+async fn users_of_rlaas_may_have_an_empty_or_a_long_name() {
+    let server = Server::new();
+    let long = "a".repeat(8_000);
+    for name in ["", &*long, &long[1..]] {
+        for expected in [200, 200, 200, 200, 200, 429] {
+            let reply = server.get(&format!("/check?userId={name}")).await;
+            assert_eq!(reply.status, expected, "{}", name.len());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_denial_as_problem_details_has_the_key() {
+    let mut settings = Settings::new(policies());
+    settings.problem_details = true;
+    let server = Server::with(settings);
+    let check = r#"{"attributes":{"user":"al\"ice"}}"#;
+    for _ in 0..3 {
+        let reply = server.check(check).await;
+        assert_eq!(reply.header("content-type"), Some("application/json"));
+    }
+    let denied = server.check(check).await;
+    assert_eq!(denied.status, 429);
+    assert_eq!(denied.header("content-type"), Some("application/problem+json"));
+    assert_eq!(
+        denied.body,
+        concat!(
+            r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
+            r#""title":"The quota is used up for now","status":429,"key":"al\"ice","window":60,"#,
+            r#""allowed":false,"policy":"api","limit":"3/minute","remaining":0,"#,
+            r#""retry_after":60.000000,"reset_after":60.000000,"source":"store","#,
+            r#""shadow_denied":false,"degraded":false,"revision":1}"#
+        )
+    );
+    let inline = r#"{"key":"bob","limit":"0/1500ms"}"#;
+    let inline = server.check(inline).await.json();
+    assert_eq!((&inline["key"], &inline["window"]), (&"bob".into(), &1.5.into()));
+    let headers = "X-Forwarded-Uri: /login\r\nX-Forwarded-For: 203.0.113.7\r\n";
+    for _ in 0..2 {
+        assert_eq!(server.send(&shop("&deny=429"), headers, "").await.body, "");
+    }
+    let denied = server.send(&shop("&deny=429"), headers, "").await;
+    assert_eq!((denied.status, &denied.json()["key"]), (429, &"203.0.113.7".into()));
+    assert_eq!(denied.header("cache-control"), Some("no-store"));
 }
 
 fn shop(query: &str) -> String {
@@ -51,6 +114,22 @@ async fn nginx_is_told_403_with_all_the_headers() {
     assert_eq!(server.send(&shop(""), &spoofed, "").await.status, 403);
     let spoofed = format!("{headers}X-Pacegate-Path: /free\r\nX-Pacegate-Ip: 9.9.9.9\r\n");
     assert_eq!(server.send(&shop(""), &spoofed, "").await.status, 403);
+}
+
+#[tokio::test]
+async fn another_spelling_of_a_path_is_counted_too() {
+    let spellings = ["/login/", "/LOGIN", "/login;x=1", "/x/..;/login", "/login%2f", "/./login?a"];
+    for spelling in spellings {
+        let server = Server::new();
+        let headers = |uri: &str| format!("X-Original-URI: {uri}\r\nX-Real-IP: 203.0.113.7\r\n");
+        for uri in ["/login", "/login"] {
+            assert_eq!(server.send(&shop(""), &headers(uri), "").await.status, 200);
+        }
+        assert_eq!(server.send(&shop(""), &headers(spelling), "").await.status, 403, "{spelling}");
+        let attributes = format!(r#"{{"path":"{spelling}","ip":"203.0.113.7"}}"#);
+        let check = format!(r#"{{"domain":"shop","attributes":{attributes}}}"#);
+        assert_eq!(server.check(&check).await.status, 429, "{spelling}");
+    }
 }
 
 #[tokio::test]

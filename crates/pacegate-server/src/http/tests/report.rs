@@ -41,7 +41,7 @@ async fn an_explanation_says_what_failed_and_how_limits_stand() {
             "limits": [],
             "unmet": {
                 "condition": { "attribute": "path", "is": "one-of", "values": ["/login"] },
-                "value": "<b>\"/x\r\n",
+                "value": "/<b>\"/x\r\n",
             },
         })
     );
@@ -154,6 +154,11 @@ async fn without_its_store_the_service_decides_and_says_so() {
         assert_eq!(reply.header("retry-after"), Some("1"));
         assert!(!reply.body.contains("127.0.0.1"), "{reply:?}");
     }
+    for body in [r#"{"policy":"api"}"#, r#"{"domain":"shop"}"#] {
+        let reply = server.post("/v1/clear", body).await;
+        assert_eq!((reply.status, reply.problem()), (400, "unsupported".to_owned()), "{body}");
+        assert!(reply.body.contains("keys on Redis are named by digests"), "{}", reply.body);
+    }
     let stats = server.get("/v1/stats").await.json();
     assert_eq!(stats["policies"][0]["degraded"], 4);
     assert_eq!(stats["store"]["kind"], "redis");
@@ -202,6 +207,8 @@ async fn what_admins_do_is_logged_without_anybodys_key() {
         ("POST /v1/block", r#"{"policy":"api","key":"alice"}"#),
         ("DELETE /v1/block?policy=api&key=alice", ""),
         ("POST /v1/check", r#"{"attributes":{"user":"alice"}}"#),
+        ("POST /v1/clear", r#"{"policy":"api"}"#),
+        ("POST /v1/clear", r#"{"domain":"shop"}"#),
     ] {
         assert_eq!(server.send(line, headers, body).await.status, 200);
     }
@@ -212,13 +219,21 @@ async fn what_admins_do_is_logged_without_anybodys_key() {
     let fields = |name: &str| -> Vec<Value> {
         audits.iter().map(|line| line["fields"][name].clone()).collect()
     };
-    let actions = ["reset", "refund", "reload", "reset", "block", "unblock"];
+    let actions = ["reset", "refund", "reload", "reset", "block", "unblock", "clear", "clear"];
     assert_eq!(fields("action"), actions);
-    assert_eq!(fields("credential"), ["boss"; 6]);
+    assert_eq!(fields("credential"), ["boss"; 8]);
     let marks = fields("key");
     assert!([1, 3, 4, 5].iter().all(|&place| marks[place] == marks[0]), "{marks:?}");
     assert_eq!(marks[0].as_str().unwrap().len(), 8);
     assert_eq!(audits[0]["fields"]["policies"], "api");
+    assert_eq!(
+        (&audits[6]["fields"]["policies"], &audits[6]["fields"]["cleared"]),
+        (&json!("api"), &json!(1))
+    );
+    assert_eq!(
+        (&audits[7]["fields"]["domain"], &audits[7]["fields"]["cleared"]),
+        (&json!("shop"), &json!(0))
+    );
 }
 
 /// Statuses without a key, with a wrong one, with one for another domain, for the shop, for all domains, and with an
@@ -245,6 +260,12 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("POST /v1/block", BLOCK, [401, 401, 403, 403, 403, 200, 200]),
     ("DELETE /v1/block?policy=shop&key=k", "", [401, 401, 403, 403, 403, 200, 200]),
     ("POST /v1/block", "{}", [401, 401, 400, 400, 400, 400, 400]),
+    ("POST /v1/clear", CLEAR, [401, 401, 403, 403, 403, 200, 200]),
+    ("POST /v1/clear", r#"{"domain":"shop"}"#, [401, 401, 403, 403, 403, 200, 200]),
+    ("POST /v1/clear", r#"{"domain":""}"#, [401, 401, 403, 403, 403, 403, 200]),
+    ("POST /v1/clear", r#"{"policy":"ad-hoc"}"#, [401, 401, 403, 403, 403, 403, 200]),
+    ("POST /v1/clear", r#"{"policy":"none"}"#, [401, 401, 403, 403, 400, 403, 400]),
+    ("POST /v1/clear", "{}", [401, 401, 400, 400, 400, 400, 400]),
     ("POST /v1/reload", "", [401, 401, 403, 403, 403, 403, 200]),
     ("GET /v1/auth?domain=shop", "", [401, 401, 403, 200, 200, 200, 200]),
     ("GET /check?userId=a", "", [401, 401, 403, 403, 200, 403, 200]),
@@ -257,6 +278,7 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
 ];
 
 const SHOP: &str = r#"{"domain":"shop","attributes":{}}"#;
+const CLEAR: &str = r#"{"policy":"shop"}"#;
 const BLOCK: &str = r#"{"policy":"shop","key":"k"}"#;
 const ENVOY: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"a"}],"hitsAddend":0}]}"#;
 const AD_HOC: &str = r#"{"key":"k","limit":"9/hour"}"#;
@@ -264,7 +286,8 @@ const BATCH: &str = r#"{"requests":[{"domain":"shop"}]}"#;
 const HELD: &str = r#"{"domain":"shop","attributes":{},"permit":"1"}"#;
 
 /// What leads to a policy by its name and key, with a name to be put in.
-const BY_NAME: [(&str, &str); 5] = [
+const BY_NAME: [(&str, &str); 6] = [
+    ("POST /v1/clear", r#"{"policy":"NAME"}"#),
     ("GET /v1/state?policy=NAME&key=k,%20l", ""),
     ("DELETE /v1/state?policy=NAME&key=k,%20l", ""),
     ("POST /v1/block", r#"{"policy":"NAME","key":"k, l"}"#),
@@ -307,9 +330,9 @@ async fn every_path_asks_for_the_right_key() {
     settings.security.credentials = vec![
         credential("other", "other", Scope::Check, &["jobs"]),
         credential("shop", "shop", Scope::Check, &["shop"]),
-        credential("all", "all", Scope::Check, &[]),
+        Credential { inline: true, ..credential("all", "all", Scope::Check, &[]) },
         credential("boss-of-shop", "boss-of-shop", Scope::Admin, &["shop"]),
-        credential("boss", "boss", Scope::Admin, &[]),
+        Credential { inline: true, ..credential("boss", "boss", Scope::Admin, &[]) },
     ];
     let server = Server::with(settings);
     let keys =

@@ -1,4 +1,4 @@
-//! The clients of a pattern, each with what it does next.
+//! The clients of a pattern and their next requests.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -13,35 +13,36 @@ pub(super) struct Clients {
     pattern: Pattern,
     random: Random,
     queue: BinaryHeap<Reverse<Step>>,
-    /// What is under way.
+    /// The step whose request is being decided.
     current: Option<Step>,
     end: u64,
-    /// What is left of a microsecond, in parts of it.
+    /// Accumulated fraction of a microsecond, in units of 1 / `PARTS`.
     rest: u64,
 }
 
-/// Something a client is about to do.
+/// A scheduled request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Step {
     at: u64,
     client: u64,
-    /// Requests of a burst that are left.
+    /// Remaining requests of the burst.
     left: u64,
 }
 
-/// Whoever of the crowd it is.
+/// Placeholder for a client that is drawn at random when the request is sent.
 const SOMEBODY: u64 = u64::MAX;
-/// The one that wants it all.
+/// Number of the greedy client.
 const GREEDY: u64 = 0;
 const SECOND: u64 = 1_000_000;
-/// Between the requests of a burst.
+/// Time between the requests of a burst, in microseconds.
 const WITHIN_BURST: u64 = 20_000;
 
-/// Parts of a microsecond, for rates at which that matters: where the mean is not so many of them.
+/// Fractions of a microsecond. Used if the mean time between requests is below `COARSE` microseconds, where
+/// rounding would matter.
 const PARTS: u64 = 1_000_000;
 const COARSE: u64 = 1_000;
 
-/// How busy each hour of the day is, in percent of the mean.
+/// Traffic in each hour of the day, in percent of the mean.
 const HOURS: [u64; 24] = [
     45, 34, 27, 24, 25, 33, 52, 80, 112, 136, 146, 148, 144, 142, 140, 137, 134, 138, 150, 164,
     160, 135, 102, 68,
@@ -69,12 +70,12 @@ impl Clients {
         Self { pattern, random, queue, current: None, end, rest: 0 }
     }
 
-    /// When something happens next, if anything does.
+    /// Returns the time of the next request, or `None` after the end of the pattern.
     pub(super) fn next(&self) -> Option<u64> {
         self.queue.peek().map(|Reverse(step)| step.at).filter(|at| *at < self.end)
     }
 
-    /// Who does it.
+    /// Takes the next step and returns its client.
     pub(super) fn client(&mut self) -> (u64, &mut Random) {
         self.current = self.queue.pop().map(|Reverse(step)| step);
         let client = match self.current {
@@ -86,7 +87,7 @@ impl Clients {
         (client, &mut self.random)
     }
 
-    /// What that leads to.
+    /// Schedules the client's next request, depending on the decision.
     pub(super) fn answer(&mut self, at: u64, client: u64, answer: Option<&Answer>) {
         let Some(step) = self.current.take() else { return };
         let Pattern { rate, greedy, every, size, .. } = self.pattern;
@@ -109,7 +110,7 @@ impl Clients {
         self.queue.push(Reverse(next));
     }
 
-    /// How long until the next request that comes by chance, of so many in a time.
+    /// Draws the time until the next random request, for `count` requests per `time`.
     fn pause(&mut self, time: u64, count: u64) -> u64 {
         let mean = time / count.max(1);
         if mean >= COARSE {
@@ -121,7 +122,7 @@ impl Clients {
         gap / PARTS
     }
 
-    /// How long a client of a retry storm waits before it asks again.
+    /// Returns how long a client of a retry storm waits before its next request.
     fn patience(&self, answer: Option<&Answer>) -> u64 {
         match answer {
             Some(answer) if !answer.allowed => match answer.retry_after_secs() {
@@ -133,7 +134,7 @@ impl Clients {
     }
 }
 
-/// How busy an instant of the day is, in percent of the mean.
+/// Returns the traffic at a time of day, in percent of the mean.
 fn share(at: u64) -> u64 {
     let minutes = at / (60 * SECOND) % 1_440;
     let hour = usize::try_from(minutes / 60).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Described traffic: `greedy clients=1000 rate=50/second for=1h`.
+//! Synthetic traffic from patterns such as `greedy clients=1000 rate=50/second for=1h`.
 
 mod clients;
 mod random;
@@ -15,11 +15,11 @@ pub(crate) use self::{
     write::Generate,
 };
 
-/// Traffic of several patterns in the order of time.
+/// Traffic of several patterns, merged by time.
 #[derive(Debug)]
 pub(crate) struct Crowd {
     patterns: Vec<Clients>,
-    /// The instant of the next request of each pattern.
+    /// Time of the next request of each pattern.
     next: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
@@ -27,9 +27,9 @@ pub(crate) struct Crowd {
 #[derive(Clone, Debug)]
 pub(crate) struct Visit {
     pub(crate) at: u64,
-    /// Which pattern.
+    /// Index of the pattern.
     pattern: usize,
-    /// Which of its clients.
+    /// Number of the client within the pattern.
     client: u64,
     pub(crate) ip: String,
     pub(crate) user: String,
@@ -39,7 +39,7 @@ pub(crate) struct Visit {
 }
 
 impl Crowd {
-    /// Traffic that begins at an instant; the same seed gives the same.
+    /// Creates traffic that begins at `start`. The same seed generates the same traffic.
     pub(crate) fn new(patterns: &[Pattern], start: u64, seed: u64) -> Self {
         let made = patterns.iter().enumerate().map(|(place, pattern)| {
             let random = Random::new(seed ^ (place as u64).wrapping_mul(0x5851_f42d_4c95_7f2d));
@@ -51,14 +51,14 @@ impl Crowd {
         Self { patterns, next }
     }
 
-    /// The next request.
+    /// Returns the next request.
     pub(crate) fn visit(&mut self) -> Option<Visit> {
         let Reverse((at, pattern)) = self.next.pop()?;
         let (client, random) = self.patterns[pattern].client();
         Some(Visit::new(at, pattern, client, random))
     }
 
-    /// Tells the client how its request ended, for those who try again.
+    /// Reports the decision to the client, which may retry.
     pub(crate) fn answer(&mut self, visit: &Visit, answer: Option<&Answer>) {
         let clients = &mut self.patterns[visit.pattern];
         clients.answer(visit.at, visit.client, answer);
@@ -70,7 +70,8 @@ impl Crowd {
 
 impl Visit {
     fn new(at: u64, pattern: usize, client: u64, random: &mut Random) -> Self {
-        // Each pattern has a network of its own, so that its clients can be told from those of the others.
+        // Each pattern has a separate network, so that clients of different patterns have different
+        // addresses.
         let place = client + 1;
         let ip = format!(
             "10.{}.{}.{}",

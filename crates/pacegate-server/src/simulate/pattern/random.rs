@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same for the same seed.
+//! A seeded random number generator.
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
@@ -17,24 +17,26 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         let wide = u128::from(self.number()) * u128::from(bound);
         u64::try_from(wide >> 64).unwrap_or_default()
     }
 
-    /// A number below `bound` of which small ones are likelier: some clients ask far more often than others.
+    /// Returns a number below `bound`, with a preference for small ones: some clients send far more requests
+    /// than others.
     pub(super) fn skewed(&mut self, bound: u64) -> u64 {
         let once = self.below(bound);
         let twice = self.below(once + 1);
         self.below(twice + 1)
     }
 
-    /// A gap between requests that come by chance, with this mean: the sum of few even ones, which is close enough.
+    /// Draws the time between two random requests with this mean: a rough approximation of an exponential
+    /// distribution.
     pub(super) fn gap(&mut self, mean: u64) -> u64 {
         let most = mean.saturating_mul(2).max(1);
         let even = self.below(most + 1);
-        // Half of the time short, so that requests huddle.
+        // Half of the gaps are short, so that requests cluster.
         if self.number() & 1 == 0 { even / 2 } else { even.saturating_add(even / 2) }
     }
 }

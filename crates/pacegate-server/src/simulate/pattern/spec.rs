@@ -1,53 +1,54 @@
-//! What a pattern is described by.
+//! Parsing of traffic patterns.
 
 use std::str::FromStr;
 
 use pacegate::Limit;
 
-/// How clients behave.
+/// Behaviour of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Requests at one rate, by chance.
+    /// Random requests at a constant rate.
     Steady,
-    /// Each client sends many requests at once, and then none for a while.
+    /// Each client sends many requests at once, then pauses.
     Bursts,
-    /// A rate that rises and falls with the day.
+    /// Random requests at a rate that follows the time of day.
     Diurnal,
-    /// Steady, and one client among them that asks for far more than the others.
+    /// Steady, plus one client that sends far more requests than the others.
     Greedy,
-    /// All clients come at once, and those that are denied try again.
+    /// All clients start at the same time and retry when denied.
     RetryStorm,
 }
 
-/// Traffic as it is described.
+/// A traffic pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pattern {
-    /// As it was written.
+    /// The original text.
     pub(crate) text: String,
     pub(crate) kind: Kind,
     pub(crate) clients: u64,
-    /// Requests of all clients together, and in how many microseconds.
+    /// Requests of all clients together, and the time in microseconds that they are spread over.
     pub(crate) rate: (u64, u64),
-    /// How long after the start of all it begins, in microseconds.
+    /// Delay after the start of the simulation, in microseconds.
     pub(crate) from: u64,
-    /// How long it lasts, in microseconds.
+    /// Length in microseconds.
     pub(crate) length: Option<u64>,
-    /// The same for the greedy client.
+    /// Rate of the greedy client, in the same form as `rate`.
     pub(crate) greedy: (u64, u64),
-    /// How long from one burst of a client to the next, or until it wants something again.
+    /// Time between two bursts of a client, or until a successful client of a retry storm starts again, in
+    /// microseconds.
     pub(crate) every: u64,
-    /// Requests in a burst.
+    /// Requests per burst.
     pub(crate) size: u64,
-    /// Whether clients wait as long as `Retry-After` says.
+    /// True if clients wait as long as `Retry-After` says.
     pub(crate) obey: bool,
-    /// How long those wait who do not.
+    /// Retry delay of clients that ignore `Retry-After`, in microseconds.
     pub(crate) retry: u64,
 }
 
 const SECOND: u64 = 1_000_000;
-/// Each client has an address of its own.
+/// Maximum number of clients; each has a different address.
 const MAX_CLIENTS: u64 = 900_000;
-/// One request takes 20 milliseconds of a burst.
+/// Maximum size of a burst; requests in a burst are 20 milliseconds apart.
 const MAX_SIZE: u64 = 1_000_000_000;
 
 const KINDS: [(&str, Kind); 5] = [
@@ -59,7 +60,7 @@ const KINDS: [(&str, Kind); 5] = [
 ];
 
 impl Pattern {
-    /// A pattern with the defaults.
+    /// Creates a pattern with default values.
     pub(crate) fn new(kind: Kind) -> Self {
         Self {
             text: String::new(),
@@ -76,7 +77,7 @@ impl Pattern {
         }
     }
 
-    /// How long it lasts unless it is said: an hour, or a day where it is about days.
+    /// Returns the default length: a day for the diurnal pattern, otherwise an hour.
     pub(crate) fn usual_length(&self) -> u64 {
         let hours = if self.kind == Kind::Diurnal { 24 } else { 1 };
         self.length.unwrap_or(hours * 3_600 * SECOND)
@@ -96,12 +97,12 @@ impl Pattern {
                 self.obey = match value {
                     "yes" => true,
                     "no" => false,
-                    _ => return Err(format!("`obey={value}` is neither yes nor no")),
+                    _ => return Err(format!("invalid `obey={value}`: expected yes or no")),
                 }
             }
             _ => {
                 let known = "clients, rate, from, for, greedy, every, size, obey or retry";
-                return Err(format!("nothing is called `{name}`: write {known}"));
+                return Err(format!("unknown setting `{name}`: expected {known}"));
             }
         }
         Ok(())
@@ -116,12 +117,13 @@ impl FromStr for Pattern {
         let name = words.next().unwrap_or_default();
         let kind = KINDS.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
         let names = KINDS.map(|(name, _)| name).join(", ");
-        let mut pattern =
-            Self::new(kind.ok_or_else(|| format!("`{name}` is no pattern: write one of {names}"))?);
+        let mut pattern = Self::new(
+            kind.ok_or_else(|| format!("unknown pattern `{name}`: expected one of {names}"))?,
+        );
         for word in words {
-            let (name, value) = word
-                .split_once('=')
-                .ok_or_else(|| format!("`{word}` says nothing: write NAME=VALUE, as in for=1h"))?;
+            let (name, value) = word.split_once('=').ok_or_else(|| {
+                format!("invalid setting `{word}`: expected NAME=VALUE, such as for=1h")
+            })?;
             pattern.set(name, value)?;
         }
         text.clone_into(&mut pattern.text);
@@ -137,27 +139,30 @@ fn whole(text: &str) -> Result<u64, String> {
         None => (&*digits, 1),
     };
     let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
-    number.ok_or_else(|| format!("`{text}` is no whole number"))
+    number.ok_or_else(|| format!("invalid number `{text}`: expected a whole number"))
 }
 
 fn within(name: &str, text: &str, most: u64) -> Result<u64, String> {
     let number = whole(text)?;
     let is_within = (1..=most).contains(&number);
-    is_within.then_some(number).ok_or_else(|| format!("`{name}={text}` is not from 1 to {most}"))
+    is_within
+        .then_some(number)
+        .ok_or_else(|| format!("invalid `{name}={text}`: expected 1 to {most}"))
 }
 
 fn rate(text: &str) -> Result<(u64, u64), String> {
-    let limit: Limit = text.parse().map_err(|error| format!("`{text}` is no rate: {error}"))?;
+    let limit: Limit = text.parse().map_err(|error| format!("invalid rate `{text}`: {error}"))?;
     let period = u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX);
     match limit.amount() {
-        0 => Err(format!("`{text}` is no traffic at all")),
+        0 => Err(format!("invalid rate `{text}`: expected at least one request")),
         amount => Ok((amount, period)),
     }
 }
 
-/// Microseconds of a text such as `90s` or `1h`.
+/// Parses a time such as `90s` or `1h` into microseconds.
 pub(crate) fn span(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is no time: write 500ms, 30s, 10m, 1h or 7d");
+    let wrong =
+        || format!("invalid time `{text}`: expected a time such as 500ms, 30s, 10m, 1h or 7d");
     let unit = text.find(|char: char| !char.is_ascii_digit()).ok_or_else(wrong)?;
     let scale = match &text[unit..] {
         "ms" => 1_000,
@@ -168,11 +173,11 @@ pub(crate) fn span(text: &str) -> Result<u64, String> {
         _ => return Err(wrong()),
     };
     let number = text[..unit].parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
-    // Ten years.
+    // At most ten years.
     number.filter(|micros| (1..=3_660 * 86_400 * SECOND).contains(micros)).ok_or_else(wrong)
 }
 
-/// A count such as `10M`.
+/// Parses a count such as `10M`.
 pub(super) fn count(text: &str) -> Result<u64, String> {
     whole(text)
 }

@@ -1,4 +1,4 @@
-//! Traffic written down as a log.
+//! Writes synthetic traffic as a log.
 
 use std::{
     io::{self, Write},
@@ -11,19 +11,19 @@ use crate::simulate::traffic::{
     instant::{common_text, rfc3339_text},
 };
 
-/// A log to be made: its format and how many lines.
+/// Format and number of lines of a generated log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Generate {
     format: Format,
     pub(crate) lines: u64,
 }
 
-/// Writes requests as lines of a log.
+/// Writes requests as log lines.
 #[derive(Debug)]
 pub(crate) struct Writer<W> {
     format: Format,
     output: W,
-    /// The last second that was written, and its text.
+    /// The last second that was formatted, and its text.
     second: u64,
     text: String,
 }
@@ -32,22 +32,26 @@ impl FromStr for Generate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (format, lines) = text
-            .split_once(':')
-            .ok_or_else(|| format!("`{text}` is no log: write FORMAT:LINES, as in combined:10M"))?;
+        let (format, lines) = text.split_once(':').ok_or_else(|| {
+            format!("invalid value `{text}`: expected FORMAT:LINES, such as combined:10M")
+        })?;
         let format = match format {
             "common" => Format::Common,
             "combined" => Format::Combined,
             "json" => Format::Json,
             "csv" => Format::Csv,
-            _ => return Err(format!("`{format}` is no format: common, combined, json or csv")),
+            _ => {
+                return Err(format!(
+                    "unknown log format `{format}`: expected common, combined, json or csv"
+                ));
+            }
         };
         Ok(Self { format, lines: spec::count(lines)? })
     }
 }
 
 impl Generate {
-    /// Writes so many lines of these patterns, or fewer if they end before.
+    /// Writes the requests of these patterns, up to the number of lines.
     pub(crate) fn write(
         &self,
         patterns: &[Pattern],

@@ -1,4 +1,4 @@
-//! What would be different if one thing were in force instead of the other.
+//! The differences between two variants.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{Variant, shown};
 use crate::simulate::tally::{KeyText, PolicyTally};
 
-/// What a variant would change, compared with the first.
+/// The changes of a variant compared with the first one.
 #[derive(Debug, Serialize)]
 pub(crate) struct Change {
     pub(crate) from: String,
@@ -17,17 +17,17 @@ pub(crate) struct Change {
     pub(crate) policies: Vec<PolicyChange>,
 }
 
-/// The same for policies of one name.
+/// The changes of one policy, matched by name.
 #[derive(Debug, Serialize)]
 pub(crate) struct PolicyChange {
     pub(crate) name: String,
-    /// None where there is no such policy.
+    /// `None` if the variant has no such policy.
     pub(crate) limits: [Option<String>; 2],
     pub(crate) denied: [u64; 2],
     pub(crate) touched: [u64; 2],
-    /// Keys to which more is denied than before, most first.
+    /// Keys with more denials than before, the largest change first.
     pub(crate) worse: Vec<KeyChange>,
-    /// Keys to which less is denied.
+    /// Keys with fewer denials than before, the largest change first.
     pub(crate) better: Vec<KeyChange>,
 }
 
@@ -79,7 +79,7 @@ impl PolicyChange {
     }
 }
 
-/// The keys for which it is worse and better, those that change most first.
+/// Returns the keys with more and with fewer denials, the largest changes first.
 fn keys(tallies: [Option<&PolicyTally>; 2], top: usize) -> (Vec<KeyChange>, Vec<KeyChange>) {
     let mut seen = HashSet::new();
     let (mut worse, mut better) = (Vec::new(), Vec::new());

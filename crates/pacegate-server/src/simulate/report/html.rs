@@ -1,10 +1,10 @@
-//! The report as one file that a browser opens.
+//! The report as a single HTML file.
 
 use std::fmt;
 
 use super::{Report, Trouble};
 
-/// A page with everything in it: nothing is fetched from anywhere.
+/// A self-contained page that loads nothing from elsewhere.
 #[derive(Debug)]
 pub(crate) struct Page {
     data: String,
@@ -18,7 +18,7 @@ const CHARTS: &str = include_str!("../../../assets/chart.js");
 impl Page {
     pub(crate) fn new(report: &Report) -> Result<Self, Trouble> {
         let data = serde_json::to_string(report)?;
-        // Keys are hostile: nothing in them may end the element that they are in.
+        // Keys are untrusted input: escape everything that could end the script element.
         let data = data.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
         Ok(Self { data })
     }
@@ -27,7 +27,7 @@ impl Page {
 impl fmt::Display for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rest = PAGE;
-        // In the order in which they stand in the page.
+        // In the order in which they appear in the page.
         for (mark, text) in [
             ("/*style*/", STYLE),
             ("/*data*/", &self.data),

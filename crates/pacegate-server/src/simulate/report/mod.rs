@@ -1,4 +1,4 @@
-//! What came of a study, as data: printed as JSON as it is, and drawn by the other forms.
+//! The result of a study as data: serialised as JSON, and the input of the text and HTML reports.
 
 mod change;
 mod html;
@@ -17,24 +17,24 @@ use super::{
     traffic::{Seen, instant::rfc3339_text},
 };
 
-/// Everything there is to tell.
+/// The complete report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) traffic: TrafficReport,
-    /// What was tried, in the order it was given.
+    /// The variants in the given order.
     pub(crate) variants: Vec<VariantReport>,
-    /// What each of the others would change, compared with the first.
+    /// The changes of every other variant compared with the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) changes: Vec<Change>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) suggestion: Option<SuggestionReport>,
-    /// What one should know to read the rest.
+    /// Notes on the reliability of the results.
     pub(crate) notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct TrafficReport {
-    /// Files or patterns.
+    /// Names of the files or patterns.
     pub(crate) source: String,
     pub(crate) from: String,
     pub(crate) to: String,
@@ -65,22 +65,23 @@ pub(crate) struct PolicyReport {
     pub(crate) algorithm: &'static str,
     pub(crate) per: Vec<String>,
     pub(crate) shadow: bool,
-    /// The first limit's amount, and its period as a word.
+    /// Amount of the first limit, and its period as text.
     pub(crate) amount: u64,
     pub(crate) period: String,
     pub(crate) requests: u64,
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
     pub(crate) shadow_denied: u64,
-    /// Requests for which it had room, and which another policy denied.
+    /// Requests that this policy would have allowed and another one denied.
     pub(crate) denied_elsewhere: u64,
     pub(crate) keys: KeyCounts,
-    /// The most that one key asked for, and was admitted, within any one period of the first limit.
+    /// The most requests of one key, and the most admitted ones, within any one period of the first limit.
     pub(crate) peak_asked: u64,
     pub(crate) peak_admitted: u64,
-    /// The most that one key asked for within a second by the clock.
+    /// The most requests of one key within a calendar second.
     pub(crate) peak_second: u64,
-    /// How often a key was admitted more than the amount within one period, across the boundary of a fixed window.
+    /// Number of times a key was admitted more than the amount within one period, across the boundary of a
+    /// fixed window.
     pub(crate) bursts: u64,
     pub(crate) worst_bursts: Vec<BurstReport>,
     pub(crate) denied_most: Vec<KeyReport>,
@@ -91,7 +92,7 @@ pub(crate) struct PolicyReport {
 #[derive(Debug, Serialize)]
 pub(crate) struct BurstReport {
     pub(crate) at: String,
-    /// Seconds since the epoch.
+    /// Seconds since the Unix epoch.
     pub(crate) time: u64,
     pub(crate) key: String,
     pub(crate) admitted: u64,
@@ -115,13 +116,13 @@ pub(crate) struct SuggestionReport {
     pub(crate) target: String,
     pub(crate) policy: String,
     pub(crate) per: Vec<String>,
-    /// The limit that does it, if one does.
+    /// The suggested limit, if one meets the target.
     pub(crate) limit: Option<String>,
-    /// Whether any does.
+    /// True if every limit meets the target.
     pub(crate) any: bool,
     pub(crate) algorithm: &'static str,
     pub(crate) outcome: Option<Outcome>,
-    /// The nearest limit that does not.
+    /// The nearest limit that misses the target.
     pub(crate) next: Option<(String, Outcome)>,
     pub(crate) told: Option<String>,
     pub(crate) next_told: Option<String>,
@@ -130,7 +131,7 @@ pub(crate) struct SuggestionReport {
 }
 
 impl Report {
-    /// `top` is how many keys are told one by one.
+    /// Creates a report that lists the `top` keys of each policy.
     pub(crate) fn new(source: String, span: &Span, variants: &[Variant], top: usize) -> Self {
         let traffic = TrafficReport {
             source,
@@ -159,15 +160,15 @@ impl Report {
     }
 }
 
-/// What is not as the reader may think.
+/// Collects notes on missing attributes, coarse timestamps and estimates.
 fn notes(span: &Span, variants: &[Variant]) -> Vec<String> {
     let mut notes = Vec::new();
     if let [first, others @ ..] = variants
         && others.iter().any(|other| other.requests() != first.requests())
     {
         notes.push(format!(
-            "clients act on what they are told, so that each variant has other traffic; what is told \
-             of the traffic as a whole is that of {}",
+            "clients react to denials, so the traffic differs between variants; the traffic summary is \
+             that of {}",
             first.name
         ));
     }
@@ -180,34 +181,33 @@ fn notes(span: &Span, variants: &[Variant]) -> Vec<String> {
         let mut policies: Vec<_> = policies.map(|policy| format!("`{}`", policy.name)).collect();
         policies.dedup();
         notes.push(format!(
-            "no request has the attribute `{name}`, which {} needs: name the field that it is in, \
-             as in --map {name}=FIELD",
+            "no request has the attribute `{name}`, which {} needs: set its field with \
+             --map {name}=FIELD",
             if policies.is_empty() { "an override".to_owned() } else { policies.join(", ") }
         ));
     }
     if !span.unused.is_empty() {
         let names: Vec<String> = span.unused.iter().map(|name| format!("`{name}`")).collect();
-        notes.push(format!("no policy looks at {}, which --map names", names.join(" and ")));
+        notes.push(format!("no policy uses {}, set with --map", names.join(" and ")));
     }
     let limits = variants.iter().flat_map(Variant::policies).flat_map(|policy| &policy.limits);
     let fine = |limit: &Limit| limit.burst().is_some() || limit.period().as_secs() <= 1;
     if span.whole_seconds && span.seen.requests > 0 && limits.into_iter().any(fine) {
         notes.push(
-            "the log has whole seconds only: requests of one second count as if they came at its \
-             start, all at once"
+            "the log has timestamps in whole seconds: all requests of a second count at its start"
                 .to_owned(),
         );
     }
     let forgotten = variants.iter().flat_map(|variant| &variant.tallies);
     if forgotten.into_iter().any(|tally| tally.keys.forgotten > 0) {
         notes.push(
-            "there were more keys than are kept: their number is an estimate, and keys that were \
-             forgotten and came back are counted anew (see --keys)"
+            "there were more keys than --keys: the number of clients is an estimate, and inactive \
+             keys that came back count as new"
                 .to_owned(),
         );
     }
     if variants.iter().any(|variant| variant.overflowed() > 0) {
-        notes.push("there were more live keys than the engine has room for".to_owned());
+        notes.push("there were more live keys than the simulated store can hold".to_owned());
     }
     notes
 }
@@ -274,7 +274,7 @@ impl PolicyReport {
         }
     }
 
-    /// Requests that were denied, or would have been.
+    /// Returns the number of requests that were denied or, in shadow mode, would have been.
     pub(crate) fn all_denied(&self) -> u64 {
         self.denied + self.shadow_denied
     }
@@ -325,14 +325,14 @@ impl SuggestionReport {
     }
 }
 
-/// The period of a limit as its text has it: `minute`, `30s`.
+/// Returns the period of a limit as written in its text: `minute`, `30s`.
 fn period(limit: &Limit) -> String {
     let text = limit.to_string();
     let rest = text.split_once('/').map_or("", |(_, rest)| rest);
     rest.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// A share in percent, with as many decimals as tell something.
+/// Formats a share in percent, with more decimals for small values.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 || part == 0 {
         return "0%".to_owned();
@@ -347,7 +347,7 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// Makes it an error of this module, where that is what is wanted.
+/// Converts JSON errors into errors of this module.
 impl From<serde_json::Error> for Trouble {
     fn from(error: serde_json::Error) -> Self {
         Self::Print(error)

@@ -1,4 +1,4 @@
-//! The report for a terminal: tables, and plots of a line each.
+//! The report for terminals: tables and one-line plots.
 
 use std::fmt::{self, Write as _};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::words::grouped;
 
-/// A report in words.
+/// Displays a report as text.
 #[derive(Debug)]
 pub(crate) struct Words<'a>(pub(crate) &'a Report);
 
@@ -20,9 +20,9 @@ const BOLD: Style = Style::new().bold();
 const GOOD: Style = AnsiColor::Cyan.on_default();
 const BAD: Style = AnsiColor::Red.on_default();
 const QUIET: Style = Style::new().dimmed();
-/// Characters of a plot.
+/// Width of a plot, in characters.
 const WIDTH: usize = 60;
-/// Characters of a key.
+/// Maximum width of a key, in characters.
 const KEY_WIDTH: usize = 40;
 
 impl fmt::Display for Words<'_> {
@@ -31,7 +31,7 @@ impl fmt::Display for Words<'_> {
         writeln!(f, "{BOLD}{}{BOLD:#}", traffic.source)?;
         writeln!(
             f,
-            "{} requests in {}, {} to {}; at most {} in a second, {} in a minute",
+            "{} requests in {}, {} to {}; peak: {} per second, {} per minute",
             grouped(traffic.seen.requests),
             lasting(traffic.seconds),
             traffic.from,
@@ -56,12 +56,12 @@ impl fmt::Display for Words<'_> {
     }
 }
 
-/// Lines that could not be read, or came too late.
+/// Writes the malformed lines and the lines that were too far out of order.
 fn lost(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
     let seen = &report.traffic.seen;
     if seen.malformed > 0 {
         let lines = grouped(seen.lines);
-        writeln!(f, "{} of {lines} lines could not be read:", grouped(seen.malformed))?;
+        writeln!(f, "{} of {lines} lines could not be parsed:", grouped(seen.malformed))?;
         for example in &seen.malformed_examples {
             writeln!(f, "  {}", printable(example))?;
         }
@@ -70,7 +70,7 @@ fn lost(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
         let late = grouped(seen.late);
         writeln!(
             f,
-            "{late} lines came too late to be put in order, and count when they came (see --window)"
+            "{late} lines were out of order by more than --window; each counts at the time of the line before it"
         )?;
     }
     Ok(())
@@ -79,25 +79,25 @@ fn lost(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
 fn suggested(f: &mut fmt::Formatter<'_>, suggestion: &SuggestionReport) -> fmt::Result {
     let SuggestionReport { target, limit, told, next, next_told, passes, tried, .. } = suggestion;
     if suggestion.any {
-        return writeln!(f, "\nany limit does it: nobody asks for more ({target})");
+        return writeln!(f, "\nevery limit meets the target: no client sends more ({target})");
     }
     let Some((limit, told)) = limit.as_ref().zip(told.as_ref()) else {
-        return writeln!(f, "\nno limit of this form does it: {target}");
+        return writeln!(f, "\nno limit of this form meets the target: {target}");
     };
     let per = whose(&suggestion.per);
-    writeln!(f, "\n{BOLD}{limit}{BOLD:#} {per} would do it: {target}")?;
+    writeln!(f, "\nsuggested limit: {BOLD}{limit}{BOLD:#} {per} (target: {target})")?;
     writeln!(f, "  {GOOD}{limit}{GOOD:#} {told}")?;
     if let Some(((next, _), told)) = next.as_ref().zip(next_told.as_ref()) {
         writeln!(f, "  {BAD}{next}{BAD:#} {told}")?;
     }
-    let subject = if next.is_some() { "both were" } else { "it was" };
+    let subject = if next.is_some() { "both" } else { "it was" };
     writeln!(
         f,
-        "  {QUIET}{subject} tried on all of the traffic; {tried} limits in {passes} passes{QUIET:#}"
+        "  {QUIET}{subject} replayed over all traffic; {tried} limits tried in {passes} passes{QUIET:#}"
     )
 }
 
-/// All about one policy.
+/// Writes the results of one policy.
 fn detailed(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
     let PolicyReport { name, allowed, requests, amount, period, .. } = policy;
     let shadow = if policy.shadow { ", shadow mode" } else { "" };
@@ -120,7 +120,7 @@ fn detailed(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
     f.write_str(&line(BAD, verb, denied, missed))?;
     if policy.denied_elsewhere > 0 {
         let count = grouped(policy.denied_elsewhere);
-        writeln!(f, "  {count} more had room here and were denied by another policy")?;
+        writeln!(f, "  {count} more were within this limit but denied by another policy")?;
     }
     peaks(f, policy)?;
     if policy.bursts > 0 {
@@ -130,12 +130,12 @@ fn detailed(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
         });
         writeln!(
             f,
-            "  {BAD}{} times more than {amount} within one {period}, across a boundary of fixed windows{BAD:#}{}",
+            "  {BAD}{} bursts above {amount} within one {period}, across fixed-window boundaries{BAD:#}{}",
             grouped(policy.bursts),
             worst.unwrap_or_default()
         )?;
     }
-    for (title, keys) in [("denied most", &policy.denied_most), ("busiest", &policy.busiest)] {
+    for (title, keys) in [("most denied", &policy.denied_most), ("busiest", &policy.busiest)] {
         if !keys.is_empty() {
             write!(f, "\n{}", key_table(title, keys, period))?;
         }
@@ -143,27 +143,27 @@ fn detailed(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
     Ok(())
 }
 
-/// Who has to do with it, and how much they want at once.
+/// Writes the number of clients and their peak rates.
 fn peaks(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
     let PolicyReport { amount, period, keys, .. } = policy;
     let [asked, admitted, amount] = [policy.peak_asked, policy.peak_admitted, *amount].map(grouped);
     if policy.per.is_empty() {
         return writeln!(
             f,
-            "  within one {period}, at most {asked} were asked for and {admitted} admitted (limit {amount})"
+            "  peak in any {period}: {asked} requested, {admitted} admitted (limit {amount})"
         );
     }
     let about = if keys.exact { "" } else { "about " };
     writeln!(
         f,
-        "  {about}{} clients, {} of them denied something ({})",
+        "  {about}{} clients, {} with denied requests ({})",
         grouped(keys.seen),
         grouped(keys.touched),
         percent(keys.touched, keys.seen)
     )?;
     writeln!(
         f,
-        "  within one {period}, one client asked for {asked} and one was admitted {admitted} (limit {amount})"
+        "  peak per client in any {period}: {asked} requested, {admitted} admitted (limit {amount})"
     )
 }
 
@@ -198,7 +198,7 @@ fn key_table(title: &str, keys: &[KeyReport], period: &str) -> Lines {
 fn side_by_side(f: &mut fmt::Formatter<'_>, variants: &[VariantReport]) -> fmt::Result {
     let mut table = table(
         [
-            "side by side",
+            "comparison",
             "policy",
             "allowed",
             "denied",
@@ -240,13 +240,13 @@ fn changed(f: &mut fmt::Formatter<'_>, change: &Change) -> fmt::Result {
     let [before, after] = change.denied;
     let difference = match after.cmp(&before) {
         std::cmp::Ordering::Less => format!("{} fewer", grouped(before - after)),
-        std::cmp::Ordering::Equal => "as many".to_owned(),
+        std::cmp::Ordering::Equal => "the same number".to_owned(),
         std::cmp::Ordering::Greater => format!("{} more", grouped(after - before)),
     };
     writeln!(f, "\n{BOLD}from {} to {}{BOLD:#}: {difference} denied", change.from, change.to)?;
     for policy in &change.policies {
         let PolicyChange { name, limits, denied, touched, worse, better } = policy;
-        let [from, to] = limits.each_ref().map(|limits| limits.as_deref().unwrap_or("(not there)"));
+        let [from, to] = limits.each_ref().map(|limits| limits.as_deref().unwrap_or("(none)"));
         let text = |[from, to]: &[u64; 2]| format!("{} → {}", grouped(*from), grouped(*to));
         let limits = if from == to { from.to_owned() } else { format!("{from} → {to}") };
         writeln!(
@@ -273,7 +273,7 @@ fn key_changes(f: &mut fmt::Formatter<'_>, title: &str, keys: &[KeyChange]) -> f
     write!(f, "{}", Lines(table))
 }
 
-/// A table without lines, whose first column is text and whose others are numbers.
+/// Creates a table without borders: the first column is text, the others are numbers.
 fn table<const N: usize>(head: [String; N]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(head);
@@ -283,7 +283,7 @@ fn table<const N: usize>(head: [String; N]) -> Table {
     table
 }
 
-/// A table, with its lines moved in.
+/// Displays a table with indentation.
 struct Lines(Table);
 
 impl fmt::Display for Lines {
@@ -296,7 +296,7 @@ impl fmt::Display for Lines {
     }
 }
 
-/// Values as bars of a height each. What is not nothing is seen.
+/// Draws values as bars of different heights. Values above zero are always visible.
 fn plot(values: &[u64], width: usize) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     if values.is_empty() {
@@ -306,7 +306,7 @@ fn plot(values: &[u64], width: usize) -> String {
     let place = |column: usize| column * values.len() / columns;
     let sums = (0..columns).map(|column| {
         let part = &values[place(column)..place(column + 1)];
-        // Of columns that cover more than others, as much as of the others.
+        // The mean, because columns may cover different numbers of values.
         part.iter().sum::<u64>() / part.len().max(1) as u64
             + u64::from(part.iter().any(|one| *one > 0))
     });
@@ -321,7 +321,11 @@ fn plot(values: &[u64], width: usize) -> String {
 }
 
 fn whose(per: &[String]) -> String {
-    if per.is_empty() { "all together".to_owned() } else { format!("per {}", per.join(" and ")) }
+    if per.is_empty() {
+        "shared by all clients".to_owned()
+    } else {
+        format!("per {}", per.join(" and "))
+    }
 }
 
 fn lasting(seconds: u64) -> String {
@@ -334,14 +338,14 @@ fn lasting(seconds: u64) -> String {
         };
         if count > 0 {
             let gap = if text.is_empty() { "" } else { " " };
-            // Writing into a text cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(text, "{gap}{count}{unit}");
         }
     }
     if text.is_empty() { "less than a second".to_owned() } else { text }
 }
 
-/// As much of a text as fits a column.
+/// Truncates a text to the column width.
 fn short(text: &str) -> String {
     let text = printable(text);
     if text.chars().count() <= KEY_WIDTH {
@@ -359,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_times_read_well() {
+    fn durations_and_keys_are_shortened() {
         assert_eq!(lasting(90_061), "1d 1h 1m 1s");
         assert_eq!(lasting(0), "less than a second");
         assert_eq!(percent(1, 1_000), "0.10%");
@@ -369,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plot_shows_the_least_of_something() {
+    fn a_plot_shows_small_values() {
         assert_eq!(plot(&[0, 1, 1_000], 60), " ▁█");
         assert_eq!(plot(&[0, 0, 5, 0], 2), " █");
         assert_eq!(plot(&[5, 0, 0, 0], 4), "█");

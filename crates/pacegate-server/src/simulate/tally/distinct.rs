@@ -1,11 +1,11 @@
-//! How many different keys there were, when not all of them could be kept.
+//! Estimates the number of distinct keys when not all of them are kept.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// An estimate of how many different things were added, within some 2 percent, in 16 KiB (a HyperLogLog).
+/// A HyperLogLog: estimates the number of distinct elements within about 2 percent, in 16 KiB.
 #[derive(Clone, Debug)]
 pub(super) struct Distinct {
-    /// For all hashes that begin with the number of a place, the most zeros that any had after that, plus one.
+    /// For each hash prefix: the largest number of leading zeros in the rest of a hash, plus one.
     places: Vec<u8>,
     hasher: RandomState,
 }
@@ -27,7 +27,10 @@ impl Distinct {
         self.places[place] = self.places[place].max(rank);
     }
 
-    #[expect(clippy::float_arithmetic, reason = "an estimate, and nothing is decided by it")]
+    #[expect(
+        clippy::float_arithmetic,
+        reason = "an estimate for the report; no decision depends on it"
+    )]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "as above")]
     pub(super) fn estimate(&self) -> u64 {
         let count = f64::from(1_u32 << BITS);

@@ -1,4 +1,4 @@
-//! What each key was allowed and denied, in bounded memory.
+//! Statistics per key, in bounded memory.
 
 use std::collections::HashMap;
 
@@ -11,74 +11,75 @@ use super::{
     window::{Sums, Window},
 };
 
-/// A key as it is kept: its parts, each after its length.
+/// An encoded key: its parts, each preceded by its length.
 pub(crate) type KeyText = SmallVec<[u8; 24]>;
 
-/// All keys of a policy. Those that are at rest are forgotten when there are too many, but for those that stand out.
+/// The keys of a policy. If there are too many, inactive keys are removed, except the most notable ones.
 #[derive(Debug)]
 pub(crate) struct Keys {
     keys: HashMap<KeyText, KeyTally, RandomState>,
-    /// Keys are forgotten from here on.
+    /// Number of keys from which on inactive keys are removed.
     most: usize,
-    /// After so long nothing that a key has used matters any more.
+    /// Time after the last request from which on the key's usage no longer matters, in microseconds.
     rest: u64,
-    /// Keys that were forgotten.
+    /// Number of removed keys.
     pub(crate) forgotten: u64,
     all: Distinct,
     touched: Distinct,
 }
 
-/// What became of one key.
+/// Statistics of one key.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyTally {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
     pub(crate) shadow_denied: u64,
-    /// Requests that another policy denied, while this one had room.
+    /// Requests that this policy would have allowed and another one denied.
     pub(crate) elsewhere: u64,
-    /// When it asked last.
+    /// Time of the last request.
     seen: u64,
-    /// When it last asked for something that counts for the peaks, and whether it was admitted.
+    /// Time of the last request that counts for the peaks, and whether it was admitted.
     last: u64,
     last_admitted: bool,
-    /// Whether the peaks are of the plain limit. Requests under an override count only as long as there are no others.
+    /// True if the peaks refer to the base limit. Requests under an override count only while there are no
+    /// others.
     plain: bool,
     second: u64,
     in_second: u32,
-    /// The most that it asked for within a second by the clock.
+    /// The most requests within a calendar second.
     pub(crate) peak_second: u32,
-    /// The most that it asked for within one period of its limit.
+    /// The most requests within one period of its limit.
     pub(crate) peak_asked: u32,
-    /// The most that it was admitted within one period of its limit.
+    /// The most admitted requests within one period of its limit.
     pub(crate) peak_admitted: u32,
-    /// The fixed window in which it was admitted more than the amount within one period.
+    /// The last fixed window in which more than the amount was admitted within one period.
     burst: u64,
-    /// What the algorithm keeps, where it is kept here.
+    /// State of the algorithm, used by the fast path for a single limit.
     state: State,
-    /// Only for keys that ask more than once in a while.
+    /// Allocated only for keys with more than an occasional request.
     window: Option<Box<Window>>,
 }
 
-/// How one request of a key ended under a policy.
+/// Outcome of one request under a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Allowed,
     Denied,
     ShadowDenied,
-    /// This policy had room, and another denied.
+    /// This policy would have allowed it and another one denied it.
     Elsewhere,
 }
 
-/// How many keys there were, and to how many something was denied.
+/// The number of keys and the number of keys with denials.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub(crate) struct KeyCounts {
     pub(crate) seen: u64,
     pub(crate) touched: u64,
-    /// Whether these are numbers and not estimates.
+    /// False if the numbers are estimates.
     pub(crate) exact: bool,
 }
 
-/// Keys that are kept although they are at rest, by each measure.
+/// Number of inactive keys to keep, by each measure.
 const STANDING_OUT: usize = 10_000;
 
 impl Keys {
@@ -88,9 +89,9 @@ impl Keys {
         Self { keys: HashMap::default(), most, rest, forgotten: 0, all, touched }
     }
 
-    /// Decides by the state of a key, and counts that. Tells it, and what the key asked for and was admitted in the
-    /// period that ends now; nothing if that is of another limit than this. A limit is given by its period, and whether
-    /// it is the plain one.
+    /// Decides a request with the key's state and counts the outcome. Returns the outcome, and the number of
+    /// requests and admissions in the period that ends now; zeros if the peaks refer to a different limit.
+    /// `limit` is the period and whether it is the base limit.
     pub(super) fn count(
         &mut self,
         key: &[u8],
@@ -120,7 +121,7 @@ impl Keys {
         (event, sums)
     }
 
-    /// Whether a burst that ends in this fixed window is the first that is noted there.
+    /// Returns true for the first burst that ends in this fixed window.
     pub(super) fn is_new_burst(&mut self, key: &[u8], window: u64) -> bool {
         let known = self.keys.get_mut(key).map(|tally| std::mem::replace(&mut tally.burst, window));
         known != Some(window)
@@ -143,7 +144,7 @@ impl Keys {
         self.keys.iter()
     }
 
-    /// The keys with the most by some measure, of those that have any; equal ones in the order of their text.
+    /// Returns the keys with the highest nonzero values of a measure; ties are in the order of their text.
     pub(crate) fn top(
         &self,
         count: usize,
@@ -161,7 +162,7 @@ impl Keys {
         keys
     }
 
-    /// Makes room: keys that have not asked for so long that nothing of theirs is in use go, unless they stand out.
+    /// Removes keys whose usage no longer matters, except the most notable ones.
     fn forget(&mut self, now: u64) {
         let measures: [fn(&KeyTally) -> u64; 2] = [KeyTally::all_denied, KeyTally::requests];
         let bars = measures.map(|measure| {
@@ -175,7 +176,7 @@ impl Keys {
             live || tally.all_denied() > bars[0] || tally.requests() > bars[1]
         });
         self.forgotten += (before - self.keys.len()) as u64;
-        // All that are left are in use: then there is room for twice as many, so that this is not done all the time.
+        // If all remaining keys are active, double the capacity so that this does not run on every request.
         self.most = self.most.max(2 * self.keys.len());
     }
 }
@@ -255,7 +256,7 @@ impl KeyTally {
     }
 }
 
-/// Writes a key over what is in `text`, so that no two keys look the same.
+/// Encodes a key into `text`, replacing its content. Different keys have different encodings.
 pub(super) fn encode(key: KeyRef<'_>, text: &mut Vec<u8>) {
     text.clear();
     for part in key.parts() {
@@ -265,10 +266,10 @@ pub(super) fn encode(key: KeyRef<'_>, text: &mut Vec<u8>) {
     }
 }
 
-/// Characters of a key that people are shown.
+/// Maximum length of a displayed key, in characters.
 const MOST_SHOWN: usize = 200;
 
-/// A key for people: its parts, with what is not printable escaped, and only the beginning of a long one.
+/// Formats a key for display: its parts, with control characters escaped; long keys are truncated.
 pub(crate) fn shown(text: &[u8]) -> String {
     let (mut rest, mut shown) = (text, String::new());
     while let Some((length, tail)) = rest.split_first_chunk() {
@@ -284,7 +285,7 @@ pub(crate) fn shown(text: &[u8]) -> String {
         }
     }
     if shown.is_empty() {
-        return "(all together)".to_owned();
+        return "(all clients)".to_owned();
     }
     match shown.char_indices().nth(MOST_SHOWN) {
         Some(_) => shown.chars().take(MOST_SHOWN - 1).chain(['…']).collect(),

@@ -1,4 +1,4 @@
-//! What became of the requests: per policy, per key and by time.
+//! Counts outcomes per policy, per key and over time.
 
 mod distinct;
 mod keys;
@@ -14,43 +14,43 @@ pub(crate) use self::{
     timeline::{Columns, Timeline},
 };
 
-/// What became of the requests under one policy.
+/// The outcomes of requests under one policy.
 #[derive(Debug)]
 pub(crate) struct PolicyTally {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
     pub(crate) shadow_denied: u64,
-    /// Requests for which it had room, and which another policy denied.
+    /// Requests that this policy would have allowed and another one denied.
     pub(crate) elsewhere: u64,
     pub(crate) keys: Keys,
     pub(crate) timeline: Timeline,
     pub(crate) bursts: Bursts,
-    /// The limit that the timeline speaks of: the first of those for requests without an override.
+    /// The limit that the timeline refers to: the first limit for requests without an override.
     plain: Option<Limit>,
     text: Vec<u8>,
 }
 
-/// More than the amount within one period, admitted on both sides of the boundary between two fixed windows.
+/// Bursts: more than the amount admitted within one period, across the boundary of two fixed windows.
 #[derive(Debug, Default)]
 pub(crate) struct Bursts {
     /// Each key and boundary counts once.
     pub(crate) count: u64,
-    /// The worst of them.
+    /// The largest bursts.
     pub(crate) worst: Vec<Burst>,
 }
 
-/// One such burst, when it was largest.
+/// One burst, at its maximum.
 #[derive(Clone, Debug)]
 pub(crate) struct Burst {
     pub(crate) at: u64,
     pub(crate) key: Vec<u8>,
     pub(crate) admitted: u64,
     pub(crate) amount: u64,
-    /// The window that it ends in.
+    /// Number of the window that it ends in.
     window: u64,
 }
 
-/// So many are told one by one.
+/// Maximum number of bursts to list.
 const MAX_BURSTS: usize = 50;
 
 impl PolicyTally {
@@ -68,13 +68,13 @@ impl PolicyTally {
         }
     }
 
-    /// Requests that the policy covers.
+    /// Returns the number of requests that the policy covers.
     pub(crate) fn requests(&self) -> u64 {
         self.allowed + self.denied + self.shadow_denied + self.elsewhere
     }
 
-    /// Lets `decide` decide about a request whose budget is that of `key`, under `limit`, by the state that is kept
-    /// here, and counts how that ended.
+    /// Decides a request for `key` under `limit`, with `decide` and the state kept here, and counts the
+    /// outcome.
     pub(crate) fn count(
         &mut self,
         key: KeyRef<'_>,
@@ -107,7 +107,7 @@ impl PolicyTally {
             bin.admitted = bin.admitted.max(sums.admitted.into());
         }
         let admitted = u64::from(sums.admitted);
-        // What an override admits is held to another amount, and says nothing of the boundary of a window.
+        // Overrides have a different amount, so they do not count as bursts of the base limit.
         if plain
             && event == Event::Allowed
             && admitted > limit.amount()
@@ -120,7 +120,7 @@ impl PolicyTally {
     }
 }
 
-/// How long what was used of a limit can matter at the most: two windows, or until a bucket is full again.
+/// Returns how long the usage of a limit can matter: two windows, or until a bucket is full again.
 fn rest(limit: &Limit) -> u64 {
     let full = limit.capacity().div_ceil(limit.amount().max(1)).max(2);
     micros(limit.period()).saturating_mul(full)

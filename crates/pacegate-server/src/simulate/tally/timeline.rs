@@ -1,51 +1,52 @@
-//! What happened when: counts in steps of time that grow with what they cover.
+//! Counts over time, in steps that grow with the covered time.
 
 use serde::Serialize;
 
-/// Counts by time. The step is as fine as so many steps allow; where it has to grow, the counts are added up.
+/// Counts over time. The step is as small as the maximum number of bins allows; when it grows, bins are
+/// merged.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timeline {
-    /// Microseconds that a bin covers.
+    /// Microseconds per bin.
     step: u64,
-    /// The number of the first bin, counted from the epoch.
+    /// Number of the first bin, counted from the Unix epoch.
     base: u64,
     bins: Vec<Bin>,
 }
 
-/// What happened within one step.
+/// The counts of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bin {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
     pub(crate) shadow_denied: u64,
-    /// The most that any key asked for within one period that ends here.
+    /// The most requests of any key within one period that ends here.
     pub(crate) asked: u64,
-    /// The most that any key was admitted within one period that ends here.
+    /// The most admitted requests of any key within one period that ends here.
     pub(crate) admitted: u64,
 }
 
-/// The counts, as they are told: one list for each.
+/// The counts as columns, for the report.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Columns {
-    /// Seconds since the epoch at which the first step begins.
+    /// Start of the first step, in seconds since the Unix epoch.
     pub(crate) start: u64,
-    /// Seconds that each step covers.
+    /// Seconds per step.
     pub(crate) step: u64,
     pub(crate) allowed: Vec<u64>,
     pub(crate) denied: Vec<u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) shadow_denied: Vec<u64>,
-    /// The most that one key asked for in any one period.
+    /// The most requests of one key in any one period.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) asked: Vec<u64>,
-    /// The most that one key was admitted in any one period.
+    /// The most admitted requests of one key in any one period.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) admitted: Vec<u64>,
 }
 
 const SECOND: u64 = 1_000_000;
 const MAX_BINS: u64 = 750;
-/// Each is a multiple of the one before.
+/// Each is a multiple of the previous one.
 const STEPS: [u64; 18] = [
     1,
     5,
@@ -68,7 +69,7 @@ const STEPS: [u64; 18] = [
 ];
 
 impl Timeline {
-    /// The bin of an instant; instants never go back before the first.
+    /// Returns the bin of a time, which must not be before the first one.
     #[inline]
     pub(crate) fn at(&mut self, micros: u64) -> &mut Bin {
         if self.bins.is_empty() {
@@ -87,7 +88,7 @@ impl Timeline {
         &mut self.bins[place]
     }
 
-    /// Brings several to the same steps, so that they can be drawn on one axis.
+    /// Gives several timelines the same steps, so that they share one axis.
     pub(crate) fn align(timelines: &mut [&mut Self]) {
         let step = timelines.iter().map(|one| one.step).max().unwrap_or_default();
         for one in timelines.iter_mut().filter(|one| !one.bins.is_empty()) {
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn several_are_brought_to_the_same_steps() {
+    fn timelines_are_aligned_to_the_same_steps() {
         let mut timelines = [(100, 3), (60, 700), (90, 2_000), (0, 0)].map(|(start, seconds)| {
             let mut timeline = Timeline::default();
             (start..start + seconds).for_each(|at| timeline.at(at * SECOND).denied += 1);
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_lost_when_the_step_grows() {
+    fn counts_are_preserved_when_the_step_grows() {
         let mut timeline = Timeline::default();
         let start = 1_767_225_607;
         for second in 0..86_400_u64 {

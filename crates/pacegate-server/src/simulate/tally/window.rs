@@ -1,14 +1,15 @@
-//! How much happened within any one period, to a twentieth of it.
+//! Counts events within a sliding period, with a resolution of a twentieth of it.
 
-/// What one key asked for and was admitted in the period that ends now.
+/// Requests and admissions of one key in the period that ends now.
 ///
-/// The period is cut in twenty parts. Of the oldest, which is only partly within it, nothing is counted: the sums may
-/// be too small by what happened in one part, and never too large. What is told to be over a limit, is.
+/// The period is divided into twenty parts. The oldest part, which is only partly within the period, is not
+/// counted. So the sums may be too low by the events of one part, but never too high: a reported excess is
+/// real.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
-    /// Microseconds of each part.
+    /// Microseconds per part.
     part: u64,
-    /// The number of the newest part, counted from the epoch.
+    /// Number of the newest part, counted from the Unix epoch.
     newest: u64,
     parts: [Sums; PARTS],
     sums: Sums,
@@ -29,7 +30,7 @@ impl Window {
         Self { part, newest: at / part, parts, sums }
     }
 
-    /// Counts something at an instant that is not before the last, and tells the sums with it.
+    /// Counts an event, which must not be earlier than the last one, and returns the sums including it.
     #[inline]
     pub(super) fn add(&mut self, at: u64, admitted: bool) -> Sums {
         let number = at / self.part;
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_never_more_than_there_was_and_lack_at_most_one_part() {
+    fn sums_are_never_too_high_and_too_low_by_at_most_one_part() {
         let mut random = 7_u64;
         let (period, mut at) = (60_000_000, 0);
         let mut window = Window::new(period, 0);

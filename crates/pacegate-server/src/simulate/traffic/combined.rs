@@ -1,4 +1,4 @@
-//! The common and the combined format: `ip - user [time] "GET /path HTTP/1.1" 200 512 "referer" "agent"`.
+//! The common and combined log formats: `ip - user [time] "GET /path HTTP/1.1" 200 512 "referer" "agent"`.
 
 use std::{net::IpAddr, ops::Range};
 
@@ -12,17 +12,17 @@ use super::{
     row::{Attributes, Values},
 };
 
-/// Reads lines of the common and the combined format, and those that have more at their end.
+/// Parses lines in the common or combined format; ignores additional fields at the end.
 #[derive(Debug)]
 pub(super) struct Combined {
     instants: Instants,
-    /// For each field, the attributes that it is.
+    /// For each field, the indexes of the attributes that it provides.
     attributes: [SmallVec<[usize; 1]>; FIELDS.len()],
-    /// Whether anything behind the status is looked at.
+    /// True if a field after the status is used.
     whole: bool,
 }
 
-/// The fields, by the names of the attributes that they usually are.
+/// The fields, named after the attributes that they provide by default.
 const FIELDS: [&str; 10] = [
     "ip",
     "user",
@@ -37,7 +37,7 @@ const FIELDS: [&str; 10] = [
 ];
 
 impl Combined {
-    /// Which fields become which attributes: those of the same name, unless the map says otherwise.
+    /// Maps fields to attributes: by name, unless the map says otherwise.
     pub(super) fn new(attributes: &Attributes, map: &Map) -> Self {
         let places = |field: &&str| {
             let is_it = |name: &String| map.get(name).unwrap_or(name) == field;
@@ -49,13 +49,13 @@ impl Combined {
         Self { instants: Instants::default(), attributes, whole }
     }
 
-    /// Whether a line looks like one.
+    /// Returns true if a line is in this format.
     pub(super) fn fits(line: &[u8]) -> bool {
         let mut reader = Self::new(&Attributes::default(), &Map::default());
         head(line).is_some_and(|head| reader.instants.common(&line[head.time]).is_some())
     }
 
-    /// The instant of a line, and its values.
+    /// Parses a line: stores its values and returns its timestamp.
     #[inline]
     pub(super) fn read(&mut self, line: &[u8], values: &mut Values<'_>) -> Result<u64, Malformed> {
         let head = head(line).ok_or(Malformed::NotCommon)?;
@@ -97,7 +97,7 @@ impl Combined {
 }
 
 struct Head {
-    /// Where lines begin with it; else empty.
+    /// The virtual host at the start of the line, or empty.
     host: Range<usize>,
     ip: Range<usize>,
     user: Range<usize>,
@@ -115,21 +115,21 @@ fn head(line: &[u8]) -> Option<Head> {
     }
     let open = ident + memchr(b'[', &line[ident..])?;
     let close = open + memchr(b']', &line[open..])?;
-    // A user may have blanks in its name.
+    // User names may contain spaces.
     let user = ident + 1..open.saturating_sub(1).max(ident + 1);
     let time = open + 1..close;
     (!ip.is_empty()).then_some(Head { host, ip, user, time, end: close + 1 })
 }
 
-/// Whether a line begins with the host that was asked, and then comes the client, as in Apache's `vhost_combined`.
-/// Where clients came by proxies there may be several addresses, with commas between them.
+/// Returns true if a line begins with the virtual host, followed by the client, as in Apache's
+/// `vhost_combined`. The client may be a comma-separated list of addresses if requests came through proxies.
 fn is_host(first: &[u8], second: &[u8]) -> bool {
     let is_address =
         |word: &[u8]| std::str::from_utf8(word).is_ok_and(|word| word.parse::<IpAddr>().is_ok());
     second != b"-" && !first.ends_with(b",") && is_address(second) && !is_address(first)
 }
 
-/// What stands between the next two quotes; one with a backslash before it is no end.
+/// Returns the range between the next two quotes. An escaped quote (`\"`) does not end it.
 fn quoted(line: &[u8], from: usize) -> Option<Range<usize>> {
     let start = from + memchr(b'"', line.get(from..)?)? + 1;
     let mut end = start;
@@ -142,7 +142,7 @@ fn quoted(line: &[u8], from: usize) -> Option<Range<usize>> {
     }
 }
 
-/// What nginx and Apache write as `\x16`, `\"` or `\n`, as it was. What is none of these stays.
+/// Decodes the escapes of nginx and Apache, such as `\x16`, `\"` or `\n`. Leaves others unchanged.
 fn unescaped(value: &[u8]) -> Vec<u8> {
     let mut meant = Vec::with_capacity(value.len());
     let mut rest = value;
@@ -172,7 +172,7 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// The next word at or after a blank.
+/// Returns the next word at or after a space.
 fn word(line: &[u8], from: usize) -> Range<usize> {
     let rest = line.get(from..).unwrap_or_default();
     let start = from + rest.iter().take_while(|byte| **byte == b' ').count();
@@ -180,8 +180,7 @@ fn word(line: &[u8], from: usize) -> Range<usize> {
     start.min(line.len())..start.min(line.len()) + memchr(b' ', rest).unwrap_or(rest.len())
 }
 
-/// The method, the path and the protocol of a request line. One that is none, as of a client that does not speak HTTP,
-/// has neither.
+/// Splits a request line into method, path and protocol. All are empty if the client did not send HTTP.
 fn words(line: &[u8], request: Range<usize>) -> [Range<usize>; 3] {
     let none = request.end..request.end;
     let Some(first) = memchr(b' ', &line[request.clone()]) else {
@@ -198,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_are_read_as_what_they_stand_for() {
+    fn escapes_are_decoded() {
         for (written, meant) in [
             (r"/caf\xC3\xA9", "/caf\u{e9}".as_bytes()),
             (r#"/a\"b\\c\x22"#, b"/a\"b\\c\""),

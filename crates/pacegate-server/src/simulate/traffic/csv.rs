@@ -1,4 +1,4 @@
-//! Comma-separated values, with the names of the columns in the first line.
+//! Comma-separated values, with column names in the first line.
 
 use std::ops::Range;
 
@@ -12,22 +12,22 @@ use super::{
     row::{Attributes, Values},
 };
 
-/// Reads values by columns.
+/// Parses values by column.
 #[derive(Debug)]
 pub(super) struct Csv {
     instants: Instants,
     names: Vec<Vec<String>>,
     time: Vec<String>,
-    /// Where the columns are, once that is known.
+    /// The column assignment, once the heading is parsed.
     columns: Option<Columns>,
-    /// What the first line has between its values.
+    /// The separator, detected from the first line.
     separator: Option<u8>,
 }
 
 #[derive(Debug)]
 struct Columns {
     time: Option<usize>,
-    /// For each column, the attributes that it is.
+    /// For each column, the indexes of the attributes that it provides.
     attributes: Vec<SmallVec<[usize; 1]>>,
 }
 
@@ -37,14 +37,14 @@ struct Cell {
     doubled: bool,
 }
 
-/// More columns than this are no table.
+/// Maximum number of columns.
 const MAX_COLUMNS: usize = 1_024;
 
 impl Csv {
     pub(super) fn new(attributes: &Attributes, map: &Map) -> Self {
         let names: Vec<_> = attributes.0.iter().map(|name| map.candidates(name)).collect();
         let time = map.candidates(TIME);
-        // Numbers in place of names say that there is no line with names.
+        // If the map has only numbers, there is no line with column names.
         let numbered =
             map.fields().next().is_some() && map.fields().all(|field| number(field).is_some());
         let columns = numbered.then(|| {
@@ -54,8 +54,8 @@ impl Csv {
         Self { instants: Instants::default(), names, time, columns, separator: None }
     }
 
-    /// Whether a line looks like the names of columns, of which one is an instant; or, where the map has numbers, like
-    /// values of which that one is.
+    /// Returns true if a line looks like column names that include a timestamp, or, if the map has numbers,
+    /// like values with a timestamp in the given column.
     pub(super) fn fits(line: &[u8], map: &Map) -> bool {
         let mut csv = Self::new(&Attributes::default(), map);
         let named = csv.is_heading(line);
@@ -66,7 +66,7 @@ impl Csv {
         named || instant().is_some_and(|cell| csv.instants.any(&line[cell.place]).is_some())
     }
 
-    /// Where the entry ends that the text begins with: at the first line break that is not within a quoted value.
+    /// Finds the end of the entry at the start of the text: the first line break outside a quoted value.
     pub(super) fn end(&self, text: &[u8]) -> End {
         let Some(line) = memchr(b'\n', text) else { return End::Missing };
         if memchr(b'"', &text[..line]).is_none() {
@@ -87,7 +87,7 @@ impl Csv {
         }
     }
 
-    /// Takes the line with the names, if that is what comes first.
+    /// Parses the line with the column names, if it comes first.
     pub(super) fn is_heading(&mut self, line: &[u8]) -> bool {
         if self.columns.is_some() {
             return false;
@@ -138,7 +138,7 @@ impl Columns {
     }
 }
 
-/// What is most often between values; nothing within quotes is.
+/// Detects the separator: the most frequent candidate outside quotes.
 fn separator(line: &[u8]) -> u8 {
     const KNOWN: [u8; 3] = *b"\t;,";
     let mut counts = [0_usize; KNOWN.len()];
@@ -158,7 +158,7 @@ fn separator(line: &[u8]) -> u8 {
     most.map_or(b',', |known| KNOWN[known])
 }
 
-/// Where the quoted value ends that begins here.
+/// Returns the end of the quoted value that begins at `start`.
 fn closing(text: &[u8], start: usize) -> Option<usize> {
     let mut end = start + 1;
     loop {
@@ -170,7 +170,7 @@ fn closing(text: &[u8], start: usize) -> Option<usize> {
     }
 }
 
-/// A column by its number, counted from 1.
+/// Parses a column number, counted from 1.
 fn number(field: &str) -> Option<usize> {
     field.parse::<usize>().ok()?.checked_sub(1)
 }
@@ -185,7 +185,7 @@ fn cells(line: &[u8], separator: u8) -> impl Iterator<Item = Cell> {
     })
 }
 
-/// The cell that begins here, and where it ends.
+/// Returns the cell that begins at `start`, and its end.
 fn cell(line: &[u8], start: usize, separator: u8) -> (Cell, usize) {
     let until = |from: usize| {
         let rest = line.get(from..).unwrap_or_default();
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_separator_is_what_is_most_often_between_values() {
+    fn the_separator_is_the_most_frequent_candidate() {
         for (line, expected) in [
             ("time,ip", b','),
             ("time;ip", b';'),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_ends_where_no_quoted_value_goes_on() {
+    fn an_entry_ends_at_a_line_break_outside_quotes() {
         let csv = Csv::new(&Attributes::default(), &Map::default());
         for (text, expected) in [
             ("a,b\nc", End::At(3)),

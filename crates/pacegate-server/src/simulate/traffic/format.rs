@@ -1,4 +1,4 @@
-//! Which format a log has, and which of its fields are which attributes.
+//! Log formats and the assignment of fields to attributes.
 
 use std::str::FromStr;
 
@@ -12,27 +12,27 @@ use super::{
     row::{Attributes, Values},
 };
 
-/// What the lines of a log look like.
+/// Log format. The descriptions of the variants are shown in the help.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
-    /// Whatever the first line looks like
+    /// Detect the format from the first lines
     #[default]
     Auto,
-    /// The common log format of web servers
+    /// Common log format of web servers
     Common,
-    /// The common format with referer and user agent
+    /// Common format plus referer and user agent
     Combined,
-    /// A JSON object on each line
+    /// One JSON object per line
     Json,
-    /// Comma-separated values, with names in the first line
+    /// Comma-separated values with column names in the first line
     Csv,
 }
 
-/// Fields that attributes are taken from, where the names differ: `ip=client.addr,time=ts`.
+/// Assignment of fields to attributes whose names differ: `ip=client.addr,time=ts`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Map(Vec<(String, String)>);
 
-/// A reader of lines.
+/// A parser for log lines.
 #[derive(Debug)]
 pub(super) enum Reader {
     Combined(Combined),
@@ -40,18 +40,18 @@ pub(super) enum Reader {
     Csv(Csv),
 }
 
-/// Where an entry ends.
+/// The end of a log entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// At this line break.
+    /// The entry ends at this line break.
     At(usize),
-    /// No line break is there that ends it.
+    /// There is no line break that ends it.
     Missing,
-    /// A quoted value goes on to the end of the text.
+    /// A quoted value continues to the end of the text.
     Quoted,
 }
 
-/// The name by which the map speaks of the instant.
+/// Name of the timestamp in the map.
 pub(super) const TIME: &str = "time";
 
 impl Map {
@@ -59,7 +59,7 @@ impl Map {
         self.0.iter().find(|(name, _)| name == attribute).map(|(_, field)| field)
     }
 
-    /// Puts other fields in the place of those that are named, and adds the rest.
+    /// Overrides existing assignments and adds new ones.
     pub(crate) fn extend(&mut self, other: Self) {
         self.0.splice(0..0, other.0);
     }
@@ -68,7 +68,7 @@ impl Map {
         self.0.iter().map(|(_, field)| field)
     }
 
-    /// The attributes that are named here and that nobody looks at, each once.
+    /// Returns the mapped attributes that no policy uses, without duplicates.
     pub(crate) fn unused(&self, attributes: &Attributes) -> Vec<String> {
         let mut unused: Vec<String> = Vec::new();
         for (name, _) in &self.0 {
@@ -79,7 +79,7 @@ impl Map {
         unused
     }
 
-    /// The fields that an attribute may be in, likeliest first.
+    /// Returns the field names that may hold an attribute, the most likely first.
     pub(super) fn candidates(&self, attribute: &str) -> Vec<String> {
         match self.get(attribute) {
             Some(field) => vec![field.clone()],
@@ -93,7 +93,7 @@ impl Map {
     }
 }
 
-/// What servers and proxies call these.
+/// Common field names of servers and proxies.
 const USUAL: [(&str, &[&str]); 10] = [
     (
         TIME,
@@ -141,14 +141,16 @@ impl FromStr for Map {
             Some((name, field)) if !name.is_empty() && !field.is_empty() => {
                 Ok((name.trim().to_owned(), field.trim().to_owned()))
             }
-            _ => Err(format!("`{pair}` does not map: write ATTRIBUTE=FIELD, as in ip=client.addr")),
+            _ => Err(format!(
+                "invalid mapping `{pair}`: expected ATTRIBUTE=FIELD, such as ip=client.addr"
+            )),
         });
         pairs.collect::<Result<_, _>>().map(Self)
     }
 }
 
 impl Format {
-    /// The format that the first lines of a log have.
+    /// Detects the format from the first lines of a log.
     pub(super) fn of(text: &[u8], map: &Map) -> Option<Self> {
         let mut lines = text.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
         let mut known = lines.by_ref().take(20).filter(|line| !line.is_empty());
@@ -172,12 +174,12 @@ impl Format {
 }
 
 impl Reader {
-    /// Whether a line break may be within what is one entry.
+    /// Returns true if an entry may contain line breaks.
     pub(super) fn spans_lines(&self) -> bool {
         matches!(self, Self::Csv(_))
     }
 
-    /// Where the entry ends that the text begins with.
+    /// Finds the end of the entry at the start of the text.
     #[inline]
     pub(super) fn end(&self, text: &[u8]) -> End {
         match self {
@@ -186,7 +188,7 @@ impl Reader {
         }
     }
 
-    /// Takes a line that says what the others mean, if this is one.
+    /// Parses the heading, if the line is one.
     pub(super) fn is_heading(&mut self, line: &[u8]) -> bool {
         match self {
             Self::Csv(csv) => csv.is_heading(line),

@@ -1,20 +1,20 @@
-//! Instants as logs write them, in microseconds since the Unix epoch.
+//! Parses and formats timestamps of logs, in microseconds since the Unix epoch.
 
-/// Remembers the last second that was read, since most lines of a log share it with the line before.
+/// A timestamp parser that caches the last second, because consecutive lines often share it.
 #[derive(Debug, Default)]
 pub(super) struct Instants {
     text: [u8; COMMON],
     micros: Option<u64>,
 }
 
-/// The length of `10/Oct/2026:13:55:36 -0700`.
+/// Length of `10/Oct/2026:13:55:36 -0700`.
 const COMMON: usize = 26;
 
 const SECOND: u64 = 1_000_000;
 const MONTHS: &[u8; 36] = b"JanFebMarAprMayJunJulAugSepOctNovDec";
 
 impl Instants {
-    /// The instant of a line in the common format: what stands between its brackets.
+    /// Parses a timestamp in the common log format, without its brackets.
     pub(super) fn common(&mut self, text: &[u8]) -> Option<u64> {
         if self.micros.is_some() && text == self.text {
             return self.micros;
@@ -24,8 +24,8 @@ impl Instants {
         self.micros
     }
 
-    /// The instant in any of the forms that are known: RFC 3339, the common format, or a number since the epoch, in
-    /// seconds, or in milli-, micro- or nanoseconds where it is too large for that.
+    /// Parses a timestamp in any supported form: RFC 3339, the common log format, or a number since the Unix
+    /// epoch in seconds, milli-, micro- or nanoseconds, depending on its size.
     pub(super) fn any(&mut self, text: &[u8]) -> Option<u64> {
         let text = text.trim_ascii();
         match text {
@@ -81,7 +81,7 @@ fn number(text: &[u8]) -> Option<u64> {
     let whole = digits(&text[..point])?;
     let rest = text.get(point + 1..).unwrap_or_default();
     match whole {
-        // Seconds up to the year 5138, milliseconds from 1973 on, and so forth.
+        // Seconds up to the year 5138, milliseconds from 1973 on, and so on.
         0..100_000_000_000 => Some(whole * SECOND + fraction(rest)?),
         100_000_000_000..100_000_000_000_000 => whole.checked_mul(1_000),
         100_000_000_000_000..100_000_000_000_000_000 => Some(whole),
@@ -89,7 +89,7 @@ fn number(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// Microseconds of a decimal fraction of a second; further digits are cut off.
+/// Parses a decimal fraction of a second into microseconds; further digits are dropped.
 fn fraction(text: &[u8]) -> Option<u64> {
     let known = &text[..text.len().min(6)];
     if known.is_empty() {
@@ -109,7 +109,7 @@ fn digits(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// Seconds east of Greenwich.
+/// Returns the time zone offset in seconds east of Greenwich.
 fn offset(sign: u8, hours: u64, minutes: u64) -> Option<i64> {
     let seconds = i64::try_from(hours * 3_600 + minutes * 60).ok()?;
     match sign {
@@ -131,7 +131,7 @@ fn micros((year, month, day): Three, (hour, minute, second): Three, offset: i64)
     if !sound {
         return None;
     }
-    // Years that begin in March, so that the leap day is the last.
+    // Use years that begin in March, so that the leap day is the last day.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
     let seconds = i64::try_from((days - EPOCH) * 86_400 + hour * 3_600 + minute * 60 + second);
@@ -150,13 +150,13 @@ fn days(year: u64, month: u64) -> u64 {
 /// Days from 1 March of the year 0 to 1 January 1970.
 const EPOCH: u64 = 719_468;
 
-/// An instant as RFC 3339 writes it, to the second.
+/// Formats a timestamp as RFC 3339, in whole seconds.
 pub(crate) fn rfc3339_text(micros: u64) -> String {
     let [year, month, day, hour, minute, second] = civil(micros / SECOND);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// An instant as the common format writes it.
+/// Formats a timestamp in the common log format.
 pub(crate) fn common_text(micros: u64) -> String {
     let [year, month, day, hour, minute, second] = civil(micros / SECOND);
     let month = usize::try_from(month - 1).unwrap_or_default();
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_forms_are_read() {
+    fn all_timestamp_forms_are_parsed() {
         for (text, expected) in [
             ("10/Oct/2000:13:55:36 -0700", Some(971_211_336_000_000)),
             ("[10/Oct/2000:20:55:36 +0000]", Some(971_211_336_000_000)),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_that_is_remembered_is_the_right_one() {
+    fn the_cached_second_is_used_only_for_the_same_text() {
         let mut instants = Instants::default();
         let mut read = |text: &str| instants.common(text.as_bytes());
         assert_eq!(read("10/Oct/2000:20:55:36 +0000"), Some(971_211_336_000_000));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn instants_are_written_as_they_are_read() {
+    fn formatted_timestamps_parse_to_the_same_time() {
         let mut instants = Instants::default();
         for days in 0..60_000_u64 {
             let micros = (days * 86_400 + days % 86_400) * SECOND;

@@ -1,4 +1,4 @@
-//! JSON lines: an object on each, whose fields are named by a path such as `client.addr`.
+//! JSON lines: one object per line, with fields addressed by a path such as `client.addr`.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use super::{
     row::{Attributes, Values},
 };
 
-/// Reads an object from each line.
+/// Parses one object per line.
 #[derive(Debug)]
 pub(super) struct JsonLines {
     instants: Instants,
@@ -19,7 +19,7 @@ pub(super) struct JsonLines {
     fields: Vec<Field>,
 }
 
-/// Where a value may be, likeliest first.
+/// Paths of a value, the most likely first.
 #[derive(Debug)]
 struct Field(Vec<String>);
 
@@ -49,7 +49,7 @@ impl Field {
     }
 }
 
-/// The value at a path, as text. A name with dots goes before the path that they could be.
+/// Returns the value at a path as text. A field name that contains dots takes precedence over nested fields.
 fn find<'a>(object: &'a Value, path: &str) -> Option<Cow<'a, str>> {
     let step = |value: Option<&'a Value>, name: &str| value.and_then(|value| value.get(name));
     let value = object.get(path).or_else(|| path.split('.').fold(Some(object), step))?;

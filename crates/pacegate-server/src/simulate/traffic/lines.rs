@@ -1,4 +1,4 @@
-//! One log: its lines in batches, each in the order of time.
+//! Reads one log in batches of lines, each sorted by time.
 
 use std::{io::Read, ops::Range};
 
@@ -11,27 +11,27 @@ use super::{
     row::{Attributes, Rows},
 };
 
-/// Reads one log. Lines that are out of order by less than the window are put in order; the text of those that might
-/// still be overtaken is kept for the next batch.
+/// Reads one log. Lines that are out of order by less than the window are sorted; lines that a later line may
+/// still precede are kept for the next batch.
 pub(super) struct Lines {
     name: String,
     input: Box<dyn Read>,
     reader: Reader,
     rows: Rows,
-    /// The row that comes next.
+    /// Index of the next row.
     next: usize,
-    /// Rows that nothing in the next batch can overtake.
+    /// Number of rows that no line of the next batch can precede.
     ready: usize,
-    /// How many lines at the start of the text were counted before.
+    /// Number of lines at the start of the text that are already counted.
     known: usize,
-    /// How many bytes at the start of the text are such lines.
+    /// Number of bytes of complete lines at the start of the text.
     kept: usize,
-    /// How much of the text is filled.
+    /// Number of filled bytes of the text.
     filled: usize,
     ended: bool,
-    /// The rest of a line that was too long is still to come.
+    /// True while skipping the rest of a line that was too long.
     skipping: bool,
-    /// Bytes of a batch, of which it gets `usual` soon, and `most` only if the window takes it.
+    /// Current batch size in bytes. It grows to `usual`, and to `most` only if the window needs it.
     size: usize,
     usual: usize,
     most: usize,
@@ -39,23 +39,23 @@ pub(super) struct Lines {
     pub(super) counts: Counts,
 }
 
-/// What was seen of a log.
+/// Line counts of a log.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) lines: u64,
     pub(super) malformed: u64,
-    /// Where the first of those are, and what is wrong with them.
+    /// Position and error of the first malformed lines.
     pub(super) examples: Vec<String>,
 }
 
-/// Longer lines are malformed.
+/// Maximum length of a line; longer ones are malformed.
 const MAX_LINE: usize = 1 << 20;
-/// The first batch is small: there may be many files, and little in each.
+/// Size of the first batch. It is small because there may be many small files.
 const FIRST_BATCH: usize = 64 << 10;
-/// Batches of all files together grow to this, as more is read at once with fewer calls.
+/// Total batch size of all files in normal operation; larger batches need fewer reads.
 const BATCHES: usize = 64 << 20;
 const USUAL_BATCH: usize = 4 << 20;
-/// Batches of all files together grow up to this so that the window fits in.
+/// Maximum total batch size of all files, if the window needs it.
 const MAX_BATCHES: usize = 256 << 20;
 const MAX_BATCH: usize = 64 << 20;
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -105,7 +105,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// Drops what says that a text is UTF-8.
+    /// Removes the UTF-8 byte order mark.
     fn drop_mark(&mut self) {
         if self.rows.text[..self.filled].starts_with(BYTE_ORDER_MARK) {
             self.rows.text.copy_within(BYTE_ORDER_MARK.len()..self.filled, 0);
@@ -113,24 +113,24 @@ impl Lines {
         }
     }
 
-    /// The instant of the row that comes next.
+    /// Returns the timestamp of the next row.
     pub(super) fn at(&self) -> Option<u64> {
         (self.next < self.ready).then(|| self.rows.as_slice()[self.next].at)
     }
 
-    /// The value of an attribute in that row.
+    /// Returns the value of an attribute in the next row.
     #[inline]
     pub(super) fn value(&self, attribute: usize) -> Option<&[u8]> {
         self.rows.value(self.next, attribute)
     }
 
-    /// Goes on to the row after it.
+    /// Advances to the row after it.
     pub(super) fn advance(&mut self) -> Result<(), Trouble> {
         self.next += 1;
         self.settle()
     }
 
-    /// Reads on until there is a row to give out, or none any more.
+    /// Reads batches until a row is ready or the log has ended.
     fn settle(&mut self) -> Result<(), Trouble> {
         while self.next >= self.ready && !(self.ended && self.kept == 0) {
             self.keep();
@@ -141,10 +141,10 @@ impl Lines {
         Ok(())
     }
 
-    /// Moves the lines that were not given out, and the rest of the text, to the front.
+    /// Moves the lines that were not returned yet, and the incomplete rest, to the front of the text.
     fn keep(&mut self) {
         let held = self.rows.as_slice()[self.ready..].iter();
-        // By their place, so that lines of one instant stay in order.
+        // In file order, so that lines with equal timestamps stay in order.
         let mut held: Vec<_> = held.map(|row| row.line.range()).collect();
         held.sort_unstable_by_key(|line| line.start);
         let tail = self.kept..self.filled;
@@ -158,7 +158,7 @@ impl Lines {
         self.filled = end;
     }
 
-    /// Lets the next batch be larger: while batches are small, and when much of this one was kept.
+    /// Increases the batch size while it is below the usual one, or if much of this batch had to be kept.
     fn grow(&mut self) {
         let kept_much = self.filled > self.size / 2;
         let most = if kept_much { self.most } else { self.usual };
@@ -167,7 +167,7 @@ impl Lines {
 
     /// Reads until the batch is full.
     fn fill(&mut self) -> std::io::Result<()> {
-        // With room for as much again of a line that is not whole, so that it is not gone through too often.
+        // Leave room to double an incomplete line, so that it is not scanned too often.
         let size = self.size.max(self.filled + self.filled.clamp(FIRST_BATCH, MAX_LINE));
         self.rows.text.resize(size, 0);
         while self.filled < size && !self.ended {
@@ -182,7 +182,8 @@ impl Lines {
         Ok(())
     }
 
-    /// Drops what belongs to a line that was too long from the bytes that were read last. The rest is so long.
+    /// Removes the rest of a line that was too long from the last `length` bytes read. Returns the remaining
+    /// length.
     fn without_skipped(&mut self, length: usize) -> usize {
         if !self.skipping {
             return length;
@@ -194,7 +195,7 @@ impl Lines {
         length - line_break - 1
     }
 
-    /// Makes rows of the lines that are whole.
+    /// Parses the complete lines into rows.
     fn parse(&mut self) {
         self.rows.clear();
         self.next = 0;
@@ -204,7 +205,7 @@ impl Lines {
                 self.counts.lines += 1 + self.breaks(&line);
             }
             place += 1;
-            // Behind the line break, or behind the text if it has none at its end.
+            // After the line break, or at the end of the text if the last line has none.
             start = (line.end + 1).min(self.filled);
             match broken {
                 Some(malformed) => self.malformed(malformed),
@@ -222,7 +223,7 @@ impl Lines {
         self.hold(latest);
     }
 
-    /// Decides which rows can be given out.
+    /// Determines which rows are ready.
     fn hold(&mut self, latest: u64) {
         let rows = self.rows.as_slice();
         let until = latest.saturating_sub(self.window);
@@ -237,8 +238,9 @@ impl Lines {
         }
     }
 
-    /// Where the entry is that begins here, and what is wrong with it as such. One without an end is whole if nothing
-    /// comes after it. Of one whose end is not within reach, the first line is lost, and no more.
+    /// Finds the entry that begins at `start` and checks its length. An entry without a line break is
+    /// complete at the end of the log. If the end of an entry is too far away, only its first line is
+    /// malformed.
     fn line(&self, start: usize) -> Option<(Range<usize>, Option<Malformed>)> {
         let text = &self.rows.text[start..self.filled];
         let reach = &text[..text.len().min(MAX_LINE + 1)];
@@ -256,7 +258,7 @@ impl Lines {
         Some((start..start + end, Some(wrong)))
     }
 
-    /// Line breaks within an entry.
+    /// Counts the line breaks within an entry.
     fn breaks(&self, line: &Range<usize>) -> u64 {
         match self.reader.spans_lines() {
             true => memchr_iter(b'\n', &self.rows.text[line.clone()]).count() as u64,
@@ -264,14 +266,14 @@ impl Lines {
         }
     }
 
-    /// The instant of a line, or 0 if it has none.
+    /// Parses a line and returns its timestamp, or 0 if it is malformed.
     fn parse_line(&mut self, Range { start, end }: Range<usize>) -> u64 {
         let text = &self.rows.text[start..end];
         let trimmed = text.strip_suffix(b"\r").unwrap_or(text);
         if trimmed.is_empty() || self.reader.is_heading(trimmed) {
             return 0;
         }
-        // With its line break, since it may have to be kept.
+        // Include the line break, because the line may have to be kept.
         let length = trimmed.len();
         let reader = &mut self.reader;
         let whole = start..(end + 1).min(self.filled);
@@ -298,7 +300,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads a log as one of so many files: how much room it took in the end, and how many rows it has.
+    /// Reads a log as one of `files` files. Returns the final buffer size and the number of rows.
     fn read(path: &Path, files: usize) -> (usize, u64) {
         let places = vec![Place::from(path); files];
         let (format, map) = (Format::Auto, Map::default());
@@ -314,14 +316,14 @@ mod tests {
     }
 
     #[test]
-    fn a_small_file_takes_little_room_and_a_large_one_its_share() {
+    fn buffers_are_small_for_small_files_and_bounded_for_large_ones() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let line = "1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] \"GET / HTTP/1.1\" 200 1\n";
         fs::write(file.path(), line).unwrap();
         let (room, rows) = read(file.path(), 1);
         assert!((room <= 2 * FIRST_BATCH, rows) == (true, 1), "{room} {rows}");
         fs::write(file.path(), line.repeat(100_000)).unwrap();
-        // All lines are of one instant, so nothing can be given out before the batch is as large as it may be.
+        // All lines have the same timestamp, so no row is ready before the batch has its maximum size.
         for files in [1, 300] {
             let (room, rows) = read(file.path(), files);
             let most = (MAX_BATCHES / files).min(MAX_BATCH);

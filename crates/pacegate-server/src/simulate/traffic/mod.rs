@@ -1,4 +1,4 @@
-//! Traffic from logs: several files become one sequence of requests in the order of time.
+//! Traffic from logs: merges several files into one sequence of requests, sorted by time.
 
 mod combined;
 mod csv;
@@ -18,7 +18,7 @@ pub(crate) use self::{
     row::Attributes,
 };
 
-/// Which logs, and how to read them.
+/// The logs to read and how to parse them.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     /// Merged by time.
@@ -29,56 +29,54 @@ pub(crate) struct Spec {
     pub(crate) window: u64,
 }
 
-/// What was seen of the logs.
+/// Statistics about the logs.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub(crate) struct Seen {
-    /// Requests that the lines tell of.
+    /// Number of requests.
     pub(crate) requests: u64,
-    /// Lines, whether they could be read or not.
+    /// Number of lines, including malformed ones.
     pub(crate) lines: u64,
-    /// Lines that could not be read.
+    /// Number of malformed lines.
     pub(crate) malformed: u64,
-    /// Where the first of those are.
+    /// Position and error of the first malformed lines.
     pub(crate) malformed_examples: Vec<String>,
-    /// Lines that came too late to be put in order, and count when they came.
+    /// Lines that were out of order by more than the window; each counts at the time of the line before it.
     pub(crate) late: u64,
-    /// For each attribute, how many requests have it.
+    /// For each attribute, the number of requests that have it.
     #[serde(skip)]
     pub(crate) with: Vec<u64>,
 }
 
-/// A request of a log, as long as the next is not read.
+/// A request of a log, valid until the next one is read.
 pub(crate) struct Entry<'a> {
-    /// Microseconds since the epoch; never less than that of the entry before.
+    /// Microseconds since the Unix epoch; never less than that of the previous entry.
     pub(crate) at: u64,
     lines: &'a Lines,
 }
 
-/// Why logs cannot be read.
+/// Reasons why logs cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Trouble {
-    /// The file is not there, or breaks off.
+    /// Opening or reading the file failed.
     #[error("cannot read {0}")]
     Read(String, #[source] io::Error),
-    /// The first lines are of no format that is known.
-    #[error(
-        "{0} looks like no log that is known: its first lines are neither common, JSON nor CSV"
-    )]
+    /// The format of the first lines is unknown.
+    #[error("unknown log format of {0}: expected the common or combined format, JSON lines or CSV")]
     Unknown(String),
-    /// There is nothing in any of them.
-    #[error("there is nothing to replay: {0} empty")]
+    /// All logs are empty.
+    #[error("nothing to replay: {0} empty")]
     Empty(String),
-    /// There is no line that says anything.
-    #[error("no line of {lines} could be read; the first: {first}")]
+    /// All lines are malformed.
+    #[error("none of {lines} lines could be parsed; the first: {first}")]
     AllMalformed {
-        /// How many there are.
+        /// Number of lines.
         lines: u64,
-        /// Where one of them is, and what is wrong with it.
+        /// Position and error of the first one.
         first: String,
     },
 }
 
-/// What is wrong with a line.
+/// The error in a malformed line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Malformed {
     NotCommon,
@@ -91,7 +89,7 @@ pub(super) enum Malformed {
 }
 
 impl Spec {
-    /// Goes through all requests in the order of time. `each` tells whether to go on.
+    /// Reads all requests in order of time, until `each` returns false.
     pub(crate) fn read(
         &self,
         attributes: &Attributes,
@@ -127,7 +125,8 @@ impl Spec {
     }
 }
 
-/// The log whose next row is the earliest, and up to when it stays that.
+/// Returns the log with the earliest next row, and the position (time, log) of the row that comes after it in
+/// another log.
 fn first(logs: &[Lines]) -> Option<(usize, (u64, usize))> {
     let heads = || logs.iter().enumerate().filter_map(|(log, lines)| Some((lines.at()?, log)));
     let (_, log) = heads().min()?;
@@ -136,7 +135,7 @@ fn first(logs: &[Lines]) -> Option<(usize, (u64, usize))> {
 }
 
 impl Entry<'_> {
-    /// The value of an attribute, by its place.
+    /// Returns the value of an attribute, by its index.
     #[inline]
     pub(crate) fn value(&self, attribute: usize) -> Option<&[u8]> {
         self.lines.value(attribute)
@@ -168,11 +167,11 @@ impl fmt::Display for Malformed {
         f.write_str(match self {
             Self::NotCommon => "not in the common or combined format",
             Self::NotJson => "not JSON",
-            Self::NotCsv => "no columns are known",
-            Self::Time => "no instant that can be read",
+            Self::NotCsv => "unknown columns",
+            Self::Time => "invalid timestamp",
             Self::TooLong => "longer than 1 MiB",
-            Self::LongValue => "a value is longer than 1,024 bytes",
-            Self::Unclosed => "a quote is not closed",
+            Self::LongValue => "value longer than 1,024 bytes",
+            Self::Unclosed => "unclosed quote",
         })
     }
 }

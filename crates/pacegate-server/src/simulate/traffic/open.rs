@@ -1,4 +1,4 @@
-//! Files and standard input, compressed or not.
+//! Opens files and standard input, with transparent decompression.
 
 use std::{
     fs::File,
@@ -13,16 +13,16 @@ use std::{
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 
-/// Where lines come from.
+/// The location of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Standard input, which can be read once.
+    /// Standard input, which can be read only once.
     Input,
     /// A file.
     File(PathBuf),
 }
 
-/// How many bytes were read so far, as they are on the disk.
+/// Number of bytes read so far, before decompression.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress(Arc<AtomicU64>);
 
@@ -31,7 +31,7 @@ struct Counted<R> {
     progress: Progress,
 }
 
-/// Frames one after the other: a decoder knows one only.
+/// Decodes consecutive Zstandard frames; the decoder handles only one.
 struct Zstd<R: Read> {
     decoder: Option<StreamingDecoder<R, FrameDecoder>>,
 }
@@ -39,11 +39,11 @@ struct Zstd<R: Read> {
 const BUFFER: usize = 64 << 10;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// A frame that is to be left out begins like this, but for the lowest four bits.
+/// Magic number of a skippable frame, without its lowest byte.
 const SKIPPED: [u8; 3] = [0x2a, 0x4d, 0x18];
 
 impl Place {
-    /// The text, whatever it is compressed with.
+    /// Opens the log and decompresses it, if needed.
     pub(super) fn open(&self, progress: &Progress) -> io::Result<Box<dyn Read>> {
         let plain: Box<dyn Read> = match self {
             Self::Input => Box::new(io::stdin()),
@@ -61,7 +61,7 @@ impl Place {
         Ok(Box::new(buffered))
     }
 
-    /// How many bytes there are to read, if that is known.
+    /// Returns the number of bytes, if known.
     pub(crate) fn length(&self) -> Option<u64> {
         match self {
             Self::Input => None,
@@ -71,7 +71,8 @@ impl Place {
         }
     }
 
-    /// Whether it is gone once it is read: standard input, and a pipe that has a name. What is not there is neither.
+    /// Returns true for standard input and named pipes, which can be read only once. False if the file does
+    /// not exist.
     pub(crate) fn is_read_once(&self) -> bool {
         match self {
             Self::Input => true,
@@ -79,7 +80,7 @@ impl Place {
         }
     }
 
-    /// What to call it.
+    /// Returns the display name.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Input => "standard input".to_owned(),
@@ -122,7 +123,7 @@ impl<R: BufRead> Read for Zstd<R> {
     }
 }
 
-/// The next frame that is not to be left out.
+/// Returns a decoder for the next frame that is not skippable.
 fn frame<R: BufRead>(mut input: R) -> io::Result<Option<StreamingDecoder<R, FrameDecoder>>> {
     loop {
         let start = input.fill_buf()?;

@@ -1,42 +1,42 @@
-//! What a line of a log becomes: an instant and the attributes that policies look at.
+//! Parsed log lines: a timestamp and the attributes that policies use.
 
 use std::{borrow::Cow, net::IpAddr};
 
-use pacegate_http::resolve::{plain_host, plain_path};
+use pacegate_http::resolve::plain_host;
 
 use super::Malformed;
 
-/// The attributes that are looked at, each with the place of its value in a row.
+/// Names of the attributes in use; the index is the position of the value in a row.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attributes(pub(crate) Vec<String>);
 
 /// Rows and the text that they refer to.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
-    /// Lines as they came.
+    /// The original lines.
     pub(super) text: Vec<u8>,
-    /// Values that are not written in a line as they are meant.
+    /// Values that differ from their text in the line, such as decoded ones.
     extra: Vec<u8>,
     rows: Vec<Row>,
     spans: Vec<Span>,
-    /// Spans of each row.
+    /// Number of spans per row.
     width: usize,
-    /// Attributes that are to be spelt in one way only.
+    /// Attributes whose values are normalised.
     spellings: Vec<Spelling>,
 }
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
-    /// When.
+    /// Timestamp.
     pub(super) at: u64,
-    /// Where its first span is.
+    /// Index of its first span.
     first: u32,
-    /// Where its line is.
+    /// Position of its line.
     pub(super) line: Span,
 }
 
-/// A part of the text, or of what was added to it.
+/// A range of the text or of `extra`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     start: u32,
@@ -51,32 +51,32 @@ enum Spelling {
     Address,
 }
 
-/// Where a reader of lines puts what it finds in one.
+/// Collects the values that a parser finds in a line.
 #[derive(Debug)]
 pub(super) struct Values<'a> {
     rows: &'a mut Rows,
-    /// Where the line begins in the text.
+    /// Offset of the line in the text.
     base: u32,
     first: usize,
-    /// Whether a value is longer than the service takes.
+    /// True if a value is longer than the server accepts.
     too_long: bool,
 }
 
-/// The longest value, in bytes: what the service takes unless it is configured otherwise. Keys are made of them.
+/// Maximum length of a value in bytes: the default limit of the server. Keys consist of values.
 const MAX_VALUE: usize = 1_024;
 
 const ABSENT: Span = Span { start: 0, length: u32::MAX };
-/// Marks a span that is in `extra`.
+/// Marks a span in `extra`.
 const ADDED: u32 = 1 << 31;
 
 impl Span {
-    /// A span of the text. Batches are far smaller than what this can say.
+    /// Creates a span of the text. Batches are far smaller than the maximum offset.
     pub(super) fn new(start: usize, length: usize) -> Self {
         let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX >> 2);
         Self { start: small(start), length: small(length) }
     }
 
-    /// Where it is in the text of lines.
+    /// Returns the range in the text.
     pub(super) fn range(self) -> std::ops::Range<usize> {
         let start = self.start as usize;
         start..start + self.length as usize
@@ -105,7 +105,7 @@ impl Rows {
         &self.rows
     }
 
-    /// Reads the line at `line` with `read`, which gives its instant; if it does, the line is a row.
+    /// Parses the line at `line` with `read`, which returns its timestamp. Adds a row if that succeeds.
     pub(super) fn read(
         &mut self,
         line: std::ops::Range<usize>,
@@ -113,7 +113,7 @@ impl Rows {
     ) -> Result<u64, Malformed> {
         let first = self.spans.len();
         self.spans.resize(first + self.width, ABSENT);
-        // The text is lent to the reader while the spans are written.
+        // Move the text out so that the parser can borrow it while spans are written.
         let text = std::mem::take(&mut self.text);
         let span = Span::new(line.start, line.len());
         let mut values = Values { base: span.start, first, too_long: false, rows: self };
@@ -133,14 +133,14 @@ impl Rows {
         }
     }
 
-    /// Puts the rows in the order of their instants; those of one instant stay as they came.
+    /// Sorts the rows by time; rows with equal timestamps stay in order.
     pub(super) fn sort(&mut self) {
         if !self.rows.is_sorted_by_key(|row| row.at) {
             self.rows.sort_by_key(|row| row.at);
         }
     }
 
-    /// The value of an attribute in a row, by their places.
+    /// Returns the value of an attribute in a row, by their indexes.
     pub(super) fn value(&self, row: usize, attribute: usize) -> Option<&[u8]> {
         let span = self.spans[self.rows[row].first as usize + attribute];
         if span.length == ABSENT.length {
@@ -153,7 +153,7 @@ impl Rows {
 }
 
 impl Values<'_> {
-    /// A value that stands in the line like this.
+    /// Stores a value that appears unchanged in the line.
     pub(super) fn put(&mut self, attribute: usize, line: &[u8], place: std::ops::Range<usize>) {
         let start = self.base + Span::new(place.start, 0).start;
         let value = &line[place];
@@ -162,14 +162,14 @@ impl Values<'_> {
             spelling => spelling.of(value),
         };
         let span = match spelt {
-            // Always a beginning of the value.
+            // Always a prefix of the value.
             Cow::Borrowed(same) => Span { start, ..Span::new(0, same.len()) },
             Cow::Owned(other) => self.added(&other),
         };
         self.set(attribute, span);
     }
 
-    /// A value that the line writes in another way.
+    /// Stores a value whose text differs from the line.
     pub(super) fn put_meant(&mut self, attribute: usize, value: &[u8]) {
         let span = match self.rows.spellings[attribute].of(value) {
             Cow::Borrowed(same) => self.added(same),
@@ -191,11 +191,15 @@ impl Values<'_> {
 }
 
 impl Spelling {
-    /// As the service spells it, so that policies see the same.
+    /// Normalises a value in the same way as the server, so that policies see the same.
     fn of(self, value: &[u8]) -> Cow<'_, [u8]> {
         match self {
             Self::Any => Cow::Borrowed(value),
-            Self::Path => plain_path(value),
+            // Without the query. Each policy normalizes the rest as it wants.
+            Self::Path => {
+                let end = value.iter().position(|byte| matches!(byte, b'?' | b'#'));
+                Cow::Borrowed(&value[..end.unwrap_or(value.len())])
+            }
             Self::Host => plain_host(value),
             Self::Address if value.contains(&b':') => {
                 let address = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());

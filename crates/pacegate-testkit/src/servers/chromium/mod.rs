@@ -1,4 +1,4 @@
-//! A browser without a window, for tests of what people see.
+//! A headless browser for tests of web pages.
 
 mod page;
 mod pipe;
@@ -17,16 +17,16 @@ pub use self::page::{Page, Scheme};
 use self::pipe::Pipe;
 use super::program;
 
-/// A Chromium of its own, until it is dropped.
+/// A Chromium process, which ends when it is dropped.
 #[derive(Debug)]
 pub struct Chromium {
     child: Child,
     pipe: Pipe,
-    // Goes after the process that writes to it.
+    // Dropped after the process that writes to it.
     _dir: TempDir,
 }
 
-/// Nothing is asked of anybody but for the pages that a test opens.
+/// Flags that keep the browser from sending requests, except for the pages that a test opens.
 const FLAGS: [&str; 18] = [
     "--headless",
     "--remote-debugging-pipe",
@@ -44,27 +44,28 @@ const FLAGS: [&str; 18] = [
     "--disable-sync",
     "--hide-scrollbars",
     "--metrics-recording-only",
-    // Names for tests, of which no name server knows.
+    // Host names for tests that no DNS server knows.
     "--host-resolver-rules=MAP *.test 127.0.0.1",
     "--password-store=basic",
 ];
 
-/// The protocol's two pipes are the third and fourth file of the browser, and the standard ones of the shell.
+/// The browser expects the protocol's two pipes as file descriptors 3 and 4; they are the standard input and
+/// output of the shell.
 const LAUNCH: &str = r#"exec "$@" 3<&0 4>&1 0</dev/null 1>&2"#;
 
 impl Chromium {
-    /// Starts one.
+    /// Starts a browser.
     ///
     /// # Panics
     ///
-    /// If it does not answer within half a minute, with the end of its log.
+    /// Panics if it does not respond within half a minute, with the end of its log.
     pub fn start() -> Arc<Self> {
-        let dir = TempDir::with_prefix("pacegate-chromium-").expect("a temporary directory");
+        let dir = TempDir::with_prefix("pacegate-chromium-").expect("create a temporary directory");
         let log = dir.path().join("log");
         let program = program::find("chromium", "chromium/usr/bin", "PACEGATE_CHROMIUM");
         let mut command = launch(program, &dir);
-        let file = File::create(&log).expect("a directory of ours");
-        let mut child = command.stderr(file).spawn().expect("a shell");
+        let file = File::create(&log).expect("write to the temporary directory");
+        let mut child = command.stderr(file).spawn().expect("start a shell");
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
         let (stdin, stdout) = (stdin.expect("a pipe"), stdout.expect("a pipe"));
         let pipe = Pipe::new(stdin, stdout, log);
@@ -72,7 +73,7 @@ impl Chromium {
         Arc::new(Self { child, pipe, _dir: dir })
     }
 
-    /// The one that other tests of this process use at this moment, or a new one.
+    /// Returns the browser that other tests of this process are using, or starts a new one.
     ///
     /// # Panics
     ///
@@ -88,11 +89,11 @@ impl Chromium {
         started
     }
 
-    /// An empty page that shares nothing with others: no storage, no cache.
+    /// Opens an empty page with separate storage and cache.
     ///
     /// # Panics
     ///
-    /// If the browser makes none.
+    /// Panics if the browser fails to create it.
     pub fn page(self: &Arc<Self>) -> Page {
         Page::new(self.clone())
     }
@@ -113,7 +114,8 @@ fn launch(program: PathBuf, dir: &TempDir) -> Command {
 
 impl Drop for Chromium {
     fn drop(&mut self) {
-        // Told to, it ends all of its processes; the first of them alone would leave others to themselves for a while.
+        // On request, it ends all of its processes; killing the first one would leave others running for a
+        // while.
         self.pipe.close();
         drop(self.child.wait());
     }

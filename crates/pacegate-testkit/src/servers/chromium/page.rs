@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{super::wait::eventually, Chromium};
 
-/// A page of a browser, with storage of its own.
+/// A browser page with separate storage.
 #[derive(Debug)]
 pub struct Page {
     browser: Arc<Chromium>,
@@ -16,16 +16,16 @@ pub struct Page {
     seen: Mutex<Seen>,
 }
 
-/// Which colours the system likes.
+/// The preferred colour scheme of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// Dark on light.
+    /// Dark text on a light background.
     Light,
-    /// Light on dark.
+    /// Light text on a dark background.
     Dark,
 }
 
-/// What was told about a page so far.
+/// The events of a page so far.
 #[derive(Debug, Default)]
 struct Seen {
     complaints: Vec<String>,
@@ -52,18 +52,18 @@ impl Page {
         page
     }
 
-    /// Goes to an address, and waits until it is loaded.
+    /// Opens an address and waits until it is loaded.
     pub fn open(&self, address: &str) {
         let before = self.look(|seen| seen.loads);
         self.ask("Page.navigate", &json!({ "url": address }));
         eventually(PATIENCE, "the page is loaded", || self.look(|seen| seen.loads) > before);
     }
 
-    /// What an expression is, as JSON; a promise is waited for.
+    /// Returns the value of an expression as JSON; waits for promises.
     ///
     /// # Panics
     ///
-    /// If it throws.
+    /// Panics if it throws.
     pub fn evaluate(&self, expression: &str) -> Value {
         let asked =
             json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
@@ -76,19 +76,19 @@ impl Page {
     ///
     /// # Panics
     ///
-    /// If it is not so within twenty seconds.
+    /// Panics if it is not true within twenty seconds.
     pub fn wait_until(&self, expression: &str) {
         eventually(PATIENCE, expression, || self.evaluate(expression) == true);
     }
 
-    /// The text of the first element that a selector finds, as it is shown.
+    /// Returns the visible text of the first element that a selector matches.
     pub fn text(&self, selector: &str) -> String {
         let text =
             self.evaluate(&format!("document.querySelector({}).innerText", quoted(selector)));
         text.as_str().unwrap_or_default().to_owned()
     }
 
-    /// Clicks into the middle of the first element that a selector finds, where a person would.
+    /// Clicks into the middle of the first element that a selector matches.
     pub fn click(&self, selector: &str) {
         let place = self.evaluate(&format!(
             "(() => {{ const it = document.querySelector({}); \
@@ -105,7 +105,7 @@ impl Page {
         }
     }
 
-    /// Presses and lets go a key by its name, such as `Tab` or `Enter`.
+    /// Presses and releases a key by its name, such as `Tab` or `Enter`.
     pub fn press(&self, key: &str) {
         let (code, text) = match key {
             "Tab" => (9, ""),
@@ -122,7 +122,7 @@ impl Page {
         }
     }
 
-    /// Writes into the first element that a selector finds, instead of what is there.
+    /// Replaces the text of the first input element that a selector matches.
     pub fn write(&self, selector: &str, text: &str) {
         self.evaluate(&format!(
             "(() => {{ const it = document.querySelector({}); it.focus(); it.select(); }})()",
@@ -131,14 +131,14 @@ impl Page {
         self.ask("Input.insertText", &json!({ "text": text }));
     }
 
-    /// Makes the window that large, in pixels of CSS.
+    /// Sets the size of the window, in CSS pixels.
     pub fn resize(&self, width: u32, height: u32) {
         let size =
             json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
         self.ask("Emulation.setDeviceMetricsOverride", &size);
     }
 
-    /// Lets the system like these colours.
+    /// Sets the preferred colour scheme.
     pub fn prefer(&self, scheme: Scheme) {
         let value = match scheme {
             Scheme::Light => "light",
@@ -148,22 +148,22 @@ impl Page {
         self.ask("Emulation.setEmulatedMedia", &features);
     }
 
-    /// A picture of what the window shows, as PNG.
+    /// Takes a screenshot of the window, as PNG.
     ///
     /// # Panics
     ///
-    /// If the browser makes none.
+    /// Panics if the browser fails.
     pub fn picture(&self) -> Vec<u8> {
         let told = self.ask("Page.captureScreenshot", &json!({ "format": "png" }));
-        from_base64(told["data"].as_str().expect("a picture"))
+        from_base64(told["data"].as_str().expect("screenshot data"))
     }
 
-    /// Everything that the console has to complain about: where it is from, and what it says.
+    /// Returns all errors and warnings of the console, with their source.
     pub fn complaints(&self) -> Vec<String> {
         self.look(|seen| seen.complaints.clone())
     }
 
-    /// The addresses that were asked for, in their order.
+    /// Returns the requested URLs, in order.
     pub fn requests(&self) -> Vec<String> {
         self.look(|seen| seen.requests.clone())
     }
@@ -183,7 +183,7 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // A test that fails because the browser has ended shall say so, and not end here.
+        // If a test fails because the browser has ended, report that failure and do not panic here again.
         if !std::thread::panicking() {
             let context = json!({ "browserContextId": self.context });
             self.browser.ask("Target.disposeBrowserContext", &context, None);
@@ -218,7 +218,7 @@ impl Seen {
     }
 }
 
-/// As a literal of the language.
+/// Quotes a text as a JavaScript literal.
 fn quoted(text: &str) -> Value {
     Value::from(text)
 }

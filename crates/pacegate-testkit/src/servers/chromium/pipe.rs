@@ -1,4 +1,4 @@
-//! The DevTools protocol over two pipes: JSON, each message with a zero after it.
+//! The DevTools protocol over two pipes: JSON messages, each terminated by a zero byte.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::super::process::tail;
 
-/// The way to a browser.
+/// The connection to a browser.
 #[derive(Debug)]
 pub(super) struct Pipe {
     out: Mutex<Out>,
@@ -27,7 +27,7 @@ struct Out {
     last: u64,
 }
 
-/// What the browser said.
+/// The messages from the browser.
 #[derive(Debug, Default)]
 struct Heard {
     said: Mutex<Said>,
@@ -37,12 +37,12 @@ struct Heard {
 #[derive(Debug, Default)]
 struct Said {
     replies: HashMap<u64, Value>,
-    /// Of each session, as far as nobody has taken them.
+    /// Events of each session that have not been taken yet.
     events: HashMap<String, Vec<Value>>,
     ended: bool,
 }
 
-/// A browser on a machine with much to do takes long to start.
+/// Timeout; the browser may start slowly on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Pipe {
@@ -53,14 +53,14 @@ impl Pipe {
         Self { out: Mutex::new(Out { stdin, last: 0 }), heard, log }
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a command and waits for the response.
     pub(super) fn ask(&self, method: &str, parameters: &Value, session: Option<&str>) -> Value {
         let id = self.send(method, parameters, session);
         let wanted = |said: &mut Said| !said.replies.contains_key(&id) && !said.ended;
         let waiting = self.heard.more.wait_timeout_while(self.heard.said(), PATIENCE, wanted);
         let (mut said, _) = waiting.unwrap_or_else(PoisonError::into_inner);
         let Some(mut reply) = said.replies.remove(&id) else {
-            panic!("no answer from Chromium to {method}:\n{}", tail(&self.log));
+            panic!("no response from Chromium to {method}:\n{}", tail(&self.log));
         };
         assert!(reply.get("error").is_none(), "{method}: {reply}");
         reply["result"].take()
@@ -78,12 +78,12 @@ impl Pipe {
         if let Some(session) = session {
             message["sessionId"] = session.into();
         }
-        // One that has ended does not answer, which is found out where an answer is waited for.
+        // Ignore errors: if the browser has ended, waiting for the response fails.
         drop(out.stdin.write_all(format!("{message}\0").as_bytes()));
         out.last
     }
 
-    /// The events of a session since they were last taken.
+    /// Returns the events of a session since the last call.
     pub(super) fn take_events(&self, session: &str) -> Vec<Value> {
         self.heard.said().events.remove(session).unwrap_or_default()
     }

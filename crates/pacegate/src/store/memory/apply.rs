@@ -1,11 +1,12 @@
 //! Charging one slot whose shard is locked, and undoing it.
 
 use super::{
-    Inner, MAX_SPARE, MAX_SPARE_ENTRIES, Ordering, Spare, TEND_CELLS, Time,
+    Inner, Ordering,
     charge::{Shard, Slot},
     identity::Identity,
     lock::Guard,
     logs::Logs,
+    spare::Spares,
     table::Table,
 };
 use crate::algorithm::{self, Origin, Outcome, State, log::Log};
@@ -26,7 +27,7 @@ pub(super) enum Undo {
 }
 
 /// The shared budgets, locked when first needed.
-type MaybeSpare<'a> = Option<Guard<'a, Spare>>;
+type MaybeSpare<'a> = Option<Guard<'a, Spares>>;
 
 impl Inner {
     /// Charges a slot if it fits.
@@ -53,18 +54,19 @@ impl Inner {
     ) {
         match (undo, shard, spare) {
             (Undo::Own(old), Shard::Cells(table), _) => {
-                self.room.give_back_keys(put_back(table, slot.id, old));
+                self.keys.give_back(slot.share(), put_back(table, slot.id, old));
             }
             (Undo::OwnLog { new_key }, Shard::Logs(logs), _) => {
                 let freed = logs.take_back(slot.id, slot.cost, new_key);
-                self.room.give_back_entries(freed);
-                self.room.give_back_keys(usize::from(new_key));
+                self.entries.give_back(slot.share(), freed);
+                self.keys.give_back(slot.share(), usize::from(new_key));
             }
             (Undo::Shared(old), _, Some(spare)) => {
-                put_back(&mut spare.cells, slot.scope.overflow(), old);
+                put_back(&mut spare.of(slot.share()).cells, slot.scope.overflow(), old);
             }
             (Undo::SharedLog, _, Some(spare)) => {
-                spare.logs.take_back(slot.scope.overflow(), slot.cost, false);
+                let logs = &mut spare.of(slot.share()).logs;
+                logs.take_back(slot.scope.overflow(), slot.cost, false);
             }
             _ => {}
         }
@@ -80,17 +82,18 @@ impl Inner {
         if let Some(charged) = charge_known(table, slot.id, slot, now) {
             return (charged.0, charged.1.map_or(Undo::Nothing, |old| Undo::Own(Some(old))));
         }
-        if !self.room_for_cell(table, now) {
+        if !self.room_for_cell(table, slot, now) {
             return self.apply_shared(spare, slot, now);
         }
         let mut state = self.inherited_state(spare, slot, now);
         let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
         // An algorithm of one's own may admit and have nothing to remember.
         if !slot.takes(&outcome) || state.is_empty() {
-            self.room.give_back_keys(1);
+            self.keys.give_back(slot.share(), 1);
             return (outcome, Undo::Nothing);
         }
-        self.room.give_back_keys(table.insert(slot.id, state, now));
+        let mut freed = self.keys.returns();
+        table.insert(slot.id, state, now, |id| freed.add(id.share(), 1));
         (outcome, Undo::Own(None))
     }
 
@@ -102,18 +105,18 @@ impl Inner {
         now: u64,
     ) -> (Outcome, Undo) {
         // What is past makes room first, so that a key never stands in its own way.
-        self.room.give_back_entries(logs.settle(slot.id, slot.limit, now));
+        self.entries.give_back(slot.share(), logs.settle(slot.id, slot.limit, now));
         let Some(outcome) = logs.evaluate(slot.id, slot.limit, now, slot.cost) else {
             return self.apply_new_log(logs, spare, slot, now);
         };
         if !slot.takes(&outcome) {
             return (outcome, Undo::Nothing);
         }
-        if !self.room.take_entries(1) {
+        if !self.entries.take(slot.share(), 1) {
             return (self.refuse(slot), Undo::Nothing);
         }
         let merged = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
-        self.room.give_back_entries(merged);
+        self.entries.give_back(slot.share(), merged);
         (outcome, Undo::OwnLog { new_key: false })
     }
 
@@ -124,17 +127,17 @@ impl Inner {
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
-        if !self.room_for_log(logs, now) {
+        if !self.room_for_log(logs, slot, now) {
             return self.apply_shared(spare, slot, now);
         }
         let log = self.inherited_log(spare, slot, now);
         let outcome = log.evaluate(slot.limit, now, slot.cost);
         if !slot.takes(&outcome) {
-            self.room.give_back_keys(1);
+            self.keys.give_back(slot.share(), 1);
             return (outcome, Undo::Nothing);
         }
-        if !self.room.take_entries(log.len() + 1) {
-            self.room.give_back_keys(1);
+        if !self.entries.take(slot.share(), log.len() + 1) {
+            self.keys.give_back(slot.share(), 1);
             return self.apply_shared(spare, slot, now);
         }
         // Written once: it shares a cache line with what every check reads.
@@ -143,28 +146,26 @@ impl Inner {
         }
         logs.keep(slot.id, slot.limit, log);
         let merged = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
-        self.room.give_back_entries(merged);
+        self.entries.give_back(slot.share(), merged);
         (outcome, Undo::OwnLog { new_key: true })
     }
 
     /// Takes room for a key; where there is none, a few expired cells of this shard may make some.
-    fn room_for_cell(&self, table: &mut Table, now: u64) -> bool {
-        if self.room.take_keys(1) {
+    fn room_for_cell(&self, table: &mut Table, slot: &Slot<'_>, now: u64) -> bool {
+        if self.keys.take(slot.share(), 1) {
             return true;
         }
-        self.room.give_back_keys(table.sweep(16, now));
-        self.room.take_keys(1)
+        self.sweep_cells(table, 16, now);
+        self.keys.take(slot.share(), 1)
     }
 
     /// As [`Inner::room_for_cell`].
-    fn room_for_log(&self, logs: &mut Logs, now: u64) -> bool {
-        if self.room.take_keys(1) {
+    fn room_for_log(&self, logs: &mut Logs, slot: &Slot<'_>, now: u64) -> bool {
+        if self.keys.take(slot.share(), 1) {
             return true;
         }
-        let (keys, entries) = logs.sweep(16, now);
-        self.room.give_back_keys(keys);
-        self.room.give_back_entries(entries);
-        self.room.take_keys(1)
+        self.sweep_logs(logs, 16, now);
+        self.keys.take(slot.share(), 1)
     }
 
     /// What a new key starts with: nothing, or while the shared budget of its scope is in use, what is used of that. So
@@ -175,26 +176,32 @@ impl Inner {
         slot: &Slot<'_>,
         now: u64,
     ) -> State {
-        let Some(spare) = self.spare_in_use(spare) else { return State::EMPTY };
+        let Some(spare) = self.spare_in_use(spare, slot) else { return State::EMPTY };
         let now = spare.pace.settle(&self.time, now);
-        match spare.cells.find(slot.scope.overflow()) {
-            Some(place) if !spare.cells.state(place).is_expired(now) => spare.cells.state(place),
+        let cells = &spare.of(slot.share()).cells;
+        match cells.find(slot.scope.overflow()) {
+            Some(place) if !cells.state(place).is_expired(now) => cells.state(place),
             _ => State::EMPTY,
         }
     }
 
     /// As [`Inner::inherited_state`].
     fn inherited_log<'a>(&'a self, spare: &mut MaybeSpare<'a>, slot: &Slot<'_>, now: u64) -> Log {
-        let Some(spare) = self.spare_in_use(spare) else { return Log::default() };
+        let Some(spare) = self.spare_in_use(spare, slot) else { return Log::default() };
         let id = slot.scope.overflow();
         let now = spare.pace.settle(&self.time, now);
-        spare.logs.settle(id, slot.limit, now);
-        spare.logs.get(id)
+        let logs = &mut spare.of(slot.share()).logs;
+        logs.settle(id, slot.limit, now);
+        logs.get(id)
     }
 
-    /// The shared budgets, if there are any.
-    fn spare_in_use<'a, 's>(&'a self, spare: &'s mut MaybeSpare<'a>) -> Option<&'s mut Spare> {
-        let any = spare.is_some() || self.spares.load(Ordering::Relaxed) > 0;
+    /// The shared budgets, if there are any in the share of this slot.
+    fn spare_in_use<'a, 's>(
+        &'a self,
+        spare: &'s mut MaybeSpare<'a>,
+        slot: &Slot<'_>,
+    ) -> Option<&'s mut Spares> {
+        let any = spare.is_some() || self.has_spare(slot.share());
         any.then(|| &mut **spare.get_or_insert_with(|| self.spare.lock()))
     }
 
@@ -209,12 +216,11 @@ impl Inner {
         let spare = spare.get_or_insert_with(|| self.spare.lock());
         // Keys of all shards come here, each with the instant of its own.
         let now = spare.pace.settle(&self.time, now);
-        let has_room = spare.has_room(slot, now);
-        let Some((outcome, undo)) = has_room.then(|| spare.charge(slot, now)).flatten() else {
+        let Some((outcome, undo)) = spare.of(slot.share()).charge_if_room(slot, now) else {
             return (self.refuse(slot), Undo::Nothing);
         };
         self.count_overflow(slot);
-        self.spares.store(spare.len(), Ordering::Relaxed);
+        self.spares.store(spare.in_use(), Ordering::Relaxed);
         (Outcome { origin: Origin::Overflow, ..outcome }, undo)
     }
 
@@ -231,65 +237,8 @@ impl Inner {
     }
 }
 
-impl Spare {
-    fn has_room(&mut self, slot: &Slot<'_>, now: u64) -> bool {
-        let id = slot.scope.overflow();
-        if slot.limit.algorithm().keeps_log() {
-            if !self.logs.contains(id) && self.logs.len() >= MAX_SPARE {
-                self.logs.sweep(MAX_SPARE, now);
-            }
-            return self.logs.contains(id) || self.logs.len() < MAX_SPARE;
-        }
-        if self.cells.find(id).is_none() && self.cells.live() >= MAX_SPARE {
-            self.cells.sweep(self.cells.capacity(), now);
-        }
-        self.cells.find(id).is_some() || self.cells.live() < MAX_SPARE
-    }
-
-    pub(super) fn renew(&mut self, slot: &Slot<'_>, time: &Time, now: u64) -> (bool, usize) {
-        let now = self.pace.settle(time, now);
-        self.logs.renew(slot.scope.overflow(), slot.limit, now, slot.permit)
-    }
-
-    /// Nothing where there is no room for one more entry of a log.
-    fn charge(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
-        if slot.limit.algorithm().keeps_log() {
-            return self.charge_log(slot, now);
-        }
-        let id = slot.scope.overflow();
-        if let Some((outcome, old)) = charge_known(&mut self.cells, id, slot, now) {
-            return Some((outcome, old.map_or(Undo::Nothing, |old| Undo::Shared(Some(old)))));
-        }
-        let mut state = State::EMPTY;
-        let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
-        if state.is_empty() {
-            return Some((outcome, Undo::Nothing));
-        }
-        self.cells.insert(id, state, now);
-        Some((outcome, Undo::Shared(None)))
-    }
-
-    fn charge_log(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
-        let id = slot.scope.overflow();
-        self.logs.settle(id, slot.limit, now);
-        let known = self.logs.evaluate(id, slot.limit, now, slot.cost);
-        let outcome = known.unwrap_or_else(|| Log::default().evaluate(slot.limit, now, slot.cost));
-        if !slot.takes(&outcome) {
-            return Some((outcome, Undo::Nothing));
-        }
-        if self.logs.entries() >= MAX_SPARE_ENTRIES {
-            self.logs.sweep(TEND_CELLS, now);
-        }
-        if self.logs.entries() >= MAX_SPARE_ENTRIES {
-            return None;
-        }
-        self.logs.take(id, slot.limit, now, (slot.cost, slot.permit));
-        Some((outcome, Undo::SharedLog))
-    }
-}
-
 /// Charges a cell that is there. Also returns what it was before, if anything was taken.
-fn charge_known(
+pub(super) fn charge_known(
     table: &mut Table,
     id: Identity,
     slot: &Slot<'_>,

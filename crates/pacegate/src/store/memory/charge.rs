@@ -4,11 +4,13 @@ use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use super::{
-    Inner, MemoryStore, Pace, Spare,
+    Inner, MemoryStore, Pace,
     apply::Undo,
     identity::{Identity, Scope},
     lock::Guard,
     logs::Logs,
+    share::Share,
+    spare::Spares,
     table::Table,
 };
 use crate::{
@@ -23,11 +25,16 @@ pub(crate) struct Slot<'a> {
     pub(crate) id: Identity,
     pub(crate) limit: &'a Limit,
     pub(crate) cost: u64,
-    pub(crate) permit: u64,
+    pub(crate) permit: u128,
     pub(crate) enforced: bool,
 }
 
 impl Slot<'_> {
+    /// The share whose room it takes.
+    pub(super) fn share(&self) -> Share {
+        self.id.share()
+    }
+
     /// Whether an outcome means that units are taken.
     pub(super) fn takes(&self, outcome: &Outcome) -> bool {
         outcome.is_admitted() && self.cost > 0
@@ -40,7 +47,7 @@ struct Locked<'a> {
     /// For each slot, which guard is its own.
     places: SmallVec<[u32; 16]>,
     /// Taken when first needed. It comes last in the order, so that is safe.
-    spare: Option<Guard<'a, Spare>>,
+    spare: Option<Guard<'a, Spares>>,
 }
 
 /// The locks of the first keys of a batch.
@@ -272,7 +279,7 @@ impl<'a> Held<'a> {
 
 impl<'a> Locked<'a> {
     /// The shard of a slot, and the shared budgets.
-    fn parts(&mut self, place: usize) -> (&mut Shard<'a>, &mut Option<Guard<'a, Spare>>) {
+    fn parts(&mut self, place: usize) -> (&mut Shard<'a>, &mut Option<Guard<'a, Spares>>) {
         (&mut self.guards[self.places[place] as usize], &mut self.spare)
     }
 

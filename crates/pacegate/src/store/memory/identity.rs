@@ -1,8 +1,10 @@
-//! Keys are not kept: a cell holds a keyed 128-bit hash of policy, algorithm, period and key.
+//! Keys are not kept: a cell holds a keyed 101-bit hash of policy, counter, algorithm, period and key, and a tag of 27
+//! bits for the policy.
 //!
 //! The hash is two independent 64-bit values of foldhash, under secrets that each store draws at random and never
 //! shows. It is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim
-//! for the cell of somebody else nor pile keys onto one shard. By chance, two of four billion keys meet once in 2^64.
+//! for the cell of somebody else nor pile keys onto one shard. The [`Tag`] takes the place of the low bits. By chance,
+//! two of four billion keys of one policy meet once in 2^38.
 
 #[cfg(not(pacegate_loom))]
 use std::hash::RandomState;
@@ -14,7 +16,8 @@ use std::{
 
 use foldhash::{SharedSeed, quality::FoldHasher};
 
-use crate::{Algorithm, KeyRef, Limit, policy::PolicyName};
+use super::share::Tag;
+use crate::{Algorithm, Counter, KeyRef, Limit, policy::PolicyName};
 
 /// Stands for a key in the store. Never zero, which an empty cell has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,13 +26,14 @@ pub(crate) struct Identity {
     low: u64,
 }
 
-/// What the keys of one policy are hashed with. A change of algorithm or period is a new scope, so it starts afresh; a
-/// change of amount or burst is not, so counts carry over.
+/// What the keys of one counter of a policy are hashed with. A change of algorithm or period is a new scope, so it
+/// starts afresh. Whether a change of amount or burst is one depends on the [`Counter`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scope {
     /// Seeds for keys of one part, and for tuples: no single part can pass for a tuple.
     one: Seeds,
     tuple: Seeds,
+    tag: Tag,
 }
 
 type Seeds = (u64, u64);
@@ -49,6 +53,7 @@ pub(crate) struct Secret {
 struct Subject {
     secret: u64,
     policy: PolicyName,
+    counter: [u64; 3],
     period: u64,
     algorithm: Algorithm,
 }
@@ -79,23 +84,37 @@ impl Secret {
         Self { number, scopes: RandomState::new(), high: seed(), low: seed() }
     }
 
-    pub(super) fn scope(&self, policy: PolicyName, limit: &Limit) -> Scope {
-        let (period, algorithm) = (limit.period_micros(), limit.algorithm());
-        let subject = Subject { secret: self.number, policy, period, algorithm };
+    /// `tag` finds the tag of the policy, which never changes.
+    pub(super) fn scope(
+        &self,
+        policy: PolicyName,
+        counter: Counter,
+        limit: &Limit,
+        tag: impl FnOnce() -> Tag,
+    ) -> Scope {
+        let subject = self.subject(policy, counter, limit);
         if let Some((known, scope)) = LAST.get()
             && known == subject
         {
             return scope;
         }
-        let scope = self.scope_of(subject);
+        let scope = self.scope_of(subject, tag());
         LAST.set(Some((subject, scope)));
         scope
     }
 
-    fn scope_of(&self, Subject { policy, period, algorithm, .. }: Subject) -> Scope {
-        let seed = |form: u8| self.scopes.hash_one((form, period, policy, algorithm.name()));
+    fn subject(&self, policy: PolicyName, counter: Counter, limit: &Limit) -> Subject {
+        let (period, algorithm) = (limit.period_micros(), limit.algorithm());
+        let counter = counter.to_words(limit);
+        Subject { secret: self.number, policy, counter, period, algorithm }
+    }
+
+    fn scope_of(&self, subject: Subject, tag: Tag) -> Scope {
+        let Subject { policy, counter, period, algorithm, .. } = subject;
+        let name = (period, policy, counter, algorithm.name());
+        let seed = |form: u8| self.scopes.hash_one((form, name));
         let (high, low) = (seed(1), seed(2));
-        Scope { one: (high, low), tuple: (scramble(high), scramble(low)) }
+        Scope { one: (high, low), tuple: (scramble(high), scramble(low)), tag }
     }
 
     /// Stands for `key` under `scope`.
@@ -107,7 +126,7 @@ impl Secret {
             hasher.write(key.as_bytes());
             hasher.finish()
         };
-        Identity { high: hash(high, &self.high), low: hash(low, &self.low) | 1 }
+        Identity::new(hash(high, &self.high), hash(low, &self.low), scope.tag)
     }
 }
 
@@ -134,12 +153,17 @@ impl std::fmt::Debug for Secret {
 impl Scope {
     /// Stands for all keys of this scope for which there is no room.
     pub(super) fn overflow(&self) -> Identity {
-        Identity { high: self.one.0, low: self.one.1 | 1 }
+        Identity::new(self.one.0, self.one.1, self.tag)
     }
 }
 
 impl Identity {
     pub(super) const ZERO: Self = Self { high: 0, low: 0 };
+
+    #[inline]
+    fn new(high: u64, low: u64, tag: Tag) -> Self {
+        Self { high, low: low & !Tag::MASK | tag.bits() }
+    }
 
     /// One of `shards`, a power of two. Independent of [`Identity::spread`].
     #[inline]
@@ -185,8 +209,9 @@ impl Hasher for AsItIs {
         unreachable!("an identity is two words");
     }
 
+    // The low bits of the second word are a tag, and those of the first one pick the shard: neither may decide alone.
     fn write_u64(&mut self, word: u64) {
-        self.0 ^= word;
+        self.0 = self.0.rotate_left(32) ^ word;
     }
 
     fn finish(&self) -> u64 {
@@ -206,7 +231,8 @@ mod tests {
         let scopes: Vec<_> = (1..100)
             .map(|amount| {
                 let period = std::time::Duration::from_secs(amount);
-                secret.scope(PolicyName::DEFAULT, &Limit::new(1, period).unwrap())
+                let limit = Limit::new(1, period).unwrap();
+                secret.scope(PolicyName::DEFAULT, Counter::Policy, &limit, || Tag::of(1))
             })
             .collect();
         let mut seen = std::collections::HashSet::new();
@@ -220,14 +246,20 @@ mod tests {
     fn the_last_scope_is_given_only_for_what_it_is_of() {
         let secrets = [Secret::random(), Secret::random()];
         let limits = ["1/minute", "2/minute", "1/hour", "1/minute sliding-window"];
-        let policies = [PolicyName::DEFAULT, PolicyName::AD_HOC];
+        let counted = [
+            (PolicyName::DEFAULT, Counter::Policy),
+            (PolicyName::DEFAULT, Counter::Override(1)),
+            (PolicyName::DEFAULT, Counter::Override(2)),
+            (PolicyName::AD_HOC, Counter::Limit),
+        ];
         for _ in 0..2 {
             for limit in limits.map(|limit| limit.parse::<Limit>().unwrap()) {
-                for (secret, policy) in secrets.iter().flat_map(|one| policies.map(|p| (one, p))) {
-                    let (period, algorithm) = (limit.period_micros(), limit.algorithm());
-                    let own = Subject { secret: secret.number, policy, period, algorithm };
-                    let afresh = secret.scope_of(own);
-                    let [first, again] = [(); 2].map(|()| secret.scope(policy, &limit));
+                for (secret, counted) in secrets.iter().flat_map(|one| counted.map(|c| (one, c))) {
+                    let (policy, counter) = counted;
+                    let subject = secret.subject(policy, counter, &limit);
+                    let afresh = secret.scope_of(subject, Tag::of(1));
+                    let [first, again] =
+                        [(); 2].map(|()| secret.scope(policy, counter, &limit, || Tag::of(1)));
                     assert_eq!((first.one, first.tuple), (afresh.one, afresh.tuple));
                     assert_eq!((again.one, again.tuple), (afresh.one, afresh.tuple));
                 }

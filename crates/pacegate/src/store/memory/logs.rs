@@ -71,7 +71,7 @@ impl Logs {
         id: Identity,
         limit: &Limit,
         now: u64,
-        (cost, permit): (u64, u64),
+        (cost, permit): (u64, u128),
     ) -> usize {
         if !self.contains(id) {
             self.keep(id, limit, Log::default());
@@ -114,7 +114,7 @@ impl Logs {
     }
 
     /// Returns how many entries are gone.
-    pub(super) fn release(&mut self, id: Identity, permit: u64) -> usize {
+    pub(super) fn release(&mut self, id: Identity, permit: u128) -> usize {
         self.change(id, |log| log.release(permit))
     }
 
@@ -124,7 +124,7 @@ impl Logs {
         id: Identity,
         limit: &Limit,
         now: u64,
-        permit: u64,
+        permit: u128,
     ) -> (bool, usize) {
         let mut is_held = false;
         let gone = self.change(id, |log| {
@@ -144,26 +144,50 @@ impl Logs {
         gone
     }
 
-    /// Looks at the next `keys` keys and drops the expired. Returns how many keys and entries went.
-    pub(super) fn sweep(&mut self, keys: usize, now: u64) -> (usize, usize) {
-        let (mut dropped, mut entries) = (0, 0);
+    /// Looks at the next `keys` keys and drops the expired. Calls `removed` for each with the number of its entries.
+    pub(super) fn sweep(
+        &mut self,
+        keys: usize,
+        now: u64,
+        mut removed: impl FnMut(Identity, usize),
+    ) {
+        let before = self.kept.len();
         for _ in 0..keys.min(self.round.len()) {
             let Some(id) = self.round.pop_front() else { break };
             match self.kept.get(&id) {
                 Some(kept) if kept.log.is_expired(kept.period_micros, now) => {
-                    entries += kept.log.len();
-                    dropped += 1;
+                    let entries = kept.log.len();
+                    self.entries -= entries;
                     self.kept.remove(&id);
+                    removed(id, entries);
                 }
                 _ => self.round.push_back(id),
             }
         }
-        self.entries -= entries;
-        if dropped > 0 && self.kept.len() < self.kept.capacity() / 4 {
+        self.shrink(before);
+    }
+
+    /// Drops every key that `is_meant`. Calls `removed` for each with the number of its entries.
+    pub(super) fn clear(
+        &mut self,
+        is_meant: impl Fn(Identity) -> bool,
+        mut removed: impl FnMut(Identity, usize),
+    ) {
+        let before = self.kept.len();
+        for (id, kept) in self.kept.extract_if(|id, _| is_meant(*id)) {
+            self.entries -= kept.log.len();
+            removed(id, kept.log.len());
+        }
+        self.round.retain(|id| !is_meant(*id));
+        self.shrink(before);
+    }
+
+    /// Gives memory back once keys have gone since there were `before`.
+    fn shrink(&mut self, before: usize) {
+        if self.kept.len() < before && self.kept.len() < self.kept.capacity() / 4 {
             self.kept.shrink_to(self.kept.len() * 2);
             self.round.shrink_to(self.round.len() * 2);
         }
-        (dropped, entries)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -9,8 +9,11 @@ use crate::{Algorithm, KeyRef, Limit, ManualClock, PolicyName, Timestamp};
 
 const MONDAY: Timestamp = Timestamp::from_secs(1_767_225_600);
 
-fn store(max_keys: usize, clock: &ManualClock) -> MemoryStore {
-    MemoryStore::new(max_keys, clock.clone())
+/// A store that knows the scope of `limit`, as that of a limiter does: threads need not find it.
+fn store(max_keys: usize, clock: &ManualClock, limit: &Limit) -> MemoryStore {
+    let store = MemoryStore::new(max_keys, clock.clone());
+    scope(&store, limit);
+    store
 }
 
 fn scope(store: &MemoryStore, limit: &Limit) -> Scope {
@@ -44,7 +47,7 @@ fn loom_one_key_is_charged_once_per_unit() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingLog] {
         loom::model(move || {
             let limit = Limit::per_day(2).with_algorithm(algorithm).unwrap();
-            let store = store(100, &ManualClock::at(MONDAY));
+            let store = store(100, &ManualClock::at(MONDAY), &limit);
             let threads: Vec<_> = (0..3)
                 .map(|_| {
                     let store = store.clone();
@@ -61,7 +64,7 @@ fn loom_one_key_is_charged_once_per_unit() {
 fn loom_an_expired_key_is_swept_or_charged_but_never_both() {
     loom::model(|| {
         let (limit, clock) = (Limit::per_second(1), ManualClock::at(MONDAY));
-        let store = store(100, &clock);
+        let store = store(100, &clock, &limit);
         assert!(charge(&store, &limit, &["key"]));
         clock.set(Timestamp::from_secs(1_767_225_600 + 10));
         let (charger, sweeper) = (store.clone(), store.clone());
@@ -78,7 +81,7 @@ fn loom_an_expired_key_is_swept_or_charged_but_never_both() {
 fn loom_pairs_in_both_orders_neither_deadlock_nor_half_charge() {
     loom::model(|| {
         let limit = Limit::per_day(1);
-        let store = store(100, &ManualClock::at(MONDAY));
+        let store = store(100, &ManualClock::at(MONDAY), &limit);
         let threads = [["a", "b"], ["b", "a"]].map(|keys| {
             let store = store.clone();
             thread::spawn(move || usize::from(charge(&store, &limit, &keys)))
@@ -93,7 +96,7 @@ fn loom_pairs_in_both_orders_neither_deadlock_nor_half_charge() {
 fn loom_room_is_never_given_twice() {
     loom::model(|| {
         let limit = Limit::per_day(5);
-        let store = store(1, &ManualClock::at(MONDAY));
+        let store = store(1, &ManualClock::at(MONDAY), &limit);
         let threads = ["a", "b"].map(|key| {
             let store = store.clone();
             thread::spawn(move || assert!(charge(&store, &limit, &[key])))

@@ -7,7 +7,8 @@
 //!
 //! There is no background thread. Every so many decisions, the caller [tends](Inner::tend) another shard: looks at a
 //! few cells and drops the expired. When there is no room for a new key, nobody else's state makes way: the new keys
-//! of a policy share one budget until there is room again.
+//! of a policy share one budget until there is room again. Domains have their own [shares](share) of the [room], so
+//! that the keys of one cannot take all of it.
 
 mod apply;
 mod charge;
@@ -16,7 +17,11 @@ mod lock;
 mod logs;
 #[cfg(all(test, pacegate_loom))]
 mod loom_tests;
+mod room;
+mod share;
+mod spare;
 mod table;
+mod tenants;
 
 use std::sync::Arc;
 
@@ -31,22 +36,26 @@ use self::{
     identity::{Identity, Scope, Secret},
     lock::Lock,
     logs::Logs,
+    room::Room,
+    share::{Registry, Share},
+    spare::Spares,
     table::Table,
 };
 use super::{Answer, Charge, Store};
 use crate::{
-    KeyRef, Limit,
+    Counter, KeyRef, Limit,
     algorithm::{self, Outcome, State},
     clock::{Clock, Disciplined, SystemClock},
     policy::PolicyName,
 };
 
 pub(crate) use charge::{BATCH, Slot};
+pub use tenants::ShareUsage;
 
 /// State in the memory of this process.
 ///
 /// Clones share the state. At most `max_keys` keys are held, in 36 to 40 bytes each where they are many and up to
-/// twice that where they are few; logs take 24 bytes more for each instant, at most eight instants per key on
+/// twice that where they are few; logs take 32 bytes more for each instant, at most eight instants per key on
 /// average. Expired keys give their memory back while others are used.
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
@@ -78,10 +87,17 @@ struct Inner {
     /// Whether there ever was one of those. It need not be looked for where only fixed-size states are in use.
     has_logs: AtomicBool,
     /// The shared budgets of keys without room. Last in the order of locks.
-    spare: Lock<Spare>,
-    /// How many there are: while there are none, nobody needs to look.
-    spares: CachePadded<AtomicUsize>,
-    room: Room,
+    spare: Lock<Spares>,
+    /// The shares that have any, a bit for each: new keys of the others need not look.
+    spares: CachePadded<AtomicU64>,
+    /// The bound on keys.
+    keys: Room,
+    /// The bound on entries of logs.
+    entries: Room,
+    /// The tags of policies. Nothing else is locked while it is held, but for the opening of a share.
+    registry: Lock<Registry>,
+    /// The tag of [`PolicyName::AD_HOC`], or 0 before it is needed: many limits that come with requests are new.
+    inline_tag: AtomicU64,
     overflowed: CachePadded<AtomicU64>,
     /// The shard that is tended next.
     next_tended: CachePadded<AtomicUsize>,
@@ -92,29 +108,6 @@ struct Inner {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Padded<T>(T);
-
-/// One state per scope that has overflowed.
-#[derive(Debug, Default)]
-struct Spare {
-    cells: Table,
-    logs: Logs,
-    pace: Pace,
-}
-
-/// How much may be held, and how much is.
-#[derive(Debug)]
-struct Room {
-    max_keys: usize,
-    max_entries: usize,
-    keys: CachePadded<AtomicUsize>,
-    entries: CachePadded<AtomicUsize>,
-}
-
-impl Spare {
-    fn len(&self) -> usize {
-        self.cells.live() + self.logs.len()
-    }
-}
 
 /// What a shard knows of time.
 #[derive(Debug, Default)]
@@ -138,10 +131,6 @@ const KEYS_PER_SHARD: usize = 2_048;
 const TEND_EVERY: u32 = 64;
 /// Cells looked at in one turn, so that on average each decision pays for one.
 const TEND_CELLS: usize = 64;
-/// Policies that may overflow at the same time; beyond these, keys without room are denied.
-const MAX_SPARE: usize = 4_096;
-/// Entries of the logs of those policies, as many for each on average as keys may have.
-const MAX_SPARE_ENTRIES: usize = ENTRIES_PER_KEY * MAX_SPARE;
 /// Entries of logs, for each key that may be held.
 const ENTRIES_PER_KEY: usize = 8;
 /// A clock behind by less than this is two processors disagreeing, not a step.
@@ -170,9 +159,12 @@ impl MemoryStore {
             cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
             logs: (0..shards.min(256)).map(|_| Padded(Lock::new(Logs::default()))).collect(),
             has_logs: AtomicBool::new(false),
-            spare: Lock::new(Spare::default()),
-            spares: CachePadded::new(AtomicUsize::new(0)),
-            room: Room::new(max_keys),
+            spare: Lock::new(Spares::default()),
+            spares: CachePadded::new(AtomicU64::new(0)),
+            keys: Room::new(max_keys),
+            entries: Room::new(max_keys.saturating_mul(ENTRIES_PER_KEY)),
+            registry: Lock::new(Registry::default()),
+            inline_tag: AtomicU64::new(0),
             overflowed: CachePadded::new(AtomicU64::new(0)),
             next_tended: CachePadded::new(AtomicUsize::new(0)),
         };
@@ -184,12 +176,11 @@ impl MemoryStore {
         let inner = &*self.inner;
         let cells: usize = inner.cells.iter().map(|shard| shard.0.lock().capacity()).sum();
         let logs: usize = inner.logs.iter().map(|shard| shard.0.lock().bytes()).sum();
-        let spare = inner.spare.lock();
-        let (cells, logs) = (cells + spare.cells.capacity(), logs + spare.logs.bytes());
-        drop(spare);
+        let spare = inner.spare.lock().size();
+        let (cells, logs) = (cells + spare.0, logs + spare.1);
         MemoryUsage {
-            keys: inner.room.keys.load(Ordering::Relaxed),
-            max_keys: inner.room.max_keys,
+            keys: inner.keys.used(),
+            max_keys: inner.keys.max(),
             bytes: cells * 32 + logs,
             overflowed: inner.overflowed.load(Ordering::Relaxed),
         }
@@ -205,8 +196,13 @@ impl MemoryStore {
         (0..2).for_each(|_| inner.tend_spare(usize::MAX));
     }
 
-    pub(crate) fn scope(&self, policy: PolicyName, limit: &Limit) -> Scope {
-        self.inner.secret.scope(policy, limit)
+    pub(crate) fn scope(&self, policy: PolicyName, counter: Counter, limit: &Limit) -> Scope {
+        self.inner.secret.scope(policy, counter, limit, || self.inner.tag(policy))
+    }
+
+    /// What the key of a charge is hashed with.
+    pub(crate) fn scope_of(&self, charge: &Charge<'_>) -> Scope {
+        self.scope(charge.policy, charge.counter, &charge.limit)
     }
 
     #[inline]
@@ -240,7 +236,7 @@ impl MemoryStore {
             let mut logs = inner.logs_of(slot.id).lock();
             let now = logs.pace.settle(&inner.time, inner.time.now());
             let freed = logs.refund(slot.id, slot.limit, now, slot.cost);
-            inner.room.give_back_entries(freed);
+            inner.entries.give_back(slot.share(), freed);
             return;
         }
         let mut table = inner.cells_of(slot.id).lock();
@@ -255,15 +251,15 @@ impl MemoryStore {
         let inner = &*self.inner;
         if slot.limit.algorithm().keeps_log() {
             if let Some(entries) = inner.logs_of(slot.id).lock().remove(slot.id) {
-                inner.room.give_back_entries(entries);
-                inner.room.give_back_keys(1);
+                inner.entries.give_back(slot.share(), entries);
+                inner.keys.give_back(slot.share(), 1);
             }
             return;
         }
         let mut table = inner.cells_of(slot.id).lock();
         if let Some(place) = table.find(slot.id) {
             table.remove(place);
-            inner.room.give_back_keys(1);
+            inner.keys.give_back(slot.share(), 1);
         }
     }
 
@@ -274,9 +270,9 @@ impl MemoryStore {
             return;
         }
         let freed = inner.logs_of(slot.id).lock().release(slot.id, slot.permit);
-        inner.room.give_back_entries(freed);
-        if inner.spares.load(Ordering::Relaxed) > 0 {
-            inner.spare.lock().logs.release(slot.scope.overflow(), slot.permit);
+        inner.entries.give_back(slot.share(), freed);
+        if inner.has_spare(slot.share()) {
+            inner.spare.lock().release(slot);
         }
     }
 
@@ -285,12 +281,12 @@ impl MemoryStore {
         let mut logs = inner.logs_of(slot.id).lock();
         let now = logs.pace.settle(&inner.time, inner.time.now());
         let (renewed, freed) = logs.renew(slot.id, slot.limit, now, slot.permit);
-        inner.room.give_back_entries(freed);
+        inner.entries.give_back(slot.share(), freed);
         drop(logs);
-        if inner.spares.load(Ordering::Relaxed) == 0 {
+        if !inner.has_spare(slot.share()) {
             return renewed;
         }
-        let (shared, _) = inner.spare.lock().renew(slot, &inner.time, now);
+        let shared = inner.spare.lock().renew(slot, &inner.time, now);
         renewed || shared
     }
 
@@ -324,8 +320,7 @@ impl MemoryStore {
 
     /// [`Store::charge`], without the wait.
     pub(crate) fn charge_together(&self, charges: &[Charge<'_>]) -> Vec<Outcome> {
-        let scopes: Vec<_> =
-            charges.iter().map(|charge| self.scope(charge.policy, &charge.limit)).collect();
+        let scopes: Vec<_> = charges.iter().map(|charge| self.scope_of(charge)).collect();
         let slots: Vec<_> =
             charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope)).collect();
         self.charge_all(&slots).0
@@ -348,7 +343,7 @@ impl Store for MemoryStore {
     }
 
     fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
-        let scope = self.scope(charge.policy, &charge.limit);
+        let scope = self.scope_of(charge);
         let slot = self.slot(charge, &scope);
         match charge.limit.algorithm().keeps_log() {
             true => self.charge_all(&[slot]).0.pop(),
@@ -357,22 +352,26 @@ impl Store for MemoryStore {
     }
 
     fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.refund(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        self.refund(&self.slot(charge, &self.scope_of(charge)));
         ready(())
     }
 
     fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.reset(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        self.reset(&self.slot(charge, &self.scope_of(charge)));
         ready(())
     }
 
     fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.release(&self.slot(charge, &self.scope(charge.policy, &charge.limit)));
+        self.release(&self.slot(charge, &self.scope_of(charge)));
         ready(())
     }
 
     fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
-        ready(self.renew(&self.slot(charge, &self.scope(charge.policy, &charge.limit))))
+        ready(self.renew(&self.slot(charge, &self.scope_of(charge))))
+    }
+
+    fn clear<'a>(&'a self, policies: &'a [PolicyName]) -> Answer<'a, u64> {
+        ready(self.clear(policies))
     }
 }
 
@@ -407,17 +406,34 @@ impl Inner {
     fn tend_cells(&self, turn: usize, cells: usize) {
         if let Some(mut table) = self.cells[turn % self.cells.len()].0.try_lock() {
             let now = table.pace.settle(&self.time, self.time.now());
-            self.room.give_back_keys(table.sweep(cells, now));
+            self.sweep_cells(&mut table, cells, now);
         }
+    }
+
+    fn sweep_cells(&self, table: &mut Table, cells: usize, now: u64) {
+        let mut freed = self.keys.returns();
+        table.sweep(cells, now, |id| freed.add(id.share(), 1));
+    }
+
+    fn sweep_logs(&self, logs: &mut Logs, keys: usize, now: u64) {
+        let (mut freed, mut entries) = (self.keys.returns(), self.entries.returns());
+        logs.sweep(keys, now, |id, count| {
+            freed.add(id.share(), 1);
+            entries.add(id.share(), count);
+        });
+    }
+
+    /// Whether keys of this share may have to look at its shared budgets.
+    fn has_spare(&self, share: Share) -> bool {
+        self.spares.load(Ordering::Relaxed) & share.bit() != 0
     }
 
     /// Forgets shared budgets that are no longer in use. Once there are none, new keys need not look any more.
     fn tend_spare(&self, budgets: usize) {
         if let Some(mut spare) = self.spare.try_lock() {
             let now = spare.pace.settle(&self.time, self.time.now());
-            spare.cells.sweep(budgets, now);
-            spare.logs.sweep(budgets, now);
-            self.spares.store(spare.len(), Ordering::Relaxed);
+            spare.sweep(budgets, now);
+            self.spares.store(spare.in_use(), Ordering::Relaxed);
         }
     }
 
@@ -425,50 +441,7 @@ impl Inner {
     fn tend_logs(&self, turn: usize, keys: usize) {
         if let Some(mut logs) = self.logs[turn % self.logs.len()].0.try_lock() {
             let now = logs.pace.settle(&self.time, self.time.now());
-            let (keys, entries) = logs.sweep(keys, now);
-            self.room.give_back_keys(keys);
-            self.room.give_back_entries(entries);
-        }
-    }
-}
-
-impl Room {
-    fn new(max_keys: usize) -> Self {
-        Self {
-            max_keys,
-            max_entries: max_keys.saturating_mul(ENTRIES_PER_KEY),
-            keys: CachePadded::new(AtomicUsize::new(0)),
-            entries: CachePadded::new(AtomicUsize::new(0)),
-        }
-    }
-
-    /// Takes room for so many keys, unless there is none.
-    fn take_keys(&self, keys: usize) -> bool {
-        let fits = self.keys.fetch_add(keys, Ordering::Relaxed) + keys <= self.max_keys;
-        if !fits {
-            self.give_back_keys(keys);
-        }
-        fits
-    }
-
-    /// Takes room for so many entries of logs, unless there is none.
-    fn take_entries(&self, entries: usize) -> bool {
-        let fits = self.entries.fetch_add(entries, Ordering::Relaxed) + entries <= self.max_entries;
-        if !fits {
-            self.give_back_entries(entries);
-        }
-        fits
-    }
-
-    fn give_back_keys(&self, keys: usize) {
-        if keys > 0 {
-            self.keys.fetch_sub(keys, Ordering::Relaxed);
-        }
-    }
-
-    fn give_back_entries(&self, entries: usize) {
-        if entries > 0 {
-            self.entries.fetch_sub(entries, Ordering::Relaxed);
+            self.sweep_logs(&mut logs, keys, now);
         }
     }
 }
@@ -527,7 +500,7 @@ mod tests {
             let limiter = limiter.build().unwrap();
             let _ = (limiter.check("first"), limiter.check("second"));
             let spares = || limiter.store().inner.spares.load(Ordering::Relaxed);
-            assert_eq!(spares(), 1, "{text}");
+            assert_ne!(spares(), 0, "{text}");
             clock.advance(Duration::from_secs(10));
             for _ in 0..2 * TEND_EVERY {
                 let _ = limiter.check("first");

@@ -109,12 +109,18 @@ impl Table {
         &mut self.cell_mut(place).state
     }
 
-    /// Adds a cell for a key that has none. Returns how many expired cells made way.
-    pub(super) fn insert(&mut self, id: Identity, state: State, now: u64) -> usize {
-        let expired =
-            if (self.live + 1) * 10 > self.capacity() * 9 { self.rebuild(now, 1) } else { 0 };
+    /// Adds a cell for a key that has none. Calls `removed` for each expired cell that made way.
+    pub(super) fn insert(
+        &mut self,
+        id: Identity,
+        state: State,
+        now: u64,
+        removed: impl FnMut(Identity),
+    ) {
+        if (self.live + 1) * 10 > self.capacity() * 9 {
+            self.rebuild(1, |cell| !cell.state.is_expired(now), removed);
+        }
         self.place(Cell { id, state });
-        expired
     }
 
     /// Empties the cell at `place` and closes the gap.
@@ -137,15 +143,15 @@ impl Table {
         self.live -= 1;
     }
 
-    /// Looks at the next `cells` cells and removes the expired. At the end of a round a table that has become too
-    /// large is made smaller. Returns how many were removed.
-    pub(super) fn sweep(&mut self, cells: usize, now: u64) -> usize {
-        let before = self.live;
+    /// Looks at the next `cells` cells and removes the expired, with a call of `removed` for each. At the end of a
+    /// round a table that has become too large is made smaller.
+    pub(super) fn sweep(&mut self, cells: usize, now: u64, mut removed: impl FnMut(Identity)) {
         for _ in 0..cells.min(self.capacity()) {
-            let cell = self.cell(self.hand);
-            if !cell.state.is_empty() && cell.state.is_expired(now) {
+            let Cell { id, state } = *self.cell(self.hand);
+            if !state.is_empty() && state.is_expired(now) {
                 // What the removal shifts into this place is looked at next.
                 self.remove(self.hand);
+                removed(id);
                 continue;
             }
             self.hand = self.after(self.hand);
@@ -153,10 +159,21 @@ impl Table {
                 && self.capacity() > 2 * MIN_LINES
                 && self.live * 5 < self.capacity() * 2
             {
-                return before - self.live + self.rebuild(now, 0);
+                return self.rebuild(0, |cell| !cell.state.is_expired(now), removed);
             }
         }
-        before - self.live
+    }
+
+    /// Removes every cell whose key `is_meant`, with a call of `removed` for each.
+    pub(super) fn clear(
+        &mut self,
+        is_meant: impl Fn(Identity) -> bool,
+        removed: impl FnMut(Identity),
+    ) {
+        let mut cells = self.lines.iter().flat_map(|line| line.0);
+        if cells.any(|cell| !cell.state.is_empty() && is_meant(cell.id)) {
+            self.rebuild(0, |cell| !is_meant(cell.id), removed);
+        }
     }
 
     pub(super) fn live(&self) -> usize {
@@ -168,22 +185,26 @@ impl Table {
         2 * self.lines.len()
     }
 
-    /// Moves what is not expired into a table of the right size for it and `more`. Returns how many were expired.
+    /// Moves the cells to `keep` into a table of the right size for them and `more`. Calls `removed` for each other.
     #[cold]
-    fn rebuild(&mut self, now: u64, more: usize) -> usize {
-        let before = self.live;
+    fn rebuild(
+        &mut self,
+        more: usize,
+        keep: impl Fn(&Cell) -> bool,
+        mut removed: impl FnMut(Identity),
+    ) {
         let old = std::mem::take(&mut self.lines);
-        let cells = || old.iter().flat_map(|line| line.0);
-        let kept = |cell: &Cell| !cell.state.is_empty() && !cell.state.is_expired(now);
-        let keep = cells().filter(kept).count();
+        let cells = || old.iter().flat_map(|line| line.0).filter(|cell| !cell.state.is_empty());
+        let kept = cells().filter(&keep).count();
         self.live = 0;
         self.hand = 0;
-        if keep + more > 0 {
-            let lines = ((keep + more) * 50).div_ceil(fill(keep)).max(MIN_LINES);
+        if kept + more > 0 {
+            let lines = ((kept + more) * 50).div_ceil(fill(kept)).max(MIN_LINES);
             self.lines = vec![Line([Cell::EMPTY; 2]); lines].into_boxed_slice();
-            cells().filter(kept).for_each(|cell| self.place(cell));
         }
-        before - keep
+        for cell in cells() {
+            if keep(&cell) { self.place(cell) } else { removed(cell.id) }
+        }
     }
 
     /// Puts a cell into the first empty place of its probe. There is one: the table is never full.
@@ -218,7 +239,7 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::{HashMap, HashSet};
 
     use proptest::prelude::*;
 
@@ -238,7 +259,7 @@ mod tests {
     fn stays_between_82_and_90_percent_full_while_it_grows() {
         let mut table = Table::default();
         for n in 1..20_000 {
-            table.insert(Identity::of_test(n), state(0, 1 << 40, 1), 0);
+            table.insert(Identity::of_test(n), state(0, 1 << 40, 1), 0, |_| {});
             let used = table.live() * 100;
             assert!(used <= 90 * table.capacity(), "{n}");
             assert!(n < 600 || used >= 81 * table.capacity(), "{n}: {}", table.capacity());
@@ -249,11 +270,11 @@ mod tests {
     fn memory_goes_back_when_all_has_expired() {
         let mut table = Table::default();
         for n in 0..5_000 {
-            table.insert(Identity::of_test(n), state(0, 1_000, 1), 0);
+            table.insert(Identity::of_test(n), state(0, 1_000, 1), 0, |_| {});
         }
         let mut removed = 0;
         for _ in 0..2 {
-            removed += table.sweep(table.capacity(), 2_000_000);
+            table.sweep(table.capacity(), 2_000_000, |_| removed += 1);
         }
         assert_eq!((removed, table.live(), table.capacity()), (5_000, 0, 0));
     }
@@ -264,6 +285,7 @@ mod tests {
         Often(u64),
         Remove(u64),
         Sweep(usize),
+        Clear(u64),
         Pass(u64),
     }
 
@@ -273,6 +295,7 @@ mod tests {
             6 => (0..300_u64).prop_map(Op::Often),
             2 => (0..300_u64).prop_map(Op::Remove),
             2 => (0..40_usize).prop_map(Op::Sweep),
+            1 => (1..300_u64).prop_map(Op::Clear),
             1 => (0..1_000_000_u64).prop_map(Op::Pass),
         ]
     }
@@ -283,12 +306,14 @@ mod tests {
         fn holds_what_a_map_holds(ops in prop::collection::vec(op(), 1..600)) {
             let (mut table, mut map, mut now) = (Table::default(), HashMap::new(), 0);
             for op in ops {
+                let (before, mut removed) = (table.live(), Vec::new());
+                let is_sweep = matches!(op, Op::Sweep(_));
                 match op {
                     Op::Put(id, life) => {
                         let (key, value) = (Identity::of_test(id), state(now, life, id.into()));
                         match table.find(key) {
                             Some(place) => *table.state_mut(place) = value,
-                            None => { table.insert(key, value, now); }
+                            None => table.insert(key, value, now, |id| removed.push(id)),
                         }
                         map.insert(id, value);
                     }
@@ -304,8 +329,18 @@ mod tests {
                         }
                         map.remove(&id);
                     }
-                    Op::Sweep(cells) => { table.sweep(cells, now); }
+                    Op::Sweep(cells) => table.sweep(cells, now, |id| removed.push(id)),
+                    Op::Clear(divisor) => {
+                        let meant: HashSet<_> =
+                            (0..300).filter(|id| id % divisor == 0).map(Identity::of_test).collect();
+                        table.clear(|id| meant.contains(&id), |_| {});
+                        map.retain(|id, _| id % divisor != 0);
+                    }
                     Op::Pass(micros) => now += micros,
+                }
+                prop_assert!(!is_sweep || before == table.live() + removed.len());
+                for id in removed {
+                    prop_assert!(table.find(id).is_none());
                 }
                 for id in 0..300 {
                     let found = table.find(Identity::of_test(id)).map(|place| table.state(place));

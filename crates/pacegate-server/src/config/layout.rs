@@ -1,0 +1,116 @@
+//! Whose counters the store shares.
+
+use std::time::Duration;
+
+use pacegate::{Limit, StoreError};
+use pacegate_redis::Layout;
+
+use super::{
+    file,
+    hint::{among, shorten},
+    place::{Form, Forms},
+    service::Reader,
+    text::duration,
+    written::scalar_text,
+};
+
+type NamedLayout = (&'static str, fn() -> Layout);
+
+const LAYOUTS: [NamedLayout; 9] = [
+    ("native", Layout::native),
+    ("rlaas", Layout::rlaas),
+    ("rlaas-log", Layout::rlaas_log),
+    ("spring", || Layout::spring(Layout::SPRING_PREFIX)),
+    ("valkey-api", Layout::valkey_api),
+    ("unix-time", Layout::unix_time),
+    ("unix-time-log", Layout::unix_time_log),
+    ("typescript", Layout::typescript),
+    ("typescript-sliding", Layout::typescript_sliding),
+];
+
+/// The longest `ttl_slack`.
+const MAX_SLACK: Duration = Duration::from_secs(365 * 24 * 3_600);
+
+impl Reader<'_, '_> {
+    /// The layout of a store, with its prefix. `default` if none is written, or a bad one.
+    pub(super) fn layout(&mut self, parts: &file::Store, default: &Layout) -> Layout {
+        let Some(written) = &parts.layout else { return self.prefixed(parts, default) };
+        let template = match &written.value {
+            Form::Map(parts) => self.template(parts),
+            Form::One(scalar) => {
+                let text = scalar_text(scalar, written.origin, self.problems);
+                match text.contains('{') {
+                    true => {
+                        let template = Layout::template(&text);
+                        self.problems.take(written.place, template).map(Into::into)
+                    }
+                    false => {
+                        let named = self.problems.take(written.place, named(&text));
+                        return self.prefixed(parts, &named.unwrap_or_else(|| default.clone()));
+                    }
+                }
+            }
+            Form::List(_) => {
+                self.problems
+                    .add(written.place, format_args!("expected {}", file::Layout::EXPECTED));
+                None
+            }
+        };
+        if let Some(prefix) = &parts.prefix {
+            let message = "a template begins with its prefix: write it there, and remove `prefix`";
+            self.problems.add(prefix.place, message);
+        }
+        template.unwrap_or_else(|| default.clone())
+    }
+
+    fn prefixed(&self, parts: &file::Store, layout: &Layout) -> Layout {
+        match &parts.prefix {
+            Some(prefix) => layout.with_prefix(&prefix.value),
+            None => layout.clone(),
+        }
+    }
+
+    fn template(&mut self, parts: &file::Layout) -> Option<Layout> {
+        let file::Layout { template, ttl_slack, refresh_ttl } = parts;
+        let place = template.place;
+        let template = self.problems.take(place, Layout::template(&template.value));
+        let slack = match ttl_slack {
+            Some(slack) => {
+                let read = duration(&slack.value, Duration::ZERO..=MAX_SLACK);
+                self.problems.take(slack.place, read)?
+            }
+            None => Duration::ZERO,
+        };
+        let template = template?.ttl_slack(slack);
+        Some(if *refresh_ttl { template.refresh_ttl() } else { template }.into())
+    }
+}
+
+fn named(text: &str) -> Result<Layout, String> {
+    let known = LAYOUTS.iter().find(|(name, _)| *name == text).map(|(_, layout)| layout());
+    known.ok_or_else(|| {
+        let names = among(text, &LAYOUTS.map(|(name, _)| name));
+        let text = shorten(text);
+        format!(
+            "`{text}` is neither a layout nor a template such as `myapp:{{key}}:{{window}}`: {names}"
+        )
+    })
+}
+
+/// Returns an error if a cluster cannot hold the counters of a layout.
+pub(super) fn check_cluster(url: &str, layout: &Layout) -> Result<(), &'static str> {
+    let scheme = url.split("://").next().unwrap_or_default();
+    match scheme.ends_with("+cluster") && !layout.works_on_cluster() {
+        true => Err("this layout counts two windows of a key, which a cluster keeps in different \
+                     slots: write the address of a single server"),
+        false => Ok(()),
+    }
+}
+
+/// Returns why a store with this layout cannot count these limits.
+pub(super) fn supported(layout: &Layout, limits: &[Limit], leased: bool) -> Result<(), String> {
+    layout.supports(limits, leased).map_err(|error| match error {
+        StoreError::Unsupported(problem) => problem,
+        other => other.to_string(),
+    })
+}

@@ -1,0 +1,112 @@
+//! A permit on its way to the client.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::{Body, Frame, SizeHint};
+use pacegate::{Charge, ChargeBuf};
+use tokio::runtime::Handle;
+
+use crate::engine::Engine;
+
+/// The body of a response that names a permit. If it is dropped before it was read, the client has hung up.
+#[derive(Debug)]
+pub(super) struct PermitBody {
+    pub(super) body: Full<Bytes>,
+    /// `None` for a response without a permit, and after the body was read.
+    pub(super) unsent: Option<Unsent>,
+}
+
+/// Charges whose permit has not been sent to the client. Dropping this returns the permit.
+#[derive(Debug)]
+pub(super) struct Unsent {
+    engine: Engine,
+    charges: Vec<ChargeBuf>,
+}
+
+impl Unsent {
+    pub(super) fn new(engine: &Engine, charges: &[Charge<'_>]) -> Self {
+        let held = charges.iter().filter(|charge| charge.permit != 0);
+        Self { engine: engine.clone(), charges: held.map(ChargeBuf::from).collect() }
+    }
+
+    fn sent(mut self) {
+        self.charges.clear();
+    }
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        let charges = std::mem::take(&mut self.charges);
+        if charges.is_empty() {
+            return;
+        }
+        let engine = self.engine.clone();
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                let charges: Vec<_> = charges.iter().map(ChargeBuf::as_charge).collect();
+                // A failure is counted, and the store retries.
+                drop(engine.release(&charges).await);
+            });
+        }
+    }
+}
+
+impl Body for PermitBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(unsent) = self.unsent.take() {
+            unsent.sent();
+        }
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use pacegate::{KeyRef, Limit, Limiter, Permit, PolicySet};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_permit_that_was_not_sent_is_returned() {
+        let limit: Limit = "1/hour concurrency".parse().unwrap();
+        let limiter =
+            Limiter::builder().policies(PolicySet::of_limits([limit]).unwrap()).build().unwrap();
+        let engine = Engine::memory(limiter.clone());
+        let charge = Charge::new("default".parse().unwrap(), KeyRef::new(b"alice"), limit);
+        let taken = || {
+            let charges = [charge.holding(Permit::new_id())];
+            assert!(limiter.verdict(&charges).unwrap().decision.is_allowed());
+            let unsent = Some(Unsent::new(&engine, &charges));
+            PermitBody { body: Full::new(Bytes::from_static(b"{}")), unsent }
+        };
+        let free = || limiter.verdict(&[charge.cost(0)]).unwrap().decision.is_allowed();
+        drop(taken());
+        // The only worker of this runtime runs the release.
+        tokio::task::yield_now().await;
+        assert!(free());
+        assert_eq!(taken().collect().await.unwrap().to_bytes(), "{}");
+        tokio::task::yield_now().await;
+        assert!(!free());
+    }
+}

@@ -1,0 +1,101 @@
+//! A request as policies compare it: with its path in a normal form.
+
+use std::borrow::Cow;
+
+use super::{Match, Missing, Paths, Policy};
+use crate::{KeyBuf, KeyRef, Request};
+
+/// A request, and its path in the forms that the policies of a set need, each made once.
+#[derive(Debug)]
+pub(super) struct View<'r, 'a> {
+    request: &'r Request<'a>,
+    normalized: Option<Cow<'a, [u8]>>,
+    case_sensitive: Option<Cow<'a, [u8]>>,
+}
+
+/// The forms that the policies of a set need.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Forms {
+    normalized: bool,
+    case_sensitive: bool,
+}
+
+impl Forms {
+    /// The forms that these policies look at.
+    pub(super) fn of(policies: &[Policy]) -> Self {
+        let mut forms = Self::default();
+        for policy in policies.iter().filter(|policy| looks_at_path(policy)) {
+            match policy.paths {
+                Paths::Normalized => forms.normalized = true,
+                Paths::CaseSensitive => forms.case_sensitive = true,
+                Paths::Exact => {}
+            }
+        }
+        forms
+    }
+}
+
+fn looks_at_path(policy: &Policy) -> bool {
+    let overrides = policy.overrides.iter().map(|other| &other.matching);
+    let mut conditions =
+        std::iter::once(&policy.matching).chain(overrides).flat_map(Match::conditions);
+    conditions.any(|(attribute, _)| attribute == Request::PATH)
+        || policy.per.iter().any(|attribute| attribute == Request::PATH)
+}
+
+impl<'r, 'a> View<'r, 'a> {
+    pub(super) fn new(request: &'r Request<'a>, forms: Forms) -> Self {
+        let path = match forms.normalized || forms.case_sensitive {
+            true => request.attribute(Request::PATH),
+            false => None,
+        };
+        let form =
+            |needed: bool, paths: Paths| path.filter(|_| needed).map(|path| paths.normalize(path));
+        Self {
+            request,
+            normalized: form(forms.normalized, Paths::Normalized),
+            case_sensitive: form(forms.case_sensitive, Paths::CaseSensitive),
+        }
+    }
+
+    pub(super) fn domain(&self) -> &'a str {
+        self.request.domain()
+    }
+
+    /// The value of an attribute as it is compared and counted.
+    pub(super) fn value(&self, attribute: &str, paths: Paths) -> Option<&[u8]> {
+        let form = match paths {
+            Paths::Normalized if attribute == Request::PATH => &self.normalized,
+            Paths::CaseSensitive if attribute == Request::PATH => &self.case_sensitive,
+            _ => return self.request.attribute(attribute),
+        };
+        form.as_deref()
+    }
+
+    /// Returns `true` if a policy of the request's domain applies.
+    pub(super) fn is_covered_by(&self, policy: &Policy) -> bool {
+        let value = |attribute: &str| self.value(attribute, policy.paths);
+        let lacks = |attribute: &String| value(attribute).is_none();
+        policy.matching.covers_values(value)
+            && !(policy.missing == Missing::Skip && policy.per.iter().any(lacks))
+    }
+
+    /// The override of a policy that applies: the first that matches. An override may lift the limit, so a value that
+    /// is too long to be sure about gets none.
+    pub(super) fn override_of(&self, policy: &Policy) -> Option<usize> {
+        let value = |attribute: &str| self.value(attribute, policy.paths);
+        policy.overrides.iter().position(|other| other.matching.surely_covers(value))
+    }
+
+    /// The values of a policy's `per` attributes.
+    pub(super) fn key(&self, policy: &Policy) -> KeyBuf {
+        if let [attribute] = &*policy.per
+            && let Some(value) = self.value(attribute, policy.paths)
+        {
+            return KeyRef::new(value).to_buf();
+        }
+        let mut key = KeyBuf::empty();
+        policy.per.iter().for_each(|attribute| key.push(self.value(attribute, policy.paths)));
+        key
+    }
+}

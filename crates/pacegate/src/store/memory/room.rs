@@ -1,0 +1,299 @@
+//! How much may be held, and by whom.
+//!
+//! Half of the room is divided evenly between the shares: each may always hold its part, the guarantee. The rest is
+//! first come, first served. A store with one share gives it all of the room.
+
+use crossbeam_utils::CachePadded;
+
+#[cfg(pacegate_loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(pacegate_loom))]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{
+    lock::Lock,
+    share::{SHARES, Share},
+};
+
+/// Room for keys, or for entries of logs.
+///
+/// A share takes the larger of its use and its guarantee, and `taken` is at least the sum of that: it grows before the
+/// use of a share does, and shrinks after it. It never exceeds `max`, so neither does the use of all shares together,
+/// and no share has to wait for its guarantee.
+#[derive(Debug)]
+pub(super) struct Room {
+    max: u64,
+    taken: CachePadded<AtomicU64>,
+    /// The [`Uses`] of each share.
+    uses: [AtomicU64; SHARES],
+    /// Held while a share is opened. Protects the numbers of shares in `uses`.
+    opening: Lock<Opening>,
+}
+
+/// The shares that the room is divided between, a bit for each. Some may still wait for their guarantee.
+#[derive(Debug, Default)]
+struct Opening {
+    known: u64,
+}
+
+/// The use of a share in the low 56 bits. Above them, the number of shares that its guarantee was computed for: 0
+/// before it has one.
+#[derive(Clone, Copy)]
+struct Uses(u64);
+
+/// Room to give back, added up while it belongs to one share.
+pub(super) struct Returns<'a> {
+    room: &'a Room,
+    share: Share,
+    count: usize,
+}
+
+const USED_BITS: u32 = 56;
+const ONE_SHARE: u64 = 1 << USED_BITS;
+
+impl Uses {
+    fn shares(self) -> u64 {
+        self.0 >> USED_BITS
+    }
+
+    fn used(self) -> u64 {
+        self.0 & (ONE_SHARE - 1)
+    }
+}
+
+impl Room {
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            max: max as u64,
+            taken: CachePadded::new(AtomicU64::new(0)),
+            uses: std::array::from_fn(|_| AtomicU64::new(0)),
+            opening: Lock::new(Opening::default()),
+        }
+    }
+
+    /// Gives a share its guarantee, which makes that of the others smaller. `false` if too much is in use: the share
+    /// then uses the room that is free, and a later call opens it.
+    pub(super) fn open(&self, share: Share) -> bool {
+        let mut opening = self.opening.lock();
+        let own = &self.uses[share.index()];
+        if self.load(share).shares() > 0 {
+            return true;
+        }
+        opening.known |= share.bit();
+        let shares = u64::from(opening.known.count_ones());
+        for uses in &self.uses {
+            let old = Uses(uses.load(Ordering::Acquire)).shares();
+            if old > 0 && old < shares {
+                let before = Uses(uses.fetch_add((shares - old) * ONE_SHARE, Ordering::AcqRel));
+                self.shrink(
+                    self.taken_by(before.used(), old),
+                    self.taken_by(before.used(), shares),
+                );
+            }
+        }
+        let mut before = self.load(share);
+        loop {
+            let more = self.taken_by(before.used(), shares) - before.used();
+            if !self.grow(more) {
+                return false;
+            }
+            let after = before.0 + shares * ONE_SHARE;
+            match own.compare_exchange(before.0, after, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(now) => {
+                    self.taken.fetch_sub(more, Ordering::AcqRel);
+                    before = Uses(now);
+                }
+            }
+        }
+    }
+
+    /// Takes room for `count`. Returns `false`, and takes nothing, if that does not fit.
+    pub(super) fn take(&self, share: Share, count: usize) -> bool {
+        self.try_take(share, count as u64) || self.open_and_take(share, count as u64)
+    }
+
+    fn try_take(&self, share: Share, count: u64) -> bool {
+        let own = &self.uses[share.index()];
+        let mut before = self.load(share);
+        loop {
+            let used = before.used();
+            let taken = |used| self.taken_by(used, before.shares());
+            let more = taken(used + count) - taken(used);
+            if !self.grow(more) {
+                return false;
+            }
+            let after = before.0 + count;
+            match own.compare_exchange(before.0, after, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(now) => {
+                    self.taken.fetch_sub(more, Ordering::AcqRel);
+                    before = Uses(now);
+                }
+            }
+        }
+    }
+
+    /// Retries to open a share that did not fit when it was new: keys may have expired since.
+    #[cold]
+    fn open_and_take(&self, share: Share, count: u64) -> bool {
+        self.load(share).shares() == 0 && self.open(share) && self.try_take(share, count)
+    }
+
+    pub(super) fn give_back(&self, share: Share, count: usize) {
+        if count == 0 {
+            return;
+        }
+        let own = &self.uses[share.index()];
+        let before = Uses(own.fetch_sub(count as u64, Ordering::AcqRel));
+        let taken = |used| self.taken_by(used, before.shares());
+        self.shrink(taken(before.used()), taken(before.used() - count as u64));
+    }
+
+    /// Collects room of several shares to give back.
+    pub(super) fn returns(&self) -> Returns<'_> {
+        Returns { room: self, share: Share::INLINE, count: 0 }
+    }
+
+    /// The use of all shares.
+    pub(super) fn used(&self) -> usize {
+        self.uses.iter().map(|uses| Uses(uses.load(Ordering::Acquire)).used() as usize).sum()
+    }
+
+    /// The use of a share, and its guarantee.
+    pub(super) fn of(&self, share: Share) -> (usize, usize) {
+        let uses = self.load(share);
+        (uses.used() as usize, self.guaranteed(uses.shares()) as usize)
+    }
+
+    /// Whether a share was ever opened.
+    pub(super) fn is_known(&self, share: Share) -> bool {
+        self.opening.lock().known & share.bit() != 0
+    }
+
+    pub(super) fn max(&self) -> usize {
+        self.max as usize
+    }
+
+    fn load(&self, share: Share) -> Uses {
+        Uses(self.uses[share.index()].load(Ordering::Acquire))
+    }
+
+    fn guaranteed(&self, shares: u64) -> u64 {
+        (self.max / 2).checked_div(shares).unwrap_or(0)
+    }
+
+    fn taken_by(&self, used: u64, shares: u64) -> u64 {
+        used.max(self.guaranteed(shares))
+    }
+
+    fn grow(&self, more: u64) -> bool {
+        let fits = |taken: u64| Some(taken + more).filter(|taken| *taken <= self.max);
+        more == 0 || self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).is_ok()
+    }
+
+    fn shrink(&self, old: u64, new: u64) {
+        if new < old {
+            self.taken.fetch_sub(old - new, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Returns<'_> {
+    pub(super) fn add(&mut self, share: Share, count: usize) {
+        if share != self.share {
+            self.flush();
+            self.share = share;
+        }
+        self.count += count;
+    }
+
+    fn flush(&mut self) {
+        self.room.give_back(self.share, std::mem::take(&mut self.count));
+    }
+}
+
+impl Drop for Returns<'_> {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+#[cfg(all(test, not(pacegate_loom)))]
+mod tests {
+    use super::*;
+
+    fn shares<const N: usize>() -> [Share; N] {
+        std::array::from_fn(|n| Share::of_test(n as u8 + 1))
+    }
+
+    fn fill(room: &Room, share: Share) -> usize {
+        std::iter::repeat_with(|| room.take(share, 1)).take_while(|taken| *taken).count()
+    }
+
+    #[test]
+    fn one_share_has_all_of_the_room() {
+        for max in [1, 2, 3, 100] {
+            let (room, [only]) = (Room::new(max), shares());
+            assert!(room.open(only));
+            assert_eq!(fill(&room, only), max);
+            room.give_back(only, max);
+            assert!(room.take(only, max) && !room.take(only, 1));
+        }
+    }
+
+    #[test]
+    fn each_share_may_hold_its_guarantee_whatever_the_others_hold() {
+        let (room, [greedy, first, second]) = (Room::new(600), shares());
+        assert!([greedy, first, second].map(|share| room.open(share)).iter().all(|open| *open));
+        assert_eq!(fill(&room, greedy), 400, "its hundred, and the three hundred for all");
+        assert_eq!([first, second].map(|share| fill(&room, share)), [100, 100]);
+        assert_eq!(room.used(), 600);
+        room.give_back(greedy, 350);
+        assert_eq!(fill(&room, first), 300, "all but the guarantee of the first");
+        assert_eq!(fill(&room, greedy), 50);
+        assert_eq!((room.of(greedy), room.of(first)), ((100, 100), (400, 100)));
+        assert_eq!(room.used(), 600);
+    }
+
+    #[test]
+    fn a_share_that_comes_late_waits_for_its_guarantee_and_takes_none_of_the_others() {
+        let (room, [greedy, first, late]) = (Room::new(600), shares());
+        assert!(room.open(greedy) && room.open(first));
+        assert_eq!(fill(&room, greedy), 450);
+        assert!(!room.open(late), "50 are free besides the guarantee of the first");
+        assert_eq!((room.of(first), room.of(late)), ((0, 100), (0, 0)));
+        assert_eq!((fill(&room, late), fill(&room, first)), (50, 100));
+        room.give_back(greedy, 49);
+        assert_eq!(fill(&room, late), 49);
+        room.give_back(greedy, 1);
+        assert!(room.take(late, 1) && !room.take(late, 1));
+        assert_eq!(room.of(late), (100, 100), "it has its guarantee since that can be met");
+        assert_eq!(room.used(), 600);
+    }
+
+    #[test]
+    fn threads_never_hold_more_than_there_is_nor_miss_what_is_theirs() {
+        let (room, shares) = (Room::new(4_000), shares::<4>());
+        assert!(shares.iter().all(|share| room.open(*share)));
+        let held = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for (n, share) in shares.into_iter().enumerate() {
+                let (room, held) = (&room, &held);
+                scope.spawn(move || {
+                    for round in 1..2_000 {
+                        let own = 1 + (round * (n + 7)) % 500;
+                        assert!(room.take(share, own), "within the guarantee");
+                        let more = if room.take(share, 600) { 600 } else { 0 };
+                        let all = held.fetch_add(own + more, Ordering::Relaxed) + own + more;
+                        assert!(all <= 4_000, "{all}");
+                        held.fetch_sub(own + more, Ordering::Relaxed);
+                        room.give_back(share, own + more);
+                    }
+                });
+            }
+        });
+        let guarantees = 4 * 500;
+        assert_eq!((room.used(), room.taken.load(Ordering::Relaxed)), (0, guarantees));
+    }
+}

@@ -1,0 +1,141 @@
+//! The budgets that keys without room share, one for each limit.
+
+use super::{
+    ENTRIES_PER_KEY, Pace, TEND_CELLS, Time,
+    apply::{Undo, charge_known},
+    charge::Slot,
+    identity::Identity,
+    logs::Logs,
+    share::Share,
+    table::Table,
+};
+use crate::algorithm::{self, Outcome, State, log::Log};
+
+/// The shared budgets of all shares.
+#[derive(Debug, Default)]
+pub(super) struct Spares {
+    /// By share, up to the last one that has ever had any.
+    by_share: Vec<Spare>,
+    pub(super) pace: Pace,
+}
+
+/// The shared budgets of one share: a state for each of its limits that has overflowed.
+#[derive(Debug, Default)]
+pub(super) struct Spare {
+    pub(super) cells: Table,
+    pub(super) logs: Logs,
+}
+
+/// Limits of one share that may overflow at the same time; beyond these, keys without room are denied.
+const MAX_SPARE: usize = 4_096;
+/// Entries of the logs of those limits, as many for each on average as keys may have.
+const MAX_SPARE_ENTRIES: usize = ENTRIES_PER_KEY * MAX_SPARE;
+
+impl Spares {
+    pub(super) fn of(&mut self, share: Share) -> &mut Spare {
+        let place = share.index();
+        if self.by_share.len() <= place {
+            self.by_share.resize_with(place + 1, Spare::default);
+        }
+        &mut self.by_share[place]
+    }
+
+    /// The shares that have any, a bit for each.
+    pub(super) fn in_use(&self) -> u64 {
+        let all = self.by_share.iter().enumerate().filter(|(_, spare)| spare.len() > 0);
+        all.fold(0, |set, (place, _)| set | 1 << place)
+    }
+
+    /// Visits up to `budgets` budgets of each share and drops the expired.
+    pub(super) fn sweep(&mut self, budgets: usize, now: u64) {
+        for spare in self.by_share.iter_mut().filter(|spare| spare.len() > 0) {
+            spare.cells.sweep(budgets, now, |_| {});
+            spare.logs.sweep(budgets, now, |_, _| {});
+        }
+    }
+
+    /// Drops every budget whose identity `is_meant`.
+    pub(super) fn clear(&mut self, is_meant: impl Fn(Identity) -> bool) {
+        for spare in &mut self.by_share {
+            spare.cells.clear(&is_meant, |_| {});
+            spare.logs.clear(&is_meant, |_, _| {});
+        }
+    }
+
+    pub(super) fn release(&mut self, slot: &Slot<'_>) {
+        self.of(slot.share()).logs.release(slot.scope.overflow(), slot.permit);
+    }
+
+    pub(super) fn renew(&mut self, slot: &Slot<'_>, time: &Time, now: u64) -> bool {
+        let now = self.pace.settle(time, now);
+        let logs = &mut self.of(slot.share()).logs;
+        logs.renew(slot.scope.overflow(), slot.limit, now, slot.permit).0
+    }
+
+    /// Cells that there is memory for, and the bytes of the logs.
+    pub(super) fn size(&self) -> (usize, usize) {
+        let size = |spare: &Spare| (spare.cells.capacity(), spare.logs.bytes());
+        let add = |one: (usize, usize), other: (usize, usize)| (one.0 + other.0, one.1 + other.1);
+        self.by_share.iter().map(size).fold((0, 0), add)
+    }
+}
+
+impl Spare {
+    /// Charges the shared budget of a slot. `None` if there is no room for it, or for one more entry of its log.
+    pub(super) fn charge_if_room(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
+        if self.has_room(slot, now) { self.charge(slot, now) } else { None }
+    }
+
+    fn has_room(&mut self, slot: &Slot<'_>, now: u64) -> bool {
+        let id = slot.scope.overflow();
+        if slot.limit.algorithm().keeps_log() {
+            if !self.logs.contains(id) && self.logs.len() >= MAX_SPARE {
+                self.logs.sweep(MAX_SPARE, now, |_, _| {});
+            }
+            return self.logs.contains(id) || self.logs.len() < MAX_SPARE;
+        }
+        if self.cells.find(id).is_none() && self.cells.live() >= MAX_SPARE {
+            self.cells.sweep(self.cells.capacity(), now, |_| {});
+        }
+        self.cells.find(id).is_some() || self.cells.live() < MAX_SPARE
+    }
+
+    fn charge(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
+        if slot.limit.algorithm().keeps_log() {
+            return self.charge_log(slot, now);
+        }
+        let id = slot.scope.overflow();
+        if let Some((outcome, old)) = charge_known(&mut self.cells, id, slot, now) {
+            return Some((outcome, old.map_or(Undo::Nothing, |old| Undo::Shared(Some(old)))));
+        }
+        let mut state = State::EMPTY;
+        let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
+        if state.is_empty() {
+            return Some((outcome, Undo::Nothing));
+        }
+        self.cells.insert(id, state, now, |_| {});
+        Some((outcome, Undo::Shared(None)))
+    }
+
+    fn charge_log(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
+        let id = slot.scope.overflow();
+        self.logs.settle(id, slot.limit, now);
+        let known = self.logs.evaluate(id, slot.limit, now, slot.cost);
+        let outcome = known.unwrap_or_else(|| Log::default().evaluate(slot.limit, now, slot.cost));
+        if !slot.takes(&outcome) {
+            return Some((outcome, Undo::Nothing));
+        }
+        if self.logs.entries() >= MAX_SPARE_ENTRIES {
+            self.logs.sweep(TEND_CELLS, now, |_, _| {});
+        }
+        if self.logs.entries() >= MAX_SPARE_ENTRIES {
+            return None;
+        }
+        self.logs.take(id, slot.limit, now, (slot.cost, slot.permit));
+        Some((outcome, Undo::SharedLog))
+    }
+
+    fn len(&self) -> usize {
+        self.cells.live() + self.logs.len()
+    }
+}

@@ -1,0 +1,114 @@
+//! The shares of domains, and clearing by policy.
+
+use std::collections::HashSet;
+
+use super::{
+    Inner, MemoryStore, Ordering,
+    identity::Identity,
+    share::{Share, Tag},
+};
+use crate::PolicyName;
+
+/// The keys of one domain in a [`MemoryStore`], or of all limits outside policies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShareUsage {
+    /// The domain. `None` for limits outside policies, such as inline limits.
+    pub domain: Option<String>,
+    /// Keys held, expired ones not yet dropped among them. Domains after the 63rd share one count.
+    pub keys: usize,
+    /// The keys that it can always hold, however full the store is.
+    pub guaranteed: usize,
+}
+
+impl MemoryStore {
+    /// Returns the share of the limits outside policies, if there were any, and that of each domain by name.
+    pub fn shares(&self) -> Vec<ShareUsage> {
+        let usage = |domain: Option<Box<str>>, share: Share| {
+            let (keys, guaranteed) = self.inner.keys.of(share);
+            ShareUsage { domain: domain.map(Into::into), keys, guaranteed }
+        };
+        let domains = self.inner.registry.lock().domains();
+        let inline = (self.inner.keys.is_known(Share::INLINE)).then(|| usage(None, Share::INLINE));
+        let own = domains.into_iter().map(|(domain, share)| usage(Some(domain), share));
+        inline.into_iter().chain(own).collect()
+    }
+
+    /// Gives policies tags in the shares of their domains.
+    pub(crate) fn register<'a>(&self, policies: impl Iterator<Item = (PolicyName, &'a str)>) {
+        let mut registry = self.inner.registry.lock();
+        for (policy, domain) in policies {
+            let tag = registry.add(policy, Some(domain));
+            self.inner.open(tag);
+        }
+    }
+
+    /// The policies of a domain, those of earlier sets among them.
+    pub(crate) fn policies_in(&self, domain: &str) -> Vec<PolicyName> {
+        self.inner.registry.lock().policies_in(domain)
+    }
+
+    /// Removes all keys of these policies, and returns their number. Locks one shard at a time: requests are decided in
+    /// between, and their charges may be removed, too.
+    pub(crate) fn clear(&self, policies: &[PolicyName]) -> u64 {
+        let inner = &*self.inner;
+        let registry = inner.registry.lock();
+        let tags = policies.iter().filter_map(|policy| registry.tag(*policy));
+        let tags: HashSet<Tag> = tags.collect();
+        drop(registry);
+        if tags.is_empty() {
+            return 0;
+        }
+        let is_meant = |id: Identity| tags.contains(&id.tag());
+        // Before the keys: a new key would inherit from the overflow budget.
+        let mut spare = inner.spare.lock();
+        spare.clear(is_meant);
+        inner.spares.store(spare.in_use(), Ordering::Relaxed);
+        drop(spare);
+        let mut cleared = 0;
+        for shard in &inner.cells {
+            let mut table = shard.0.lock();
+            let mut freed = inner.keys.returns();
+            table.clear(is_meant, |id| {
+                cleared += 1;
+                freed.add(id.share(), 1);
+            });
+        }
+        for shard in &inner.logs {
+            let mut logs = shard.0.lock();
+            let (mut freed, mut entries) = (inner.keys.returns(), inner.entries.returns());
+            logs.clear(is_meant, |id, count| {
+                cleared += 1;
+                freed.add(id.share(), 1);
+                entries.add(id.share(), count);
+            });
+        }
+        cleared
+    }
+}
+
+impl Inner {
+    /// The tag of a policy. A name that belongs to no set counts in the share of inline limits.
+    pub(super) fn tag(&self, policy: PolicyName) -> Tag {
+        let is_inline = policy == PolicyName::AD_HOC;
+        let known = if is_inline { self.inline_tag.load(Ordering::Relaxed) } else { 0 };
+        if known != 0 {
+            return Tag::of(known);
+        }
+        let mut registry = self.registry.lock();
+        if let Some(tag) = registry.tag(policy) {
+            return tag;
+        }
+        let tag = registry.add(policy, None);
+        self.open(tag);
+        if is_inline {
+            self.inline_tag.store(tag.bits(), Ordering::Relaxed);
+        }
+        tag
+    }
+
+    fn open(&self, tag: Tag) {
+        self.keys.open(tag.share());
+        self.entries.open(tag.share());
+    }
+}
