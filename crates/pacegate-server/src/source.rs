@@ -43,6 +43,17 @@ impl Source {
         Self { paths, overrides, secrets: Mutex::default() }
     }
 
+    /// Reads this file if no other was given, it exists, and the environment does not describe a deployment of
+    /// envoyproxy/ratelimit.
+    pub(crate) fn or_file(mut self, path: &Path) -> Self {
+        let is_deployment = !matches!(self.deployment(&Environment::process()), Ok(None));
+        if self.paths.is_empty() && !is_deployment && path.is_file() {
+            tracing::debug!(path = %path.display(), "no file was given; reading this one");
+            self.paths.push(path.to_owned());
+        }
+        self
+    }
+
     /// What was read last: files and folders, and the files of secrets that they refer to.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let own = match self.deployment(&Environment::process()) {

@@ -216,9 +216,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     })?;
     let report = report(args, limit, ran);
     let tell = if args.json { print_json(&report) } else { print(&report) };
-    tell.map_err(|error| {
-        Trouble::new(error, "cannot print the report", "check the standard output")
-    })?;
+    tell.map_err(|error| Trouble::output(error, "cannot print the report"))?;
     Ok(ExitCode::from(u8::from(!report.is_clean())))
 }
 

@@ -123,7 +123,7 @@ fn limits(args: &Args) -> Result<Limits, Trouble> {
 }
 
 fn unwritable(error: io::Error) -> Trouble {
-    Trouble::new(error, "cannot print the decision", "check the standard output")
+    Trouble::output(error, "cannot print the decision")
 }
 
 /// Formats a decision as text.

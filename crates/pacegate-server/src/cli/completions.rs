@@ -30,8 +30,8 @@ Examples:
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "pacegate", &mut script);
-    io::stdout().write_all(&script).map_err(|error| {
-        Trouble::new(error, "cannot print the completions", "check the standard output")
-    })?;
+    io::stdout()
+        .write_all(&script)
+        .map_err(|error| Trouble::output(error, "cannot print the completions"))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -82,7 +82,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
         false => write!(output, "{}", Words { url: &url, report: &report }),
     }
     .and_then(|()| output.flush())
-    .map_err(|error| Trouble::new(error, "cannot print the report", "check the standard output"))?;
+    .map_err(|error| Trouble::output(error, "cannot print the report"))?;
     Ok(exit_code(&report, args.strict))
 }
 

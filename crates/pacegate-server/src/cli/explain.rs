@@ -65,9 +65,10 @@ async fn tell(args: &Args) -> Result<ExitCode, Trouble> {
     })?;
     let text = if args.json { format!("{told}\n") } else { words(&told) };
     let mut output = io::stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|error| {
-        Trouble::new(error, "cannot print the explanation", "check the standard output")
-    })?;
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(|error| Trouble::output(error, "cannot print the explanation"))?;
     Ok(ExitCode::from(u8::from(told["allowed"] != true)))
 }
 

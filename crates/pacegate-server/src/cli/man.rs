@@ -67,9 +67,7 @@ impl Pages {
             return Err(Trouble::new(error, "cannot print the page", hint));
         };
         let printed = render(page).and_then(|page| io::stdout().write_all(&page));
-        printed.map_err(|error| {
-            Trouble::new(error, "cannot print the page", "check the standard output")
-        })
+        printed.map_err(|error| Trouble::output(error, "cannot print the page"))
     }
 
     fn write(&self, dir: &Path) -> Result<(), Trouble> {

@@ -6,8 +6,10 @@ mod check;
 mod completions;
 mod doctor;
 mod explain;
+mod init;
 mod log;
 mod man;
+mod sample;
 mod schema;
 mod serve;
 mod simulate;
@@ -39,6 +41,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(serve::Args),
+    Init(init::Args),
     Check(check::Args),
     Explain(explain::Args),
     Top(top::Args),
@@ -53,25 +56,26 @@ enum Command {
 
 const EXAMPLES: &str = "\
 Examples:
-  Try a limit with six requests:
+  Try a limit: the sixth request within a minute is denied
     pacegate check --limit 5/minute alice --times 6
 
-  Run the server (HTTP, Envoy gRPC, Redis protocol):
+  Write a configuration file and run the server with it:
+    pacegate init login
     pacegate serve
 
-  Watch a server in the terminal:
+  Watch a running server:
     pacegate top http://127.0.0.1:8080
 
-  Replay an access log through a limit:
+  Replay yesterday's traffic against a limit:
     pacegate simulate access.log.gz --limit 60/minute --per ip
 
-  Check a Redis or Valkey server for use as a store:
+  Check that a Redis or Valkey server is set up to hold limits:
     pacegate doctor redis://127.0.0.1:6379
 
-  Check a config file before you deploy it:
+  Check a configuration before you deploy it:
     pacegate validate pacegate.yaml
 
-Every command has examples: pacegate serve --help, pacegate check --help";
+Run `pacegate COMMAND --help` for the options and examples of a command.";
 
 /// Exit code for errors: the result is neither allowed (0) nor denied (1).
 const TROUBLE: u8 = 2;
@@ -84,6 +88,7 @@ pub(crate) fn run() -> ExitCode {
     };
     let done = match command {
         Command::Serve(args) => serve::run(&args),
+        Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Top(args) => top::run(&args),
@@ -95,10 +100,14 @@ pub(crate) fn run() -> ExitCode {
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
     };
-    done.unwrap_or_else(|trouble| {
-        say(trouble);
-        ExitCode::from(TROUBLE)
-    })
+    match done {
+        Ok(code) => code,
+        Err(trouble) if trouble.is_output_closed() => ExitCode::SUCCESS,
+        Err(trouble) => {
+            say(trouble);
+            ExitCode::from(TROUBLE)
+        }
+    }
 }
 
 /// Parses the command line and environment variables. The command line takes precedence.
@@ -106,14 +115,14 @@ fn parse(words: Vec<OsString>) -> Result<Command, clap::Error> {
     let mut cli = without_empty_variables(Cli::command());
     let matches = cli.try_get_matches_from_mut(words)?;
     let mut command = Cli::from_arg_matches(&matches)?.command;
-    let asking = match &mut command {
-        Command::Check(args) => &mut args.asking,
-        Command::Explain(args) => &mut args.asking,
-        _ => return Ok(command),
+    let Some((name, matches)) = matches.subcommand() else { return Ok(command) };
+    let settled = match &mut command {
+        Command::Serve(args) => args.settle(matches),
+        Command::Check(args) => args.asking.settle(matches),
+        Command::Explain(args) => args.asking.settle(matches),
+        _ => Ok(()),
     };
-    if let Some((name, matches)) = matches.subcommand()
-        && let Err(error) = asking.settle(matches)
-    {
+    if let Err(error) = settled {
         return Err(match cli.find_subcommand_mut(name) {
             Some(own) => error.format(own),
             None => error,
@@ -154,7 +163,7 @@ fn explain(error: &clap::Error) -> ExitCode {
 
 /// Prints a message on standard error. Ignores errors, for example if it is closed.
 fn say(message: impl Display) {
-    drop(writeln!(io::stderr(), "{message}"));
+    drop(writeln!(anstream::stderr(), "{message}"));
 }
 
 /// Prints a line on standard output. Ignores errors, for example if the reader has closed the pipe.

@@ -33,8 +33,6 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
         false => format!("{:#}\n", config::schema()),
     };
     let written = io::stdout().write_all(text.as_bytes());
-    written.map_err(|error| {
-        Trouble::new(error, "cannot print the schema", "check the standard output")
-    })?;
+    written.map_err(|error| Trouble::output(error, "cannot print the schema"))?;
     Ok(ExitCode::SUCCESS)
 }

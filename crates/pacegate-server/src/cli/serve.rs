@@ -1,9 +1,17 @@
-use std::{io, num::NonZeroUsize, path::PathBuf, process::ExitCode, str::FromStr, sync::Arc};
+use std::{
+    io,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    str::FromStr,
+    sync::Arc,
+};
 
-use pacegate::policy::Policy;
+use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
+use pacegate_redis::Layout;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{Trouble, log, print_line};
+use super::{Trouble, log, print_line, sample::Sample};
 use crate::{
     config::{Bind, Environment},
     reload::Reloader,
@@ -11,21 +19,27 @@ use crate::{
     source::{Overrides, Source},
 };
 
-/// Decide for everybody who asks: over HTTP, as Envoy's rate limit service, and as a Redis
+/// Run the server: HTTP, Envoy gRPC and the Redis protocol
 ///
-/// Without any options: state in memory, a policy of 100 requests a minute for each key, and all
-/// listeners on the loopback. What is given here goes before what files say.
+/// Without a file, the server reads ./pacegate.yaml if that exists. Without that, it counts in memory,
+/// allows 100 requests a minute for each key, and listens on the loopback address.
 ///
-/// Files are read again when they change and on SIGHUP; one that cannot be used changes nothing. On
-/// SIGTERM and SIGINT, what was begun is answered first.
+/// Precedence: command line, environment, config file.
+///
+/// The server reloads its files when they change and on SIGHUP; if the new ones are invalid, it keeps
+/// the current configuration. On SIGTERM and SIGINT it answers the requests in flight, then exits.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// What to decide by: a file of Pacegate's; files or folders of envoyproxy/ratelimit's; one of RLaaS
+    /// The configuration: a Pacegate or RLaaS file, or files and folders of envoyproxy/ratelimit
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// The same as FILE
     #[arg(long, value_name = "FILE", env = "PACEGATE_CONFIG")]
     config: Vec<PathBuf>,
 
-    /// Where state lives: memory, redis://, rediss://, redis+cluster://, redis+sentinel://, redis+unix://
+    /// The store: memory, redis://, rediss://, redis+cluster://, redis+sentinel://, redis+unix://
     ///
     /// All users of this machine can see the command line. Use --store-file, PACEGATE_STORE or the config file for an
     /// address with a password.
@@ -36,23 +50,23 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE", env = "PACEGATE_STORE_FILE", conflicts_with = "store")]
     store_file: Option<PathBuf>,
 
-    /// Where to speak HTTP: an address and a port, 0 for any that is free, or off
+    /// HTTP listener: HOST:PORT, port 0 for a free one, or off
     #[arg(long, value_name = "ADDR", env = "PACEGATE_HTTP")]
     http: Option<BindText>,
 
-    /// Where to speak gRPC, to Envoy
+    /// gRPC listener for Envoy
     #[arg(long, value_name = "ADDR", env = "PACEGATE_GRPC")]
     grpc: Option<BindText>,
 
-    /// Where to speak the protocol of Redis
+    /// Listener for Redis clients
     #[arg(long, value_name = "ADDR", env = "PACEGATE_RESP")]
     resp: Option<BindText>,
 
-    /// Listen without certificates and API keys also where others can reach it
+    /// Allow public addresses without TLS and API keys
     #[arg(long, env = "PACEGATE_INSECURE")]
     insecure: bool,
 
-    /// Serve connections with so many threads; one for each processor unless said
+    /// Worker threads [default: one per CPU]
     #[arg(long, value_name = "N", env = "PACEGATE_WORKERS")]
     workers: Option<NonZeroUsize>,
 
@@ -60,21 +74,24 @@ pub(super) struct Args {
     log: log::LogArgs,
 }
 
+/// The file that is read if none is given.
+const DEFAULT_FILE: &str = "pacegate.yaml";
+
 const EXAMPLES: &str = "\
 Examples:
-  In memory, on the loopback, and a request:
+  Count in memory, listen on the loopback address, and send a request:
     pacegate serve
-    curl -H 'Content-Type: application/json' -d '{\"attributes\": {\"key\": \"alice\"}}' \\
-      http://127.0.0.1:8080/v1/check
+    curl -H 'Content-Type: application/json' \\
+      -d '{\"attributes\": {\"key\": \"alice\"}}' http://127.0.0.1:8080/v1/check
 
-  Policies of your own, with state that several processes share:
-    pacegate serve --config pacegate.yaml --store redis://127.0.0.1:6379
+  Your own policies, with counters on Redis that several servers share:
+    pacegate serve pacegate.yaml --store redis://127.0.0.1:6379
 
-  Nothing but a Redis that knows CL.THROTTLE, on any free port:
+  Only the Redis protocol (CL.THROTTLE), on a free port:
     pacegate serve --http off --grpc off --resp 127.0.0.1:0
 
-  In place of envoyproxy/ratelimit, with its files:
-    pacegate serve --config /data/ratelimit/config";
+  Replace envoyproxy/ratelimit and keep its files:
+    pacegate serve /data/ratelimit/config";
 
 /// `off`, or an address.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +119,19 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
         })
+    }
+}
+
+impl Args {
+    /// Gives the command line precedence over PACEGATE_CONFIG, and rejects FILE together with --config.
+    pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        if self.files.is_empty() {
+            self.files = std::mem::take(&mut self.config);
+        } else if matches.value_source("config") == Some(ValueSource::CommandLine) {
+            let message = "FILE and --config are the same: use one of them\n";
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, message));
+        }
+        Ok(())
     }
 }
 
@@ -145,7 +175,7 @@ fn source(args: &Args) -> Source {
         resp: bind(args.resp),
         insecure: args.insecure,
     };
-    Source::new(args.config.clone(), overrides)
+    Source::new(args.files.clone(), overrides).or_file(Path::new(DEFAULT_FILE))
 }
 
 async fn serve(source: Source, threads: Option<NonZeroUsize>) -> Result<ExitCode, Trouble> {
@@ -193,7 +223,7 @@ fn hint(error: &StartError) -> &'static str {
     }
 }
 
-/// Says where everything is, and what to try.
+/// Prints the addresses, and a request to try.
 fn greet(server: &Server) {
     let endpoints = server.endpoints();
     for endpoint in &endpoints {
@@ -207,30 +237,20 @@ fn greet(server: &Server) {
             true => "",
             false => "-H \"Authorization: Bearer $PACEGATE_KEY\" ",
         };
-        let example = example(&url, revision.settings.policies.policies());
-        print_line(format_args!("try: curl {key}{example}"));
+        if let Some(request) = Sample::of(&revision.settings.policies) {
+            // The counters of another limiter that is already running are only read.
+            let example = match revision.settings.layout == Layout::native() {
+                true => request.check(&url),
+                false => request.peek(&url),
+            };
+            print_line(format_args!("try: curl {key}{example}"));
+        }
         print_line(format_args!("see: {url}/ in a browser, or pacegate top {url}"));
     }
     let state = &revision.settings.store;
     let policies = revision.settings.policies.policies().len();
     let plural = if policies == 1 { "policy" } else { "policies" };
     print_line(format_args!("ready: {policies} {plural}, state in {state}"));
-}
-
-/// The arguments of a `curl` that asks about alice. If the first policy for all requests counts by another attribute
-/// than `key`, it is a peek of that: the budget may be one that others already use.
-fn example(url: &str, policies: &[Policy]) -> String {
-    let is_plain =
-        |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    let general = |policy: &&Policy| policy.domain.is_empty() && policy.matching.is_any();
-    let attribute = policies.iter().find(general).and_then(|policy| policy.per.first());
-    match attribute.filter(|name| *name != "key" && is_plain(name)) {
-        Some(name) => format!("'{url}/v1/state?attribute={name}:alice'"),
-        // Not `--json`, which curl has only since 7.82.
-        None => format!(
-            "-H 'Content-Type: application/json' -d '{{\"attributes\": {{\"key\": \"alice\"}}}}' {url}/v1/check"
-        ),
-    }
 }
 
 async fn reload_on_signal(mut hangups: Signal, reloader: Arc<Reloader>) {

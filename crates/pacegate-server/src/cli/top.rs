@@ -113,7 +113,7 @@ async fn once(args: &Args, client: &Client) -> Result<(), Trouble> {
     output
         .write_all(text.as_bytes())
         .and_then(|()| output.flush())
-        .map_err(|error| Trouble::new(error, "cannot print the data", "check the standard output"))
+        .map_err(|error| Trouble::output(error, "cannot print the data"))
 }
 
 /// Escapes DEL and the C1 control characters in JSON, so that it cannot control a terminal. JSON itself

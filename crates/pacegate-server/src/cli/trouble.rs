@@ -1,11 +1,19 @@
-use std::fmt;
+use std::{fmt, io};
+
+use anstyle::{AnsiColor, Style};
 
 /// The error of a failed command, with a hint for the user.
 #[derive(Debug)]
 pub(super) struct Trouble {
     error: anyhow::Error,
     hint: &'static str,
+    /// The reader of standard output has closed it, as `head` does. Not worth a message.
+    output_closed: bool,
 }
+
+/// The styles of clap's own messages.
+const ERROR: Style = AnsiColor::Red.on_default().bold();
+const HINT: Style = AnsiColor::Green.on_default();
 
 impl Trouble {
     pub(super) fn new(
@@ -13,12 +21,24 @@ impl Trouble {
         context: &'static str,
         hint: &'static str,
     ) -> Self {
-        Self { error: error.into().context(context), hint }
+        Self { error: error.into().context(context), hint, output_closed: false }
+    }
+
+    /// A failure to write to standard output.
+    pub(super) fn output(error: io::Error, context: &'static str) -> Self {
+        let output_closed = error.kind() == io::ErrorKind::BrokenPipe;
+        Self { output_closed, ..Self::new(error, context, "check where standard output goes") }
+    }
+
+    pub(super) fn is_output_closed(&self) -> bool {
+        self.output_closed
     }
 }
 
+/// Writes colour codes; `anstream` removes them where the output is not a terminal.
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {:#}\nhint: {}", self.error, self.hint)
+        let Self { error, hint, .. } = self;
+        write!(f, "{ERROR}error:{ERROR:#} {error:#}\n{HINT}hint:{HINT:#} {hint}")
     }
 }

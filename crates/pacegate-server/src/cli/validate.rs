@@ -97,7 +97,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
 }
 
 fn unwritable(error: io::Error) -> Trouble {
-    Trouble::new(error, "cannot print the result", "check the standard output")
+    Trouble::output(error, "cannot print the result")
 }
 
 impl fmt::Display for Words<'_> {

@@ -18,6 +18,7 @@ mod envoy_front;
 mod examples;
 mod explain;
 mod exposure;
+mod first_minute;
 mod floods;
 mod guide;
 mod help;

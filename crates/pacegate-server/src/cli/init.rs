@@ -1,0 +1,83 @@
+use std::{
+    fs::OpenOptions,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::ValueEnum;
+
+use super::{Trouble, print_line};
+
+/// Write a commented configuration file for a common case
+///
+/// The file is complete: `pacegate serve` in the same folder reads it. An existing file is never
+/// overwritten.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// The case to write a file for
+    case: Case,
+
+    /// Write to this file, or to standard output if it is `-`
+    #[arg(long, short, value_name = "FILE", default_value = "pacegate.yaml")]
+    output: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Case {
+    /// A login form: few attempts per address and per account
+    Login,
+    /// An API: limits per user, higher ones for a paid plan
+    Api,
+    /// The rate limit service of an Envoy proxy
+    Envoy,
+    /// LLM tokens: budgets per user, with a cost per request
+    Llm,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Protect a login form:
+    pacegate init login
+    pacegate serve
+
+  Look at a file before you write it:
+    pacegate init llm --output -";
+
+impl Case {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Login => include_str!("init/login.yaml"),
+            Self::Api => include_str!("init/api.yaml"),
+            Self::Envoy => include_str!("init/envoy.yaml"),
+            Self::Llm => include_str!("init/llm.yaml"),
+        }
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+    let (path, text) = (&args.output, args.case.text());
+    if path.as_os_str() == "-" {
+        let written = io::stdout().write_all(text.as_bytes());
+        written.map_err(|error| Trouble::output(error, "cannot print the file"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    create(path, text).map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::AlreadyExists => {
+                "name another file with --output, or move this one away"
+            }
+            _ => "name a file in a folder that you can write to",
+        };
+        let error = anyhow::Error::from(error).context(path.display().to_string());
+        Trouble::new(error, "cannot write the file", hint)
+    })?;
+    print_line(format_args!("wrote {}; run it with: pacegate serve {0}", path.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn create(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    file.write_all(text.as_bytes())
+}
