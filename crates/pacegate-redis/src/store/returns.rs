@@ -21,11 +21,14 @@ use crate::{
     wire::Action,
 };
 
+/// The cell of a permit, and its id.
+type PermitId = (CellId, [u64; 2]);
+
 /// The permits to return.
 #[derive(Debug, Default)]
 pub(super) struct Returns {
-    /// By cell and permit, each with the instant at which it has expired.
-    permits: Mutex<HashMap<(CellId, [u64; 2]), (Want, Instant)>>,
+    /// Each with the instant at which it has expired.
+    permits: Mutex<HashMap<PermitId, (Want, Instant)>>,
     /// There is something to return, or the store was dropped.
     changed: Notify,
 }

@@ -1,6 +1,7 @@
 //! One connection's commands, decided as they come: those that need the engine together, the rest in between.
 
 mod auth;
+mod general;
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -410,154 +411,13 @@ impl Session {
             _ => Err("-INLINE".to_owned()),
         }
     }
-
-    /// What stock clients say to any server.
-    fn small_talk(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
-        let is = |place: usize, other: &str| {
-            words.get(place).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
-        };
-        if is(0, "QUIT") {
-            self.replies.simple("OK");
-            self.is_over = true;
-        } else if is(0, "AUTH") {
-            self.auth(&words[1..], gate, revision);
-        } else if is(0, "HELLO") {
-            self.hello(&words[1..], gate, revision);
-        } else if self.access(revision).is_none() {
-            self.fail("-NOAUTH".to_owned());
-        } else if is(0, "PING") {
-            match words {
-                [_] => self.replies.simple("PONG"),
-                [_, text] => self.replies.bulk(text),
-                _ => self.fail("PING takes one text at most".to_owned()),
-            }
-        } else if is(0, "ECHO") && words.len() == 2 {
-            self.replies.bulk(words[1]);
-        } else if is(0, "CLIENT") {
-            self.client(words);
-        } else if is(0, "COMMAND") {
-            match is(1, "COUNT") {
-                true => self.replies.integer(COMMANDS),
-                false if is(1, "DOCS") => self.replies.map(0),
-                false => self.replies.array(0),
-            }
-        } else if is(0, "CONFIG") && is(1, "GET") && words.len() == 3 {
-            // Nothing can be configured here; load generators want to hear so by name.
-            self.replies.map(1);
-            self.replies.bulk(words[2]);
-            self.replies.bulk("");
-        } else if is(0, "SELECT") && is(1, "0") {
-            self.replies.simple("OK");
-        } else if is(0, "INFO") {
-            self.replies.bulk(info(revision));
-        } else if is(0, "RESET") {
-            (self.digest, self.replies.third) = (None, false);
-            self.replies.simple("RESET");
-        } else {
-            self.unknown(words[0]);
-        }
-    }
-
-    fn unknown(&mut self, name: &[u8]) {
-        let shown: String = String::from_utf8_lossy(name).chars().take(40).collect();
-        self.fail(format!(
-            "unknown command '{}': this is Pacegate, which knows CL.THROTTLE, THROTTLE, \
-             PACEGATE.CHECK, PACEGATE.PEEK, PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.CLEAR, \
-             PACEGATE.EXPLAIN",
-            shown.escape_debug()
-        ));
-    }
-
-    fn hello(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
-        let mut rest = words;
-        let mut third = self.replies.third;
-        if let [version, after @ ..] = rest {
-            third = match *version {
-                b"2" => false,
-                b"3" => true,
-                _ => {
-                    self.answered.1 += 1;
-                    return self.replies.coded_error("NOPROTO unsupported protocol version");
-                }
-            };
-            rest = after;
-        }
-        loop {
-            match rest {
-                [] => break,
-                [option, _, key, after @ ..] if option.eq_ignore_ascii_case(b"AUTH") => {
-                    if !self.show(key, gate, revision) {
-                        return;
-                    }
-                    rest = after;
-                }
-                [option, name, after @ ..] if option.eq_ignore_ascii_case(b"SETNAME") => {
-                    self.name = name.iter().copied().take(LONGEST_NAME).collect();
-                    rest = after;
-                }
-                _ => {
-                    return self
-                        .fail("HELLO takes: [2|3 [AUTH user key] [SETNAME name]]".to_owned());
-                }
-            }
-        }
-        if self.access(revision).is_none() {
-            self.answered.1 += 1;
-            return self.replies.coded_error(
-                "NOAUTH HELLO must be called with the client already authenticated, otherwise the \
-                 HELLO <proto> AUTH <user> <pass> option can be used",
-            );
-        }
-        self.replies.third = third;
-        self.introduce();
-    }
-
-    fn introduce(&mut self) {
-        let to = &mut self.replies;
-        to.map(7);
-        to.bulk("server");
-        to.bulk("pacegate");
-        to.bulk("version");
-        to.bulk(env!("CARGO_PKG_VERSION"));
-        to.bulk("proto");
-        to.integer(if to.third { 3 } else { 2 });
-        to.bulk("id");
-        to.integer(i64::try_from(self.id).unwrap_or(i64::MAX));
-        to.bulk("mode");
-        to.bulk("standalone");
-        to.bulk("role");
-        to.bulk("master");
-        to.bulk("modules");
-        to.array(0);
-    }
-
-    fn client(&mut self, words: &[&[u8]]) {
-        let is = |other: &str| {
-            words.get(1).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
-        };
-        if is("SETNAME") && words.len() == 3 {
-            self.name = words[2].iter().copied().take(LONGEST_NAME).collect();
-            self.replies.simple("OK");
-        } else if is("GETNAME") {
-            self.replies.bulk(&self.name);
-        } else if is("ID") {
-            self.replies.integer(i64::try_from(self.id).unwrap_or(i64::MAX));
-        } else if is("SETINFO") || is("NO-EVICT") || is("NO-TOUCH") {
-            self.replies.simple("OK");
-        } else {
-            self.fail("CLIENT knows SETNAME, GETNAME, ID, SETINFO, NO-EVICT, NO-TOUCH".to_owned());
-        }
-    }
 }
 
 const CLEAR_USAGE: &str = "PACEGATE.CLEAR takes: POLICY name, or: DOMAIN name";
-/// How many commands there are, for those who count them.
-const COMMANDS: i64 = 19;
-const LONGEST_NAME: usize = 128;
-/// Answers that wait to be written have so many bytes, and those of one command more: some are a thousand times as long
-/// as what asks for them.
 /// The longest command of a client that has shown no API key.
 const UNAUTHENTICATED_BYTES: usize = 4 << 10;
+/// The most bytes of replies that wait to be written, before those of the next command: some replies are a thousand
+/// times as long as their command.
 pub(super) const MOST_AT_ONCE: usize = 64 * 1024;
 /// Room for as many commands as are often sent together.
 const PIPELINE: usize = 62;
@@ -570,16 +430,6 @@ const HTTP: [&str; 8] = ["POST", "GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PAT
 fn is_http(input: &[u8], name: &[u8]) -> bool {
     let is_line = input.first() != Some(&b'*');
     is_line && HTTP.iter().any(|word| name.eq_ignore_ascii_case(word.as_bytes()))
-}
-
-fn info(revision: &Revision) -> String {
-    format!(
-        "# Server\r\nserver_name:pacegate\r\npacegate_version:{}\r\nredis_mode:standalone\r\n\
-         config_revision:{}\r\npolicies:{}\r\n\r\n# Persistence\r\nloading:0\r\n",
-        env!("CARGO_PKG_VERSION"),
-        revision.number,
-        revision.engine.policies().policies().len(),
-    )
 }
 
 /// Over a store all are asked at once, so that they travel together.

@@ -99,7 +99,8 @@ impl Drop for Slot {
     }
 }
 
-/// Returns the address that clients are counted by: for IPv6 the network of 64 bits, of which one host has all addresses.
+/// Returns the address that clients are counted by. For IPv6 that is the network of 64 bits: one host has all of its
+/// addresses.
 pub(super) fn network(address: IpAddr) -> Ipv6Addr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.to_ipv6_mapped(),

@@ -44,8 +44,8 @@ fn figures(told: &Value) -> [u64; 4] {
         .map(number)
 }
 
-/// Starts a server with a policy for each algorithm, in a domain with the name of the algorithm: 20 in 15 days, as long as
-/// an inline limit of every algorithm may be.
+/// Starts a server with a policy for each algorithm, in a domain with the name of the algorithm: 20 in 15 days, as long
+/// as an inline limit of every algorithm may be.
 fn service(folder: &TempDir) -> Service {
     let policies = ALGORITHMS.map(|algorithm| {
         format!(

@@ -1,0 +1,158 @@
+//! Commands that clients send to any Redis server: `PING`, `HELLO`, `CLIENT`, `INFO` and others.
+
+use super::Session;
+use crate::gate::{Gate, Revision};
+
+/// The number of commands, as `COMMAND COUNT` returns it.
+const COMMANDS: i64 = 19;
+const LONGEST_NAME: usize = 128;
+
+impl Session {
+    /// Answers the commands that clients send to any Redis server.
+    pub(super) fn small_talk(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
+        let is = |place: usize, other: &str| {
+            words.get(place).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
+        };
+        if is(0, "QUIT") {
+            self.replies.simple("OK");
+            self.is_over = true;
+        } else if is(0, "AUTH") {
+            self.auth(&words[1..], gate, revision);
+        } else if is(0, "HELLO") {
+            self.hello(&words[1..], gate, revision);
+        } else if self.access(revision).is_none() {
+            self.fail("-NOAUTH".to_owned());
+        } else if is(0, "PING") {
+            match words {
+                [_] => self.replies.simple("PONG"),
+                [_, text] => self.replies.bulk(text),
+                _ => self.fail("PING takes one text at most".to_owned()),
+            }
+        } else if is(0, "ECHO") && words.len() == 2 {
+            self.replies.bulk(words[1]);
+        } else if is(0, "CLIENT") {
+            self.client(words);
+        } else if is(0, "COMMAND") {
+            match is(1, "COUNT") {
+                true => self.replies.integer(COMMANDS),
+                false if is(1, "DOCS") => self.replies.map(0),
+                false => self.replies.array(0),
+            }
+        } else if is(0, "CONFIG") && is(1, "GET") && words.len() == 3 {
+            // Nothing can be configured here; load generators want to hear so by name.
+            self.replies.map(1);
+            self.replies.bulk(words[2]);
+            self.replies.bulk("");
+        } else if is(0, "SELECT") && is(1, "0") {
+            self.replies.simple("OK");
+        } else if is(0, "INFO") {
+            self.replies.bulk(info(revision));
+        } else if is(0, "RESET") {
+            (self.digest, self.replies.third) = (None, false);
+            self.replies.simple("RESET");
+        } else {
+            self.unknown(words[0]);
+        }
+    }
+
+    fn unknown(&mut self, name: &[u8]) {
+        let shown: String = String::from_utf8_lossy(name).chars().take(40).collect();
+        self.fail(format!(
+            "unknown command '{}': this is Pacegate, which knows CL.THROTTLE, THROTTLE, \
+             PACEGATE.CHECK, PACEGATE.PEEK, PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.CLEAR, \
+             PACEGATE.EXPLAIN",
+            shown.escape_debug()
+        ));
+    }
+
+    fn hello(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
+        let mut rest = words;
+        let mut third = self.replies.third;
+        if let [version, after @ ..] = rest {
+            third = match *version {
+                b"2" => false,
+                b"3" => true,
+                _ => {
+                    self.answered.1 += 1;
+                    return self.replies.coded_error("NOPROTO unsupported protocol version");
+                }
+            };
+            rest = after;
+        }
+        loop {
+            match rest {
+                [] => break,
+                [option, _, key, after @ ..] if option.eq_ignore_ascii_case(b"AUTH") => {
+                    if !self.show(key, gate, revision) {
+                        return;
+                    }
+                    rest = after;
+                }
+                [option, name, after @ ..] if option.eq_ignore_ascii_case(b"SETNAME") => {
+                    self.name = name.iter().copied().take(LONGEST_NAME).collect();
+                    rest = after;
+                }
+                _ => {
+                    return self
+                        .fail("HELLO takes: [2|3 [AUTH user key] [SETNAME name]]".to_owned());
+                }
+            }
+        }
+        if self.access(revision).is_none() {
+            self.answered.1 += 1;
+            return self.replies.coded_error(
+                "NOAUTH HELLO must be called with the client already authenticated, otherwise the \
+                 HELLO <proto> AUTH <user> <pass> option can be used",
+            );
+        }
+        self.replies.third = third;
+        self.introduce();
+    }
+
+    fn introduce(&mut self) {
+        let to = &mut self.replies;
+        to.map(7);
+        to.bulk("server");
+        to.bulk("pacegate");
+        to.bulk("version");
+        to.bulk(env!("CARGO_PKG_VERSION"));
+        to.bulk("proto");
+        to.integer(if to.third { 3 } else { 2 });
+        to.bulk("id");
+        to.integer(i64::try_from(self.id).unwrap_or(i64::MAX));
+        to.bulk("mode");
+        to.bulk("standalone");
+        to.bulk("role");
+        to.bulk("master");
+        to.bulk("modules");
+        to.array(0);
+    }
+
+    fn client(&mut self, words: &[&[u8]]) {
+        let is = |other: &str| {
+            words.get(1).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
+        };
+        if is("SETNAME") && words.len() == 3 {
+            self.name = words[2].iter().copied().take(LONGEST_NAME).collect();
+            self.replies.simple("OK");
+        } else if is("GETNAME") {
+            self.replies.bulk(&self.name);
+        } else if is("ID") {
+            self.replies.integer(i64::try_from(self.id).unwrap_or(i64::MAX));
+        } else if is("SETINFO") || is("NO-EVICT") || is("NO-TOUCH") {
+            self.replies.simple("OK");
+        } else {
+            self.fail("CLIENT knows SETNAME, GETNAME, ID, SETINFO, NO-EVICT, NO-TOUCH".to_owned());
+        }
+    }
+}
+
+fn info(revision: &Revision) -> String {
+    format!(
+        "# Server\r\nserver_name:pacegate\r\npacegate_version:{}\r\nredis_mode:standalone\r\n\
+         config_revision:{}\r\npolicies:{}\r\n\r\n# Persistence\r\nloading:0\r\n",
+        env!("CARGO_PKG_VERSION"),
+        revision.number,
+        revision.engine.policies().policies().len(),
+    )
+}
