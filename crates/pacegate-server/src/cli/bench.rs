@@ -185,7 +185,7 @@ struct Loading {
 
 const EXAMPLES: &str = "\
 Examples:
-  Measure throughput and latency over HTTP, and over RESP with 16 requests in flight:
+  Measure throughput and latency over HTTP, and over RESP with 16 in flight:
     pacegate bench http://127.0.0.1:8080
     pacegate bench resp://127.0.0.1:6380 --pipeline 16 --pid $(pidof pacegate)
 
@@ -193,16 +193,19 @@ Examples:
     pacegate bench http://127.0.0.1:8080 --rate 20000 --cost 1:90,10:10
 
   Check that exactly 10 of 30 simultaneous requests are admitted:
-    pacegate bench resp://127.0.0.1:6380 --limit '10/minute burst 10' --keys hot -c 30 -n 30
+    pacegate bench resp://127.0.0.1:6380 --limit '10/minute burst 10' \\
+      --keys hot -c 30 -n 30
 
   Check throttlecrab with bursts of 30, and a Lua script in Redis:
-    pacegate bench resp://127.0.0.1:6381 --dialect throttle --limit '10/second burst 10' --keys hot \\
-      --bursts 30 --every 2s -n 90
-    pacegate bench redis://127.0.0.1:6379 --dialect script --script limiter.lua \\
-      --arg '{seconds}' --arg '{amount}' --limit 10/minute --windows anchored --keys hot -n 30
+    pacegate bench resp://127.0.0.1:6381 --dialect throttle \\
+      --limit '10/second burst 10' --keys hot --bursts 30 --every 2s -n 90
+    pacegate bench redis://127.0.0.1:6379 --dialect script \\
+      --script limiter.lua --arg '{seconds}' --arg '{amount}' \\
+      --limit 10/minute --windows anchored --keys hot -n 30
 
-  Check Envoy's rate limit service, configured with 100/minute per `user` in the domain edge:
-    pacegate bench grpc://127.0.0.1:8081 --domain edge -a user --limit 100/minute --keys zipf:10000,1";
+  Check Envoy's rate limit service, with 100/minute per `user` in domain edge:
+    pacegate bench grpc://127.0.0.1:8081 --domain edge -a user \\
+      --limit 100/minute --keys zipf:10000,1";
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let (target, limit) = target(args).map_err(|error| {

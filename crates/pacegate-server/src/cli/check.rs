@@ -61,10 +61,12 @@ Examples:
     pacegate check --limit 10/second --limit 3/minute alice --times 4 --json
 
   Run a job at most once per hour, on one of several machines:
-    pacegate check --store redis://10.0.0.1:6379 --limit 1/hour nightly-report && run-the-report
+    pacegate check --store redis://10.0.0.1:6379 --limit 1/hour nightly-report \\
+      && run-the-report
 
   Check a request with a server:
-    pacegate check --server http://127.0.0.1:8080 -a user=alice -a path=/api/export";
+    pacegate check --server http://127.0.0.1:8080 \\
+      -a user=alice -a path=/api/export";
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let limits = limits(args)?;

@@ -19,7 +19,8 @@ pub(super) struct Args {
 const EXAMPLES: &str = "\
 Examples:
   bash:
-    pacegate completions bash > ~/.local/share/bash-completion/completions/pacegate
+    pacegate completions bash \\
+      > ~/.local/share/bash-completion/completions/pacegate
 
   zsh, into a directory in $fpath:
     pacegate completions zsh > ~/.zfunc/_pacegate

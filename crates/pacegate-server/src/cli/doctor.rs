@@ -55,10 +55,12 @@ Examples:
     pacegate doctor redis://127.0.0.1:6379
 
   Check a cluster with the limiter's user and deadline:
-    pacegate doctor redis+cluster://pacegate:PASSWORD@10.0.0.1:6379,10.0.0.2:6379 --deadline 10ms
+    pacegate doctor --deadline 10ms \\
+      redis+cluster://pacegate:PASSWORD@10.0.0.1:6379,10.0.0.2:6379
 
   Fail on warnings too, and save the report:
-    pacegate doctor redis+sentinel://10.0.0.1:26379/mymaster --strict --json > doctor.json";
+    pacegate doctor redis+sentinel://10.0.0.1:26379/mymaster \\
+      --strict --json > doctor.json";
 
 /// Displays a report as text. The colours can be stripped when printing.
 struct Words<'a> {

@@ -36,10 +36,12 @@ Examples:
     pacegate explain --config pacegate.yaml -a user=alice -a path=/api/export
 
   Use the counters of a shared store:
-    pacegate explain --config pacegate.yaml --store redis://10.0.0.1:6379 -a user=alice
+    pacegate explain --config pacegate.yaml \\
+      --store redis://10.0.0.1:6379 -a user=alice
 
   Use the policies of a running server:
-    pacegate explain --server http://127.0.0.1:8080 -a ip=203.0.113.7 -a path=/login";
+    pacegate explain --server http://127.0.0.1:8080 \\
+      -a ip=203.0.113.7 -a path=/login";
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     if !args.asking.has_policies() {

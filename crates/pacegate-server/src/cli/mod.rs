@@ -156,7 +156,10 @@ fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
 
 /// Prints the requested help, or the error in the command line.
 fn explain(error: &clap::Error) -> ExitCode {
-    let printed = error.print().is_ok();
+    let printed = match error.print() {
+        Err(error) => error.kind() == io::ErrorKind::BrokenPipe,
+        Ok(()) => true,
+    };
     let asked_for = !error.use_stderr();
     if asked_for && printed { ExitCode::SUCCESS } else { ExitCode::from(TROUBLE) }
 }

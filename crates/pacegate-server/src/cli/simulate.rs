@@ -168,17 +168,21 @@ Examples:
     pacegate simulate access.log --limit 100/minute --html report.html
 
   Search for the tightest limit that denies at most 0.1% of requests:
-    pacegate simulate access.log --limit 100/minute --suggest 'deny at most 0.1%'
+    pacegate simulate access.log --limit 100/minute \\
+      --suggest 'deny at most 0.1%'
 
   Compare algorithms, or two config files:
-    pacegate simulate access.log --limit 60/minute --algorithm fixed-window --algorithm sliding-log
+    pacegate simulate access.log --limit 60/minute \\
+      --algorithm fixed-window --algorithm sliding-log
     pacegate simulate access.log --config pacegate.yaml --against proposed.yaml
 
   Read JSON lines with different field names from standard input:
-    zcat app.json.gz | pacegate simulate - --map ip=client.addr,time=ts --limit 10/second
+    zcat app.json.gz | \\
+      pacegate simulate - --map ip=client.addr,time=ts --limit 10/second
 
   Simulate clients that ignore Retry-After, and generate a log:
-    pacegate simulate --pattern 'retry-storm clients=500 obey=no for=10m' --limit 100/second --per ''
+    pacegate simulate --pattern 'retry-storm clients=500 obey=no for=10m' \\
+      --limit 100/second --per ''
     pacegate simulate --generate combined:10M -o access.log";
 
 /// Options that replace a config file. Options that require --config must also conflict with these: clap does

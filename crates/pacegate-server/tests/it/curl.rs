@@ -90,7 +90,9 @@ fn what_the_service_says_to_try_works() {
 
 #[test]
 fn what_the_service_says_to_try_works_with_a_key() {
-    let folder = Folder::with_config("keys: [{ name: boss, file: boss.key }]\n");
+    let policies = "policies: [{ name: default, per: [key], limit: 100/minute }]\n";
+    let folder =
+        Folder::with_config(&format!("keys: [{{ name: boss, file: boss.key }}]\n{policies}"));
     folder.replace("boss.key", "the-key-of-the-boss");
     let service = Service::start(&["--config", &folder.config()]);
     let shell = Shell { service, folder }.speaking("http1.1");

@@ -1,6 +1,6 @@
 //! The first minute of a new user: a file from `init`, `serve`, and the request that the server suggests, until 429.
 
-use std::{fs, process::Command};
+use std::{fs, path::Path, process::Command};
 
 use tempfile::TempDir;
 
@@ -20,6 +20,13 @@ fn serve_in(folder: &TempDir, args: &[&str]) -> Service {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pacegate"));
     command.arg("serve").args(["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "off"]);
     Service::launch(command.args(args).current_dir(folder))
+}
+
+/// Replaces the period of a minute, so that the window does not move on while the test runs.
+fn lengthen_period(folder: &TempDir) {
+    let path = folder.path().join("pacegate.yaml");
+    let text = fs::read_to_string(&path).unwrap().replace("5/minute", "5/365d");
+    fs::write(&path, text).unwrap();
 }
 
 /// Runs the suggested command until it is denied; returns how often it was allowed.
@@ -52,11 +59,29 @@ fn init_writes_valid_files_that_serve_finds() {
 fn the_suggested_request_is_limited_by_a_policy_of_the_file() {
     let folder = folder();
     assert_eq!(run_in(folder.path(), &["init", "login"]).code, Some(0));
-    // A longer period, so that the window does not move on while the test runs.
-    let path = folder.path().join("pacegate.yaml");
-    let text = fs::read_to_string(&path).unwrap().replace("5/minute", "5/365d");
-    fs::write(&path, text).unwrap();
+    lengthen_period(&folder);
     assert_eq!(allowed_until_429(&serve_in(&folder, &[])), 5);
+}
+
+/// The commands of the README, with a longer period.
+#[test]
+fn the_readme_shows_a_limit_that_is_reached() {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let readme = fs::read_to_string(readme).unwrap();
+    let (_, start) = readme.split_once("cargo install --path crates/pacegate-server\n").unwrap();
+    let (commands, rest) = start.split_once("```").unwrap();
+    assert_eq!(commands, "pacegate init login\npacegate serve\n");
+    let (_, script) = rest.split_once("```sh\n").unwrap();
+    let (script, _) = script.split_once("```").unwrap();
+
+    let folder = folder();
+    assert_eq!(run_in(folder.path(), &["init", "login"]).code, Some(0));
+    lengthen_period(&folder);
+    let service = serve_in(&folder, &[]);
+    let script = script.replace("127.0.0.1:8080", &service.address("http").to_string());
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    let statuses = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(statuses, "200\n200\n200\n200\n200\n429\n");
 }
 
 #[test]

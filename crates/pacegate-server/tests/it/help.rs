@@ -4,10 +4,7 @@ use crate::program::run;
 fn help_has_examples() {
     for (args, example) in [
         (&["--help"][..], "pacegate check --limit 5/minute alice --times 6"),
-        (
-            &["serve", "--help"],
-            "pacegate serve --config pacegate.yaml --store redis://127.0.0.1:6379",
-        ),
+        (&["serve", "--help"], "pacegate serve pacegate.yaml --store redis://127.0.0.1:6379"),
         (&["check", "--help"], "pacegate check --limit '1/second burst 3' alice --times 4"),
         (&["explain", "--help"], "pacegate explain --config pacegate.yaml -a user=alice"),
         (&["simulate", "--help"], "pacegate simulate access.log.1.gz --limit 100/minute --per ip"),
