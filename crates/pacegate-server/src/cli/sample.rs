@@ -144,7 +144,7 @@ mod tests {
         let text = "policies:
   - { name: login, match: { path: /login, method: [POST, PUT] }, per: [ip], limit: 5/minute }";
         let expected =
-            r#"'{"attributes": {"method": "POST", "path": "/login", "ip": "203.0.113.7"}}'"#;
+            r#"'{"attributes": {"path": "/login", "method": "POST", "ip": "203.0.113.7"}}'"#;
         assert_eq!(sample_of(text).as_deref(), Some(expected));
     }
 
@@ -156,7 +156,7 @@ mod tests {
     match: { path: '/v?/*/items/**', ip: { cidr: 10.1.0.0/16 } }
     per: [user]
     limit: 5/minute";
-        let attributes = r#"{"ip": "10.1.0.1", "path": "/vx/x/items/x", "user": "alice"}"#;
+        let attributes = r#"{"path": "/vx/x/items/x", "ip": "10.1.0.1", "user": "alice"}"#;
         let expected = format!(r#"'{{"domain": "shop", "attributes": {attributes}}}'"#);
         assert_eq!(sample_of(text), Some(expected));
     }
