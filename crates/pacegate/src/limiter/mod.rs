@@ -104,6 +104,9 @@ impl Limiter {
     }
 
     /// Charges one unit to `key` if every limit has room, and to none of them otherwise.
+    ///
+    /// On a [concurrency](crate::Algorithm::Concurrency) limit this takes a unit that cannot be released: it ends with
+    /// the period. Use `acquire` there.
     #[inline]
     pub fn check(&self, key: impl Key) -> Decision {
         key.with(|key| match &self.inner.single {

@@ -88,6 +88,9 @@ impl SharedLimiter {
     }
 
     /// Charges one unit to `key` if every limit has room, and to none of them otherwise.
+    ///
+    /// On a [concurrency](crate::Algorithm::Concurrency) limit this takes a unit that cannot be released: it ends with
+    /// the period. Use `acquire` there.
     pub async fn check(&self, key: impl Key) -> Result<Decision, CheckError> {
         self.check_cost(key, 1).await
     }
