@@ -47,7 +47,7 @@ impl Match {
     }
 
     /// Whether a request meets every condition, with its values as they are. A policy also normalizes paths, see
-    /// [`Policy::covers`](super::Policy::covers).
+    /// [`PolicySet::covers`](super::PolicySet::covers).
     pub fn covers(&self, request: &Request<'_>) -> bool {
         self.covers_values(|attribute| request.attribute(attribute))
     }
