@@ -63,6 +63,10 @@ impl Inner {
             let answer = match self.ask_for(&caller, part(&wants, &group)).await {
                 Ok(answer) => answer,
                 Err(error) => {
+                    if caller.is_closed() && may_have_run(&error) {
+                        // The server may have taken these permits after the caller returned them.
+                        charged.extend(permits(&wants, &group));
+                    }
                     // The failure mode decides: nobody need wait for this.
                     let runtime = self.runtime();
                     runtime.spawn(async move { self.give_back(&wants, &charged).await });
@@ -153,6 +157,17 @@ impl Known {
             self.outcomes[place] = untouched.with_decided_at(decided_at);
         }
     }
+}
+
+/// The permits of a group, to be released: when they were charged does not matter.
+fn permits(wants: &[Want], group: &[usize]) -> impl Iterator<Item = Charged> {
+    let is_permit = |place: &&usize| wants[**place].kind == Kind::Concurrency;
+    group.iter().filter(is_permit).map(|&place| (place, 0))
+}
+
+fn may_have_run(error: &StoreError) -> bool {
+    use StoreError::{Failed, Interrupted, TimedOut};
+    matches!(error, TimedOut | Interrupted(_) | Failed(_))
 }
 
 fn part(wants: &[Want], group: &[usize]) -> Wants {
