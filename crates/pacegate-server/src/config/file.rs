@@ -1,7 +1,9 @@
 //! The file as it is written. What it says is checked in `read`; these types also are its JSON Schema.
 
-use schemars::JsonSchema;
-use serde::Deserialize;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, de::Error};
 
 use super::{
     forms::{Conditions, FailureForm, LayoutForm, Lease, OneOrMany, Size, StoreForm},
@@ -279,20 +281,33 @@ pub(crate) struct Condition {
     pub(crate) absent: Option<At<bool>>,
 }
 
-/// How a limit counts.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Algorithm {
-    /// In windows aligned to the Unix epoch. The cheapest; up to twice the amount across a boundary.
-    FixedWindow,
-    /// Two windows, the older weighted by how much of it is still in view.
-    SlidingWindow,
-    /// Every admitted instant: exact in every window. At most 10,000 units.
-    SlidingLog,
-    /// Refills at a steady rate up to the burst.
-    TokenBucket,
-    /// Permits held at the same time. The period is how long a permit lives unless it is returned or renewed.
-    Concurrency,
+/// The algorithm of a limit, by its name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Algorithm(pub(crate) pacegate::Algorithm);
+
+impl<'de> Deserialize<'de> for Algorithm {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let unknown = |_| D::Error::unknown_variant(&name, &pacegate::Algorithm::NAMES);
+        name.parse().map(Self).map_err(unknown)
+    }
+}
+
+impl JsonSchema for Algorithm {
+    fn schema_name() -> Cow<'static, str> {
+        "Algorithm".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let variants = pacegate::Algorithm::BUILT_IN.map(|algorithm| {
+            json_schema!({
+                "description": algorithm.summary(),
+                "type": "string",
+                "const": algorithm.name(),
+            })
+        });
+        json_schema!({ "description": "The algorithm of a limit.", "oneOf": variants })
+    }
 }
 
 /// Whether a policy denies.

@@ -256,7 +256,7 @@ fn limit(
         problems.add(algorithm.place, message);
         return None;
     }
-    problems.take(algorithm.place, limit.with_algorithm(algorithm.value.into()))
+    problems.take(algorithm.place, limit.with_algorithm(algorithm.value.0))
 }
 
 fn attributes(per: &At<Form<NoMap>>, problems: &mut Problems<'_>) -> Option<Vec<String>> {
@@ -304,18 +304,6 @@ pub(super) fn failure(
                 format!("`{}` is not a failure mode: {choices}", shorten(other)),
             );
             None
-        }
-    }
-}
-
-impl From<file::Algorithm> for Algorithm {
-    fn from(written: file::Algorithm) -> Self {
-        match written {
-            file::Algorithm::FixedWindow => Self::FixedWindow,
-            file::Algorithm::SlidingWindow => Self::SlidingWindow,
-            file::Algorithm::SlidingLog => Self::SlidingLog,
-            file::Algorithm::TokenBucket => Self::TokenBucket,
-            file::Algorithm::Concurrency => Self::Concurrency,
         }
     }
 }

@@ -403,18 +403,9 @@ impl PolicyModel {
             limits: Vec::new(),
             overrides: Vec::new(),
             mode: "enforce",
-            failure: failure_text(failure),
+            failure: failure.to_string(),
             max_cost: None,
         }
-    }
-}
-
-fn failure_text(failure: FailureMode) -> String {
-    match failure {
-        FailureMode::Open => "open".to_owned(),
-        FailureMode::Closed => "closed".to_owned(),
-        FailureMode::Local { numerator, denominator } => format!("local {numerator}/{denominator}"),
-        other => format!("{other:?}"),
     }
 }
 
@@ -443,7 +434,7 @@ impl From<&Policy> for PolicyModel {
             limits: policy.limits.iter().map(LimitModel::from).collect(),
             overrides: overrides.collect(),
             mode,
-            failure: failure_text(policy.failure),
+            failure: policy.failure.to_string(),
             max_cost: policy.max_cost,
         }
     }
