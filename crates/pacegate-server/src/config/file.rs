@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, de::Error};
+use serde::Deserialize;
 
 use super::{
     forms::{Conditions, FailureForm, LayoutForm, Lease, OneOrMany, Size, StoreForm},
@@ -187,7 +187,7 @@ pub(crate) struct Policy {
     /// How all limits of this policy count, unless their texts say it.
     #[serde(default)]
     #[schemars(with = "Algorithm", extend("default" = "fixed-window"))]
-    pub(crate) algorithm: Option<At<Algorithm>>,
+    pub(crate) algorithm: Option<At<String>>,
 
     /// The most at one instant, unless the text of the limit says it. Makes the limit a `token-bucket`.
     #[serde(default)]
@@ -281,17 +281,8 @@ pub(crate) struct Condition {
     pub(crate) absent: Option<At<bool>>,
 }
 
-/// The algorithm of a limit, by its name.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Algorithm(pub(crate) pacegate::Algorithm);
-
-impl<'de> Deserialize<'de> for Algorithm {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        let unknown = |_| D::Error::unknown_variant(&name, &pacegate::Algorithm::NAMES);
-        name.parse().map(Self).map_err(unknown)
-    }
-}
+/// The schema of an algorithm's name.
+pub(crate) enum Algorithm {}
 
 impl JsonSchema for Algorithm {
     fn schema_name() -> Cow<'static, str> {
