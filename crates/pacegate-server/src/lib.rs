@@ -23,6 +23,7 @@ mod http;
 mod json;
 mod live;
 mod metrics;
+mod outage;
 mod reload;
 mod resp;
 mod server;
