@@ -162,6 +162,39 @@ fn a_command_is_short_until_a_key_is_shown() {
     assert_eq!(client.command(&["ECHO", &long]).unwrap().text(), long);
 }
 
+/// A worker reads 512 bytes in 10 ms from all clients that send many requests without a key.
+#[test]
+fn requests_without_a_key_are_read_slowly() {
+    const READ: usize = 512;
+    let folder = Folder::with_config(&format!(
+        "keys: [{{ name: honest, env: TEST_KEY, scope: admin }}]\n{POLICIES}"
+    ));
+    let args = ["--config", &folder.config(), "--workers", "1"];
+    let service = Service::start_with(&args, &[("TEST_KEY", KEY)]);
+    let padding = "x".repeat(200);
+    let get = format!("GET /v1/stats HTTP/1.1\r\nhost: localhost\r\nx: {padding}\r\n\r\n");
+    for (listener, request, rejection) in [
+        ("http", get.into_bytes(), &b"HTTP/1.1 401 "[..]),
+        ("resp", command(&[b"ECHO", padding.as_bytes()]), b"-NOAUTH "),
+    ] {
+        let mut stream = connect(service.address(listener)).unwrap();
+        send(&mut stream, &request.repeat(1_000));
+        stream.set_nonblocking(false).unwrap();
+        let (begun, mut answers, mut part) = (Instant::now(), Vec::new(), [0; 4_096]);
+        while begun.elapsed() < Duration::from_secs(2) {
+            let length = stream.read(&mut part).unwrap();
+            assert!(length > 0, "{listener}: the connection was closed");
+            answers.extend_from_slice(&part[..length]);
+        }
+        let rejected = answers.windows(rejection.len()).filter(|bytes| *bytes == rejection).count();
+        let reads = usize::try_from(begun.elapsed().as_millis() / 10).unwrap();
+        // The first requests of each second are read at once.
+        let most = (reads + reads / 5 + 10) * READ / request.len();
+        println!("{listener}: {rejected} requests without a key were read, at most {most}");
+        assert!((10..=most).contains(&rejected), "{listener}: {rejected}, at most {most}");
+    }
+}
+
 #[test]
 fn bodies_that_do_not_end_have_a_bound() {
     const CONNECTIONS: u64 = 12;

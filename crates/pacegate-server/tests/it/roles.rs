@@ -97,6 +97,9 @@ fn http_calls_by_role() {
         ("GET", "/v1/live", "", ADMIN),
         ("POST", "/v1/block", BLOCK, ADMIN),
         ("DELETE", "/v1/block?policy=free&key=blocked", "", ADMIN),
+        ("POST", "/v1/clear", r#"{"policy": "free"}"#, ADMIN),
+        ("POST", "/v1/clear", r#"{"domain": "jobs"}"#, ADMIN),
+        ("POST", "/v1/clear", r#"{"policy": "ad-hoc"}"#, ADMIN),
         ("POST", "/v1/reload", "", ADMIN),
         ("GET", "/metrics", "", ANY_KEY),
         ("GET", "/openapi.json", "", ANY_KEY),
@@ -162,7 +165,7 @@ fn resp_commands_by_role() {
     let inline = [NOAUTH, NO_INLINE, "", NO_INLINE, ""];
     let admin = [NOAUTH, NOPERM, NOPERM, "", ""];
     let admin_and_inline = [NOAUTH, NOPERM, NOPERM, NO_INLINE, ""];
-    let commands: [(&str, [&str; 5]); 16] = [
+    let commands: [(&str, [&str; 5]); 18] = [
         ("PACEGATE.CHECK ATTR key k", any_key),
         ("PACEGATE.CHECK KEY k LIMIT 5/day", inline),
         ("PACEGATE.PEEK ATTR key k", any_key),
@@ -172,6 +175,8 @@ fn resp_commands_by_role() {
         ("PACEGATE.RESET KEY k LIMIT 5/day", admin_and_inline),
         ("PACEGATE.REFUND ATTR key k", admin),
         ("PACEGATE.REFUND KEY k LIMIT 5/day", admin_and_inline),
+        ("PACEGATE.CLEAR POLICY free", admin),
+        ("PACEGATE.CLEAR DOMAIN jobs", admin),
         ("CL.THROTTLE k 9 5 60", inline),
         // The same once more takes a shorter way through the parser.
         ("CL.THROTTLE k 9 5 60", inline),
