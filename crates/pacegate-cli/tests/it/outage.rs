@@ -201,6 +201,8 @@ fn every_listener_says_that_a_failure_mode_decided() {
             for (method, path, body) in [
                 ("POST", "/v1/check", r#"{"domain": "local", "attributes": {"key": "k"}}"#),
                 ("POST", "/v1/check/batch", r#"{"requests": [{"key": "k", "limit": "9/day"}]}"#),
+                ("POST", "/v1/acquire", r#"{"domain": "local", "attributes": {"key": "k"}}"#),
+                ("GET", "/v1/state?domain=local&attribute=key:k", ""),
                 ("GET", "/v1/auth?domain=local", ""),
                 ("POST", "/json", descriptors),
             ] {
@@ -216,12 +218,14 @@ fn every_listener_says_that_a_failure_mode_decided() {
                 let reply = resp.command(&[name, "k", "9", "9", "60"]).unwrap();
                 assert_eq!(reply.items().len(), 5, "{reply:?}");
             }
-            let check = ["PACEGATE.CHECK", "DOMAIN", "local", "ATTR", "key", "k"];
-            assert_eq!(resp.command(&check).unwrap().items()[17].int() == 1, is_degraded);
+            for name in ["PACEGATE.CHECK", "PACEGATE.PEEK"] {
+                let words = [name, "DOMAIN", "local", "ATTR", "key", "k"];
+                assert_eq!(resp.command(&words).unwrap().items()[17].int() == 1, is_degraded);
+            }
             counted(http)
         };
         assert_eq!(ask(false), [0, 0, 0]);
         server.kill();
-        assert_eq!(ask(true), [4, 3, 3]);
+        assert_eq!(ask(true), [6, 3, 4]);
     }
 }
