@@ -1,6 +1,6 @@
 //! Forms for serde: text for what has one, and for decisions what the service answers.
 
-use std::{borrow::Cow, fmt::Display, str::FromStr};
+use std::{borrow::Cow, fmt::Display, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error, ser::SerializeStruct};
 
@@ -46,22 +46,29 @@ texts! {
     Source;
 }
 
-/// With the fields that the service answers a check with. Times are in seconds, to the microsecond.
+/// As an object with the fields that the server returns for a check. Times are seconds with up to six decimals. Without
+/// a limit, `limit` and `remaining` are null.
 impl Serialize for Decision {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Decision", 9)?;
         fields.serialize_field("allowed", &self.is_allowed())?;
         fields.serialize_field("policy", &self.policy())?;
         fields.serialize_field("limit", &self.limit())?;
-        fields.serialize_field("remaining", &self.remaining())?;
-        fields
-            .serialize_field("retry_after", &self.retry_after().map(|wait| wait.as_secs_f64()))?;
-        fields.serialize_field("reset_after", &self.reset_after().as_secs_f64())?;
+        fields.serialize_field("remaining", &self.limit().map(|_| self.remaining()))?;
+        fields.serialize_field("retry_after", &self.retry_after().map(seconds))?;
+        fields.serialize_field("reset_after", &seconds(self.reset_after()))?;
         fields.serialize_field("source", &self.source())?;
         fields.serialize_field("shadow_denied", &self.is_shadow_denied())?;
         fields.serialize_field("degraded", &self.is_degraded())?;
         fields.end()
     }
+}
+
+/// Returns a duration in seconds. A single division rounds once, so the shortest text of the result has the exact
+/// microseconds of durations up to 31 years (15 digits).
+#[expect(clippy::cast_precision_loss, clippy::float_arithmetic, reason = "for display only")]
+fn seconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e6
 }
 
 fn parsed<'de, T, D>(deserializer: D) -> Result<T, D::Error>
@@ -74,7 +81,9 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::{fmt::Debug, time::Duration};
+    use std::fmt::Debug;
+
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -131,7 +140,17 @@ mod tests {
         assert_eq!(serde_json::to_string(&denied).unwrap(), expected);
         let unlimited = serde_json::to_value(Decision::UNLIMITED).unwrap();
         assert_eq!(unlimited["policy"], serde_json::Value::Null);
+        assert_eq!(unlimited["remaining"], serde_json::Value::Null);
         assert_eq!(unlimited["retry_after"], serde_json::Value::Null);
         assert_eq!(unlimited["source"], "unlimited");
+    }
+    proptest! {
+        #[test]
+        fn times_are_written_to_the_microsecond(micros in 10_u64..1_000_000_000_000_000) {
+            let text = serde_json::to_string(&seconds(Duration::from_micros(micros))).unwrap();
+            let (whole, part) = text.split_once('.').unwrap();
+            let written = format!("{whole}{part:0<6}");
+            prop_assert_eq!(written.parse::<u64>().unwrap(), micros);
+        }
     }
 }

@@ -23,7 +23,6 @@ use crate::{
     client::Client,
     config::{Environment, Settings, StoreSettings},
     engine::Engine,
-    json::JsonDecision,
     source::{Overrides, Source},
 };
 
@@ -241,7 +240,7 @@ impl Judge {
                 if decision.is_degraded() && matches!(failure, FailureMode::Local { .. }) {
                     bail!(Undecided);
                 }
-                let text = JsonDecision(decision).to_string();
+                let text = serde_json::to_string(&decision)?;
                 Ok(Answer { value: serde_json::from_str(&text)?, text })
             }
             Self::There(client) => {

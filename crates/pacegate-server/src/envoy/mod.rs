@@ -26,5 +26,5 @@ pub(crate) use decide::{AskError, decide_bytes};
 pub(crate) use environment::{Deployment, Logging};
 pub(crate) use file::{FileError, Source as RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
-pub(crate) use json::JsonRequest;
+pub(crate) use json::{JsonRequest, JsonResponse};
 pub(crate) use rules::{Options, Rules, WrittenRule};

@@ -11,13 +11,13 @@ async fn a_decision_comes_with_status_headers_and_body() {
         first.body,
         concat!(
             r#"{"allowed":true,"policy":"api","limit":"3/minute","remaining":2,"retry_after":null,"#,
-            r#""reset_after":60.000000,"source":"store","shadow_denied":false,"degraded":false,"#,
+            r#""reset_after":60.0,"source":"store","shadow_denied":false,"degraded":false,"#,
             r#""revision":1}"#
         )
     );
     let expected = [
         ("connection", "close"),
-        ("content-length", "176"),
+        ("content-length", "171"),
         ("content-type", "application/json"),
         ("ratelimit", "\"api\";r=2;t=60"),
         ("ratelimit-policy", "\"api\";q=3;w=60"),
@@ -41,7 +41,7 @@ async fn a_denial_says_when_to_come_back() {
         denied.body,
         concat!(
             r#"{"allowed":false,"policy":"api","limit":"3/minute","remaining":0,"#,
-            r#""retry_after":58.500000,"reset_after":58.500000,"source":"store","#,
+            r#""retry_after":58.5,"reset_after":58.5,"source":"store","#,
             r#""shadow_denied":false,"degraded":false,"revision":1}"#
         )
     );
