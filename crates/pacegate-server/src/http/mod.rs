@@ -8,7 +8,7 @@ mod clear;
 mod connection;
 mod counters;
 mod descriptors;
-mod endpoints;
+
 mod live;
 mod openapi;
 mod page;
@@ -18,6 +18,7 @@ mod proxy;
 mod report;
 mod request;
 mod response;
+mod routes;
 #[cfg(test)]
 mod tests;
 
@@ -116,7 +117,7 @@ impl HttpService {
 
     fn over(shared: Shared) -> Self {
         let shared = Arc::new(shared);
-        let router = endpoints::router(shared.clone());
+        let router = routes::router(shared.clone());
         Self { shared, router }
     }
 

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::{Problem, Shared, endpoints::endpoints};
+use super::{Problem, Shared, routes::routes};
 
 /// An endpoint: its handler, and its description.
-pub(super) struct Endpoint {
+pub(super) struct Route {
     pub(super) path: &'static str,
     pub(super) handler: MethodRouter<Arc<Shared>>,
     /// Methods and operation ids, such as `get auth, post authPost`.
@@ -60,7 +60,7 @@ fn generate() -> Value {
     });
     let mut schemas = settings.into_generator();
     let mut paths: Map<String, Value> = Map::new();
-    for endpoint in endpoints() {
+    for endpoint in routes() {
         let path = paths.entry(endpoint.path).or_insert_with(|| json!({}));
         for operation in endpoint.operations.split(", ") {
             let (method, id) = operation.split_once(' ').unwrap_or((operation, ""));
@@ -84,7 +84,7 @@ fn generate() -> Value {
     })
 }
 
-impl Endpoint {
+impl Route {
     pub(super) fn new(
         path: &'static str,
         operations: &'static str,

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::{
-    super::{bodies::DecisionFields, endpoints::endpoints},
+    super::{bodies::DecisionFields, routes::routes},
     *,
 };
 
@@ -19,8 +19,7 @@ async fn the_document_has_every_path_and_method() {
     let document = document().await;
     assert_eq!(document["openapi"], "3.1.0");
     let described: BTreeSet<_> = document["paths"].as_object().unwrap().keys().cloned().collect();
-    let routed: BTreeSet<_> =
-        endpoints().into_iter().map(|endpoint| endpoint.path.to_owned()).collect();
+    let routed: BTreeSet<_> = routes().into_iter().map(|route| route.path.to_owned()).collect();
     assert_eq!(described, routed);
     for (path, operations) in document["paths"].as_object().unwrap() {
         for method in ["get", "post", "put", "delete", "patch"] {
