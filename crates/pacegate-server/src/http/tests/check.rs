@@ -276,7 +276,7 @@ async fn a_batch_is_decided_one_by_one_in_order() {
 }
 
 #[tokio::test]
-async fn a_batch_has_an_end() {
+async fn a_batch_is_bounded() {
     let mut settings = Settings::new(policies());
     settings.bounds.batch = 2;
     let server = Server::with(settings);
@@ -286,7 +286,7 @@ async fn a_batch_has_an_end() {
     let three = format!(r#"{{"requests":[{one},{one},{one}]}}"#);
     let refused = server.post("/v1/check/batch", &three).await;
     assert_eq!((refused.status, refused.problem()), (400, "request".to_owned()));
-    assert!(refused.body.contains("a list of at most 2 requests"), "{}", refused.body);
+    assert!(refused.body.contains("3 requests exceed the maximum of 2"), "{}", refused.body);
 }
 
 #[tokio::test]
