@@ -15,6 +15,7 @@ mod http;
 mod live;
 mod local;
 mod metrics;
+mod outage;
 mod reload;
 mod resp;
 mod server;

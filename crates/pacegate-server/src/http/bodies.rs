@@ -108,6 +108,9 @@ pub(super) struct Health {
     /// Whether the store is unreachable, so that failure modes apply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) degraded: Option<bool>,
+    /// The cause, for clients with an API key where one is needed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) store: Option<crate::outage::StoreOutage>,
 }
 
 /// The response of RLaaS.
@@ -209,6 +212,12 @@ pub(super) struct PolicyCounts {
     denied: u64,
     shadow_denied: u64,
     degraded: u64,
+    /// Total cost of the allowed requests.
+    allowed_units: u64,
+    /// Total cost of the denied requests.
+    denied_units: u64,
+    /// Total cost of the requests that shadow mode allowed.
+    shadow_denied_units: u64,
 }
 
 /// A key with many requests or denials.
@@ -340,8 +349,16 @@ impl StatsResponse {
 
 impl From<&PolicyStats> for PolicyCounts {
     fn from(stats: &PolicyStats) -> Self {
-        let PolicyStats { policy, allowed, denied, shadow_denied, degraded, .. } = *stats;
-        Self { policy, allowed, denied, shadow_denied, degraded }
+        Self {
+            policy: stats.policy,
+            allowed: stats.allowed,
+            denied: stats.denied,
+            shadow_denied: stats.shadow_denied,
+            degraded: stats.degraded,
+            allowed_units: stats.allowed_units,
+            denied_units: stats.denied_units,
+            shadow_denied_units: stats.shadow_denied_units,
+        }
     }
 }
 

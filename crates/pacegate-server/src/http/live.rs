@@ -26,7 +26,7 @@ use crate::{
     explain::Seconds,
     gate::{self, Gate, Revision},
     live::{Counts, Used, key_of, text_of},
-    metrics::ListenerMetrics,
+    metrics::{Latency, ListenerMetrics},
 };
 
 /// State of this process, with the history of the last five minutes.
@@ -84,6 +84,10 @@ struct LivePolicy {
     shadow_denied: u64,
     /// Decisions by the failure mode; also counted above.
     degraded: u64,
+    /// Total cost of the allowed requests.
+    allowed_units: u64,
+    /// Total cost of the denied requests.
+    denied_units: u64,
     /// Highest used share of a limit among the busiest keys, from 0 to 1. Null if unknown, as for policies with
     /// overrides.
     used: Option<f64>,
@@ -107,6 +111,10 @@ struct CountsModel {
     allowed: Vec<u32>,
     denied: Vec<u32>,
     shadow_denied: Vec<u32>,
+    /// Total cost of the allowed requests.
+    allowed_units: Vec<u32>,
+    /// Total cost of the denied requests.
+    denied_units: Vec<u32>,
 }
 
 /// The busiest keys of the last 30 to 60 seconds. Estimated under heavy traffic.
@@ -180,6 +188,17 @@ struct ListenerModel {
     name: &'static str,
     connections: usize,
     requests: u64,
+    latency: LatencyModel,
+}
+
+/// Response times since the start, each the upper bound of a histogram bucket. Null without requests, and above the
+/// last bound of 1 second.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Latency")]
+struct LatencyModel {
+    mean: Option<Seconds>,
+    p50: Option<Seconds>,
+    p99: Option<Seconds>,
 }
 
 const MAX_POLICIES: usize = 1_000;
@@ -255,6 +274,8 @@ fn policies(
         denied: stats.denied,
         shadow_denied: stats.shadow_denied,
         degraded: stats.degraded,
+        allowed_units: stats.allowed_units,
+        denied_units: stats.denied_units,
         used: used.get(&stats.policy).copied(),
     };
     let own = both.into_iter().map(|(policy, stats)| (policy.name, model(stats, policy.into())));
@@ -324,10 +345,12 @@ impl HistoryModel {
         let history = gate.live().history().lock();
         let (from, length) = history.range(since);
         let counts = history.counts(since, policies);
-        let model = |Counts { allowed, denied, shadow_denied }| CountsModel {
-            allowed,
-            denied,
-            shadow_denied,
+        let model = |counts: Counts| CountsModel {
+            allowed: counts.allowed,
+            denied: counts.denied,
+            shadow_denied: counts.shadow_denied,
+            allowed_units: counts.allowed_units,
+            denied_units: counts.denied_units,
         };
         let names = policies.iter().map(|policy| policy.as_str());
         let policies = names.zip(counts.into_iter().map(model)).collect();
@@ -408,6 +431,18 @@ impl From<&Arc<ListenerMetrics>> for ListenerModel {
             name: listener.name(),
             connections: listener.connections(),
             requests: listener.answered(),
+            latency: LatencyModel::from(listener.latency()),
+        }
+    }
+}
+
+impl From<Latency> for LatencyModel {
+    fn from(latency: Latency) -> Self {
+        let count = u32::try_from(latency.count()).unwrap_or(u32::MAX);
+        Self {
+            mean: latency.sum().checked_div(count).map(Seconds),
+            p50: latency.percentile(50).map(Seconds),
+            p99: latency.percentile(99).map(Seconds),
         }
     }
 }

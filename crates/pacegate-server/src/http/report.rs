@@ -11,7 +11,7 @@ use super::{
     request::{Check, CheckBody},
     response::{content, json},
 };
-use crate::{config::Scope, explain::explain, metrics::Metrics};
+use crate::{config::Scope, explain::explain, metrics::Metrics, outage::StoreOutage};
 
 /// `GET /v1/policies`: lists the policies of the domains that the API key covers.
 pub(super) async fn policies(shared: Context, request: Request) -> HttpResult {
@@ -72,16 +72,18 @@ pub(super) async fn reload(shared: Context, request: Request) -> HttpResult {
 
 /// `GET /healthz`: the liveness check.
 pub(super) async fn healthz() -> HttpResult {
-    json(&Health { status: "alive", degraded: None })
+    json(&Health { status: "alive", degraded: None, store: None })
 }
 
 /// `GET /readyz`: the readiness check. A server without its store is ready: failure modes apply.
-pub(super) async fn readyz(shared: Context) -> HttpResult {
+pub(super) async fn readyz(shared: Context, request: Request) -> HttpResult {
     if shared.gate.is_draining() {
         return Err(Problem::draining());
     }
-    let degraded = Some(!shared.gate.state().is_reachable());
-    json(&Health { status: "ready", degraded })
+    let outage = StoreOutage::of(&shared.gate);
+    let degraded = Some(outage.is_some());
+    let may_see = shared.gate.revision().access(request.headers()).is_ok();
+    json(&Health { status: "ready", degraded, store: outage.filter(|_| may_see) })
 }
 
 /// `GET /metrics`.
