@@ -4,6 +4,7 @@ mod agree;
 mod bench;
 mod command;
 mod deny;
+mod dist;
 mod fuzz;
 mod screen;
 mod servers;
@@ -30,6 +31,7 @@ usage: cargo xtask <task>
   bench machine           measure a memory load, a lock and a clock read on this machine
   bench agree [PROGRAM]   compare the results of pacegate bench with redis-benchmark and wrk
   deny                    check licences and sources of dependencies, and advisories where possible
+  dist [TARGET]           build a release archive in target/dist [default: for this machine]
   fuzz [--seconds N]      fuzz the parsers, each for N seconds [default: 60]
   screen FILE             draw the output of `tmux capture-pane -e -p` (standard input) as SVG
   servers                 install missing programs that the tests need
@@ -59,6 +61,8 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["bench", "agree"] => agree::run(),
         ["bench", "agree", pacegate] => agree::run_with(pacegate),
         ["deny"] => deny::run(),
+        ["dist"] => dist::run(None),
+        ["dist", target] => dist::run(Some(target)),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => {
             let wrong = || format!("invalid number of seconds `{seconds}`");
