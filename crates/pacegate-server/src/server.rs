@@ -21,11 +21,12 @@ use crate::{
         Drain, DrainSwitch, Exposed, Listener, Protocol, Tls, TlsError, Workers, check_exposure,
         connections_each,
     },
+    source::ConfigSource,
 };
 
 /// A service that is bound and not yet running.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub struct Server {
     gate: Arc<Gate>,
     http: Option<Entrance>,
     grpc: Option<Entrance>,
@@ -41,7 +42,8 @@ struct Entrance {
 
 /// Why a service cannot start.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StartError {
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum StartError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
@@ -53,10 +55,14 @@ pub(crate) enum StartError {
 }
 
 /// Where a listener is, for whoever started it.
-pub(crate) struct Endpoint {
-    pub(crate) name: &'static str,
-    pub(crate) address: SocketAddr,
-    pub(crate) is_tls: bool,
+#[derive(Clone, Copy, Debug)]
+pub struct Endpoint {
+    /// `http`, `grpc` or `resp`.
+    pub name: &'static str,
+    /// The address with its port.
+    pub address: SocketAddr,
+    /// True if connections use TLS.
+    pub is_tls: bool,
 }
 
 /// How long the store is waited for at the start, and for what is given back to it at the end.
@@ -68,7 +74,7 @@ const DEGRADED_EVERY: Duration = Duration::from_secs(10);
 
 impl Server {
     /// Opens the store, reads certificates and binds every listener.
-    pub(crate) fn bind(mut settings: Settings) -> Result<Self, StartError> {
+    pub fn bind(mut settings: Settings) -> Result<Self, StartError> {
         check_exposure(&settings)?;
         let listeners = [settings.http, settings.grpc, settings.resp];
         let listeners = listeners.iter().filter(|bind| matches!(bind, Bind::At(_))).count();
@@ -81,16 +87,19 @@ impl Server {
         Ok(Self { gate, http, grpc, resp })
     }
 
-    pub(crate) fn gate(&self) -> &Arc<Gate> {
-        &self.gate
+    /// Returns the settings in use.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.gate.revision().settings.clone()
     }
 
-    /// What is to be read again when it changes.
-    pub(crate) fn certificates(&self) -> Vec<Arc<Tls>> {
-        self.entrances().filter_map(|entrance| entrance.tls.clone()).collect()
+    /// Returns a reloader for the source that the settings came from, and for the certificates.
+    pub fn reloader(&self, source: ConfigSource) -> Arc<Reloader> {
+        let certificates = self.entrances().filter_map(|entrance| entrance.tls.clone());
+        Arc::new(Reloader::new(self.gate.clone(), source, certificates.collect()))
     }
 
-    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+    /// Returns the addresses of the listeners.
+    pub fn endpoints(&self) -> Vec<Endpoint> {
         let endpoint = |entrance: &Entrance| Endpoint {
             name: entrance.listener.name(),
             address: entrance.listener.address(),
@@ -105,7 +114,7 @@ impl Server {
 
     /// Waits until the store answers, but not for long: a service whose store is away starts all the same, and failure
     /// modes decide.
-    pub(crate) async fn wait_for_store(&self) {
+    pub async fn wait_for_store(&self) {
         let last = Instant::now() + STORE_PATIENCE;
         while !self.gate.state().is_reachable() {
             if Instant::now() >= last {
@@ -118,7 +127,7 @@ impl Server {
 
     /// Serves with so many threads, or one for each processor, until `end`. Then answers what was begun and returns.
     /// `false` if some connections had to be cut.
-    pub(crate) async fn run(
+    pub async fn run(
         self,
         reloader: Arc<Reloader>,
         threads: Option<NonZeroUsize>,
