@@ -28,12 +28,16 @@ const TEXTS: [&str; 5] =
 pub(crate) fn run(target: Option<&str>) -> anyhow::Result<()> {
     let host = host()?;
     let target = target.unwrap_or(&host);
-    cargo(&["build", "--release", "--locked", "--package", "pacegate-cli", "--target", target], &[])?;
+    cargo(
+        &["build", "--release", "--locked", "--package", "pacegate-cli", "--target", target],
+        &[],
+    )?;
     let program = root().join("target").join(target).join("release").join(file_name(target));
     let name = format!("pacegate-{}-{target}", env!("CARGO_PKG_VERSION"));
     let folder = root().join("target/dist").join(&name);
     if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
+        fs::remove_dir_all(&folder)
+            .with_context(|| format!("cannot empty {}", folder.display()))?;
     }
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     copy(&program, &folder)?;
@@ -43,6 +47,7 @@ pub(crate) fn run(target: Option<&str>) -> anyhow::Result<()> {
     let runnable = if target == host { program } else { host_program()? };
     write_completions(&runnable, &folder)?;
     write_manual(&runnable, &folder)?;
+    copy_for_packages(&folder)?;
     let archive = pack(&folder, target)?;
     let sum = checksum(&archive)?;
     writeln!(io::stdout(), "{}\n{}", archive.display(), sum.display())?;
@@ -92,11 +97,29 @@ fn write_manual(program: &Path, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Copies the completions and manual pages to `target/dist/current`, where the Debian package finds them.
+fn copy_for_packages(folder: &Path) -> anyhow::Result<()> {
+    let current = folder.with_file_name("current");
+    for part in ["completions", "man"] {
+        let target = current.join(part);
+        fs::create_dir_all(&target)
+            .with_context(|| format!("cannot create {}", target.display()))?;
+        for file in fs::read_dir(folder.join(part))? {
+            copy(&file?.path(), &target)?;
+        }
+    }
+    Ok(())
+}
+
 fn output(program: &Path, args: &[&str]) -> anyhow::Result<Vec<u8>> {
     let mut command = Command::new(program);
     let line = show(command.args(args))?;
     let output = command.output().with_context(|| format!("cannot start `{line}`"))?;
-    ensure!(output.status.success(), "`{line}` failed: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(
+        output.status.success(),
+        "`{line}` failed: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(output.stdout)
 }
 
@@ -118,7 +141,8 @@ fn pack(folder: &Path, target: &str) -> anyhow::Result<PathBuf> {
 /// Writes a checksum in the form that `sha256sum -c` reads.
 fn checksum(archive: &Path) -> anyhow::Result<PathBuf> {
     let bytes = fs::read(archive).with_context(|| format!("cannot read {}", archive.display()))?;
-    let name = archive.file_name().and_then(|name| name.to_str()).context("invalid archive name")?;
+    let name =
+        archive.file_name().and_then(|name| name.to_str()).context("invalid archive name")?;
     let path = archive.with_file_name(format!("{name}.sha256"));
     fs::write(&path, format!("{}  {name}\n", hex(&Sha256::digest(&bytes))))?;
     Ok(path)
