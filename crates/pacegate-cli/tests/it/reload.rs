@@ -198,7 +198,9 @@ fn an_invalid_file_changes_nothing_and_is_reported_with_its_position() {
     }
     assert_eq!(charge(&mut client), ("10/day".into(), 8), "the last good one is in force");
     service.signal("HUP");
-    eventually(WITHIN, "it is logged again", || service.log().matches("those in force").count() == 4);
+    eventually(WITHIN, "it is logged again", || {
+        service.log().matches("those in force").count() == 4
+    });
     folder.replace("pacegate.yaml", &policy("20/day"));
     until_revision(&mut client, 2);
     assert_eq!(charge(&mut client), ("20/day".into(), 17));
