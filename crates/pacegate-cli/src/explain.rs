@@ -119,7 +119,7 @@ fn covered(text: &mut String, name: &str, policy: &Value) {
     for limit in policy["limits"].as_array().into_iter().flatten() {
         let state = match (limit["allowed"] == true, asking::time(limit, "retry_after")) {
             (true, _) => format!("{} remaining", limit["remaining"]),
-            (false, Some(wait)) => format!("exhausted, retry in {wait:?}"),
+            (false, Some(wait)) => format!("exhausted, retry in {}", asking::short_time(wait)),
             (false, None) => "always denies".to_owned(),
         };
         let _ = writeln!(text, "    {}: {state}", shown(&limit["limit"]));
