@@ -3,6 +3,7 @@
 mod files;
 mod links;
 mod named_tests;
+mod names;
 mod rules;
 
 use std::{
@@ -40,6 +41,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     );
     findings.extend(files::check(&files));
     findings.extend(named_tests::check(&files));
+    findings.extend(names::check(&files));
     for finding in &findings {
         writeln!(io::stdout(), "{finding}")?;
     }
