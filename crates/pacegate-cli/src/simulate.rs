@@ -209,7 +209,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     };
     let variants: Result<Vec<Variant>, _> = tried.sets.into_iter().map(build).collect();
     let mut variants = variants.map_err(unplayable)?;
-    let span = study.replay(&mut variants, &mut |requests| watcher.tell(requests));
+    let span = study.replay(&mut variants, &mut |requests| watcher.show(requests));
     let span = span.map_err(unplayable)?;
     watcher.end(span.seen.requests);
     let mut report = Report::new(source(args), &span, &variants, args.telling.top);
@@ -217,7 +217,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
         report.add_suggestion(suggestion, &variants);
     }
     report.notes.extend(tried.notes);
-    tell(&report, &args.telling)?;
+    show(&report, &args.telling)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -324,7 +324,7 @@ impl Tried {
             return Err(unplayable(pacegate_tools::simulate::SimulateError::Again(place)));
         }
         let search = Search { study, policies, place, like, target };
-        let found = search.run(&mut |requests| watcher.tell(requests)).map_err(unplayable)?;
+        let found = search.run(&mut |requests| watcher.show(requests)).map_err(unplayable)?;
         let report = SuggestionReport::new((target, text), &policies[place], &like, &found);
         if let (Found::Limit(found), Some(first)) = (found, policies[place].limits.first_mut()) {
             *first = found.limit;
@@ -448,7 +448,7 @@ fn source(args: &Args) -> String {
     }
 }
 
-fn tell(report: &Report, telling: &Telling) -> Result<(), Trouble> {
+fn show(report: &Report, telling: &Telling) -> Result<(), Trouble> {
     let unwritable = |error: io::Error| {
         Trouble::new(error, "cannot write the report", "check the output path and its permissions")
     };
@@ -504,7 +504,7 @@ impl Watcher {
         Self { bar, progress: study.progress.clone(), started: Instant::now(), length }
     }
 
-    fn tell(&mut self, requests: u64) {
+    fn show(&mut self, requests: u64) {
         if self.length.is_some() {
             self.bar.set_position(self.progress.bytes());
         } else {
