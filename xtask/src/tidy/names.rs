@@ -4,6 +4,10 @@ use std::collections::HashMap;
 
 use super::{File, Finding};
 
+/// Names that are still to be changed.
+const KNOWN: [(&str, &str); 3] =
+    [("pacegate", "Gate"), ("pacegate", "Tag"), ("pacegate-http", "Waiting")];
+
 /// A type that a crate defines.
 struct Definition<'a> {
     file: &'a File,
