@@ -46,9 +46,9 @@ use tracing::Instrument;
 pub(crate) use self::check::check_bytes;
 use self::{answer::DEGRADED, ask::Subject, connection::Counted, problem::Problem};
 use crate::{
-    audit::Wire,
     config::{Bounds, Scope},
     gate::{Gate, Revision},
+    listeners::ListenerId,
     metrics::{ListenerMetrics, Metrics},
     service::{Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch},
     trace,
@@ -178,7 +178,7 @@ async fn answer(
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     if answer.status() == StatusCode::UNAUTHORIZED {
-        shared.gate.audit().rejected_key(Wire::Http, None);
+        shared.gate.audit().rejected_key(ListenerId::Http, None);
     }
     if answer.headers().contains_key(DEGRADED) {
         shared.listener.count_degraded(1);
