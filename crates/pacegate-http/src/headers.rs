@@ -397,7 +397,7 @@ fn write_policy(out: &mut Text, policy: &str, limit: &Limit) {
     out.extend_from_slice(b";q=");
     write_integer(out, limit.amount());
     let period = limit.period();
-    if limit.algorithm() == Algorithm::Concurrency {
+    if limit.algorithm().holds_permits() {
         out.extend_from_slice(b";qu=\"concurrent-requests\"");
     } else if period.subsec_nanos() == 0 {
         out.extend_from_slice(b";w=");

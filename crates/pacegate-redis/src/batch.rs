@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
-    cell::{CellId, Kind, Names, Want},
+    cell::{CellId, Names, Want},
     mark::Mark,
     replay::{Known, Replay},
     waiter::Waiter,
@@ -70,7 +70,7 @@ pub(crate) struct Cell {
     pub(crate) id: CellId,
     pub(crate) mark: Mark,
     pub(crate) limit: Limit,
-    pub(crate) kind: Kind,
+    pub(crate) kind: u64,
     /// The last run that touches it.
     pub(crate) last_run: usize,
 }
@@ -152,7 +152,7 @@ impl Batch {
         let same = real
             && first.len() == 1
             && first[0].cost == want.cost
-            && want.kind != Kind::Concurrency;
+            && !want.limit.algorithm().holds_permits();
         same.then_some(run)
     }
 
@@ -195,7 +195,7 @@ impl Batch {
         self.runs.len() == self.cells.len()
             && self.once().is_none()
             && self.runs.iter().all(|run| run.cells.len() == 1 && run.times > 0)
-            && self.cells.iter().all(|cell| cell.kind.is_string())
+            && self.cells.iter().all(|cell| !cell.limit.algorithm().keeps_log())
     }
 
     /// Puts the keys and the program behind the call of a script.

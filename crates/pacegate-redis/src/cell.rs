@@ -24,22 +24,12 @@ pub(crate) struct Want {
     /// The same, as it is known here.
     pub(crate) mark: Mark,
     pub(crate) limit: Limit,
-    pub(crate) kind: Kind,
+    /// The number of the algorithm in scripts.
+    pub(crate) kind: u64,
     pub(crate) cost: u64,
     /// 128 bits, in halves as above.
     pub(crate) permit: [u64; 2],
     pub(crate) enforced: bool,
-}
-
-/// An algorithm as the scripts number it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u64)]
-pub(crate) enum Kind {
-    FixedWindow = 0,
-    SlidingWindow = 1,
-    TokenBucket = 2,
-    SlidingLog = 3,
-    Concurrency = 4,
 }
 
 /// Names keys: `prefix{tag}digest`.
@@ -72,26 +62,6 @@ const MAX_SCOPES: usize = 64;
 /// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16_384;
 
-impl Kind {
-    pub(crate) fn of(limit: &Limit) -> Result<Self, StoreError> {
-        match limit.algorithm() {
-            Algorithm::FixedWindow => Ok(Self::FixedWindow),
-            Algorithm::SlidingWindow => Ok(Self::SlidingWindow),
-            Algorithm::TokenBucket => Ok(Self::TokenBucket),
-            Algorithm::SlidingLog => Ok(Self::SlidingLog),
-            Algorithm::Concurrency => Ok(Self::Concurrency),
-            other => Err(StoreError::Unsupported(format!(
-                "`{other}` runs in this process only; choose one of the built-in algorithms"
-            ))),
-        }
-    }
-
-    /// Whether the state is a string of three numbers; otherwise it is a log.
-    pub(crate) fn is_string(self) -> bool {
-        !matches!(self, Self::SlidingLog | Self::Concurrency)
-    }
-}
-
 impl Names {
     pub(crate) fn new(prefix: &str, secret: &[u8]) -> Self {
         let secret = blake3::derive_key("pacegate 2026 names of keys in redis", secret);
@@ -109,7 +79,7 @@ impl Names {
             cell: self.cell_marked(charge, mark),
             mark,
             limit: charge.limit,
-            kind: Kind::of(&charge.limit)?,
+            kind: script_id(charge.limit.algorithm())?,
             cost: charge.cost,
             permit: halves(charge.permit),
             enforced: charge.enforced,
@@ -253,6 +223,14 @@ impl redis::ToRedisArgs for Name<'_> {
 }
 
 impl redis::ToSingleRedisArg for Name<'_> {}
+
+fn script_id(algorithm: Algorithm) -> Result<u64, StoreError> {
+    algorithm.id().ok_or_else(|| {
+        StoreError::Unsupported(format!(
+            "`{algorithm}` runs in this process only; choose one of the built-in algorithms"
+        ))
+    })
+}
 
 pub(crate) fn period_micros(limit: &Limit) -> u64 {
     u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX)

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::{
     batch::{Answer, Answered, Batch, Cell, Run},
-    cell::{Kind, Want},
+    cell::Want,
     mark::Mark,
     wire,
 };
@@ -138,8 +138,8 @@ impl<'a> Replay<'a> {
             let answer = self.answer(run, vec![outcome]);
             answers[ask as usize] = Some(answer.map(|answer| Answer { granted, ..answer }));
         }
-        if let (Some(wait), Content::Log { free, reset }, Kind::SlidingLog) =
-            (wait, self.replicas[cell].content, want.kind)
+        if let (Some(wait), Content::Log { free, reset }, false) =
+            (wait, self.replicas[cell].content, want.limit.algorithm().holds_permits())
         {
             let fact = Fact::Log { cost: want.cost.max(1), wait, free, reset };
             let known_now = Known { denied: true, now: self.now, limit: want.limit, fact };
@@ -275,10 +275,10 @@ fn content(cell: &Cell, words: [u64; 3], taken: u64) -> Content {
     if taken == BROKEN {
         return Content::Foreign;
     }
-    if cell.kind.is_string() {
-        Content::State(State::from_words(&cell.limit, words))
-    } else {
+    if cell.limit.algorithm().keeps_log() {
         Content::Log { free: words[0], reset: words[1] }
+    } else {
+        Content::State(State::from_words(&cell.limit, words))
     }
 }
 

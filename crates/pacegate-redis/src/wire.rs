@@ -2,7 +2,7 @@
 
 use crate::{
     batch::Batch,
-    cell::{Kind, Want, period_micros},
+    cell::{Want, period_micros},
 };
 
 /// What holds for all batches of a store.
@@ -54,7 +54,8 @@ impl Program {
             // The script counts from 1.
             place_of[cell as usize] = place as u64 + 1;
         }
-        let strings = batch.cells().iter().filter(|cell| cell.kind.is_string()).count();
+        let strings =
+            batch.cells().iter().filter(|cell| !cell.limit.algorithm().keeps_log()).count();
         let once = if batch.once().is_some() { settings.once } else { 0 };
         let mut words = Words(Vec::with_capacity(64 + 88 * order.len()));
         words.push([settings.now, settings.slack, once, settings.repeats]);
@@ -127,8 +128,9 @@ pub(crate) fn order(batch: &Batch) -> Vec<u32> {
             let limit = cells[cell as usize].limit;
             cells.iter().position(|other| other.limit == limit)
         };
-        order
-            .sort_by_cached_key(|&cell| (!cells[cell as usize].kind.is_string(), first_like(cell)));
+        order.sort_by_cached_key(|&cell| {
+            (cells[cell as usize].limit.algorithm().keeps_log(), first_like(cell))
+        });
     }
     order
 }
@@ -150,7 +152,7 @@ impl Words {
         words.iter().for_each(|word| self.0.extend_from_slice(&word.to_le_bytes()));
     }
 
-    fn limit(&mut self, kind: Kind, limit: &pacegate::Limit) {
-        self.push([kind as u64, limit.amount(), limit.capacity(), period_micros(limit)]);
+    fn limit(&mut self, kind: u64, limit: &pacegate::Limit) {
+        self.push([kind, limit.amount(), limit.capacity(), period_micros(limit)]);
     }
 }

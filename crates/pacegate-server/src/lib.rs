@@ -16,6 +16,7 @@ mod json;
 mod live;
 mod local;
 mod metrics;
+mod outage;
 mod reload;
 mod resp;
 mod server;

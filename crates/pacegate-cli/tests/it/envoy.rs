@@ -81,7 +81,7 @@ fn log_of(args: &[&str], variables: &[(&str, &str)]) -> String {
 
 #[test]
 fn the_environment_of_a_deployment_says_what_is_logged() {
-    let (warning, info) = ("DEBUG_PORT has no effect", "going away");
+    let (warning, info) = ("DEBUG_PORT has no effect", "shutting down");
     for (args, variables, expected) in [
         // Theirs tells of warnings only, unless told.
         (&[][..], &[][..], (true, false)),

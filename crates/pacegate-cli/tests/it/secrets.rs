@@ -100,7 +100,7 @@ fn nothing_secret_and_nobody_is_named() {
         service.signal("TERM");
         let (status, log) = service.wait();
         assert_eq!(status.code(), Some(0));
-        assert!(log.contains("going away") && log.len() > 1_000, "something is logged: {log}");
+        assert!(log.contains("shutting down") && log.len() > 1_000, "something is logged: {log}");
         for marker in MARKERS {
             let lines: Vec<&str> = log.lines().filter(|line| line.contains(marker)).collect();
             assert_eq!(lines, [""; 0], "{format}");

@@ -10,11 +10,7 @@ use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{Inner, Wants, gone};
-use crate::{
-    batch::Answer,
-    cell::{Kind, Want},
-    wire::Action,
-};
+use crate::{batch::Answer, cell::Want, wire::Action};
 
 /// A want that was charged, and when by the server's time.
 type Charged = (usize, u64);
@@ -90,7 +86,7 @@ impl Inner {
         }
         if caller.is_closed() {
             // The caller returned its permits before the last of them was taken.
-            charged.retain(|&(place, _)| wants[place].kind == Kind::Concurrency);
+            charged.retain(|&(place, _)| wants[place].limit.algorithm().holds_permits());
             self.give_back(&wants, &charged).await;
         }
         Ok(())
@@ -116,11 +112,11 @@ impl Inner {
     async fn give_back(&self, wants: &[Want], charged: &[Charged]) {
         let each = charged.iter().map(async |&(place, now)| {
             let want = wants[place];
-            let action = match want.kind {
+            let action = match want.limit.algorithm() {
                 // A failure is retried.
-                Kind::Concurrency => return drop(self.release(want).await),
-                Kind::FixedWindow | Kind::SlidingWindow => Action::Return { drawn: now },
-                Kind::TokenBucket | Kind::SlidingLog => Action::Refund,
+                algorithm if algorithm.holds_permits() => return drop(self.release(want).await),
+                algorithm if algorithm.windows() > 0 => Action::Return { drawn: now },
+                _ => Action::Refund,
             };
             drop(self.amend(want, Some(action)).await);
         });
@@ -161,7 +157,7 @@ impl Known {
 
 /// The permits of a group, to be released: when they were charged does not matter.
 fn permits(wants: &[Want], group: &[usize]) -> impl Iterator<Item = Charged> {
-    let is_permit = |place: &&usize| wants[**place].kind == Kind::Concurrency;
+    let is_permit = |place: &&usize| wants[**place].limit.algorithm().holds_permits();
     group.iter().filter(is_permit).map(|&place| (place, 0))
 }
 
