@@ -56,9 +56,9 @@ mod tests {
     fn every_command_of_the_scripts_is_allowed_and_nothing_else() {
         let scripts = [
             include_str!("script/common.lua"),
-            include_str!("script/each.lua"),
-            include_str!("script/charge.lua"),
-            include_str!("script/amend.lua"),
+            include_str!("script/charge_simple.lua"),
+            include_str!("script/charge_batch.lua"),
+            include_str!("script/update.lua"),
         ];
         let mut used = commands(&scripts);
         for sent in

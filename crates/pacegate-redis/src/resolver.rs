@@ -1,4 +1,4 @@
-//! Which server a lane leads to.
+//! Which server a worker leads to.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::link::{Access, Address, Link};
 
-/// How a lane finds its server.
+/// How a worker finds its server.
 #[derive(Debug)]
 pub(crate) enum Resolver {
     /// Always the same.

@@ -55,7 +55,7 @@ impl Trial {
     }
 
     fn is_in(&self, slots: &[Range], charge: &Charge<'_>) -> bool {
-        let slot = self.names.want(charge).map_or(0, |want| want.cell.slot());
+        let slot = self.names.cell_charge(charge).map_or(0, |want| want.cell.slot());
         slots.is_empty() || slots.iter().any(|range| (range.first..=range.last).contains(&slot))
     }
 

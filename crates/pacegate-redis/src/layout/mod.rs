@@ -1,16 +1,16 @@
 //! Layouts: counters whose keys, lives and rules are those of another limiter.
 
 mod counter;
+mod counter_batch;
 mod pair;
-mod tally;
 mod template;
 
 use std::{sync::Arc, time::Duration};
 
 use pacegate::{Algorithm, Charge, Limit, StoreError};
 
-pub(crate) use counter::{Act, Counters, Note, Spot};
-pub(crate) use tally::{Tally, Told, gather};
+pub(crate) use counter::{CounterKey, CounterOp, CounterRequest, LayoutState};
+pub(crate) use counter_batch::{CounterBatch, pack};
 pub use template::{LayoutError, Template};
 use template::{Name, Piece};
 

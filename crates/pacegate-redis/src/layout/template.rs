@@ -3,7 +3,7 @@
 use std::{fmt, io::Write, str::FromStr, time::Duration};
 
 use super::{Life, Rules};
-use crate::time::LONGEST;
+use crate::time::MAX_DURATION;
 
 /// A [layout](super::Layout) of your own: see [`Layout::template`](super::Layout::template).
 ///
@@ -54,7 +54,7 @@ pub(super) enum Piece {
 impl Template {
     /// How much longer than its window a counter lives: nothing unless said, a year at most.
     pub fn ttl_slack(mut self, slack: Duration) -> Self {
-        self.0.life.slack = slack.min(LONGEST);
+        self.0.life.slack = slack.min(MAX_DURATION);
         self
     }
 

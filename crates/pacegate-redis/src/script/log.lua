@@ -1,7 +1,7 @@
 -- Changes a log of admitted requests, a sorted set that another limiter changes too.
 --
 -- KEYS[1]  the log: a member for each unit, by its time in ticks.
--- ARGV[1]  packed by tally.rs: the time given, microseconds in a tick, ticks in a period, what to do, the amount, the
+-- ARGV[1]  packed by layout/batch.rs: the time given, microseconds in a tick, ticks in a period, what to do, the amount, the
 --          cost and how many times it is wanted, the life of the key in milliseconds, whether a key may be made, and
 --          whether a denied request sets the life anew.
 -- ARGV[2]  what new members begin with.

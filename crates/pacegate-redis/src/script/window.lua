@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the counter.
 -- KEYS[2]  the counter of the previous window, for layouts that count that, too.
--- ARGV[1]  packed by tally.rs: the time given, the start of the window, its length, what to do and how many units, the
+-- ARGV[1]  packed by layout/batch.rs: the time given, the start of the window, its length, what to do and how many units, the
 --          life of the key in milliseconds, whether it is set anew each time, and whether a key may be made.
 -- Returns  the time, the count as it was before, and that of the previous window if there is KEYS[2]; the time alone if
 --          it is not in that window, and nothing was done.

@@ -1,5 +1,5 @@
 -- Decides a batch in which every request wants one thing of one string, and nobody wants it at another cost. This is
--- what charge.lua does, for the common case and nothing but it: no tables, one pass.
+-- what charge_batch.lua does, for the common case and nothing but it: no tables, one pass.
 --
 -- KEYS     one for each cell.
 -- ARGV[1]  the program, packed: wire.rs writes it and reads the reply.
