@@ -80,10 +80,14 @@ impl Cluster {
         })
     }
 
-    /// Returns the error of the last attempt to read the map, if any.
+    /// Returns the error of the last attempt to read the map, or else of a server that cannot be used.
     pub(crate) fn error(&self) -> String {
         let error = self.error.lock().clone();
-        if error.is_empty() { NO_SERVER.to_owned() } else { error }
+        let closed = || self.workers().into_iter().find(|worker| !worker.is_open());
+        match error.is_empty() {
+            true => closed().map_or(NO_SERVER.to_owned(), |worker| worker.error()),
+            false => error,
+        }
     }
 
     pub(crate) fn workers(&self) -> Vec<Arc<NodeWorker>> {

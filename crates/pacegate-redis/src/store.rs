@@ -104,7 +104,7 @@ pub enum ConnectError {
     Unreachable {
         /// The configured address, without user and password.
         servers: String,
-        /// The last error, with the address of the server.
+        /// The last error; in a cluster with the address of the server.
         reason: String,
     },
 }

@@ -126,7 +126,8 @@ impl NodeWorker {
         format!("{}: {}", self.resolver, self.reason())
     }
 
-    fn reason(&self) -> String {
+    /// Returns the reason why the worker is, or was last, closed.
+    pub(crate) fn reason(&self) -> String {
         self.reason.lock().clone()
     }
 
@@ -261,9 +262,9 @@ impl NodeWorker {
             let replies = match self.replies(wire.run(&pipeline), sent, &mut commands).await {
                 Some(Ok(replies)) => replies,
                 Some(Err(error)) => {
-                    let reason = format!("the connection broke: {error}");
-                    let error = format!("{}: {reason} before the reply", self.resolver);
-                    let interrupted = StoreError::Interrupted(error);
+                    let reason = format!("the connection broke before the reply: {error}");
+                    let interrupted =
+                        StoreError::Interrupted(format!("{}: {reason}", self.resolver));
                     commands.into_iter().for_each(|command| command.fail(&interrupted));
                     return Err(Failure::Lost(reason));
                 }

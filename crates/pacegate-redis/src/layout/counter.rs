@@ -195,14 +195,16 @@ mod tests {
         assert_eq!(
             rejected(Layout::rlaas(), "5/minute token-bucket"),
             "the layout `rlaas:rate_limit:{key}:{window}` counts by fixed-window, and \
-             `5/minute token-bucket` does not: write fixed-window as its algorithm"
+             `5/minute token-bucket` does not: use the algorithm fixed-window"
         );
         assert_eq!(
             rejected(Layout::unix_time(), "5/1500ms"),
-            "the layout `rl:{key}:{window}` knows whole seconds only: \
-             write a period such as 2s instead of `5/1500ms`"
+            "the layout `rl:{key}:{window}` supports whole seconds only: \
+             use a period such as 2s instead of `5/1500ms`"
         );
-        assert!(rejected(Layout::unix_time_log(), "5/minute").contains("write sliding-log"));
+        assert!(
+            rejected(Layout::unix_time_log(), "5/minute").contains("use the algorithm sliding-log")
+        );
         let seconds = Layout::template("{key}:{window_start}").unwrap().into();
         assert!(rejected(seconds, "5/1500ms").contains("whole seconds"));
         for free in [Layout::spring("a"), Layout::template("{key}:{window}").unwrap().into()] {

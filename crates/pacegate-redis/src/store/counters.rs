@@ -36,7 +36,9 @@ impl Inner {
         let Some(state) = &self.common.layout else { return Ok(()) };
         let rules = state.rules();
         if rules.counting() == Counting::Pair && self.session().is_cluster() {
-            return Err(unsupported("that counts two windows per key needs a single server"));
+            return Err(unsupported(
+                "that counts two windows per key does not work on a cluster: use a single server",
+            ));
         }
         rules.supports(limits, leased)
     }

@@ -119,13 +119,11 @@ impl Session {
         }
     }
 
-    /// Returns the error of the first server that cannot be used.
+    /// Returns the last error; in a cluster with the address of the server.
     pub(super) fn error(&self) -> String {
-        let closed = self.workers().into_iter().find(|worker| !worker.is_open());
-        match (closed, &self.servers) {
-            (Some(worker), _) => worker.error(),
-            (None, Topology::Cluster(cluster)) => cluster.error(),
-            (None, Topology::One(_)) => "no server answered".to_owned(),
+        match &self.servers {
+            Topology::One(worker) => worker.reason(),
+            Topology::Cluster(cluster) => cluster.error(),
         }
     }
 

@@ -245,7 +245,7 @@ fn one_key_under_two_limits_is_charged_for_both_or_neither() {
             assert_eq!(after, left, "{charges:?}");
         }
         let error = limiter.verdict_once(b"id", &[few, many]).await.unwrap_err();
-        assert!(error.to_string().contains("one key under two amounts"), "{error}");
+        assert!(error.to_string().contains("one key under two limits"), "{error}");
     });
 }
 
@@ -280,7 +280,7 @@ fn nobody_there_is_said_at_once_or_later() {
         let error = RedisStore::connect("redis://user:hunter2@127.0.0.1:1").await.unwrap_err();
         assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
         assert!(
-            error.to_string().starts_with("no connection to 127.0.0.1:1: cannot connect"),
+            error.to_string().starts_with("no connection to redis://127.0.0.1:1: cannot connect"),
             "{error}"
         );
         assert!(!error.to_string().contains("hunter2"), "{error}");

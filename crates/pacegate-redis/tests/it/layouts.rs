@@ -400,7 +400,7 @@ fn a_limiter_with_a_limit_that_its_layout_cannot_count_does_not_build() {
     );
     for limit in ["5/10s sliding-window", "5/second burst 9", "5/10s concurrency"] {
         let refused = problem(Layout::valkey_api(), policy(&[limit]));
-        assert!(refused.contains("write fixed-window as its algorithm"), "{refused}");
+        assert!(refused.contains("use the algorithm fixed-window"), "{refused}");
     }
     let lease = policy(&["100/10s"]).leased("5%".parse().unwrap());
     assert!(problem(Layout::valkey_api(), lease).contains("remove the policy's lease"));
@@ -491,7 +491,7 @@ fn limits_that_do_not_fit_are_refused() {
         if other == Other::Spring {
             assert!(ours.charge("alice", half, 1).is_admitted());
         } else {
-            assert!(refused(half).contains("write a period such as 2s"));
+            assert!(refused(half).contains("use a period such as 2s"));
         }
     }
     assert_eq!(server.command(&["DBSIZE"]).int(), 1);
