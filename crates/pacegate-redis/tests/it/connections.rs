@@ -1,4 +1,4 @@
-//! Every way to reach a server, and what is said when there is none.
+//! Forms of addresses, and errors of unreachable servers.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use pacegate_testkit::servers::{Certificates, Flavor, Server};
 
 use crate::kit::{PATIENT, runtime};
 
-/// Two of two are allowed, the third is not: it works.
+/// Asserts that a limit of two allows two requests and denies the third.
 async fn works(store: RedisStore) {
     let policies = PolicySet::of_limits([Limit::per_day(2)]).unwrap();
     let limiter = SharedLimiter::new(store, policies);
@@ -72,7 +72,7 @@ fn tls_is_verified() {
 }
 
 #[test]
-fn prefixes_and_secrets_keep_budgets_apart() {
+fn prefixes_and_secrets_separate_counters() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let builder = || RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
@@ -96,16 +96,16 @@ fn prefixes_and_secrets_keep_budgets_apart() {
 }
 
 #[test]
-fn secrets_show_nowhere() {
+fn debug_output_hides_secrets() {
     let builder = RedisStore::builder("redis://u:hunter2@a").unwrap().secret("pepper");
     let shown = format!("{builder:?}");
     assert!(shown.contains("secret: ***"), "{shown}");
-    // Bytes are shown as numbers.
+    // Debug output of bytes is numbers.
     assert!(!shown.contains("pepper") && !shown.contains("112, 101"), "{shown}");
     assert!(!shown.contains("hunter"), "{shown}");
 }
 
-/// A request with an id is counted once, however often it is asked, and by whomever.
+/// A request with an id is counted once, from any number of clients.
 #[test]
 fn the_same_id_counts_once() {
     for flavor in Flavor::ALL {
@@ -129,7 +129,7 @@ fn the_same_id_counts_once() {
     }
 }
 
-/// A client that sends one id with every request gets four requests for free, and pays for each one after that.
+/// A client that sends one id with every request gets four requests for free; later ones are charged.
 #[test]
 fn an_answer_is_repeated_four_times() {
     for flavor in Flavor::ALL {
@@ -151,9 +151,9 @@ fn an_answer_is_repeated_four_times() {
     }
 }
 
-/// The answer is forgotten so long after it was given, also if it was repeated since.
+/// A stored answer expires after the configured time, even if it was repeated since.
 #[test]
-fn a_repeated_answer_is_not_kept_for_longer() {
+fn a_repeated_answer_expires_on_time() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
@@ -174,7 +174,7 @@ fn a_repeated_answer_is_not_kept_for_longer() {
     });
 }
 
-/// The id of a call from outside is that of every request that comes of it. Each of them counts.
+/// Several requests may carry the id of one external call. Each of them is counted.
 #[test]
 fn one_id_for_several_requests_counts_for_each() {
     let policy = |name: &str, domain: &str, limit: &str| {
@@ -208,8 +208,7 @@ fn one_id_for_several_requests_counts_for_each() {
     });
 }
 
-/// Two charges of one request may name one counter under two limits. They are charged one after the other, and none if
-/// one does not fit.
+/// Two charges of one request may use one counter under two limits. They are charged one after the other, or neither.
 #[test]
 fn one_key_under_two_limits_is_charged_for_both_or_neither() {
     let server = Server::start(Flavor::Redis);
@@ -249,9 +248,9 @@ fn one_key_under_two_limits_is_charged_for_both_or_neither() {
     });
 }
 
-/// Permits are shared by processes, and one that is dropped comes back without anybody waiting for it.
+/// Permits are shared by processes, and a dropped permit is released in the background.
 #[test]
-fn a_dropped_permit_comes_back() {
+fn a_dropped_permit_is_released() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let limiter =
@@ -275,7 +274,7 @@ fn a_dropped_permit_comes_back() {
 }
 
 #[test]
-fn nobody_there_is_said_at_once_or_later() {
+fn unreachable_servers_are_reported_at_once_or_later() {
     runtime().block_on(async {
         let error = RedisStore::connect("redis://user:hunter2@127.0.0.1:1").await.unwrap_err();
         assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
@@ -297,9 +296,9 @@ fn nobody_there_is_said_at_once_or_later() {
     });
 }
 
-/// Where nobody uses a store any more, nothing of it is left.
+/// A dropped store leaves no connection.
 #[test]
-fn a_dropped_store_leaves_the_server() {
+fn a_dropped_store_disconnects() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let store = connect(&server.url()).await.unwrap();
@@ -316,9 +315,9 @@ fn a_dropped_store_leaves_the_server() {
     });
 }
 
-/// As where one static limiter is used by several tests, each of which has a runtime.
+/// As with a static limiter in several tests, each of which has a runtime.
 #[test]
-fn a_store_that_outlives_its_runtime_reconnects_on_that_of_its_caller() {
+fn a_store_reconnects_on_the_runtime_of_its_caller() {
     let server = Server::start(Flavor::Redis);
     let policy = Policy::new("api".parse().unwrap(), [Limit::per_day(100)]).per([Request::KEY]);
     let jobs = Policy::new("jobs".parse().unwrap(), ["9/day concurrency".parse().unwrap()]);

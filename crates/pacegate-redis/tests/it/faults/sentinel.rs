@@ -1,4 +1,4 @@
-//! A master that is given up by its sentinels.
+//! Failovers by sentinels.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::SeqCst},
@@ -10,7 +10,7 @@ use pacegate_testkit::servers::{Flavor, Sentinels, Server, eventually};
 use super::{Limiters, RETURN, let_pass, now, scripts_run};
 use crate::kit::PATIENT;
 
-/// How long the old master may be used after the sentinels have named another. They are asked four times a second.
+/// Maximum time for which the old master is used after a failover. The sentinels are queried four times a second.
 const FOLLOW: Duration = Duration::from_millis(600);
 
 fn names(sentinel: &Server) -> String {
@@ -18,21 +18,21 @@ fn names(sentinel: &Server) -> String {
     address.items().iter().map(|part| part.text()).collect::<Vec<_>>().join(":")
 }
 
-/// The old master goes on taking writes until its sentinels come round to it, and gets none from us.
+/// The old master accepts writes until its sentinels reconfigure it, but gets none from the store.
 #[test]
 fn a_failover_is_followed_at_once() {
     for flavor in Flavor::ALL {
         let all = Sentinels::start(flavor);
         let limiters = Limiters::connect(&all.url());
         for sentinel in all.sentinels() {
-            // They wait four times as long before they make a replica of the old master.
+            // The sentinels wait four times as long before they turn the old master into a replica.
             sentinel.command(&["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "2000"]);
         }
         let load = limiters.load();
         let_pass(Duration::from_millis(300));
         let (leader, old) = (&all.sentinels()[0], all.master());
         eventually(30 * RETURN, "another master is named", || {
-            // Refused while one is under way, and given up where the replica was not looked at for a while.
+            // Rejected during a failover, and aborted if the replica was not checked for a while.
             leader.command(&["SENTINEL", "FAILOVER", "mymaster"]);
             names(leader) != old.address()
         });
@@ -57,9 +57,9 @@ fn a_failover_is_followed_at_once() {
     }
 }
 
-/// The recipe of docs/operations.md for planned failovers: a master that takes no writes forgets none.
+/// The procedure of docs/operations.md for planned failovers: with writes paused, none is lost.
 #[test]
-fn a_failover_behind_a_pause_forgets_nothing() {
+fn a_failover_with_paused_writes_loses_nothing() {
     for flavor in Flavor::ALL {
         let (admitted, counted) = planned_failover(flavor, |master| {
             let pause = master.command(&["CLIENT", "PAUSE", "10000", "WRITE"]);
@@ -74,8 +74,8 @@ fn a_failover_behind_a_pause_forgets_nothing() {
     }
 }
 
-/// Fails a master over while one key is charged all the time. Returns the units admitted, and those that the new master
-/// has counted.
+/// Fails a master over while one key is charged constantly. Returns the admitted units, and those counted by the new
+/// master.
 fn planned_failover(flavor: Flavor, prepare: impl Fn(&Server)) -> (u64, u64) {
     let all = Sentinels::start(flavor);
     let limiters = Limiters::connect(&all.url());
@@ -110,9 +110,9 @@ fn planned_failover(flavor: Flavor, prepare: impl Fn(&Server)) -> (u64, u64) {
     (admitted, counted.unwrap())
 }
 
-/// A master that stands still is replaced, and not used again when it goes on as if nothing had happened.
+/// A master that hangs is replaced, and not used again when it resumes.
 #[test]
-fn a_master_that_comes_back() {
+fn an_old_master_resumes() {
     for flavor in Flavor::ALL {
         let all = Sentinels::start(flavor);
         let limiters = Limiters::connect(&all.url());
@@ -124,13 +124,13 @@ fn a_master_that_comes_back() {
         all.master().pause();
         limiters.wait_until_degraded();
         let named = || all.sentinels().iter().any(|one| names(one) == all.replica().address());
-        // It takes several turns if each sentinel votes for itself.
+        // It takes several rounds if each sentinel votes for itself.
         eventually(30 * RETURN, "another master is named", named);
         let promoted = || all.replica().info("role").unwrap().trim() == "master";
         eventually(RETURN, "it is the master", promoted);
         let back = limiters.wait_until_back();
         all.master().resume();
-        // What had been sent to it before it was stopped is carried out now.
+        // Commands sent before it hung run now.
         let_pass(Duration::from_millis(100));
         let run = scripts_run(all.master());
         let_pass(RETURN);
