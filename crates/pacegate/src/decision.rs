@@ -1,4 +1,4 @@
-//! What is answered: one [`Decision`] for a whole request.
+//! The [`Decision`] for a request, and the errors that replace one.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -8,12 +8,12 @@ use crate::{
     policy::PolicyName,
 };
 
-/// Whether a request may pass now, and everything its sender should know about that.
+/// The answer for one request: allowed or denied, the remaining units, and when to retry.
 ///
-/// Where several limits apply, the tightest speaks: of those that deny, the one that will take longest; if all admit,
-/// the one with the least remaining. Decisions are equal if they say the same, whenever they were made.
+/// If several limits apply, the numbers are those of the tightest one: of the limits that deny, the one with the longest
+/// wait; if all admit, the one with the fewest units left. Two decisions are equal if they differ only in the time at
+/// which they were made.
 #[derive(Clone, Copy)]
-#[must_use = "a decision that nobody looks at limits nothing"]
 pub struct Decision {
     pub(crate) allowed: bool,
     pub(crate) shadow_denied: bool,
@@ -23,33 +23,34 @@ pub struct Decision {
     /// Microseconds; [`NEVER`] if waiting does not help, 0 if allowed.
     pub(crate) retry_after: u64,
     pub(crate) reset_after: u64,
-    /// By the clock of the store, in microseconds; 0 if that is the clock of this process.
+    /// Microseconds by the clock of the store; 0 if the store uses the clock of this process.
     pub(crate) decided_at: u64,
 }
 
-/// Where a decision came from.
+/// The source of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
     /// The store.
     Store,
-    /// The store, on the budget that new keys share while there is no room for them.
+    /// The overflow counter of the store, which new keys share while the store is full.
     Overflow,
-    /// A denial that still holds, remembered in this process.
+    /// A denial that is cached in this process and still holds.
     DenyCache,
-    /// Units that this process had drawn from the store ahead.
+    /// Units that this process took from the store in advance.
     Lease,
-    /// The failure modes of the policies, while the store cannot answer.
+    /// The failure modes of the policies, because the store did not answer.
     Fallback,
-    /// Somebody who denies the key whatever its limit says: [`Limiter::refuse`](crate::Limiter::refuse).
+    /// A block: an operator denied the key, regardless of its limits.
+    #[doc(hidden)]
     Blocked,
-    /// Nothing: no policy covers the request.
+    /// No policy applies to the request.
     Unlimited,
 }
 
-/// A text that is not the word of a [`Source`].
+/// A text that names no [`Source`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{}` is not where a decision comes from: {}", .0.escape_debug(), Source::ALL.map(Source::as_str).join(", "))]
+#[error("unknown source `{}`: expected {}", .0.escape_debug(), Source::ALL.map(Source::as_str).join(", "))]
 pub struct ParseSourceError(String);
 
 impl Source {
@@ -63,7 +64,7 @@ impl Source {
         Self::Unlimited,
     ];
 
-    /// The word for it in JSON, logs and metrics.
+    /// Returns the name used in JSON, logs and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Store => "store",
@@ -77,75 +78,80 @@ impl Source {
     }
 }
 
-/// A denied [`Decision`] as an error, for those who like `?`.
+/// A denied [`Decision`] as an error, for use with `?`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied(Decision);
 
-/// More was asked for than could ever be admitted at once: the caller's mistake, not a denial. Nothing was charged.
+/// A cost that no wait would admit, because it is above the capacity of a limit or the maximum cost of a policy.
+///
+/// This is a mistake of the caller, not a denial. Nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a cost of {cost} can never be admitted: policy `{policy}` takes at most {max} at once")]
 #[non_exhaustive]
 pub struct CostError {
-    /// What was asked for.
+    /// The cost of the request.
     pub cost: u64,
-    /// The policy it does not fit.
+    /// The policy that never admits it.
     pub policy: PolicyName,
-    /// The most that the policy takes at once.
+    /// The highest cost that the policy admits.
     pub max: u64,
 }
 
 impl Decision {
-    /// Whether the request may pass.
+    /// Returns `true` if the request may proceed. Its cost has been charged then.
     #[inline]
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }
 
-    /// Whether a policy in shadow mode would have denied it.
+    /// Returns `true` if a policy in shadow mode would have denied the request.
     pub fn is_shadow_denied(&self) -> bool {
         self.shadow_denied
     }
 
-    /// The policy that speaks. `None` if no policy covers the request.
+    /// Returns the policy that decided. `None` if no policy applies.
     pub fn policy(&self) -> Option<PolicyName> {
         self.binding.map(|(policy, _)| policy)
     }
 
-    /// The limit that speaks. `None` if no policy covers the request.
+    /// Returns the limit that decided. `None` if no policy applies.
     pub fn limit(&self) -> Option<Limit> {
         self.binding.map(|(_, limit)| limit)
     }
 
-    /// Units that would be admitted right now; after a denial of a higher cost this may be above 0.
+    /// Returns the units that would be admitted now. After a denial of a cost above 1 this may be positive.
+    ///
+    /// `u64::MAX` if no policy applies; the JSON form has `null` then.
     #[inline]
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// How long until the same request would be allowed, exact to the microsecond if nobody else charges the same keys.
-    /// `None` if it was allowed, and if it never will be.
+    /// Returns the time until the same request would be allowed. `None` if it was allowed or never will be.
+    ///
+    /// Exact to the microsecond, if no other request charges the same keys in between.
     pub fn retry_after(&self) -> Option<Duration> {
         let waits = !self.allowed && self.retry_after != NEVER;
         waits.then(|| Duration::from_micros(self.retry_after))
     }
 
-    /// [`Decision::retry_after`] in whole seconds, rounded up: a `Retry-After` that is never early and never 0.
+    /// Returns [`Decision::retry_after`] in whole seconds for a `Retry-After` header: rounded up, never 0.
     pub fn retry_after_secs(&self) -> Option<u64> {
         let waits = !self.allowed && self.retry_after != NEVER;
         waits.then(|| self.retry_after.div_ceil(1_000_000).max(1))
     }
 
-    /// How long until nothing is used any more.
+    /// Returns the time until the limit is unused again, if no further request is charged.
     pub fn reset_after(&self) -> Duration {
         Duration::from_micros(self.reset_after)
     }
 
-    /// Returns the time until more units are available than [remain](Self::remaining) now: never too early, and exact
-    /// to the microsecond if no other request charges the same keys. After a denial, [`Decision::retry_after`].
+    /// Returns the time until more units are available than [remain](Self::remaining) now. After a denial, this is
+    /// [`Decision::retry_after`].
     ///
-    /// `None` if there never will be more, and if an admitted request was decided by a sliding window, a sliding log or
-    /// permits: their units become free at instants that depend on each earlier request, and a decision does not carry
-    /// those. If a single unit is in use, its end is known; a permit may also be returned sooner.
+    /// Never too early, and exact to the microsecond if no other request charges the same keys. `None` if there never
+    /// will be more. Also `None` for an admission by a sliding window, a sliding log or a concurrency limit with more
+    /// than one unit in use: their units become free at instants that a decision does not carry.
     pub fn more_after(&self) -> Option<Duration> {
         if !self.allowed {
             return self.retry_after();
@@ -156,38 +162,41 @@ impl Decision {
             _ if used == 0 => 0,
             Algorithm::FixedWindow => self.reset_after,
             Algorithm::TokenBucket => {
-                // What is used drains in `reset_after`, and all but the next unit of it in this time.
+                // All used units drain in `reset_after`; all but one of them in `rest`.
                 let period = u128::from(limit.period_micros());
                 let rest = u128::from(used - 1) * period / u128::from(limit.amount().max(1));
                 self.reset_after.saturating_sub(u64::try_from(rest).unwrap_or(u64::MAX))
             }
             Algorithm::Custom(_) => return None,
-            // The only unit that is used.
+            // One unit is in use.
             _ if used == 1 => self.reset_after,
             _ => return None,
         };
         Some(Duration::from_micros(more))
     }
 
-    /// Returns the instant at which nothing is used any more, by the clock of the store. `None` if the store uses the
-    /// clock of this process: then [`Decision::reset_after`] counts from now.
+    /// Returns the instant at which the limit is unused again, by the clock of the store.
+    ///
+    /// `None` if the store uses the clock of this process: then [`Decision::reset_after`] counts from now.
     pub fn reset_at(&self) -> Option<Timestamp> {
         let decided = (self.decided_at > 0).then(|| Timestamp::from_micros(self.decided_at));
         decided.map(|decided| decided.after(self.reset_after()))
     }
 
-    /// Where the answer came from.
+    /// Returns the source of the answer.
     pub fn source(&self) -> Source {
         self.source
     }
 
-    /// Whether it was made without the store, which could not answer, by the failure mode of each policy. The numbers
-    /// then speak of what this process knows, and the limit is the policy's, of which it may have only a share.
+    /// Returns `true` if the store did not answer, so that the failure mode of each policy decided.
+    ///
+    /// The numbers then describe the local counters of this process. The limit is that of the policy, although this
+    /// process may admit only a share of it.
     pub fn is_degraded(&self) -> bool {
         self.source == Source::Fallback
     }
 
-    /// A request that passes, as a limiter of your own has decided; those of this library make their own.
+    /// Creates an allowed decision, for a limiter of your own. The limiters of this library do not need it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -210,8 +219,9 @@ impl Decision {
         Self { binding: Some((policy, limit)), remaining, reset_after, ..Self::UNLIMITED }.own()
     }
 
-    /// A request that is denied, as a limiter of your own has decided. `None` is for good; other waits are rounded up
-    /// to the microsecond, and are one at the least. Nothing is used any more when the wait is over.
+    /// Creates a denied decision, for a limiter of your own. `retry_after: None` means that waiting does not help.
+    ///
+    /// Waits are rounded up to the microsecond, and are at least one. The limit counts as unused when the wait is over.
     pub fn denial(
         policy: PolicyName,
         limit: Limit,
@@ -229,7 +239,7 @@ impl Decision {
         Self { source: Source::Store, ..self }
     }
 
-    /// `Err` if denied.
+    /// Returns the decision if it is allowed, and a [`Denied`] error otherwise.
     ///
     /// ```
     /// use pacegate::{Denied, Limit, Limiter};
@@ -248,7 +258,7 @@ impl Decision {
         if self.allowed { Ok(self) } else { Err(Denied(self)) }
     }
 
-    /// The answer to a request that no policy covers.
+    /// The answer to a request that no policy applies to.
     pub(crate) const UNLIMITED: Self = Self {
         allowed: true,
         shadow_denied: false,
@@ -274,14 +284,14 @@ impl Decision {
         }
     }
 
-    /// This decision together with that of one more limit: the tighter one speaks.
+    /// Returns the tighter of two decisions: the answer for a request that both limits apply to.
     pub(crate) fn and(self, other: Self) -> Self {
-        let other_speaks = match (self.allowed, other.allowed) {
+        let other_is_tighter = match (self.allowed, other.allowed) {
             (true, true) => other.remaining < self.remaining || self.binding.is_none(),
             (false, false) => other.retry_after > self.retry_after,
             (allowed, _) => allowed,
         };
-        if other_speaks { other } else { self }
+        if other_is_tighter { other } else { self }
     }
 }
 
@@ -334,12 +344,12 @@ impl From<Origin> for Source {
 }
 
 impl Denied {
-    /// The denial of what no waiting would let pass.
+    /// Creates a denial that no wait ends.
     pub(crate) fn for_good(policy: PolicyName, limit: Limit) -> Self {
         Self(Decision::denial(policy, limit, 0, None))
     }
 
-    /// The decision, which is not [allowed](Decision::is_allowed).
+    /// Returns the decision, which is never [allowed](Decision::is_allowed).
     pub fn decision(&self) -> Decision {
         self.0
     }
@@ -355,7 +365,7 @@ impl fmt::Display for Denied {
         }
         match self.0.retry_after() {
             Some(wait) => write!(f, ", retry in {wait:?}"),
-            None => f.write_str(", for good"),
+            None => f.write_str(", permanently"),
         }
     }
 }
@@ -381,23 +391,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_are_read_and_printed() {
+    fn source_round_trips_through_text() {
         for source in Source::ALL {
             assert_eq!(source.to_string().parse(), Ok(source));
         }
         assert_eq!(Source::DenyCache.to_string(), "deny-cache");
         let error = "shop\n".parse::<Source>().unwrap_err().to_string();
         let words = "store, overflow, deny-cache, lease, fallback, blocked, unlimited";
-        assert_eq!(error, format!("`shop\\n` is not where a decision comes from: {words}"));
+        assert_eq!(error, format!("unknown source `shop\\n`: expected {words}"));
     }
 
     #[test]
-    fn a_denial_of_ones_own_is_never_over_at_once() {
+    fn custom_denial_waits_at_least_a_microsecond() {
         let denial = |wait| Decision::denial(PolicyName::DEFAULT, Limit::per_second(1), 0, wait);
-        for (wait, told) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2)] {
+        for (wait, expected) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2)] {
             let denied = denial(Some(Duration::from_nanos(wait)));
-            assert_eq!(denied.retry_after(), Some(Duration::from_micros(told)), "{wait}");
-            assert_eq!(denied.reset_after(), Duration::from_micros(told), "{wait}");
+            assert_eq!(denied.retry_after(), Some(Duration::from_micros(expected)), "{wait}");
+            assert_eq!(denied.reset_after(), Duration::from_micros(expected), "{wait}");
         }
         assert_eq!(
             denial(Some(Duration::MAX)).retry_after(),

@@ -1,4 +1,4 @@
-//! Forms for serde: text for what has one, and for decisions what the service answers.
+//! Serde implementations: types that have a text are strings, and a decision is an object.
 
 use std::{borrow::Cow, fmt::Display, str::FromStr};
 
@@ -28,32 +28,35 @@ macro_rules! texts {
 }
 
 texts! {
-    /// As its text, `10/second burst 20`. A limit with an algorithm of your own can be written and not be read.
+    /// As text, `10/second burst 20`. A limit with a custom algorithm can be serialized, but not deserialized.
     Limit;
-    /// As its name. One of your own can be written and not be read.
+    /// As its name. A custom algorithm can be serialized, but not deserialized.
     Algorithm;
-    /// As its text. A name that was read stays in memory: read names from configuration, never from requests.
+    /// As text. A deserialized name stays in memory, so deserialize names from configuration, never from requests.
     PolicyName;
-    /// As its text, `local 1/3`.
+    /// As text, `local 1/3`.
     FailureMode;
-    /// As its word.
+    /// As text, `enforce` or `shadow`.
     Mode;
-    /// As its text, `50` or `5%`.
+    /// As text, `50` or `5%`.
     Lease;
-    /// As its text.
+    /// As text.
     Glob;
-    /// As its [word](Source::as_str).
+    /// As its [name](Source::as_str).
     Source;
 }
 
-/// With the fields that the service answers a check with. Times are in seconds, to the microsecond.
+/// The JSON form of a decision, also of `POST /v1/check` and of the CLI. Times are in seconds, exact to the microsecond.
+///
+/// `policy`, `limit` and `remaining` are null if no policy applies. `retry_after` is null if the request was allowed or
+/// never will be. To add fields, flatten a decision into a struct with `#[serde(flatten)]`.
 impl Serialize for Decision {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Decision", 9)?;
         fields.serialize_field("allowed", &self.is_allowed())?;
         fields.serialize_field("policy", &self.policy())?;
         fields.serialize_field("limit", &self.limit())?;
-        fields.serialize_field("remaining", &self.remaining())?;
+        fields.serialize_field("remaining", &self.limit().map(|_| self.remaining()))?;
         fields
             .serialize_field("retry_after", &self.retry_after().map(|wait| wait.as_secs_f64()))?;
         fields.serialize_field("reset_after", &self.reset_after().as_secs_f64())?;
@@ -79,8 +82,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_a_text_is_read_and_written_as_that() {
-        fn both_ways<T>(text: &str)
+    fn types_with_text_round_trip() {
+        fn round_trip<T>(text: &str)
         where
             T: Serialize + for<'de> Deserialize<'de> + FromStr<Err: Debug> + Debug + PartialEq,
         {
@@ -91,25 +94,25 @@ mod tests {
         }
 
         for limit in ["10/second burst 20", "5/30s sliding-log", "2/minute concurrency", "0/day"] {
-            both_ways::<Limit>(limit);
+            round_trip::<Limit>(limit);
         }
         for algorithm in Algorithm::BUILT_IN {
-            both_ways::<Algorithm>(algorithm.name());
+            round_trip::<Algorithm>(algorithm.name());
         }
         for failure in ["open", "closed", "local", "local 1/3"] {
-            both_ways::<FailureMode>(failure);
+            round_trip::<FailureMode>(failure);
         }
-        both_ways::<PolicyName>("login-per-ip");
-        both_ways::<Mode>("shadow");
-        both_ways::<Lease>("5%");
-        both_ways::<Glob>("/api/**");
-        both_ways::<Source>("deny-cache");
+        round_trip::<PolicyName>("login-per-ip");
+        round_trip::<Mode>("shadow");
+        round_trip::<Lease>("5%");
+        round_trip::<Glob>("/api/**");
+        round_trip::<Source>("deny-cache");
         let escaped = serde_json::from_str::<PolicyName>("\"login-\\u0070er-ip\"").unwrap();
         assert_eq!(escaped.as_str(), "login-per-ip");
     }
 
     #[test]
-    fn what_is_none_is_refused_with_the_reason() {
+    fn invalid_text_is_rejected_with_the_reason() {
         let own = |text: &str| text.parse::<Limit>().unwrap_err().to_string();
         let error = serde_json::from_str::<Limit>("\"10/fortnight\"").unwrap_err();
         assert!(error.to_string().starts_with(&own("10/fortnight")), "{error}");
@@ -119,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_is_what_the_service_answers() {
+    fn decision_has_one_json_form() {
         let limit = Limit::per_minute(3);
         let policy = "api".parse().unwrap();
         let denied = Decision::denial(policy, limit, 0, Some(Duration::from_micros(48_507_849)));
@@ -130,8 +133,9 @@ mod tests {
         );
         assert_eq!(serde_json::to_string(&denied).unwrap(), expected);
         let unlimited = serde_json::to_value(Decision::UNLIMITED).unwrap();
-        assert_eq!(unlimited["policy"], serde_json::Value::Null);
-        assert_eq!(unlimited["retry_after"], serde_json::Value::Null);
+        for field in ["policy", "limit", "remaining", "retry_after"] {
+            assert_eq!(unlimited[field], serde_json::Value::Null, "{field}");
+        }
         assert_eq!(unlimited["source"], "unlimited");
     }
 }

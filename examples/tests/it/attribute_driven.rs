@@ -28,7 +28,7 @@ async fn drive(limiter: SharedLimiter) {
     assert_eq!(ask(0, "/order/bob/10").await.0, 200);
     let (status, body) = ask(0, "/order/carol/11").await;
     assert_eq!(status, 429);
-    assert_eq!(body, "denied by policy `orders` (10/minute sliding-log), for good");
+    assert_eq!(body, "denied by policy `orders` (10/minute sliding-log), permanently");
 
     for server in [0, 1, 0] {
         assert_eq!(ask(server, "/report").await, (200, "all is well".to_owned()));

@@ -2,6 +2,7 @@
 
 mod files;
 mod links;
+mod named_tests;
 mod rules;
 
 use std::{
@@ -38,6 +39,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         files.iter().flat_map(|file| links::check(file, |path| root().join(path).exists())),
     );
     findings.extend(files::check(&files));
+    findings.extend(named_tests::check(&files));
     for finding in &findings {
         writeln!(io::stdout(), "{finding}")?;
     }

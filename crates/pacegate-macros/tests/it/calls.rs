@@ -98,7 +98,7 @@ fn a_cost_is_charged_whole_or_not_at_all() {
     assert_eq!(send(&limiter, &[0; 3]), Ok(3));
     let never = send(&limiter, &[0; 11]).unwrap_err();
     assert_eq!(never.decision().retry_after(), None);
-    let told = "denied by policy `it.calls.a_cost_is_charged_whole_or_not_at_all.send` (10/minute), for good";
+    let told = "denied by policy `it.calls.a_cost_is_charged_whole_or_not_at_all.send` (10/minute), permanently";
     assert_eq!(never.to_string(), told);
 }
 

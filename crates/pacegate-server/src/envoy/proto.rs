@@ -349,6 +349,9 @@ mod tests {
         let numbers = Unit::BY_LENGTH.map(|(unit, _)| i32::from(unit));
         assert_eq!(numbers, [1, 2, 3, 4, 7, 5, 6]);
         assert_eq!(Unit::Unknown.period(), None);
+        // The longest limit that a descriptor can bring: clients must not choose for how long they take up memory.
+        let longest = Unit::BY_LENGTH.iter().filter_map(|(unit, _)| unit.period()).max();
+        assert_eq!(longest, Some(std::time::Duration::from_secs(365 * 86_400)));
         assert_eq!(Unit::Month.period(), Some(std::time::Duration::from_secs(30 * 86_400)));
     }
 

@@ -378,7 +378,7 @@ impl Core {
     fn refuse(&self, charge: &Charge<'_>, retry_after: Option<Duration>) -> Decision {
         if charge.cost > 0 {
             let (place, now) = (self.meter_place(charge), self.memory.now());
-            self.path.meter.count(place, Event::Denied, charge.key, now);
+            self.path.meter.count_cost(place, Event::Denied, charge.cost, charge.key, now);
         }
         let denial = Decision::denial(charge.policy, charge.limit, 0, retry_after);
         Decision { source: Source::Blocked, ..denial }
@@ -464,9 +464,10 @@ impl Core {
                 _ if verdict.decision.allowed => Event::Allowed,
                 _ => continue,
             };
-            if charges.iter().any(|charge| charge.cost > 0) {
+            let cost = charges.iter().map(|charge| charge.cost).max().unwrap_or(0);
+            if cost > 0 {
                 let place = self.meter_place(&charges[0]);
-                self.path.meter.count(place, event, charges[0].key, now);
+                self.path.meter.count_cost(place, event, cost, charges[0].key, now);
                 if own[0].is_degraded() {
                     self.path.meter.count_degraded(place);
                 }

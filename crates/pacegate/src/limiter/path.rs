@@ -107,7 +107,7 @@ impl Path {
     ) {
         if cost > 0 {
             let event = if decision.allowed { Event::Allowed } else { Event::Denied };
-            self.meter.count(self.policy(item), event, item.1, now());
+            self.meter.count_cost(self.policy(item), event, cost, item.1, now());
         }
     }
 
@@ -139,12 +139,12 @@ impl Path {
             outcomes = rest;
             let fits = !fit.unfit.iter().any(|unfit| of_one(unfit, &items[0]));
             let admitted = fits && own.iter().all(Outcome::is_admitted);
-            self.count_policy(items[0], admitted, answered);
+            self.count_policy(items[0], fit.cost, admitted, answered);
         }
         for unfit in fit.unfit.chunk_by(of_one) {
             if !fit.items.iter().any(|item| of_one(item, &unfit[0])) {
                 let (policy, key) = (self.policy(unfit[0]), unfit[0].1);
-                self.meter.count(policy, Event::ShadowDenied, key, answered.now);
+                self.meter.count_cost(policy, Event::ShadowDenied, fit.cost, key, answered.now);
             }
         }
     }
@@ -153,13 +153,13 @@ impl Path {
     pub(super) fn count_unserved(&self, fit: &Fit<'_>, now: u64) {
         let first = fit.items.iter().find(|item| self.target(**item).enforced);
         if let Some(&item) = first.filter(|_| fit.cost > 0) {
-            self.meter.count(self.policy(item), Event::Denied, item.1, now);
+            self.meter.count_cost(self.policy(item), Event::Denied, fit.cost, item.1, now);
         }
     }
 
     /// Counts what a policy has made of a request. One that it would have admitted, and that another denies, it has
     /// neither allowed nor denied.
-    fn count_policy(&self, item: Item<'_>, admitted: bool, answered: &Answered) {
+    fn count_policy(&self, item: Item<'_>, cost: u64, admitted: bool, answered: &Answered) {
         let event = match (self.target(item).enforced, admitted) {
             (_, true) if answered.decision.allowed => Event::Allowed,
             (_, true) => return,
@@ -167,7 +167,7 @@ impl Path {
             (false, false) => Event::ShadowDenied,
         };
         let policy = self.policy(item);
-        self.meter.count(policy, event, item.1, answered.now);
+        self.meter.count_cost(policy, event, cost, item.1, answered.now);
         if answered.decision.is_degraded() {
             self.meter.count_degraded(policy);
         }

@@ -50,6 +50,12 @@ pub struct PolicyStats {
     pub shadow_denied: u64,
     /// Requests that its failure mode decided, without the store. They are included in the other counts.
     pub degraded: u64,
+    /// The sum of the costs of the allowed requests.
+    pub allowed_units: u64,
+    /// The sum of the costs of the denied requests.
+    pub denied_units: u64,
+    /// The sum of the costs of the requests that it would have denied without shadow mode.
+    pub shadow_denied_units: u64,
 }
 
 /// One of the most frequent keys.
@@ -97,14 +103,16 @@ pub(crate) struct Meter {
 /// The counters of one thread. No other thread writes them or anything in the same cache line.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    /// By policy and [`Event`]; the last one counts degraded decisions.
+    /// By policy and [`Event`], then degraded decisions, then the units beyond one per request by [`Event`].
     events: Box<[CachePadded<[[AtomicU64; KINDS]; POLICIES]>]>,
     sampler: Sampler,
 }
 
 /// Number of counters per policy.
-const KINDS: usize = 4;
+const KINDS: usize = 7;
 const DEGRADED: usize = 3;
+/// The first of the counters of units. A request with a cost of 1, the common case, does not touch them.
+const EXTRA_UNITS: usize = 4;
 
 /// Number of policies whose counters fit into one or two cache lines.
 const POLICIES: usize = 4;
@@ -162,6 +170,22 @@ impl Meter {
         }
     }
 
+    /// [`Meter::count`] for a request with this cost.
+    pub(crate) fn count_cost(
+        &self,
+        policy: usize,
+        event: Event,
+        cost: u64,
+        key: KeyRef<'_>,
+        now: u64,
+    ) {
+        if cost > 1 {
+            let units = &self.tally().of(policy)[EXTRA_UNITS + event as usize];
+            units.store(units.load(Ordering::Relaxed).wrapping_add(cost - 1), Ordering::Relaxed);
+        }
+        self.count(policy, event, key, now);
+    }
+
     /// Counts a request that was decided without the store, in addition to its outcome.
     pub(crate) fn count_degraded(&self, policy: usize) {
         bump(&self.tally().of(policy)[DEGRADED]);
@@ -192,9 +216,20 @@ impl Meter {
     pub(crate) fn stats(&self, now: u64) -> Stats {
         let totals = self.totals();
         let stats = |place: usize| {
-            let [allowed, denied, shadow_denied, degraded] = totals[place];
-            let policy = self.policies[place];
-            PolicyStats { policy, allowed, denied, shadow_denied, degraded }
+            let [allowed, denied, shadow_denied, degraded, extra @ ..] = totals[place];
+            let [allowed_units, denied_units, shadow_denied_units] =
+                [(allowed, 0), (denied, 1), (shadow_denied, 2)]
+                    .map(|(requests, event): (u64, usize)| requests.wrapping_add(extra[event]));
+            PolicyStats {
+                policy: self.policies[place],
+                allowed,
+                denied,
+                shadow_denied,
+                degraded,
+                allowed_units,
+                denied_units,
+                shadow_denied_units,
+            }
         };
         let mut most_denied = self.most_denied.lock().top(now);
         let mut sketch = self.busiest.lock();
@@ -241,7 +276,7 @@ impl Meter {
         for counters in &self.threads {
             for (policy, sum) in totals.iter_mut().enumerate() {
                 for (sum, events) in sum.iter_mut().zip(counters.of(policy)) {
-                    *sum += events.load(Ordering::Relaxed);
+                    *sum = sum.wrapping_add(events.load(Ordering::Relaxed));
                 }
             }
         }
@@ -321,6 +356,25 @@ mod tests {
         let [a, b] = &*stats.policies else { panic!("two policies") };
         assert_eq!((a.allowed, a.denied), (0, 0));
         assert_eq!((b.allowed, b.denied, b.shadow_denied), (60_000, 20_000, 0));
+    }
+
+    #[test]
+    fn units_are_counted_beside_requests() {
+        let meter = meter();
+        for (event, cost) in [
+            (Event::Allowed, 1),
+            (Event::Allowed, 10),
+            (Event::Denied, 5),
+            (Event::ShadowDenied, 2),
+        ] {
+            meter.count_cost(0, event, cost, KeyRef::new(b"k"), 0);
+        }
+        let next = meter.succeeded_by(vec!["a".parse().unwrap()]);
+        for stats in [meter.stats(0), next.stats(0)] {
+            let a = stats.policies[0];
+            assert_eq!((a.allowed, a.denied, a.shadow_denied), (2, 1, 1));
+            assert_eq!((a.allowed_units, a.denied_units, a.shadow_denied_units), (11, 5, 2));
+        }
     }
 
     #[test]

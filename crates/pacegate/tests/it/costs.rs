@@ -105,7 +105,7 @@ fn an_amount_of_0_denies_for_good() {
     assert!(!denied.is_allowed() && denied.retry_after().is_none());
     assert!(!limiter.check_cost("key", 1 << 63).unwrap().is_allowed());
     let text = denied.into_result().unwrap_err().to_string();
-    assert_eq!(text, "denied by policy `default` (0/second), for good");
+    assert_eq!(text, "denied by policy `default` (0/second), permanently");
 }
 
 #[test]
