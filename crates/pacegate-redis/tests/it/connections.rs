@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pacegate::{
     Charge, Counter, Decision, KeyRef, Limit, Limiter, Policy, PolicyName, PolicySet, Request,
-    SharedLimiter, Verdict,
+    SharedLimiter, Store, Verdict,
     policy::{Condition, FailureMode::Closed},
 };
 use pacegate_redis::{ConnectError, RedisStore};
@@ -290,9 +290,44 @@ fn unreachable_servers_are_reported_at_once_or_later() {
         let limiter = SharedLimiter::builder(store).limit("1/day").build().unwrap();
         let start = tokio::time::Instant::now();
         let answers = [limiter.check("a").await.unwrap(), limiter.check("a").await.unwrap()];
-        assert!(start.elapsed() < Duration::from_millis(20), "nobody waits for nobody");
+        assert!(start.elapsed() < Duration::from_millis(20), "no wait for the server");
         assert!(answers.iter().all(pacegate::Decision::is_degraded));
         assert_eq!(answers.map(|answer| answer.is_allowed()), [true, false], "counted here");
+    });
+}
+
+/// The first failed connection is reported with address and cause: by the statistics, and by charges.
+#[test]
+fn failed_connections_name_address_and_cause() {
+    let server = Server::options(Flavor::Redis).password("s3cret").start();
+    let (certificates, others) = (Certificates::new(), Certificates::new());
+    let encrypted = Server::options(Flavor::Redis).tls(&certificates).start();
+    let (address, tls) = (server.address(), format!("127.0.0.1:{}", encrypted.port()));
+    let unverified = format!("rediss://{tls}?ca={}", others.ca().display());
+    runtime().block_on(async {
+        for (url, address, cause) in [
+            (format!("redis://:hunter2@{address}"), &*address, "WRONGPASS"),
+            (format!("redis://{address}"), &*address, "NOAUTH"),
+            (format!("redis+cluster://{address}"), &*address, "NOAUTH"),
+            (unverified, &*tls, "certificate"),
+            ("redis://127.0.0.1:1".to_owned(), "127.0.0.1:1", "refused"),
+            ("redis://host.invalid".to_owned(), "host.invalid:6379", "cannot connect: "),
+        ] {
+            let store = RedisStore::builder(&url).unwrap().connect_later();
+            let charge = Charge::new(PolicyName::DEFAULT, "alice", Limit::per_day(1));
+            let named =
+                |error: &str| error.contains(&format!("{address}: ")) && error.contains(cause);
+            let reported = async {
+                while !named(&store.charge(&[charge]).await.unwrap_err().to_string()) {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(PATIENT, reported).await.expect(&url);
+            let servers = store.stats().servers;
+            let errors: Vec<_> = servers.into_iter().filter_map(|server| server.trouble).collect();
+            assert!(url.contains("cluster") || named(&errors[0]), "{url}: {errors:?}");
+            assert!(!format!("{errors:?}").contains("hunter2"), "{errors:?}");
+        }
     });
 }
 

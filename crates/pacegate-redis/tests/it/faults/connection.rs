@@ -6,7 +6,7 @@ use pacegate::{Charge, KeyRef, Limit, Store, StoreError};
 use pacegate_redis::RedisStore;
 use pacegate_testkit::servers::{Flavor, Proxy, Server, eventually};
 
-use super::{DEADLINE, Limiters, RETURN, let_pass, now};
+use super::{DEADLINE, Limiters, RETURN, now};
 use crate::kit::{PATIENT, runtime};
 
 /// Injects a fault and checks decisions before, during and after it.
@@ -18,17 +18,17 @@ pub(super) fn outage(
 ) {
     assert!(!limiters.is_degraded());
     let load = limiters.load();
-    let_pass(Duration::from_millis(200));
+    load.run_for(Duration::from_millis(200));
     let begun = now();
     begin();
     limiters.wait_until_degraded();
     let known = now();
-    let_pass(time);
+    load.run_for(time);
     let ending = now();
     end();
     let back = limiters.wait_until_back();
     println!("{what}: missed after {:?}, back after {back:?}", known - begun);
-    let_pass(Duration::from_millis(200));
+    load.run_for(Duration::from_millis(200));
     let log = load.end(limiters);
     log.assert_timely(what);
     log.assert_modes_hold();
@@ -82,7 +82,7 @@ fn slow_by_more_than_half_a_deadline() {
         let limiters = Limiters::connect(&proxy.url());
         proxy.set_delay(DEADLINE * 6 / 10);
         let (load, closed) = (limiters.load(), limiters.store.stats().closed);
-        let_pass(Duration::from_secs(2));
+        load.run_for(Duration::from_secs(2));
         let log = load.end(&limiters);
         log.assert_timely("slow by more than half");
         let closed = limiters.store.stats().closed - closed;
@@ -118,7 +118,7 @@ fn killed_connections_are_replaced() {
         let limiters = Limiters::connect(&server.url());
         let load = limiters.load();
         for _ in 0..20 {
-            let_pass(Duration::from_millis(50));
+            load.run_for(Duration::from_millis(50));
             let killed = server.command(&["CLIENT", "KILL", "TYPE", "normal"]).int();
             assert!(killed >= 1, "{killed} connections");
             limiters.wait_until_back();

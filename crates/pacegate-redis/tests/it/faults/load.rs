@@ -10,10 +10,12 @@ use std::{
 };
 
 use pacegate::SharedLimiter;
+use pacegate_testkit::servers::eventually;
 use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{DEADLINE, Limiters, SHARE, now};
+use crate::kit::PATIENT;
 
 /// Load that runs until it is stopped.
 pub(super) struct Load {
@@ -67,6 +69,13 @@ impl Load {
         };
         let tasks = modes.into_iter().cycle().take(8).map(ask).collect();
         Self { seen, going: going.clone(), tasks, noise: Noise::start(going) }
+    }
+
+    /// Waits until the load has made decisions for this long.
+    pub(super) fn run_for(&self, time: Duration) {
+        let end = now() + time;
+        let decided = || self.seen.lock().last().is_some_and(|seen| seen.at >= end);
+        eventually(time + PATIENT, "the load makes decisions", decided);
     }
 
     pub(super) fn end(self, limiters: &Limiters) -> Log {

@@ -218,9 +218,3 @@ fn scripts_run(server: &Server) -> u64 {
     let calls = stats.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
     calls.map_or(0, |calls| calls.parse().unwrap())
 }
-
-/// Lets time pass in which the load goes on.
-fn let_pass(time: Duration) {
-    let end = now() + time;
-    eventually(2 * time, "time has passed", || now() >= end);
-}

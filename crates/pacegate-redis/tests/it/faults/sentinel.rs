@@ -1,13 +1,13 @@
 //! Failovers by sentinels.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     time::Duration,
 };
 
 use pacegate_testkit::servers::{Flavor, Sentinels, Server, eventually};
 
-use super::{Limiters, RETURN, let_pass, now, scripts_run};
+use super::{Limiters, RETURN, now, scripts_run};
 use crate::kit::PATIENT;
 
 /// Maximum time for which the old master is used after a failover. The sentinels are queried four times a second.
@@ -29,7 +29,7 @@ fn a_failover_is_followed_at_once() {
             sentinel.command(&["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "2000"]);
         }
         let load = limiters.load();
-        let_pass(Duration::from_millis(300));
+        load.run_for(Duration::from_millis(300));
         let (leader, old) = (&all.sentinels()[0], all.master());
         eventually(30 * RETURN, "another master is named", || {
             // Rejected during a failover, and aborted if the replica was not checked for a while.
@@ -79,27 +79,30 @@ fn a_failover_with_paused_writes_loses_nothing() {
 fn planned_failover(flavor: Flavor, prepare: impl Fn(&Server)) -> (u64, u64) {
     let all = Sentinels::start(flavor);
     let limiters = Limiters::connect(&all.url());
-    let going = AtomicBool::new(true);
+    let (going, admitted) = (AtomicBool::new(true), AtomicU64::new(0));
+    let progress = || {
+        let start = admitted.load(SeqCst);
+        eventually(PATIENT, "requests are admitted", || admitted.load(SeqCst) > start + 100);
+    };
     let (leader, old) = (&all.sentinels()[0], all.master());
-    let admitted = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let charging = scope.spawn(|| {
-            let mut admitted = 0;
             while going.load(SeqCst) {
                 let decision = limiters.check(&limiters.closed, "planned");
-                admitted += u64::from(decision.is_allowed() && !decision.is_degraded());
+                let is_charged = decision.is_allowed() && !decision.is_degraded();
+                admitted.fetch_add(u64::from(is_charged), SeqCst);
             }
-            admitted
         });
-        let_pass(Duration::from_millis(300));
+        progress();
         prepare(old);
         eventually(30 * RETURN, "another master is named", || {
             leader.command(&["SENTINEL", "FAILOVER", "mymaster"]);
             names(leader) != old.address()
         });
         limiters.wait_for_store(PATIENT);
-        let_pass(Duration::from_millis(300));
+        progress();
         going.store(false, SeqCst);
-        charging.join().unwrap()
+        charging.join().unwrap();
     });
     let mut counted = None;
     eventually(PATIENT, "the new master answers", || {
@@ -107,7 +110,7 @@ fn planned_failover(flavor: Flavor, prepare: impl Fn(&Server)) -> (u64, u64) {
         counted = (!look.is_degraded()).then(|| 1_000_000 - look.remaining());
         counted.is_some()
     });
-    (admitted, counted.unwrap())
+    (admitted.into_inner(), counted.unwrap())
 }
 
 /// A master that hangs is replaced, and not used again when it resumes.
@@ -120,7 +123,7 @@ fn an_old_master_resumes() {
             sentinel.command(&["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "1000"]);
         }
         let load = limiters.load();
-        let_pass(Duration::from_millis(300));
+        load.run_for(Duration::from_millis(300));
         all.master().pause();
         limiters.wait_until_degraded();
         let named = || all.sentinels().iter().any(|one| names(one) == all.replica().address());
@@ -131,9 +134,9 @@ fn an_old_master_resumes() {
         let back = limiters.wait_until_back();
         all.master().resume();
         // Commands sent before it hung run now.
-        let_pass(Duration::from_millis(100));
+        load.run_for(Duration::from_millis(100));
         let run = scripts_run(all.master());
-        let_pass(RETURN);
+        load.run_for(RETURN);
         assert_eq!(scripts_run(all.master()), run, "used again");
         println!("{flavor}: back {back:?} after the switch");
         let log = load.end(&limiters);

@@ -6,7 +6,7 @@ use pacegate::{Algorithm, Charge, KeyRef, Limit, Store, StoreError, algorithm::O
 use pacegate_redis::RedisStore;
 use pacegate_testkit::servers::{Flavor, Reply, Server, eventually};
 
-use super::{Limiters, RETURN, let_pass, now};
+use super::{Limiters, RETURN, now};
 use crate::kit::{PATIENT, runtime};
 
 /// Ten units in a window longer than any test.
@@ -164,7 +164,7 @@ fn a_replica_is_not_written_to() {
         let limiters = Limiters::connect_later(&replica.url());
         let load = limiters.load();
         let begun = now();
-        let_pass(Duration::from_millis(500));
+        load.run_for(Duration::from_millis(500));
         assert!(limiters.trouble().contains("the server is a replica"), "{}", limiters.trouble());
         let log = load.end(&limiters);
         log.assert_timely("a replica");
@@ -182,11 +182,11 @@ fn a_master_that_becomes_a_replica() {
         let (other, server) = (Server::start(flavor), Server::start(flavor));
         let limiters = Limiters::connect(&server.url());
         let load = limiters.load();
-        let_pass(Duration::from_millis(200));
+        load.run_for(Duration::from_millis(200));
         server.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
         limiters.wait_until_degraded();
         let known = now();
-        let_pass(Duration::from_millis(500));
+        load.run_for(Duration::from_millis(500));
         let ending = now();
         server.command(&["REPLICAOF", "NO", "ONE"]);
         limiters.wait_until_back();
@@ -211,7 +211,7 @@ fn a_user_without_rights() {
                 server.info("total_connections_received").unwrap().trim().parse().unwrap()
             };
             let (load, before) = (limiters.load(), received());
-            let_pass(Duration::from_secs(1));
+            load.run_for(Duration::from_secs(1));
             assert!(limiters.is_degraded());
             let connections = received() - before;
             println!("{flavor}, {missing}: {connections} connections in a second");
