@@ -33,8 +33,8 @@ pub(crate) struct Cluster {
     /// The worker of each slot, if known.
     slots: ArcSwap<Vec<Option<Arc<NodeWorker>>>>,
     changed: Notify,
-    /// The error of the last attempt to read the map.
-    error: Mutex<String>,
+    /// The server and the error of the last attempt to read the map, if it failed.
+    map_error: Mutex<Option<(Address, String)>>,
     this: Weak<Self>,
 }
 
@@ -58,7 +58,7 @@ impl Cluster {
             workers: Mutex::default(),
             slots: ArcSwap::from_pointee(vec![None; usize::from(SLOTS)]),
             changed: Notify::new(),
-            error: Mutex::default(),
+            map_error: Mutex::default(),
             this: this.clone(),
         })
     }
@@ -82,12 +82,15 @@ impl Cluster {
 
     /// Returns the error of the last attempt to read the map, or else of a server that cannot be used.
     pub(crate) fn error(&self) -> String {
-        let error = self.error.lock().clone();
         let closed = || self.workers().into_iter().find(|worker| !worker.is_open());
-        match error.is_empty() {
-            true => closed().map_or(NO_SERVER.to_owned(), |worker| worker.error()),
-            false => error,
+        match self.map_error() {
+            Some((address, error)) => format!("{address}: {error}"),
+            None => closed().map_or(NO_SERVER.to_owned(), |worker| worker.error()),
         }
+    }
+
+    pub(crate) fn map_error(&self) -> Option<(Address, String)> {
+        self.map_error.lock().clone()
     }
 
     pub(crate) fn workers(&self) -> Vec<Arc<NodeWorker>> {
@@ -139,7 +142,7 @@ impl Cluster {
                 Ok(Err(error)) => format!("cannot connect: {error}"),
                 Err(_) => "the server does not answer".to_owned(),
             };
-            *self.error.lock() = format!("{address}: {problem}");
+            *self.map_error.lock() = Some((address, problem));
         }
     }
 
@@ -158,7 +161,7 @@ impl Cluster {
             }
         }
         self.slots.store(Arc::new(slots));
-        self.error.lock().clear();
+        *self.map_error.lock() = None;
         // Removes workers of servers without slots, unless a slot is migrating to one.
         let is_used = |address: &Address| ranges.iter().any(|range| range.master == *address);
         self.workers.lock().retain(|address, worker| {

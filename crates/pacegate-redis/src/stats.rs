@@ -89,7 +89,7 @@ pub struct RedisStats {
 pub struct ServerStats {
     /// The address, without user and password.
     pub address: String,
-    /// The last error, if the server cannot be used. `None` if it can.
+    /// The cause, if the server cannot be used. `None` if it can.
     pub trouble: Option<String>,
     /// Duration of the last round trip.
     pub round_trip: Duration,

@@ -34,11 +34,11 @@ use crate::{
     layout::{Layout, LayoutState},
     leases::{Drawn, Leases, Unspent},
     responder::{self, Reply, Responder},
-    stats::{RedisStats, ServerStats, Totals},
+    stats::{RedisStats, Totals},
     time::{MAX_DURATION, RoundTrip, Time},
     url::{RedisUrl, UrlError},
     wire::Action,
-    worker::{Common, NodeWorker},
+    worker::Common,
 };
 
 /// A store in Redis or Valkey, shared by every process that uses the same servers.
@@ -127,13 +127,8 @@ impl RedisStore {
     pub fn stats(&self) -> RedisStats {
         let Inner { common, leases, .. } = &*self.inner;
         let totals = &common.totals;
-        let server = |worker: &Arc<NodeWorker>| ServerStats {
-            address: worker.resolver().to_string(),
-            trouble: (!worker.is_open()).then(|| worker.error()),
-            round_trip: worker.latency(),
-        };
         RedisStats {
-            servers: self.inner.session.load().workers().iter().map(server).collect(),
+            servers: self.inner.session.load().servers(),
             trips: totals.trips.get(),
             calls: totals.calls.get(),
             requests: totals.requests.get(),

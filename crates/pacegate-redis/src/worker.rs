@@ -126,7 +126,7 @@ impl NodeWorker {
         format!("{}: {}", self.resolver, self.reason())
     }
 
-    /// Returns the reason why the worker is, or was last, closed.
+    /// Returns the reason why the worker is, or was last, closed, without the address.
     pub(crate) fn reason(&self) -> String {
         self.reason.lock().clone()
     }

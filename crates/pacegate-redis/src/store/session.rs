@@ -16,6 +16,7 @@ use crate::{
     cell::CellCharge,
     cluster::Cluster,
     resolver::{Resolver, Sentinels},
+    stats::ServerStats,
     url::{RedisUrl, Servers},
     worker::{Common, NodeWorker},
 };
@@ -117,6 +118,24 @@ impl Session {
             Topology::One(worker) => Ok(worker.clone()),
             Topology::Cluster(cluster) => cluster.worker_of_or_refresh(slot()),
         }
+    }
+
+    /// Returns the status of each server, or of a cluster's unusable seed if no server is known.
+    pub(super) fn servers(&self) -> Vec<ServerStats> {
+        let status = |worker: Arc<NodeWorker>| ServerStats {
+            address: worker.resolver().to_string(),
+            trouble: (!worker.is_open()).then(|| worker.reason()),
+            round_trip: worker.latency(),
+        };
+        let mut servers: Vec<_> = self.workers().into_iter().map(status).collect();
+        if let (Topology::Cluster(cluster), true) = (&self.servers, servers.is_empty()) {
+            servers.extend(cluster.map_error().map(|(address, error)| ServerStats {
+                address: address.to_string(),
+                trouble: Some(error),
+                round_trip: Duration::ZERO,
+            }));
+        }
+        servers
     }
 
     /// Returns the last error; in a cluster with the address of the server.
