@@ -11,7 +11,7 @@ use redis::Cmd;
 use smallvec::SmallVec;
 
 use crate::{
-    cell::{AlgorithmCode, CellCharge, CellCharges, CellId, Names},
+    cell::{CellCharge, CellCharges, CellId, Names},
     fingerprint::Fingerprint,
     replay::{Replay, Snapshot},
     responder::Responder,
@@ -44,9 +44,16 @@ pub(crate) struct Cell {
     pub(crate) id: CellId,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) limit: Limit,
-    pub(crate) code: AlgorithmCode,
+    pub(crate) script_id: u64,
     /// The last run that charges it.
     pub(crate) last_run: usize,
+}
+
+impl Cell {
+    /// Returns whether the state is a log. Otherwise it is a string of three numbers.
+    pub(crate) fn is_log(&self) -> bool {
+        self.limit.algorithm().keeps_log()
+    }
 }
 
 /// Requests with the same cost for the same cell, or one request with several charges.
@@ -118,8 +125,8 @@ impl Batch {
     /// Returns the index of a charge's cell, which is added if it is new.
     fn place(&mut self, charge: &CellCharge) -> u32 {
         *self.places.entry(charge.cell).or_insert_with(|| {
-            let CellCharge { cell: id, fingerprint, limit, code, .. } = *charge;
-            self.cells.push(Cell { id, fingerprint, limit, code, last_run: usize::MAX });
+            let CellCharge { cell: id, fingerprint, limit, script_id, .. } = *charge;
+            self.cells.push(Cell { id, fingerprint, limit, script_id, last_run: usize::MAX });
             (self.cells.len() - 1) as u32
         })
     }
@@ -134,7 +141,7 @@ impl Batch {
             && run.times > 0
             && first.len() == 1
             && first[0].cost == charge.cost
-            && charge.code != AlgorithmCode::Concurrency;
+            && !charge.holds_permits();
         joins.then_some(run)
     }
 
@@ -169,7 +176,7 @@ impl Batch {
         self.runs.len() == self.cells.len()
             && self.once().is_none()
             && self.runs.iter().all(|run| run.cells.len() == 1 && run.times > 0)
-            && self.cells.iter().all(|cell| cell.code.is_string())
+            && self.cells.iter().all(|cell| !cell.is_log())
     }
 
     /// Adds keys and program to the call of a script.

@@ -22,7 +22,8 @@ pub(crate) struct CellCharge {
     pub(crate) cell: CellId,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) limit: Limit,
-    pub(crate) code: AlgorithmCode,
+    /// The number of the algorithm in the scripts.
+    pub(crate) script_id: u64,
     pub(crate) cost: u64,
     /// 128 bits in halves, as above.
     pub(crate) permit: [u64; 2],
@@ -30,17 +31,6 @@ pub(crate) struct CellCharge {
 }
 
 pub(crate) type CellCharges = SmallVec<[CellCharge; 1]>;
-
-/// The number of an algorithm in the scripts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u64)]
-pub(crate) enum AlgorithmCode {
-    FixedWindow = 0,
-    SlidingWindow = 1,
-    TokenBucket = 2,
-    SlidingLog = 3,
-    Concurrency = 4,
-}
 
 /// Builds key names of the form `prefix{tag}digest`.
 ///
@@ -72,26 +62,6 @@ const MAX_SCOPES: usize = 64;
 /// The number of slots of a cluster.
 pub(crate) const SLOTS: u16 = 16_384;
 
-impl AlgorithmCode {
-    pub(crate) fn of(limit: &Limit) -> Result<Self, StoreError> {
-        match limit.algorithm() {
-            Algorithm::FixedWindow => Ok(Self::FixedWindow),
-            Algorithm::SlidingWindow => Ok(Self::SlidingWindow),
-            Algorithm::TokenBucket => Ok(Self::TokenBucket),
-            Algorithm::SlidingLog => Ok(Self::SlidingLog),
-            Algorithm::Concurrency => Ok(Self::Concurrency),
-            other => Err(StoreError::Unsupported(format!(
-                "`{other}` works in memory only; use one of the built-in algorithms"
-            ))),
-        }
-    }
-
-    /// Returns whether the state is a string of three numbers. Otherwise it is a log.
-    pub(crate) fn is_string(self) -> bool {
-        !matches!(self, Self::SlidingLog | Self::Concurrency)
-    }
-}
-
 impl Names {
     pub(crate) fn new(prefix: &str, secret: &[u8]) -> Self {
         let secret = blake3::derive_key("pacegate 2026 names of keys in redis", secret);
@@ -118,7 +88,7 @@ impl Names {
             cell,
             fingerprint,
             limit: charge.limit,
-            code: AlgorithmCode::of(&charge.limit)?,
+            script_id: script_id(charge.limit.algorithm())?,
             cost: charge.cost,
             permit: halves(charge.permit),
             enforced: charge.enforced,
@@ -223,11 +193,24 @@ fn first_half(hash: &blake3::Hash) -> u128 {
     u128::from_le_bytes(halves[0])
 }
 
+impl CellCharge {
+    pub(crate) fn holds_permits(&self) -> bool {
+        self.limit.algorithm().holds_permits()
+    }
+}
+
 impl CellId {
     /// Returns the cluster slot of the cell.
     pub(crate) fn slot(self) -> u16 {
         crc16(&spell::<11>(u128::from(self.tag))) % SLOTS
     }
+}
+
+fn script_id(algorithm: Algorithm) -> Result<u64, StoreError> {
+    algorithm.id().ok_or_else(|| {
+        let problem = "works in memory only; use one of the built-in algorithms";
+        StoreError::Unsupported(format!("`{algorithm}` {problem}"))
+    })
 }
 
 pub(crate) fn period_micros(limit: &Limit) -> u64 {

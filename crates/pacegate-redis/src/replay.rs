@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::{
     batch::{Batch, Run},
-    cell::{AlgorithmCode, CellCharge, period_micros},
+    cell::{CellCharge, period_micros},
     fingerprint::Fingerprint,
     responder::Answer,
     wire,
@@ -90,10 +90,8 @@ impl Replay {
             replica.script_took = words[3];
             replica.content = match words[3] {
                 BROKEN => Content::Foreign,
-                _ if cell.code.is_string() => {
-                    Content::State(State::from_words(&cell.limit, [words[0], words[1], words[2]]))
-                }
-                _ => Content::Log { free: words[0], reset: words[1] },
+                _ if cell.is_log() => Content::Log { free: words[0], reset: words[1] },
+                _ => Content::State(State::from_words(&cell.limit, [words[0], words[1], words[2]])),
             };
         }
         Ok(Self { now: words[0], replicas, waits })
@@ -146,7 +144,7 @@ impl Replay {
             answers[request as usize] = answer.map(|answer| Answer { granted, ..answer });
         }
         let Content::Log { free, reset } = self.replicas[cell].content else { return None };
-        let wait = wait.filter(|_| charge.code == AlgorithmCode::SlidingLog)?;
+        let wait = wait.filter(|_| !charge.holds_permits())?;
         let fact = Fact::Log { cost: charge.cost.max(1), wait, free, reset };
         let snapshot = Snapshot { denied: true, now: self.now, limit: charge.limit, fact };
         Some((charge.fingerprint, snapshot))

@@ -4,7 +4,7 @@ use pacegate::Limit;
 
 use crate::{
     batch::Batch,
-    cell::{AlgorithmCode, CellCharge, period_micros},
+    cell::{CellCharge, period_micros},
 };
 
 /// Parameters of all script calls of a store.
@@ -58,14 +58,14 @@ impl Program {
             // Lua counts from 1.
             place_of[cell as usize] = place as u64 + 1;
         }
-        let strings = batch.cells().iter().filter(|cell| cell.code.is_string()).count();
+        let strings = batch.cells().iter().filter(|cell| !cell.is_log()).count();
         let once = if batch.once().is_some() { params.once } else { 0 };
         let mut words = Words::with_capacity(8 + 11 * order.len());
         words.push([params.now, params.slack, once, params.repeats, u64::from(params.create)]);
         words.push([order.len() as u64, strings as u64, batch.runs().len() as u64]);
         for &cell in &order {
             let cell = &batch.cells()[cell as usize];
-            words.limit(cell.code, &cell.limit);
+            words.limit(cell.script_id, &cell.limit);
         }
         for run in batch.runs() {
             words.push([run.times, run.cells.len() as u64]);
@@ -89,7 +89,7 @@ impl Program {
         for group in groups {
             let cell = &cells[group[0] as usize];
             words.push([group.len() as u64]);
-            words.limit(cell.code, &cell.limit);
+            words.limit(cell.script_id, &cell.limit);
             for &cell in group {
                 let run = &batch.runs()[cells[cell as usize].last_run];
                 words.push([run.times, batch.charges(run)[0].cost]);
@@ -110,7 +110,7 @@ pub(crate) fn encode_update(charge: &CellCharge, action: Action, params: ScriptP
     let mut words = Words::with_capacity(11);
     words.push([params.now, params.slack, action, charge.cost, charged_at]);
     words.push(charge.permit);
-    words.limit(charge.code, &charge.limit);
+    words.limit(charge.script_id, &charge.limit);
     words.0
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn order(batch: &Batch) -> Vec<u32> {
         order.sort_by_cached_key(|&cell| {
             let cell = &cells[cell as usize];
             let first_like = cells.iter().position(|other| other.limit == cell.limit);
-            (!cell.code.is_string(), first_like)
+            (cell.is_log(), first_like)
         });
     }
     order
@@ -151,7 +151,7 @@ impl Words {
         words.iter().for_each(|word| self.0.extend_from_slice(&word.to_le_bytes()));
     }
 
-    fn limit(&mut self, code: AlgorithmCode, limit: &Limit) {
-        self.push([code as u64, limit.amount(), limit.capacity(), period_micros(limit)]);
+    fn limit(&mut self, script_id: u64, limit: &Limit) {
+        self.push([script_id, limit.amount(), limit.capacity(), period_micros(limit)]);
     }
 }

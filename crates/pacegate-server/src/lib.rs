@@ -12,7 +12,6 @@ mod explain;
 pub mod fuzzing;
 mod gate;
 mod http;
-mod json;
 mod live;
 mod local;
 mod metrics;

@@ -155,7 +155,7 @@ fn a_command_is_short_until_a_key_is_shown() {
     stream.write_all(b"*2\r\n$4\r\nAUTH\r\n$60000\r\n").unwrap();
     let mut said = String::new();
     stream.read_to_string(&mut said).unwrap();
-    assert_eq!(said, "-ERR Protocol error: the command has too many bytes\r\n");
+    assert_eq!(said, "-ERR Protocol error: command too long\r\n");
     let mut client = Client::connect(&service.address("resp").to_string()).unwrap();
     assert_eq!(client.command(&["AUTH", KEY]).unwrap().text(), "OK");
     let long = "x".repeat(60_000);

@@ -197,7 +197,7 @@ fn what_is_too_large_is_refused() {
     let refused = http.check(None, &format!(r#"{{"key": "{large}", "limit": "1/hour"}}"#));
     let refused = refused.unwrap();
     assert_eq!(refused.status, 413);
-    assert_eq!(refused.json()["detail"], "a body has at most 4096 bytes");
+    assert_eq!(refused.json()["detail"], "the body exceeds 4096 bytes");
     let mut stream = connect(service.address("http")).unwrap();
     let header = "y".repeat(20_000);
     let request = format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: {header}\r\n\r\n");
@@ -209,7 +209,7 @@ fn what_is_too_large_is_refused() {
     resp.write_all(&command(&[b"PING", large.as_bytes()])).unwrap();
     let mut said = String::new();
     resp.read_to_string(&mut said).unwrap();
-    assert_eq!(said, "-ERR Protocol error: the command has too many bytes\r\n");
+    assert_eq!(said, "-ERR Protocol error: command too long\r\n");
     let mut grpc = Grpc::connect(service.address("grpc")).unwrap();
     // Envoy would let an error pass.
     let denied = grpc.ask(None, "e", &[("key", &large)]).unwrap();

@@ -64,7 +64,7 @@ const IN_SHOP: [&str; 6] = ["PACEGATE.CHECK", "DOMAIN", "shop", "ATTR", "key", "
 const RESET: [&str; 6] = ["PACEGATE.RESET", "DOMAIN", "shop", "ATTR", "key", "k"];
 const CELL: [&str; 5] = ["CL.THROTTLE", "k", "10", "1", "60"];
 const NOAUTH: &str = "NOAUTH Authentication required.";
-const NOPERM: &str = "NOPERM this key may not do that";
+const NOPERM: &str = "NOPERM the API key does not permit this";
 const INLINE: &str = "NOPERM inline limits need an API key with `inline: true`: set it under `keys` in the \
                       configuration";
 const WRONGPASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";

@@ -94,7 +94,7 @@ fn each_dialect_answers_in_its_own_way() {
     let nothing_taken = "*5\r\n:0\r\n:3\r\n:0\r\n:-1\r\n:6\r\n\
                          *5\r\n:1\r\n:3\r\n:0\r\n:6\r\n:0\r\n\
                          *5\r\n:1\r\n:3\r\n:0\r\n:-1\r\n:6\r\n\
-                         -ERR a quantity of 4 never fits a max_burst of 3\r\n";
+                         -ERR quantity 4 exceeds max_burst 3\r\n";
     assert_eq!(peeks, nothing_taken);
 }
 
@@ -143,22 +143,25 @@ fn requests_are_decided_by_policies() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn invalid_commands_get_errors() {
     let service = resp_only(&[]);
-    let usage = "-ERR write: [COST n]";
+    let usage = "-ERR syntax error: expected [COST n]";
     for (words, answer) in [
-        (&[&b"CL.THROTTLE"[..], b"k"][..], "-ERR CL.THROTTLE takes: key max_burst"),
+        (&[&b"CL.THROTTLE"[..], b"k"][..], "-ERR syntax error: expected CL.THROTTLE key max_burst"),
         (&[b"THROTTLE", b"k", b"0", b"1", b"1"], "-ERR a burst must be at least 1"),
-        (&[b"THROTTLE", b"k", b"1", b"0", b"1"], "-ERR count is at least 1"),
+        (&[b"THROTTLE", b"k", b"1", b"0", b"1"], "-ERR count must be at least 1"),
         (&[b"THROTTLE", b"k", b"1", b"1", b"0"], "-ERR "),
         (&[b"THROTTLE", b"k", b"1", b"-1", b"1"], "-ERR count is not a whole number"),
         (&[b"THROTTLE", b"k", b"1", b"1", b"1", b"1.5"], "-ERR quantity is not a whole number"),
         (&[b"CL.THROTTLE", b"k", b"999999999999999999", b"1", b"99999999"], "-ERR "),
         (&[b"PACEGATE.CHECK"], usage),
-        (&[b"PACEGATE.CHECK", b"ATTR", b"a"], "-ERR ATTR takes names and values in pairs"),
+        (&[b"PACEGATE.CHECK", b"ATTR", b"a"], "-ERR syntax error: expected ATTR name value"),
         (&[b"PACEGATE.CHECK", b"KEY", b"k"], usage),
         (&[b"PACEGATE.CHECK", b"KEY", b"k", b"LIMIT", b"often"], "-ERR "),
-        (&[b"PACEGATE.CHECK", b"COST", b"-1", b"ATTR", b"a", b"b"], "-ERR the cost is not"),
+        (
+            &[b"PACEGATE.CHECK", b"COST", b"-1", b"ATTR", b"a", b"b"],
+            "-ERR COST is not a whole number",
+        ),
         (&[b"PACEGATE.CHECK", b"ID", b"x", b"ATTR", b"a", b"b"], "-ERR the store cannot do this"),
         (
             &[b"PACEGATE.CHECK", b"ATTR", b"\xff", b"b"],
@@ -166,7 +169,7 @@ fn what_is_wrong_is_said() {
         ),
         (
             &[b"PACEGATE.CHECK", b"ATTR", b"a", b"1", b"b", b"2", b"a", b"3"],
-            "-ERR the attribute 'a' is there twice",
+            "-ERR duplicate attribute 'a'",
         ),
         (&[b"PACEGATE.CHECK", b"COST", b"1", b"cost", b"2", b"ATTR", b"a", b"b"], usage),
         (&[b"PACEGATE.CHECK", b"DOMAIN", b"a", b"DOMAIN", b"b", b"ATTR", b"a", b"b"], usage),
@@ -220,7 +223,7 @@ fn hostile_keys_are_only_keys() {
     }
     let long = [b'x'; 1025];
     let answers = talk(&service, &[&[b"THROTTLE", &long, b"1", b"1", b"60"]]);
-    assert_eq!(answers, "-ERR the key has more than 1024 bytes\r\n");
+    assert_eq!(answers, "-ERR the key exceeds 1024 bytes\r\n");
 }
 
 #[test]
@@ -294,15 +297,14 @@ fn a_request_of_http_ends_the_connection() {
             "{word} /secret HTTP/1.1\r\nAccept: */*\r\n\r\nPACEGATE.RESET ATTR key alice\r\n"
         );
         let told = until_the_end(&service, request.as_bytes());
-        assert_eq!(told, "-ERR this is the protocol of Redis, and not HTTP\r\n", "{word}");
+        assert_eq!(told, "-ERR this port speaks the Redis protocol, not HTTP\r\n", "{word}");
     }
     let header = until_the_end(&service, b"PING\r\nFOO / HTTP/1.1\r\nHost: a\r\nPING\r\n");
     assert_eq!(header.matches("+PONG\r\n").count(), 1, "{header}");
     let remaining = talk(&service, &[check]);
     assert!(remaining.contains("$9\r\nremaining\r\n:40\r\n"), "nothing was reset: {remaining}");
     let log = service.log();
-    let told =
-        "somebody spoke HTTP to the listener for the protocol of Redis: the connection was ended";
+    let told = "received HTTP on the RESP listener; closed the connection";
     assert!((1..words.len()).contains(&log.matches(told).count()), "not for each: {log}");
     assert!(!log.contains("secret") && !log.contains("RESET"), "{log}");
     // A client of Redis may try a command that is not there.

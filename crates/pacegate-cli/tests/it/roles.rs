@@ -146,7 +146,7 @@ fn grpc_calls_by_role() {
 }
 
 const NOAUTH: &str = "NOAUTH";
-const NOPERM: &str = "NOPERM this key may not do that";
+const NOPERM: &str = "NOPERM the API key does not permit this";
 const NO_INLINE: &str = "NOPERM inline limits need an API key with `inline: true`: set it under `keys` in the \
                          configuration";
 

@@ -111,14 +111,15 @@ fn resp_rejects_what_cannot_be_cleared_and_limits_that_last_too_long() {
     let (_folder, service) = start(CONFIG);
     let mut client = resp(&service);
     let mut said = |words: &[&str]| client.command(words).unwrap().text();
-    let usage = "ERR PACEGATE.CLEAR takes: POLICY name, or: DOMAIN name";
+    let usage =
+        "ERR syntax error: expected PACEGATE.CLEAR POLICY name, or PACEGATE.CLEAR DOMAIN name";
     for words in
         [&["PACEGATE.CLEAR"][..], &["PACEGATE.CLEAR", "POLICY"], &["PACEGATE.CLEAR", "KEY", "k"]]
     {
         assert_eq!(said(words), usage, "{words:?}");
     }
     let unknown = said(&["PACEGATE.CLEAR", "POLICY", "unheard-of"]);
-    assert_eq!(unknown, "ERR no policy has this name");
+    assert_eq!(unknown, "ERR unknown policy");
     let day = 86_400;
     for command in ["CL.THROTTLE", "THROTTLE"] {
         let long = said(&[command, "k", "100", "1", &day.to_string()]);

@@ -11,7 +11,7 @@ use tokio::{sync::oneshot, time::timeout};
 
 use super::{Inner, gone};
 use crate::{
-    cell::{AlgorithmCode, CellCharge, CellCharges},
+    cell::{CellCharge, CellCharges},
     wire::Action,
 };
 
@@ -57,7 +57,7 @@ impl Inner {
         caller: oneshot::Sender<()>,
     ) -> Result<(), StoreError> {
         let mut charged: Vec<Charged> = Vec::new();
-        let is_permit = |place: usize| charges[place].code == AlgorithmCode::Concurrency;
+        let is_permit = |place: usize| charges[place].holds_permits();
         let mut parts = parts(&charges).into_iter();
         for part in parts.by_ref() {
             let answered = match caller.is_closed() {
@@ -110,13 +110,11 @@ impl Inner {
     async fn compensate(&self, charges: &[CellCharge], charged: &[Charged]) {
         let each = charged.iter().map(async |&(place, charged_at)| {
             let charge = charges[place];
-            let action = match charge.code {
+            let action = match charge.limit.algorithm() {
                 // A failed release is retried.
-                AlgorithmCode::Concurrency => return drop(self.release(charge).await),
-                AlgorithmCode::FixedWindow | AlgorithmCode::SlidingWindow => {
-                    Action::Return { charged_at }
-                }
-                AlgorithmCode::TokenBucket | AlgorithmCode::SlidingLog => Action::Refund,
+                algorithm if algorithm.holds_permits() => return drop(self.release(charge).await),
+                algorithm if algorithm.windows() > 0 => Action::Return { charged_at },
+                _ => Action::Refund,
             };
             drop(self.update(charge, action).await);
         });

@@ -1,6 +1,8 @@
 //! The file as it is written. What it says is checked in `read`; these types also are its JSON Schema.
 
-use schemars::JsonSchema;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::{
@@ -185,7 +187,7 @@ pub(crate) struct Policy {
     /// How all limits of this policy count, unless their texts say it.
     #[serde(default)]
     #[schemars(with = "Algorithm", extend("default" = "fixed-window"))]
-    pub(crate) algorithm: Option<At<Algorithm>>,
+    pub(crate) algorithm: Option<At<String>>,
 
     /// The most at one instant, unless the text of the limit says it. Makes the limit a `token-bucket`.
     #[serde(default)]
@@ -279,20 +281,24 @@ pub(crate) struct Condition {
     pub(crate) absent: Option<At<bool>>,
 }
 
-/// How a limit counts.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Algorithm {
-    /// In windows aligned to the Unix epoch. The cheapest; up to twice the amount across a boundary.
-    FixedWindow,
-    /// Two windows, the older weighted by how much of it is still in view.
-    SlidingWindow,
-    /// Every admitted instant: exact in every window. At most 10,000 units.
-    SlidingLog,
-    /// Refills at a steady rate up to the burst.
-    TokenBucket,
-    /// Permits held at the same time. The period is how long a permit lives unless it is returned or renewed.
-    Concurrency,
+/// The schema of an algorithm's name.
+pub(crate) enum Algorithm {}
+
+impl JsonSchema for Algorithm {
+    fn schema_name() -> Cow<'static, str> {
+        "Algorithm".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let variants = pacegate::Algorithm::BUILT_IN.map(|algorithm| {
+            json_schema!({
+                "description": algorithm.summary(),
+                "type": "string",
+                "const": algorithm.name(),
+            })
+        });
+        json_schema!({ "description": "The algorithm of a limit.", "oneOf": variants })
+    }
 }
 
 /// Whether a policy denies.

@@ -42,7 +42,7 @@ fn overrides(policy: &Policy, warnings: &mut Vec<String>) {
                 "policy `{name}`: override {number} is never used, for override {} matches first",
                 earlier + 1
             ));
-        } else if excludes(&policy.matching, &later.matching) {
+        } else if policy.matching.excludes(&later.matching) {
             warnings.push(format!(
                 "policy `{name}`: override {number} is never used, for the policy covers no such request"
             ));
@@ -71,22 +71,6 @@ fn conditions(policy: &Policy, warnings: &mut Vec<String>) {
             continue;
         };
         warnings.push(format!("policy `{}`: `{}`: {about}", policy.name, shorten(attribute)));
-    }
-}
-
-/// Whether plainly no request meets both.
-fn excludes(a: &Match, b: &Match) -> bool {
-    a.conditions().any(|(attribute, one)| {
-        let same = b.conditions().filter(|(name, _)| *name == attribute);
-        same.into_iter().any(|(_, other)| never(one, other) || never(other, one))
-    })
-}
-
-fn never(one: &Condition, other: &Condition) -> bool {
-    match one {
-        Condition::OneOf(values) => !values.iter().any(|value| other.holds(Some(value.as_bytes()))),
-        Condition::Absent => !other.holds(None),
-        _ => false,
     }
 }
 

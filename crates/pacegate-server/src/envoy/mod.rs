@@ -27,6 +27,6 @@ pub(crate) use environment::Deployment;
 pub use environment::Logging;
 pub(crate) use file::{FileError, Source as RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
-pub(crate) use json::JsonRequest;
+pub(crate) use json::{JsonRequest, JsonResponse};
 pub use rules::WrittenRule;
 pub(crate) use rules::{Options, Rules};
