@@ -1,4 +1,4 @@
-//! The protocol of Redis, with stock clients and with bytes that no client would send.
+//! The Redis protocol, with stock clients and with invalid bytes.
 
 use std::{
     io::{Read, Write},
@@ -21,7 +21,7 @@ fn connect(service: &Service) -> TcpStream {
     stream
 }
 
-/// Sends bytes and reads until the server hangs up.
+/// Sends bytes, and reads until the server closes the connection.
 fn until_the_end(service: &Service, bytes: &[u8]) -> String {
     let mut stream = connect(service);
     stream.write_all(bytes).unwrap();
@@ -39,7 +39,7 @@ fn command(words: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// Sends commands in one piece, then `QUIT`, and returns the answers as they came.
+/// Sends commands in one write, then `QUIT`, and returns the bytes of the answers.
 fn talk(service: &Service, commands: &[&[&[u8]]]) -> String {
     let mut bytes: Vec<u8> = commands.iter().flat_map(|words| command(words)).collect();
     bytes.extend(command(&[b"QUIT"]));
@@ -76,7 +76,7 @@ fn redis_cli_throttles_as_with_redis_cell() {
 }
 
 #[test]
-fn each_dialect_answers_in_its_own_way() {
+fn each_dialect_has_its_own_answers() {
     let service = resp_only(&[]);
     let crab = |quantity: &'static [u8]| -> [&'static [u8]; 6] {
         [b"THROTTLE", b"k", b"3", b"30", b"60", quantity]
@@ -99,7 +99,7 @@ fn each_dialect_answers_in_its_own_way() {
 }
 
 #[test]
-fn a_pipeline_is_answered_in_order_whatever_is_in_it() {
+fn a_mixed_pipeline_is_answered_in_order() {
     let service = resp_only(&[]);
     let throttle: &[&[u8]] = &[b"cl.throttle", b"p", b"99", b"1", b"3600"];
     let check: &[&[u8]] = &[b"PACEGATE.CHECK", b"KEY", b"q", b"LIMIT", b"9/hour token-bucket"];
@@ -187,7 +187,7 @@ fn invalid_commands_get_errors() {
 }
 
 #[test]
-fn bytes_that_are_no_command_end_the_connection_and_no_other() {
+fn invalid_bytes_close_only_their_connection() {
     let service = resp_only(&[]);
     let mut healthy = connect(&service);
     let long = [b"*2\r\n$70000\r\n".to_vec(), vec![b'x'; 100]].concat();
@@ -227,7 +227,7 @@ fn hostile_keys_are_only_keys() {
 }
 
 #[test]
-fn a_command_may_come_byte_by_byte() {
+fn a_command_may_arrive_byte_by_byte() {
     let service = resp_only(&[]);
     let mut stream = connect(&service);
     for byte in command(&[b"PING", b"slow"]) {
@@ -239,7 +239,7 @@ fn a_command_may_come_byte_by_byte() {
 }
 
 #[test]
-fn redis_py_connects_without_tricks() {
+fn redis_py_connects() {
     let service = resp_only(&[]);
     let script = r#"
 import sys, redis
@@ -286,7 +286,7 @@ fn an_explanation_is_json() {
 }
 
 #[test]
-fn a_request_of_http_ends_the_connection() {
+fn an_http_request_closes_the_connection() {
     let service = resp_only(&[]);
     let check: &[&[u8]] = &[b"PACEGATE.CHECK", b"COST", b"60", b"ATTR", b"key", b"alice"];
     talk(&service, &[check]);
@@ -307,12 +307,12 @@ fn a_request_of_http_ends_the_connection() {
     let told = "received HTTP on the RESP listener; closed the connection";
     assert!((1..words.len()).contains(&log.matches(told).count()), "not for each: {log}");
     assert!(!log.contains("secret") && !log.contains("RESET"), "{log}");
-    // A client of Redis may try a command that is not there.
+    // A Redis client may send an unknown command.
     assert!(talk(&service, &[&[b"GET", b"a"]]).starts_with("-ERR unknown command 'GET'"));
 }
 
 #[test]
-fn limits_that_would_count_twice_are_refused() {
+fn limits_that_would_count_twice_are_rejected() {
     let service = resp_only(&[]);
     let check = |command: &'static [u8], second: &'static [u8]| {
         talk(&service, &[&[command, b"KEY", b"k", b"LIMIT", b"5/minute", b"LIMIT", second]])
@@ -326,7 +326,7 @@ fn limits_that_would_count_twice_are_refused() {
 }
 
 #[test]
-fn what_is_reset_and_given_back_is_in_the_log() {
+fn resets_and_refunds_are_audited() {
     let service = Service::start(&["--grpc", "off"]);
     let reset: &[&[u8]] = &[b"PACEGATE.RESET", b"ATTR", b"key", b"alice"];
     let refund: &[&[u8]] = &[b"PACEGATE.REFUND", b"ATTR", b"key", b"alice"];
@@ -355,7 +355,7 @@ fn what_is_reset_and_given_back_is_in_the_log() {
 }
 
 #[test]
-fn more_than_ever_fits_is_not_given_back() {
+fn a_refund_above_the_limit_is_rejected() {
     let service = Service::start(&["--grpc", "off"]);
     let refund =
         |words: &[&'static [u8]]| talk(&service, &[&[&[&b"PACEGATE.REFUND"[..]], words].concat()]);
@@ -371,7 +371,7 @@ fn more_than_ever_fits_is_not_given_back() {
 }
 
 #[test]
-fn what_no_policy_covers_has_no_remainder() {
+fn requests_without_a_policy_have_no_remaining_units() {
     let service = resp_only(&[]);
     let check: &[&[u8]] = &[b"PACEGATE.CHECK", b"DOMAIN", b"nowhere", b"ATTR", b"key", b"alice"];
     let answer = talk(&service, &[check]);

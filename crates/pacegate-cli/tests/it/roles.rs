@@ -178,7 +178,7 @@ fn resp_commands_by_role() {
         ("PACEGATE.CLEAR POLICY free", admin),
         ("PACEGATE.CLEAR DOMAIN jobs", admin),
         ("CL.THROTTLE k 9 5 60", inline),
-        // The same once more takes a shorter way through the parser.
+        // A repeated command takes a shorter path in the parser.
         ("CL.THROTTLE k 9 5 60", inline),
         ("THROTTLE k 9 5 60", inline),
         ("PING", any_key),

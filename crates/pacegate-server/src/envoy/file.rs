@@ -23,7 +23,7 @@ pub(crate) struct RuleFile {
 
 /// An error in a file, with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FileError {
+pub struct FileError {
     pub(crate) message: String,
     pub(crate) file: PathBuf,
     /// From 1; 0 for the file as a whole.
@@ -84,20 +84,12 @@ pub(super) struct Replaces {
     pub(super) name: Option<String>,
 }
 
-/// Maximum size of a file: far more than ten thousand rules.
-const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 /// Maximum depth of nested directories.
 const MAX_DEPTH: usize = 16;
 
 impl RuleFile {
-    /// Reads a file, or all files below a directory in the order of their names.
-    pub(crate) fn read(path: &Path) -> Result<Vec<Self>, FileError> {
-        let files = Self::files(path)
-            .map_err(|error| FileError::whole(path, format!("cannot read the file: {error}")))?;
-        files.iter().map(|file| Self::open(file)).collect()
-    }
-
-    /// Lists the files that [`RuleFile::read`] opens. No file is an error: nothing would be limited.
+    /// Returns the file, or all files below a directory in the order of their names. No file is an error: nothing would
+    /// be limited.
     pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
         if !fs::metadata(path)?.is_dir() {
             return Ok(vec![path.to_owned()]);
@@ -111,20 +103,6 @@ impl RuleFile {
         }
         files.sort_unstable();
         Ok(files)
-    }
-
-    fn open(path: &Path) -> Result<Self, FileError> {
-        let failed =
-            |error: io::Error| FileError::whole(path, format!("cannot read the file: {error}"));
-        let length = fs::metadata(path).map_err(failed)?.len();
-        if length > MAX_FILE_BYTES {
-            let message = format!(
-                "the file has {length} bytes, more than the maximum of {MAX_FILE_BYTES}: split it"
-            );
-            return Err(FileError::whole(path, message));
-        }
-        let text = fs::read_to_string(path).map_err(failed)?;
-        Ok(Self { file: path.to_owned(), text })
     }
 
     /// Parses the documents of the file.
@@ -201,13 +179,6 @@ pub(super) fn shorten(text: &str, length: usize) -> String {
         short.push('…');
     }
     short
-}
-
-impl FileError {
-    fn whole(path: &Path, message: String) -> Self {
-        let file = path.to_owned();
-        Self { message, file, line: 0, column: 0, snippet: String::new() }
-    }
 }
 
 impl std::error::Error for FileError {}

@@ -440,7 +440,10 @@ fn a_directory_is_all_of_its_files_in_order() {
     assert!(error.file.ends_with("g.txt"), "{error}");
 
     let error = Rules::load(Path::new("/nowhere/at/all"), Options::default()).unwrap_err();
-    assert!(error.to_string().starts_with("/nowhere/at/all: cannot read the file: "), "{error}");
+    assert!(
+        error.to_string().starts_with("/nowhere/at/all: cannot read /nowhere/at/all: "),
+        "{error}"
+    );
 }
 
 #[test]
@@ -450,7 +453,7 @@ fn missing_rules_are_an_error() {
     std::fs::create_dir(folder.path().join("config")).unwrap();
     std::fs::write(folder.path().join(".hidden.yaml"), "domain: a").unwrap();
     let expected = format!(
-        "{}: cannot read the file: the directory contains no rule files (hidden files are ignored): \
+        "{0}: cannot read {0}: the directory contains no rule files (hidden files are ignored): \
          add one, such as config.yaml with `domain: edge`",
         folder.path().display()
     );

@@ -1,4 +1,4 @@
-//! Configuration files: what is wrong with bad ones, and what good ones say.
+//! Config files: the errors of bad ones, and the settings of good ones.
 
 use std::{
     fs,
@@ -36,7 +36,7 @@ fn read_file(path: &Path) -> Result<Settings, String> {
     read(&text, name, &environment()).map_err(|error| error.to_string())
 }
 
-/// Compares with what is in the file, or writes it there if `PACEGATE_BLESS` is set.
+/// Compares a text with a file, or writes the file if `PACEGATE_BLESS` is set.
 pub(crate) fn assert_is_in_file(path: &Path, text: &str) {
     if std::env::var_os("PACEGATE_BLESS").is_some() {
         fs::write(path, text).unwrap();
@@ -98,7 +98,7 @@ fn good_files_say_what_they_said() {
     }
 }
 
-/// All that settings say, but for how policies are compiled.
+/// Displays settings, without compiled policies.
 fn told(settings: &Settings) -> String {
     let mut rest = settings.clone();
     rest.policies = PolicySet::new([]).unwrap();
@@ -164,7 +164,7 @@ fn the_reference_is_that_of_the_types() {
     assert_is_in_file(&from_root("docs/configuration.md"), &reference());
 }
 
-/// Writes a value as the file has it, at a path such as `bounds.batch`.
+/// Formats the value at a path such as `bounds.batch`, like a config file.
 fn said(path: &[&str], value: &serde_json::Value) -> String {
     let mut text = value.to_string();
     for name in path.iter().rev() {
@@ -240,7 +240,7 @@ keys:
         settings.security.credentials.iter().map(|key| {
             key.sha256[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
         });
-    // Of the file, the variable and `test2`.
+    // The keys from the file, the variable and `test2`.
     assert_eq!(hashes.collect::<Vec<_>>(), ["88dbf2d3", "0a1b565a", "60303ae2"]);
     let StoreSettings::Redis { url, .. } = &settings.store else { panic!("{settings:?}") };
     assert_eq!(url, "redis://:pass@127.0.0.1:7001");

@@ -1,4 +1,4 @@
-//! Configuration files that nobody means well with, and very large ones.
+//! Malicious and very large config files.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use pacegate_server::config::{Environment, read};
 
 const GOOD: &str = include_str!("config/good/everything.yaml");
 
-/// Whether it is good does not matter, as long as there is an answer that can be printed.
+/// Reads a file, which may be invalid. The result must be printable.
 fn survives(text: &str) {
     let environment = Environment::of(|_| None).without_secrets();
     match read(text, "hostile.yaml", &environment) {
@@ -21,7 +21,7 @@ fn refusal(text: &str) -> String {
     read(text, "hostile.yaml", &environment).unwrap_err().to_string()
 }
 
-/// Numbers that look random and are the same each time.
+/// Pseudorandom numbers with a fixed seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -170,7 +170,7 @@ fn ten_thousand_policies_are_read_and_found() {
     }
 }
 
-/// How long it takes to read and to match: `cargo test --release -p pacegate-server -- --ignored --nocapture scale`.
+/// Measures reading and matching: `cargo test --release -p pacegate-server -- --ignored --nocapture scale`.
 #[test]
 #[ignore = "a measurement"]
 fn scale() {
