@@ -314,6 +314,11 @@ impl Rules {
                 "knows whole seconds only: write a period such as {next}s instead of `{limit}`"
             ));
         }
+        if !limit.period().subsec_nanos().is_multiple_of(1_000_000) {
+            return Some(format!(
+                "knows whole milliseconds only, and `{limit}` has a finer period"
+            ));
+        }
         None
     }
 }
