@@ -256,7 +256,7 @@ mod tests {
     #[tokio::test]
     async fn answers_are_written_before_many_are_made() {
         let policy = |n: usize| {
-            let policy = Policy::new(format!("p{n}").parse().unwrap(), [Limit::per_hour(1)]);
+            let policy = Policy::new(format!("p{n}"), [Limit::per_hour(1)]);
             policy.matching("path", Condition::equal(format!("/{n}")))
         };
         let policies = PolicySet::new((0..200).map(policy)).unwrap();

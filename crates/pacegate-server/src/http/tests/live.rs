@@ -233,7 +233,7 @@ async fn one_block_denies_all_that_a_request_would_take() {
 async fn a_block_is_lifted_by_what_is_shown_whatever_became_of_its_policy() {
     let server = Server::new();
     let set = |per: Option<&[&str]>| {
-        let api = Policy::new("api".parse().unwrap(), ["3/minute".parse().unwrap()]);
+        let api = Policy::new("api", ["3/minute"]);
         let api = per.map(|per| api.per(per.iter().copied()));
         let others = policies().policies()[1..].to_vec();
         server.gate.replace(Settings::new(PolicySet::new(others.into_iter().chain(api)).unwrap()));
@@ -332,8 +332,8 @@ async fn the_other_listeners_deny_what_is_blocked() {
 
 #[tokio::test]
 async fn a_block_holds_where_an_override_lifts_the_limit() {
-    let any = Policy::new("any".parse().unwrap(), ["9/minute".parse().unwrap()]).in_domain("d");
-    let lifted = Policy::new("lifted".parse().unwrap(), ["3/minute".parse().unwrap()])
+    let any = Policy::new("any", ["9/minute"]).in_domain("d");
+    let lifted = Policy::new("lifted", ["3/minute"])
         .in_domain("d")
         .per(["user"])
         .overriding(Match::any().and("plan", Condition::equal("pro")), []);
