@@ -47,9 +47,9 @@ use tracing::Instrument;
 pub(crate) use self::check::check_bytes;
 use self::{connection::CountedBody, problem::Problem, request::Check, response::DEGRADED};
 use crate::{
-    audit::Wire,
     config::{Bounds, Scope},
     gate::{Gate, Revision},
+    listeners::ListenerId,
     metrics::{ListenerMetrics, Metrics},
     service::{Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch},
     trace,
@@ -185,7 +185,7 @@ async fn handle(
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     if response.status() == StatusCode::UNAUTHORIZED {
-        shared.gate.audit().rejected_key(Wire::Http, None);
+        shared.gate.audit().rejected_key(ListenerId::Http, None);
     }
     if response.headers().contains_key(DEGRADED) {
         shared.listener.count_degraded(1);
