@@ -7,8 +7,8 @@ use pacegate::{
 };
 use pacegate_redis::Layout;
 
-use super::{Bind, Settings, StoreSettings, hint::shorten};
-use crate::service::missing;
+use super::{Settings, StoreSettings, hint::shorten};
+use crate::listeners::exposed;
 
 /// The most pairs of policies that are named, and the most policies that are compared with each other.
 const MOST_PAIRS: usize = 20;
@@ -153,15 +153,9 @@ fn cluster(settings: &Settings, warnings: &mut Vec<String>) {
 }
 
 fn listeners(settings: &Settings, warnings: &mut Vec<String>) {
-    for (name, bind) in [("http", settings.http), ("grpc", settings.grpc), ("resp", settings.resp)]
-    {
-        if let Bind::At(address) = bind
-            && !address.ip().to_canonical().is_loopback()
-            && let Some(missing) = missing(&settings.security, name)
-        {
-            warnings.push(format!(
-                "`listen.{name}` is open to other machines: the service does not start without {missing}"
-            ));
-        }
+    for (name, _, missing) in exposed(settings) {
+        warnings.push(format!(
+            "`listen.{name}` is open to other machines: the server does not start without {missing}"
+        ));
     }
 }

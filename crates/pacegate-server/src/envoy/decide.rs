@@ -309,14 +309,14 @@ fn findings(
     asked.iter().zip(&bill.parts).map(finding).collect()
 }
 
-/// Decides by bytes that may be a message, or JSON.
+/// Decides arbitrary bytes as a message and as JSON, for fuzzing.
 pub(crate) async fn decide_bytes(gate: &Gate, bytes: &[u8]) {
     let revision = gate.revision();
     if let Ok(request) = RateLimitRequest::decode(bytes) {
-        // Whatever comes of it, it came to an end.
+        // Only panics and hangs matter here.
         let _ = decide(&revision, &request).await;
     }
-    if let Ok(request) = super::JsonRequest::read(bytes) {
-        let _ = request.answer(&revision).await;
+    if let Ok(request) = serde_json::from_slice::<super::JsonRequest>(bytes) {
+        let _ = super::JsonRequest::decide(&revision, &request.into_message()).await;
     }
 }

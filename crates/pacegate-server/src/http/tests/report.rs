@@ -360,7 +360,8 @@ async fn every_path_asks_for_the_right_key() {
             }
         }
     }
-    let paths: Vec<_> = super::super::routes::routes().into_iter().map(|(path, _)| path).collect();
+    let paths: Vec<_> =
+        super::super::routes::routes().into_iter().map(|route| route.path).collect();
     for path in paths {
         let asked =
             |(line, ..): &&(&str, &str, [u16; 7])| line.split([' ', '?']).nth(1) == Some(path);
