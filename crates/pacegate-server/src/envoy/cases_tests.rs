@@ -82,8 +82,8 @@ fn gate(rules: &Path, case: &Case, clock: &ManualClock) -> Gate {
     let options = Options { quota_mode: case.quota_mode, headers, ..Options::default() };
     let rules = Rules::load(rules, options).unwrap_or_else(|error| panic!("{error}"));
     let native = case.native.iter().map(|native| {
-        let limit = native.limit.parse().unwrap();
-        pacegate::Policy::new(native.name.parse().unwrap(), [limit])
+        let limit = native.limit.as_str();
+        pacegate::Policy::new(native.name.as_str(), [limit])
             .in_domain(&native.domain)
             .per(native.per.clone())
     });

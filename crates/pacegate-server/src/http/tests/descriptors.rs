@@ -125,9 +125,7 @@ async fn a_rule_knows_how_many_values_name_a_key() {
 
 #[tokio::test]
 async fn a_policy_in_shadow_mode_does_not_speak_for_those_that_deny() {
-    let policy = |name: &str, limit: &str| {
-        Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).in_domain("s")
-    };
+    let policy = |name: &str, limit: &str| Policy::new(name, [limit]).in_domain("s");
     for apart in [false, true] {
         let tried = policy("tried", "1/minute").shadow();
         let set = PolicySet::new([tried, policy("own", "2/minute"), policy("idle", "9/minute")]);

@@ -233,7 +233,7 @@ async fn one_block_denies_all_that_a_request_would_take() {
 async fn a_block_is_removed_by_its_text_after_its_policy_changed() {
     let server = Server::new();
     let set = |per: Option<&[&str]>| {
-        let api = Policy::new("api".parse().unwrap(), ["3/minute".parse().unwrap()]);
+        let api = Policy::new("api", ["3/minute"]);
         let api = per.map(|per| api.per(per.iter().copied()));
         let others = policies().policies()[1..].to_vec();
         server.gate.replace(Settings::new(PolicySet::new(others.into_iter().chain(api)).unwrap()));
@@ -332,8 +332,8 @@ async fn all_listeners_deny_blocked_keys() {
 
 #[tokio::test]
 async fn a_block_holds_where_an_override_lifts_the_limit() {
-    let any = Policy::new("any".parse().unwrap(), ["9/minute".parse().unwrap()]).in_domain("d");
-    let lifted = Policy::new("lifted".parse().unwrap(), ["3/minute".parse().unwrap()])
+    let any = Policy::new("any", ["9/minute"]).in_domain("d");
+    let lifted = Policy::new("lifted", ["3/minute"])
         .in_domain("d")
         .per(["user"])
         .overriding(Match::any().and("plan", Condition::equal("pro")), []);

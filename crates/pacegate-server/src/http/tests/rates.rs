@@ -16,9 +16,7 @@ const FAST: &str = "6000/minute burst 6000";
 
 fn exports_and_static_files(fast: &str) -> PolicySet {
     let files = Match::any().and("path", Condition::Glob("/static/**".parse().unwrap()));
-    let policy = Policy::new("site".parse().unwrap(), [SLOW.parse().unwrap()])
-        .per(["ip"])
-        .overriding(files, [fast.parse().unwrap()]);
+    let policy = Policy::new("site", [SLOW]).per(["ip"]).overriding(files, [fast.parse().unwrap()]);
     PolicySet::new([policy]).unwrap()
 }
 

@@ -303,9 +303,9 @@ const BY_NAME: [(&str, &str); 6] = [
 
 #[tokio::test]
 async fn policies_of_other_domains_are_hidden() {
-    let limit = || ["5/hour".parse().unwrap()];
+    let limit = || ["5/hour"];
     let policy = |name: &str, domain: &str| {
-        Policy::new(name.parse().unwrap(), limit()).in_domain(domain).per(["card", "pin"])
+        Policy::new(name, limit()).in_domain(domain).per(["card", "pin"])
     };
     let set = PolicySet::new([policy("secret", "bank"), policy("own", "shop")]).unwrap();
     let mut settings = Settings::new(set);
