@@ -9,6 +9,7 @@ mod clients;
 mod curl;
 mod dashboard;
 mod deploy;
+mod doc_blocks;
 mod doctor;
 mod drain;
 mod envoy;

@@ -48,6 +48,19 @@ pub(crate) fn run_in(folder: &Path, args: &[&str]) -> Finished {
     }
 }
 
+/// Replaces every decimal fraction by `T`, because times depend on the machine.
+pub(crate) fn without_times(text: &str) -> String {
+    let mut masked = String::new();
+    for part in text.split_inclusive(|c: char| !c.is_ascii_digit() && c != '.') {
+        let number = part.trim_end_matches(|c: char| !c.is_ascii_digit());
+        match number.contains('.') {
+            true => masked.extend(["T", &part[number.len()..]]),
+            false => masked.push_str(part),
+        }
+    }
+    masked
+}
+
 fn spawn(args: &[&str]) -> Child {
     Command::new(env!("CARGO_BIN_EXE_pacegate"))
         .args(args)

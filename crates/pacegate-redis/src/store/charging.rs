@@ -1,4 +1,4 @@
-//! A charge from when it is asked to when it is answered.
+//! The future of a charge.
 
 use std::{
     future::Future,
@@ -7,18 +7,16 @@ use std::{
     task::{Context, Poll},
 };
 
+use super::{Inner, RedisStore, gone};
+use crate::{cell::CellCharges, responder::Reply};
 use pacegate::{Answer, Charge, StoreError, algorithm::Outcome};
-use tokio::sync::oneshot;
 
-use super::{Inner, RedisStore, Wants, gone};
-use crate::batch;
-
-/// A charge on its way. By hand, because an `async` block would reserve room for the rare cases in the common one, and
-/// every request would copy it.
+/// The future of a charge. Written by hand, because an `async` block would reserve room for the rare cases, which every
+/// request would copy.
 pub(super) enum Charging<'a> {
     Start { store: &'a RedisStore, charges: &'a [Charge<'a>], id: Option<&'a [u8]> },
-    Asked(oneshot::Receiver<batch::Answered>),
-    Apart(Answer<'a, Vec<Outcome>>),
+    Sent(Reply),
+    Compensating(Answer<'a, Vec<Outcome>>),
     Done,
 }
 
@@ -32,12 +30,14 @@ impl Future for Charging<'_> {
                     *self = Self::Done;
                     return Poll::Ready(Ok(outcomes));
                 }
-                Ok(Started::Asked(answer)) => *self = Self::Asked(answer),
+                Ok(Started::Sent(answer)) => *self = Self::Sent(answer),
                 Ok(Started::Opening) => {
-                    *self = Self::Apart(Box::pin(store.inner.charge_when_open(charges, id)));
+                    *self = Self::Compensating(Box::pin(store.inner.charge_when_open(charges, id)));
                 }
-                Ok(Started::Apart(wants)) => {
-                    *self = Self::Apart(Box::pin(store.inner.clone().charge_apart(wants)));
+                Ok(Started::Compensating(cells)) => {
+                    *self = Self::Compensating(Box::pin(
+                        store.inner.clone().charge_compensating(cells),
+                    ));
                 }
                 Err(error) => {
                     *self = Self::Done;
@@ -46,23 +46,23 @@ impl Future for Charging<'_> {
             }
         }
         match &mut *self {
-            Self::Asked(answer) => Pin::new(answer)
+            Self::Sent(answer) => Pin::new(answer)
                 .poll(context)
                 .map(|answer| answer.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes)),
-            Self::Apart(answer) => answer.as_mut().poll(context),
+            Self::Compensating(answer) => answer.as_mut().poll(context),
             Self::Start { .. } | Self::Done => Poll::Ready(Err(gone())),
         }
     }
 }
 
-/// What became of a charge at once.
+/// The result of starting a charge.
 pub(super) enum Started {
     Answered(Vec<Outcome>),
-    Asked(oneshot::Receiver<batch::Answered>),
-    /// The store is connecting to its servers from another runtime than before.
+    Sent(Reply),
+    /// The store is reconnecting on another runtime.
     Opening,
-    /// Its cells are on several servers, or one of them comes under two limits.
-    Apart(Wants),
+    /// Its cells are in several slots, or one cell has two limits.
+    Compensating(CellCharges),
 }
 
 impl Inner {
@@ -74,10 +74,10 @@ impl Inner {
         self.opened().await;
         match self.start(charges, id)? {
             Started::Answered(outcomes) => Ok(outcomes),
-            Started::Asked(answer) => {
+            Started::Sent(answer) => {
                 answer.await.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes)
             }
-            Started::Apart(wants) => self.clone().charge_apart(wants).await,
+            Started::Compensating(cells) => self.clone().charge_compensating(cells).await,
             Started::Opening => Err(gone()),
         }
     }

@@ -11,10 +11,10 @@ use tokio::runtime::Runtime;
 
 use crate::kit::{PATIENT, two_threads};
 
-/// Far above the time that a connected server takes, far below [`PATIENT`].
+/// Far above the response time of a connected server, far below [`PATIENT`].
 const DEADLINE: Duration = Duration::from_millis(500);
 const DELAY: Duration = Duration::from_secs(1);
-/// Every permit would be held for an hour.
+/// Permits expire after an hour.
 const LIMIT: &str = "5/hour concurrency";
 const KEY: &str = "alice";
 
@@ -58,7 +58,7 @@ impl Setup {
         eventually(PATIENT, "no permit is held", || self.held() == 0);
     }
 
-    /// Five permits are free, and no more.
+    /// Asserts that exactly five permits are free.
     fn assert_all_free(&self) {
         self.wait_until_connected();
         self.assert_none_held();
@@ -94,7 +94,7 @@ impl Setup {
 
 fn limiter(store: &RedisStore, mode: FailureMode) -> SharedLimiter {
     let limit: Limit = LIMIT.parse().unwrap();
-    let policy = Policy::new("jobs".parse().unwrap(), [limit]).per([Request::KEY]).failing(mode);
+    let policy = Policy::new("jobs", [limit]).per([Request::KEY]).failing(mode);
     SharedLimiter::new(store.clone(), PolicySet::new([policy]).unwrap())
 }
 
@@ -119,7 +119,7 @@ fn late_acquires_return_their_permits() {
     }
 }
 
-/// The way of the server: charges with a permit of the caller's choice.
+/// As the server does: charges with a given permit id.
 #[test]
 fn late_verdicts_return_their_permits() {
     for flavor in Flavor::ALL {
@@ -153,7 +153,7 @@ fn acquires_with_a_lost_answer_return_their_permits() {
 /// A server that does not answer for longer than a connection is kept: the permit is taken when the server continues,
 /// and returned over the next connection.
 #[test]
-fn acquires_at_a_server_that_stands_still_return_their_permits() {
+fn acquires_at_a_hanging_server_return_their_permits() {
     for flavor in Flavor::ALL {
         let setup = Setup::new(flavor);
         setup.server.pause();
@@ -241,7 +241,7 @@ fn late_acquires_on_two_servers_return_their_permits() {
     let store = runtime.block_on(builder.connect()).unwrap();
     let limit: Limit = LIMIT.parse().unwrap();
     let policy = |name: &str| {
-        let policy = Policy::new(name.parse().unwrap(), [limit]).per([name]);
+        let policy = Policy::new(name, [limit]).per([name]);
         policy.failing(FailureMode::Closed)
     };
     let policies = PolicySet::new([policy("user"), policy("tenant")]).unwrap();
