@@ -10,13 +10,14 @@ use std::{
 };
 
 /// Relative to the root of the repository.
-const PAGES: [&str; 11] = [
+const PAGES: [&str; 12] = [
     "README.md",
     "docs/algorithms.md",
     "docs/failure-modes.md",
     "docs/guide/actix.md",
     "docs/guide/axum.md",
     "docs/guide/functions.md",
+    "docs/guide/governor.md",
     "docs/guide/outgoing.md",
     "docs/guide/redis.md",
     "docs/guide/rust.md",

@@ -49,7 +49,7 @@ const BUSY: u64 = 90;
 
 /// Builds the program and measures all pairs. Fails if the medians of a pair differ too much.
 pub(crate) fn run() -> anyhow::Result<()> {
-    let words = "build --release --package pacegate-server --target-dir target/bench-build";
+    let words = "build --release --package pacegate-cli --target-dir target/bench-build";
     cargo(&words.split(' ').collect::<Vec<_>>(), &[])?;
     run_with(&root().join("target/bench-build/release/pacegate").display().to_string())
 }

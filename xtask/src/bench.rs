@@ -5,7 +5,7 @@ use crate::{command::cargo, servers};
 pub(crate) fn run(options: &[&str]) -> anyhow::Result<()> {
     if options.contains(&"service") {
         servers::for_bench()?;
-        let words = "build --release --package pacegate-server --target-dir target/bench-build";
+        let words = "build --release --package pacegate-cli --target-dir target/bench-build";
         cargo(&words.split(' ').collect::<Vec<_>>(), &[])?;
     }
     let words = "run --release --manifest-path bench/Cargo.toml --target-dir target/bench-build --";

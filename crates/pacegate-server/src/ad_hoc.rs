@@ -10,7 +10,8 @@ pub(crate) type Limits = SmallVec<[Limit; 2]>;
 
 /// Why a limit cannot be one of [`Limits`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AdHocError {
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum AdHocError {
     #[error("no more than {MOST_LIMITS} limits at once")]
     TooMany,
     #[error(transparent)]
@@ -28,7 +29,7 @@ pub(crate) enum AdHocError {
     "`{0}` takes longer than {MAX_RESET_DAYS} days to reset, the most for a limit that comes with a \
      request: write a policy for it"
 )]
-pub(crate) struct TooLong(Limit);
+pub struct TooLong(Limit);
 
 /// The days after which nothing is left of a charge to a limit that came with a request.
 const MAX_RESET_DAYS: u64 = 31;

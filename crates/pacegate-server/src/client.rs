@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 
 /// Asks one server.
 #[derive(Clone)]
-pub(crate) struct Client {
+pub struct Client {
     server: Uri,
     tls: Option<TlsConnector>,
     /// Sent as a bearer token.
@@ -29,7 +29,8 @@ pub(crate) struct Client {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ClientError {
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum ClientError {
     #[error("`{0}` is not the address of a server: write for example http://127.0.0.1:8080")]
     Address(String),
     /// It is not repeated.
@@ -57,7 +58,7 @@ const MOST: usize = 64 * 1024 * 1024;
 impl Client {
     /// For the server at this address, which may be in a folder of a proxy. Certificates are checked against
     /// `authority`, a file in PEM form, or else against those that the system trusts.
-    pub(crate) fn new(
+    pub fn new(
         server: &str,
         authority: Option<&Path>,
         key: Option<String>,
@@ -84,7 +85,7 @@ impl Client {
     }
 
     /// Sends a request for a path, and waits for the whole of the answer. With a body it is a POST of JSON.
-    pub(crate) async fn ask(
+    pub async fn ask(
         &self,
         path: &str,
         body: Option<Bytes>,
@@ -96,7 +97,7 @@ impl Client {
     }
 
     /// Sends a request to this server as it is, but for its `Host`.
-    pub(crate) async fn send_as_it_is(
+    pub async fn send_as_it_is(
         &self,
         request: Request<Bytes>,
     ) -> Result<Response<Bytes>, ClientError> {

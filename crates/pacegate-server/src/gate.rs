@@ -13,6 +13,7 @@ use crate::{
     audit::Audit,
     config::{Settings, StoreSettings},
     engine::Engine,
+    envoy::WrittenRule,
     live::Live,
 };
 
@@ -49,7 +50,7 @@ pub(crate) enum State {
 
 /// Why a gate cannot be opened.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OpenError {
+pub enum OpenError {
     #[error("cannot use the store's address: {0}")]
     Url(#[from] UrlError),
     #[error(transparent)]
@@ -158,8 +159,13 @@ impl State {
 }
 
 impl Settings {
+    /// Returns the rules of envoyproxy/ratelimit, as their files have them.
+    pub fn written_rules(&self) -> &[WrittenRule] {
+        self.rules.written()
+    }
+
     /// The policies as they are to be enforced.
-    pub(crate) fn effective_policies(&self) -> pacegate::PolicySet {
+    pub fn effective_policies(&self) -> pacegate::PolicySet {
         let policies = self.policies.clone().failing_ad_hoc(self.ad_hoc_failure);
         if self.shadow { policies.in_mode(Mode::Shadow) } else { policies }
     }

@@ -8,30 +8,11 @@ use std::{
 
 use pacegate::{Algorithm, Decision, Limit};
 pub(crate) use pacegate_http::headers::write_number;
-use pacegate_redis::doctor::{Finding, Report, ServerReport};
 
 /// A decision as an object: who decided, what remains, and when to come back. Times are seconds with all six digits of
 /// their microseconds, and not through a float, where long ones would lose some.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JsonDecision(pub(crate) Decision);
-
-/// What the doctor found, as one object.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct JsonReport<'a> {
-    /// Without user and password.
-    pub(crate) url: &'a str,
-    pub(crate) report: &'a Report,
-}
-
-/// A list of what `T` makes of each element.
-struct List<'a, E, T>(&'a [E], fn(&'a E) -> T);
-
-struct JsonServer<'a>(&'a ServerReport);
-
-struct JsonFinding<'a>(&'a Finding);
-
-/// A value, or `null`.
-struct Maybe<T>(Option<T>);
 
 struct Text<T>(T);
 
@@ -115,71 +96,6 @@ fn write_bool(out: &mut Vec<u8>, value: bool) {
 
 fn write_parts(out: &mut Vec<u8>, parts: [&[u8]; 3]) {
     parts.into_iter().for_each(|part| out.extend_from_slice(part));
-}
-
-impl Display for JsonReport<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self { url, report } = self;
-        write!(
-            f,
-            "{{\"url\":{},\"level\":\"{}\",\"reached\":{},\"setup\":{},\"servers\":{}}}",
-            Text(url),
-            report.worst(),
-            report.is_reached(),
-            List(&report.setup, JsonFinding),
-            List(&report.servers, JsonServer),
-        )
-    }
-}
-
-impl Display for JsonServer<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self(server) = self;
-        write!(
-            f,
-            "{{\"address\":{},\"part\":\"{}\",\"name\":{},\"reached\":{},\"findings\":{}}}",
-            Text(&server.address),
-            server.part,
-            Maybe(server.name.as_ref().map(Text)),
-            server.is_reached,
-            List(&server.findings, JsonFinding),
-        )
-    }
-}
-
-impl Display for JsonFinding<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self(finding) = self;
-        write!(
-            f,
-            "{{\"level\":\"{}\",\"subject\":\"{}\",\"text\":{},\"advice\":{}}}",
-            finding.level,
-            finding.subject,
-            Text(&finding.text),
-            Maybe(finding.advice.as_ref().map(Text)),
-        )
-    }
-}
-
-impl<'a, E, T: Display> Display for List<'a, E, T> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Self(elements, show) = self;
-        f.write_char('[')?;
-        for (place, element) in elements.iter().enumerate() {
-            let comma = if place == 0 { "" } else { "," };
-            write!(f, "{comma}{}", show(element))?;
-        }
-        f.write_char(']')
-    }
-}
-
-impl<T: Display> Display for Maybe<T> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Some(value) => value.fmt(f),
-            None => f.write_str("null"),
-        }
-    }
 }
 
 impl<T: Display> Display for Text<T> {

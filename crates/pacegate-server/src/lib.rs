@@ -1,16 +1,8 @@
 #![doc = include_str!("../README.md")]
-#![cfg_attr(
-    not(feature = "cli"),
-    allow(dead_code, unused_imports, reason = "the command line uses the rest")
-)]
 
 mod ad_hoc;
 mod audit;
-#[cfg(feature = "cli")]
-mod bench;
 mod blocks;
-#[cfg(feature = "cli")]
-mod cli;
 mod client;
 pub mod config;
 mod engine;
@@ -22,23 +14,27 @@ mod gate;
 mod http;
 mod json;
 mod live;
+mod local;
 mod metrics;
+mod outage;
 mod reload;
 mod resp;
 mod server;
 mod service;
-#[cfg(feature = "cli")]
-mod simulate;
 mod source;
 mod stand_in;
-#[cfg(feature = "cli")]
-mod top;
 mod trace;
-#[cfg(feature = "cli")]
-mod words;
 
-/// Runs the program: does what the command line says.
-#[cfg(feature = "cli")]
-pub fn run() -> std::process::ExitCode {
-    cli::run()
-}
+pub use self::{
+    ad_hoc::AdHocError,
+    client::{Client, ClientError},
+    envoy::{Logging, WrittenRule},
+    local::{LocalEngine, LocalError, parse_inline_limits},
+    reload::Reloader,
+    server::{Endpoint, Server, StartError},
+    source::{ConfigSource, Overrides},
+    trace::{Exporter, TraceError},
+};
+
+/// The JavaScript module that draws the charts of the dashboard, for pages that are not served.
+pub const CHART_SCRIPT: &str = include_str!("../assets/chart.js");

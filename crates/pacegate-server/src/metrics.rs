@@ -41,7 +41,14 @@ pub(crate) struct ListenerMetrics {
     socket: Option<Arc<Listener>>,
 }
 
-/// On cache lines of its own, so that threads do not disturb each other.
+/// A histogram of response times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Latency {
+    buckets: [u64; BOUNDS.len() + 1],
+    sum: Duration,
+}
+
+/// The counters of some threads, aligned to cache lines so that other threads do not slow them down.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shard {
@@ -145,7 +152,13 @@ impl ListenerMetrics {
         (0..self.codes.len()).map(|place| self.sum(|shard| &shard.codes[place])).sum()
     }
 
-    /// How many connections are open.
+    /// Returns the response times so far.
+    pub(crate) fn latency(&self) -> Latency {
+        let buckets = std::array::from_fn(|place| self.sum(|shard| &shard.times[place]));
+        Latency { buckets, sum: Duration::from_nanos(self.sum(|shard| &shard.nanos)) }
+    }
+
+    /// Returns the number of open connections.
     pub(crate) fn connections(&self) -> usize {
         self.socket.as_ref().map_or(0, |socket| socket.open())
     }
@@ -156,15 +169,42 @@ impl ListenerMetrics {
     }
 
     fn encode_times(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let bounds = BOUNDS.iter().map(|&micros| Duration::from_micros(micros).as_secs_f64());
-        let buckets: Vec<(f64, u64)> = bounds
-            .chain([f64::INFINITY])
-            .enumerate()
-            .map(|(place, bound)| (bound, self.sum(|shard| &shard.times[place])))
-            .collect();
-        let count = buckets.iter().map(|(_, count)| count).sum();
-        let sum = Duration::from_nanos(self.sum(|shard| &shard.nanos)).as_secs_f64();
-        encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+        let latency = self.latency();
+        let bounds = Latency::bounds().map(|bound| bound.as_secs_f64()).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(latency.buckets).collect();
+        let sum = latency.sum.as_secs_f64();
+        encoder.encode_histogram::<NoLabelSet>(sum, latency.count(), &buckets, None)
+    }
+}
+
+impl Latency {
+    /// Returns the upper bounds of all buckets but the last, which has none.
+    pub(crate) fn bounds() -> impl Iterator<Item = Duration> {
+        BOUNDS.iter().map(|&micros| Duration::from_micros(micros))
+    }
+
+    /// Returns the number of requests.
+    pub(crate) fn count(&self) -> u64 {
+        self.buckets.iter().fold(0, |sum, count| sum.wrapping_add(*count))
+    }
+
+    /// Returns the sum of all response times.
+    pub(crate) fn sum(&self) -> Duration {
+        self.sum
+    }
+
+    /// Returns the upper bound of the bucket that has the request at this percentage, such as 99 for the time within
+    /// which 99 % of the requests were answered. `None` without requests, and above the last bound.
+    pub(crate) fn percentile(&self, percent: u64) -> Option<Duration> {
+        let rank = self.count().checked_mul(percent)?.div_ceil(100).max(1);
+        let mut seen = 0_u64;
+        for (bound, count) in Self::bounds().zip(self.buckets) {
+            seen = seen.saturating_add(count);
+            if seen >= rank {
+                return Some(bound);
+            }
+        }
+        None
     }
 }
 
@@ -182,7 +222,7 @@ impl Collector for Scrape {
         let mut families = Families(encoder);
         families.info(
             "pacegate_build",
-            "The program",
+            "Version of the server",
             &[("version", env!("CARGO_PKG_VERSION"))],
         )?;
         self.encode_decisions(&mut families)?;
@@ -192,10 +232,14 @@ impl Collector for Scrape {
             State::Memory(store) => {
                 let usage = store.usage();
                 families.gauge("pacegate_store_keys", "Keys in memory", usage.keys)?;
-                let help = "The most keys that memory holds";
+                let help = "Maximum number of keys in memory";
                 families.gauge("pacegate_store_max_keys", help, usage.max_keys)?;
-                families.gauge("pacegate_store_bytes", "Bytes that they take", usage.bytes)?;
-                let help = "Decisions on the budget that new keys share while there is no room";
+                families.gauge(
+                    "pacegate_store_bytes",
+                    "Bytes used by the keys in memory",
+                    usage.bytes,
+                )?;
+                let help = "Decisions on the shared counter for keys beyond the maximum";
                 families.count("pacegate_store_overflowed", help, usage.overflowed)?;
                 families.shares(&store.shares())
             }
@@ -214,12 +258,21 @@ impl Scrape {
             [("allowed", allowed), ("denied", denied), ("shadow_denied", shadow_denied)]
                 .map(|(outcome, count)| ([("policy", name), ("outcome", outcome)], count))
         });
-        let help = "Requests that a policy covered, by what became of them";
-        families.counts("pacegate_decisions", help, decisions)?;
+        families.counts("pacegate_decisions", "Requests by policy and outcome", decisions)?;
+        let units = all().flat_map(|policy: &PolicyStats| {
+            let PolicyStats { allowed_units, denied_units, shadow_denied_units, .. } = *policy;
+            let name = policy.policy.as_str();
+            [("allowed", allowed_units), ("denied", denied_units)]
+                .into_iter()
+                .chain([("shadow_denied", shadow_denied_units)])
+                .map(move |(outcome, units)| ([("policy", name), ("outcome", outcome)], units))
+        });
+        let help = "Units (the sum of the costs of requests) by policy and outcome";
+        families.counts("pacegate_decision_units", help, units)?;
         let degraded = all().map(|policy| ([("policy", policy.policy.as_str())], policy.degraded));
-        let help = "Requests decided by a failure mode, because the store gave no answer";
+        let help = "Requests decided by a failure mode because the store failed";
         families.counts("pacegate_degraded", help, degraded)?;
-        let help = "Calls that the store failed to answer";
+        let help = "Failed calls to the store";
         families.count("pacegate_store_failures", help, stats.store_failures)
     }
 
@@ -236,7 +289,7 @@ impl Scrape {
             .listeners
             .iter()
             .map(|listener| ([("listener", listener.name)], listener.sum(|shard| &shard.degraded)));
-        let help = "Answers decided by a failure mode, because the store gave no answer";
+        let help = "Responses decided by a failure mode because the store failed";
         families.counts("pacegate_degraded_answers", help, degraded)?;
         families.times(&self.listeners)?;
         let sockets = || {
@@ -244,19 +297,23 @@ impl Scrape {
             self.listeners.iter().filter_map(on)
         };
         let open = sockets().map(|socket| ([("listener", socket.name())], socket.open()));
-        families.gauges("pacegate_connections", "Connections that are open", open)?;
+        families.gauges("pacegate_connections", "Open connections", open)?;
         let refused = sockets().map(|socket| ([("listener", socket.name())], socket.refused()));
-        let help = "Connections closed at once, because there were too many";
+        let help = "Connections closed because the listener had too many";
         families.counts("pacegate_connections_refused", help, refused)
     }
 
     fn encode_config(&self, families: &mut Families<'_>) -> fmt::Result {
         let number = self.gate.revision().number;
-        families.gauge("pacegate_config_revision", "The configuration in force", number)?;
+        families.gauge(
+            "pacegate_config_revision",
+            "Revision of the active configuration",
+            number,
+        )?;
         let (refused, complaint) = self.gate.refusals();
-        let help = "Configurations that were offered and could not be used";
+        let help = "Failed reloads of the configuration";
         families.count("pacegate_config_reload_failures", help, refused)?;
-        let help = "Whether the last configuration that was offered is in force";
+        let help = "1 if the last reload succeeded, otherwise 0";
         families.gauge("pacegate_config_last_reload_success", help, u32::from(complaint.is_none()))
     }
 }
@@ -309,7 +366,8 @@ impl Families<'_> {
 
     fn times(&mut self, listeners: &[Arc<ListenerMetrics>]) -> fmt::Result {
         let Self(encoder) = self;
-        let (name, help) = ("pacegate_request_duration_seconds", "How long answers took");
+        let (name, help) =
+            ("pacegate_request_duration_seconds", "Time from a request to its response");
         let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for listener in listeners {
             listener.encode_times(encoder.encode_family(&[("listener", listener.name)])?)?;
@@ -328,33 +386,37 @@ impl Families<'_> {
         };
         let help = "Keys in memory, by domain and for inline limits";
         self.gauges("pacegate_store_share_keys", help, gauges(|share| share.keys))?;
-        let help = "Keys that a share may always hold";
+        let help = "Keys guaranteed to a share";
         let guaranteed = gauges(|share| share.guaranteed);
         self.gauges("pacegate_store_share_guaranteed_keys", help, guaranteed)
     }
 
     fn redis(&mut self, stats: &RedisStats) -> fmt::Result {
         for (name, help, count) in [
-            ("pacegate_redis_trips", "Round trips made", stats.trips),
-            ("pacegate_redis_calls", "Script calls made", stats.calls),
-            ("pacegate_redis_requests", "Requests that travelled in them", stats.requests),
-            ("pacegate_redis_keys", "Keys that they named", stats.keys),
-            ("pacegate_redis_denied_locally", "Answers by the deny cache", stats.denied_locally),
-            ("pacegate_redis_leased", "Answers from leases", stats.leased),
-            ("pacegate_redis_timed_out", "Requests without an answer in time", stats.timed_out),
-            ("pacegate_redis_redirects", "Requests sent to another server", stats.redirects),
-            ("pacegate_redis_closed", "Times the way to a server was closed", stats.closed),
+            ("pacegate_redis_trips", "Round trips", stats.trips),
+            ("pacegate_redis_calls", "Script calls", stats.calls),
+            ("pacegate_redis_requests", "Requests sent to the servers", stats.requests),
+            ("pacegate_redis_keys", "Keys in script calls", stats.keys),
+            (
+                "pacegate_redis_denied_locally",
+                "Requests denied from the deny cache",
+                stats.denied_locally,
+            ),
+            ("pacegate_redis_leased", "Requests allowed from leases", stats.leased),
+            ("pacegate_redis_timed_out", "Requests that timed out", stats.timed_out),
+            ("pacegate_redis_redirects", "Requests redirected to another server", stats.redirects),
+            ("pacegate_redis_closed", "Circuit breaker openings", stats.closed),
         ] {
             self.count(name, help, count)?;
         }
         let help = "Entries in the deny cache";
         self.gauge("pacegate_redis_deny_cache_entries", help, stats.deny_cache_entries)?;
-        let help = "Units drawn ahead and neither spent, returned nor expired";
+        let help = "Leased units not yet spent, returned or expired";
         self.gauge("pacegate_redis_lease_units", help, stats.lease_units_outstanding)?;
         let in_trouble = stats.servers.iter().filter(|server| server.trouble.is_some()).count();
         let states = [("used", stats.servers.len() - in_trouble), ("in_trouble", in_trouble)];
         let servers = states.into_iter().map(|(state, count)| ([("state", state)], count));
-        self.gauges("pacegate_redis_servers", "Servers, by how they are doing", servers)
+        self.gauges("pacegate_redis_servers", "Servers by state", servers)
     }
 }
 
@@ -386,10 +448,10 @@ mod tests {
 
     #[test]
     fn all_threads_are_summed_up_when_somebody_asks() {
-        let policies = PolicySet::of_limits(["1/hour sliding-log".parse().unwrap()]).unwrap();
+        let policies = PolicySet::of_limits(["5/hour sliding-log".parse().unwrap()]).unwrap();
         let limiter = Limiter::builder().policies(policies.clone()).build().unwrap();
-        for allowed in [true, false, false] {
-            let request = Request::new().with("key", "alice");
+        for (allowed, cost) in [(true, 1), (false, 5), (false, 5)] {
+            let request = Request::new().with("key", "alice").cost(cost);
             assert_eq!(limiter.check_request(&request).unwrap().is_allowed(), allowed);
         }
         let state = State::Memory(limiter.store().clone());
@@ -406,12 +468,21 @@ mod tests {
             }
         });
         listener.count_degraded(3);
+        let latency = listener.latency();
+        assert_eq!((latency.count(), latency.sum()), (24, Duration::from_micros(16_000_408)));
+        let percentiles = [1, 33, 50, 66, 67, 99].map(|percent| latency.percentile(percent));
+        let micros = |micros| Some(Duration::from_micros(micros));
+        let expected = [micros(25), micros(25), micros(50), micros(50), None, None];
+        assert_eq!(percentiles, expected);
+        assert_eq!(ListenerMetrics::new("http", &CODES).latency().percentile(50), None);
         let text = Metrics::new(Arc::new(gate), vec![listener]).encode().unwrap();
         for line in [
             "pacegate_build_info{version=\"0.1.0\"} 1",
             "pacegate_decisions_total{policy=\"default\",outcome=\"allowed\"} 1",
             "pacegate_decisions_total{policy=\"default\",outcome=\"denied\"} 2",
             "pacegate_decisions_total{policy=\"ad-hoc\",outcome=\"shadow_denied\"} 0",
+            "pacegate_decision_units_total{policy=\"default\",outcome=\"allowed\"} 1",
+            "pacegate_decision_units_total{policy=\"default\",outcome=\"denied\"} 10",
             "pacegate_degraded_total{policy=\"default\"} 0",
             "pacegate_requests_total{listener=\"http\",code=\"200\"} 16",
             "pacegate_requests_total{listener=\"http\",code=\"429\"} 8",

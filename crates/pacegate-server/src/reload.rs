@@ -21,13 +21,13 @@ use crate::{
     envoy::RuleFile,
     gate::Gate,
     service::{Tls, check_exposure},
-    source::Source,
+    source::ConfigSource,
 };
 
 /// Reads the settings again, and puts them in force if they are sound.
-pub(crate) struct Reloader {
+pub struct Reloader {
     gate: Arc<Gate>,
-    source: Source,
+    source: ConfigSource,
     /// Listeners, certificates and the store are those that it said at the start.
     first: Arc<Settings>,
     tls: Vec<Arc<Tls>>,
@@ -50,7 +50,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 impl Reloader {
     /// For a source that has been read, and certificates that are in use.
-    pub(crate) fn new(gate: Arc<Gate>, source: Source, tls: Vec<Arc<Tls>>) -> Self {
+    pub(crate) fn new(gate: Arc<Gate>, source: ConfigSource, tls: Vec<Arc<Tls>>) -> Self {
         let first = gate.revision().settings.clone();
         let reloader = Self { gate, source, first, tls, seen: Mutex::default() };
         *reloader.seen.lock() = reloader.fingerprint();
@@ -59,7 +59,7 @@ impl Reloader {
 
     /// Reads everything again, and tells the number of the revision that is in force now, or what stays as it was and
     /// why. Settings and certificates are taken each by themselves: a mistake in the one does not let the other expire.
-    pub(crate) fn reload(&self) -> Result<u64, String> {
+    pub fn reload(&self) -> Result<u64, String> {
         let mut seen = self.seen.lock();
         let now = self.fingerprint();
         self.reload_locked(&mut seen, now)
@@ -182,7 +182,7 @@ impl Reloader {
     }
 
     /// Looks at the sources whenever they may have changed, for ever.
-    pub(crate) async fn watch(self: Arc<Self>) {
+    pub async fn watch(self: Arc<Self>) {
         let (changed, mut changes) = mpsc::channel(1);
         let mut watching = Watching::new(changed);
         let mut looks = interval(LOOK_EVERY);

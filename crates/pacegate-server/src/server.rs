@@ -15,17 +15,19 @@ use crate::{
     http::{self, HttpService},
     live,
     metrics::{ListenerMetrics, Metrics},
+    outage::StoreOutage,
     reload::Reloader,
     resp::{self, RespService},
     service::{
         Drain, DrainSwitch, Exposed, Listener, Protocol, Tls, TlsError, Workers, check_exposure,
         connections_each,
     },
+    source::ConfigSource,
 };
 
 /// A service that is bound and not yet running.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub struct Server {
     gate: Arc<Gate>,
     http: Option<Entrance>,
     grpc: Option<Entrance>,
@@ -41,7 +43,8 @@ struct Entrance {
 
 /// Why a service cannot start.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StartError {
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum StartError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
@@ -53,22 +56,26 @@ pub(crate) enum StartError {
 }
 
 /// Where a listener is, for whoever started it.
-pub(crate) struct Endpoint {
-    pub(crate) name: &'static str,
-    pub(crate) address: SocketAddr,
-    pub(crate) is_tls: bool,
+#[derive(Clone, Copy, Debug)]
+pub struct Endpoint {
+    /// `http`, `grpc` or `resp`.
+    pub name: &'static str,
+    /// The address with its port.
+    pub address: SocketAddr,
+    /// True if connections use TLS.
+    pub is_tls: bool,
 }
 
-/// How long the store is waited for at the start, and for what is given back to it at the end.
-const STORE_PATIENCE: Duration = Duration::from_secs(1);
-/// How often the store is looked at, for the log.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Decisions that failure modes made are logged no more often than this.
-const DEGRADED_EVERY: Duration = Duration::from_secs(10);
+/// The time to wait for the store at the start, and for the return of leases at the end.
+const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The interval between checks of the store for the log.
+const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// The minimum time between two log lines about decisions by failure modes.
+const DEGRADED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Server {
     /// Opens the store, reads certificates and binds every listener.
-    pub(crate) fn bind(mut settings: Settings) -> Result<Self, StartError> {
+    pub fn bind(mut settings: Settings) -> Result<Self, StartError> {
         check_exposure(&settings)?;
         let listeners = [settings.http, settings.grpc, settings.resp];
         let listeners = listeners.iter().filter(|bind| matches!(bind, Bind::At(_))).count();
@@ -81,16 +88,19 @@ impl Server {
         Ok(Self { gate, http, grpc, resp })
     }
 
-    pub(crate) fn gate(&self) -> &Arc<Gate> {
-        &self.gate
+    /// Returns the settings in use.
+    pub fn settings(&self) -> Arc<Settings> {
+        self.gate.revision().settings.clone()
     }
 
-    /// What is to be read again when it changes.
-    pub(crate) fn certificates(&self) -> Vec<Arc<Tls>> {
-        self.entrances().filter_map(|entrance| entrance.tls.clone()).collect()
+    /// Returns a reloader for the source that the settings came from, and for the certificates.
+    pub fn reloader(&self, source: ConfigSource) -> Arc<Reloader> {
+        let certificates = self.entrances().filter_map(|entrance| entrance.tls.clone());
+        Arc::new(Reloader::new(self.gate.clone(), source, certificates.collect()))
     }
 
-    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+    /// Returns the addresses of the listeners.
+    pub fn endpoints(&self) -> Vec<Endpoint> {
         let endpoint = |entrance: &Entrance| Endpoint {
             name: entrance.listener.name(),
             address: entrance.listener.address(),
@@ -103,13 +113,13 @@ impl Server {
         [&self.http, &self.grpc, &self.resp].into_iter().flatten()
     }
 
-    /// Waits until the store answers, but not for long: a service whose store is away starts all the same, and failure
-    /// modes decide.
-    pub(crate) async fn wait_for_store(&self) {
-        let last = Instant::now() + STORE_PATIENCE;
-        while !self.gate.state().is_reachable() {
+    /// Waits up to [`STORE_TIMEOUT`] until the store answers. Without it the server starts too, and failure modes
+    /// apply.
+    pub async fn wait_for_store(&self) {
+        let last = Instant::now() + STORE_TIMEOUT;
+        while let Some(outage) = StoreOutage::of(&self.gate) {
             if Instant::now() >= last {
-                tracing::warn!("the store does not answer: failure modes decide until it does");
+                tracing::warn!("cannot use the store: {outage}");
                 return;
             }
             sleep(Duration::from_millis(2)).await;
@@ -118,7 +128,7 @@ impl Server {
 
     /// Serves with so many threads, or one for each processor, until `end`. Then answers what was begun and returns.
     /// `false` if some connections had to be cut.
-    pub(crate) async fn run(
+    pub async fn run(
         self,
         reloader: Arc<Reloader>,
         threads: Option<NonZeroUsize>,
@@ -129,12 +139,12 @@ impl Server {
         let mut accepting =
             Accepting { tasks: JoinSet::new(), workers: Arc::new(Workers::start(threads)?), drain };
         self.accept(&mut accepting, reloader);
-        let telling = tokio::spawn(tell_of_store(self.gate.clone()));
-        let watching = tokio::spawn(live::watch(self.gate.clone()));
+        let store_log = tokio::spawn(log_store_changes(self.gate.clone()));
+        let history = tokio::spawn(live::watch(self.gate.clone()));
         end.await;
-        telling.abort();
-        watching.abort();
-        tracing::info!("going away: what was begun is answered first");
+        store_log.abort();
+        history.abort();
+        tracing::info!("shutting down: draining in-flight requests");
         self.gate.drain();
         switch.turn();
         while accepting.tasks.join_next().await.is_some() {}
@@ -147,13 +157,13 @@ impl Server {
         Ok(all)
     }
 
-    /// What was drawn ahead and not spent is for others to spend.
+    /// Returns the leased units that were not spent, so that other processes can spend them.
     async fn return_leases(&self) {
         if let State::Redis(store) = self.gate.state() {
-            match timeout(STORE_PATIENCE, store.return_leases()).await {
+            match timeout(STORE_TIMEOUT, store.return_leases()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%error, "leases could not be given back"),
-                Err(_) => tracing::warn!("leases could not be given back in time"),
+                Ok(Err(error)) => tracing::warn!(%error, "cannot return leased units"),
+                Err(_) => tracing::warn!("timed out while returning leased units"),
             }
         }
     }
@@ -199,43 +209,47 @@ impl Accepting {
     }
 }
 
-/// Tells when the store goes away, and when it is back.
-async fn tell_of_store(gate: Arc<Gate>) {
-    let mut looks = interval(LOOK_EVERY);
-    let mut was_there = gate.state().is_reachable();
-    let mut degraded = Degraded::default();
+/// Logs when the connection to the store is lost or restored, and when the error changes.
+async fn log_store_changes(gate: Arc<Gate>) {
+    let mut ticks = interval(STORE_CHECK_INTERVAL);
+    let mut before = StoreOutage::of(&gate);
+    let mut degraded = DegradedLog::default();
     loop {
-        looks.tick().await;
-        let news = degraded.look(&gate.revision().engine.stats(), Instant::now());
+        ticks.tick().await;
+        let news = degraded.due(&gate.revision().engine.stats(), Instant::now());
         if let Some((decisions, reason)) = news {
-            tracing::warn!(decisions, reason, "decided by failure modes, without the store");
+            tracing::warn!(decisions, reason, "decisions made by failure modes, without the store");
         }
-        let is_there = gate.state().is_reachable();
-        match (was_there, is_there) {
-            (true, false) => tracing::warn!("the store is away: failure modes decide"),
-            (false, true) => tracing::info!("the store is there again"),
+        let now = StoreOutage::of(&gate);
+        match (&before, &now) {
+            (None, Some(outage)) => tracing::warn!("lost connection to the store: {outage}"),
+            (Some(_), None) => tracing::info!("connected to the store again"),
+            (Some(before), Some(outage)) if before.servers != outage.servers => {
+                tracing::debug!("cannot use the store: {outage}");
+            }
             _ => {}
         }
-        was_there = is_there;
+        before = now;
     }
 }
 
-/// Decisions that were made without the store, and when they were last logged.
+/// Limits how often decisions without the store are logged.
 #[derive(Debug, Default)]
-struct Degraded {
+struct DegradedLog {
     logged: u64,
     last: Option<Instant>,
 }
 
-impl Degraded {
-    /// How many decisions are to be logged now, and the reason of the last one.
-    fn look(&mut self, stats: &Stats, now: Instant) -> Option<(u64, String)> {
+impl DegradedLog {
+    /// Returns the number of decisions to log now, and the last error of the store.
+    fn due(&mut self, stats: &Stats, now: Instant) -> Option<(u64, String)> {
         let policies = stats.policies.iter().chain([&stats.ad_hoc]);
         let total: u64 = policies.map(|policy| policy.degraded).sum();
         // A reload may have removed a policy, with its count.
         self.logged = self.logged.min(total);
-        let rests = self.last.is_some_and(|last| now.duration_since(last) < DEGRADED_EVERY);
-        if total == self.logged || rests {
+        let is_early =
+            self.last.is_some_and(|last| now.duration_since(last) < DEGRADED_LOG_INTERVAL);
+        if total == self.logged || is_early {
             return None;
         }
         let news = total - self.logged;
@@ -282,11 +296,11 @@ mod tests {
     #[test]
     fn degraded_decisions_are_logged_once_in_ten_seconds() {
         let mut stats = Limiter::memory(Limit::per_minute(1)).stats();
-        let (mut degraded, start) = (Degraded::default(), Instant::now());
+        let (mut degraded, start) = (DegradedLog::default(), Instant::now());
         let mut look = |policy, ad_hoc, seconds| {
             (stats.policies[0].degraded, stats.ad_hoc.degraded) = (policy, ad_hoc);
             stats.last_store_failure = Some(StoreError::TimedOut);
-            degraded.look(&stats, start + Duration::from_secs(seconds))
+            degraded.due(&stats, start + Duration::from_secs(seconds))
         };
         let late = |decisions| Some((decisions, "the store did not answer in time".to_owned()));
         assert_eq!(look(0, 0, 0), None);

@@ -16,36 +16,40 @@ use crate::{
 
 /// What goes before anything that files say.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Overrides {
+pub struct Overrides {
     /// `memory`, or an address of Redis.
-    pub(crate) store: Option<String>,
+    pub store: Option<String>,
     /// A file that holds what `store` would.
-    pub(crate) store_file: Option<PathBuf>,
-    pub(crate) http: Option<Bind>,
-    pub(crate) grpc: Option<Bind>,
-    pub(crate) resp: Option<Bind>,
-    pub(crate) insecure: bool,
+    pub store_file: Option<PathBuf>,
+    /// The address of the HTTP listener.
+    pub http: Option<Bind>,
+    /// The address of the gRPC listener.
+    pub grpc: Option<Bind>,
+    /// The address of the listener for Redis clients.
+    pub resp: Option<Bind>,
+    /// Allows public addresses without TLS and API keys.
+    pub insecure: bool,
 }
 
 /// Files to read and what to change of them, as often as they change.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub struct ConfigSource {
     paths: Vec<PathBuf>,
     overrides: Overrides,
     /// Where the secrets are that the files refer to.
     secrets: Mutex<Vec<PathBuf>>,
 }
 
-impl Source {
+impl ConfigSource {
     /// At most one of the files may be Pacegate's own; folders are of envoyproxy/ratelimit's. Without any, what the
     /// environment says of a deployment of that, or else the defaults.
-    pub(crate) fn new(paths: Vec<PathBuf>, overrides: Overrides) -> Self {
+    pub fn new(paths: Vec<PathBuf>, overrides: Overrides) -> Self {
         Self { paths, overrides, secrets: Mutex::default() }
     }
 
     /// Reads this file if no other was given, it exists, and the environment does not describe a deployment of
     /// envoyproxy/ratelimit.
-    pub(crate) fn or_file(mut self, path: &Path) -> Self {
+    pub fn or_file(mut self, path: &Path) -> Self {
         let is_deployment = !matches!(self.deployment(&Environment::process()), Ok(None));
         if self.paths.is_empty() && !is_deployment && path.is_file() {
             tracing::debug!(path = %path.display(), "no file was given; reading this one");
@@ -72,14 +76,14 @@ impl Source {
     }
 
     /// How a deployment of envoyproxy/ratelimit's is told of events, if this is one. What is wrong with it is for
-    /// [`Source::load`] to say.
-    pub(crate) fn logging(&self) -> Option<Logging> {
+    /// [`ConfigSource::load`] to say.
+    pub fn logging(&self) -> Option<Logging> {
         let deployment = self.deployment(&Environment::process()).ok().flatten();
         deployment.map(|deployment| deployment.log)
     }
 
     /// Reads everything.
-    pub(crate) fn load(&self) -> Result<Settings, String> {
+    pub fn load(&self) -> Result<Settings, String> {
         let environment = Environment::process();
         let loaded = self.load_with(&environment);
         *self.secrets.lock() = environment.files();

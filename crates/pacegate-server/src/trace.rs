@@ -28,11 +28,12 @@ use crate::client::{Client, ClientError};
 
 /// Sends spans to a collector until it is dropped, and then what is left.
 #[derive(Debug)]
-pub(crate) struct Exporter(SdkTracerProvider);
+pub struct Exporter(SdkTracerProvider);
 
 /// Why spans cannot be sent.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TraceError {
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum TraceError {
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
@@ -53,7 +54,7 @@ static IS_ON: AtomicBool = AtomicBool::new(false);
 impl Exporter {
     /// For a collector that takes OTLP over HTTP, such as `http://127.0.0.1:4318`, and this share of the requests that
     /// begin a trace: one in so many. Called within the runtime that is to send them.
-    pub(crate) fn new(collector: &str, one_in: u32) -> Result<Self, TraceError> {
+    pub fn new(collector: &str, one_in: u32) -> Result<Self, TraceError> {
         let client = Client::new(collector, None, None)?;
         let exporter = SpanExporter::builder()
             .with_http()
@@ -73,7 +74,7 @@ impl Exporter {
     }
 
     /// What hands spans of requests to it.
-    pub(crate) fn layer<S>(&self) -> impl Layer<S> + use<S>
+    pub fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: tracing::Subscriber + for<'a> LookupSpan<'a>,
     {
@@ -88,7 +89,7 @@ impl Exporter {
     }
 
     /// Sends what is left. Blocks until it has been sent, or for some seconds.
-    pub(crate) fn finish(&self) {
+    pub fn finish(&self) {
         if let Err(error) = self.0.shutdown() {
             tracing::warn!(%error, "some traces were not sent");
         }

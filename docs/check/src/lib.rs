@@ -29,6 +29,9 @@ pub mod guide_axum {}
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/tonic.md"))]
 pub mod guide_tonic {}
 
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/governor.md"))]
+pub mod guide_governor {}
+
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/outgoing.md"))]
 pub mod guide_outgoing {}
 

@@ -47,7 +47,7 @@ impl<'a> Environment<'a> {
     }
 
     /// What a variable holds, if it is set.
-    pub(crate) fn get(&self, name: &str) -> Option<String> {
+    pub fn get(&self, name: &str) -> Option<String> {
         (self.variable)(name)
     }
 

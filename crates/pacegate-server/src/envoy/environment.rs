@@ -32,11 +32,11 @@ pub(crate) struct Deployment {
 
 /// How a deployment wants to be told of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Logging {
+pub struct Logging {
     /// In the words of `--log`.
-    pub(crate) level: &'static str,
+    pub level: &'static str,
     /// One object of JSON per line.
-    pub(crate) json: bool,
+    pub json: bool,
 }
 
 /// What is wrong with a variable. Values are never shown: they may be secrets.

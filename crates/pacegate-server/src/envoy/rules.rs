@@ -37,18 +37,21 @@ pub(crate) struct Rules {
 
 /// A rule as its file has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WrittenRule {
+pub struct WrittenRule {
     /// Under which its limits are counted.
-    pub(crate) policy: PolicyName,
-    pub(crate) domain: String,
+    pub policy: PolicyName,
+    /// The domain of the file.
+    pub domain: String,
     /// The keys that lead to it, with their values where the file gives any.
-    pub(crate) way: Vec<(String, Option<String>)>,
+    pub way: Vec<(String, Option<String>)>,
     /// The keys by whose values it counts.
-    pub(crate) per: Vec<String>,
+    pub per: Vec<String>,
     /// None: unlimited.
-    pub(crate) limits: Vec<Limit>,
-    pub(crate) shadow: bool,
-    pub(crate) quota: bool,
+    pub limits: Vec<Limit>,
+    /// True if the rule only counts.
+    pub shadow: bool,
+    /// True if the rule is in quota mode.
+    pub quota: bool,
 }
 
 /// What their environment says about all rules.

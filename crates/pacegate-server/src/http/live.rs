@@ -25,7 +25,7 @@ use crate::{
     explain::Seconds,
     gate::{self, Gate, Revision},
     live::{Counts, Used, key_of, text_of},
-    metrics::ListenerMetrics,
+    metrics::{Latency, ListenerMetrics},
 };
 
 /// What the service does now, and did in the last five minutes.
@@ -83,6 +83,10 @@ struct LivePolicy {
     shadow_denied: u64,
     /// Decided by a failure mode; they are among the others, too.
     degraded: u64,
+    /// The sum of the costs of the allowed requests.
+    allowed_units: u64,
+    /// The sum of the costs of the denied requests.
+    denied_units: u64,
     /// How much of its budget the fullest of the keys that are busiest has used, from 0 to 1. Null if that is not
     /// known, as for policies with overrides.
     used: Option<f64>,
@@ -106,6 +110,10 @@ struct CountsModel {
     allowed: Vec<u32>,
     denied: Vec<u32>,
     shadow_denied: Vec<u32>,
+    /// The sums of the costs of the allowed requests.
+    allowed_units: Vec<u32>,
+    /// The sums of the costs of the denied requests.
+    denied_units: Vec<u32>,
 }
 
 /// Keys that stand out in the last 30 to 60 seconds. Under heavy traffic they are an estimate.
@@ -178,6 +186,18 @@ struct ListenerModel {
     name: &'static str,
     connections: usize,
     requests: u64,
+    latency: LatencyModel,
+}
+
+/// Response times since the start, each the upper bound of a histogram bucket. Null without requests, and above the
+/// last bound of 1 second.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Latency")]
+struct LatencyModel {
+    /// The average.
+    mean: Option<Seconds>,
+    p50: Option<Seconds>,
+    p99: Option<Seconds>,
 }
 
 const MOST_POLICIES: usize = 1_000;
@@ -260,6 +280,8 @@ fn policies(
         denied: stats.denied,
         shadow_denied: stats.shadow_denied,
         degraded: stats.degraded,
+        allowed_units: stats.allowed_units,
+        denied_units: stats.denied_units,
         used: used.get(&stats.policy).copied(),
     };
     let own = both.into_iter().map(|(policy, stats)| (policy.name, model(stats, policy.into())));
@@ -333,10 +355,12 @@ impl HistoryModel {
         let history = gate.live().history().lock();
         let (from, length) = history.range(since);
         let counts = history.counts(since, policies);
-        let model = |Counts { allowed, denied, shadow_denied }| CountsModel {
-            allowed,
-            denied,
-            shadow_denied,
+        let model = |counts: Counts| CountsModel {
+            allowed: counts.allowed,
+            denied: counts.denied,
+            shadow_denied: counts.shadow_denied,
+            allowed_units: counts.allowed_units,
+            denied_units: counts.denied_units,
         };
         let names = policies.iter().map(|policy| policy.as_str());
         let policies = names.zip(counts.into_iter().map(model)).collect();
@@ -422,6 +446,18 @@ impl From<&Arc<ListenerMetrics>> for ListenerModel {
             name: listener.name(),
             connections: listener.connections(),
             requests: listener.answered(),
+            latency: LatencyModel::from(listener.latency()),
+        }
+    }
+}
+
+impl From<Latency> for LatencyModel {
+    fn from(latency: Latency) -> Self {
+        let count = u32::try_from(latency.count()).unwrap_or(u32::MAX);
+        Self {
+            mean: latency.sum().checked_div(count).map(Seconds),
+            p50: latency.percentile(50).map(Seconds),
+            p99: latency.percentile(99).map(Seconds),
         }
     }
 }

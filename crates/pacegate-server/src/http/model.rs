@@ -219,9 +219,12 @@ pub(super) struct Reloaded {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Health {
     pub(super) status: &'static str,
-    /// Whether the store cannot be reached, so that failure modes decide.
+    /// Whether the store is unreachable, so that failure modes apply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) degraded: Option<bool>,
+    /// The reason, for requests that may see it: with an API key where one is needed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) store: Option<crate::outage::StoreOutage>,
 }
 
 /// Seed 000's answer.
@@ -318,6 +321,12 @@ pub(super) struct PolicyCounts {
     denied: u64,
     shadow_denied: u64,
     degraded: u64,
+    /// The sum of the costs of the allowed requests.
+    allowed_units: u64,
+    /// The sum of the costs of the denied requests.
+    denied_units: u64,
+    /// The sum of the costs of the requests that it would have denied without shadow mode.
+    shadow_denied_units: u64,
 }
 
 /// A key that stands out.
@@ -484,8 +493,16 @@ impl StatsModel {
 
 impl From<&PolicyStats> for PolicyCounts {
     fn from(stats: &PolicyStats) -> Self {
-        let PolicyStats { policy, allowed, denied, shadow_denied, degraded, .. } = *stats;
-        Self { policy: policy.as_str(), allowed, denied, shadow_denied, degraded }
+        Self {
+            policy: stats.policy.as_str(),
+            allowed: stats.allowed,
+            denied: stats.denied,
+            shadow_denied: stats.shadow_denied,
+            degraded: stats.degraded,
+            allowed_units: stats.allowed_units,
+            denied_units: stats.denied_units,
+            shadow_denied_units: stats.shadow_denied_units,
+        }
     }
 }
 

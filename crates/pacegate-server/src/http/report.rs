@@ -14,7 +14,7 @@ use super::{
     openapi::document,
     posted,
 };
-use crate::{config::Scope, explain::explain, metrics::Metrics};
+use crate::{config::Scope, explain::explain, metrics::Metrics, outage::StoreOutage};
 
 /// `GET /v1/policies`: those of the domains that the credential is for.
 pub(super) async fn policies(
@@ -93,16 +93,21 @@ pub(super) async fn reload(
 
 /// `GET /healthz`: the process answers.
 pub(super) async fn healthz() -> Result<Answer, Problem> {
-    json(StatusCode::OK, &Health { status: "alive", degraded: None })
+    json(StatusCode::OK, &Health { status: "alive", degraded: None, store: None })
 }
 
-/// `GET /readyz`: it wants requests. A store that cannot be reached is no reason not to: failure modes decide.
-pub(super) async fn readyz(State(shared): State<Arc<Shared>>) -> Result<Answer, Problem> {
+/// `GET /readyz`: the server takes requests. It also does so without the store: failure modes apply.
+pub(super) async fn readyz(
+    State(shared): State<Arc<Shared>>,
+    request: Request,
+) -> Result<Answer, Problem> {
     if shared.gate.is_draining() {
         return Err(Problem::draining());
     }
-    let degraded = Some(!shared.gate.state().is_reachable());
-    json(StatusCode::OK, &Health { status: "ready", degraded })
+    let outage = StoreOutage::of(&shared.gate);
+    let degraded = Some(outage.is_some());
+    let may_see = shared.gate.revision().access(request.headers()).is_ok();
+    json(StatusCode::OK, &Health { status: "ready", degraded, store: outage.filter(|_| may_see) })
 }
 
 /// `GET /metrics`.

@@ -11,7 +11,7 @@ pub(crate) struct History {
     /// Without gaps, oldest first.
     seconds: VecDeque<Second>,
     /// What was counted when it was last looked.
-    totals: HashMap<PolicyName, [u64; 3]>,
+    totals: HashMap<PolicyName, [u64; KINDS]>,
 }
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ struct Second {
     /// When it ended, since the epoch.
     end: u64,
     /// Of those policies that did anything.
-    counts: Vec<(PolicyName, [u32; 3])>,
+    counts: Vec<(PolicyName, [u32; KINDS])>,
 }
 
 /// One policy, second by second.
@@ -28,7 +28,14 @@ pub(crate) struct Counts {
     pub(crate) allowed: Vec<u32>,
     pub(crate) denied: Vec<u32>,
     pub(crate) shadow_denied: Vec<u32>,
+    /// The sums of the costs of the allowed requests.
+    pub(crate) allowed_units: Vec<u32>,
+    /// The sums of the costs of the denied requests, those in shadow mode not included.
+    pub(crate) denied_units: Vec<u32>,
 }
+
+/// The numbers that are kept for each policy and second: the fields of [`Counts`].
+const KINDS: usize = 5;
 
 impl History {
     /// How far back it goes.
@@ -72,20 +79,17 @@ impl History {
     /// What these policies did in the seconds after `since`.
     pub(crate) fn counts(&self, since: u64, policies: &[PolicyName]) -> Vec<Counts> {
         let length = self.after(since).count();
-        let empty = || {
-            let none = vec![0; length];
-            Counts { allowed: none.clone(), denied: none.clone(), shadow_denied: none }
-        };
-        let mut all: Vec<_> = policies.iter().map(|_| empty()).collect();
+        let mut all = vec![Counts::zeros(length); policies.len()];
         let places: HashMap<_, _> = policies.iter().zip(0..).collect();
         for (place, second) in self.after(since).enumerate() {
-            for (policy, [allowed, denied, shadow_denied]) in &second.counts {
-                if let Some(counts) =
+            for (policy, counts) in &second.counts {
+                if let Some(own) =
                     places.get(policy).and_then(|&policy| all.get_mut::<usize>(policy))
                 {
-                    counts.allowed[place] = *allowed;
-                    counts.denied[place] = *denied;
-                    counts.shadow_denied[place] = *shadow_denied;
+                    own.fields()
+                        .into_iter()
+                        .zip(counts)
+                        .for_each(|(own, count)| own[place] = *count);
                 }
             }
         }
@@ -96,23 +100,24 @@ impl History {
         self.seconds.iter().filter(move |second| second.end > since)
     }
 
-    fn since_last(&mut self, stats: &Stats) -> Vec<(PolicyName, [u32; 3])> {
+    fn since_last(&mut self, stats: &Stats) -> Vec<(PolicyName, [u32; KINDS])> {
         let mut totals = HashMap::with_capacity(stats.policies.len() + 1);
         let mut counts = Vec::new();
         for policy in stats.policies.iter().chain([&stats.ad_hoc]) {
-            let PolicyStats { policy, allowed, denied, shadow_denied, .. } = *policy;
-            let now = [allowed, denied, shadow_denied];
-            if now == [0; 3] {
+            let PolicyStats { allowed, denied, shadow_denied, .. } = *policy;
+            let now = [allowed, denied, shadow_denied, policy.allowed_units, policy.denied_units];
+            let policy = policy.policy;
+            if now == [0; KINDS] {
                 continue;
             }
             let before = self.totals.get(&policy).copied().unwrap_or_default();
-            let mut new = [0; 3];
+            let mut new = [0; KINDS];
             for ((new, now), before) in new.iter_mut().zip(now).zip(before) {
                 // A policy that was gone for a while begins at 0 again.
                 *new = u32::try_from(now.checked_sub(before).unwrap_or(now)).unwrap_or(u32::MAX);
             }
             totals.insert(policy, now);
-            if new != [0; 3] {
+            if new != [0; KINDS] {
                 counts.push((policy, new));
             }
         }
@@ -121,8 +126,21 @@ impl History {
     }
 }
 
+impl Counts {
+    fn zeros(length: usize) -> Self {
+        let mut counts = Self::default();
+        counts.fields().into_iter().for_each(|field| field.resize(length, 0));
+        counts
+    }
+
+    fn fields(&mut self) -> [&mut Vec<u32>; KINDS] {
+        let Self { allowed, denied, shadow_denied, allowed_units, denied_units } = self;
+        [allowed, denied, shadow_denied, allowed_units, denied_units]
+    }
+}
+
 impl Second {
-    fn add(&mut self, counts: &[(PolicyName, [u32; 3])]) {
+    fn add(&mut self, counts: &[(PolicyName, [u32; KINDS])]) {
         for &(policy, new) in counts {
             match self.counts.iter_mut().find(|(other, _)| *other == policy) {
                 Some((_, sum)) => {
@@ -137,11 +155,12 @@ impl Second {
 }
 
 /// Leaves those that did most.
-fn cut(counts: &mut Vec<(PolicyName, [u32; 3])>) {
+fn cut(counts: &mut Vec<(PolicyName, [u32; KINDS])>) {
     if counts.len() > History::POLICIES {
-        let all = |counts: &[u32; 3]| counts.iter().map(|&count| u64::from(count)).sum::<u64>();
+        let all =
+            |counts: &[u32; KINDS]| counts[..3].iter().map(|&count| u64::from(count)).sum::<u64>();
         let busiest =
-            |&(policy, ref counts): &(PolicyName, [u32; 3])| (Reverse(all(counts)), policy);
+            |&(policy, ref counts): &(PolicyName, [u32; KINDS])| (Reverse(all(counts)), policy);
         counts.select_nth_unstable_by_key(History::POLICIES, busiest);
         counts.truncate(History::POLICIES);
     }

@@ -3,7 +3,7 @@ use crate::config::{Bind, Security, Settings};
 /// What a listener lacks that others can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} would listen on {address}, which others can reach, without {missing}")]
-pub(crate) struct Exposed {
+pub struct Exposed {
     name: &'static str,
     address: std::net::SocketAddr,
     missing: &'static str,

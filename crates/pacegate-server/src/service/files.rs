@@ -1,21 +1,22 @@
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Files that are no connections of clients: standard streams, watched folders, the store.
-const OTHERS: u64 = 256;
+use crate::config::Bounds;
 
-/// Raises how many files this process may have open as far as it may, and tells how many connections each of so many
-/// listeners can have, up to `wanted`: a flood of one leaves files for the others.
+/// Open files other than client connections: standard streams, watched directories, the store.
+const OTHER_FILES: u64 = 256;
+
+/// Raises the open-file limit of this process as far as allowed. Returns the number of connections for each of
+/// `listeners` listeners, at most `wanted`: a flood on one listener leaves files for the others.
 pub(crate) fn connections_each(wanted: usize, listeners: usize) -> usize {
     let files = raise();
-    let each = files.saturating_sub(OTHERS) / u64::try_from(listeners.max(1)).unwrap_or(u64::MAX);
+    let each =
+        files.saturating_sub(OTHER_FILES) / u64::try_from(listeners.max(1)).unwrap_or(u64::MAX);
     let each = usize::try_from(each).unwrap_or(usize::MAX).max(1);
-    if each < wanted {
-        tracing::info!(
-            wanted,
-            each,
-            files,
-            "fewer connections than configured: few files may be open"
-        );
+    // Nobody configured the default, so a lower number needs no log line.
+    if each < wanted && wanted != Bounds::default().connections {
+        tracing::warn!("open-file limit is {files}; capping connections at {each} per listener");
+    } else if each < wanted {
+        tracing::debug!("open-file limit is {files}; capping connections at {each} per listener");
     }
     wanted.min(each)
 }
@@ -26,10 +27,10 @@ fn raise() -> u64 {
         let before = limit.current;
         limit.current = limit.maximum;
         if let Err(error) = setrlimit(Resource::Nofile, limit) {
-            tracing::debug!(%error, "no more files may be open than before");
+            tracing::debug!(%error, "cannot raise the open-file limit");
             limit.current = before;
         }
     }
-    // None stands for no limit at all.
+    // `None` means no limit.
     limit.current.unwrap_or(u64::MAX)
 }

@@ -28,7 +28,7 @@ pub(crate) struct Tls {
 
 /// Why certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum TlsError {
+pub enum TlsError {
     #[error("cannot read {}: {error}", file.display())]
     Read { file: PathBuf, error: pem::Error },
     #[error("{} holds no certificate", .0.display())]

@@ -41,7 +41,10 @@ async fn what_was_decided_is_told_by_policy_second_and_key() {
     let none = json!([0, 0, 0]);
     assert_eq!(
         history["policies"]["api"],
-        json!({ "allowed": [3, 0, 1], "denied": [2, 0, 0], "shadow_denied": none })
+        json!({
+            "allowed": [3, 0, 1], "denied": [2, 0, 0], "shadow_denied": none,
+            "allowed_units": [3, 0, 1], "denied_units": [2, 0, 0],
+        })
     );
     assert_eq!(history["policies"]["ad-hoc"]["allowed"], json!([0, 0, 1]));
     assert_eq!(history["policies"]["jobs"]["allowed"], none);
@@ -57,7 +60,10 @@ async fn what_was_decided_is_told_by_policy_second_and_key() {
     assert_eq!((&live["blocked"], &live["blocked_total"]), (&json!([]), &json!(0)));
     assert_eq!(live["store"]["kind"], "memory");
     assert_eq!((&live["store"]["reachable"], &live["store"]["keys"]), (&json!(true), &json!(3)));
-    assert_eq!(live["listeners"], json!([{ "name": "http", "connections": 0, "requests": 7 }]));
+    let http = &live["listeners"][0];
+    let counts = ["name", "connections", "requests"].map(|name| &http[name]);
+    assert_eq!(counts, [&json!("http"), &json!(0), &json!(7)]);
+    assert!(http["latency"]["mean"].as_f64().is_some_and(|mean| mean > 0.0), "{http}");
 }
 
 #[tokio::test]

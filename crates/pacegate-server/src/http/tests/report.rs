@@ -80,7 +80,10 @@ async fn statistics_and_metrics_count_the_same_once() {
     let stats = server.get("/v1/stats").await.json();
     assert_eq!(
         stats["policies"][0],
-        json!({ "policy": "api", "allowed": 3, "denied": 2, "shadow_denied": 0, "degraded": 0 })
+        json!({
+            "policy": "api", "allowed": 3, "denied": 2, "shadow_denied": 0, "degraded": 0,
+            "allowed_units": 3, "denied_units": 2, "shadow_denied_units": 0,
+        })
     );
     assert_eq!(stats["busiest"][0], json!({ "policy": "api", "key": "alice", "count": 5 }));
     assert_eq!(stats["most_denied"][0]["count"], 2);
@@ -136,7 +139,10 @@ async fn without_its_store_the_service_decides_and_says_so() {
     let clock = ManualClock::new();
     let server = Server::over(clock.clone(), clock, Gate::open(settings).unwrap());
     let ready = server.get("/readyz").await;
-    assert_eq!((ready.status, &*ready.body), (200, r#"{"status":"ready","degraded":true}"#));
+    let health = ready.json();
+    assert_eq!((ready.status, &health["degraded"]), (200, &json!(true)));
+    assert_eq!(health["store"]["servers"][0]["address"], "127.0.0.1:1");
+    assert_eq!(health["store"]["failure_modes"][0]["mode"], "local");
     let alice = r#"{"attributes":{"user":"alice"}}"#;
     for (status, remaining) in [(200, 2), (200, 1), (200, 0), (429, 0)] {
         let reply = server.check(alice).await;

@@ -1,0 +1,277 @@
+//! Common options and code of the commands that decide one request.
+
+use std::{
+    collections::HashSet,
+    fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, bail};
+use bytes::Bytes;
+use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
+use pacegate::{
+    Limit, PolicySet, Request,
+    policy::{Match, Policy},
+};
+use pacegate_server::{
+    Client, ConfigSource, LocalEngine, LocalError, Overrides,
+    config::{Environment, Settings},
+};
+use serde_json::{Value, json};
+
+use crate::Trouble;
+
+/// The attributes of a request, and where it is decided.
+#[derive(Debug, clap::Args)]
+pub(super) struct Asking {
+    /// Attribute of the request, such as user=alice; can be repeated
+    #[arg(long = "attribute", short = 'a', value_name = "NAME=VALUE")]
+    pub(super) attributes: Vec<Attribute>,
+
+    /// Domain of the request
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub(super) domain: String,
+
+    /// Use this server, such as http://127.0.0.1:8080; the variable is used only for attributes
+    #[arg(long, value_name = "URL", env = "PACEGATE_SERVER")]
+    server: Option<String>,
+
+    /// Decide locally with the policies of this config file
+    #[arg(long, value_name = "FILE")]
+    config: Vec<PathBuf>,
+
+    /// Decide locally with the counters of this Redis or Valkey store, shared with others
+    #[arg(long, value_name = "URL", env = "PACEGATE_STORE", hide_env_values = true)]
+    store: Option<String>,
+
+    /// Trust certificates signed by this CA
+    #[arg(long, value_name = "FILE", requires = "server")]
+    ca: Option<PathBuf>,
+
+    /// File with the API key of the server [default: the variable PACEGATE_KEY]
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+/// An attribute with its value.
+#[derive(Clone, Debug)]
+pub(super) struct Attribute {
+    name: String,
+    value: String,
+}
+
+/// The place of the decision.
+#[derive(Debug)]
+pub(super) enum Judge {
+    /// This process.
+    Here(Box<LocalEngine>),
+    /// A server.
+    There(Client),
+}
+
+/// A response: its JSON text and the parsed value.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) text: String,
+    pub(super) value: Value,
+}
+
+/// A key with inline limits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own<'a> {
+    pub(super) key: &'a str,
+    pub(super) limits: &'a [Limit],
+}
+
+/// Returns the hint for a failed check: `otherwise`, unless the store is unavailable.
+pub(super) fn hint(error: &anyhow::Error, otherwise: &'static str) -> &'static str {
+    match error.downcast_ref() {
+        Some(LocalError::Undecided) => "check the store with pacegate doctor URL",
+        _ => otherwise,
+    }
+}
+
+impl FromStr for Attribute {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) =
+            text.split_once('=').ok_or("expected NAME=VALUE, such as user=alice")?;
+        Ok(Self { name: name.to_owned(), value: value.to_owned() })
+    }
+}
+
+impl Asking {
+    /// Ignores environment variables that conflict with the command line. Fails if two given options or
+    /// values conflict.
+    pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        let is_typed = |name: &str| {
+            matches.ids().any(|id| id == name)
+                && matches.value_source(name) == Some(ValueSource::CommandLine)
+        };
+        // Servers and this process would use different ones of two values.
+        let mut names = HashSet::new();
+        if let Some(again) = self.attributes.iter().find(|one| !names.insert(&one.name)) {
+            let text = format!("the attribute '{}' is given twice", again.name.escape_debug());
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text));
+        }
+        let here = [("config", "--config <FILE>"), ("store", "--store <URL>")];
+        let here = here.into_iter().find(|(name, _)| is_typed(name));
+        let of_service = is_typed("ca") || is_typed("key_file");
+        match (is_typed("server"), here) {
+            (true, Some((_, other))) => {
+                let text = format!("the argument '--server <URL>' cannot be used with '{other}'");
+                return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text));
+            }
+            (true, None) => self.store = None,
+            (false, Some(_)) => self.server = None,
+            // A limit is tried locally, unless the command line names a server.
+            (false, None) if is_typed("limits") && !of_service => self.server = None,
+            (false, None) => {}
+        }
+        Ok(())
+    }
+
+    /// Returns true if policies decide the request.
+    pub(super) fn has_policies(&self) -> bool {
+        self.server.is_some() || !self.config.is_empty()
+    }
+
+    /// Returns the request with the given attributes.
+    pub(super) fn request(&self, cost: u64) -> Request<'_> {
+        let request = Request::new().in_domain(&self.domain).cost(cost);
+        self.attributes.iter().fold(request, |request, one| request.with(&one.name, &one.value))
+    }
+
+    /// Prepares the decision. Must be called within a runtime.
+    pub(super) async fn judge(&self) -> Result<Judge, Trouble> {
+        if let Some(server) = &self.server {
+            let key = key(self.key_file.as_deref()).map_err(|error| {
+                Trouble::new(
+                    error,
+                    "cannot read the API key",
+                    "check the file given with --key-file",
+                )
+            })?;
+            let client = Client::new(server, self.ca.as_deref(), key);
+            let hint = "expected a URL such as http://127.0.0.1:8080";
+            let client = client.map_err(|error| Trouble::new(error, "invalid --server", hint))?;
+            return Ok(Judge::There(client));
+        }
+        self.here().await.map_err(|error| {
+            let hint = "check the file with pacegate validate FILE, and the store with pacegate doctor URL";
+            Trouble::new(error, "cannot decide locally", hint)
+        })
+    }
+
+    async fn here(&self) -> anyhow::Result<Judge> {
+        let settings = self.settings()?;
+        let is_rule = |policy: &Policy| policy.matching == Match::never();
+        let all = settings.policies.policies();
+        if !self.attributes.is_empty() && !all.is_empty() && all.iter().all(is_rule) {
+            bail!("rules of envoyproxy/ratelimit match descriptors, not attributes");
+        }
+        Ok(Judge::Here(Box::new(LocalEngine::open(&settings).await?)))
+    }
+
+    fn settings(&self) -> anyhow::Result<Settings> {
+        if self.config.is_empty() {
+            let mut settings = Settings::new(PolicySet::new([])?);
+            if let Some(store) = &self.store {
+                settings.store = store.parse().map_err(|error| anyhow!("{error}"))?;
+            }
+            return Ok(settings);
+        }
+        let overrides = Overrides { store: self.store.clone(), ..Overrides::default() };
+        let source = ConfigSource::new(self.config.clone(), overrides);
+        source.load().map_err(|error| anyhow!("{error}"))
+    }
+}
+
+/// Returns the API key from a file, or from the environment.
+pub(super) fn key(file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    match file {
+        Some(file) => {
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            Ok(Some(text.trim().to_owned()))
+        }
+        None => Ok(Environment::process().get("PACEGATE_KEY").filter(|key| !key.is_empty())),
+    }
+}
+
+impl Judge {
+    /// Decides the attributes, or a key with inline limits.
+    pub(super) async fn decide(
+        &self,
+        asking: &Asking,
+        own: Option<Own<'_>>,
+        cost: u64,
+    ) -> anyhow::Result<Answer> {
+        match self {
+            Self::Here(engine) => {
+                let text = match own {
+                    Some(Own { key, limits }) => engine.check_inline(key, limits, cost).await?,
+                    None => engine.check(&asking.request(cost)).await?,
+                };
+                Ok(Answer { value: serde_json::from_str(&text)?, text })
+            }
+            Self::There(client) => {
+                let body = body(asking, own, cost);
+                let (status, answer) = client.ask("/v1/check", Some(body)).await?;
+                understood(status, &answer, &[200, 429], &["allowed"])
+            }
+        }
+    }
+}
+
+/// Returns the request body of a check.
+fn body(asking: &Asking, own: Option<Own<'_>>, cost: u64) -> Bytes {
+    let body = match own {
+        Some(Own { key, limits }) => {
+            let limits: Vec<_> = limits.iter().map(Limit::to_string).collect();
+            json!({ "key": key, "limit": limits, "cost": cost })
+        }
+        None => {
+            json!({ "domain": asking.domain, "attributes": attributes(asking), "cost": cost })
+        }
+    };
+    body.to_string().into()
+}
+
+/// Returns the request body of an explanation.
+pub(super) fn body_of_attributes(asking: &Asking) -> Bytes {
+    json!({ "domain": asking.domain, "attributes": attributes(asking) }).to_string().into()
+}
+
+fn attributes(asking: &Asking) -> serde_json::Map<String, Value> {
+    asking.attributes.iter().map(|one| (one.name.clone(), one.value.clone().into())).collect()
+}
+
+/// Returns a field of a response as a time; it is in seconds.
+pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
+    Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
+}
+
+/// Parses the response of a server, if it has one of the expected statuses and contains these fields.
+/// Anything else at the address, such as a proxy, responds with other statuses and often with JSON too.
+pub(super) fn understood(
+    status: http::StatusCode,
+    answer: &[u8],
+    expected: &[u16],
+    parts: &[&str],
+) -> anyhow::Result<Answer> {
+    let value: Value = serde_json::from_slice(answer)
+        .with_context(|| format!("the server responded with status {status} and no JSON"))?;
+    if expected.contains(&status.as_u16()) {
+        let has = |part: &&str| value[*part].is_boolean() || value[*part].is_array();
+        if !parts.iter().all(has) {
+            bail!("unexpected response with status {status}: check that the server is Pacegate");
+        }
+        return Ok(Answer { text: String::from_utf8_lossy(answer).into_owned(), value });
+    }
+    let detail = ["detail", "title"].iter().find_map(|name| value[name].as_str());
+    bail!("the server responded with status {status}: {}", detail.unwrap_or("no details"));
+}

@@ -1,0 +1,152 @@
+use std::{
+    io::{self, BufWriter, Write},
+    process::ExitCode,
+};
+
+use anyhow::anyhow;
+use pacegate::Limit;
+use pacegate_server::{LocalError, parse_inline_limits};
+use serde_json::Value;
+
+use super::{
+    Trouble,
+    asking::{self, Asking, Own},
+};
+
+/// Check one request: locally, with Redis, or with a server
+///
+/// The request is a key with inline limits (--limit), or attributes that policies decide. Without
+/// --store, PACEGATE_STORE or --server the state lives only for this run: it starts empty and is not
+/// kept. Use --times to try a limit.
+///
+/// Exit codes: 0 if the last request was allowed, 1 if it was denied, 2 on error, such as an invalid
+/// limit.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Key to check: a user, an address or any other text
+    #[arg(required_unless_present = "attributes", conflicts_with = "attributes")]
+    key: Option<String>,
+
+    /// Limit of the key, such as 5/minute; can be repeated, then all must have room
+    #[arg(long = "limit", value_name = "LIMIT", requires = "key")]
+    limits: Vec<String>,
+
+    #[command(flatten)]
+    pub(super) asking: Asking,
+
+    /// Units to charge; 0 checks without charging
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    cost: u64,
+
+    /// Number of checks
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    times: u64,
+
+    /// Print each decision as one line of JSON, with times in seconds
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  The sixth request within a minute is denied:
+    pacegate check --limit 5/minute alice --times 6
+
+  A burst lets more through at once than the rate alone:
+    pacegate check --limit '1/second burst 3' alice --times 4
+
+  With two limits, the tightest is reported:
+    pacegate check --limit 10/second --limit 3/minute alice --times 4 --json
+
+  Run a job at most once per hour, on one of several machines:
+    pacegate check --store redis://10.0.0.1:6379 --limit 1/hour nightly-report \\
+      && run-the-report
+
+  Check a request with a server:
+    pacegate check --server http://127.0.0.1:8080 \\
+      -a user=alice -a path=/api/export";
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+    let limits = limits(args)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        Trouble::new(error, "cannot start", "check the limits for threads and open files")
+    })?;
+    runtime.block_on(decide(args, &limits))
+}
+
+async fn decide(args: &Args, limits: &[Limit]) -> Result<ExitCode, Trouble> {
+    let judge = args.asking.judge().await?;
+    let own = args.key.as_deref().map(|key| Own { key, limits });
+    let mut output = BufWriter::new(io::stdout().lock());
+    let mut code = ExitCode::SUCCESS;
+    for time in 1..=args.times {
+        let answer = judge.decide(&args.asking, own, args.cost).await.map_err(|error| {
+            let hint = match error.downcast_ref() {
+                Some(LocalError::Check(_)) => {
+                    "use a smaller cost, or a limit with a burst such as '5/minute burst 20'"
+                }
+                _ => asking::hint(&error, "check that the server is running, and see its log"),
+            };
+            Trouble::new(error, "cannot decide", hint)
+        })?;
+        code = ExitCode::from(u8::from(answer.value["allowed"] != true));
+        match args.json {
+            true => writeln!(output, "{}", answer.text),
+            false => writeln!(output, "{time}: {}", words(&answer.value)),
+        }
+        .map_err(unwritable)?;
+    }
+    output.flush().map_err(unwritable)?;
+    Ok(code)
+}
+
+fn limits(args: &Args) -> Result<Vec<Limit>, Trouble> {
+    let hint =
+        "expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
+    if args.key.is_some() && args.limits.is_empty() {
+        let error = anyhow!("a key needs a limit");
+        return Err(Trouble::new(error, "missing --limit", hint));
+    }
+    if args.key.is_none() && !args.asking.has_policies() {
+        let error = anyhow!("attributes need policies");
+        let hint = "use --config FILE or --server URL";
+        return Err(Trouble::new(error, "cannot check attributes", hint));
+    }
+    parse_inline_limits(args.limits.iter().map(String::as_str))
+        .map_err(|error| Trouble::new(error, "invalid --limit", hint))
+}
+
+fn unwritable(error: io::Error) -> Trouble {
+    Trouble::output(error, "cannot print the decision")
+}
+
+/// Formats a decision as text.
+fn words(answer: &Value) -> String {
+    let Some(limit) = answer["limit"].as_str() else {
+        let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
+        return format!("{verb}: no limit applies{}", shadow(answer));
+    };
+    let by = match answer["policy"].as_str() {
+        Some("ad-hoc") | None => limit.to_owned(),
+        Some(policy) => format!("{limit} of policy {policy}"),
+    };
+    let remaining = &answer["remaining"];
+    let degraded = if answer["degraded"] == true { ", degraded" } else { "" };
+    let rest = match (answer["allowed"] == true, asking::time(answer, "retry_after")) {
+        (true, _) => {
+            let reset = asking::time(answer, "reset_after").unwrap_or_default();
+            format!("resets in {reset:?}")
+        }
+        (false, None) => "never admitted".to_owned(),
+        (false, Some(wait)) => format!("retry in {wait:?}"),
+    };
+    let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
+    format!("{verb} by {by}, {remaining} remaining, {rest}{degraded}{}", shadow(answer))
+}
+
+fn shadow(answer: &Value) -> &'static str {
+    if answer["shadow_denied"] == true { ", denied in shadow mode" } else { "" }
+}

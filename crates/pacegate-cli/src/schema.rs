@@ -1,0 +1,38 @@
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use super::Trouble;
+use pacegate_server::config;
+
+/// Print the JSON Schema of the config file
+///
+/// Editors use it for completion and checks if the first line of the config file is:
+///
+/// # yaml-language-server: $schema=pacegate.schema.json
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Print the reference as Markdown instead
+    #[arg(long)]
+    docs: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Write the schema next to the config file:
+    pacegate schema > pacegate.schema.json
+
+  Read the reference of all fields:
+    pacegate schema --docs | less";
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+    let text = match args.docs {
+        true => config::reference(),
+        false => format!("{:#}\n", config::schema()),
+    };
+    let written = io::stdout().write_all(text.as_bytes());
+    written.map_err(|error| Trouble::output(error, "cannot print the schema"))?;
+    Ok(ExitCode::SUCCESS)
+}

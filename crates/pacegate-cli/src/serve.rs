@@ -1,0 +1,267 @@
+use std::{
+    io,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    str::FromStr,
+    sync::Arc,
+};
+
+use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
+use pacegate_redis::Layout;
+use pacegate_server::{
+    ConfigSource, Overrides, Reloader, Server, StartError,
+    config::{Bind, BindError, Environment},
+};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::{Trouble, log, print_line, sample::Sample};
+
+/// Run the server: HTTP, Envoy gRPC and the Redis protocol
+///
+/// Without a file, the server reads ./pacegate.yaml if that exists. Without that, it counts in memory,
+/// allows 100 requests a minute for each key, and listens on the loopback address.
+///
+/// Precedence: command line, environment, config file.
+///
+/// The server reloads its files when they change and on SIGHUP; if the new ones are invalid, it keeps
+/// the current configuration. On SIGTERM and SIGINT it answers the requests in flight, then exits.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// The configuration: a Pacegate or RLaaS file, or files and folders of envoyproxy/ratelimit
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+
+    /// The same as FILE
+    #[arg(long, value_name = "FILE", env = "PACEGATE_CONFIG")]
+    config: Vec<PathBuf>,
+
+    /// The store: memory, redis://, rediss://, redis+cluster://, redis+sentinel://, redis+unix://
+    ///
+    /// All users of this machine can see the command line. Use --store-file, PACEGATE_STORE or the config file for an
+    /// address with a password.
+    #[arg(long, value_name = "URL", env = "PACEGATE_STORE", hide_env_values = true)]
+    store: Option<String>,
+
+    /// Read the address of --store from this file, such as a mounted secret
+    #[arg(long, value_name = "FILE", env = "PACEGATE_STORE_FILE", conflicts_with = "store")]
+    store_file: Option<PathBuf>,
+
+    /// HTTP listener: HOST:PORT, port 0 for a free one, or off
+    #[arg(long, value_name = "ADDR", env = "PACEGATE_HTTP")]
+    http: Option<BindText>,
+
+    /// gRPC listener for Envoy
+    #[arg(long, value_name = "ADDR", env = "PACEGATE_GRPC")]
+    grpc: Option<BindText>,
+
+    /// Listener for Redis clients
+    #[arg(long, value_name = "ADDR", env = "PACEGATE_RESP")]
+    resp: Option<BindText>,
+
+    /// Allow public addresses without TLS and API keys
+    #[arg(long, env = "PACEGATE_INSECURE")]
+    insecure: bool,
+
+    /// Worker threads [default: one per CPU]
+    #[arg(long, value_name = "N", env = "PACEGATE_WORKERS")]
+    workers: Option<NonZeroUsize>,
+
+    #[command(flatten)]
+    log: log::LogArgs,
+}
+
+/// The file that is read if none is given.
+const DEFAULT_FILE: &str = "pacegate.yaml";
+
+const EXAMPLES: &str = "\
+Examples:
+  Count in memory, listen on the loopback address, and send a request:
+    pacegate serve
+    curl -H 'Content-Type: application/json' \\
+      -d '{\"attributes\": {\"key\": \"alice\"}}' http://127.0.0.1:8080/v1/check
+
+  Your own policies, with counters on Redis that several servers share:
+    pacegate serve pacegate.yaml --store redis://127.0.0.1:6379
+
+  Only the Redis protocol (CL.THROTTLE), on a free port:
+    pacegate serve --http off --grpc off --resp 127.0.0.1:0
+
+  Replace envoyproxy/ratelimit and keep its files:
+    pacegate serve /data/ratelimit/config";
+
+/// `off`, or an address.
+#[derive(Clone, Copy, Debug)]
+struct BindText(Bind);
+
+/// What the program is told from outside.
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl FromStr for BindText {
+    type Err = BindError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.parse()?))
+    }
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+}
+
+impl Args {
+    /// Gives the command line precedence over PACEGATE_CONFIG, and rejects FILE together with --config.
+    pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        if self.files.is_empty() {
+            self.files = std::mem::take(&mut self.config);
+        } else if matches.value_source("config") == Some(ValueSource::CommandLine) {
+            let message = "FILE and --config are the same: use one of them\n";
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, message));
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        Trouble::new(error, "cannot begin", "see whether the system is out of threads or files")
+    })?;
+    let source = source(args);
+    runtime.block_on(async {
+        let traces = log::start(&args.log, source.logging())?;
+        warn_of_visible_password(args);
+        let code = serve(source, args.workers).await;
+        if let Some(traces) = traces {
+            // It waits for what it sends from here.
+            let _ = tokio::task::spawn_blocking(move || traces.finish()).await;
+        }
+        code
+    })
+}
+
+/// Warns if the password of the store is on the command line, which all users can read.
+fn warn_of_visible_password(args: &Args) {
+    let is_typed = args.store != Environment::process().get("PACEGATE_STORE");
+    let has_password = |url: &String| url.contains('@') || url.contains("password=");
+    if is_typed && args.store.as_ref().is_some_and(has_password) {
+        tracing::warn!(
+            "the password in --store is visible to all users of this machine: use --store-file, \
+             PACEGATE_STORE or the config file"
+        );
+    }
+}
+
+fn source(args: &Args) -> ConfigSource {
+    let bind = |given: Option<BindText>| given.map(|BindText(bind)| bind);
+    let overrides = Overrides {
+        store: args.store.clone(),
+        store_file: args.store_file.clone(),
+        http: bind(args.http),
+        grpc: bind(args.grpc),
+        resp: bind(args.resp),
+        insecure: args.insecure,
+    };
+    ConfigSource::new(args.files.clone(), overrides).or_file(Path::new(DEFAULT_FILE))
+}
+
+async fn serve(source: ConfigSource, threads: Option<NonZeroUsize>) -> Result<ExitCode, Trouble> {
+    let settings = source.load().map_err(|error| {
+        let hint = "pacegate validate FILE checks a file; docs/configuration.md has all there is";
+        Trouble::new(anyhow::Error::msg(error), "cannot use the configuration", hint)
+    })?;
+    if [settings.http, settings.grpc, settings.resp] == [Bind::Off; 3] {
+        let error = anyhow::anyhow!("all listeners are off, so that nobody can ask");
+        let hint = "give one of --http, --grpc and --resp an address, such as 127.0.0.1:8080";
+        return Err(Trouble::new(error, "cannot serve", hint));
+    }
+    let server = Server::bind(settings).map_err(|error| {
+        let hint = hint(&error);
+        Trouble::new(error, "cannot serve", hint)
+    })?;
+    let reloader = server.reloader(source);
+    // Whoever reads that it is ready may send signals.
+    let signals = Signals::listen().map_err(|error| {
+        Trouble::new(error, "cannot listen for signals", "see whether the system is out of files")
+    })?;
+    server.wait_for_store().await;
+    greet(&server);
+    tokio::spawn(reloader.clone().watch());
+    tokio::spawn(reload_on_signal(signals.hangup, reloader.clone()));
+    let end = ended(signals.terminate, signals.interrupt);
+    let clean = server.run(reloader, threads, end).await.map_err(|error| {
+        Trouble::new(error, "cannot serve", "see whether the system is out of threads or files")
+    })?;
+    if !clean {
+        tracing::warn!("connections were cut that did not end in time");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn hint(error: &StartError) -> &'static str {
+    match error {
+        StartError::Exposed(_) => {
+            "configure both, listen on 127.0.0.1, or if the network keeps others out: --insecure"
+        }
+        StartError::Bind { .. } => "choose another address, port 0 for any that is free, or off",
+        StartError::Open(_) => "pacegate doctor URL looks at a store",
+        StartError::Tls(_) => "name files in PEM form that this user may read",
+    }
+}
+
+/// Prints the addresses, and a request to try.
+fn greet(server: &Server) {
+    let endpoints = server.endpoints();
+    for endpoint in &endpoints {
+        print_line(endpoint);
+    }
+    let settings = server.settings();
+    if let Some(http) = endpoints.iter().find(|endpoint| endpoint.name == "http") {
+        let scheme = if http.is_tls { "https" } else { "http" };
+        let url = format!("{scheme}://{}", http.address);
+        let key = match settings.security.credentials.is_empty() {
+            true => "",
+            false => "-H \"Authorization: Bearer $PACEGATE_KEY\" ",
+        };
+        if let Some(request) = Sample::of(&settings.policies) {
+            // The counters of another limiter that is already running are only read.
+            let example = match settings.layout == Layout::native() {
+                true => request.check(&url),
+                false => request.peek(&url),
+            };
+            print_line(format_args!("try: curl {key}{example}"));
+        }
+        print_line(format_args!("see: {url}/ in a browser, or pacegate top {url}"));
+    }
+    let state = &settings.store;
+    let policies = settings.policies.policies().len();
+    let plural = if policies == 1 { "policy" } else { "policies" };
+    print_line(format_args!("ready: {policies} {plural}, state in {state}"));
+}
+
+async fn reload_on_signal(mut hangups: Signal, reloader: Arc<Reloader>) {
+    while hangups.recv().await.is_some() {
+        let reloader = reloader.clone();
+        // What is wrong is logged where it is found.
+        let _ = tokio::task::spawn_blocking(move || reloader.reload()).await;
+    }
+}
+
+/// Waits until somebody wants the program to end.
+async fn ended(mut terminate: Signal, mut interrupt: Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

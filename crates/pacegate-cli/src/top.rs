@@ -1,0 +1,154 @@
+use std::{
+    io::{self, IsTerminal, Write},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::Context;
+use pacegate_server::Client;
+use pacegate_tools::top::{self, Live, View};
+use tokio::task::LocalSet;
+
+use super::{Trouble, asking};
+
+/// Watch a server live: rates, policies and keys
+///
+/// Shows the rates of allowed and denied requests of each policy, the usage of its fullest key, and the
+/// last five minutes; and the keys with the most requests and the most denials. Requires an API key with
+/// the scope `admin` if the server has API keys. If the server is unreachable, it keeps retrying.
+///
+/// Press q to quit and ? for help.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Server URL
+    #[arg(value_name = "URL", env = "PACEGATE_SERVER", default_value = "http://127.0.0.1:8080")]
+    server: String,
+
+    /// Trust certificates signed by this CA
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// File with the API key [default: the variable PACEGATE_KEY]
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+
+    /// Refresh interval, from 100ms to 60s
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_time)]
+    interval: Duration,
+
+    /// Print the data once as plain text and exit; the default if the output is not a terminal
+    #[arg(long)]
+    once: bool,
+
+    /// Print the response of GET /v1/live as one line of JSON and exit
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Watch the server on this machine:
+    pacegate top
+
+  Watch another server, with an API key from the environment:
+    PACEGATE_KEY=... pacegate top https://limits.example.com
+
+  List the policies that have denied requests:
+    pacegate top --json | jq -r '.policies[] | select(.denied > 0) | .name'";
+
+const HINT: &str =
+    "check the server URL, such as http://127.0.0.1:8080, and that the server is running";
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        Trouble::new(error, "cannot start", "check the limits for threads and open files")
+    })?;
+    let done = LocalSet::new().block_on(&runtime, show(args));
+    // Do not wait for the thread that reads the terminal, or for a connection.
+    runtime.shutdown_background();
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+async fn show(args: &Args) -> Result<(), Trouble> {
+    let key = asking::key(args.key_file.as_deref()).map_err(|error| {
+        Trouble::new(error, "cannot read the API key", "write it into the file of --key-file")
+    })?;
+    let client = Client::new(&args.server, args.ca.as_deref(), key);
+    let client =
+        client.map_err(|error| Trouble::new(error, "cannot show live statistics", HINT))?;
+    if args.json || args.once || !io::stdout().is_terminal() {
+        return once(args, &client).await;
+    }
+    let view = View::new(args.server.clone());
+    let ask = async move |since| {
+        let told = told(&client, since).await.map_err(|error| format!("{error:#}"))?;
+        serde_json::from_str(&told).map_err(|error| format!("invalid response: {error}"))
+    };
+    top::run(view, args.interval, ask).await.map_err(|error| {
+        Trouble::new(error, "cannot use the terminal", "try --once, which needs no terminal")
+    })
+}
+
+/// Prints the current data.
+async fn once(args: &Args, client: &Client) -> Result<(), Trouble> {
+    let told = told(client, 0)
+        .await
+        .map_err(|error| Trouble::new(error, "cannot show live statistics", HINT))?;
+    let not_understood = |error| Trouble::new(error, "invalid response", HINT);
+    let text = if args.json {
+        serde_json::from_str::<serde::de::IgnoredAny>(&told).map_err(not_understood)?;
+        without_controls(&told) + "\n"
+    } else {
+        let live: Live = serde_json::from_str(&told).map_err(not_understood)?;
+        let mut view = View::new(args.server.clone());
+        view.take(live);
+        top::plain(&view)
+    };
+    let mut output = io::stdout().lock();
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(|error| Trouble::output(error, "cannot print the data"))
+}
+
+/// Escapes DEL and the C1 control characters in JSON, so that it cannot control a terminal. JSON itself
+/// escapes those below U+0020.
+fn without_controls(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for character in json.chars() {
+        match character {
+            '\u{7f}'..='\u{9f}' => text.push_str(&format!("\\u{:04x}", u32::from(character))),
+            other => text.push(other),
+        }
+    }
+    text
+}
+
+/// Returns the response of the server, with the history after `since`.
+async fn told(client: &Client, since: u64) -> anyhow::Result<String> {
+    let (status, answer) = client.ask(&format!("/v1/live?since={since}"), None).await?;
+    if status == http::StatusCode::NOT_FOUND {
+        anyhow::bail!(
+            "the server has no /v1/live: check that it is Pacegate, in at least this version"
+        );
+    }
+    asking::understood(status, &answer, &[200], &["policies"])
+        .map(|answer| answer.text)
+        .context("the server refused the request")
+}
+
+/// Parses a time such as `2s` or `500ms`.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let number = |digits: &str| digits.parse::<u64>().ok();
+    let time = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+        (Some(digits), _) => number(digits).map(Duration::from_millis),
+        (None, Some(digits)) => number(digits).map(Duration::from_secs),
+        (None, None) => number(text).map(Duration::from_secs),
+    };
+    let bounds = Duration::from_millis(100)..=Duration::from_secs(60);
+    time.filter(|time| bounds.contains(time))
+        .ok_or_else(|| "expected a time from 100ms to 60s, such as 2s or 500ms".to_owned())
+}

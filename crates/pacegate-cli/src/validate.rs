@@ -1,0 +1,315 @@
+use std::{
+    fmt,
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use pacegate::{
+    Limit,
+    policy::{Condition, Match, Mode, Policy},
+};
+use pacegate_server::{
+    WrittenRule,
+    config::{ConfigError, Environment, LoadError, Settings, load, warnings},
+};
+use serde_json::{Value, json};
+
+use super::Trouble;
+
+/// Check config files
+///
+/// Reports all errors of each file with their position and the expected value. For a valid file, lists its
+/// policies and warns about likely mistakes. Also checks files of RLaaS and envoyproxy/ratelimit; a
+/// directory may contain files of the latter.
+///
+/// Exit codes: 0 if all files are valid, 1 if one is invalid, 2 if one could not be read.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Config files, or directories with files of envoyproxy/ratelimit
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
+
+    /// Print one line of JSON per file
+    #[arg(long)]
+    json: bool,
+
+    /// Do not read secrets, for environments without them, such as CI
+    #[arg(long)]
+    without_secrets: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Check a config file before you deploy it:
+    pacegate validate pacegate.yaml
+
+  Check files in an environment without the secrets:
+    pacegate validate --without-secrets deploy/*.yaml
+
+  Check rules of envoyproxy/ratelimit:
+    pacegate validate /data/ratelimit/config
+
+  Get the errors as JSON:
+    pacegate validate --json pacegate.yaml | jq '.problems[]'";
+
+/// Displays the result for one file as text.
+struct Words<'a> {
+    file: &'a Path,
+    found: &'a Result<Settings, ConfigError>,
+}
+
+/// Displays a condition as text.
+struct Said<'a>(&'a Match);
+
+/// Displays texts separated by commas.
+struct Listed<T>(Vec<T>);
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+    let environment = match args.without_secrets {
+        true => Environment::process().without_secrets(),
+        false => Environment::process(),
+    };
+    let mut output = BufWriter::new(io::stdout().lock());
+    let mut code = ExitCode::SUCCESS;
+    for file in &args.files {
+        let found = match load(file, &environment) {
+            Ok(settings) => Ok(settings),
+            Err(LoadError::Bad(error)) => Err(error),
+            Err(error) => {
+                output.flush().map_err(unwritable)?;
+                let hint = "check the path and the permissions of the file";
+                return Err(Trouble::new(error, "cannot check the file", hint));
+            }
+        };
+        if found.is_err() {
+            code = ExitCode::from(1);
+        }
+        match args.json {
+            true => writeln!(output, "{}", as_json(file, &found)),
+            false => writeln!(output, "{}", Words { file, found: &found }),
+        }
+        .map_err(unwritable)?;
+    }
+    output.flush().map_err(unwritable)?;
+    Ok(code)
+}
+
+fn unwritable(error: io::Error) -> Trouble {
+    Trouble::output(error, "cannot print the result")
+}
+
+impl fmt::Display for Words<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings = match self.found {
+            Ok(settings) => settings,
+            Err(error) => return write!(f, "{error}"),
+        };
+        let (policies, rules) = (settings.effective_policies(), settings.written_rules());
+        let policies = policies.policies();
+        let (count, one, many) = match rules.len() {
+            0 => (policies.len(), "policy", "policies"),
+            rules => (rules, "rule", "rules"),
+        };
+        let plural = if count == 1 { one } else { many };
+        write!(f, "{}: valid, {count} {plural}", self.file.display())?;
+        let rows: Vec<_> = match rules {
+            [] => policies.iter().flat_map(rows).collect(),
+            rules => rules.iter().map(rule_row).collect(),
+        };
+        if !rows.is_empty() {
+            write!(f, "\n\n{}", Table(rows))?;
+        }
+        for (place, warning) in warnings(settings).into_iter().enumerate() {
+            let gap = if place == 0 { "\n\n" } else { "\n" };
+            write!(f, "{gap}warning: {warning}")?;
+        }
+        Ok(())
+    }
+}
+
+const COLUMNS: usize = 5;
+
+/// Displays rows of cells in aligned columns.
+struct Table(Vec<[String; COLUMNS]>);
+
+fn rows(policy: &Policy) -> Vec<[String; COLUMNS]> {
+    let mode = match policy.mode {
+        Mode::Shadow => " (shadow)",
+        _ => "",
+    };
+    let own = [
+        format!("{}{mode}", policy.name),
+        if policy.domain.is_empty() { "-".to_owned() } else { printable(&policy.domain) },
+        Said(&policy.matching).to_string(),
+        whose(&policy.per),
+        limits(&policy.limits),
+    ];
+    let overrides = policy.overrides.iter().map(|other| {
+        let matching = format!("  {}", Said(&other.matching));
+        [String::new(), String::new(), matching, String::new(), limits(&other.limits)]
+    });
+    std::iter::once(own).chain(overrides).collect()
+}
+
+fn rule_row(rule: &WrittenRule) -> [String; COLUMNS] {
+    let mode = match (rule.shadow, rule.quota) {
+        (true, _) => " (shadow)",
+        (false, true) => " (quota)",
+        (false, false) => "",
+    };
+    let way = rule.way.iter().map(|(key, value)| match value {
+        None => format!("{} present", printable(key)),
+        Some(value) if value.contains('*') => format!("{} ~ {}", printable(key), printable(value)),
+        Some(value) => format!("{} = {}", printable(key), printable(value)),
+    });
+    [
+        format!("{}{mode}", rule.policy),
+        printable(&rule.domain),
+        way.collect::<Vec<_>>().join(", "),
+        whose(&rule.per),
+        limits(&rule.limits),
+    ]
+}
+
+fn whose(per: &[String]) -> String {
+    match per {
+        [] => "all clients".to_owned(),
+        per => printable(&per.join(", ")),
+    }
+}
+
+fn limits(limits: &[Limit]) -> String {
+    match limits {
+        [] => "unlimited".to_owned(),
+        limits => Listed(limits.iter().collect()).to_string(),
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let head = ["policy", "domain", "match", "per", "limit"].map(str::to_owned);
+        let rows = || std::iter::once(&head).chain(&self.0);
+        let width =
+            |column: usize| rows().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: [usize; COLUMNS] = std::array::from_fn(width);
+        for (place, row) in rows().enumerate() {
+            let mut line = String::from(if place == 0 { " " } else { "\n " });
+            for (cell, width) in row.iter().zip(widths) {
+                line.push_str(&format!(" {cell:width$} "));
+            }
+            write!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_any() {
+            return f.write_str("every request");
+        }
+        for (place, (attribute, condition)) in self.0.conditions().enumerate() {
+            let gap = if place == 0 { "" } else { ", " };
+            write!(f, "{gap}{} {}", printable(attribute), said(condition))?;
+        }
+        Ok(())
+    }
+}
+
+fn said(condition: &Condition) -> String {
+    match condition {
+        Condition::OneOf(values) => {
+            let values = values.iter().map(|value| printable(value)).collect::<Vec<_>>();
+            format!("= {}", values.join(" or "))
+        }
+        Condition::Glob(glob) => format!("~ {}", printable(&glob.to_string())),
+        Condition::Cidr(nets) => format!("in {}", Listed(nets.iter().collect())),
+        Condition::Present => "present".to_owned(),
+        Condition::Absent => "absent".to_owned(),
+        _ => "otherwise".to_owned(),
+    }
+}
+
+fn printable(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+impl<T: fmt::Display> fmt::Display for Listed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, text) in self.0.iter().enumerate() {
+            let gap = if place == 0 { "" } else { ", " };
+            write!(f, "{gap}{text}")?;
+        }
+        Ok(())
+    }
+}
+
+fn as_json(file: &Path, found: &Result<Settings, ConfigError>) -> Value {
+    let file = file.display().to_string();
+    match found {
+        Ok(settings) => {
+            let warnings = warnings(settings);
+            let rules: Vec<_> = settings.written_rules().iter().map(rule_json).collect();
+            if !rules.is_empty() {
+                return json!({"file": file, "good": true, "rules": rules, "warnings": warnings});
+            }
+            let policies = settings.effective_policies();
+            let policies: Vec<_> = policies.policies().iter().map(policy_json).collect();
+            json!({"file": file, "good": true, "policies": policies, "warnings": warnings})
+        }
+        Err(error) => {
+            let problems: Vec<_> = error
+                .problems()
+                .iter()
+                .map(|problem| {
+                    let line = problem.position.map(|position| position.line);
+                    let column = problem.position.map(|position| position.column);
+                    json!({"line": line, "column": column, "message": problem.message})
+                })
+                .collect();
+            json!({"file": file, "good": false, "problems": problems, "left_out": error.left_out()})
+        }
+    }
+}
+
+fn rule_json(rule: &WrittenRule) -> Value {
+    let entry = |(key, value): &(String, Option<String>)| json!({"key": key, "value": value});
+    json!({
+        "policy": rule.policy.as_str(),
+        "domain": rule.domain,
+        "descriptor": rule.way.iter().map(entry).collect::<Vec<_>>(),
+        "per": rule.per,
+        "limit": texts(&rule.limits),
+        "shadow": rule.shadow,
+        "quota": rule.quota,
+    })
+}
+
+fn texts(limits: &[Limit]) -> Vec<String> {
+    limits.iter().map(Limit::to_string).collect()
+}
+
+fn policy_json(policy: &Policy) -> Value {
+    let matching = |matching: &Match| {
+        let conditions = matching.conditions();
+        let conditions =
+            conditions.map(|(attribute, condition)| (attribute.to_owned(), said(condition).into()));
+        Value::Object(conditions.collect())
+    };
+    let overrides: Vec<_> = policy
+        .overrides
+        .iter()
+        .map(|other| json!({"match": matching(&other.matching), "limit": texts(&other.limits)}))
+        .collect();
+    json!({
+        "name": policy.name.as_str(),
+        "domain": policy.domain,
+        "match": matching(&policy.matching),
+        "per": policy.per,
+        "limit": texts(&policy.limits),
+        "overrides": overrides,
+        "shadow": policy.mode == Mode::Shadow,
+    })
+}

@@ -1,0 +1,129 @@
+//! Envoy's rate limit service, started as a deployment of envoyproxy/ratelimit is.
+
+use std::{fs, net::SocketAddr, os::unix::fs::symlink, process::Command};
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http2::handshake;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+
+use crate::{clients::Http, service::Service};
+
+const RULES: &str = "
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: { unit: year, requests_per_unit: 2 }
+";
+
+/// Asks for `user=a` in the domain `edge`: the bytes of the answer without those before the message.
+async fn ask(address: SocketAddr) -> Bytes {
+    let io = TokioIo::new(tokio::net::TcpStream::connect(address).await.unwrap());
+    let (mut client, connection) = handshake(TokioExecutor::new(), io).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let question = b"\0\0\0\0\x13\x0a\x04edge\x12\x0b\x0a\x09\x0a\x04user\x12\x01a";
+    let path = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    let request = Request::post(format!("http://pacegate/{path}"))
+        .header("content-type", "application/grpc")
+        .body(Full::new(Bytes::from_static(question)))
+        .unwrap();
+    let body = client.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(body.trailers().unwrap()["grpc-status"], "0");
+    // A connection that is still open would be waited for at the end.
+    drop(client);
+    connection.await.unwrap().unwrap();
+    body.to_bytes().slice(5..)
+}
+
+#[tokio::test]
+async fn the_environment_of_a_deployment_is_all_it_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("ratelimit/config");
+    fs::create_dir_all(&rules).unwrap();
+    fs::write(rules.join("edge.yaml"), RULES).unwrap();
+    let service = Service::start_with(
+        &[],
+        &[
+            ("RUNTIME_ROOT", folder.path().to_str().unwrap()),
+            ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+            ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
+            ("USE_STATSD", "false"),
+        ],
+    );
+    assert!(service.greeting.iter().any(|line| line.starts_with("ready: 1 polic")));
+    let address = service.address("grpc");
+    for code in [1, 1, 2] {
+        let answer = ask(address).await;
+        // The code comes first, and the headers that were asked for are there.
+        assert_eq!(answer[..2], [0x08, code]);
+        let text = String::from_utf8_lossy(&answer);
+        assert!(text.contains("RateLimit-Limit") && text.contains("RateLimit-Reset"));
+    }
+    service.signal("TERM");
+    let (status, logged) = service.wait();
+    assert!(status.success(), "{logged}");
+    assert!(logged.contains("USE_STATSD has no effect"), "{logged}");
+}
+
+/// Starts one with these options and variables beside those of a deployment, and tells what it has logged at its end.
+fn log_of(args: &[&str], variables: &[(&str, &str)]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
+    let own = [("RUNTIME_ROOT", folder.path().to_str().unwrap()), ("DEBUG_PORT", "6070")];
+    let service = Service::start_with(args, &[&own, variables].concat());
+    service.signal("TERM");
+    let (status, logged) = service.wait();
+    assert!(status.success(), "{logged}");
+    logged
+}
+
+#[test]
+fn the_environment_of_a_deployment_says_what_is_logged() {
+    let (warning, info) = ("DEBUG_PORT has no effect", "shutting down");
+    for (args, variables, expected) in [
+        // Theirs tells of warnings only, unless told.
+        (&[][..], &[][..], (true, false)),
+        (&[], &[("LOG_LEVEL", "INFO")], (true, true)),
+        (&[], &[("LOG_LEVEL", "FATAL")], (false, false)),
+        (&[], &[("LOG_LEVEL", "ERROR"), ("PACEGATE_LOG", "info")], (true, true)),
+        (&["--log", "error"], &[("LOG_LEVEL", "INFO")], (false, false)),
+    ] {
+        let logged = log_of(args, variables);
+        let found = (logged.contains(warning), logged.contains(info));
+        assert_eq!(found, expected, "{args:?} {variables:?}: {logged}");
+    }
+    let json = log_of(&[], &[("LOG_FORMAT", "json")]);
+    let event: serde_json::Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
+    assert!(event["message"].as_str().unwrap().starts_with(warning), "{json}");
+    let text = log_of(&["--log-format", "text"], &[("LOG_FORMAT", "json")]);
+    assert!(!text.starts_with('{'), "{text}");
+}
+
+/// As its deployments in a cluster have it: nothing but the name of its program, an environment, and a probe.
+#[tokio::test]
+async fn under_the_name_of_theirs_it_is_the_service() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
+    let program = folder.path().join("ratelimit");
+    symlink(env!("CARGO_BIN_EXE_pacegate"), &program).unwrap();
+    let root = folder.path().to_str().unwrap();
+    // The image sets the first of them, and ports are any that are free.
+    let variables =
+        [("PACEGATE_INSECURE", "true"), ("RUNTIME_ROOT", root), ("PORT", "0"), ("GRPC_PORT", "0")];
+    let resp = ("PACEGATE_RESP", "off");
+    let service = Service::launch(Command::new(&program).envs(variables).envs([resp]));
+    let (http, grpc) = (service.address("http"), service.address("grpc"));
+    assert!(http.ip().is_unspecified() && grpc.ip().is_unspecified());
+    let there = |address: SocketAddr| SocketAddr::from(([127, 0, 0, 1], address.port()));
+    assert_eq!(ask(there(grpc)).await[..2], [0x08, 1]);
+    let mut client = Http::connect(there(http)).unwrap();
+    assert_eq!(client.get("/healthcheck").unwrap().status, 200);
+    let question =
+        r#"{"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "a"}]}]}"#;
+    for status in [200, 429] {
+        assert_eq!(client.request("POST", "/json", None, question).unwrap().status, status);
+    }
+}

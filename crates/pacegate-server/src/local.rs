@@ -1,0 +1,135 @@
+//! Decisions in this process, without listeners: the commands `check` and `explain` use it.
+
+use std::time::Duration;
+
+use pacegate::{
+    BuildError, Charge, CheckError, Decision, KeyRef, Limit, Limiter, PolicyName, Request,
+    SharedLimiter, Source, policy::FailureMode,
+};
+use pacegate_redis::{ConnectError, RedisStore, UrlError};
+use serde_json::Value;
+
+use crate::{
+    ad_hoc::{self, AdHocError, Limits},
+    config::{Settings, StoreSettings},
+    engine::Engine,
+    explain,
+    json::JsonDecision,
+};
+
+/// Decides requests with the policies and the store of a configuration.
+#[derive(Debug)]
+pub struct LocalEngine {
+    engine: Engine,
+    /// The failure mode of inline limits.
+    inline_failure: FailureMode,
+}
+
+/// Reasons why a request cannot be decided locally.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// The address of the store is invalid.
+    #[error("cannot use the store's address: {0}")]
+    Url(#[from] UrlError),
+    /// The store is unreachable.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The policies are unusable.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The request can never be admitted.
+    #[error(transparent)]
+    Check(#[from] CheckError),
+    /// The store is unavailable, and only the empty memory of this process is left.
+    #[error("store unavailable; no decision was made")]
+    Undecided,
+}
+
+/// Deadline of the store: a single check should rather wait than fail.
+const STORE_DEADLINE: Duration = Duration::from_secs(2);
+
+impl LocalEngine {
+    /// Opens the store. Must be called within a runtime.
+    ///
+    /// # Errors
+    ///
+    /// If the store is unreachable or the policies are unusable.
+    pub async fn open(settings: &Settings) -> Result<Self, LocalError> {
+        let policies = settings.effective_policies();
+        let engine = match &settings.store {
+            StoreSettings::Memory { .. } => {
+                Engine::memory(Limiter::builder().policies(policies).build()?)
+            }
+            StoreSettings::Redis { url, prefix, deadline } => {
+                let deadline = (*deadline).max(STORE_DEADLINE);
+                let store = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(deadline);
+                let store = store.layout(settings.layout.clone()).connect().await?;
+                Engine::shared(SharedLimiter::builder(store).policies(policies).build()?)
+            }
+        };
+        Ok(Self { engine, inline_failure: settings.ad_hoc_failure })
+    }
+
+    /// Decides a request by the policies. Returns the decision as JSON.
+    ///
+    /// # Errors
+    ///
+    /// If the cost can never be admitted, or the store is unavailable.
+    pub async fn check(&self, request: &Request<'_>) -> Result<String, LocalError> {
+        self.answer(self.engine.check(request).await?)
+    }
+
+    /// Decides a key by inline limits. Returns the decision as JSON.
+    ///
+    /// # Errors
+    ///
+    /// If the cost can never be admitted, or the store is unavailable.
+    pub async fn check_inline(
+        &self,
+        key: &str,
+        limits: &[Limit],
+        cost: u64,
+    ) -> Result<String, LocalError> {
+        let charge = |&limit: &Limit| {
+            Charge::new(PolicyName::AD_HOC, KeyRef::new(key.as_bytes()), limit).cost(cost)
+        };
+        let charges: Vec<_> = limits.iter().map(charge).collect();
+        self.answer(self.engine.verdict(&charges, None).await?.decision)
+    }
+
+    fn answer(&self, decision: Decision) -> Result<String, LocalError> {
+        let policy = decision.policy().and_then(|name| self.engine.policies().get(name));
+        let failure = policy.map_or(self.inline_failure, |policy| policy.failure);
+        if decision.is_degraded() && matches!(failure, FailureMode::Local { .. }) {
+            return Err(LocalError::Undecided);
+        }
+        Ok(JsonDecision(decision).to_string())
+    }
+
+    /// Explains a request, as `POST /v1/explain` does. Charges nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the store is unavailable.
+    pub async fn explain(&self, request: &Request<'_>) -> Result<Value, LocalError> {
+        let explanation = explain::explain(&self.engine, 1, request).await?;
+        let mut limits = explanation.policies.iter().flat_map(|policy| &policy.limits);
+        if limits.any(|limit| limit.source == Source::Fallback.as_str()) {
+            return Err(LocalError::Undecided);
+        }
+        Ok(serde_json::to_value(explanation).unwrap_or_default())
+    }
+}
+
+/// Parses limits that come with a request.
+///
+/// # Errors
+///
+/// If one is invalid, there are too many, or two would share one counter.
+pub fn parse_inline_limits<'a>(
+    texts: impl IntoIterator<Item = &'a str>,
+) -> Result<Vec<Limit>, AdHocError> {
+    let mut limits = Limits::new();
+    texts.into_iter().try_for_each(|text| ad_hoc::add(&mut limits, text))?;
+    Ok(limits.into_vec())
+}

@@ -1,0 +1,17 @@
+//! `pacegate bench`: a load generator for rate limiters that also checks their decisions.
+
+mod check;
+mod cpu;
+mod history;
+mod keys;
+mod load;
+mod report;
+mod target;
+
+pub use self::{
+    check::{Rule, Windows, check},
+    keys::{Costs, Keys},
+    load::{Length, Load, Ran, Rate},
+    report::{Check, Report},
+    target::{Dialect, Reading, Script, Target, Wanted},
+};

@@ -1,0 +1,9 @@
+#![doc = include_str!("../README.md")]
+
+pub mod bench;
+pub mod doctor;
+pub mod simulate;
+pub mod top;
+mod words;
+
+pub use words::grouped;

@@ -1,0 +1,326 @@
+//! Draws a [`View`] on a screen of any size.
+
+use std::time::Duration;
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Modifier, Style, Stylize},
+    text::{Line, Span},
+    widgets::{Block, Cell, Clear, Paragraph, Row, Table},
+};
+
+use super::{
+    data::{Live, Policy, Store, TopKey},
+    view::{MOST, Pane, View},
+    words::{Bar, Worst, bars, percent, rate, shown, time},
+};
+use crate::words::grouped;
+
+/// Below this width or height, only one pane is shown, with a head of one line.
+const NARROW: u16 = 80;
+const LOW: u16 = 14;
+
+const HELP: &[(&str, &str)] = &[
+    ("q, Esc", "quit"),
+    ("?", "this help"),
+    ("Tab, 1 2 3", "policies, keys by traffic, keys by denials"),
+    ("s", "sort policies by another column"),
+    ("Space", "pause or resume"),
+    ("Up, Down", "scroll"),
+];
+
+impl View {
+    /// Draws the whole screen.
+    pub fn draw(&self, frame: &mut Frame<'_>) {
+        let area = frame.area();
+        let is_low = area.height < LOW;
+        let head = self.head(is_low);
+        let foot = u16::from(area.height >= 8);
+        let rows = [
+            Constraint::Length(u16::try_from(head.len()).unwrap_or(u16::MAX)),
+            Constraint::Fill(1),
+            Constraint::Length(foot),
+        ];
+        let [top, middle, bottom] = Layout::vertical(rows).areas(area);
+        frame.render_widget(Paragraph::new(head), top);
+        match is_low || area.width < NARROW {
+            true => self.draw_pane(self.pane, frame, middle),
+            false => self.draw_panes(frame, middle),
+        }
+        frame.render_widget(Paragraph::new(foot_line()), bottom);
+        if self.has_help {
+            draw_help(frame, area);
+        }
+    }
+
+    fn draw_panes(&self, frame: &mut Frame<'_>, area: Rect) {
+        let policies = self.live.as_ref().map_or(0, |live| live.policies.len());
+        // A border, the column names, and one line per policy; but at least half of the height is for the
+        // keys.
+        let wanted = u16::try_from(policies + 3).unwrap_or(u16::MAX);
+        let height = wanted.clamp(5, (area.height / 2).max(5));
+        let [above, below] =
+            Layout::vertical([Constraint::Length(height), Constraint::Fill(1)]).areas(area);
+        let [left, right] =
+            Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(below);
+        self.draw_pane(Pane::Policies, frame, above);
+        self.draw_pane(Pane::Traffic, frame, left);
+        self.draw_pane(Pane::Denied, frame, right);
+    }
+
+    fn draw_pane(&self, pane: Pane, frame: &mut Frame<'_>, area: Rect) {
+        let title = match pane {
+            Pane::Policies => format!(" 1 Policies {} ", self.order.as_str()),
+            Pane::Traffic => " 2 Keys by traffic ".to_owned(),
+            Pane::Denied => " 3 Keys by denials ".to_owned(),
+        };
+        let is_chosen = pane == self.pane;
+        let style = if is_chosen { Style::new().bold() } else { Style::new().dim() };
+        let block = Block::bordered().border_style(style).title(Span::styled(title, style));
+        let inner = block.inner(area);
+        frame.render_widget(block, area);
+        let skipped = if is_chosen { self.scroll } else { 0 };
+        let Some(live) = &self.live else { return };
+        match pane {
+            Pane::Policies => self.draw_policies(skipped, frame, inner),
+            Pane::Traffic => draw_keys(&live.top.traffic, skipped, frame, inner),
+            Pane::Denied => draw_keys(&live.top.denied, skipped, frame, inner),
+        }
+    }
+
+    fn draw_policies(&self, skipped: usize, frame: &mut Frame<'_>, area: Rect) {
+        let policies = self.policies();
+        let name = policies.iter().map(|policy| policy.name.len()).max().unwrap_or(0);
+        let name = u16::try_from(name).unwrap_or(u16::MAX).clamp(6, 28);
+        let limit = policies.iter().map(|policy| limits(policy).chars().count()).max();
+        let limit = u16::try_from(limit.unwrap_or(0)).unwrap_or(u16::MAX).clamp(5, 30);
+        let (is_wide, is_middling) = (area.width >= 78, area.width >= 48);
+        let mut widths = vec![Constraint::Length(name)];
+        let mut heads = vec![Line::from("POLICY")];
+        if is_wide {
+            widths.push(Constraint::Length(limit));
+            heads.push(Line::from("LIMIT"));
+        }
+        let figures: &[&str] = match is_middling {
+            true => &["ALLOWED/s", "DENIED/s", "SHADOW/s", "USED"],
+            false => &["ALLOWED/s", "DENIED/s"],
+        };
+        for head in figures {
+            widths.push(Constraint::Length(u16::try_from(head.len()).unwrap_or(u16::MAX)));
+            heads.push(Line::from(*head).right_aligned());
+        }
+        let taken: u16 = widths.iter().map(|width| length(*width) + 1).sum();
+        let room = area.width.saturating_sub(taken);
+        if room >= 10 {
+            widths.push(Constraint::Length(room));
+            heads.push(Line::from("LAST 5 MINUTES"));
+        }
+        let room = if room >= 10 { usize::from(room) } else { 0 };
+        let row = |policy: &&Policy| {
+            let mut cells = vec![Cell::from(shown(&policy.name))];
+            if is_wide {
+                cells.push(Cell::from(limits(policy)).dim());
+            }
+            cells.extend(self.figures(policy).into_iter().take(figures.len()).map(Cell::from));
+            let (seconds, end) = self.history(&policy.name);
+            cells.push(Cell::from(drawn(&bars(&seconds, end, room, MOST))));
+            Row::new(cells)
+        };
+        let rows: Vec<_> = policies.iter().skip(skipped).map(row).collect();
+        let heads = Row::new(heads).style(Style::new().dim());
+        frame.render_widget(Table::new(rows, widths).header(heads).column_spacing(1), area);
+    }
+
+    fn figures(&self, policy: &Policy) -> [Line<'static>; 4] {
+        let ([allowed, denied, shadow], seconds) = self.recent(&policy.name);
+        let figure = |count: u64, color: Color| {
+            let line = Line::from(rate(count, seconds)).right_aligned();
+            if count > 0 { line.fg(color) } else { line.dim() }
+        };
+        let used = Line::from(percent(policy.used)).right_aligned();
+        let used = if policy.used >= Some(1.0) { used.fg(Color::Red) } else { used };
+        [
+            figure(allowed, Color::Green),
+            figure(denied, Color::Red),
+            figure(shadow, Color::Yellow),
+            used,
+        ]
+    }
+
+    fn head(&self, is_low: bool) -> Vec<Line<'static>> {
+        let first = self.first_line();
+        let trouble = self.trouble.as_ref().map(|trouble| {
+            let since = time(self.now.saturating_sub(trouble.since));
+            let text = format!(" unreachable for {since}, retrying: ");
+            Line::from(text + &shown(&trouble.error)).style(Style::new().fg(Color::Red).bold())
+        });
+        match (trouble, &self.live) {
+            (Some(trouble), _) => vec![first, trouble],
+            (None, Some(live)) if !is_low => {
+                vec![first, store_line(live), self.sums_line(live)]
+            }
+            _ => vec![first],
+        }
+    }
+
+    fn first_line(&self) -> Line<'static> {
+        let mut spans = vec![Span::from(" Pacegate").bold()];
+        match &self.live {
+            None => spans.push(Span::from(format!(" at {}", shown(&self.server)))),
+            Some(live) => {
+                let up = uptime(live);
+                let version = shown(&live.version);
+                spans.push(Span::from(format!(" {version} at {}", shown(&self.server))));
+                let text = format!("  up {}  revision {}", time(up), live.revision);
+                spans.push(Span::from(text).dim());
+                if live.draining {
+                    spans.push(Span::from("  draining").fg(Color::Yellow));
+                }
+            }
+        }
+        if self.is_paused {
+            spans.push(Span::from("  paused").fg(Color::Yellow).bold());
+        }
+        Line::from(spans)
+    }
+
+    fn sums_line(&self, live: &Live) -> Line<'static> {
+        let ([allowed, denied, shadow], seconds) = self.recent_of_all();
+        let mut spans = vec![
+            Span::from(format!(" allowed {}/s", rate(allowed, seconds))).fg(Color::Green),
+            Span::from(format!("  denied {}/s", rate(denied, seconds))).fg(Color::Red),
+            Span::from(format!("  shadow {}/s", rate(shadow, seconds))).fg(Color::Yellow),
+        ];
+        if live.blocked_total > 0 {
+            spans.push(Span::from(format!("  {} blocked", grouped(live.blocked_total))));
+        }
+        for listener in &live.listeners {
+            let (name, open) = (shown(&listener.name), grouped(listener.connections));
+            spans.push(Span::from(format!("  {name} {open} connections")).dim());
+        }
+        Line::from(spans)
+    }
+}
+
+/// Returns the uptime of the server, by its clock.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "clamped before the cast"
+)]
+pub(super) fn uptime(live: &Live) -> Duration {
+    let now = live.now.clamp(0.0, 1e12) as u64;
+    Duration::from_secs(now.saturating_sub(live.started))
+}
+
+/// Returns the limits of a policy as text.
+pub(super) fn limits(policy: &Policy) -> String {
+    let limits: Vec<_> = policy.limits.iter().map(|limit| shown(&limit.limit)).collect();
+    let shadow = if policy.mode == "shadow" { " (shadow)" } else { "" };
+    limits.join(", ") + shadow
+}
+
+/// Returns a one-line summary of the store.
+pub(super) fn store(store: &Store) -> String {
+    let kind = shown(&store.kind);
+    match &*store.kind {
+        "memory" => {
+            format!("store memory, {} of {} keys", grouped(store.keys), grouped(store.max_keys))
+        }
+        _ => {
+            let away = if store.reachable { "" } else { ", unreachable: applying failure modes" };
+            format!(
+                "store {kind}{away}, breaker {}, round trip {} µs, {:.1} requests per call, {} timed out",
+                shown(&store.breaker),
+                grouped(store.latency_us),
+                store.batch,
+                grouped(store.timeouts),
+            )
+        }
+    }
+}
+
+fn store_line(live: &Live) -> Line<'static> {
+    let line = Line::from(format!(" {}", store(&live.store)));
+    let mut line = if live.store.reachable { line } else { line.fg(Color::Red).bold() };
+    if let Some(complaint) = &live.reload.complaint {
+        let text = format!("  reload failed: {}", shown(complaint));
+        line.push_span(Span::from(text).fg(Color::Yellow));
+    }
+    line
+}
+
+fn foot_line() -> Line<'static> {
+    let keys = ["q quit", "? help", "Tab pane", "s sort", "Space pause"];
+    Line::from(format!(" {}", keys.join("  "))).dim()
+}
+
+fn length(width: Constraint) -> u16 {
+    match width {
+        Constraint::Length(length) => length,
+        _ => 0,
+    }
+}
+
+/// Colours bars by the worst outcome.
+fn drawn(bars: &[Bar]) -> Line<'static> {
+    let colour = |worst: Worst| match worst {
+        Worst::Allowed => Color::Green,
+        Worst::Shadow => Color::Yellow,
+        Worst::Denied => Color::Red,
+    };
+    let pieces = bars.chunk_by(|one, other| one.worst == other.worst);
+    let span = |piece: &[Bar]| {
+        let text: String = piece.iter().map(|bar| bar.bar).collect();
+        Span::from(text).fg(colour(piece.first().map(|bar| bar.worst).unwrap_or_default()))
+    };
+    Line::from(pieces.map(span).collect::<Vec<_>>())
+}
+
+fn draw_keys(keys: &[TopKey], skipped: usize, frame: &mut Frame<'_>, area: Rect) {
+    let number = |count: u64, color: Color| {
+        let line = Line::from(grouped(count)).right_aligned();
+        Cell::from(if count > 0 { line.fg(color) } else { line.dim() })
+    };
+    let row = |top: &TopKey| {
+        let key = Cell::from(shown(&top.key));
+        let (allowed, denied) = (number(top.allowed, Color::Green), number(top.denied, Color::Red));
+        Row::new([allowed, denied, key, Cell::from(shown(&top.policy)).dim()])
+    };
+    let rows: Vec<_> = keys.iter().skip(skipped).map(row).collect();
+    let name = keys.iter().map(|top| top.policy.len()).max().unwrap_or(0);
+    let name = u16::try_from(name).unwrap_or(u16::MAX).clamp(6, area.width.max(24) / 4);
+    let heads = [
+        Line::from("ALLOWED").right_aligned(),
+        Line::from("DENIED").right_aligned(),
+        Line::from("KEY"),
+        Line::from("POLICY"),
+    ];
+    let widths = [
+        Constraint::Length(7),
+        Constraint::Length(7),
+        Constraint::Fill(1),
+        Constraint::Length(name),
+    ];
+    let heads = Row::new(heads).style(Style::new().add_modifier(Modifier::DIM));
+    frame.render_widget(Table::new(rows, widths).header(heads).column_spacing(1), area);
+}
+
+fn draw_help(frame: &mut Frame<'_>, area: Rect) {
+    let lines: Vec<_> = HELP
+        .iter()
+        .map(|(keys, what)| Line::from(vec![format!(" {keys:<11}").bold(), Span::from(*what)]))
+        .collect();
+    let height = u16::try_from(lines.len() + 2).unwrap_or(u16::MAX).min(area.height);
+    let width = 58.min(area.width);
+    let place = Rect {
+        x: area.x + (area.width - width) / 2,
+        y: area.y + (area.height - height) / 2,
+        width,
+        height,
+    };
+    frame.render_widget(Clear, place);
+    let block = Block::bordered().title(" Help (press any key to close) ");
+    frame.render_widget(Paragraph::new(lines).block(block), place);
+}

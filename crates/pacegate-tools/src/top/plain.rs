@@ -1,0 +1,106 @@
+//! Prints a [`View`] as plain text, for scripts and pipes.
+
+use std::fmt::Write as _;
+
+use super::{
+    data::TopKey,
+    draw::{limits, store, uptime},
+    view::{MOST, View},
+    words::{bars, percent, rate, shown, time},
+};
+use crate::words::grouped;
+
+/// Number of bars in a plot.
+const BARS: usize = 15;
+
+/// Returns all data as text, table by table.
+pub fn plain(view: &View) -> String {
+    let mut text = String::new();
+    let Some(live) = &view.live else { return text };
+    let mut line = |line: String| {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    };
+    line(format!("Pacegate {} at {}", shown(&live.version), shown(&view.server)));
+    let going = if live.draining { ", draining" } else { "" };
+    line(format!("up {}, revision {}{going}", time(uptime(live)), live.revision));
+    line(store(&live.store));
+    if let Some(complaint) = &live.reload.complaint {
+        line(format!("reload failed: {}", shown(complaint)));
+    }
+    line(String::new());
+    line(table(&policies(view)));
+    for (title, keys) in [("busiest", &live.top.traffic), ("most denied", &live.top.denied)] {
+        if !keys.is_empty() {
+            line(String::new());
+            line(table(&top(title, keys)));
+        }
+    }
+    if !live.blocked.is_empty() {
+        line(String::new());
+    }
+    for block in &live.blocked {
+        line(format!("blocked: {} of {}", shown(&block.key), shown(&block.policy)));
+    }
+    text
+}
+
+/// Table rows. The first `left` columns are left-aligned, the others right-aligned, except the last, which is
+/// not padded.
+struct Rows {
+    left: usize,
+    rows: Vec<Vec<String>>,
+}
+
+fn policies(view: &View) -> Rows {
+    let head = ["POLICY", "LIMIT", "ALLOWED/s", "DENIED/s", "SHADOW/s", "ALLOWED", "DENIED"];
+    let head = head.into_iter().chain(["SHADOW", "USED", "LAST 5 MINUTES"]);
+    let mut rows = vec![head.map(str::to_owned).collect::<Vec<_>>()];
+    for policy in view.policies() {
+        let (recent, seconds) = view.recent(&policy.name);
+        let (history, end) = view.history(&policy.name);
+        let mut row = vec![shown(&policy.name), limits(policy)];
+        row.extend(recent.map(|count| rate(count, seconds)));
+        row.extend([policy.allowed, policy.denied, policy.shadow_denied].map(grouped));
+        row.push(percent(policy.used));
+        row.push(bars(&history, end, BARS, MOST).iter().map(|bar| bar.bar).collect());
+        rows.push(row);
+    }
+    Rows { left: 2, rows }
+}
+
+fn top(title: &str, keys: &[TopKey]) -> Rows {
+    let head = [&title.to_uppercase(), "ALLOWED", "DENIED", "KEY"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(keys.iter().map(|top| {
+        vec![shown(&top.policy), grouped(top.allowed), grouped(top.denied), shown(&top.key)]
+    }));
+    Rows { left: 1, rows }
+}
+
+fn table(Rows { left, rows }: &Rows) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<_> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for (place, row) in rows.iter().enumerate() {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let width = widths[column];
+            // Writing to a `String` cannot fail.
+            let _ = match column {
+                _ if column + 1 == columns => write!(line, "{cell}"),
+                _ if column < *left => write!(line, "{cell:<width$}  "),
+                _ => write!(line, "{cell:>width$}  "),
+            };
+        }
+        if place > 0 {
+            text.push('\n');
+        }
+        text.push_str(line.trim_end());
+    }
+    text
+}
