@@ -1,5 +1,4 @@
 mod apart;
-mod charging;
 mod counters;
 mod returns;
 mod session;
@@ -12,7 +11,8 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use futures_util::stream::{self, StreamExt};
 use pacegate::{
-    Answer, Charge, Clock, Detached, Limit, PolicyName, Store, StoreError, algorithm::Outcome,
+    Charge, ChargeBuf, Clock, Limit, Outcomes, PolicyName, Reply, Store, StoreError, Task, Update,
+    algorithm::Outcome,
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -22,7 +22,6 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use charging::{Charging, Started};
 use returns::Returns;
 use session::Session;
 
@@ -279,73 +278,38 @@ impl RedisStoreBuilder {
 const RETURNING: usize = 256;
 
 impl Store for RedisStore {
-    fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
-        let Inner { common, .. } = &*self.inner;
-        if common.layout.is_some() {
-            return None;
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        match &self.inner.common.layout {
+            None => self.inner.charge(charges, id),
+            Some(counters) => self.inner.charge_counters(counters, charges, id),
         }
-        self.inner.answer_one_here(charge, &common.names.marker.claim(charge))
     }
 
-    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        self.charging(charges, None)
-    }
-
-    fn charge_once<'a>(
-        &'a self,
-        id: &'a [u8],
-        charges: &'a [Charge<'a>],
-    ) -> Answer<'a, Vec<Outcome>> {
-        self.charging(charges, Some(id))
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.inner.update(charge, update)
     }
 
     fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
         self.inner.supports(limits, leased)
     }
 
-    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.clone().change(charge, Some(Action::Refund)))
+    fn clear(&self, _: &[PolicyName]) -> Reply<'_, u64> {
+        Reply::Ready(Err(counters::no_clear()))
     }
 
-    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.clone().change(charge, None))
-    }
-
-    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.clone().change(charge, Some(Action::Release)))
-    }
-
-    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
-        Box::pin(async move {
-            if self.inner.common.layout.is_some() {
-                return Err(counters::no_permits());
-            }
-            let want = self.inner.common.names.want(charge)?;
-            self.inner.opened().await;
-            self.inner.amend(want, Some(Action::Renew)).await
-        })
-    }
-
-    fn clear<'a>(&'a self, _: &'a [PolicyName]) -> Answer<'a, u64> {
-        Box::pin(std::future::ready(Err(counters::no_clear())))
-    }
-
-    fn detach(&self, work: Detached) {
-        self.inner.runtime().spawn(work);
+    fn spawn(&self, task: Task) {
+        self.inner.runtime().spawn(task);
     }
 }
 
-impl RedisStore {
-    fn charging<'a>(
-        &'a self,
-        charges: &'a [Charge<'a>],
-        id: Option<&'a [u8]>,
-    ) -> Answer<'a, Vec<Outcome>> {
-        match &self.inner.common.layout {
-            None => Box::pin(Charging::Start { store: self, charges, id }),
-            Some(counters) => Box::pin(self.inner.charge_counters(counters, charges, id)),
-        }
-    }
+/// The start of a charge.
+enum Started {
+    Answered(Outcomes),
+    Sent(oneshot::Receiver<batch::Answered>),
+    /// The store is connecting to its servers from another runtime than before.
+    Opening,
+    /// Its cells are on several servers, or one of them comes under two limits.
+    Apart(Wants),
 }
 
 type Wants = SmallVec<[Want; 1]>;
@@ -384,13 +348,48 @@ impl Inner {
         runtime.spawn(returns::retry(self.returns.clone(), self.this.clone()));
     }
 
+    /// Charges one request. The key is hashed, and the deny cache and the leases are searched, once.
+    fn charge(self: &Arc<Self>, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        match self.start(charges, id) {
+            Ok(Started::Answered(outcomes)) => Reply::Ready(Ok(outcomes)),
+            Ok(Started::Sent(answer)) => Reply::pending(outcomes_of(answer)),
+            Ok(Started::Apart(wants)) => {
+                let charging = self.clone().charge_apart(wants);
+                Reply::pending(async { charging.await.map(Outcomes::from) })
+            }
+            Ok(Started::Opening) => {
+                let charges = charges.iter().map(ChargeBuf::from).collect();
+                Reply::pending(self.clone().charge_when_open(charges, id.map(<[u8]>::to_vec)))
+            }
+            Err(error) => Reply::Ready(Err(error)),
+        }
+    }
+
+    async fn charge_when_open(
+        self: Arc<Self>,
+        charges: Vec<ChargeBuf>,
+        id: Option<Vec<u8>>,
+    ) -> Result<Outcomes, StoreError> {
+        self.opened().await;
+        let started = {
+            let charges: Vec<_> = charges.iter().map(ChargeBuf::as_charge).collect();
+            self.start(&charges, id.as_deref())?
+        };
+        match started {
+            Started::Answered(outcomes) => Ok(outcomes),
+            Started::Sent(answer) => outcomes_of(answer).await,
+            Started::Apart(wants) => self.charge_apart(wants).await.map(Outcomes::from),
+            Started::Opening => Err(gone()),
+        }
+    }
+
     fn start(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<Started, StoreError> {
         if charges.is_empty() {
-            return Ok(Started::Answered(Vec::new()));
+            return Ok(Started::Answered(Outcomes::default()));
         }
         let names = &self.common.names;
         let claims: SmallVec<[_; 1]> =
@@ -426,22 +425,24 @@ impl Inner {
             };
         }
         self.draw(charges, &wants);
-        self.send(wants, 1, id).map(Started::Asked)
+        self.send(wants, 1, id).map(Started::Sent)
     }
 
     /// What can be said without asking a server.
-    fn answer_here(&self, charges: &[Charge<'_>], claims: &[Claim<'_>]) -> Option<Vec<Outcome>> {
+    fn answer_here(&self, charges: &[Charge<'_>], claims: &[Claim<'_>]) -> Option<Outcomes> {
         if let ([charge], [claim]) = (charges, claims) {
-            return self.answer_one_here(charge, claim).map(|outcome| vec![outcome]);
+            return self
+                .answer_one_here(charge, claim)
+                .map(|outcome| [outcome].into_iter().collect());
         }
         let leased = charges.iter().all(|charge| charge.lease > 0);
         if let Some(outcomes) = leased.then(|| self.leases.spend(claims)).flatten() {
             self.common.counters.leased.add(1);
-            return Some(outcomes);
+            return Some(outcomes.into());
         }
         let outcomes = self.common.denials.answer(claims.iter().copied())?;
         self.common.counters.denied_locally.add(1);
-        Some(outcomes)
+        Some(outcomes.into())
     }
 
     /// [`Inner::answer_here`], for a request with one limit.
@@ -517,30 +518,43 @@ impl Inner {
         returning.fold(Ok(()), async |so_far, amended| amended.map(drop).and(so_far)).await
     }
 
-    /// As a task of its own: what has to be forgotten here is, also when nobody waits for the answer any more.
-    async fn change(
-        self: Arc<Self>,
-        charge: &Charge<'_>,
-        action: Option<Action>,
-    ) -> Result<(), StoreError> {
-        self.opened().await;
-        let runtime = self.runtime();
-        let changing = match self.common.layout.clone() {
-            Some(counters) => {
-                let (spot, act) = counters::change(&self.common, &counters, charge, action)?;
-                runtime.spawn(self.change_counter(counters, spot, act))
-            }
-            None => {
-                let want = self.common.names.want(charge)?;
-                runtime.spawn(async move {
-                    match action {
-                        Some(Action::Release) => self.release(want).await,
-                        _ => self.amend(want, action).await.map(drop),
-                    }
-                })
-            }
+    /// Changes one counter. Runs as a task, so that the caches of this process are updated even if the caller stops
+    /// waiting for the answer.
+    fn update(self: &Arc<Self>, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        let action = match update {
+            Update::Refund => Some(Action::Refund),
+            Update::Reset => None,
+            Update::Release => Some(Action::Release),
+            Update::Renew => Some(Action::Renew),
+            _ => return Reply::Ready(Err(unknown_update(update))),
         };
-        changing.await.unwrap_or_else(|_| Err(gone()))
+        let store = self.clone();
+        match self.common.layout.clone() {
+            Some(counters) => match counters::change(&self.common, &counters, charge, action) {
+                Ok((spot, act)) => Reply::pending(self.run_when_open(async move {
+                    store.change_counter(counters, spot, act).await.map(|()| true)
+                })),
+                Err(error) => Reply::Ready(Err(error)),
+            },
+            None => match self.common.names.want(charge) {
+                Ok(want) => Reply::pending(self.run_when_open(async move {
+                    match action {
+                        Some(Action::Release) => store.release(want).await.map(|()| true),
+                        _ => store.amend(want, action).await,
+                    }
+                })),
+                Err(error) => Reply::Ready(Err(error)),
+            },
+        }
+    }
+
+    /// Runs an update as a task, once the store is connected.
+    async fn run_when_open(
+        &self,
+        update: impl Future<Output = Result<bool, StoreError>> + Send + 'static,
+    ) -> Result<bool, StoreError> {
+        self.opened().await;
+        self.runtime().spawn(update).await.unwrap_or_else(|_| Err(gone()))
     }
 
     async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {
@@ -561,6 +575,14 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.returns.wake();
     }
+}
+
+async fn outcomes_of(answer: oneshot::Receiver<batch::Answered>) -> Result<Outcomes, StoreError> {
+    answer.await.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes.into())
+}
+
+fn unknown_update(update: Update) -> StoreError {
+    StoreError::Unsupported(format!("unknown update {update:?}"))
 }
 
 fn gone() -> StoreError {

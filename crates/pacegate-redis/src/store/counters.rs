@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use pacegate::{Charge, Key, KeyRef, Limit, PolicyName, StoreError, algorithm::Outcome};
+use pacegate::{
+    Charge, Key, KeyRef, Limit, Outcomes, PolicyName, Reply, StoreError, algorithm::Outcome,
+};
 
 use super::{Inner, RedisStore, gone};
 use crate::{
@@ -41,28 +43,34 @@ impl Inner {
         rules.supports(limits, leased)
     }
 
-    pub(super) async fn charge_counters(
-        &self,
-        counters: &Counters,
+    pub(super) fn charge_counters<'a>(
+        &'a self,
+        counters: &'a Counters,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
-    ) -> Result<Vec<Outcome>, StoreError> {
+    ) -> Reply<'a, Outcomes> {
         if id.is_some() {
-            return Err(unsupported("takes no request ids: ask without one"));
+            return Reply::Ready(Err(unsupported("takes no request ids: ask without one")));
         }
         let marker = &self.common.names.marker;
         let spots: Result<Vec<Spot>, _> =
             charges.iter().map(|charge| counters.spot(marker, charge)).collect();
-        let spots = spots?;
+        let spots = match spots {
+            Ok(spots) => spots,
+            Err(error) => return Reply::Ready(Err(error)),
+        };
         let pairs = || spots.iter().zip(charges);
         let claims = pairs().map(|(spot, charge)| spot.claim(charge.cost, charge.enforced));
         if let Some(outcomes) = self.common.denials.answer(claims) {
             self.common.counters.denied_locally.add(1);
-            return Ok(outcomes);
+            return Reply::Ready(Ok(outcomes.into()));
         }
-        self.opened().await;
         let act = |(spot, charge): (Spot, &Charge<'_>)| (spot, Act::Charge(charge.cost));
-        self.note(counters, spots.into_iter().zip(charges).map(act)).await
+        let acts: Vec<_> = spots.into_iter().zip(charges).map(act).collect();
+        Reply::pending(async move {
+            self.opened().await;
+            self.note(counters, acts.into_iter()).await.map(Outcomes::from)
+        })
     }
 
     /// What a counter holds, up to the largest amount of its algorithm.

@@ -7,7 +7,7 @@ use axum::{
     response::Response,
 };
 use http::{StatusCode, Uri};
-use pacegate::{Charge, Permit};
+use pacegate::Charge;
 
 use super::{
     Answer, Problem, Shared,
@@ -99,7 +99,7 @@ pub(super) async fn acquire(
     let subject = asked.subject(&revision.settings.bounds)?;
     revision.access_for(&head.headers, Scope::Check, &subject)?;
     let budgets = subject.budgets(&revision.engine);
-    let permit = Permit::new_id();
+    let permit = revision.engine.charges().new_permit_id();
     let charges = held(budgets.charges(subject.cost())?, permit);
     let now = shared.now();
     let decision = revision.engine.verdict(&charges, None).await?.decision;

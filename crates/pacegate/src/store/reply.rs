@@ -1,8 +1,9 @@
 use std::{
     fmt,
-    future::{Future, IntoFuture},
+    future::Future,
     ops::Deref,
     pin::Pin,
+    task::{Context, Poll},
 };
 
 use smallvec::SmallVec;
@@ -42,14 +43,17 @@ impl<'a, T> Reply<'a, T> {
     }
 }
 
-impl<'a, T: Send + 'a> IntoFuture for Reply<'a, T> {
+impl<'a, T: Unpin + 'a> Future for Reply<'a, T> {
     type Output = Result<T, StoreError>;
-    type IntoFuture = PendingReply<'a, T>;
 
-    fn into_future(self) -> PendingReply<'a, T> {
-        match self {
-            Self::Ready(answer) => Box::pin(std::future::ready(answer)),
-            Self::Pending(pending) => pending,
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Self::Pending(pending) = &mut *self {
+            return pending.as_mut().poll(cx);
+        }
+        let answered = Self::Pending(Box::pin(std::future::pending()));
+        match std::mem::replace(&mut *self, answered) {
+            Self::Ready(answer) => Poll::Ready(answer),
+            Self::Pending(_) => Poll::Pending,
         }
     }
 }

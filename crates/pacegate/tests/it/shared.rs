@@ -143,8 +143,8 @@ impl Store for Double {
     }
 }
 
-fn ready<T: Send>(reply: Reply<'_, T>) -> Result<T, StoreError> {
-    pollster::block_on(reply.into_future())
+fn ready<T: Unpin>(reply: Reply<'_, T>) -> Result<T, StoreError> {
+    pollster::block_on(reply)
 }
 
 impl fmt::Debug for Double {
