@@ -2,8 +2,10 @@
 
 mod agree;
 mod bench;
+mod charts;
 mod command;
 mod deny;
+mod dist;
 mod fuzz;
 mod screen;
 mod servers;
@@ -29,7 +31,9 @@ usage: cargo xtask <task>
   bench http [--quick]    compare the middleware with others
   bench machine           measure a memory load, a lock and a clock read on this machine
   bench agree [PROGRAM]   compare the results of pacegate bench with redis-benchmark and wrk
+  charts                  check the Helm chart and its examples; builds helm if it is missing
   deny                    check licences and sources of dependencies, and advisories where possible
+  dist [TARGET]           build a release archive in target/dist [default: for this machine]
   fuzz [--seconds N]      fuzz the parsers, each for N seconds [default: 60]
   screen FILE             draw the output of `tmux capture-pane -e -p` (standard input) as SVG
   servers                 install missing programs that the tests need
@@ -58,7 +62,10 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["bench", "redis", "--case", name] => bench::run(&["redis", "--case", name]),
         ["bench", "agree"] => agree::run(),
         ["bench", "agree", pacegate] => agree::run_with(pacegate),
+        ["charts"] => charts::run(),
         ["deny"] => deny::run(),
+        ["dist"] => dist::run(None),
+        ["dist", target] => dist::run(Some(target)),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => {
             let wrong = || format!("invalid number of seconds `{seconds}`");

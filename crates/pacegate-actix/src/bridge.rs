@@ -1,4 +1,4 @@
-//! Between the `http` of actix-web, which is an older one, and everybody else's.
+//! Converts between the `http` crate and the older version of it that actix-web uses.
 
 use actix_web::{
     HttpResponse,

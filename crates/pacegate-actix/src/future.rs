@@ -20,8 +20,8 @@ use pin_project_lite::pin_project;
 use crate::{Incoming, Rules, bridge};
 
 pin_project! {
-    /// What [`RateLimited`](crate::RateLimited) returns. It completes with a response of the service inside or with a
-    /// refusal, and fails only as the service does.
+    /// The response future of [`RateLimited`](crate::RateLimited). It completes with a response of the inner service or
+    /// with a rejection, and fails only if the inner service fails.
     pub struct ResponseFuture<S, L, B>
     where
         S: Service<ServiceRequest>,
@@ -37,13 +37,13 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<F, D, T, B> {
-        /// The limiter is asked.
+        /// Waits for the decision.
         Deciding { #[pin] deciding: D, waiting: Option<Waiting> },
-        /// The service works.
+        /// Waits for the inner service.
         Calling { #[pin] call: F, charged: Option<(Decision, Question)> },
-        /// The charge is corrected, and the response waits for that.
+        /// Waits until the charge is corrected.
         Settling { #[pin] settling: T, response: Option<ServiceResponse<EitherBody<B>>> },
-        /// There is a response.
+        /// Has a response.
         Answered { response: Option<ServiceResponse<EitherBody<B>>> },
     }
 }
@@ -140,7 +140,9 @@ where
             match this.state.as_mut().project() {
                 StateProjection::Deciding { deciding, waiting } => {
                     let answer = ready!(deciding.poll(cx));
-                    let Some(waiting) = waiting.take() else { unreachable!("it waits until now") };
+                    let Some(waiting) = waiting.take() else {
+                        unreachable!("the request waits until the decision")
+                    };
                     let next: Self = waiting.decided(this.service, this.rules, answer);
                     this.state.set(next.state);
                 }
@@ -165,7 +167,7 @@ where
     }
 }
 
-/// Adds headers to a response, and corrects the charge; the future is what remains to be done for that.
+/// Adds headers to a response and starts to correct the charge. The future, if any, completes the correction.
 fn settle<L: Decide, B>(
     rules: &Rules<L>,
     mut response: ServiceResponse<B>,

@@ -5,10 +5,10 @@ use http::HeaderName;
 use pacegate_http::Head;
 
 /// The head of a request, for resolvers and for the closures of [`Rules`](crate::Rules). It is an [`HttpRequest`] that
-/// is not to be cloned: actix-web wants to be its only owner while it looks for the handler.
+/// cannot be cloned, because actix-web must be its only owner while it searches the handler.
 pub struct Incoming {
     request: HttpRequest,
-    /// actix-web makes a new text of it each time.
+    /// Cached, because actix-web builds a new string each time.
     route: OnceCell<Option<String>>,
 }
 

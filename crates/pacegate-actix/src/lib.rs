@@ -15,6 +15,6 @@ pub use pacegate_http::{
     resolve,
 };
 
-/// Whose budget, at which cost, under which limits, who is let through unasked, and what is answered: what all
-/// middleware of Pacegate shares, over the requests and responses of actix-web.
+/// A limiter with the rules of a middleware (key, cost, limits, skipped requests, rejections), for the requests and
+/// responses of actix-web.
 pub type Rules<L> = pacegate_http::Rules<L, Incoming, ResponseHead>;

@@ -19,24 +19,24 @@ use crate::{
 
 /// Middleware for actix-web that serves only requests within their limits: `App::new().wrap(RateLimit::new(rules))`.
 ///
-/// What is allowed has its [`Decision`](pacegate::Decision) among the extensions of the request.
+/// An admitted request has its [`Decision`](pacegate::Decision) in its extensions.
 pub struct RateLimit<L> {
     rules: Arc<Rules<L>>,
 }
 
-/// The service that [`RateLimit`] puts around another.
+/// The service that [`RateLimit`] wraps around another.
 ///
-/// A limiter in this process decides before `call` returns, without a box. For another, the future holds the request
-/// until it is decided; dropping it before that drops the request, and what a store has been told by then stays
-/// charged.
+/// A [`Limiter`](pacegate::Limiter) decides before `call` returns, without an allocation. With a
+/// [`SharedLimiter`](pacegate::SharedLimiter), the future holds the request until the store answers. If the future is
+/// dropped before that, the request is dropped, but may have been charged.
 pub struct RateLimited<S, L> {
     inner: Rc<S>,
     rules: Arc<Rules<L>>,
 }
 
 impl<L: Decide> RateLimit<L> {
-    /// Middleware that goes by these rules. Make the rules once, outside the factory of the server, so that its workers
-    /// share them.
+    /// Creates the middleware. Create the rules once, outside of the server's app factory, so that all workers share
+    /// them.
     pub fn new(rules: Rules<L>) -> Self {
         Self { rules: Arc::new(rules) }
     }

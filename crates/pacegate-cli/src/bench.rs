@@ -268,13 +268,7 @@ fn limit(args: &Args, dialect: Option<Dialect>) -> anyhow::Result<Limit> {
     if let Some(burst) = asking.burst {
         limit = limit.with_burst(burst).context("invalid --burst")?;
     }
-    let checkable = [
-        Algorithm::FixedWindow,
-        Algorithm::SlidingWindow,
-        Algorithm::SlidingLog,
-        Algorithm::TokenBucket,
-    ];
-    if !checkable.contains(&limit.algorithm()) {
+    if limit.algorithm().holds_permits() {
         bail!("{} limits are not supported: bench does not release permits", limit.algorithm());
     }
     Ok(limit)

@@ -1,7 +1,7 @@
 //! A request that a configured policy limits, for the first thing that a new user tries.
 
 use pacegate::{
-    Algorithm, Limit, Policy, PolicySet, Request,
+    Limit, Policy, PolicySet, Request,
     policy::{Condition, Mode},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -97,7 +97,7 @@ fn quoted(text: &str) -> String {
 /// Permits are acquired, not checked.
 fn can_check(limits: &[Limit]) -> bool {
     let mut algorithms = limits.iter().map(|limit| limit.algorithm());
-    !limits.is_empty() && algorithms.all(|algorithm| algorithm != Algorithm::Concurrency)
+    !limits.is_empty() && algorithms.all(|algorithm| !algorithm.holds_permits())
 }
 
 /// A value that meets a condition. `None` if the attribute has to be absent.

@@ -10,7 +10,7 @@ use std::{
 use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use pacegate_redis::Layout;
 use pacegate_server::{
-    ConfigSource, Overrides, Reloader, Server, StartError,
+    ConfigSource, ListenerId, Overrides, Reloader, Server, StartError,
     config::{Bind, BindError, Environment},
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -164,13 +164,15 @@ fn warn_of_visible_password(args: &Args) {
 }
 
 fn source(args: &Args) -> ConfigSource {
-    let bind = |given: Option<BindText>| given.map(|BindText(bind)| bind);
+    let listen = [
+        (ListenerId::Http, args.http),
+        (ListenerId::Grpc, args.grpc),
+        (ListenerId::Resp, args.resp),
+    ];
     let overrides = Overrides {
         store: args.store.clone(),
         store_file: args.store_file.clone(),
-        http: bind(args.http),
-        grpc: bind(args.grpc),
-        resp: bind(args.resp),
+        listen: listen.into_iter().filter_map(|(id, given)| Some((id, given?.0))).collect(),
         insecure: args.insecure,
     };
     ConfigSource::new(args.files.clone(), overrides).or_file(Path::new(DEFAULT_FILE))
@@ -179,9 +181,9 @@ fn source(args: &Args) -> ConfigSource {
 async fn serve(source: ConfigSource, threads: Option<NonZeroUsize>) -> Result<ExitCode, Trouble> {
     let settings = source.load().map_err(|error| {
         let hint = "pacegate validate FILE checks a file; docs/configuration.md has all there is";
-        Trouble::new(anyhow::Error::msg(error), "cannot use the configuration", hint)
+        Trouble::new(error, "cannot use the configuration", hint)
     })?;
-    if [settings.http, settings.grpc, settings.resp] == [Bind::Off; 3] {
+    if settings.listen.all_off() {
         let error = anyhow::anyhow!("all listeners are off, so that nobody can ask");
         let hint = "give one of --http, --grpc and --resp an address, such as 127.0.0.1:8080";
         return Err(Trouble::new(error, "cannot serve", hint));

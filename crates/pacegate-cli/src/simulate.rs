@@ -288,7 +288,7 @@ impl Tried {
         let name = name.parse().map_err(|error| {
             Trouble::new(error, "invalid --per", "expected attributes such as ip or tenant,user")
         })?;
-        if limit.algorithm() == Algorithm::Concurrency {
+        if limit.algorithm().holds_permits() {
             let error = anyhow!("traffic does not show when a request ends");
             let hint = "use an algorithm that counts requests";
             return Err(Trouble::new(error, "cannot simulate concurrency", hint));

@@ -9,8 +9,8 @@ use std::{
 };
 
 use pacegate::{
-    Algorithm, Charge, CheckError, Decision, Key, KeyRef, Limit, Limiter, Plan, PolicyName,
-    PolicySet, Request, SharedLimiter, Timestamp,
+    Charge, CheckError, Decision, Key, KeyRef, Limit, Limiter, Plan, PolicyName, PolicySet,
+    Request, SharedLimiter, Timestamp,
 };
 use smallvec::SmallVec;
 
@@ -188,19 +188,7 @@ impl Question {
         if (decision.policy(), decision.limit()) == (Some(policy), Some(*limit)) {
             return passed >= decision.reset_after();
         }
-        let window = |at: Timestamp| u128::from(at.as_micros()) / limit.period().as_micros().max(1);
-        let windows = window(self.settled).saturating_sub(window(self.now));
-        match limit.algorithm() {
-            Algorithm::FixedWindow => windows > 0,
-            Algorithm::SlidingWindow => windows > 1,
-            Algorithm::TokenBucket => {
-                let refilled = passed.as_micros().saturating_mul(limit.amount().into());
-                refilled >= limit.period().as_micros().saturating_mul(limit.capacity().into())
-            }
-            Algorithm::SlidingLog | Algorithm::Concurrency => passed >= limit.period(),
-            // How long one of the user's own counts is not known here.
-            _ => false,
-        }
+        self.settled >= limit.counts_until(self.now)
     }
 
     /// What is given back of the limits of this request alone.
@@ -339,7 +327,7 @@ fn hands_out_permits(policies: &PolicySet) -> bool {
 }
 
 pub(crate) fn is_permit(limit: &Limit) -> bool {
-    limit.algorithm() == Algorithm::Concurrency
+    limit.algorithm().holds_permits()
 }
 
 async fn decide_shared(

@@ -1,4 +1,4 @@
-//! Refusals over gRPC: a response of headers alone, which gRPC calls trailers-only.
+//! Rejections over gRPC: a response without a body, which gRPC calls trailers-only.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
@@ -19,8 +19,8 @@ enum Code {
     Internal = 13,
 }
 
-/// Whether a request is one of gRPC. Its refusals are 200, so nothing else may get one: a page that is asked for with
-/// the content type of gRPC would be kept empty by caches. gRPC-Web has another form, which is not ours.
+/// Returns whether a request is a gRPC call. A gRPC rejection has the status 200, so other requests must not get one:
+/// caches would store an empty page. gRPC-Web has another format and is not supported.
 pub(crate) fn speaks<H: Head>(head: &H) -> bool {
     let kind = only(head.lines(&header::CONTENT_TYPE));
     let rest = kind.and_then(|kind| kind.strip_prefix(b"application/grpc"));
@@ -46,7 +46,7 @@ pub(crate) fn response(refusal: &Refusal) -> Response<Bytes> {
     response
 }
 
-/// How long to wait, in the two ways that clients look for it.
+/// Adds the time to wait, in the two forms that gRPC clients read.
 fn retry(headers: &mut HeaderMap, decision: &Decision, title: &str) {
     let wait = decision.retry_after();
     let pushback = match wait {
@@ -56,7 +56,7 @@ fn retry(headers: &mut HeaderMap, decision: &Decision, title: &str) {
             write_number(&mut text, u64::try_from(millis).unwrap_or(u64::MAX));
             HeaderValue::from_maybe_shared(Bytes::from(text)).ok()
         }
-        // Below 0: do not try again.
+        // A negative number means: do not retry.
         None => Some(HeaderValue::from_static("-1")),
     };
     headers.extend(pushback.map(|value| (PUSHBACK.clone(), value)));

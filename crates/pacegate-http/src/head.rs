@@ -1,51 +1,51 @@
-//! What is known of a request before its body is read.
+//! The head of a request: everything before its body.
 
 use std::net::{IpAddr, SocketAddr};
 
 use http::{HeaderName, header, request::Parts};
 
-/// The head of a request, whichever framework it came through. Everything here may be forged by the client, except the
-/// peer's address, the route and extensions.
+/// The head of a request, independent of the framework. Clients can forge everything in it except the peer address, the
+/// route and the extensions.
 pub trait Head {
-    /// The method, as it is written.
+    /// Returns the method as sent.
     fn method(&self) -> &str;
 
-    /// The path, as it was sent: without the query, not decoded. Where a router of axum is nested in another, it is
-    /// still the whole path, with the feature `axum`: what the nested one has in the URI lacks its beginning.
+    /// Returns the path as sent: without the query, not decoded. With the feature `axum` it is the whole path in nested
+    /// routers too, where the URI lacks the prefix.
     fn path(&self) -> &str;
 
-    /// The host that the request line names, with its port if it has one, and with a user before it if somebody wrote
-    /// one. HTTP/2 has it here, HTTP/1 in `Host`.
+    /// Returns the authority of the request line, with its port and user information if it has them. HTTP/2 requests have
+    /// it; HTTP/1 requests have the header `Host` instead.
     fn authority(&self) -> Option<&str>;
 
-    /// The values of all lines of a header, in their order.
+    /// Returns the values of all lines of a header, in order.
     fn lines(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]>;
 
-    /// Who is at the other end of the connection.
+    /// Returns the address of the peer of the connection.
     fn peer(&self) -> Option<IpAddr>;
 
-    /// The pattern of the route that the framework found, such as `/users/{id}`.
+    /// Returns the pattern of the matched route, such as `/users/{id}`.
     fn route(&self) -> Option<&str>;
 
-    /// Returns `false` if [`Head::route`] never finds one.
+    /// Returns `false` if [`Head::route`] is always `None`.
     fn knows_routes(&self) -> bool {
         true
     }
 
-    /// Reads what the program itself has attached to the request, if it has.
+    /// Reads an extension that the program has attached to the request.
     fn extension<T, R>(&self, read: impl FnOnce(&T) -> R) -> Option<R>
     where
         T: Clone + Send + Sync + 'static;
 
-    /// The host that is asked for, from the request line or else from the only `Host`.
+    /// Returns the requested host: from the request line, or else from the header `Host` if there is exactly one.
     fn host(&self) -> Option<&[u8]> {
         let line = self.authority().map(str::as_bytes);
         line.or_else(|| only(self.lines(&header::HOST)))
     }
 }
 
-/// An extension for servers that do not tell the address of a connection in another way: insert it into each request.
-/// With the feature `axum`, its `ConnectInfo<SocketAddr>` does the same.
+/// The peer address as a request extension, for servers that do not provide it otherwise: insert it into each request.
+/// With the feature `axum`, `ConnectInfo<SocketAddr>` works too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerAddr(pub SocketAddr);
 
@@ -100,7 +100,8 @@ impl Head for Parts {
     }
 }
 
-/// The only one there is. Of several, a proxy may have written one and the client the other: neither is believed.
+/// Returns the line if there is exactly one. Of several, a proxy may have written one and the client another, so none
+/// is trusted.
 pub(crate) fn only<'a>(mut lines: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
     let line = lines.next()?;
     lines.next().is_none().then_some(line)

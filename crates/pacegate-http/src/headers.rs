@@ -1,4 +1,4 @@
-//! What a client is told about its limit: `Retry-After`, `RateLimit`, `RateLimit-Policy` and `X-RateLimit-*`.
+//! The rate limit headers of a response: `Retry-After`, `RateLimit`, `RateLimit-Policy` and `X-RateLimit-*`.
 
 use std::{mem, ptr, sync::OnceLock};
 
@@ -10,8 +10,7 @@ use http::{
 use pacegate::{Algorithm, Decision, Limit, PolicyName, Source, Timestamp};
 use smallvec::SmallVec;
 
-/// Which headers tell a client about its limit. `Retry-After` is on every denial that has an end, whatever is chosen
-/// here.
+/// A choice of rate limit headers. Every denial with a `retry_after` also has the header `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Headers {
@@ -21,7 +20,7 @@ pub struct Headers {
     pub legacy: Option<ResetStyle>,
 }
 
-/// Which draft of the standard headers.
+/// A version of the standard headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderStyle {
@@ -33,7 +32,7 @@ pub enum HeaderStyle {
     Draft6,
 }
 
-/// What the number in `X-RateLimit-Reset` is.
+/// The meaning of the number in `X-RateLimit-Reset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ResetStyle {
@@ -43,7 +42,7 @@ pub enum ResetStyle {
     Delta,
 }
 
-/// What is the same for all decisions by one limit.
+/// Header values that are the same for all decisions of one limit.
 struct Known {
     policy: PolicyName,
     limit: Limit,
@@ -53,21 +52,21 @@ struct Known {
     legacy: Kept,
 }
 
-/// A value that is written once.
+/// A header value that is built once and shared.
 pub(crate) struct Kept {
     value: HeaderValue,
     bytes: Bytes,
 }
 
-/// What a header says.
+/// The value of a header.
 pub(crate) enum Said<'a> {
-    /// The same as before.
+    /// A shared value.
     Kept(&'a Kept),
-    /// Something of this decision.
+    /// A value of this decision.
     Fresh(Bytes),
 }
 
-/// Text that is short, and made on the stack.
+/// Short text, built on the stack.
 type Text = SmallVec<[u8; 128]>;
 
 static RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -84,29 +83,29 @@ static DRAFT8: [&HeaderName; 2] = [&RATE_LIMIT, &RATE_LIMIT_POLICY];
 static DRAFT6: [&HeaderName; 3] = [&DRAFT6_LIMIT, &DRAFT6_REMAINING, &DRAFT6_RESET];
 
 /// The largest integer of a structured field.
-const MOST: u64 = 999_999_999_999_999;
+const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// The longest that a trip to a store is taken to last, in microseconds.
-const TRIP: u64 = 100_000;
+/// The assumed upper bound of a round trip to the store, in microseconds.
+const MAX_ROUND_TRIP: u64 = 100_000;
 
 const ZERO: HeaderValue = HeaderValue::from_static("0");
 
-/// The numbers below 10,000, of four digits each, for values that need no memory of their own.
+/// The numbers below 10,000 as four digits each, so that their values need no allocation.
 static NUMBERS: [u8; 40_000] = numbers();
 
-/// The first limits that were written, for the life of the process: their values need no memory for each response.
-/// Limits come from configuration; if there are more, the others are written anew each time.
+/// Shared header values of the first 64 limits, kept for the life of the process. Limits come from configuration; values
+/// of further limits are built for each response.
 static KNOWN: [OnceLock<Known>; 64] = [const { OnceLock::new() }; 64];
 
 impl Headers {
     /// None but `Retry-After`.
     pub const OFF: Self = Self { standard: HeaderStyle::Off, legacy: None };
 
-    /// Puts what a decision says into the headers of a response, in place of what was there under the same names.
+    /// Sets the headers for a decision, and replaces existing headers of the same names.
     ///
     /// `X-RateLimit-Reset` in seconds since 1970 comes from the clock of the store, if that is on another machine.
-    /// Otherwise it is counted from `now`: an instant before the decision, so that what ends with a second is not
-    /// rounded up to the next.
+    /// Otherwise it is `now` plus the time until the reset. Pass a time before the decision, so that a window that ends
+    /// on a full second is not rounded up to the next one.
     pub fn write(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
         make_room(decision, headers);
         self.each(decision, now, |name, said| {
@@ -115,7 +114,7 @@ impl Headers {
         });
     }
 
-    /// Hands each header of a decision to `put`, until that returns `false`: for frameworks with types of their own.
+    /// Passes each header of a decision to `put` until `put` returns `false`.
     pub(crate) fn each(
         &self,
         decision: &Decision,
@@ -159,19 +158,19 @@ impl Headers {
         }
     }
 
-    /// Whether a response that has headers of these names already says what these would.
+    /// Returns whether a response already has these headers.
     pub(crate) fn are_in(&self, has: impl Fn(&HeaderName) -> bool) -> bool {
         let standard = self.standard.names().first().is_some_and(|name| has(name));
         standard || self.legacy.is_some() && has(&X_LIMIT)
     }
 
-    /// [`Headers::write`] for headers that may be there already: if so, all stay as they are.
+    /// Like [`Headers::write`], but leaves the response unchanged if it already has these headers.
     pub(crate) fn add(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
         make_room(decision, headers);
-        // Looked up once each, since most responses have none of them.
+        // One lookup for each name, because most responses have none of them.
         let mut replaced = Vec::new();
         self.each(decision, now, |name, said| {
-            // The first of each kind tells.
+            // The first header of each kind shows whether the response has them.
             let is_first = |name: &HeaderName| {
                 ptr::eq(name, &RATE_LIMIT)
                     || ptr::eq(name, &DRAFT6_LIMIT)
@@ -197,7 +196,7 @@ impl Headers {
 }
 
 impl HeaderStyle {
-    /// Its headers, that by which a response is known to have them first.
+    /// Returns its headers. The first one marks a response that already has them.
     fn names(self) -> &'static [&'static HeaderName] {
         match self {
             Self::Off => &[],
@@ -220,7 +219,7 @@ fn take_back(
     headers.extend(replaced.into_iter().map(|(name, value)| (name.clone(), value)));
 }
 
-/// Most responses have a few headers already, and would grow in the middle of it.
+/// Reserves capacity, so that the map of a response with a few headers does not grow twice.
 fn make_room(decision: &Decision, headers: &mut HeaderMap) {
     if decision.policy().is_some() {
         headers.reserve(6);
@@ -228,7 +227,7 @@ fn make_room(decision: &Decision, headers: &mut HeaderMap) {
 }
 
 impl Said<'_> {
-    /// As bytes that are shared, not copied.
+    /// Returns the value as shared bytes, without a copy.
     pub(crate) fn into_bytes(self) -> Bytes {
         match self {
             Self::Kept(kept) => kept.bytes.clone(),
@@ -251,7 +250,7 @@ impl Kept {
         Self { value: value(bytes.clone()), bytes }
     }
 
-    /// Copied without counting who holds it, since nobody ever gives it back.
+    /// Leaks the text, so that a clone of it needs no reference count.
     fn lasting(self) -> Self {
         let text: &'static [u8] = Box::leak((*self.bytes).into());
         Self::new(Bytes::from_static(text))
@@ -259,7 +258,7 @@ impl Kept {
 }
 
 impl Known {
-    /// What is known of a limit, or is from now on, if there is room for it.
+    /// Returns the shared values of a limit, and creates them if there is room.
     fn of(policy: PolicyName, limit: Limit) -> Option<&'static Self> {
         let name = policy.as_str().as_ptr().addr() >> 3;
         let mixed = name as u64 ^ limit.amount() ^ limit.period().as_secs();
@@ -282,18 +281,19 @@ impl Known {
     }
 }
 
-/// All of them, with the reset in seconds since 1970.
+/// All headers, with `X-RateLimit-Reset` in seconds since 1970.
 impl Default for Headers {
     fn default() -> Self {
         Self { standard: HeaderStyle::Draft8, legacy: Some(ResetStyle::Epoch) }
     }
 }
 
-/// When nothing is used any more: by the clock that counted if the decision says so, otherwise counted from `now`,
-/// which is when it was asked.
+/// Returns the instant at which the counter is empty: from the clock of the store if the decision has it, else `now`
+/// plus the time until the reset.
 ///
-/// A denial that is remembered tells the longest that it can last, which is by about a trip to the store too long. The
-/// end of its window would be rounded up to the next second, and differ from what was told before.
+/// The deny cache reports an upper bound, which is late by up to a round trip to the store. For a fixed window, it is
+/// corrected to the end of the window; otherwise it would be rounded up to the next second and differ from the header
+/// of the first denial.
 fn reset_instant(decision: &Decision, limit: &Limit, now: Timestamp) -> Timestamp {
     if let Some(end) = decision.reset_at() {
         return end;
@@ -305,39 +305,39 @@ fn reset_instant(decision: &Decision, limit: &Limit, now: Timestamp) -> Timestam
     }
     let period = u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX);
     match end.as_micros().checked_rem(period) {
-        Some(late) if late < TRIP => Timestamp::from_micros(end.as_micros() - late),
+        Some(late) if late < MAX_ROUND_TRIP => Timestamp::from_micros(end.as_micros() - late),
         _ => end,
     }
 }
 
-/// Until nothing is used any more, rounded up.
+/// Returns the seconds until the counter is empty, rounded up.
 pub fn reset_seconds(decision: &Decision) -> u64 {
     let time = decision.reset_after();
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Until there are more units, rounded up.
+/// Returns the seconds until more units are available, rounded up.
 fn more_seconds(decision: &Decision) -> Option<u64> {
     let time = decision.more_after()?;
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
-    // A denial does not end at once, and nothing is left of no units.
+    // Never 0 for a denial, or if no units are left.
     let is_waited_for = !decision.is_allowed() || decision.remaining() == 0;
     Some(seconds.max(is_waited_for.into()))
 }
 
-/// Adds a number in decimal digits.
+/// Appends a number in decimal digits.
 pub fn write_number(out: &mut Vec<u8>, number: u64) {
     with_digits(number, |digits| out.extend_from_slice(digits));
 }
 
-/// The same, and no larger than a structured field may hold.
+/// Appends a number, capped at the largest integer of a structured field.
 fn write_integer(out: &mut Text, number: u64) {
-    with_digits(number.min(MOST), |digits| out.extend_from_slice(digits));
+    with_digits(number.min(MAX_INTEGER), |digits| out.extend_from_slice(digits));
 }
 
-/// A number as text, and no larger than a structured field may hold.
+/// Returns a number as text, capped at the largest integer of a structured field.
 fn number(number: u64) -> Bytes {
-    let number = number.min(MOST);
+    let number = number.min(MAX_INTEGER);
     if number >= 10_000 {
         return with_digits(number, Bytes::copy_from_slice);
     }
@@ -346,7 +346,7 @@ fn number(number: u64) -> Bytes {
     Bytes::from_static(&NUMBERS[end - digits..end])
 }
 
-/// What we write is always fit for a header.
+/// Converts text to a header value. All texts of this module are valid.
 fn value(text: Bytes) -> HeaderValue {
     HeaderValue::from_maybe_shared(text).unwrap_or(ZERO)
 }
@@ -380,7 +380,7 @@ fn with_digits<R>(mut number: u64, read: impl FnOnce(&[u8]) -> R) -> R {
     read(&digits[first..])
 }
 
-/// `"api";r=12;t=3`: what remains, and in how many seconds there is more.
+/// Appends `"api";r=12;t=3`: the remaining units, and the seconds until more are available.
 fn write_state(out: &mut Text, policy: &str, decision: &Decision) {
     write_name(out, policy);
     out.extend_from_slice(b";r=");
@@ -391,20 +391,20 @@ fn write_state(out: &mut Text, policy: &str, decision: &Decision) {
     }
 }
 
-/// `"api";q=600;w=60`: how much in how many seconds, if they are whole.
+/// Appends `"api";q=600;w=60`: the amount, and the period if it is in whole seconds.
 fn write_policy(out: &mut Text, policy: &str, limit: &Limit) {
     write_name(out, policy);
     out.extend_from_slice(b";q=");
     write_integer(out, limit.amount());
     let period = limit.period();
-    if limit.algorithm() == Algorithm::Concurrency {
+    if limit.algorithm().holds_permits() {
         out.extend_from_slice(b";qu=\"concurrent-requests\"");
     } else if period.subsec_nanos() == 0 {
         out.extend_from_slice(b";w=");
         write_integer(out, period.as_secs());
     } else {
         out.extend_from_slice(b";pacegate-ms=");
-        write_integer(out, u64::try_from(period.as_millis()).unwrap_or(MOST));
+        write_integer(out, u64::try_from(period.as_millis()).unwrap_or(MAX_INTEGER));
     }
 }
 

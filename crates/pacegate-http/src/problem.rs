@@ -1,4 +1,4 @@
-//! Why a request was not served, as RFC 9457 has it.
+//! Problem details (RFC 9457) of requests that are not served.
 
 use http::{HeaderValue, StatusCode};
 use pacegate::{Limit, PolicyName};
@@ -11,11 +11,11 @@ pub(crate) const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("applicati
 /// The type of a denial.
 pub const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
-/// What a problem says. Nothing of the request is in it, except for the details that are asked for.
+/// The content of problem details. It repeats nothing of the request, except for `details`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem<'a> {
     pub(crate) status: StatusCode,
-    /// A URI that stays the same when the words change.
+    /// A URI that identifies the problem; the title may change.
     pub(crate) kind: &'a str,
     /// Without quotes, backslashes and control characters.
     pub(crate) title: &'a str,
@@ -23,10 +23,10 @@ pub(crate) struct Problem<'a> {
     pub(crate) details: Option<Details>,
 }
 
-/// Whose limit it is, and when to retry.
+/// The key, the limit and the time to retry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Details {
-    /// The values that the request is counted by, separated by colons.
+    /// The values of the key, separated by colons.
     pub(crate) key: String,
     pub(crate) limit: Limit,
     /// In whole seconds, rounded up.
@@ -54,7 +54,7 @@ impl Problem<'_> {
 }
 
 impl Details {
-    /// Adds the members, each after a comma.
+    /// Appends the members, each after a comma.
     fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(b",\"key\":");
         write_text(out, &self.key);

@@ -1,4 +1,4 @@
-//! What is done with a request, whichever framework it comes through: the part that all middleware shares.
+//! The framework-independent part of the middleware: read a request, decide, reject, correct the charge.
 
 use std::{
     fmt,
@@ -17,11 +17,11 @@ use crate::{
     decide, refusal,
 };
 
-/// Whose budget, at which cost, under which limits, who is let through unasked, and what is answered: separate choices
-/// around a limiter.
+/// A limiter with the rules of a middleware: the key, the cost and the limits of a request, which requests are skipped,
+/// and how denials are answered.
 ///
-/// With its defaults it is a tower layer, see [`RateLimitLayer`]. `Q` is the head of a request and `A` that of a
-/// response; middleware for frameworks with types of their own is an adapter that calls [`Rules::ask`],
+/// With the default type parameters it is a tower layer, see [`RateLimitLayer`]. `Q` is the head of a request and `A` the
+/// head of a response. Middleware for a framework with other types is an adapter that calls [`Rules::ask`],
 /// [`Rules::decide`], [`Rules::refuse`] and [`Rules::settle`] in this order.
 pub struct Rules<L, Q = request::Parts, A = response::Parts> {
     limiter: L,
@@ -36,11 +36,11 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts> {
     headers: Headers,
     describes: bool,
     clock: Arc<dyn Clock>,
-    /// Why the limiter decides about nothing, see [`Decide::fault`].
+    /// The reason that the limiter cannot be used in a middleware, see [`Decide::fault`].
     fault: Option<&'static str>,
 }
 
-/// A tower layer that limits the requests to a service, for axum, tonic, hyper and everything else that speaks
+/// A tower layer that limits the requests to a service: axum, tonic, hyper and all other services of
 /// [`http::Request`].
 ///
 /// ```
@@ -55,30 +55,30 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts> {
 /// ```
 pub type RateLimitLayer<L> = Rules<L, request::Parts, response::Parts>;
 
-/// What is to be done with a request.
+/// The next step for a request.
 #[derive(Debug)]
 pub enum Asked {
-    /// Nothing: it passes unlimited.
+    /// Serve it without a limit.
     Skip,
-    /// To decide this.
+    /// Ask the limiter.
     Ask(Question),
-    /// To refuse it.
+    /// Reject it.
     Refuse(Refusal),
 }
 
-/// Why a request is not served.
+/// The reason that a request is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It is denied: 429, or `RESOURCE_EXHAUSTED` over gRPC.
+    /// The limiter denied it: 429, or `RESOURCE_EXHAUSTED` over gRPC.
     Denied(Decision),
-    /// It costs more than could ever be admitted: 400, or `INVALID_ARGUMENT`.
+    /// Its cost is above the limit, so it can never be admitted: 400, or `INVALID_ARGUMENT`.
     Cost(CostError),
     /// It lacks the attribute of this name: 400, or `INVALID_ARGUMENT`.
     Missing(String),
-    /// The program does not provide what requests are counted by, and this is what to change: 500, or `INTERNAL`.
+    /// The program is misconfigured; the text is the change that it needs: 500, or `INTERNAL`.
     Misconfigured(&'static str),
-    /// The store cannot do what the limits want of it, a mistake of the program: 500, or `INTERNAL`.
+    /// The store does not support a limit, which is a mistake of the program: 500, or `INTERNAL`.
     Unsupported(StoreError),
 }
 
@@ -87,10 +87,11 @@ type Deny<Q> = Arc<dyn Fn(&Refusal, &Q) -> Response<Bytes> + Send + Sync>;
 type Limits = Vec<(PolicyName, Limit)>;
 
 impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
-    /// Requests limited by `limiter`, all on one budget until [`Rules::by`] or [`Rules::attribute`] says more.
+    /// Creates rules around a limiter. All requests share one counter until [`Rules::by`] or [`Rules::attribute`] is
+    /// called.
     ///
-    /// A limit of concurrency is not for a middleware: a request would take a permit and never return it. If the
-    /// limiter has one, all requests are answered with 500 and a problem that says so.
+    /// A middleware cannot use a concurrency limit: a request would take a permit and never return it. If the limiter
+    /// has one, all requests are answered with 500 and problem details that name the mistake.
     pub fn new(limiter: L) -> Self {
         Self {
             fault: limiter.fault(),
@@ -109,16 +110,18 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         }
     }
 
-    /// Counts by the key that `resolver` finds. A request without it is answered with 400, unless the resolver says
-    /// otherwise, see [`ResolveExt`](crate::ResolveExt). [`Limiter::check`](pacegate::Limiter::check) with the same key
-    /// draws on the same budget. For a key of several parts put resolvers together; of two calls, the last counts.
+    /// Counts requests by the key that `resolver` returns.
+    ///
+    /// A request without a key is answered with 400; [`ResolveExt`](crate::ResolveExt) has other choices.
+    /// [`Limiter::check`](pacegate::Limiter::check) with the same key uses the same counter. For a key of several parts,
+    /// combine resolvers: a second call replaces the first.
     #[must_use]
     pub fn by(self, resolver: impl Resolve<Q>) -> Self {
         self.attribute(Request::KEY, resolver)
     }
 
-    /// Adds an attribute for policies to match and to count by. All policies that cover a request stand or fall
-    /// together: it is charged on all of them or on none. A second one of the same name takes the place of the first.
+    /// Adds an attribute that policies can match and count by. A request is charged to all policies that apply to it or
+    /// to none. A second attribute of the same name replaces the first.
     #[must_use]
     pub fn attribute(mut self, name: impl Into<String>, resolver: impl Resolve<Q>) -> Self {
         let (name, resolver) = (name.into(), Arc::new(resolver));
@@ -132,29 +135,29 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         self
     }
 
-    /// The domain that policies see; the default one if nothing is said.
+    /// Sets the domain of the requests. Default: the default domain.
     #[must_use]
     pub fn domain(self, domain: &str) -> Self {
         Self { domain: Some(domain.into()), ..self }
     }
 
-    /// What a request costs; 1 if nothing is said. 0 only asks whether there is room, for what is
-    /// [charged afterwards](Rules::settle_with).
+    /// Sets the cost of a request. Default: 1. A cost of 0 is a peek; [`Rules::settle_with`] can charge the actual cost
+    /// afterwards.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Q) -> u64 + Send + Sync + 'static) -> Self {
         Self { cost: Some(Arc::new(cost)), ..self }
     }
 
-    /// Lets some requests pass unlimited, and without headers.
+    /// Skips requests for which `skip` returns `true`: they are not limited and get no headers.
     #[must_use]
     pub fn skip(self, skip: impl Fn(&Q) -> bool + Send + Sync + 'static) -> Self {
         Self { skip: Some(Arc::new(skip)), ..self }
     }
 
-    /// Chooses limits for each request, in place of the limiter's own: by plan, by tenant, by whatever you know. They
-    /// are charged all or nothing; for a request that gets none the limiter's own hold.
+    /// Chooses the limits of each request, for example by plan or by tenant. They replace the limits of the limiter and
+    /// are charged all or nothing. If `limits` returns none, the limits of the limiter apply.
     ///
-    /// State is kept by the name, so give limits that differ in period or algorithm different names.
+    /// Counters are kept by name, so use different names for limits that differ in period or algorithm.
     #[must_use]
     pub fn limits<I>(self, limits: impl Fn(&Q) -> I + Send + Sync + 'static) -> Self
     where
@@ -164,7 +167,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { limits: Some(Arc::new(limits)), ..self }
     }
 
-    /// Answers requests that are not served in a way of your own. The headers of a denial are added to the response.
+    /// Sets the response to requests that are not served. The rate limit headers are added to it.
     #[must_use]
     pub fn deny_with(
         self,
@@ -173,23 +176,22 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { deny: Some(Arc::new(deny)), ..self }
     }
 
-    /// Corrects the charge when the response is known, before it is sent: gives back what did not count, or charges
-    /// what it turned out to cost.
+    /// Corrects the charge when the response is known, before it is sent: refunds units, or charges more.
     ///
-    /// To charge only some outcomes, charge before and refund the others: that is exact. Charging afterwards what cost
-    /// 0 before lets requests that run at the same time pass together. A request that is given up, because its client
-    /// went away or the service failed without a response, keeps its charge. What was decided while the store was away
-    /// is not given back: the store was not charged for it. Nor is what no longer counts when the response is known,
-    /// since the window of its charge is over: others may have used the one that runs.
+    /// To count only some responses, charge every request and refund the others: this is exact. If requests cost 0 first
+    /// and are charged afterwards, requests that run at the same time can exceed the limit.
     ///
-    /// The headers tell what was decided before, and so does what `settle` sees of them: a correction shows in those of
-    /// the next response.
+    /// A request without a response keeps its charge, for example if its client disconnects or the service fails. No
+    /// units are refunded for a degraded decision, because the store was not charged, or if the window of the charge has
+    /// ended, because the current window has other requests.
+    ///
+    /// The headers show the decision before the correction. The next response shows the corrected counter.
     #[must_use]
     pub fn settle_with(self, settle: impl Fn(&A) -> Adjustment + Send + Sync + 'static) -> Self {
         Self { settle: Some(Arc::new(settle)), ..self }
     }
 
-    /// Which headers responses carry.
+    /// Sets the headers of responses.
     #[must_use]
     pub fn headers(self, headers: Headers) -> Self {
         Self { headers, ..self }
@@ -202,13 +204,13 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { describes: true, ..self }
     }
 
-    /// The clock that `X-RateLimit-Reset` and corrections go by; the system's if nothing is said.
+    /// Sets the clock for `X-RateLimit-Reset` and for corrections. Default: the system clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Arc::new(clock), ..self }
     }
 
-    /// What there is to decide about a request.
+    /// Resolves the key, cost and limits of a request.
     pub fn ask(&self, head: &Q) -> Asked {
         if self.skip.as_ref().is_some_and(|skip| skip(head)) {
             return Asked::Skip;
@@ -262,7 +264,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         self.limiter.decide(question)
     }
 
-    /// Whether a request is served by what the limiter has answered.
+    /// Returns the decision if the request is to be served, or else the reason that it is not.
     pub fn admit(&self, answer: Result<Decision, CheckError>) -> Result<Decision, Refusal> {
         match answer {
             Ok(decision) if decision.is_allowed() => Ok(decision),
@@ -273,7 +275,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         }
     }
 
-    /// The response to a request that is not served. `question` is what was asked, if anything was.
+    /// Returns the response to a request that is not served. `question` is `None` if the limiter was not asked.
     pub fn refuse(
         &self,
         refusal: &Refusal,
@@ -294,20 +296,18 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         response
     }
 
-    /// Puts what was decided into the headers of a response that is served. Those of a layer further in stay: it has
-    /// decided later, and may have denied.
-    /// `asked` is [when](Question::asked) it was asked.
+    /// Adds the rate limit headers to a served response. Headers of an inner layer stay, because it has decided later
+    /// and may have denied. `asked` is the time of the question, see [`Question::asked`].
     pub fn write_headers(&self, decision: &Decision, asked: Timestamp, headers: &mut HeaderMap) {
         self.headers.add(decision, asked, headers);
     }
 
-    /// Whether a response that has headers of these names is to be left as it is, see [`Rules::write_headers`].
+    /// Returns whether a response already has rate limit headers, see [`Rules::write_headers`].
     pub fn has_headers(&self, has: impl Fn(&HeaderName) -> bool) -> bool {
         self.headers.are_in(has)
     }
 
-    /// What [`Rules::write_headers`] writes, for frameworks with types of their own: hands the name and the value of
-    /// each header to `put`.
+    /// Passes the name and value of each header to `put`, for frameworks with other types than [`HeaderMap`].
     pub fn each_header(
         &self,
         decision: &Decision,
@@ -320,12 +320,12 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         });
     }
 
-    /// Whether [`Rules::settle`] has to be called at all.
+    /// Returns whether [`Rules::settle_with`] was called, so that [`Rules::settle`] has an effect.
     pub fn settles(&self) -> bool {
         self.settle.is_some()
     }
 
-    /// Corrects what was charged by this decision, now that the response is known.
+    /// Corrects the charge of an admitted request by its response.
     pub fn settle(
         &self,
         question: &Question,

@@ -1,4 +1,4 @@
-//! What stands in the parentheses.
+//! Parses the arguments of the attribute.
 
 use pacegate::{Limit, PolicyName};
 use proc_macro2::{Span, TokenStream};
@@ -98,7 +98,7 @@ impl Args {
         self.root.as_ref().map_or_else(|| quote! { ::pacegate }, Path::to_token_stream)
     }
 
-    /// [`Args::root`], where what is called by it has its errors shown at `at`.
+    /// Returns [`Args::root`] with the span `at`, where the compiler shows errors of the calls through it.
     pub(crate) fn root_at(&self, at: Span) -> TokenStream {
         let Some(root) = &self.root else { return quote_spanned! {at=> ::pacegate } };
         let moved = root.to_token_stream().into_iter().map(|mut token| {
@@ -141,7 +141,7 @@ impl Raw {
             (Some(found), None) => Ok(Limits::Found(Box::new(found))),
             (Some(found), Some(_)) => Err(Error::new(
                 found.span(),
-                "give the limit as text or by `limit`: all of them hold, so there is no default",
+                "the limit is given twice: write it as text or as `limit = ..`, not both",
             )),
             (None, Some(_)) => {
                 check_limits(&texts)?;
@@ -149,7 +149,7 @@ impl Raw {
             }
             (None, None) => Err(Error::new(
                 end,
-                "how much? begin with a limit, such as `\"100/minute\"`, or find one: `limit = ..`",
+                "missing limit: start with text such as `\"100/minute\"`, or write `limit = ..`",
             )),
         }
     }
@@ -159,13 +159,12 @@ impl Raw {
         let scope = text(&scope, "a scope is `\"global\"` or `\"key\"`")?;
         match (scope.value().as_str(), key) {
             ("global", None) | ("key", Some(_)) => Ok(()),
-            ("global", Some(key)) => Err(Error::new(
-                key.span(),
-                "a global budget is nobody's: leave out the `key`, or the `scope`",
-            )),
+            ("global", Some(key)) => {
+                Err(Error::new(key.span(), "a global scope has no key: remove `key` or `scope`"))
+            }
             ("key", None) => Err(Error::new(
                 scope.span(),
-                "whose budget? add `key = ..`, over the arguments of the function",
+                "missing key: add `key = ..`, an expression over the arguments of the function",
             )),
             _ => Err(Error::new(
                 scope.span(),
@@ -178,7 +177,7 @@ impl Raw {
 
 const TEXT_OR_NAME: &str = "a limit is text, such as `\"100/minute\"`; everything else has a name";
 
-/// What a macro of the user hands on, such as `$limit:literal`, comes in a group that cannot be seen.
+/// A macro fragment such as `$limit:literal` arrives in an invisible group.
 fn bare(value: Expr) -> Expr {
     match value {
         Expr::Group(group) => bare(*group.expr),

@@ -1,17 +1,17 @@
-//! What `#[async_trait]` has made of an async function: one that returns a boxed future. It expands first, since it
-//! stands at the impl.
+//! Methods that `#[async_trait]` has expanded to functions that return a boxed future. It expands before us, because it is
+//! on the impl block.
 
 use proc_macro2::{Delimiter, Group, Ident, TokenStream, TokenTree};
 use syn::Signature;
 
-/// Whether a function was async before `#[async_trait]` saw it.
+/// Returns whether a function was async before `#[async_trait]` expanded it.
 pub(crate) fn was_async(sig: &Signature) -> bool {
     sig.generics.lifetimes().any(|parameter| parameter.lifetime.ident == "async_trait")
 }
 
-/// Puts `first` before what the function does by itself, where its arguments have their names again. The body is
-/// `Box::pin(async move { .. let __ret: R = { OWN }; __ret })`; `None` if it is anything else, for a call that is not
-/// limited must not compile.
+/// Inserts `first` before the original body, where the arguments have their original names. The expanded body is
+/// `Box::pin(async move { .. let __ret: R = { ORIGINAL }; __ret })`. Returns `None` for any other form, because a call
+/// without a limit must not compile.
 pub(crate) fn insert(body: TokenStream, first: &TokenStream) -> Option<TokenStream> {
     in_last_after("pin", body, |call| {
         in_last_after("move", call, |future| {
@@ -20,7 +20,7 @@ pub(crate) fn insert(body: TokenStream, first: &TokenStream) -> Option<TokenStre
     })
 }
 
-/// `self` by the name that it has inside of the future.
+/// Replaces `self` by its name inside of the future.
 pub(crate) fn rename_self(tokens: TokenStream) -> TokenStream {
     let renamed = |token| match token {
         TokenTree::Ident(ident) if ident == "self" => Ident::new("__self", ident.span()).into(),
@@ -33,7 +33,7 @@ pub(crate) fn rename_self(tokens: TokenStream) -> TokenStream {
     tokens.into_iter().map(renamed).collect()
 }
 
-/// Changes what is in the last group that has no brackets. `None` if there is none, or not behind this word.
+/// Changes the content of the last group in parentheses or braces. Returns `None` if it does not follow `word`.
 fn in_last_after(
     word: &str,
     tokens: TokenStream,

@@ -45,29 +45,29 @@ use crate::{args::Args, block::Item};
 /// # }).unwrap();
 /// ```
 ///
-/// What it takes:
+/// Arguments:
 ///
-/// - `"10/minute"`, first, one or more: the limits. The compiler checks them. They are charged together or not at all.
-/// - `limit = EXPR`: in their place a [`pacegate::Limit`] that is found for each call.
-/// - `key = EXPR`: whose budget, any [`pacegate::Key`], by reference; of a tuple, each part by reference. Without it,
-///   all calls share one.
-/// - `scope = "global"` or `scope = "key"`: says which of the two it is, so that no key is forgotten.
-/// - `cost = EXPR`: units, an unsigned integer; 0 asks without charging. Without it, 1.
-/// - `name = "mail"`: the policy. Functions of one name share their budgets. Without it, the path of the function.
-/// - `limiter = EXPR`: a [`pacegate::Limiter`] or, for async functions, a [`pacegate::SharedLimiter`]. Without it, an
-///   async function takes the one that was [installed](pacegate::registry), and all others count in memory.
-/// - `limiter = "bulk"`: for async functions, the one [installed](pacegate::registry::install_named) under this name.
-/// - `failure = "open"`, `"closed"` or `"local"`, or a constant [`FailureMode`](pacegate::policy::FailureMode): what
-///   happens when the store is away. Without it, what the limiter says.
-/// - `enabled = EXPR`: a switch, looked at for each call. While it is off, nothing else is.
-/// - `on_denied = |denied| ..`: what a denied call returns. Without it, `Err(denied.into())`.
-/// - `crate = PATH`: where `pacegate` is found, if not as `::pacegate`: renamed, or reexported by another crate.
+/// - `"10/minute"`, first, one or more: the limits, checked by the compiler. They are charged all or nothing.
+/// - `limit = EXPR`: a [`pacegate::Limit`] instead, evaluated for each call.
+/// - `key = EXPR`: the key to count by, any [`pacegate::Key`], taken by reference (each part of a tuple too). Default: all
+///   calls share one counter.
+/// - `scope = "global"` or `scope = "key"`: states whether there is a key, so that the compiler reports a missing one.
+/// - `cost = EXPR`: units, an unsigned integer; 0 is a peek. Default: 1.
+/// - `name = "mail"`: the policy. Functions of one name share their counters. Default: the path of the function.
+/// - `limiter = EXPR`: a [`pacegate::Limiter`] or, for async functions, a [`pacegate::SharedLimiter`]. Default: async
+///   functions use the [installed](pacegate::registry) limiter, others count in memory.
+/// - `limiter = "bulk"`: for async functions, the limiter [installed](pacegate::registry::install_named) under this name.
+/// - `failure = "open"`, `"closed"` or `"local"`, or a constant [`FailureMode`](pacegate::policy::FailureMode): the failure
+///   mode. Default: that of the limiter.
+/// - `enabled = EXPR`: a switch, evaluated for each call. If it is `false`, the call is not limited.
+/// - `on_denied = |denied| ..`: the return value of a denied call. Default: `Err(denied.into())`.
+/// - `crate = PATH`: the path of the crate `pacegate`, if it is renamed or reexported. Default: `::pacegate`.
 ///
-/// The expressions see the arguments of the function, and are evaluated in this order: `enabled`, `limit`, `key`,
-/// `cost`, `limiter`. A limit of concurrency holds its place until the call has returned, or its future is dropped.
+/// The expressions can use the arguments of the function. They are evaluated in this order: `enabled`, `limit`, `key`,
+/// `cost`, `limiter`. A concurrency limit holds its permit until the call returns or its future is dropped.
 ///
-/// On an `impl` block, the attribute limits every method in it: each has its own budget, unless there is a `name`. The
-/// attribute of a method replaces that of the block. The expressions have to compile in every method that uses them.
+/// On an `impl` block, the attribute limits every method in it. Each method has its own counters, unless there is a
+/// `name`. The attribute of a method replaces that of the block. The expressions must compile in every method.
 ///
 /// ```
 /// use pacegate::Denied;
@@ -94,9 +94,9 @@ use crate::{args::Args, block::Item};
 /// assert!(reports.export().is_ok() && reports.export().is_err());
 /// ```
 ///
-/// The path of a function is how this compiler spells it. Where budgets outlive the process, give them a `name`.
+/// The path of a function may change with the compiler version. Set a `name` if counters outlive the process.
 ///
-/// A cost that could never be admitted, and a limit that the store cannot count, are denied for good:
+/// A cost above the limit, and a limit that the store cannot count, are denied permanently:
 /// [`retry_after`](pacegate::Decision::retry_after) is `None`.
 #[proc_macro_attribute]
 pub fn rate_limit(args: TokenStream, item: TokenStream) -> TokenStream {
@@ -110,7 +110,7 @@ pub fn rate_limit(args: TokenStream, item: TokenStream) -> TokenStream {
     });
     expanded
         .unwrap_or_else(|error| {
-            // Whoever uses the item should not be told that it is missing.
+            // Keeps the item, so that its users do not get errors about a missing item.
             let error = error.into_compile_error();
             quote::quote! { #untouched #error }
         })

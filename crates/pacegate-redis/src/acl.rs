@@ -1,29 +1,28 @@
-//! The rights that Pacegate needs.
+//! The ACL rules of Pacegate.
 
-/// What a user of the server has to be allowed, beside the keys: every command that Pacegate sends or its scripts use,
-/// and no other.
+/// The ACL rules for the commands of Pacegate and its scripts, without the key pattern.
 ///
-/// It is part of a rule as servers from Redis 6.2 on understand it, whether alone or in a cluster:
+/// For Redis 6.2 and newer, and for Valkey, single servers and clusters:
 ///
 /// ```text
 /// ACL SETUSER pacegate reset on >PASSWORD ~pg:* <these rules>
 /// ```
 ///
-/// `pg:` is the [prefix](crate::RedisStoreBuilder::prefix) of the keys. `HELLO` and `AUTH` need no right.
+/// `pg:` is the [prefix](crate::RedisStoreBuilder::prefix) of the keys. `HELLO` and `AUTH` need no rule.
 pub const ACL_RULES: &str = "-@all +ping +info +select +time +eval +evalsha +cluster|slots +asking \
     +get +mget +set +exists +del +unlink +pexpire \
     +lindex +llen +lset +ltrim +rpush +rpop \
     +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore";
 
-/// What a store with the [layout](crate::Layout) of another limiter needs besides. The keys are then those of the
-/// layout: `~rl:*` for `rl:{key}:{window}`.
+/// Additional rules for a store with the [layout](crate::Layout) of another limiter. The key pattern is then that of the
+/// layout, such as `~rl:*` for `rl:{key}:{window}`.
 pub const LAYOUT_ACL_RULES: &str = "+incrby +decrby +pttl +zpopmax";
 
-/// The same for a user of the sentinels, who are asked where the master is and nothing else.
+/// The ACL rules for a user of the sentinels, which are queried for the master only.
 pub const SENTINEL_ACL_RULES: &str =
     "-@all +ping +info +sentinel|master +sentinel|get-master-addr-by-name";
 
-/// The whole command that makes a user with just these rights.
+/// Returns the command that creates a user with these rules.
 pub(crate) fn acl_line(prefix: &str) -> String {
     format!("ACL SETUSER pacegate reset on >PASSWORD ~{prefix}* {ACL_RULES}")
 }
@@ -44,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_need_no_more_than_they_say() {
+    fn layout_rules_match_the_layout_scripts() {
         let used = commands(&[include_str!("script/window.lua"), include_str!("script/log.lua")]);
         let has = |rules: &str, command: &str| rules.split_whitespace().any(|rule| rule == command);
         let more: Vec<&String> = used.iter().filter(|command| !has(ACL_RULES, command)).collect();
@@ -53,12 +52,12 @@ mod tests {
     }
 
     #[test]
-    fn every_command_of_the_scripts_is_allowed_and_nothing_else() {
+    fn the_rules_match_the_commands_exactly() {
         let scripts = [
             include_str!("script/common.lua"),
-            include_str!("script/each.lua"),
-            include_str!("script/charge.lua"),
-            include_str!("script/amend.lua"),
+            include_str!("script/charge_simple.lua"),
+            include_str!("script/charge_batch.lua"),
+            include_str!("script/update.lua"),
         ];
         let mut used = commands(&scripts);
         for sent in

@@ -1,59 +1,33 @@
-//! Batches: requests that travel together, and how their answers are told apart again.
+//! Requests that one script call decides.
 //!
-//! A batch is one script call. Requests for the same cell and cost become one run of that many, so a hot key costs the
-//! server one step however many requests there are. The server answers with the states as they were; what each request
-//! gets is replayed here, in order of arrival, by the same steps that the memory store takes.
+//! Requests with the same cell and cost form one run, so a hot key costs the server one step however many requests there
+//! are. The server returns the states before the call. [`Replay`] computes the answer of each request from them, in
+//! order of arrival and with the same steps as the memory store.
 
-use std::{collections::HashMap, time::Duration};
+use std::collections::HashMap;
 
-use pacegate::{
-    Limit, StoreError,
-    algorithm::{Outcome, State},
-};
+use pacegate::Limit;
 use redis::Cmd;
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use crate::{
-    cell::{CellId, Kind, Names, Want},
-    mark::Mark,
-    replay::{Known, Replay},
-    waiter::Waiter,
+    cell::{CellCharge, CellCharges, CellId, Names},
+    fingerprint::Fingerprint,
+    replay::{Replay, Snapshot},
+    responder::Responder,
     wire::Program,
 };
 
-/// One request on its way.
+/// A request that waits for its answer.
 #[derive(Debug)]
-pub(crate) struct Ask {
-    /// What it wants: all or nothing, all in one slot.
-    pub(crate) wants: SmallVec<[Want; 1]>,
-    /// How often, as far as it fits. More than once only to draw units ahead, with a single want; 0 only asks what
-    /// would be answered.
+pub(crate) struct PendingRequest {
+    /// Decided all or nothing; all in one slot.
+    pub(crate) charges: CellCharges,
+    /// How often to charge, as far as it fits. Above 1 only to draw a lease, with a single charge. 0 is a peek.
     pub(crate) times: u64,
-    /// Where the answer is remembered, so that the same question again changes nothing.
+    /// The key that stores the answer of a request with an id.
     pub(crate) once: Option<CellId>,
-    pub(crate) waiter: Waiter<Answer>,
-}
-
-impl Ask {
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.waiter.since().is_some()
-    }
-}
-
-/// What comes back.
-pub(crate) type Answered = Result<Answer, StoreError>;
-
-#[derive(Debug)]
-pub(crate) struct Answer {
-    /// One for each want; of the last time, if there were several.
-    pub(crate) outcomes: Vec<Outcome>,
-    /// How many of the times were admitted.
-    pub(crate) granted: u64,
-    /// The server's time.
-    pub(crate) now: u64,
-    /// What the state of its only cell is now.
-    pub(crate) state: Option<State>,
+    pub(crate) responder: Responder,
 }
 
 /// Requests that one script call decides.
@@ -62,106 +36,113 @@ pub(crate) struct Batch {
     cells: Vec<Cell>,
     places: HashMap<CellId, u32, foldhash::fast::RandomState>,
     runs: Vec<Run>,
-    asks: Vec<Ask>,
+    requests: Vec<PendingRequest>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Cell {
     pub(crate) id: CellId,
-    pub(crate) mark: Mark,
+    pub(crate) fingerprint: Fingerprint,
     pub(crate) limit: Limit,
-    pub(crate) kind: Kind,
-    /// The last run that touches it.
+    pub(crate) script_id: u64,
+    /// The last run that charges it.
     pub(crate) last_run: usize,
 }
 
-/// Asks that want the same of the same cell; or one ask that wants something of several.
+impl Cell {
+    /// Returns whether the state is a log. Otherwise it is a string of three numbers.
+    pub(crate) fn is_log(&self) -> bool {
+        self.limit.algorithm().keeps_log()
+    }
+}
+
+/// Requests with the same cost for the same cell, or one request with several charges.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// Places in the batch's asks, in order of arrival.
-    pub(crate) asks: SmallVec<[u32; 1]>,
+    /// Indexes of the batch's requests, in order of arrival.
+    pub(crate) requests: SmallVec<[u32; 1]>,
     pub(crate) times: u64,
-    /// Places in the batch's cells, one for each want of the first ask.
+    /// Indexes of the batch's cells, one for each charge of the first request.
     pub(crate) cells: SmallVec<[u32; 1]>,
 }
 
-/// More cells than this would keep the server busy for too long at a stretch.
+/// More cells would block the server for too long.
 const MAX_CELLS: usize = 64;
-/// The same for runs that could not be combined.
+/// The same for runs, which may share cells.
 const MAX_RUNS: usize = 256;
 
 impl Batch {
-    pub(crate) fn with_capacity(asks: usize) -> Self {
-        Self { asks: Vec::with_capacity(asks), ..Self::default() }
+    fn new(request: PendingRequest, capacity: usize) -> Self {
+        let mut batch = Self { requests: Vec::with_capacity(capacity), ..Self::default() };
+        batch.push(request);
+        batch
     }
 
-    /// Takes a request in, or hands it back if it has to travel with the next batch.
-    pub(crate) fn add(&mut self, ask: Ask) -> Option<Ask> {
-        if !self.has_room_for(&ask) {
-            return Some(ask);
+    /// Packs requests into as few batches as possible, in order.
+    pub(crate) fn pack(requests: Vec<PendingRequest>) -> Vec<Self> {
+        let mut batches: Vec<Self> = Vec::new();
+        let capacity = requests.len().min(MAX_RUNS);
+        for request in requests {
+            match batches.last_mut() {
+                Some(last) if last.has_room_for(&request) => last.push(request),
+                _ => batches.push(Self::new(request, capacity)),
+            }
         }
-        self.push(ask);
-        None
+        batches
     }
 
-    fn push(&mut self, ask: Ask) {
-        let cells: SmallVec<[u32; 1]> = ask.wants.iter().map(|want| self.place(want)).collect();
-        let place = self.asks.len() as u32;
-        match self.run_to_join(&ask, &cells) {
+    fn push(&mut self, request: PendingRequest) {
+        let cells: SmallVec<[u32; 1]> =
+            request.charges.iter().map(|charge| self.place(charge)).collect();
+        let place = self.requests.len() as u32;
+        match self.run_to_join(&request, &cells) {
             Some(run) => {
-                run.asks.push(place);
-                run.times += ask.times;
+                run.requests.push(place);
+                run.times += request.times;
             }
             None => {
                 for &cell in &cells {
                     self.cells[cell as usize].last_run = self.runs.len();
                 }
-                let asks = SmallVec::from_elem(place, 1);
-                self.runs.push(Run { asks, times: ask.times, cells });
+                let requests = SmallVec::from_elem(place, 1);
+                self.runs.push(Run { requests, times: request.times, cells });
             }
         }
-        self.asks.push(ask);
+        self.requests.push(request);
     }
 
-    /// A remembered answer is that of a whole batch, so it must be the only one. A cell has one limit in a batch.
-    fn has_room_for(&self, ask: &Ask) -> bool {
-        let same_limit = |want: &Want| {
-            let place = self.places.get(&want.cell);
-            place.is_none_or(|&place| self.cells[place as usize].limit == want.limit)
+    /// A stored answer covers a whole batch, so a request with an id travels alone. A cell has one limit in a batch.
+    fn has_room_for(&self, request: &PendingRequest) -> bool {
+        let same_limit = |charge: &CellCharge| {
+            let place = self.places.get(&charge.cell);
+            place.is_none_or(|&place| self.cells[place as usize].limit == charge.limit)
         };
         let small = self.cells.len() < MAX_CELLS && self.runs.len() < MAX_RUNS;
-        let alone = ask.once.is_some() || self.once().is_some();
-        self.asks.is_empty() || (small && !alone && ask.wants.iter().all(same_limit))
+        let alone = request.once.is_some() || self.once().is_some();
+        small && !alone && request.charges.iter().all(same_limit)
     }
 
-    fn place(&mut self, want: &Want) -> u32 {
-        *self.places.entry(want.cell).or_insert_with(|| {
-            let Want { cell: id, mark, limit, kind, .. } = *want;
-            self.cells.push(Cell { id, mark, limit, kind, last_run: usize::MAX });
+    /// Returns the index of a charge's cell, which is added if it is new.
+    fn place(&mut self, charge: &CellCharge) -> u32 {
+        *self.places.entry(charge.cell).or_insert_with(|| {
+            let CellCharge { cell: id, fingerprint, limit, script_id, .. } = *charge;
+            self.cells.push(Cell { id, fingerprint, limit, script_id, last_run: usize::MAX });
             (self.cells.len() - 1) as u32
         })
     }
 
-    /// The run that this request continues: the last one of its cell, if it is for the same cost. Permits are taken one
-    /// by one, since each has a name.
-    fn run_to_join(&mut self, ask: &Ask, cells: &[u32]) -> Option<&mut Run> {
-        let ([want], &[cell]) = (ask.wants.as_slice(), cells) else { return None };
+    /// Returns the run that a request continues: the last run of its cell, if that has the same cost. Permits have
+    /// ids, so each is a separate run.
+    fn run_to_join(&mut self, request: &PendingRequest, cells: &[u32]) -> Option<&mut Run> {
+        let ([charge], &[cell]) = (request.charges.as_slice(), cells) else { return None };
         let run = self.runs.get_mut(self.cells[cell as usize].last_run)?;
-        let first = &self.asks[run.asks[0] as usize].wants;
-        let real = ask.times > 0 && run.times > 0;
-        let same = real
+        let first = &self.requests[run.requests[0] as usize].charges;
+        let joins = request.times > 0
+            && run.times > 0
             && first.len() == 1
-            && first[0].cost == want.cost
-            && want.kind != Kind::Concurrency;
-        same.then_some(run)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.asks.is_empty()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.asks.len()
+            && first[0].cost == charge.cost
+            && !charge.holds_permits();
+        joins.then_some(run)
     }
 
     pub(crate) fn cells(&self) -> &[Cell] {
@@ -172,33 +153,33 @@ impl Batch {
         &self.runs
     }
 
-    pub(crate) fn asks(&self) -> &[Ask] {
-        &self.asks
+    pub(crate) fn requests(&self) -> &[PendingRequest] {
+        &self.requests
     }
 
+    /// Returns the charges of a run.
+    pub(crate) fn charges(&self, run: &Run) -> &[CellCharge] {
+        &self.requests[run.requests[0] as usize].charges
+    }
+
+    pub(crate) fn responders_mut(&mut self) -> impl Iterator<Item = &mut Responder> {
+        self.requests.iter_mut().map(|request| &mut request.responder)
+    }
+
+    /// Returns the key that stores the answer of a request with an id.
     pub(crate) fn once(&self) -> Option<CellId> {
-        self.asks.first().and_then(|ask| ask.once)
+        self.requests.first().and_then(|request| request.once)
     }
 
-    /// Since when somebody waits for it, if anybody does.
-    pub(crate) fn since(&self) -> Option<Instant> {
-        self.asks.iter().filter_map(|ask| ask.waiter.since()).min()
-    }
-
-    /// Answers all who have waited for too long. How many that were.
-    pub(crate) fn expire(&mut self, deadline: Duration) -> usize {
-        self.asks.iter_mut().map(|ask| usize::from(ask.waiter.expire(deadline))).sum()
-    }
-
-    /// Whether everybody wants one thing of one string, and nobody wants it at another cost.
+    /// Returns whether each request has one charge, each cell has one run and no cell is a log.
     pub(crate) fn is_simple(&self) -> bool {
         self.runs.len() == self.cells.len()
             && self.once().is_none()
             && self.runs.iter().all(|run| run.cells.len() == 1 && run.times > 0)
-            && self.cells.iter().all(|cell| cell.kind.is_string())
+            && self.cells.iter().all(|cell| !cell.is_log())
     }
 
-    /// Puts the keys and the program behind the call of a script.
+    /// Adds keys and program to the call of a script.
     pub(crate) fn command(&self, mut command: Cmd, names: &Names, program: Program) -> Cmd {
         command.arg(self.cells.len() + usize::from(self.once().is_some()));
         for &place in &program.order {
@@ -211,60 +192,40 @@ impl Batch {
         command
     }
 
-    /// Answers every request, and tells `learn` what is now known of the cells.
-    pub(crate) fn settle(mut self, reply: &[u8], mut learn: impl FnMut(Mark, Known)) {
+    /// Answers every request, and passes the new states of the cells to `learn`.
+    pub(crate) fn finish(mut self, reply: &[u8], mut learn: impl FnMut(Fingerprint, Snapshot)) {
         match Replay::read(&self, reply) {
             Ok(replay) => {
-                let (answers, known) = replay.run(&self);
-                // A remembered answer speaks of the time when it was given.
+                let (answers, snapshots) = replay.run(&self);
+                // A stored answer describes the past.
                 if self.once().is_none() {
-                    known.into_iter().for_each(|(mark, known)| learn(mark, known));
+                    snapshots.into_iter().for_each(|(cell, snapshot)| learn(cell, snapshot));
                 }
-                for (mut ask, answer) in self.asks.drain(..).zip(answers) {
-                    ask.waiter.answer(answer);
+                for (responder, answer) in self.responders_mut().zip(answers) {
+                    responder.answer(answer);
                 }
             }
-            Err(problem) => self.fail(|| StoreError::Failed(problem.clone())),
+            Err(error) => {
+                self.responders_mut().for_each(|responder| responder.answer(Err(error.clone())));
+            }
         }
     }
 
-    /// The same without those that nobody waits for any more, unless that is all.
+    /// Drops cancelled requests; `None` if none is left.
     pub(crate) fn awaited(self) -> Option<Self> {
-        let mut rest = Self::with_capacity(self.asks.len());
-        self.asks.into_iter().filter(Ask::is_awaited).for_each(|ask| rest.push(ask));
-        (!rest.is_empty()).then_some(rest)
+        let mut rest = self.requests.into_iter().filter(|request| request.responder.is_awaited());
+        let mut batch = Self::new(rest.next()?, 0);
+        rest.for_each(|request| batch.push(request));
+        Some(batch)
     }
 
-    /// Requests for the same cells stay together, in their order.
+    /// Splits the batch by cells. Requests for the same cells stay together, in order.
     pub(crate) fn split(self) -> Vec<Self> {
-        let mut parts: HashMap<SmallVec<[CellId; 1]>, Vec<Ask>> = HashMap::new();
-        for ask in self.asks {
-            let cells = ask.wants.iter().map(|want| want.cell).collect();
-            parts.entry(cells).or_default().push(ask);
+        let mut parts: HashMap<SmallVec<[CellId; 1]>, Vec<PendingRequest>> = HashMap::new();
+        for request in self.requests {
+            let cells = request.charges.iter().map(|charge| charge.cell).collect();
+            parts.entry(cells).or_default().push(request);
         }
-        parts.into_values().flat_map(Self::of).collect()
-    }
-
-    /// As few batches as hold all of these requests.
-    pub(crate) fn of(asks: Vec<Ask>) -> Vec<Self> {
-        let mut batches = vec![Self::with_capacity(asks.len())];
-        for ask in asks {
-            let last = batches.len() - 1;
-            if let Some(ask) = batches[last].add(ask) {
-                let mut next = Self::default();
-                // An empty batch takes any request.
-                drop(next.add(ask));
-                batches.push(next);
-            }
-        }
-        batches.retain(|batch| !batch.is_empty());
-        batches
-    }
-
-    /// Gives every request the same error.
-    pub(crate) fn fail(self, error: impl Fn() -> StoreError) {
-        for mut ask in self.asks {
-            ask.waiter.answer(Err(error()));
-        }
+        parts.into_values().flat_map(Self::pack).collect()
     }
 }

@@ -1,133 +1,100 @@
-//! Cells: one state in the server each, and the names of their keys.
+//! Cells: one state on the server each, and the names of their keys.
 
 use std::{fmt, time::Duration};
 
 use arc_swap::ArcSwap;
 use pacegate::{Algorithm, Charge, KeyRef, Limit, PolicyName, StoreError};
-use redis::RedisWrite;
 use smallvec::SmallVec;
 
-use crate::mark::{Mark, Marker};
+use crate::fingerprint::{Fingerprint, Fingerprinter};
 
-/// Which state: the digest of policy, counter, algorithm, period and key, beside the tag that places it.
+/// Identifies a cell by a digest of policy, counter, algorithm, period and key. The tag determines the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CellId {
     tag: u64,
-    /// 128 bits, in halves, so that nothing that holds one has to be aligned to as much.
+    /// 128 bits in halves, to avoid the alignment of a `u128`.
     digest: [u64; 2],
 }
 
-/// What a request wants of one cell.
+/// A charge to one cell.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Want {
+pub(crate) struct CellCharge {
     pub(crate) cell: CellId,
-    /// The same, as it is known here.
-    pub(crate) mark: Mark,
+    pub(crate) fingerprint: Fingerprint,
     pub(crate) limit: Limit,
-    pub(crate) kind: Kind,
+    /// The number of the algorithm in the scripts.
+    pub(crate) script_id: u64,
     pub(crate) cost: u64,
-    /// 128 bits, in halves as above.
+    /// 128 bits in halves, as above.
     pub(crate) permit: [u64; 2],
     pub(crate) enforced: bool,
 }
 
-/// An algorithm as the scripts number it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u64)]
-pub(crate) enum Kind {
-    FixedWindow = 0,
-    SlidingWindow = 1,
-    TokenBucket = 2,
-    SlidingLog = 3,
-    Concurrency = 4,
-}
+pub(crate) type CellCharges = SmallVec<[CellCharge; 1]>;
 
-/// Names keys: `prefix{tag}digest`.
+/// Builds key names of the form `prefix{tag}digest`.
 ///
-/// Both parts are digests under a secret, in an alphabet without braces, so nothing that a client sends shows in a
-/// name, chooses a slot or meets another's name.
+/// Tag and digest are keyed hashes in an alphabet without braces. Names reveal nothing about the key, and clients
+/// cannot choose a slot or construct the name of another key.
 pub(crate) struct Names {
     prefix: Box<[u8]>,
     secret: [u8; blake3::KEY_LEN],
-    /// The digests of the scopes that are asked for most likely: the first so many.
+    /// A cache of the digests of the first [`MAX_SCOPES`] scopes.
     scopes: ArcSwap<Vec<(Scope, u128)>>,
-    pub(crate) marker: Marker,
+    pub(crate) fingerprinter: Fingerprinter,
 }
 
 thread_local! {
-    /// The cell that this thread asked for last: a key that everybody asks for is not hashed each time. Marks are of
-    /// one store only, so this may be shared by all.
-    static LAST: std::cell::Cell<Option<(Mark, CellId)>> = const { std::cell::Cell::new(None) };
+    /// A cache of the last cell of this thread, so that a hot key is not hashed each time. Fingerprints of different
+    /// stores differ, so all stores can share it.
+    static LAST: std::cell::Cell<Option<(Fingerprint, CellId)>> = const { std::cell::Cell::new(None) };
 }
 
-/// What names are hashed with. It is not shown.
+/// The secret of the key names. `Debug` hides it.
 #[derive(Clone, Default)]
 pub(crate) struct Secret(pub(crate) Vec<u8>);
 
-/// Which of the states of a key: policy, counter, algorithm and period.
+/// The part of a cell's identity other than the key.
 type Scope = (PolicyName, [u64; 3], Algorithm, Duration);
 
 const MAX_SCOPES: usize = 64;
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 pub(crate) const SLOTS: u16 = 16_384;
-
-impl Kind {
-    pub(crate) fn of(limit: &Limit) -> Result<Self, StoreError> {
-        match limit.algorithm() {
-            Algorithm::FixedWindow => Ok(Self::FixedWindow),
-            Algorithm::SlidingWindow => Ok(Self::SlidingWindow),
-            Algorithm::TokenBucket => Ok(Self::TokenBucket),
-            Algorithm::SlidingLog => Ok(Self::SlidingLog),
-            Algorithm::Concurrency => Ok(Self::Concurrency),
-            other => Err(StoreError::Unsupported(format!(
-                "`{other}` runs in this process only; choose one of the built-in algorithms"
-            ))),
-        }
-    }
-
-    /// Whether the state is a string of three numbers; otherwise it is a log.
-    pub(crate) fn is_string(self) -> bool {
-        !matches!(self, Self::SlidingLog | Self::Concurrency)
-    }
-}
 
 impl Names {
     pub(crate) fn new(prefix: &str, secret: &[u8]) -> Self {
         let secret = blake3::derive_key("pacegate 2026 names of keys in redis", secret);
-        let (scopes, marker) = (ArcSwap::default(), Marker::random());
-        Self { prefix: prefix.as_bytes().into(), secret, scopes, marker }
+        let (scopes, fingerprinter) = (ArcSwap::default(), Fingerprinter::new());
+        Self { prefix: prefix.as_bytes().into(), secret, scopes, fingerprinter }
     }
 
-    pub(crate) fn want(&self, charge: &Charge<'_>) -> Result<Want, StoreError> {
-        self.want_marked(charge, self.marker.mark(charge))
+    pub(crate) fn cell_charge(&self, charge: &Charge<'_>) -> Result<CellCharge, StoreError> {
+        self.cell_charge_with(charge, self.fingerprinter.of(charge))
     }
 
-    /// [`Names::want`], for a charge whose mark is known.
-    pub(crate) fn want_marked(&self, charge: &Charge<'_>, mark: Mark) -> Result<Want, StoreError> {
-        Ok(Want {
-            cell: self.cell_marked(charge, mark),
-            mark,
+    /// [`Names::cell_charge`] with a known fingerprint.
+    pub(crate) fn cell_charge_with(
+        &self,
+        charge: &Charge<'_>,
+        fingerprint: Fingerprint,
+    ) -> Result<CellCharge, StoreError> {
+        let cell = match LAST.get() {
+            Some((last, cell)) if last == fingerprint => cell,
+            _ => self.cell(charge),
+        };
+        LAST.set(Some((fingerprint, cell)));
+        Ok(CellCharge {
+            cell,
+            fingerprint,
             limit: charge.limit,
-            kind: Kind::of(&charge.limit)?,
+            script_id: script_id(charge.limit.algorithm())?,
             cost: charge.cost,
             permit: halves(charge.permit),
             enforced: charge.enforced,
         })
     }
 
-    fn cell_marked(&self, charge: &Charge<'_>, mark: Mark) -> CellId {
-        if let Some((known, cell)) = LAST.get()
-            && known == mark
-        {
-            return cell;
-        }
-        let cell = self.cell(charge);
-        LAST.set(Some((mark, cell)));
-        cell
-    }
-
-    /// The digest of the key places the cell, and together with that of the scope it names it.
     fn cell(&self, charge: &Charge<'_>) -> CellId {
         let Charge { policy, counter, limit, .. } = charge;
         let counter = counter.to_words(limit);
@@ -163,11 +130,11 @@ impl Names {
         let (name, algorithm) = (policy.as_str(), algorithm.name());
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
         hasher.update(b"scope");
-        // All lengths that could be mistaken for one another come first.
+        // Lengths come first, so that no two scopes have the same encoding.
         hasher.update(&[name.len() as u8, algorithm.len() as u8]);
         hasher.update(name.as_bytes()).update(algorithm.as_bytes());
         hasher.update(&(period.as_micros() as u64).to_le_bytes());
-        // A policy's own limits are named as before there were other counters: an update forgets nothing.
+        // The counters of a policy's base limits keep the names that they had before there were other counters.
         if *counter != [0; 3] {
             for word in counter {
                 hasher.update(&word.to_le_bytes());
@@ -176,26 +143,29 @@ impl Names {
         first_half(&hasher.finalize())
     }
 
-    /// The name of a cell's key.
-    pub(crate) fn key(&self, cell: CellId) -> Name<'_> {
-        Name { names: self, cell }
+    /// Returns the name of a cell's key.
+    pub(crate) fn key(&self, cell: CellId) -> Vec<u8> {
+        let CellId { tag, digest: [high, low] } = cell;
+        let digest = u128::from(high) << 64 | u128::from(low);
+        let (tag, digest) = (spell::<11>(u128::from(tag)), spell::<22>(digest));
+        [&self.prefix, b"{".as_slice(), &tag, b"}", &digest].concat()
     }
 
-    /// Where the answer to the request with this id is remembered: beside its first cell.
+    /// Returns the key that stores the answer of a request with an id, in the slot of its first cell.
     ///
-    /// It is the answer to these wants and to no others. One id may stand for several requests, as that of a call from
-    /// outside does in every service that it passes through, and what one of them was told says nothing of the rest.
-    pub(crate) fn answer(&self, id: &[u8], wants: &[Want]) -> CellId {
+    /// The key depends on the charges. One id may stand for several requests, such as a trace id in every service that
+    /// a call passes through, and each of them gets a separate answer.
+    pub(crate) fn answer(&self, id: &[u8], charges: &[CellCharge]) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
         hasher.update(b"repeated answer").update(&(id.len() as u64).to_le_bytes()).update(id);
-        for Want { cell, limit, cost, enforced, .. } in wants {
+        for CellCharge { cell, limit, cost, enforced, .. } in charges {
             let (amount, capacity) = (limit.amount(), limit.capacity());
             let [first, second] = cell.digest;
             for word in [cell.tag, first, second, amount, capacity, *cost, u64::from(*enforced)] {
                 hasher.update(&word.to_le_bytes());
             }
         }
-        let tag = wants.first().map_or(0, |want| want.cell.tag);
+        let tag = charges.first().map_or(0, |charge| charge.cell.tag);
         CellId { tag, digest: halves(first_half(&hasher.finalize())) }
     }
 }
@@ -206,7 +176,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Without the secret.
+/// Omits the secret.
 impl fmt::Debug for Names {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = String::from_utf8_lossy(&self.prefix);
@@ -223,42 +193,31 @@ fn first_half(hash: &blake3::Hash) -> u128 {
     u128::from_le_bytes(halves[0])
 }
 
+impl CellCharge {
+    pub(crate) fn holds_permits(&self) -> bool {
+        self.limit.algorithm().holds_permits()
+    }
+}
+
 impl CellId {
-    /// The slot of a cluster in which the cell lives.
+    /// Returns the cluster slot of the cell.
     pub(crate) fn slot(self) -> u16 {
         crc16(&spell::<11>(u128::from(self.tag))) % SLOTS
     }
 }
 
-/// A name to be written into a command.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Name<'a> {
-    names: &'a Names,
-    cell: CellId,
+fn script_id(algorithm: Algorithm) -> Result<u64, StoreError> {
+    algorithm.id().ok_or_else(|| {
+        let problem = "works in memory only; use one of the built-in algorithms";
+        StoreError::Unsupported(format!("`{algorithm}` {problem}"))
+    })
 }
-
-impl Name<'_> {
-    pub(crate) fn to_bytes(self) -> Vec<u8> {
-        let CellId { tag, digest: [high, low] } = self.cell;
-        let digest = u128::from(high) << 64 | u128::from(low);
-        let (tag, digest) = (spell::<11>(u128::from(tag)), spell::<22>(digest));
-        [&self.names.prefix, b"{".as_slice(), &tag, b"}", &digest].concat()
-    }
-}
-
-impl redis::ToRedisArgs for Name<'_> {
-    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
-        out.write_arg(&self.to_bytes());
-    }
-}
-
-impl redis::ToSingleRedisArg for Name<'_> {}
 
 pub(crate) fn period_micros(limit: &Limit) -> u64 {
     u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A number in digits of six bits.
+/// Encodes a number in digits of six bits, least significant first.
 fn spell<const LENGTH: usize>(mut number: u128) -> [u8; LENGTH] {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     [(); LENGTH].map(|()| {
@@ -268,7 +227,7 @@ fn spell<const LENGTH: usize>(mut number: u128) -> [u8; LENGTH] {
     })
 }
 
-/// The slot of any name: of what is between its first braces, if anything is, or of all of it.
+/// Returns the slot of a key name: of the part between its first braces if that is not empty, else of the whole name.
 pub(crate) fn slot_of(name: &[u8]) -> u16 {
     let tag = || {
         let open = name.iter().position(|&byte| byte == b'{')?;
@@ -279,7 +238,7 @@ pub(crate) fn slot_of(name: &[u8]) -> u16 {
     crc16(tag().unwrap_or(name)) % SLOTS
 }
 
-/// The checksum by which a cluster places hash tags (CRC-16/XMODEM).
+/// The checksum of a cluster's hash tags (CRC-16/XMODEM).
 pub(crate) fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |mut crc: u16, &byte| {
         crc ^= u16::from(byte) << 8;
@@ -309,13 +268,13 @@ mod tests {
     ) -> String {
         key.with(|key| {
             let charge = Charge::new(policy.parse().unwrap(), key, limit.parse().unwrap());
-            let want = names.want(&charge.counter(counter)).unwrap();
-            String::from_utf8(names.key(want.cell).to_bytes()).unwrap()
+            let charge = names.cell_charge(&charge.counter(counter)).unwrap();
+            String::from_utf8(names.key(charge.cell)).unwrap()
         })
     }
 
     #[test]
-    fn each_counter_has_its_own_name() {
+    fn each_counter_has_a_separate_name() {
         let names = Names::new("pg:", b"");
         let named = |counter, limit: &str| name_of(&names, "api", counter, "alice", limit);
         let counters = [Counter::Policy, Counter::Override(1), Counter::Override(2)];
@@ -342,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_name_is_given_only_for_what_it_is_of() {
+    fn the_cached_name_is_used_for_the_same_cell_only() {
         let [plain, secret] = [Names::new("pg:", b""), Names::new("pg:", b"secret")];
         let named = |names: &Names, limit: &str| name(names, "api", "alice", limit);
         let known = [named(&plain, "1/hour"), named(&secret, "1/hour"), named(&plain, "1/day")];
@@ -357,13 +316,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_secret_is_shown() {
+    fn debug_hides_the_secret() {
         let shown = format!("{:?}", Names::new("pg:", b"secret"));
         assert_eq!(shown, "Names { prefix: \"pg:\", .. }");
     }
 
     #[test]
-    fn the_key_alone_chooses_the_tag_and_all_else_the_digest() {
+    fn only_the_key_determines_the_tag() {
         let names = Names::new("pg:", b"");
         let known = name(&names, "api", "alice", "10/minute");
         assert_eq!(name(&names, "api", "alice", "99/minute"), known, "the amount may change");
@@ -380,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_hostile_shows() {
+    fn names_escape_hostile_keys() {
         let names = Names::new("pg:", b"");
         let shown = name(&names, "api", "}{a}\r\n\0", "10/minute");
         assert_eq!(shown.matches(['{', '}']).count(), 2);
@@ -388,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_those_of_the_server() {
+    fn slots_match_the_server() {
         assert_eq!(crc16(b"123456789"), 0x31c3);
         for tagged in [b"foo".as_slice(), b"{foo}.bar", b"a{foo}{bar}"] {
             assert_eq!(slot_of(tagged), 12_182);

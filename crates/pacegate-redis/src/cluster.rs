@@ -1,4 +1,4 @@
-//! Which server of a cluster has which slot.
+//! The slot map of a cluster.
 
 use std::{
     collections::HashMap,
@@ -8,6 +8,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use pacegate::StoreError;
 use parking_lot::Mutex;
 use redis::{RedisError, Value};
 use tokio::{
@@ -17,31 +18,36 @@ use tokio::{
 
 use crate::{
     cell::SLOTS,
-    lane::{Common, Lane},
     link::{Access, Address, CONNECT_TIMEOUT, Link},
     resolver::Resolver,
+    worker::{Common, NodeWorker},
 };
 
-/// The servers of a cluster, with a lane to each.
+/// The servers of a cluster, with a worker for each.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     seeds: Vec<Address>,
     access: Access,
     common: Arc<Common>,
-    lanes: Mutex<HashMap<Address, Arc<Lane>>>,
-    /// One for each slot that is known.
-    slots: ArcSwap<Vec<Option<Arc<Lane>>>>,
+    workers: Mutex<HashMap<Address, Arc<NodeWorker>>>,
+    /// The worker of each slot, if known.
+    slots: ArcSwap<Vec<Option<Arc<NodeWorker>>>>,
     changed: Notify,
+    /// The server and the error of the last attempt to read the map, if it failed.
+    map_error: Mutex<Option<(Address, String)>>,
     this: Weak<Self>,
 }
 
-/// The map is read again this often even if nothing seems to have changed.
-const REFRESH: Duration = Duration::from_secs(10);
-/// And not more often than this if something has.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Interval of reading the map while all servers can be used.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
+/// Minimum interval.
+const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Said where nobody is known to have a slot.
-pub(crate) const NO_SERVER: &str = "no server of the cluster is known to have the slot";
+const NO_SERVER: &str = "no server of the cluster is known for the slot";
+
+pub(crate) fn no_server() -> StoreError {
+    StoreError::Unavailable(NO_SERVER.to_owned())
+}
 
 impl Cluster {
     pub(crate) fn new(seeds: Vec<Address>, access: Access, common: Arc<Common>) -> Arc<Self> {
@@ -49,60 +55,74 @@ impl Cluster {
             seeds,
             access,
             common,
-            lanes: Mutex::default(),
+            workers: Mutex::default(),
             slots: ArcSwap::from_pointee(vec![None; usize::from(SLOTS)]),
             changed: Notify::new(),
+            map_error: Mutex::default(),
             this: this.clone(),
         })
     }
 
-    /// Starts the task that keeps the map of slots true. It ends with the cluster.
+    /// Starts the task that refreshes the slot map. It ends with the cluster.
     pub(crate) fn start(self: &Arc<Self>) {
-        tokio::spawn(keep_true(Arc::downgrade(self)));
+        tokio::spawn(keep_fresh(Arc::downgrade(self)));
     }
 
-    pub(crate) fn of_slot(&self, slot: u16) -> Option<Arc<Lane>> {
+    pub(crate) fn worker_of(&self, slot: u16) -> Option<Arc<NodeWorker>> {
         self.slots.load().get(usize::from(slot)).cloned().flatten()
     }
 
-    /// [`Cluster::of_slot`] for somebody who needs it now: if nobody is known to have the slot, the map is read again.
-    pub(crate) fn of_slot_now(&self, slot: u16) -> Option<Arc<Lane>> {
-        let lane = self.of_slot(slot);
-        if lane.is_none() {
+    /// Returns the worker of a slot. If it is not known, the map is read again, and the error contains the cause.
+    pub(crate) fn worker_of_or_refresh(&self, slot: u16) -> Result<Arc<NodeWorker>, StoreError> {
+        self.worker_of(slot).ok_or_else(|| {
             self.refresh_soon();
+            StoreError::Unavailable(self.error())
+        })
+    }
+
+    /// Returns the error of the last attempt to read the map, or else of a server that cannot be used.
+    pub(crate) fn error(&self) -> String {
+        let closed = || self.workers().into_iter().find(|worker| !worker.is_open());
+        match self.map_error() {
+            Some((address, error)) => format!("{address}: {error}"),
+            None => closed().map_or(NO_SERVER.to_owned(), |worker| worker.error()),
         }
-        lane
     }
 
-    pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
-        self.lanes.lock().values().cloned().collect()
+    pub(crate) fn map_error(&self) -> Option<(Address, String)> {
+        self.map_error.lock().clone()
     }
 
-    /// The lane to a server, made if there is none yet.
-    pub(crate) fn lane(&self, address: &Address) -> Arc<Lane> {
-        let mut lanes = self.lanes.lock();
-        let lane = lanes.entry(address.clone()).or_insert_with(|| {
+    pub(crate) fn workers(&self) -> Vec<Arc<NodeWorker>> {
+        self.workers.lock().values().cloned().collect()
+    }
+
+    /// Returns the worker for a server, which is created if necessary.
+    pub(crate) fn worker(&self, address: &Address) -> Arc<NodeWorker> {
+        let mut workers = self.workers.lock();
+        let worker = workers.entry(address.clone()).or_insert_with(|| {
             let resolver = Resolver::Fixed(address.clone(), self.access.clone());
-            let lane = Lane::new(self.common.clone(), resolver, self.this.clone());
-            lane.start();
-            lane
+            let worker = NodeWorker::new(self.common.clone(), resolver, self.this.clone());
+            worker.start();
+            worker
         });
-        lane.clone()
+        worker.clone()
     }
 
-    /// A server said that a slot has moved. The rest of the map is probably out of date, too.
-    pub(crate) fn moved(&self, slot: Option<u16>, address: &Address) -> Arc<Lane> {
-        let lane = self.lane(address);
-        let is_known = |slot| self.of_slot(slot).is_some_and(|known| Arc::ptr_eq(&known, &lane));
+    /// Records that a slot has moved, and reads the map again, which is probably outdated.
+    pub(crate) fn moved(&self, slot: Option<u16>, address: &Address) -> Arc<NodeWorker> {
+        let worker = self.worker(address);
+        let is_known =
+            |slot| self.worker_of(slot).is_some_and(|known| Arc::ptr_eq(&known, &worker));
         if let Some(slot) = slot.filter(|&slot| !is_known(slot)) {
             self.slots.rcu(|slots| {
                 let mut slots = Vec::clone(slots);
-                slots[usize::from(slot)] = Some(lane.clone());
+                slots[usize::from(slot)] = Some(worker.clone());
                 slots
             });
         }
         self.refresh_soon();
-        lane
+        worker
     }
 
     pub(crate) fn refresh_soon(&self) {
@@ -110,41 +130,44 @@ impl Cluster {
     }
 
     /// Reads the map from the first server that answers.
-    pub(crate) async fn refresh(&self) -> bool {
+    pub(crate) async fn refresh(&self) {
         let (open, closed): (Vec<_>, Vec<_>) =
-            self.lanes.lock().clone().into_iter().partition(|(_, lane)| lane.is_open());
-        let [open, closed] = [open, closed].map(|lanes| lanes.into_iter().map(|(it, _)| it));
+            self.workers.lock().clone().into_iter().partition(|(_, worker)| worker.is_open());
+        let [open, closed] =
+            [open, closed].map(|workers| workers.into_iter().map(|(address, _)| address));
         for address in open.chain(self.seeds.iter().cloned()).chain(closed) {
-            let asked = timeout(2 * CONNECT_TIMEOUT, self.ask(&address)).await;
-            if let Ok(Some(ranges)) = asked {
-                self.apply(ranges);
-                return true;
-            }
+            let problem = match timeout(2 * CONNECT_TIMEOUT, self.query(&address)).await {
+                Ok(Ok(Some(ranges))) => return self.apply(ranges),
+                Ok(Ok(None)) => "the server has no slot map".to_owned(),
+                Ok(Err(error)) => format!("cannot connect: {error}"),
+                Err(_) => "the server does not answer".to_owned(),
+            };
+            *self.map_error.lock() = Some((address, problem));
         }
-        false
     }
 
-    async fn ask(&self, seed: &Address) -> Option<Vec<Range>> {
-        let mut link = Link::open(seed, &self.access, false).await.ok()?;
-        read(&mut link, seed).await.ok().flatten()
+    async fn query(&self, seed: &Address) -> Result<Option<Vec<Range>>, RedisError> {
+        let mut link = Link::open(seed, &self.access, false).await?;
+        read(&mut link, seed).await
     }
 
     fn apply(&self, ranges: Vec<Range>) {
         let mut slots = vec![None; usize::from(SLOTS)];
         for range in &ranges {
-            let lane = self.lane(&range.master);
+            let worker = self.worker(&range.master);
             let (first, last) = (usize::from(range.first), usize::from(range.last));
             if let Some(slots) = slots.get_mut(first..=last) {
-                slots.fill(Some(lane));
+                slots.fill(Some(worker));
             }
         }
         self.slots.store(Arc::new(slots));
-        // Servers that are masters of nothing any more, unless a slot is just on its way to one.
+        *self.map_error.lock() = None;
+        // Removes workers of servers without slots, unless a slot is migrating to one.
         let is_used = |address: &Address| ranges.iter().any(|range| range.master == *address);
-        self.lanes.lock().retain(|address, lane| {
-            let keep = is_used(address) || lane.is_open();
+        self.workers.lock().retain(|address, worker| {
+            let keep = is_used(address) || worker.is_open();
             if !keep {
-                lane.end();
+                worker.shut_down();
             }
             keep
         });
@@ -153,12 +176,12 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        self.lanes.lock().values().for_each(|lane| lane.end());
+        self.workers.lock().values().for_each(|worker| worker.shut_down());
         self.changed.notify_one();
     }
 }
 
-/// Slots that one server has.
+/// A range of slots and its master.
 #[derive(Debug)]
 pub(crate) struct Range {
     pub(crate) first: u16,
@@ -166,7 +189,7 @@ pub(crate) struct Range {
     pub(crate) master: Address,
 }
 
-/// The map as the server at `seed` has it, unless it is empty or cannot be read.
+/// Reads the slot map of the server at `seed`; `None` if it is empty or unreadable.
 pub(crate) async fn read(
     link: &mut Link,
     seed: &Address,
@@ -178,7 +201,7 @@ pub(crate) async fn read(
     Ok(ranges.filter(|ranges| !ranges.is_empty()))
 }
 
-/// A row of CLUSTER SLOTS: first, last, the master's host and port, and then replicas.
+/// Parses a row of CLUSTER SLOTS: first, last, host and port of the master, then replicas.
 fn range(row: &Value, seed: &Address) -> Option<Range> {
     let Value::Array(row) = row else { return None };
     let (Value::Int(first), Value::Int(last), Value::Array(master)) =
@@ -196,14 +219,13 @@ fn range(row: &Value, seed: &Address) -> Option<Range> {
     Some(Range { first: u16::try_from(*first).ok()?, last: u16::try_from(*last).ok()?, master })
 }
 
-/// `host:port`, as the server at `from` writes it.
+/// Parses `host:port` in a reply of the server at `from`.
 pub(crate) fn parse(address: &str, from: &Address) -> Option<Address> {
     let (host, port) = address.rsplit_once(':')?;
     located(host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?, from)
 }
 
-/// One spelling for one server. A server that is told without a host, because nobody knows its name, is on the host of
-/// the one that told.
+/// Normalizes the address of a server. One without a host is on the host of the server that reported it.
 fn located(host: &str, port: u16, from: &Address) -> Option<Address> {
     if matches!(host, "" | "?") {
         let Address::Tcp(host, _) = from else { return None };
@@ -213,20 +235,16 @@ fn located(host: &str, port: u16, from: &Address) -> Option<Address> {
     Some(Address::Tcp(host, port))
 }
 
-/// Reads the map again whenever it may have changed, and now and then.
-async fn keep_true(cluster: Weak<Cluster>) {
+/// Reads the map when it may have changed, and periodically.
+async fn keep_fresh(cluster: Weak<Cluster>) {
     loop {
         let Some(strong) = cluster.upgrade() else { return };
         strong.refresh().await;
-        let lanes = strong.lanes();
-        let healthy = !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open());
-        sleep(PAUSE).await;
-        let rest = if healthy { REFRESH } else { 2 * PAUSE };
-        let notified = async {
-            let changed = strong.changed.notified();
-            drop(timeout(rest, changed).await);
-        };
-        notified.await;
+        let workers = strong.workers();
+        let healthy = !workers.is_empty() && workers.iter().all(|worker| worker.is_open());
+        sleep(MIN_REFRESH_INTERVAL).await;
+        let rest = if healthy { REFRESH_INTERVAL } else { 2 * MIN_REFRESH_INTERVAL };
+        drop(timeout(rest, strong.changed.notified()).await);
     }
 }
 
@@ -255,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_map_names_hosts_as_redirections_do() {
+    fn the_slot_map_and_redirections_normalize_hosts_alike() {
         let seed = Address::Tcp("::1".to_owned(), 7_000);
         let row = |host: Value| {
             let master = Value::Array(vec![host, Value::Int(7_001)]);

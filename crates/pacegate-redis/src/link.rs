@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::script::Scripts;
 
-/// How to reach servers: everything but the address.
+/// Credentials, database and TLS settings of servers.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) user: Option<String>,
@@ -27,46 +27,46 @@ pub(crate) struct Access {
     pub(crate) tls: Option<Tls>,
 }
 
-/// What a verified connection goes by. Nothing here can turn verification off.
+/// TLS settings. The certificate of the server is always verified.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tls {
-    /// Who may vouch for the server, instead of the system's list.
+    /// CA certificates, instead of those of the system.
     pub(crate) roots: Option<Vec<u8>>,
-    /// What we show it: certificate and key.
+    /// Certificate and key of the client.
     pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Address {
     Tcp(String, u16),
     Unix(std::path::PathBuf),
 }
 
-/// A connection, with what is known of the server behind it.
+/// A connection to a server.
 #[derive(Debug)]
 pub(crate) struct Link {
     wire: Wire,
-    /// Whatever comes here, the connection is gone.
+    /// Receives push messages, among them that the connection closed.
     gone: mpsc::UnboundedReceiver<redis::PushInfo>,
 }
 
-/// What commands are sent by. Clones share the connection, which answers in the order of what was sent.
+/// Sends commands. Clones share the connection, which replies in the order of the commands.
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
     connection: MultiplexedConnection,
     pub(crate) scripts: Arc<Scripts>,
 }
 
-/// Long enough for a handshake with TLS on a busy machine; short enough to be back within two seconds.
+/// Long enough for a TLS handshake on a busy machine; short enough to reconnect within two seconds.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(700);
 
-/// How long the kernel tries to send a command: for as long as an answer is waited for.
+/// Time for which the kernel tries to send a command: as long as the worker waits for the reply.
 #[cfg(target_os = "linux")]
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Link {
-    /// Connects and asks the server what it is. Only a server that takes writes will do, if `writable`.
+    /// Connects and detects the version of the server. If `writable`, rejects replicas.
     pub(crate) async fn open(
         address: &Address,
         access: &Access,
@@ -74,16 +74,22 @@ impl Link {
     ) -> Result<Self, RedisError> {
         let opened = async {
             match Self::open_with(address, access, ProtocolVersion::RESP3).await {
-                // Servers and proxies that do not know, or do not allow, HELLO.
+                // The server or a proxy does not support HELLO.
                 Err(error) if error.code().is_some() && !is_refused_login(&error) => {
                     Self::open_with(address, access, ProtocolVersion::RESP2).await
                 }
                 opened => opened,
             }
         };
-        let late = |_| RedisError::from((redis::ErrorKind::Io, "no connection in time"));
+        let late = |_| {
+            RedisError::from((
+                redis::ErrorKind::Io,
+                "timed out",
+                format!("after {CONNECT_TIMEOUT:?}"),
+            ))
+        };
         let mut link = timeout(CONNECT_TIMEOUT, opened).await.map_err(late)??;
-        timeout(CONNECT_TIMEOUT, link.get_to_know(writable)).await.map_err(late)??;
+        timeout(CONNECT_TIMEOUT, link.detect(writable)).await.map_err(late)??;
         Ok(link)
     }
 
@@ -105,9 +111,9 @@ impl Link {
         Ok(Self { wire: Wire { connection, scripts: scripts(true) }, gone })
     }
 
-    async fn get_to_know(&mut self, writable: bool) -> Result<(), RedisError> {
+    async fn detect(&mut self, writable: bool) -> Result<(), RedisError> {
         let info = self.info("server").await?;
-        // Valkey tells clients that it is Redis 7.2, and has its own version beside that.
+        // Valkey reports Redis 7.2 here, for compatibility.
         if field(&info, "redis_version").is_some_and(|version| version.starts_with("6.")) {
             self.wire.scripts = scripts(false);
         }
@@ -119,20 +125,20 @@ impl Link {
 
     async fn info(&mut self, section: &str) -> Result<String, RedisError> {
         match redis::cmd("INFO").arg(section).query_async(&mut self.wire.connection).await {
-            // A user without the right to INFO: take it for a current server.
+            // Without permission for INFO, assume a current server.
             Err(error) if error.code() == Some("NOPERM") => Ok(String::new()),
             answer => answer,
         }
     }
 
-    /// How long the server takes to answer.
+    /// Returns the duration of a round trip.
     pub(crate) async fn ping(&mut self) -> Result<Duration, RedisError> {
         let sent = Instant::now();
         let _: Value = redis::cmd("PING").query_async(&mut self.wire.connection).await?;
         Ok(sent.elapsed())
     }
 
-    /// Completes when the connection is gone, if the server speaks RESP3.
+    /// Completes when the connection closes, with RESP3 only.
     pub(crate) async fn gone(&mut self) {
         loop {
             match self.gone.recv().await {
@@ -153,7 +159,7 @@ impl Link {
 }
 
 impl Wire {
-    /// Sends all commands at once. A reply may be an error; `Err` means that the connection broke.
+    /// Sends all commands at once. Error replies are values; `Err` means that the connection broke.
     pub(crate) async fn run(&self, commands: &Pipeline) -> Result<Vec<Value>, RedisError> {
         self.connection.clone().send_packed_commands(commands, 0, commands.len()).await
     }
@@ -162,7 +168,7 @@ impl Wire {
 impl Access {
     fn client(&self, address: &Address, protocol: ProtocolVersion) -> Result<Client, RedisError> {
         let mut redis = RedisConnectionInfo::default().set_protocol(protocol).set_db(self.database);
-        // Redis 7.0 cannot even name the right to CLIENT SETINFO, and every refusal is a line in the server's ACL log.
+        // Redis 7.0 has no ACL rule for CLIENT SETINFO, and logs each rejection in its ACL log.
         redis = redis.set_skip_set_lib_name();
         if let Some(user) = &self.user {
             redis = redis.set_username(user);
@@ -173,8 +179,8 @@ impl Access {
         let info = self.address(address).into_connection_info()?;
         let info = info.set_redis_settings(redis);
         let tcp = TcpSettings::default().set_nodelay(true);
-        // A command that the network has delayed must not run after its connection was given up: its permit has been
-        // returned by then, over the next connection.
+        // A delayed command must not run after the worker has reconnected and released the command's permit over the
+        // new connection.
         #[cfg(target_os = "linux")]
         let tcp = tcp.set_user_timeout(SEND_TIMEOUT);
         let info = info.set_tcp_settings(tcp);
@@ -211,24 +217,24 @@ impl Tls {
     }
 }
 
-/// What does the arithmetic of TLS is the program's choice; if it has made none, ours is taken.
+/// Installs the default crypto provider of rustls, unless the program has installed one.
 fn ensure_provider() -> Result<(), RedisError> {
     #[cfg(feature = "aws-lc-rs")]
     if CryptoProvider::get_default().is_none() {
-        // Somebody else may have been quicker, which is as good.
+        // Fails if another thread has just installed one.
         drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     }
     match CryptoProvider::get_default() {
         Some(_) => Ok(()),
         None => Err((
             redis::ErrorKind::InvalidClientConfig,
-            "TLS needs a provider: enable the feature aws-lc-rs, or install one of rustls",
+            "TLS needs a crypto provider: enable the feature aws-lc-rs, or install one for rustls",
         )
             .into()),
     }
 }
 
-/// Without what is secret.
+/// Hides the password.
 impl std::fmt::Debug for Access {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Access")
@@ -250,18 +256,18 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// Asking again would only look like guessing.
+/// Returns whether the login failed. A second attempt would look like guessing a password.
 fn is_refused_login(error: &RedisError) -> bool {
     error.kind() == redis::ErrorKind::AuthenticationFailed
         || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"))
 }
 
-/// A line `name:value` of INFO.
+/// Returns the value of a line `name:value` of INFO.
 pub(crate) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// Made once: the digests of the scripts take longer than a charge.
+/// Returns the scripts. They are created once, because their digests take longer than a charge.
 fn scripts(with_header: bool) -> Arc<Scripts> {
     static HEADER: OnceLock<Arc<Scripts>> = OnceLock::new();
     static PLAIN: OnceLock<Arc<Scripts>> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! From the states that the server returned to the answer of every request.
+//! Computes the answer of each request of a batch from the states that the server returned.
 
 use std::time::Duration;
 
@@ -9,52 +9,51 @@ use pacegate::{
 use smallvec::SmallVec;
 
 use crate::{
-    batch::{Answer, Answered, Batch, Cell, Run},
-    cell::{Kind, Want},
-    mark::Mark,
+    batch::{Batch, Run},
+    cell::{CellCharge, period_micros},
+    fingerprint::Fingerprint,
+    responder::Answer,
     wire,
 };
 
-/// What a reply says, made ready to be gone through.
+/// The reply to a batch, and the progress of its replay.
 #[derive(Debug)]
-pub(crate) struct Replay<'a> {
+pub(crate) struct Replay {
     now: u64,
     /// One for each cell of the batch.
     replicas: Vec<Replica>,
-    /// What the script took from each.
-    taken: Vec<u64>,
-    /// The script's answers to "when will this log have room", in the order in which denials ask.
-    waits: Vec<u64>,
-    asked: usize,
-    cells: &'a [Cell],
-    denied: Vec<bool>,
+    /// The waiting times of denied charges to logs, in the order of the denials.
+    waits: std::vec::IntoIter<u64>,
 }
 
-/// A cell of the server, followed here.
+/// A local copy of a cell.
 #[derive(Clone, Copy, Debug)]
 struct Replica {
     content: Content,
+    /// Units charged by the script, and by the replay so far.
+    script_took: u64,
     taken: u64,
+    denied: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Content {
     State(State),
-    /// Units free, and when all will be.
+    /// The free units, and the time until all are.
     Log {
         free: u64,
         reset: u64,
     },
-    /// Something that is not ours.
+    /// The key holds a value of something else.
     Foreign,
 }
 
-/// What is known of a cell.
+/// The state of a cell at an instant.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known {
+pub(crate) struct Snapshot {
     /// Whether it took part in a denial.
     pub(crate) denied: bool,
-    /// The server's time when it was so.
+    /// The server's time.
     pub(crate) now: u64,
     pub(crate) limit: Limit,
     pub(crate) fact: Fact,
@@ -62,166 +61,171 @@ pub(crate) struct Known {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fact {
-    /// The whole state: the answer to any cost follows.
+    /// The whole state, from which the answer to any cost follows.
     State(State),
-    /// A log has room for this cost after that time, and for less perhaps before.
+    /// A log has room for this cost after this time. It may have room for less before.
     Log { cost: u64, wait: u64, free: u64, reset: u64 },
 }
 
-/// How the script says that a key holds something else.
+type Answers = Vec<Result<Answer, StoreError>>;
+
+/// The script's mark for a key with a foreign value.
 const BROKEN: u64 = 1 << 53;
 
-impl<'a> Replay<'a> {
-    pub(crate) fn read(batch: &'a Batch, reply: &[u8]) -> Result<Self, String> {
+impl Replay {
+    pub(crate) fn read(batch: &Batch, reply: &[u8]) -> Result<Self, StoreError> {
         let cells = batch.cells();
         let needed = 1 + 4 * cells.len();
-        let words: Vec<u64> = wire::read(reply).collect();
+        let mut words: Vec<u64> = wire::read(reply).collect();
         if words.len() < needed {
-            return Err(format!("a reply of {} bytes to {} cells", reply.len(), cells.len()));
+            let problem = format!("reply of {} bytes for {} cells", reply.len(), cells.len());
+            return Err(StoreError::Failed(problem));
         }
-        let mut replicas = vec![Replica { content: Content::Foreign, taken: 0 }; cells.len()];
-        let mut taken = vec![0; cells.len()];
-        for (place, words) in wire::order(batch).into_iter().zip(words[1..needed].chunks(4)) {
-            let place = place as usize;
-            replicas[place].content =
-                content(&cells[place], [words[0], words[1], words[2]], words[3]);
-            taken[place] = words[3];
+        let waits = words.split_off(needed).into_iter();
+        let foreign =
+            Replica { content: Content::Foreign, script_took: 0, taken: 0, denied: false };
+        let mut replicas = vec![foreign; cells.len()];
+        for (place, words) in wire::order(batch).into_iter().zip(words[1..].chunks(4)) {
+            let (cell, replica) = (&cells[place as usize], &mut replicas[place as usize]);
+            replica.script_took = words[3];
+            replica.content = match words[3] {
+                BROKEN => Content::Foreign,
+                _ if cell.is_log() => Content::Log { free: words[0], reset: words[1] },
+                _ => Content::State(State::from_words(&cell.limit, [words[0], words[1], words[2]])),
+            };
         }
-        let waits = words[needed..].to_vec();
-        let denied = vec![false; cells.len()];
-        Ok(Self { now: words[0], replicas, taken, waits, asked: 0, cells, denied })
+        Ok(Self { now: words[0], replicas, waits })
     }
 
-    /// The answers in the order of the batch's asks, and what was learnt of the cells.
-    pub(crate) fn run(mut self, batch: &Batch) -> (Vec<Answered>, Vec<(Mark, Known)>) {
-        let mut answers: Vec<Option<Answered>> = batch.asks().iter().map(|_| None).collect();
-        let mut known = Vec::new();
+    /// Returns the answers in the order of the batch's requests, and the new states of the cells.
+    pub(crate) fn run(mut self, batch: &Batch) -> (Answers, Vec<(Fingerprint, Snapshot)>) {
+        let missing = || Err(StoreError::Failed("a request without an answer".to_owned()));
+        let mut answers: Answers = batch.requests().iter().map(|_| missing()).collect();
+        let mut snapshots = Vec::new();
         for run in batch.runs() {
-            let wants = &batch.asks()[run.asks[0] as usize].wants;
-            match wants.as_slice() {
-                [want] if run.times > 0 => self.repeat(batch, run, want, &mut answers, &mut known),
-                wants => {
-                    let outcomes = self.together(run, wants);
-                    answers[run.asks[0] as usize] = Some(self.answer(run, outcomes));
+            match batch.charges(run) {
+                [charge] if run.times > 0 => {
+                    snapshots.extend(self.repeat(batch, run, charge, &mut answers));
+                }
+                charges => {
+                    let outcomes = self.charge_all(run, charges);
+                    answers[run.requests[0] as usize] = self.answer(run, outcomes);
                 }
             }
         }
-        self.learn_states(&mut known);
-        let disagrees = |(replica, taken): (&Replica, &u64)| match replica.content {
-            Content::Foreign => false,
-            Content::State(_) | Content::Log { .. } => replica.taken != *taken,
-        };
-        if self.replicas.iter().zip(&self.taken).any(disagrees) {
-            let problem = "the script and this library disagree; do their versions differ?";
-            let failed = || Some(Err(StoreError::Failed(problem.to_owned())));
-            answers.iter_mut().for_each(|answer| *answer = failed());
-            known.clear();
+        if self.replicas.iter().any(Replica::disagrees) {
+            let problem = "the script and the library disagree; check that their versions match";
+            answers.fill_with(|| Err(StoreError::Failed(problem.to_owned())));
+            return (answers, Vec::new());
         }
-        let lost = || Err(StoreError::Failed("an unanswered request".to_owned()));
-        (answers.into_iter().map(|answer| answer.unwrap_or_else(lost)).collect(), known)
+        for (cell, replica) in batch.cells().iter().zip(&self.replicas) {
+            if let Content::State(state) = replica.content {
+                let (denied, limit, fact) = (replica.denied, cell.limit, Fact::State(state));
+                snapshots.push((cell.fingerprint, Snapshot { denied, now: self.now, limit, fact }));
+            }
+        }
+        (answers, snapshots)
     }
 
-    /// Asks for the same, one after the other.
+    /// Charges one cell for each request of a run. Returns a snapshot of a log that denied.
     fn repeat(
         &mut self,
         batch: &Batch,
         run: &Run,
-        want: &Want,
-        answers: &mut [Option<Answered>],
-        known: &mut Vec<(Mark, Known)>,
-    ) {
+        charge: &CellCharge,
+        answers: &mut Answers,
+    ) -> Option<(Fingerprint, Snapshot)> {
         let cell = run.cells[0] as usize;
         let mut wait = None;
-        for &ask in &run.asks {
-            let times = batch.asks()[ask as usize].times;
-            let (granted, outcome) = self.charge_times(cell, want, times, &mut wait);
+        for &request in &run.requests {
+            let times = batch.requests()[request as usize].times;
+            let (granted, outcome) = self.charge_times(cell, charge, times, &mut wait);
             let answer = self.answer(run, vec![outcome]);
-            answers[ask as usize] = Some(answer.map(|answer| Answer { granted, ..answer }));
+            answers[request as usize] = answer.map(|answer| Answer { granted, ..answer });
         }
-        if let (Some(wait), Content::Log { free, reset }, Kind::SlidingLog) =
-            (wait, self.replicas[cell].content, want.kind)
-        {
-            let fact = Fact::Log { cost: want.cost.max(1), wait, free, reset };
-            let known_now = Known { denied: true, now: self.now, limit: want.limit, fact };
-            known.push((want.mark, known_now));
-        }
+        let Content::Log { free, reset } = self.replicas[cell].content else { return None };
+        let wait = wait.filter(|_| !charge.holds_permits())?;
+        let fact = Fact::Log { cost: charge.cost.max(1), wait, free, reset };
+        let snapshot = Snapshot { denied: true, now: self.now, limit: charge.limit, fact };
+        Some((charge.fingerprint, snapshot))
     }
 
-    /// Each in turn, so that the next one sees it; if one does not fit, or this is only a question, all are given back.
-    fn together(&mut self, run: &Run, wants: &[Want]) -> Vec<Outcome> {
+    /// Charges several cells in order, so that later charges see the earlier ones. Restores them if one does not fit,
+    /// or if the request is a peek.
+    fn charge_all(&mut self, run: &Run, charges: &[CellCharge]) -> Vec<Outcome> {
         let before: SmallVec<[(usize, Replica); 8]> =
             run.cells.iter().map(|&cell| (cell as usize, self.replicas[cell as usize])).collect();
-        let mut outcomes: Vec<Outcome> = Vec::with_capacity(wants.len());
-        for (&cell, want) in run.cells.iter().zip(wants) {
-            outcomes.push(self.charge(cell as usize, want, &mut None));
+        let mut outcomes: Vec<Outcome> = Vec::with_capacity(charges.len());
+        for (&cell, charge) in run.cells.iter().zip(charges) {
+            outcomes.push(self.charge(cell as usize, charge, &mut None));
         }
-        let fits = |(outcome, want): (&Outcome, &Want)| outcome.is_admitted() || !want.enforced;
-        if run.times > 0 && outcomes.iter().zip(wants).all(fits) && !self.is_foreign(run) {
+        let fits =
+            |(outcome, charge): (&Outcome, &CellCharge)| outcome.is_admitted() || !charge.enforced;
+        if run.times > 0 && outcomes.iter().zip(charges).all(fits) && !self.is_foreign(run) {
             return outcomes;
         }
         for &(cell, replica) in &before {
-            self.replicas[cell] = replica;
-            self.denied[cell] = true;
+            self.replicas[cell] = Replica { denied: true, ..replica };
         }
-        for ((&cell, want), outcome) in run.cells.iter().zip(wants).zip(&mut outcomes) {
+        for ((&cell, charge), outcome) in run.cells.iter().zip(charges).zip(&mut outcomes) {
             if outcome.is_admitted() {
-                let untouched = self.replicas[cell as usize].peek(want, self.now);
+                let untouched = self.replicas[cell as usize].peek(charge, self.now);
                 *outcome = Outcome::admitted(untouched.remaining(), untouched.reset_after());
             }
         }
         outcomes
     }
 
-    /// As often as it fits: how often that is, and the last outcome. Many times are one step, since a draw may be for
-    /// millions of units.
+    /// Charges a cell up to `times` times. Returns how often it fitted, and the last outcome. Several charges are one
+    /// step, since a lease may draw millions of units.
     fn charge_times(
         &mut self,
         cell: usize,
-        want: &Want,
+        charge: &CellCharge,
         times: u64,
         wait: &mut Option<u64>,
     ) -> (u64, Outcome) {
-        let free = self.replicas[cell].peek(want, self.now).remaining();
-        let granted = if times > 1 { times.min(free / want.cost.max(1)) } else { 0 };
+        let free = self.replicas[cell].peek(charge, self.now).remaining();
+        let granted = if times > 1 { times.min(free / charge.cost.max(1)) } else { 0 };
+        let several = CellCharge { cost: charge.cost * granted, ..*charge };
         if granted == times {
-            let all = Want { cost: want.cost * granted, ..*want };
-            return (granted, self.charge(cell, &all, wait));
+            return (granted, self.charge(cell, &several, wait));
         }
         if granted > 0 {
-            self.charge(cell, &Want { cost: want.cost * granted, ..*want }, wait);
+            self.charge(cell, &several, wait);
         }
-        let outcome = self.charge(cell, want, wait);
+        let outcome = self.charge(cell, charge, wait);
         (granted + u64::from(outcome.is_admitted()), outcome)
     }
 
-    fn charge(&mut self, cell: usize, want: &Want, wait: &mut Option<u64>) -> Outcome {
-        let outcome = match self.replicas[cell].content {
+    fn charge(&mut self, cell: usize, charge: &CellCharge, wait: &mut Option<u64>) -> Outcome {
+        let replica = &mut self.replicas[cell];
+        let outcome = match &mut replica.content {
             Content::Log { free, reset } => {
-                if want.cost.max(1) > free && wait.is_none() {
-                    *wait = Some(self.waits.get(self.asked).copied().unwrap_or(0));
-                    self.asked += 1;
+                if charge.cost.max(1) > *free && wait.is_none() {
+                    *wait = Some(self.waits.next().unwrap_or(0));
                 }
-                log_outcome((&want.limit, want.cost), (free, reset), wait.unwrap_or(0))
+                log_outcome((&charge.limit, charge.cost), (*free, *reset), wait.unwrap_or(0))
             }
-            Content::State(mut state) => {
-                let outcome =
-                    want.limit.step(&mut state, Timestamp::from_micros(self.now), want.cost);
-                self.replicas[cell].content = Content::State(state);
-                outcome
+            Content::State(state) => {
+                charge.limit.step(state, Timestamp::from_micros(self.now), charge.cost)
             }
             Content::Foreign => Outcome::denied(0, None, Duration::ZERO),
         };
-        self.denied[cell] |= !outcome.is_admitted();
-        if outcome.is_admitted() && want.cost > 0 {
-            self.replicas[cell].take(want);
+        replica.denied |= !outcome.is_admitted();
+        if outcome.is_admitted() && charge.cost > 0 {
+            replica.taken += charge.cost;
+            if let Content::Log { free, reset } = &mut replica.content {
+                *free -= charge.cost;
+                *reset = period_micros(&charge.limit);
+            }
         }
         outcome
     }
 
-    fn answer(&self, run: &Run, outcomes: Vec<Outcome>) -> Answered {
+    fn answer(&self, run: &Run, outcomes: Vec<Outcome>) -> Result<Answer, StoreError> {
         if self.is_foreign(run) {
-            let problem =
-                "a key of ours holds a foreign value, or memory is full: see `pacegate doctor`";
+            let problem = "a key holds a foreign value, or memory is full: run `pacegate doctor`";
             return Err(StoreError::Failed(problem.to_owned()));
         }
         let granted = u64::from(outcomes.iter().all(Outcome::is_admitted));
@@ -235,35 +239,23 @@ impl<'a> Replay<'a> {
     }
 
     fn is_foreign(&self, run: &Run) -> bool {
-        let is_foreign =
-            |&cell: &u32| matches!(self.replicas[cell as usize].content, Content::Foreign);
-        run.cells.iter().any(is_foreign)
-    }
-
-    fn learn_states(&self, known: &mut Vec<(Mark, Known)>) {
-        for ((cell, replica), &denied) in self.cells.iter().zip(&self.replicas).zip(&self.denied) {
-            if let Content::State(state) = replica.content {
-                let (now, limit, fact) = (self.now, cell.limit, Fact::State(state));
-                known.push((cell.mark, Known { denied, now, limit, fact }));
-            }
-        }
+        run.cells.iter().any(|&cell| self.replicas[cell as usize].is_foreign())
     }
 }
 
 impl Replica {
-    /// Counts what was taken. A state has moved on by itself.
-    fn take(&mut self, want: &Want) {
-        self.taken += want.cost;
-        if let Content::Log { free, reset } = &mut self.content {
-            *free -= want.cost;
-            *reset = crate::cell::period_micros(&want.limit);
-        }
+    fn is_foreign(&self) -> bool {
+        matches!(self.content, Content::Foreign)
     }
 
-    fn peek(&self, want: &Want, now: u64) -> Outcome {
+    fn disagrees(&self) -> bool {
+        !self.is_foreign() && self.taken != self.script_took
+    }
+
+    fn peek(&self, charge: &CellCharge, now: u64) -> Outcome {
         match self.content {
             Content::State(mut state) => {
-                want.limit.step(&mut state, Timestamp::from_micros(now), 0)
+                charge.limit.step(&mut state, Timestamp::from_micros(now), 0)
             }
             Content::Log { free, reset } => Outcome::admitted(free, Duration::from_micros(reset)),
             Content::Foreign => Outcome::denied(0, None, Duration::ZERO),
@@ -271,18 +263,8 @@ impl Replica {
     }
 }
 
-fn content(cell: &Cell, words: [u64; 3], taken: u64) -> Content {
-    if taken == BROKEN {
-        return Content::Foreign;
-    }
-    if cell.kind.is_string() {
-        Content::State(State::from_words(&cell.limit, words))
-    } else {
-        Content::Log { free: words[0], reset: words[1] }
-    }
-}
-
-/// The answer of a log with so many units free, until all of which so much time passes.
+/// Returns the answer of a log with `free` units, all of which are free after `reset` microseconds. `wait` is the time
+/// until the cost fits.
 pub(crate) fn log_outcome(
     (limit, cost): (&Limit, u64),
     (free, reset): (u64, u64),

@@ -1,4 +1,4 @@
-//! Which server a lane leads to.
+//! The address of a worker's server.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -8,12 +8,12 @@ use tokio::time::{Instant, timeout};
 
 use crate::link::{Access, Address, Link};
 
-/// How a lane finds its server.
+/// Finds the server of a worker.
 #[derive(Debug)]
 pub(crate) enum Resolver {
-    /// Always the same.
+    /// A fixed address.
     Fixed(Address, Access),
-    /// Whichever the sentinels call the master.
+    /// The master that the sentinels name.
     Sentinel(Box<Sentinels>),
 }
 
@@ -24,34 +24,33 @@ pub(crate) struct Sentinels {
     pub(crate) access: Access,
     pub(crate) master: String,
     pub(crate) master_access: Access,
-    /// Where the master was when last connected to.
+    /// The address of the last connection to the master.
     pub(crate) current: Mutex<Option<Address>>,
-    /// The latest failover that was heard of.
+    /// The latest known failover.
     pub(crate) latest: Mutex<Option<Failover>>,
 }
 
-/// Which of two failovers is later: by the epoch of the last that has ended, and whether the next is under way and has
-/// a new master already.
-type Turn = (u64, bool);
+/// Orders failovers: the epoch of the last completed one, and whether the next is in progress and has a new master.
+type Epoch = (u64, bool);
 
-/// Where a failover has led to.
+/// A failover and its new master.
 #[derive(Clone, Debug)]
 pub(crate) struct Failover {
-    turn: Turn,
+    epoch: Epoch,
     address: Address,
-    /// When a sentinel last told of it.
-    heard: Instant,
+    /// The time of the last report by a sentinel.
+    reported_at: Instant,
 }
 
-/// How long a sentinel may take to say where the master is.
+/// Timeout of a query to a sentinel.
 const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// For so long a failover is believed against sentinels that have not heard of it. They tell each other every two
-/// seconds; what they still do not know then was taken back.
-const BELIEVED: Duration = Duration::from_secs(10);
+/// Time for which a known failover overrides sentinels that do not report it. Sentinels exchange their state every two
+/// seconds; a failover that is unknown after this time was reverted.
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Resolver {
-    /// Where the server is, if that does not change.
+    /// Returns the address, if it is fixed.
     pub(crate) fn address(&self) -> Option<&Address> {
         match self {
             Self::Fixed(address, _) => Some(address),
@@ -74,8 +73,8 @@ impl Resolver {
 }
 
 impl Sentinels {
-    /// Where the master is now: of all answers, that of the latest failover. An old master goes on taking writes for
-    /// seconds after its sentinels have given it up, so it is they who have to be asked.
+    /// Returns the master according to the latest failover that the sentinels report. An old master accepts writes for
+    /// seconds after a failover, so asking the servers themselves would not do.
     pub(crate) async fn find(&self) -> Option<Address> {
         let mut asked = tokio::task::JoinSet::new();
         for address in &self.addresses {
@@ -86,42 +85,43 @@ impl Sentinels {
             });
         }
         let answers = asked.join_all().await;
-        let (turn, address) = answers.into_iter().flatten().max_by_key(|(turn, _)| *turn)?;
-        let heard = Failover { turn, address, heard: Instant::now() };
-        Some(later(&mut self.latest.lock(), heard).address.clone())
+        let (epoch, address) = answers.into_iter().flatten().max_by_key(|(epoch, _)| *epoch)?;
+        let reported = Failover { epoch, address, reported_at: Instant::now() };
+        Some(later(&mut self.latest.lock(), reported).address.clone())
     }
 }
 
-/// The later of what was known and what was heard just now. Whoever knows the latest failover may be slow to answer,
-/// and the others would lead back to the old master.
-fn later(known: &mut Option<Failover>, heard: Failover) -> &Failover {
+/// Returns the later of the known and the reported failover. The sentinel that knows the latest one may be slow, and
+/// the others would lead back to the old master.
+fn later(known: &mut Option<Failover>, reported: Failover) -> &Failover {
     let stands = |known: &Failover| {
-        known.turn > heard.turn && heard.heard.duration_since(known.heard) < BELIEVED
+        known.epoch > reported.epoch
+            && reported.reported_at.duration_since(known.reported_at) < FAILOVER_TIMEOUT
     };
     match known.take().filter(stands) {
         Some(kept) => known.insert(kept),
-        None => known.insert(heard),
+        None => known.insert(reported),
     }
 }
 
-/// One sentinel's opinion: which failover it has seen, and the address.
+/// Returns the latest failover and the master according to one sentinel.
 async fn ask(
     sentinel: &Address,
     access: &Access,
     master: &str,
-) -> Result<Option<(Turn, Address)>, RedisError> {
+) -> Result<Option<(Epoch, Address)>, RedisError> {
     let mut link = Link::open(sentinel, access, false).await?;
     let mut commands = redis::pipe();
-    // While replicas are told of a new master, only this command names it already.
+    // During a failover, only this command returns the new master.
     commands.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master);
     commands.cmd("SENTINEL").arg("MASTER").arg(master);
     let (address, fields): (Option<(String, u16)>, HashMap<String, String>) =
         commands.query_async(link.connection()).await?;
-    let epoch = fields.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
+    let completed = fields.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
     Ok(address.map(|(host, port)| {
         let old = (fields.get("ip"), fields.get("port").and_then(|port| port.parse().ok()));
         let is_new = old != (Some(&host), Some(port));
-        ((epoch, is_new), Address::Tcp(host, port))
+        ((completed, is_new), Address::Tcp(host, port))
     }))
 }
 
@@ -141,24 +141,28 @@ impl fmt::Display for Resolver {
 mod tests {
     use super::*;
 
-    fn failover(turn: Turn, port: u16, heard: Instant) -> Failover {
-        Failover { turn, address: Address::Tcp("127.0.0.1".to_owned(), port), heard }
+    fn failover(epoch: Epoch, port: u16, reported_at: Instant) -> Failover {
+        Failover { epoch, address: Address::Tcp("127.0.0.1".to_owned(), port), reported_at }
     }
 
     #[test]
-    fn sentinels_that_have_not_heard_do_not_lead_back() {
+    fn outdated_sentinels_do_not_lead_back_to_the_old_master() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         let mut latest = None;
-        let mut led = |turn, port, seconds| {
-            later(&mut latest, failover(turn, port, after(seconds))).address.to_string()
+        let mut led = |epoch, port, seconds| {
+            later(&mut latest, failover(epoch, port, after(seconds))).address.to_string()
         };
         assert_eq!(led((1, false), 1, 0), "127.0.0.1:1");
-        assert_eq!(led((1, true), 2, 1), "127.0.0.1:2", "under way, but there is a new master");
-        assert_eq!(led((1, false), 1, 2), "127.0.0.1:2", "who knows better did not answer");
+        assert_eq!(led((1, true), 2, 1), "127.0.0.1:2", "in progress, with a new master");
+        assert_eq!(
+            led((1, false), 1, 2),
+            "127.0.0.1:2",
+            "the sentinel that knows better did not answer"
+        );
         assert_eq!(led((2, false), 2, 9), "127.0.0.1:2");
         assert_eq!(led((1, true), 1, 18), "127.0.0.1:2");
-        assert_eq!(led((1, false), 1, 19), "127.0.0.1:1", "nobody knows of it any more");
+        assert_eq!(led((1, false), 1, 19), "127.0.0.1:1", "no sentinel reports it any more");
         assert_eq!(led((2, false), 3, 20), "127.0.0.1:3");
     }
 }

@@ -1,4 +1,4 @@
-//! The scripts, as the server gets them.
+//! The Lua scripts.
 
 use redis::{Cmd, Script};
 
@@ -9,23 +9,17 @@ pub(crate) struct Source {
     text: String,
 }
 
-/// All scripts, in the dialect of a server.
+/// All scripts, in the dialect of a server. `*_full` is for a server that is out of memory: it may write to keys but
+/// not create them.
 #[derive(Debug)]
 pub(crate) struct Scripts {
-    /// For batches in which everybody wants one thing of one string.
-    pub(crate) each: Source,
-    /// For all others.
-    pub(crate) charge: Source,
-    /// The same for a server that has no memory left: it may write, and must not create.
-    pub(crate) charge_full: Source,
-    pub(crate) amend: Source,
-    /// What the layouts of other limiters need.
-    pub(crate) layouts: Layouts,
-}
-
-/// Scripts for counters of other limiters, each also for a server that has no memory left.
-#[derive(Debug)]
-pub(crate) struct Layouts {
+    /// For [simple](crate::batch::Batch::is_simple) batches.
+    pub(crate) charge_simple: Source,
+    /// For all other batches.
+    pub(crate) charge_batch: Source,
+    pub(crate) charge_batch_full: Source,
+    pub(crate) update: Source,
+    /// For the windows and logs of other limiters.
     pub(crate) window: Source,
     pub(crate) window_full: Source,
     pub(crate) log: Source,
@@ -39,7 +33,7 @@ macro_rules! script {
 }
 
 impl Scripts {
-    /// For servers that know the header (Redis 7, Valkey), which makes a cluster refuse keys that were not declared.
+    /// For Redis 7 and Valkey. With the header, a cluster rejects access to undeclared keys.
     pub(crate) fn with_header() -> Self {
         Self::new("#!lua\n", "#!lua flags=allow-oom\n")
     }
@@ -51,17 +45,15 @@ impl Scripts {
 
     fn new(header: &str, header_full: &str) -> Self {
         Self {
-            each: Source::new(header, script!("each.lua")),
-            charge: Source::new(header, script!("charge.lua")),
-            charge_full: Source::new(header_full, script!("charge.lua")),
-            // It makes no keys, and what it gives back may be what is missing.
-            amend: Source::new(header_full, script!("amend.lua")),
-            layouts: Layouts {
-                window: Source::new(header, script!("window.lua")),
-                window_full: Source::new(header_full, script!("window.lua")),
-                log: Source::new(header, script!("log.lua")),
-                log_full: Source::new(header_full, script!("log.lua")),
-            },
+            charge_simple: Source::new(header, script!("charge_simple.lua")),
+            charge_batch: Source::new(header, script!("charge_batch.lua")),
+            charge_batch_full: Source::new(header_full, script!("charge_batch.lua")),
+            // It creates no keys, and a release may free the memory that is missing.
+            update: Source::new(header_full, script!("update.lua")),
+            window: Source::new(header, script!("window.lua")),
+            window_full: Source::new(header_full, script!("window.lua")),
+            log: Source::new(header, script!("log.lua")),
+            log_full: Source::new(header_full, script!("log.lua")),
         }
     }
 }
@@ -72,17 +64,13 @@ impl Source {
         Self { script: Script::new(&text), text }
     }
 
-    /// Runs the script by its digest.
+    /// Returns a call by digest.
     pub(crate) fn call(&self) -> Cmd {
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(self.script.get_hash());
-        command
+        redis::cmd("EVALSHA").arg(self.script.get_hash()).take()
     }
 
-    /// Runs the script by its text, after which the server knows its digest.
+    /// Returns a call by text, after which the server knows the digest.
     pub(crate) fn load_and_call(&self) -> Cmd {
-        let mut command = redis::cmd("EVAL");
-        command.arg(&self.text);
-        command
+        redis::cmd("EVAL").arg(&self.text).take()
     }
 }

@@ -1,36 +1,37 @@
-//! What the store has been doing.
+//! Counters of the store's activity.
 
 use std::{
-    hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
 use crossbeam_utils::CachePadded;
 
-/// A number that only grows. Threads add to places of their own: what is counted for every request would otherwise be
-/// one place that all processors quarrel about.
-#[derive(Debug, Default)]
-pub(crate) struct Counter([CachePadded<AtomicU64>; PLACES]);
+use crate::fingerprint::random;
 
-const PLACES: usize = 8;
+/// A monotonic counter. It is sharded, so that threads do not contend for one cache line.
+#[derive(Debug, Default)]
+pub(crate) struct Counter([CachePadded<AtomicU64>; SHARDS]);
+
+const SHARDS: usize = 8;
 
 thread_local! {
-    static PLACE: usize = RandomState::new().hash_one(0) as usize % PLACES;
+    static SHARD: usize = random() as usize % SHARDS;
 }
 
 impl Counter {
     pub(crate) fn add(&self, count: u64) {
-        self.0[PLACE.with(|place| *place)].fetch_add(count, Ordering::Relaxed);
+        self.0[SHARD.with(|shard| *shard)].fetch_add(count, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {
-        self.0.iter().map(|place| place.load(Ordering::Relaxed)).sum()
+        self.0.iter().map(|shard| shard.load(Ordering::Relaxed)).sum()
     }
 }
 
+/// The counters of a store, since it was created.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct Totals {
     pub(crate) trips: Counter,
     pub(crate) calls: Counter,
     pub(crate) requests: Counter,
@@ -42,7 +43,7 @@ pub(crate) struct Counters {
     pub(crate) closed: Counter,
 }
 
-impl Counters {
+impl Totals {
     pub(crate) fn batched(&self, requests: usize, cells: usize) {
         self.calls.add(u64::from(requests > 0));
         self.requests.add(requests as u64);
@@ -50,46 +51,46 @@ impl Counters {
     }
 }
 
-/// What a [`RedisStore`](crate::RedisStore) has been doing since it was made.
+/// Statistics of a [`RedisStore`](crate::RedisStore) since it was created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RedisStats {
-    /// The servers in use, each with how it is doing.
+    /// The servers in use.
     pub servers: Vec<ServerStats>,
-    /// Round trips made.
+    /// Round trips.
     pub trips: u64,
-    /// Batches decided: a script call each.
+    /// Batches: one script call each.
     pub calls: u64,
-    /// Requests that travelled in them.
+    /// Requests in these batches.
     pub requests: u64,
-    /// Keys that they named. Requests above this number were combined with others for the same key.
+    /// Keys in these batches. Requests above this number were combined with others for the same key.
     pub keys: u64,
     /// Requests answered by the deny cache.
     pub denied_locally: u64,
-    /// Entries in the deny cache now.
+    /// Current entries of the deny cache.
     pub deny_cache_entries: usize,
     /// Requests answered from leases.
     pub leased: u64,
-    /// Units drawn ahead and not spent, returned or expired yet.
+    /// Leased units that are not yet spent, returned or expired.
     pub lease_units_outstanding: u64,
-    /// Requests that got no answer within the deadline.
+    /// Requests without an answer within the deadline.
     pub timed_out: u64,
-    /// Requests that a cluster sent to another of its servers.
+    /// Requests that a cluster redirected to another server.
     pub redirects: u64,
-    /// How often the way to a server was closed, because it was lost or late.
+    /// Circuit breaker openings: a server was lost or too slow.
     pub closed: u64,
-    /// Permits whose release failed and is going to be retried.
+    /// Permits whose release failed and will be retried.
     pub returning: usize,
 }
 
-/// How one server is doing.
+/// The status of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerStats {
-    /// Where it is.
+    /// The address, without user and password.
     pub address: String,
-    /// `None` if it is in use; otherwise why not.
+    /// The cause, if the server cannot be used. `None` if it can.
     pub trouble: Option<String>,
-    /// How long its last answer took.
+    /// Duration of the last round trip.
     pub round_trip: Duration,
 }

@@ -1,6 +1,6 @@
-mod apart;
+mod compensating;
 mod counters;
-mod returns;
+mod releases;
 mod session;
 
 use std::{
@@ -18,35 +18,34 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
-    sync::oneshot,
     time::{Instant, timeout},
 };
 
-use returns::Returns;
+use releases::PendingReleases;
 use session::Session;
 
 use crate::{
-    batch::{self, Ask},
-    cell::{Names, Secret, Want},
-    denials::Denials,
-    job::Amend,
-    lane::{Common, Lane},
-    layout::{self, Layout},
+    batch::PendingRequest,
+    cell::{CellCharge, CellCharges, Names, Secret},
+    command::{Command, Payload, UpdateCommand},
+    deny_cache::DenyCache,
+    fingerprint::Fingerprint,
+    layout::{Layout, LayoutState},
     leases::{Drawn, Leases, Unspent},
-    mark::Claim,
-    stats::{Counters, RedisStats, ServerStats},
-    time::{LONGEST, Time, Trip},
+    responder::{self, Responder},
+    stats::{RedisStats, Totals},
+    time::{MAX_DURATION, RoundTrip, Time},
     url::{RedisUrl, UrlError},
-    waiter::Waiter,
     wire::Action,
+    worker::Common,
 };
 
-/// Budgets in Redis or Valkey, shared by every process that uses the same servers.
+/// A store in Redis or Valkey, shared by every process that uses the same servers.
 ///
-/// Cheap to clone; clones share everything. It needs a Tokio runtime, on which it keeps one task for each server: the
-/// runtime that it was created on. If that runtime shuts down, the store reconnects on the runtime of its next caller,
-/// and requests wait for this, for at most a second. Requests in flight at that moment are lost, and decided by failure
-/// modes. A caller outside of any runtime cannot reconnect it.
+/// Clones share connections and state. The store needs a Tokio runtime, on which it runs one task per server: the
+/// runtime that it was created on. If that runtime shuts down, the store reconnects on the runtime of its next caller;
+/// requests wait for at most a second until it is connected. Requests in flight at that moment are lost, and failure
+/// modes apply to them. A caller outside of a runtime cannot reconnect it.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -68,8 +67,8 @@ pub struct RedisStore {
 struct Inner {
     common: Arc<Common>,
     leases: Leases,
-    returns: Arc<Returns>,
-    /// Replaced when its runtime has ended.
+    releases: Arc<PendingReleases>,
+    /// Replaced after its runtime has shut down.
     session: ArcSwap<Session>,
     /// Held while the session is replaced.
     reopening: Mutex<()>,
@@ -77,7 +76,7 @@ struct Inner {
     this: Weak<Self>,
 }
 
-/// How a [`RedisStore`] is to be.
+/// Configures a [`RedisStore`].
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
@@ -92,70 +91,65 @@ pub struct RedisStoreBuilder {
     layout: Layout,
 }
 
-/// Why there is no store.
+/// An error of [`RedisStore::connect`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The address cannot be read.
+    /// The address is invalid.
     #[error(transparent)]
     Url(#[from] UrlError),
-    /// No server answered. The text says which, and why.
+    /// No server answered.
     #[error("no connection to {servers}: {reason}")]
     Unreachable {
-        /// The servers as they were given, without user and password.
+        /// The configured address, without user and password.
         servers: String,
-        /// What went wrong last.
+        /// The last error; in a cluster with the address of the server.
         reason: String,
     },
 }
 
-/// How long [`RedisStore::connect`] goes on trying.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of [`RedisStore::connect`].
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl RedisStore {
-    /// Connects with the defaults. For what an address looks like see [`RedisUrl`].
+    /// Connects with the default settings. See [`RedisUrl`] for the forms of addresses.
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::builder(url)?.connect().await
     }
 
-    /// A store that differs from the defaults.
+    /// Returns a builder, to change the defaults.
     pub fn builder(url: &str) -> Result<RedisStoreBuilder, UrlError> {
         Ok(RedisStoreBuilder::new(url.parse()?))
     }
 
-    /// What it has been doing.
+    /// Returns statistics, and the status of each server.
     pub fn stats(&self) -> RedisStats {
         let Inner { common, leases, .. } = &*self.inner;
-        let counters = &common.counters;
-        let server = |lane: &Arc<Lane>| ServerStats {
-            address: lane.resolver().to_string(),
-            trouble: (!lane.is_open()).then(|| lane.trouble()),
-            round_trip: lane.round_trip(),
-        };
+        let totals = &common.totals;
         RedisStats {
-            servers: self.inner.session.load().lanes().iter().map(server).collect(),
-            trips: counters.trips.get(),
-            calls: counters.calls.get(),
-            requests: counters.requests.get(),
-            keys: counters.cells.get(),
-            denied_locally: counters.denied_locally.get(),
-            deny_cache_entries: common.denials.len(),
-            leased: counters.leased.get(),
+            servers: self.inner.session.load().servers(),
+            trips: totals.trips.get(),
+            calls: totals.calls.get(),
+            requests: totals.requests.get(),
+            keys: totals.cells.get(),
+            denied_locally: totals.denied_locally.get(),
+            deny_cache_entries: common.deny_cache.len(),
+            leased: totals.leased.get(),
             lease_units_outstanding: leases.outstanding(),
-            timed_out: counters.timed_out.get(),
-            redirects: counters.redirects.get(),
-            closed: counters.closed.get(),
-            returning: self.inner.returns.len(),
+            timed_out: totals.timed_out.get(),
+            redirects: totals.redirects.get(),
+            closed: totals.closed.get(),
+            returning: self.inner.releases.len(),
         }
     }
 
-    /// Whether every server that is known answers.
+    /// Returns whether every known server can be used.
     pub fn is_connected(&self) -> bool {
         self.inner.session.load().is_connected()
     }
 
-    /// Returns the leased units that were not spent. Without this they stay charged until their window ends. So do
-    /// units that could not be returned; the error is then the last one.
+    /// Returns unspent leased units to the servers. Without this they stay charged until their window ends, as do
+    /// units that could not be returned; the result is then the last error.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
         let returning = self.inner.runtime().spawn(self.inner.clone().return_leases());
         returning.await.unwrap_or_else(|_| Err(gone()))
@@ -180,113 +174,109 @@ impl RedisStoreBuilder {
         }
     }
 
-    /// What the names of all keys begin with; `pg:` unless said. Braces are left out: they would place all keys in one
-    /// slot of a cluster.
+    /// Sets the prefix of all key names. Default: `pg:`. Braces are removed, because they would put all keys of a
+    /// cluster into one slot.
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         let prefix = prefix.into().replace(['{', '}'], "");
         Self { prefix, ..self }
     }
 
-    /// What the names of keys are hashed with. All who share budgets need the same. With a secret of your own, nobody
-    /// can find out from a name whom it is about, or choose names that burden one server of a cluster.
+    /// Sets the secret of the key names, which are keyed hashes. Processes that share limits need the same secret.
+    /// Default: empty. Without the secret, the name of a key does not reveal the client, and clients cannot choose
+    /// keys that overload one server of a cluster.
     pub fn secret(self, secret: impl Into<Vec<u8>>) -> Self {
         Self { secret: Secret(secret.into()), ..self }
     }
 
-    /// Sets how long a call may take before the policy's failure mode decides instead. Default: 100 ms.
+    /// Sets the deadline of a call, after which the policy's failure mode applies. Default: 100 ms.
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
-    /// How many denied keys are remembered here, so that the server need not be asked again: 100,000 unless said, 0 for
-    /// none.
+    /// Sets the maximum number of entries in the deny cache. Default: 100,000; 0 turns it off.
     pub fn deny_cache(self, entries: usize) -> Self {
         Self { deny_cache: entries, ..self }
     }
 
-    /// For how long at most: a second unless said. So long may a reset or refund made by another process go unnoticed.
-    pub fn deny_cache_for(self, longest: Duration) -> Self {
-        Self { deny_cache_for: longest, ..self }
+    /// Sets the maximum age of an entry in the deny cache. Default: one second. A reset or refund by another process
+    /// can go unnoticed for this long.
+    pub fn deny_cache_for(self, max_age: Duration) -> Self {
+        Self { deny_cache_for: max_age, ..self }
     }
 
-    /// For how long the answer to a request with an id is remembered. Default: 10 s; at most a year. Meanwhile it is
-    /// repeated up to four times, and after that each request with the id counts as a new one.
+    /// Sets how long the answer of a request with an id is stored. Default: 10 s; at most a year. It is repeated up to
+    /// four times; after that, each request with the id counts as a new one.
     pub fn remember_ids_for(self, time: Duration) -> Self {
         Self { once: time, ..self }
     }
 
-    /// Where counters are and how they count: [`Layout::native`] unless said. With any other, [`prefix`](Self::prefix),
-    /// [`secret`](Self::secret) and [`remember_ids_for`](Self::remember_ids_for) mean nothing.
+    /// Sets the layout of keys and counters. Default: [`Layout::native`]. Other layouts ignore
+    /// [`prefix`](Self::prefix), [`secret`](Self::secret) and [`remember_ids_for`](Self::remember_ids_for).
     pub fn layout(self, layout: impl Into<Layout>) -> Self {
         Self { layout: layout.into(), ..self }
     }
 
-    /// Goes by this clock instead of the server's: for tests, since several processes never agree on the time.
+    /// Uses this clock instead of the server's. For tests only, since the clocks of several processes differ.
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { time: Time::Given(Arc::new(clock)), ..self }
     }
 
-    /// Connects, and fails if no server answers within some seconds. In a cluster it is enough that one does by then.
+    /// Connects. Fails if no server answers within five seconds; in a cluster, one server is enough.
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
         let store = self.connect_later();
         let session = store.inner.session.load_full();
-        let late = timeout(PATIENCE, session.first_connection()).await.is_err();
-        let lanes = session.lanes();
-        if late && !lanes.iter().any(|lane| lane.is_open()) {
-            let reason =
-                lanes.first().map_or("no server answered".to_owned(), |lane| lane.trouble());
-            let servers = session.describe();
-            return Err(ConnectError::Unreachable { servers, reason });
+        let late = timeout(CONNECT_TIMEOUT, session.first_connection()).await.is_err();
+        if late && !session.workers().iter().any(|worker| worker.is_open()) {
+            let servers = store.inner.url.to_string();
+            return Err(ConnectError::Unreachable { servers, reason: session.error() });
         }
         Ok(store)
     }
 
-    /// A store that connects when it can: until then every policy's failure mode decides.
+    /// Returns a store that connects in the background. Until it is connected, failure modes apply.
     ///
     /// # Panics
     ///
     /// Outside a Tokio runtime.
     pub fn connect_later(self) -> RedisStore {
-        let rules = self.layout.rules().cloned();
-        let counters = rules.map(|rules| layout::Counters::new(rules, self.time.clone()));
+        let state = |rules| Arc::new(LayoutState::new(rules, self.time.clone()));
         let common = Arc::new(Common {
-            layout: counters.map(Arc::new),
+            layout: self.layout.rules().cloned().map(state),
             names: Names::new(&self.prefix, &self.secret.0),
-            deadline: self.deadline.min(LONGEST),
-            once: self.once.min(LONGEST),
-            denials: Denials::new(self.deny_cache, self.deny_cache_for, self.time.clone()),
+            deadline: self.deadline.min(MAX_DURATION),
+            once: self.once.min(MAX_DURATION),
+            deny_cache: DenyCache::new(self.deny_cache, self.deny_cache_for, self.time.clone()),
             time: self.time.clone(),
-            counters: Counters::default(),
+            totals: Totals::default(),
         });
-        let (url, returns) = (self.url, Arc::new(Returns::default()));
-        let session = Session::open(url.clone(), &common, Handle::current());
+        let session = Session::open(self.url.clone(), &common, Handle::current());
         let inner = Arc::new_cyclic(|this| Inner {
             common,
             leases: Leases::new(self.time),
-            returns,
+            releases: Arc::default(),
             session: ArcSwap::from_pointee(session),
             reopening: Mutex::new(()),
-            url,
+            url: self.url,
             this: this.clone(),
         });
-        inner.start_returns();
+        inner.start_releases();
         RedisStore { inner }
     }
 }
 
-/// So many leases are given back at a time: few trips for all of them, and no trip takes so long that others feel it.
-const RETURNING: usize = 256;
+/// Maximum number of leases or permits that are returned at the same time, so that no round trip gets too long.
+const MAX_CONCURRENT_RETURNS: usize = 256;
 
 impl Store for RedisStore {
     fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
         match &self.inner.common.layout {
             None => self.inner.charge(charges, id),
-            Some(counters) => self.inner.charge_counters(counters, charges, id),
+            Some(state) => self.inner.charge_counters(state, charges, id),
         }
     }
 
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
-        self.inner.update(charge, update)
+        self.inner.start_update(charge, update)
     }
 
     fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
@@ -302,33 +292,31 @@ impl Store for RedisStore {
     }
 }
 
-/// The start of a charge.
+/// The result of starting a charge.
 enum Started {
     Answered(Outcomes),
-    Sent(oneshot::Receiver<batch::Answered>),
-    /// The store is connecting to its servers from another runtime than before.
+    Sent(responder::Reply),
+    /// The store is reconnecting on another runtime.
     Opening,
-    /// Its cells are on several servers, or one of them comes under two limits.
-    Apart(Wants),
+    /// Its cells are in several slots, or one cell has two limits.
+    Compensating(CellCharges),
 }
 
-type Wants = SmallVec<[Want; 1]>;
-
 impl Inner {
-    /// The connections to use: those of another runtime if the last one has ended.
+    /// Returns the connections, on the current runtime if the last one has shut down.
     fn session(&self) -> Guard<Arc<Session>> {
         let session = self.session.load();
         if !session.has_ended() {
             return session;
         }
-        let _alone = self.reopening.lock();
+        let _guard = self.reopening.lock();
         if self.session.load().has_ended()
             && let Ok(runtime) = Handle::try_current()
         {
             self.leases.end_draws();
             let session = Session::reopen(self.url.clone(), &self.common, runtime);
             self.session.store(Arc::new(session));
-            self.start_returns();
+            self.start_releases();
         }
         self.session.load()
     }
@@ -337,15 +325,15 @@ impl Inner {
         self.session().runtime.clone()
     }
 
-    /// Waits until a session that has replaced another is connected.
+    /// Waits until a session that replaced another is connected.
     async fn opened(&self) {
         let session = Guard::into_inner(self.session());
         session.opened().await;
     }
 
-    fn start_returns(&self) {
+    fn start_releases(&self) {
         let runtime = self.session.load().runtime.clone();
-        runtime.spawn(returns::retry(self.returns.clone(), self.this.clone()));
+        runtime.spawn(releases::retry(self.releases.clone(), self.this.clone()));
     }
 
     /// Charges one request. The key is hashed, and the deny cache and the leases are searched, once.
@@ -353,8 +341,8 @@ impl Inner {
         match self.start(charges, id) {
             Ok(Started::Answered(outcomes)) => Reply::Ready(Ok(outcomes)),
             Ok(Started::Sent(answer)) => Reply::pending(outcomes_of(answer)),
-            Ok(Started::Apart(wants)) => {
-                let charging = self.clone().charge_apart(wants);
+            Ok(Started::Compensating(cells)) => {
+                let charging = self.clone().charge_compensating(cells);
                 Reply::pending(async { charging.await.map(Outcomes::from) })
             }
             Ok(Started::Opening) => {
@@ -378,7 +366,9 @@ impl Inner {
         match started {
             Started::Answered(outcomes) => Ok(outcomes),
             Started::Sent(answer) => outcomes_of(answer).await,
-            Started::Apart(wants) => self.charge_apart(wants).await.map(Outcomes::from),
+            Started::Compensating(cells) => {
+                self.charge_compensating(cells).await.map(Outcomes::from)
+            }
             Started::Opening => Err(gone()),
         }
     }
@@ -392,159 +382,165 @@ impl Inner {
             return Ok(Started::Answered(Outcomes::default()));
         }
         let names = &self.common.names;
-        let claims: SmallVec<[_; 1]> =
-            charges.iter().map(|charge| names.marker.claim(charge)).collect();
-        let contradicts = contradict(&claims);
-        if contradicts && id.is_some() {
-            let problem = "one key under two amounts in one request with an id; ask without one";
+        let fingerprints: SmallVec<[_; 1]> =
+            charges.iter().map(|charge| names.fingerprinter.of(charge)).collect();
+        let is_ambiguous = has_cell_with_two_limits(charges, &fingerprints);
+        if is_ambiguous && id.is_some() {
+            let problem = "a request with an id cannot charge one key under two limits";
             return Err(StoreError::Unsupported(problem.to_owned()));
         }
         if id.is_none()
-            && !contradicts
-            && let Some(outcomes) = self.answer_here(charges, &claims)
+            && !is_ambiguous
+            && let Some(outcomes) = self.answer_locally(charges, &fingerprints)
         {
             return Ok(Started::Answered(outcomes));
         }
         if self.session().is_opening() {
             return Ok(Started::Opening);
         }
-        let marked = charges.iter().zip(&claims);
-        let wants = marked.map(|(charge, claim)| names.want_marked(charge, claim.mark));
-        let wants = wants.collect::<Result<Wants, _>>()?;
-        if contradicts {
-            return Ok(Started::Apart(wants));
+        let pairs = charges.iter().zip(&fingerprints);
+        let cells = pairs.map(|(charge, fingerprint)| names.cell_charge_with(charge, *fingerprint));
+        let cells = cells.collect::<Result<CellCharges, _>>()?;
+        if is_ambiguous {
+            return Ok(Started::Compensating(cells));
         }
-        if self.session().is_cluster() && !is_together(&wants) {
-            // What was charged in one slot and given back because of another would look charged when asked again.
+        if self.session().is_cluster() && !is_one_slot(&cells) {
+            // A stored answer would report a part as charged that was returned later.
             return match id {
                 Some(_) => Err(StoreError::Unsupported(
-                    "a request with an id needs all of its keys in one slot; give its policies a tag"
+                    "a request with an id needs all keys in one slot: give its policies a tag"
                         .to_owned(),
                 )),
-                None => Ok(Started::Apart(wants)),
+                None => Ok(Started::Compensating(cells)),
             };
         }
-        self.draw(charges, &wants);
-        self.send(wants, 1, id).map(Started::Sent)
+        self.draw(charges, &cells);
+        self.send(cells, 1, id).map(Started::Sent)
     }
 
-    /// What can be said without asking a server.
-    fn answer_here(&self, charges: &[Charge<'_>], claims: &[Claim<'_>]) -> Option<Outcomes> {
-        if let ([charge], [claim]) = (charges, claims) {
+    /// Answers from leases or the deny cache.
+    fn answer_locally(
+        &self,
+        charges: &[Charge<'_>],
+        fingerprints: &[Fingerprint],
+    ) -> Option<Outcomes> {
+        if let ([charge], [fingerprint]) = (charges, fingerprints) {
             return self
-                .answer_one_here(charge, claim)
+                .answer_one_locally(charge, *fingerprint)
                 .map(|outcome| [outcome].into_iter().collect());
         }
         let leased = charges.iter().all(|charge| charge.lease > 0);
-        if let Some(outcomes) = leased.then(|| self.leases.spend(claims)).flatten() {
-            self.common.counters.leased.add(1);
+        if let Some(outcomes) = leased.then(|| self.leases.spend(charges, fingerprints)).flatten() {
+            self.common.totals.leased.add(1);
             return Some(outcomes.into());
         }
-        let outcomes = self.common.denials.answer(claims.iter().copied())?;
-        self.common.counters.denied_locally.add(1);
+        let pairs = fingerprints.iter().copied().zip(charges);
+        let outcomes = self.common.deny_cache.answer(pairs)?;
+        self.common.totals.denied_locally.add(1);
         Some(outcomes.into())
     }
 
-    /// [`Inner::answer_here`], for a request with one limit.
-    fn answer_one_here(&self, charge: &Charge<'_>, claim: &Claim<'_>) -> Option<Outcome> {
+    /// [`Inner::answer_locally`] for a request with one charge.
+    fn answer_one_locally(&self, charge: &Charge<'_>, fingerprint: Fingerprint) -> Option<Outcome> {
         if charge.lease > 0
-            && let Some(outcome) = self.leases.spend_one(claim)
+            && let Some(outcome) = self.leases.spend_one(charge, fingerprint)
         {
-            self.common.counters.leased.add(1);
+            self.common.totals.leased.add(1);
             return Some(outcome);
         }
-        let outcome = self.common.denials.answer_one(claim)?;
-        self.common.counters.denied_locally.add(1);
+        let outcome = self.common.deny_cache.answer_one(fingerprint, charge)?;
+        self.common.totals.denied_locally.add(1);
         Some(outcome)
     }
 
-    /// Sends one request to the server that has its cells.
-    async fn ask(
+    /// Charges cells of one slot on their server.
+    async fn charge_cells(
         &self,
-        wants: Wants,
+        charges: CellCharges,
         times: u64,
         id: Option<&[u8]>,
-    ) -> Result<batch::Answer, StoreError> {
-        self.send(wants, times, id)?.await.unwrap_or_else(|_| Err(gone()))
+    ) -> Result<responder::Answer, StoreError> {
+        self.send(charges, times, id)?.await.unwrap_or_else(|_| Err(gone()))
     }
 
     fn send(
         &self,
-        wants: Wants,
+        charges: CellCharges,
         times: u64,
         id: Option<&[u8]>,
-    ) -> Result<oneshot::Receiver<batch::Answered>, StoreError> {
-        let once = id.map(|id| self.common.names.answer(id, &wants));
-        let (waiter, answered) = Waiter::new(Instant::now());
-        let ask = Ask { wants, times, once, waiter };
-        self.session().lane(&ask.wants[0])?.ask(ask)?;
-        Ok(answered)
+    ) -> Result<responder::Reply, StoreError> {
+        let once = id.map(|id| self.common.names.answer(id, &charges));
+        let worker = self.session().worker(&charges[0])?;
+        let (responder, reply) = Responder::new();
+        worker.send(PendingRequest { charges, times, once, responder })?;
+        Ok(reply)
     }
 
-    /// Draws units ahead for limits that allow it, along with the request that found none left.
-    fn draw(self: &Arc<Self>, charges: &[Charge<'_>], wants: &[Want]) {
-        // If one of its limits has no lease, a request can never be paid from those of the others.
+    /// Starts draws for limits with a lease, along with the request that found too few units.
+    fn draw(self: &Arc<Self>, charges: &[Charge<'_>], cells: &[CellCharge]) {
+        // Leases can pay a request only if all of its limits have one.
         if !charges.iter().all(|charge| charge.lease > 0) {
             return;
         }
-        for (charge, want) in charges.iter().zip(wants) {
-            if want.cost > 0
-                && want.limit.algorithm().can_be_leased()
-                && let Some(draw) = self.leases.start_draw(want, Instant::now())
+        for (charge, cell) in charges.iter().zip(cells) {
+            if cell.cost > 0
+                && cell.limit.algorithm().can_be_leased()
+                && let Some(draw) = self.leases.start_draw(cell, Instant::now())
             {
-                let want = Want { cost: 1, ..*want };
-                let units = charge.lease.min(want.limit.capacity());
-                self.runtime().spawn(self.clone().draw_one(want, draw, units));
+                let cell = CellCharge { cost: 1, ..*cell };
+                let units = charge.lease.min(cell.limit.capacity());
+                self.runtime().spawn(self.clone().draw_one(cell, draw, units));
             }
         }
     }
 
-    async fn draw_one(self: Arc<Self>, want: Want, draw: u64, units: u64) {
-        let asked = Instant::now();
-        let answer = self.ask(SmallVec::from_elem(want, 1), units, None).await;
+    async fn draw_one(self: Arc<Self>, charge: CellCharge, draw: u64, units: u64) {
+        let sent = Instant::now();
+        let answer = self.charge_cells(SmallVec::from_elem(charge, 1), units, None).await;
         let drawn = answer.ok().and_then(|answer| {
-            let trip = Trip::new(asked, Instant::now());
+            let trip = RoundTrip::new(sent, Instant::now());
             Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })
         });
-        self.leases.deposit(&want, draw, drawn);
+        self.leases.deposit(&charge, draw, drawn);
     }
 
     async fn return_leases(self: Arc<Self>) -> Result<(), StoreError> {
-        // What is still on its way would be lost to everybody.
+        // Units of draws in progress would be lost.
         drop(timeout(self.common.deadline, self.leases.settled()).await);
-        let give_back = |Unspent { want, drawn }| self.amend(want, Some(Action::Return { drawn }));
+        let give_back =
+            |Unspent { charge, charged_at }| self.update(charge, Action::Return { charged_at });
         let returning = stream::iter(self.leases.take_all()).map(give_back);
-        let returning = returning.buffer_unordered(RETURNING);
-        returning.fold(Ok(()), async |so_far, amended| amended.map(drop).and(so_far)).await
+        let returning = returning.buffer_unordered(MAX_CONCURRENT_RETURNS);
+        returning.fold(Ok(()), async |so_far, updated| updated.map(drop).and(so_far)).await
     }
 
-    /// Changes one counter. Runs as a task, so that the caches of this process are updated even if the caller stops
-    /// waiting for the answer.
-    fn update(self: &Arc<Self>, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+    /// Starts an update. Runs as a separate task, so that local state is updated even if the caller stops waiting.
+    fn start_update(self: &Arc<Self>, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
         let action = match update {
-            Update::Refund => Some(Action::Refund),
-            Update::Reset => None,
-            Update::Release => Some(Action::Release),
-            Update::Renew => Some(Action::Renew),
+            Update::Refund => Action::Refund,
+            Update::Reset => Action::Reset,
+            Update::Release => Action::Release,
+            Update::Renew => Action::Renew,
             _ => return Reply::Ready(Err(unknown_update(update))),
         };
-        let store = self.clone();
-        match self.common.layout.clone() {
-            Some(counters) => match counters::change(&self.common, &counters, charge, action) {
-                Ok((spot, act)) => Reply::pending(self.run_when_open(async move {
-                    store.change_counter(counters, spot, act).await.map(|()| true)
-                })),
-                Err(error) => Reply::Ready(Err(error)),
-            },
-            None => match self.common.names.want(charge) {
-                Ok(want) => Reply::pending(self.run_when_open(async move {
+        let (store, names) = (self.clone(), &self.common.names);
+        let Some(state) = self.common.layout.clone() else {
+            return match names.cell_charge(charge) {
+                Ok(charge) => Reply::pending(self.run_when_open(async move {
                     match action {
-                        Some(Action::Release) => store.release(want).await.map(|()| true),
-                        _ => store.amend(want, action).await,
+                        Action::Release => store.release(charge).await.map(|()| true),
+                        action => store.update(charge, action).await,
                     }
                 })),
                 Err(error) => Reply::Ready(Err(error)),
-            },
+            };
+        };
+        let op = counters::operation(charge, action);
+        match op.and_then(|op| Ok((state.key(&names.fingerprinter, charge)?, op))) {
+            Ok((key, op)) => Reply::pending(self.run_when_open(async move {
+                store.update_counter(state, key, op).await.map(|()| true)
+            })),
+            Err(error) => Reply::Ready(Err(error)),
         }
     }
 
@@ -557,27 +553,29 @@ impl Inner {
         self.runtime().spawn(update).await.unwrap_or_else(|_| Err(gone()))
     }
 
-    async fn amend(&self, want: Want, action: Option<Action>) -> Result<bool, StoreError> {
-        let lane = self.session().lane(&want)?;
-        let (waiter, answered) = Waiter::new(Instant::now());
-        lane.amend(Amend { want, action, waiter })?;
-        let amended = answered.await.unwrap_or_else(|_| Err(gone()));
-        // What was learnt or drawn up to now may have been so before.
-        self.common.denials.forget(want.mark);
-        if action.is_none() {
-            self.leases.forget(want.mark);
+    /// Returns whether the update changed anything.
+    async fn update(&self, charge: CellCharge, action: Action) -> Result<bool, StoreError> {
+        let worker = self.session().worker(&charge)?;
+        let (responder, reply) = Responder::new();
+        let update = UpdateCommand { charge, action, responder };
+        worker.send_command(Command::new(Payload::Update(update)));
+        let updated = reply.await.unwrap_or_else(|_| Err(gone()));
+        // Local state may be from before the update.
+        self.common.deny_cache.forget(charge.fingerprint);
+        if action == Action::Reset {
+            self.leases.forget(charge.fingerprint);
         }
-        amended
+        updated.map(|answer| answer.granted > 0)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.returns.wake();
+        self.releases.wake();
     }
 }
 
-async fn outcomes_of(answer: oneshot::Receiver<batch::Answered>) -> Result<Outcomes, StoreError> {
+async fn outcomes_of(answer: responder::Reply) -> Result<Outcomes, StoreError> {
     answer.await.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes.into())
 }
 
@@ -586,15 +584,17 @@ fn unknown_update(update: Update) -> StoreError {
 }
 
 fn gone() -> StoreError {
-    StoreError::Interrupted("the runtime of the store has ended".to_owned())
+    StoreError::Interrupted("the runtime of the store has shut down".to_owned())
 }
 
-fn is_together(wants: &[Want]) -> bool {
-    wants.windows(2).all(|pair| pair[0].cell.slot() == pair[1].cell.slot())
+fn is_one_slot(charges: &[CellCharge]) -> bool {
+    charges.windows(2).all(|pair| pair[0].cell.slot() == pair[1].cell.slot())
 }
 
-/// Whether a cell comes twice, with different limits: one of them would be decided by the other's.
-fn contradict(claims: &[Claim<'_>]) -> bool {
-    let same = |a: &Claim<'_>, b: &Claim<'_>| a.mark != b.mark || a.limit == b.limit;
-    claims.iter().enumerate().any(|(place, a)| !claims[..place].iter().all(|b| same(a, b)))
+/// Returns whether a cell occurs twice with different limits. A batch would decide both by one of them.
+fn has_cell_with_two_limits(charges: &[Charge<'_>], fingerprints: &[Fingerprint]) -> bool {
+    let differs = |a: usize, b: usize| {
+        fingerprints[a] == fingerprints[b] && charges[a].limit != charges[b].limit
+    };
+    (1..charges.len()).any(|a| (0..a).any(|b| differs(a, b)))
 }

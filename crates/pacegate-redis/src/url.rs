@@ -1,4 +1,4 @@
-//! One line that says where the servers are and how to reach them.
+//! Addresses of servers, as URLs.
 
 use std::{fmt, fs, path::PathBuf, str::FromStr};
 
@@ -6,19 +6,19 @@ use percent_encoding::percent_decode_str;
 
 use crate::link::{Access, Address, Tls};
 
-/// Where the servers are and how to reach them.
+/// The address of one or several servers, with credentials and TLS settings.
 ///
 /// | address | servers |
 /// |---|---|
 /// | `redis://user:password@host:6379/0` | one |
-/// | `redis+unix:///run/redis.sock?db=0` | one, by a socket of this machine |
-/// | `redis+cluster://a:7000,b:7000,c:7000` | a cluster; the rest of it is found |
-/// | `redis+sentinel://a:26379,b:26379/mymaster/0` | whichever the sentinels call the master |
+/// | `redis+unix:///run/redis.sock?db=0` | one, over a Unix socket |
+/// | `redis+cluster://a:7000,b:7000,c:7000` | a cluster; other nodes are discovered |
+/// | `redis+sentinel://a:26379,b:26379/mymaster/0` | the master that the sentinels name |
 ///
-/// `rediss` instead of `redis` speaks TLS and verifies the server; `valkey` and `valkeys` mean the same as `redis` and
-/// `rediss`. With TLS, `?ca=FILE` names who vouches for the server, and `?cert=FILE&key=FILE` what is shown to it. The
-/// sentinels themselves may want `?sentinel_user=…&sentinel_password=…`. What is not a letter, a digit or one of
-/// `-._~` in a user or password is written as `%` and two digits.
+/// `rediss` instead of `redis` uses TLS and verifies the server; `valkey` and `valkeys` are aliases. With TLS,
+/// `?ca=FILE` sets the CA certificates and `?cert=FILE&key=FILE` the client certificate. `?sentinel_user=…` and
+/// `?sentinel_password=…` are the credentials for the sentinels. In users and passwords, percent-encode everything except
+/// letters, digits and `-._~`.
 #[derive(Clone, Debug)]
 pub struct RedisUrl {
     pub(crate) servers: Servers,
@@ -32,9 +32,9 @@ pub(crate) enum Servers {
     Sentinel { addresses: Vec<Address>, access: Access, master: String },
 }
 
-/// What is wrong with an address. Passwords are never part of the message.
+/// An error in an address. The message never contains passwords.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{problem}; write for example {example}")]
+#[error("{problem}; example: {example}")]
 pub struct UrlError {
     problem: String,
     example: &'static str,
@@ -45,15 +45,15 @@ const SENTINEL: &str = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster"
 const CLUSTER: &str = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379";
 const UNIX: &str = "redis+unix:///run/redis.sock?db=0";
 
-// What stands in the wrong place may be a password, so none of these repeats any of it.
-const BEGINS: &str = "an address begins with redis://";
+// A misplaced part may be a password, so no message repeats any of the address.
+const BEGINS: &str = "expected an address that begins with redis://";
 const STRAY: &str =
-    "before the @, a / is written as %2F and a ? as %3F; after it, an @ is written as %40";
+    "invalid address: before the @, write / as %2F and ? as %3F; after it, write @ as %40";
 const ESCAPES: &str =
-    "a % is followed by two hexadecimal digits, and by itself it is written as %25";
-const NOT_UTF_8: &str = "a part of the address is not UTF-8 once its %-signs are read";
-const NO_OPTION: &str = "there is no such option: there are db, ca, cert and key, and for sentinels \
-                         sentinel_user and sentinel_password";
+    "invalid percent-encoding: expected two hexadecimal digits after %; write % itself as %25";
+const NOT_UTF_8: &str = "invalid percent-encoding: not UTF-8";
+const NO_OPTION: &str = "unknown option: expected db, ca, cert or key; for sentinels also sentinel_user or \
+                         sentinel_password";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shape {
@@ -63,7 +63,7 @@ enum Shape {
     Sentinel,
 }
 
-/// An address taken apart.
+/// The parts of an address.
 struct Parts<'a> {
     shape: Shape,
     tls: bool,
@@ -164,7 +164,7 @@ impl<'a> Parts<'a> {
         Ok((user, password.map(|password| self.decode(password)).transpose()?))
     }
 
-    /// With its %-signs read.
+    /// Decodes percent-encoding.
     fn decode(&self, text: &str) -> Result<String, UrlError> {
         let is_escape = |after: &str| {
             let digits = after.as_bytes().get(..2);
@@ -181,7 +181,7 @@ impl<'a> Parts<'a> {
         let files = ["ca", "cert", "key"].map(|name| self.take(name));
         if !self.tls {
             return match files.iter().flatten().next() {
-                Some(_) => Err(self.error("certificates need TLS: write rediss instead of redis")),
+                Some(_) => Err(self.error("certificates need TLS: use rediss instead of redis")),
                 None => Ok(None),
             };
         }
@@ -194,12 +194,12 @@ impl<'a> Parts<'a> {
         let identity = match (&cert, &key) {
             (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
             (None, None) => None,
-            _ => return Err(self.error("`cert` and `key` belong together")),
+            _ => return Err(self.error("expected both `cert` and `key`, or neither")),
         };
         Ok(Some(Tls { roots, identity }))
     }
 
-    /// The last part of the path, or `db=`.
+    /// Returns the database: `db=`, or the last part of the path.
     fn database(&mut self) -> Result<i64, UrlError> {
         let named = self.take("db");
         let place = if self.shape == Shape::Sentinel { 1 } else { 0 };
@@ -212,9 +212,9 @@ impl<'a> Parts<'a> {
             .parse()
             .ok()
             .filter(|number| *number >= 0)
-            .ok_or_else(|| self.error("a database is a number, such as 0"))?;
+            .ok_or_else(|| self.error("invalid database: expected a number, such as 0"))?;
         if self.shape != Shape::Unix && self.path.len() > place + 1 {
-            return Err(self.error("there is nothing more to say after the number of the database"));
+            return Err(self.error("unexpected text after the database number"));
         }
         if self.shape == Shape::Cluster && database != 0 {
             return Err(self.error("a cluster has only database 0"));
@@ -224,7 +224,7 @@ impl<'a> Parts<'a> {
 
     fn socket(&self) -> Result<PathBuf, UrlError> {
         if self.path.is_empty() || !self.hosts.is_empty() {
-            return Err(self.error("the path of the socket follows three slashes"));
+            return Err(self.error("expected the path of the socket after three slashes"));
         }
         Ok(PathBuf::from(self.decode(&format!("/{}", self.path.join("/")))?))
     }
@@ -232,7 +232,7 @@ impl<'a> Parts<'a> {
     fn master(&self) -> Result<String, UrlError> {
         match self.path.first() {
             Some(name) => self.decode(name),
-            None => Err(self.error("the name of the master is missing")),
+            None => Err(self.error("missing name of the master")),
         }
     }
 
@@ -241,7 +241,7 @@ impl<'a> Parts<'a> {
         match (hosts.pop(), hosts.is_empty()) {
             (Some(address), true) => Ok(address),
             _ => Err(UrlError {
-                problem: "several servers are a cluster, or sentinels".to_owned(),
+                problem: "several servers need redis+cluster:// or redis+sentinel://".to_owned(),
                 example: CLUSTER,
             }),
         }
@@ -257,7 +257,7 @@ impl<'a> Parts<'a> {
             None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
         };
         if host.is_empty() {
-            return Err(self.error("a host is missing"));
+            return Err(self.error("missing host"));
         }
         let port = match port {
             None => default_port,
@@ -265,7 +265,7 @@ impl<'a> Parts<'a> {
                 .parse()
                 .ok()
                 .filter(|port| *port > 0)
-                .ok_or_else(|| self.error("a port is a number from 1 to 65535"))?,
+                .ok_or_else(|| self.error("invalid port: expected a number from 1 to 65535"))?,
         };
         Ok(Address::Tcp(host.to_owned(), port))
     }
@@ -288,12 +288,12 @@ fn scheme_of(scheme: &str) -> Result<(Shape, bool), UrlError> {
     };
     let is_name = scheme.chars().all(|char| char.is_ascii_alphanumeric() || "+-.".contains(char));
     shape.zip(tls).ok_or_else(|| UrlError {
-        problem: if is_name { format!("there is no `{scheme}://`") } else { BEGINS.to_owned() },
+        problem: if is_name { format!("unknown scheme `{scheme}://`") } else { BEGINS.to_owned() },
         example: ONE,
     })
 }
 
-/// Without user and password.
+/// Omits user and password.
 impl fmt::Display for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |addresses: &[Address]| {
@@ -354,22 +354,22 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong_and_what_to_write() {
+    fn errors_name_the_problem_and_show_an_example() {
         for (text, problem) in [
-            ("localhost:6379", "an address begins with redis://"),
-            ("http://localhost", "there is no `http://`"),
-            ("redis://", "a host is missing"),
-            ("redis://a:x", "a port is a number from 1 to 65535"),
-            ("redis://a:0", "a port is a number from 1 to 65535"),
-            ("redis://a/x", "a database is a number, such as 0"),
-            ("redis://a,b", "several servers are a cluster, or sentinels"),
-            ("redis://a/1/2", "there is nothing more to say after the number of the database"),
+            ("localhost:6379", "expected an address that begins with redis://"),
+            ("http://localhost", "unknown scheme `http://`"),
+            ("redis://", "missing host"),
+            ("redis://a:x", "invalid port: expected a number from 1 to 65535"),
+            ("redis://a:0", "invalid port: expected a number from 1 to 65535"),
+            ("redis://a/x", "invalid database: expected a number, such as 0"),
+            ("redis://a,b", "several servers need redis+cluster:// or redis+sentinel://"),
+            ("redis://a/1/2", "unexpected text after the database number"),
             ("redis://a?sentinel_user=x", NO_OPTION),
             ("redis+cluster://a/1", "a cluster has only database 0"),
-            ("redis+sentinel://a", "the name of the master is missing"),
+            ("redis+sentinel://a", "missing name of the master"),
             ("redis://a?timeout=3", NO_OPTION),
-            ("redis://a?ca=/x", "certificates need TLS: write rediss instead of redis"),
-            ("rediss://a?cert=/x", "`cert` and `key` belong together"),
+            ("redis://a?ca=/x", "certificates need TLS: use rediss instead of redis"),
+            ("rediss://a?cert=/x", "expected both `cert` and `key`, or neither"),
             ("redis://u:se/cret@a", STRAY),
             ("redis://u:se?cret@a", STRAY),
             ("redis://u:se?cret=x@a", STRAY),
@@ -385,18 +385,15 @@ mod tests {
             ("redis+sentinel://a/m?sentinel_password=%zz", ESCAPES),
             ("redis+sentinel://a/%zz", ESCAPES),
             ("redis+unix:///run/%zz", ESCAPES),
-            ("redis+unix://run/x", "the path of the socket follows three slashes"),
+            ("redis+unix://run/x", "expected the path of the socket after three slashes"),
         ] {
             let error = text.parse::<RedisUrl>().unwrap_err().to_string();
-            assert!(
-                error.starts_with(&format!("{problem}; write for example redis")),
-                "{text}: {error}"
-            );
+            assert!(error.starts_with(&format!("{problem}; example: redis")), "{text}: {error}");
         }
     }
 
     #[test]
-    fn secrets_show_nowhere() {
+    fn errors_and_debug_output_hide_secrets() {
         let url = parsed("redis+sentinel://u:hunter2@a/m?sentinel_password=hunter3");
         let shown = format!("{url} {url:?}");
         assert!(!shown.contains("hunter"), "{shown}");

@@ -1,139 +1,140 @@
-//! What the scripts are told: little-endian words of 64 bits, one after the other.
+//! The arguments of the scripts: little-endian words of 64 bits.
+
+use pacegate::Limit;
 
 use crate::{
     batch::Batch,
-    cell::{Kind, Want, period_micros},
+    cell::{CellCharge, period_micros},
 };
 
-/// What holds for all batches of a store.
+/// Parameters of all script calls of a store.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    /// The time to go by, in microseconds; 0 for the server's own.
+pub(crate) struct ScriptParams {
+    /// The time plus one, in microseconds; 0 means the server's time.
     pub(crate) now: u64,
-    /// Milliseconds that a key outlives its use.
+    /// Milliseconds that keys live longer than needed.
     pub(crate) slack: u64,
-    /// Milliseconds for which a remembered answer is kept.
+    /// Milliseconds for which the answer of a request with an id is stored.
     pub(crate) once: u64,
-    /// How often a remembered answer is repeated.
+    /// Maximum number of times that a stored answer is repeated.
     pub(crate) repeats: u64,
-    /// Whether keys may be made.
+    /// Whether keys may be created.
     pub(crate) create: bool,
 }
 
-/// How often the answer to a request with an id is repeated: enough for a caller that retries, and few enough that
-/// reusing one id for many requests gains little.
+/// Maximum number of times that the answer of a request with an id is repeated: enough for a caller that retries, and
+/// too few to gain from reusing an id.
 pub(crate) const MAX_REPEATS: u64 = 4;
 
-/// A batch as the script reads it.
+/// The argument of a script that decides a batch.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) bytes: Vec<u8>,
-    /// The places of the batch's cells in the order in which the script has them.
+    /// Indexes of the batch's cells in the order of the script's keys.
     pub(crate) order: Vec<u32>,
 }
 
-/// What to do to one cell besides charging it.
+/// A change of one cell other than a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Gives the cost back.
+    /// Returns the cost.
     Refund,
-    /// Gives back the cost to a window, unless that is over: it was charged at this instant.
-    Return { drawn: u64 },
+    /// Returns the cost, unless the window in which it was charged is over.
+    Return { charged_at: u64 },
     /// Ends a permit.
     Release,
-    /// Starts the life of a permit anew.
+    /// Restarts the lifetime of a permit.
     Renew,
+    /// Deletes the state.
+    Reset,
 }
 
 impl Program {
-    /// For the script that decides any batch.
-    pub(crate) fn general(batch: &Batch, settings: Settings) -> Self {
+    /// Encodes any batch, for `charge_batch.lua`.
+    pub(crate) fn general(batch: &Batch, params: ScriptParams) -> Self {
         let order = order(batch);
         let mut place_of = vec![0; order.len()];
         for (place, &cell) in order.iter().enumerate() {
-            // The script counts from 1.
+            // Lua counts from 1.
             place_of[cell as usize] = place as u64 + 1;
         }
-        let strings = batch.cells().iter().filter(|cell| cell.kind.is_string()).count();
-        let once = if batch.once().is_some() { settings.once } else { 0 };
-        let mut words = Words(Vec::with_capacity(64 + 88 * order.len()));
-        words.push([settings.now, settings.slack, once, settings.repeats]);
-        words.push([u64::from(settings.create)]);
+        let strings = batch.cells().iter().filter(|cell| !cell.is_log()).count();
+        let once = if batch.once().is_some() { params.once } else { 0 };
+        let mut words = Words::with_capacity(8 + 11 * order.len());
+        words.push([params.now, params.slack, once, params.repeats, u64::from(params.create)]);
         words.push([order.len() as u64, strings as u64, batch.runs().len() as u64]);
         for &cell in &order {
             let cell = &batch.cells()[cell as usize];
-            words.limit(cell.kind, &cell.limit);
+            words.limit(cell.script_id, &cell.limit);
         }
         for run in batch.runs() {
             words.push([run.times, run.cells.len() as u64]);
-            let wants = &batch.asks()[run.asks[0] as usize].wants;
-            for (&cell, want) in run.cells.iter().zip(wants) {
-                let Want { cost, permit: [high, low], enforced, .. } = *want;
+            for (&cell, charge) in run.cells.iter().zip(batch.charges(run)) {
+                let CellCharge { cost, permit: [high, low], enforced, .. } = *charge;
                 words.push([place_of[cell as usize], cost, high, low, u64::from(enforced)]);
             }
         }
         Self { bytes: words.0, order }
     }
 
-    /// For the script that decides [simple](Batch::is_simple) batches: cells with the same limit side by side.
-    pub(crate) fn simple(batch: &Batch, settings: Settings) -> Self {
+    /// Encodes a [simple](Batch::is_simple) batch, for `charge_simple.lua`: cells with the same limit are adjacent.
+    pub(crate) fn simple(batch: &Batch, params: ScriptParams) -> Self {
         let order = order(batch);
         let cells = batch.cells();
         let groups =
             order.chunk_by(|&one, &other| cells[one as usize].limit == cells[other as usize].limit);
-        let mut words = Words(Vec::with_capacity(80 + 16 * order.len()));
-        words.push([settings.now, settings.slack, u64::from(settings.create)]);
+        let mut words = Words::with_capacity(10 + 2 * order.len());
+        words.push([params.now, params.slack, u64::from(params.create)]);
         words.push([order.len() as u64, groups.clone().count() as u64]);
         for group in groups {
             let cell = &cells[group[0] as usize];
             words.push([group.len() as u64]);
-            words.limit(cell.kind, &cell.limit);
+            words.limit(cell.script_id, &cell.limit);
             for &cell in group {
                 let run = &batch.runs()[cells[cell as usize].last_run];
-                words.push([run.times, batch.asks()[run.asks[0] as usize].wants[0].cost]);
+                words.push([run.times, batch.charges(run)[0].cost]);
             }
         }
         Self { bytes: words.0, order }
     }
 }
 
-/// The program of the script that amends one cell.
-pub(crate) fn amendment(want: &Want, action: Action, settings: Settings) -> Vec<u8> {
-    let (action, drawn) = match action {
-        Action::Refund => (0, 0),
-        Action::Return { drawn } => (0, drawn),
+/// Encodes the argument of `update.lua`.
+pub(crate) fn encode_update(charge: &CellCharge, action: Action, params: ScriptParams) -> Vec<u8> {
+    let (action, charged_at) = match action {
+        Action::Refund | Action::Reset => (0, 0),
+        Action::Return { charged_at } => (0, charged_at),
         Action::Release => (1, 0),
         Action::Renew => (2, 0),
     };
-    let mut words = Words(Vec::with_capacity(88));
-    words.push([settings.now, settings.slack, action, want.cost, drawn]);
-    words.push(want.permit);
-    words.limit(want.kind, &want.limit);
+    let mut words = Words::with_capacity(11);
+    words.push([params.now, params.slack, action, charge.cost, charged_at]);
+    words.push(charge.permit);
+    words.limit(charge.script_id, &charge.limit);
     words.0
 }
 
-/// Reads words back.
+/// Decodes words.
 pub(crate) fn read(bytes: &[u8]) -> impl Iterator<Item = u64> {
     let (words, _) = bytes.as_chunks::<8>();
     words.iter().map(|&word| u64::from_le_bytes(word))
 }
 
-/// The places of the cells: strings first, and what has the same limit side by side.
+/// Returns the order of the cells in a program: strings before logs, and cells with the same limit adjacent.
 pub(crate) fn order(batch: &Batch) -> Vec<u32> {
     let cells = batch.cells();
     let mut order: Vec<u32> = (0..cells.len() as u32).collect();
     if cells.windows(2).any(|pair| pair[0].limit != pair[1].limit) {
-        let first_like = |cell: u32| {
-            let limit = cells[cell as usize].limit;
-            cells.iter().position(|other| other.limit == limit)
-        };
-        order
-            .sort_by_cached_key(|&cell| (!cells[cell as usize].kind.is_string(), first_like(cell)));
+        order.sort_by_cached_key(|&cell| {
+            let cell = &cells[cell as usize];
+            let first_like = cells.iter().position(|other| other.limit == cell.limit);
+            (cell.is_log(), first_like)
+        });
     }
     order
 }
 
-/// Words to be sent.
+/// Encoded words.
 #[derive(Debug)]
 pub(crate) struct Words(Vec<u8>);
 
@@ -150,7 +151,7 @@ impl Words {
         words.iter().for_each(|word| self.0.extend_from_slice(&word.to_le_bytes()));
     }
 
-    fn limit(&mut self, kind: Kind, limit: &pacegate::Limit) {
-        self.push([kind as u64, limit.amount(), limit.capacity(), period_micros(limit)]);
+    fn limit(&mut self, script_id: u64, limit: &Limit) {
+        self.push([script_id, limit.amount(), limit.capacity(), period_micros(limit)]);
     }
 }

@@ -5,7 +5,7 @@ import { make, put, rate } from "./live.js";
 
 const MOST_ROWS = 50;
 const SPARK_SAMPLES = 120;
-const USUAL_FAILURE = "local 1/1";
+const USUAL_FAILURE = "local";
 const COLUMNS = ["Policy", "Limit", "Allowed", "Denied", "Shadow", "Last 2 minutes", "Budget used"];
 
 export class Policies {

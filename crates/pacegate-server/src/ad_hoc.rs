@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate::{Algorithm, Limit, ParseLimitError};
+use pacegate::{Limit, ParseLimitError, Timestamp};
 use smallvec::SmallVec;
 
 /// The limits of one key, no two of which count in one place.
@@ -54,20 +54,9 @@ pub(crate) fn add(limits: &mut Limits, text: &str) -> Result<(), AdHocError> {
 
 /// Rejects a limit that would keep state for too long.
 pub(crate) fn check(limit: Limit) -> Result<Limit, TooLong> {
-    if reset_time(&limit) > MAX_RESET.as_micros() { Err(TooLong(limit)) } else { Ok(limit) }
-}
-
-/// Microseconds until nothing is left of a limit that was used up. An amount of 0 keeps nothing.
-fn reset_time(limit: &Limit) -> u128 {
-    let period = limit.period().as_micros();
-    match limit.algorithm() {
-        _ if limit.amount() == 0 => 0,
-        Algorithm::TokenBucket => {
-            (period * u128::from(limit.capacity())).div_ceil(limit.amount().into())
-        }
-        Algorithm::SlidingWindow => 2 * period,
-        _ => period,
-    }
+    // A charge counts longest at the start of a window.
+    let reset = limit.counts_until(Timestamp::EPOCH).as_micros();
+    if u128::from(reset) > MAX_RESET.as_micros() { Err(TooLong(limit)) } else { Ok(limit) }
 }
 
 #[cfg(test)]

@@ -14,7 +14,6 @@ use crate::{
     config::{Settings, StoreSettings},
     engine::Engine,
     explain,
-    json::JsonDecision,
 };
 
 /// Decides requests with the policies and the store of a configuration.
@@ -40,6 +39,9 @@ pub enum LocalError {
     /// The request can never be admitted.
     #[error(transparent)]
     Check(#[from] CheckError),
+    /// The result has no JSON form.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
     /// The store is unavailable, and only the empty memory of this process is left.
     #[error("store unavailable; no decision was made")]
     Undecided,
@@ -103,7 +105,7 @@ impl LocalEngine {
         if decision.is_degraded() && matches!(failure, FailureMode::Local { .. }) {
             return Err(LocalError::Undecided);
         }
-        Ok(JsonDecision(decision).to_string())
+        Ok(serde_json::to_string(&decision)?)
     }
 
     /// Explains a request, as `POST /v1/explain` does. Charges nothing.

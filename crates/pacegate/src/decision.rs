@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use crate::{
-    Algorithm, Limit, Timestamp,
+    Limit, Timestamp,
     algorithm::{NEVER, Origin, Outcome, micros},
     policy::PolicyName,
 };
@@ -158,20 +158,7 @@ impl Decision {
         }
         let (_, limit) = self.binding?;
         let used = limit.capacity().saturating_sub(self.remaining);
-        let more = match limit.algorithm() {
-            _ if used == 0 => 0,
-            Algorithm::FixedWindow => self.reset_after,
-            Algorithm::TokenBucket => {
-                // All used units drain in `reset_after`; all but one of them in `rest`.
-                let period = u128::from(limit.period_micros());
-                let rest = u128::from(used - 1) * period / u128::from(limit.amount().max(1));
-                self.reset_after.saturating_sub(u64::try_from(rest).unwrap_or(u64::MAX))
-            }
-            Algorithm::Custom(_) => return None,
-            // One unit is in use.
-            _ if used == 1 => self.reset_after,
-            _ => return None,
-        };
+        let more = limit.next_unit_after(used, self.reset_after)?;
         Some(Duration::from_micros(more))
     }
 
@@ -286,12 +273,20 @@ impl Decision {
 
     /// Returns the tighter of two decisions: the answer for a request that both limits apply to.
     pub(crate) fn and(self, other: Self) -> Self {
-        let other_is_tighter = match (self.allowed, other.allowed) {
-            (true, true) => other.remaining < self.remaining || self.binding.is_none(),
-            (false, false) => other.retry_after > self.retry_after,
-            (allowed, _) => allowed,
-        };
-        if other_is_tighter { other } else { self }
+        if other.is_tighter_than(&self) { other } else { self }
+    }
+
+    /// Returns true if this decision, not `other`, describes a request to which both limits apply: a denial before
+    /// an admission, the denial with the longer wait, the admission with fewer units remaining.
+    pub fn is_tighter_than(&self, other: &Self) -> bool {
+        match (self.allowed, other.allowed) {
+            (true, true) => {
+                self.remaining < other.remaining
+                    || (other.binding.is_none() && self.binding.is_some())
+            }
+            (false, false) => self.retry_after > other.retry_after,
+            (allowed, _) => !allowed,
+        }
     }
 }
 

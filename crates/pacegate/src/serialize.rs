@@ -1,6 +1,6 @@
 //! Serde implementations: types that have a text are strings, and a decision is an object.
 
-use std::{borrow::Cow, fmt::Display, str::FromStr};
+use std::{borrow::Cow, fmt::Display, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error, ser::SerializeStruct};
 
@@ -57,14 +57,20 @@ impl Serialize for Decision {
         fields.serialize_field("policy", &self.policy())?;
         fields.serialize_field("limit", &self.limit())?;
         fields.serialize_field("remaining", &self.limit().map(|_| self.remaining()))?;
-        fields
-            .serialize_field("retry_after", &self.retry_after().map(|wait| wait.as_secs_f64()))?;
-        fields.serialize_field("reset_after", &self.reset_after().as_secs_f64())?;
+        fields.serialize_field("retry_after", &self.retry_after().map(seconds))?;
+        fields.serialize_field("reset_after", &seconds(self.reset_after()))?;
         fields.serialize_field("source", &self.source())?;
         fields.serialize_field("shadow_denied", &self.is_shadow_denied())?;
         fields.serialize_field("degraded", &self.is_degraded())?;
         fields.end()
     }
+}
+
+/// Returns a duration in seconds. A single division rounds once, so the shortest text of the result has the exact
+/// microseconds of durations up to 31 years (15 digits).
+#[expect(clippy::cast_precision_loss, clippy::float_arithmetic, reason = "for display only")]
+fn seconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e6
 }
 
 fn parsed<'de, T, D>(deserializer: D) -> Result<T, D::Error>
@@ -77,7 +83,9 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::{fmt::Debug, time::Duration};
+    use std::fmt::Debug;
+
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -137,5 +145,15 @@ mod tests {
             assert_eq!(unlimited[field], serde_json::Value::Null, "{field}");
         }
         assert_eq!(unlimited["source"], "unlimited");
+    }
+
+    proptest! {
+        #[test]
+        fn times_are_written_to_the_microsecond(micros in 10_u64..1_000_000_000_000_000) {
+            let text = serde_json::to_string(&seconds(Duration::from_micros(micros))).unwrap();
+            let (whole, part) = text.split_once('.').unwrap();
+            let written = format!("{whole}{part:0<6}");
+            prop_assert_eq!(written.parse::<u64>().unwrap(), micros);
+        }
     }
 }

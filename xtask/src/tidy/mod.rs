@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: project rules that no other tool checks.
 
+mod blocks;
 mod files;
 mod links;
 mod named_tests;
@@ -40,6 +41,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     );
     findings.extend(files::check(&files));
     findings.extend(named_tests::check(&files));
+    findings.extend(blocks::check(&files));
     for finding in &findings {
         writeln!(io::stdout(), "{finding}")?;
     }
@@ -62,6 +64,12 @@ fn project_files() -> anyhow::Result<Vec<File>> {
         Some(File { path: path.to_owned(), text })
     };
     Ok(paths.split_terminator('\0').filter_map(read).collect())
+}
+
+/// Returns the name of the function that a line declares.
+fn function_name(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once("fn ")?;
+    rest.split(['(', '<']).next()
 }
 
 impl Finding {

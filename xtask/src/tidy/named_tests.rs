@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{File, Finding};
+use super::{File, Finding, function_name};
 
 /// Checks the last column of tables whose header ends in `test` or `tests`: functions and Rust files in backticks.
 pub(super) fn check(files: &[File]) -> Vec<Finding> {
@@ -31,12 +31,6 @@ pub(super) fn check(files: &[File]) -> Vec<Finding> {
                 .collect::<Vec<_>>()
         })
         .collect()
-}
-
-/// Returns the name of the function that a line declares.
-fn function_name(line: &str) -> Option<&str> {
-    let (_, rest) = line.split_once("fn ")?;
-    rest.split(['(', '<']).next()
 }
 
 fn is_function_name(name: &str) -> bool {

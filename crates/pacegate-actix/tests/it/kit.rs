@@ -27,7 +27,7 @@ pub(crate) async fn handler(request: HttpRequest, body: String) -> HttpResponse 
     response.body(format!("{remaining:?} {body}"))
 }
 
-/// What comes of a request under these rules: status, headers and body.
+/// Returns the status, headers and body of a request under these rules.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,

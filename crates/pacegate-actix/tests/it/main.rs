@@ -1,5 +1,5 @@
-//! The middleware around handlers of actix-web. What it shares with others is tested with them.
-#![allow(clippy::unwrap_used, reason = "tests tell by panicking")]
+//! The middleware around handlers of actix-web. `pacegate-http` tests the shared parts.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod kit;
 mod middleware;

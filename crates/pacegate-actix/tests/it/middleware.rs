@@ -1,4 +1,4 @@
-//! What becomes of a request and its response.
+//! Requests and responses of the middleware.
 
 use std::time::Duration;
 
@@ -129,7 +129,7 @@ async fn an_inner_layer_has_the_word() {
 }
 
 #[actix_web::test]
-async fn what_it_was_told_to_wait_suffices() {
+async fn a_client_that_waits_for_retry_after_is_admitted() {
     let (limiter, clock) = limiter("3/7s");
     for _ in 0..1_000 {
         let rules = Rules::new(limiter.clone()).clock(clock.clone());

@@ -1,4 +1,4 @@
-//! What resolvers see of a request of actix-web.
+//! Resolvers on requests of actix-web.
 
 use std::net::SocketAddr;
 
@@ -24,7 +24,7 @@ fn with(name: &'static str, value: &'static str) -> TestRequest {
     get("/").insert_header((name, value))
 }
 
-/// Which of the requests find the budget of another used up, with one unit for each key.
+/// Returns which requests are denied because an earlier one has the same key, with one unit for each key.
 async fn repeated(resolver: impl Resolve<Incoming>, requests: Vec<TestRequest>) -> Vec<usize> {
     let rules = Rules::new(limiter("1/hour").0).by(resolver);
     let statuses = statuses(&send(rules, requests).await);
@@ -94,7 +94,7 @@ async fn extensions_closures_and_both() {
 }
 
 #[actix_web::test]
-async fn what_others_have_attached() {
+async fn extensions_of_other_middleware() {
     use actix_web::{App, HttpMessage as _, dev::Service as _, test::init_service, web};
     use pacegate_actix::RateLimit;
 

@@ -45,7 +45,7 @@ async fn a_future_that_is_dropped_runs_nothing() {
         App::new().default_service(web::to(handler)).wrap(RateLimit::new(Rules::new(limiter)));
     let service = init_service(app).await;
     drop(service.call(get("/").to_request()));
-    assert_eq!(runs.get(), 0, "a call that nobody waits for");
+    assert_eq!(runs.get(), 0, "a dropped call");
     let mut call = pin!(service.call(get("/").to_request()));
     let response = std::future::poll_fn(|cx| match call.as_mut().poll(cx) {
         Poll::Ready(response) => Poll::Ready(response.unwrap().status().as_u16()),
@@ -55,7 +55,7 @@ async fn a_future_that_is_dropped_runs_nothing() {
     assert_eq!(runs.get(), 1);
 }
 
-/// A store that is away whenever it is charged, and back when something is given back to it.
+/// A store that fails every charge and accepts refunds.
 #[derive(Debug, Default)]
 struct Away {
     refunded: Arc<AtomicU64>,
@@ -75,7 +75,7 @@ impl Store for Away {
 }
 
 #[actix_web::test]
-async fn what_no_store_was_charged_is_not_given_back() {
+async fn degraded_decisions_are_not_refunded() {
     let store = Away::default();
     let refunded = Arc::clone(&store.refunded);
     let policies = PolicySet::of_limits([Limit::per_minute(2)]).unwrap();

@@ -37,7 +37,7 @@ fn start(certificates: &Certificates, extra: &str) -> (Folder, Service) {
     (folder, service)
 }
 
-/// Trusts one authority, and shows what another has signed, or nothing.
+/// A client that trusts one authority. Its own certificate, if any, is that of `shown`.
 fn client(trusted: &Certificates, shown: Option<&Certificates>) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(trusted.ca()).unwrap()).unwrap();
@@ -83,7 +83,7 @@ fn by_grpc(
     Ok(client.ask(None, "d", &[("key", "k")])?.status == 0)
 }
 
-/// How each listener answers: HTTP, RESP and gRPC.
+/// Connects to HTTP, RESP and gRPC, and returns their answers.
 fn all(service: &Service, name: &'static str, config: &Arc<ClientConfig>) -> [io::Result<bool>; 3] {
     [
         by_http(service.address("http"), name, config),
@@ -101,7 +101,7 @@ fn is_refused(answers: &[io::Result<bool>; 3]) -> bool {
 }
 
 #[test]
-fn all_listeners_speak_tls_and_nothing_else() {
+fn all_listeners_require_tls() {
     let (ours, others) = (Certificates::new(), Certificates::new());
     let (_folder, service) = start(&ours, "");
     let trusting = client(&ours, None);
@@ -122,7 +122,7 @@ fn all_listeners_speak_tls_and_nothing_else() {
 }
 
 #[test]
-fn a_deployment_of_theirs_has_it_for_grpc_alone() {
+fn variables_of_envoyproxy_ratelimit_enable_tls_for_grpc_only() {
     let (certificates, folder) = (Certificates::new(), Folder::new());
     fs::create_dir(folder.path("config")).unwrap();
     fs::write(folder.path("config/edge.yaml"), "domain: edge\n").unwrap();
@@ -138,7 +138,7 @@ fn a_deployment_of_theirs_has_it_for_grpc_alone() {
         ("GRPC_CLIENT_TLS_CACERT", &ca),
     ];
     let service = Service::start_with(&[], &variables);
-    // What probes it has no certificate.
+    // Probes have no certificate.
     let mut probe = Http::connect(service.address("http")).unwrap();
     assert_eq!(probe.get("/healthcheck").unwrap().status, 200);
     let (shown, hidden) = (client(&certificates, Some(&certificates)), client(&certificates, None));
@@ -185,7 +185,7 @@ fn stock_clients_connect_with_tls() {
 }
 
 #[test]
-fn clients_show_certificates_where_they_must() {
+fn client_certificates_are_required_if_configured() {
     let (ours, others) = (Certificates::new(), Certificates::new());
     let (_folder, service) = start(&ours, ", client_ca: ca.crt");
     let answers = all(&service, "localhost", &client(&ours, Some(&ours)));
@@ -213,11 +213,11 @@ fn certificates_are_replaced_while_the_service_runs() {
 }
 
 #[test]
-fn bad_certificates_change_nothing_and_are_told() {
+fn invalid_certificates_are_logged_and_change_nothing() {
     let (ours, others) = (Certificates::new(), Certificates::new());
     let (folder, service) = start(&ours, "");
     let trusting = client(&ours, None);
-    let complaint = "the certificates cannot be used: those in force stay";
+    let complaint = "reload failed; keeping the current certificates";
     let other_key = fs::read_to_string(others.server_key()).unwrap();
     for (count, (file, text, reason)) in [
         ("tls.crt", "no certificate at all", "holds no certificate"),
@@ -242,12 +242,12 @@ fn bad_certificates_change_nothing_and_are_told() {
     eventually(WITHIN, "new ones are shown", || {
         is_answered(&all(&service, "localhost", &with_others))
     });
-    let told = "the settings cannot be used: those in force stay";
-    eventually(WITHIN, "it is told", || service.log().contains(told));
+    let told = "reload failed; keeping the current configuration";
+    eventually(WITHIN, "it is logged", || service.log().contains(told));
 }
 
 #[test]
-fn whoever_begins_no_handshake_does_not_delay_the_end() {
+fn connections_without_a_handshake_do_not_delay_the_shutdown() {
     let (_folder, service) = start(&Certificates::new(), "");
     let silent = ["http", "grpc", "resp"].map(|name| connect(service.address(name)).unwrap());
     let begun = tokio::time::Instant::now();

@@ -37,7 +37,7 @@ fn decisions_are_printed_as_json() {
     let args = ["check", "--limit", LIMIT, "alice", "--cost", "2", "--json"];
     let expected = concat!(
         r#"{"allowed":true,"policy":"ad-hoc","limit":"2/hour sliding-log","remaining":0,"#,
-        r#""retry_after":null,"reset_after":3600.000000,"source":"store","#,
+        r#""retry_after":null,"reset_after":3600.0,"source":"store","#,
         r#""shadow_denied":false,"degraded":false}"#,
         "\n",
     );

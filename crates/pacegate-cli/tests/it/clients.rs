@@ -1,4 +1,4 @@
-//! Clients that block, and a folder for what a service reads.
+//! Blocking clients, and a folder for the files of a service.
 
 use std::{
     fs, io,
@@ -21,41 +21,41 @@ use tokio::{
     runtime::Runtime,
 };
 
-/// HTTP/1.1 on one connection that is kept.
+/// A client with one HTTP/1.1 connection.
 pub(crate) struct Http<S: Read = TcpStream> {
     stream: BufReader<S>,
 }
 
-/// What came back over HTTP.
+/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// The lines of its head, in small letters.
+    /// The lines of its head, in lower case.
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
-/// gRPC on one connection that is kept.
+/// A client with one gRPC connection.
 pub(crate) struct Grpc {
     runtime: Runtime,
     client: SendRequest<Full<Bytes>>,
-    /// What calls have as `grpc-timeout`.
+    /// The `grpc-timeout` of calls.
     pub(crate) timeout: Option<&'static str>,
 }
 
-/// What came back over gRPC.
+/// A gRPC response.
 #[derive(Debug)]
 pub(crate) struct Told {
-    /// 0, or why there is no decision.
+    /// The gRPC status. 0 is success.
     pub(crate) status: u32,
-    /// `OK` or not, and what remains by the first descriptor.
+    /// Whether the code is `OK`, and the remaining units of the first descriptor.
     pub(crate) allowed: bool,
     pub(crate) remaining: u32,
-    /// Whether the initial metadata says that a failure mode decided.
+    /// The initial metadata marks the answer as degraded.
     pub(crate) degraded: bool,
 }
 
-/// A folder that a service reads from, until it is dropped.
+/// A folder for the files of a service, deleted on drop.
 pub(crate) struct Folder(TempDir);
 
 #[derive(Clone, PartialEq, Message)]
@@ -112,7 +112,7 @@ struct Status {
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const ASK: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// A connection on which nothing takes for ever.
+/// Opens a connection with timeouts for reads and writes.
 pub(crate) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
@@ -121,7 +121,7 @@ pub(crate) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// The same with TLS, for a server that is called `name`.
+/// Opens a TLS connection to a server with this name.
 pub(crate) fn connect_tls(
     address: SocketAddr,
     name: &'static str,
@@ -134,7 +134,7 @@ pub(crate) fn connect_tls(
     Ok(stream)
 }
 
-/// A command of RESP.
+/// Encodes a RESP command.
 pub(crate) fn command(words: &[&[u8]]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -155,7 +155,7 @@ impl<S: Read + Write> Http<S> {
         Self { stream: BufReader::new(stream) }
     }
 
-    /// `POST /v1/check`. An error is a connection that ended before the whole answer came.
+    /// Sends `POST /v1/check`. Returns an error if the connection ended before the whole answer arrived.
     pub(crate) fn check(&mut self, key: Option<&str>, body: &str) -> io::Result<Answer> {
         self.request("POST", "/v1/check", key, body)
     }
@@ -180,7 +180,7 @@ impl<S: Read + Write> Http<S> {
         self.send(&text)
     }
 
-    /// Sends a request that is written out.
+    /// Sends the bytes of a request.
     pub(crate) fn send(&mut self, text: &str) -> io::Result<Answer> {
         self.stream.get_mut().write_all(text.as_bytes())?;
         self.stream.get_mut().flush()?;
@@ -212,12 +212,12 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
     }
 
-    /// The value of a header, by its name in small letters.
+    /// Returns the value of a header, by its name in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
 
-    /// Whether the connection goes on after it.
+    /// Returns `true` if the server closes the connection after it.
     pub(crate) fn is_last(&self) -> bool {
         self.head.contains("\r\nconnection: close\r\n")
     }
@@ -262,7 +262,7 @@ impl Grpc {
         Ok(Self { runtime, client, timeout: None })
     }
 
-    /// Asks about one descriptor. An error is a connection that ended before the whole answer came.
+    /// Checks one descriptor. Returns an error if the connection ended before the whole answer arrived.
     pub(crate) fn ask(
         &mut self,
         key: Option<&str>,
@@ -272,7 +272,7 @@ impl Grpc {
         self.send(key, domain, Descriptor::new(entries))
     }
 
-    /// Asks about one descriptor that brings its own limit, per day.
+    /// Checks one descriptor with an inline limit per day.
     pub(crate) fn ask_with_limit(
         &mut self,
         key: Option<&str>,
@@ -284,7 +284,7 @@ impl Grpc {
         self.send(key, domain, Descriptor { limit, ..Descriptor::new(entries) })
     }
 
-    /// Gives back.
+    /// Refunds one descriptor.
     pub(crate) fn give_back(
         &mut self,
         key: Option<&str>,
@@ -356,7 +356,7 @@ impl Folder {
         Self(TempDir::with_prefix("pacegate-it-").unwrap())
     }
 
-    /// One with a configuration in it.
+    /// Creates a folder with a config file.
     pub(crate) fn with_config(text: &str) -> Self {
         let folder = Self::new();
         folder.replace("pacegate.yaml", text);
@@ -367,12 +367,12 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// The path of the configuration.
+    /// Returns the path of the config file.
     pub(crate) fn config(&self) -> String {
         self.path("pacegate.yaml").to_str().unwrap().to_owned()
     }
 
-    /// Puts another file in the place of one, in one step.
+    /// Replaces a file atomically.
     pub(crate) fn replace(&self, name: &str, text: &str) {
         let aside = self.path(".aside");
         fs::write(&aside, text).unwrap();

@@ -1,4 +1,4 @@
-//! curl, as the guides and the service itself say to call it.
+//! The curl commands of the guides, and the command that the service suggests.
 
 use std::{fs, path::Path, process::Command};
 
@@ -16,19 +16,19 @@ struct Shell {
     folder: Folder,
 }
 
-/// What a command left behind.
+/// The result of a command.
 #[derive(Debug)]
 struct Done {
     code: Option<i32>,
     text: String,
 }
 
-/// What curl ends with after a status of 400 or more, if it is to mind that.
+/// The exit code of `curl --fail` after a status of 400 or more.
 const REFUSED: Option<i32> = Some(22);
 const BOTH: [&str; 2] = ["http1.1", "http2-prior-knowledge"];
 
 impl Shell {
-    /// With a version of HTTP, and with the policies of the guide to nginx.
+    /// Uses a version of HTTP, and the policies of the nginx guide.
     fn start(version: &str) -> Self {
         let folder = Folder::with_config(&blocks("nginx.md", "yaml")[0]);
         let service = Service::start(&["--config", &folder.config()]);
@@ -73,7 +73,7 @@ fn commands(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn what_the_service_says_to_try_works() {
+fn the_suggested_command_works() {
     for version in BOTH {
         let shell = Shell { service: Service::start(&[]), folder: Folder::new() };
         let shell = shell.speaking(version);
@@ -89,7 +89,7 @@ fn what_the_service_says_to_try_works() {
 }
 
 #[test]
-fn what_the_service_says_to_try_works_with_a_key() {
+fn the_suggested_command_works_with_an_api_key() {
     let policies = "policies: [{ name: default, per: [key], limit: 100/minute }]\n";
     let folder =
         Folder::with_config(&format!("keys: [{{ name: boss, file: boss.key }}]\n{policies}"));
@@ -103,7 +103,7 @@ fn what_the_service_says_to_try_works_with_a_key() {
 }
 
 #[test]
-fn what_the_guide_to_http_shows_works() {
+fn the_commands_of_the_http_guide_work() {
     for version in BOTH {
         let shell = Shell::start(version);
         let [check, batch, peek, reset, clear_policy, clear_domain, rest @ ..] =
@@ -155,7 +155,7 @@ fn what_the_guide_to_http_shows_works() {
 }
 
 #[test]
-fn what_the_guide_to_nginx_shows_works() {
+fn the_commands_of_the_nginx_guide_work() {
     for version in BOTH {
         let shell = Shell::start(version);
         let [auth, explain] = commands("nginx.md").try_into().unwrap();

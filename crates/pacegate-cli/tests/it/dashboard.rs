@@ -208,7 +208,7 @@ fn statistics_reset_and_block_need_an_admin_key() {
     shown.page.press("Enter");
     shown.page.wait_until(&has("#lookup-answer", "0 of 5 left"));
     shown.page.click("#lookup-answer button.plain");
-    shown.page.wait_until(&has("#said", "it takes one with the scope `admin`"));
+    shown.page.wait_until(&has("#said", "an API key with the scope `admin`"));
     assert_eq!(shown.log_in("203.0.113.9"), 429);
 
     shown.page.click("#key-open");

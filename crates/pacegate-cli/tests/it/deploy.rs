@@ -1,11 +1,11 @@
-//! What is in `deploy/` can be read by whom it is for.
+//! The files in `deploy/` are valid for the programs that read them.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 use pacegate_testkit::servers::Envoy;
 use serde_json::Value;
 
-/// As `/metrics` has them; a dashboard that asks for another shows nothing.
+/// Metrics with these names exist; a panel with another name would be empty.
 const METRICS: [&str; 15] = [
     "pacegate_build_info",
     "pacegate_config_last_reload_success",
@@ -25,7 +25,7 @@ const METRICS: [&str; 15] = [
 ];
 
 #[test]
-fn the_dashboard_asks_for_every_metric_and_no_other() {
+fn the_dashboard_uses_exactly_the_existing_metrics() {
     let dashboard: Value = serde_json::from_str(&read("grafana/pacegate.json")).unwrap();
     let mut asked = BTreeSet::new();
     expressions(&dashboard, &mut asked);
@@ -36,7 +36,7 @@ fn the_dashboard_asks_for_every_metric_and_no_other() {
 }
 
 #[test]
-fn the_manifests_belong_together() {
+fn the_manifests_are_consistent() {
     let names = ["configmap", "deployment", "service", "poddisruptionbudget", "networkpolicy"];
     let kinds = names.map(|name| {
         let manifest = yaml(&read(&format!("kubernetes/{name}.yaml")));
@@ -54,7 +54,7 @@ fn the_manifests_belong_together() {
     assert_eq!(container["livenessProbe"]["httpGet"]["path"], "/healthz");
     assert_eq!(container["readinessProbe"]["httpGet"]["path"], "/readyz");
 
-    // Every file that the configuration names is in a folder that is mounted.
+    // Every file in the configuration is in a mounted folder.
     let config = yaml(&read("kubernetes/configmap.yaml"));
     let config = yaml(config["data"]["pacegate.yaml"].as_str().unwrap());
     let mounts = container["volumeMounts"].as_array().unwrap();
@@ -102,7 +102,7 @@ fn base_images_can_be_pinned_by_digest() {
     for base in bases.map(|line| line.split(' ').next().unwrap()) {
         assert!(others.contains(&base), "{base} is not an argument");
     }
-    // A docker that knows one digest stands in for a real one.
+    // A script that prints one digest replaces docker.
     let folder = tempfile::tempdir().unwrap();
     let docker = folder.path().join("docker");
     let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
@@ -137,7 +137,7 @@ fn the_services_of_the_composition_find_each_other() {
 }
 
 #[test]
-fn envoy_takes_the_configuration_of_the_example() {
+fn envoy_accepts_the_example_configuration() {
     let config = read("compose/envoy.yaml");
     let listener = "address: 0.0.0.0, port_value: 10000";
     assert_eq!(config.matches(listener).count(), 1);
@@ -150,12 +150,12 @@ fn envoy_takes_the_configuration_of_the_example() {
 }
 
 #[test]
-fn only_the_image_in_the_place_of_another_is_open() {
+fn only_the_ratelimit_image_is_insecure() {
     let file = read("docker/Dockerfile");
     let stages: Vec<&str> = file.split("\nFROM ").skip(1).collect();
     let names: Vec<&str> =
         stages.iter().map(|stage| stage.split_whitespace().nth(2).unwrap()).collect();
-    // What is last is built unless another is asked for.
+    // The last stage is built by default.
     assert_eq!(names, ["build", "base", "ratelimit", "pacegate"]);
     let open: Vec<&str> = names
         .into_iter()
@@ -167,14 +167,14 @@ fn only_the_image_in_the_place_of_another_is_open() {
     assert_eq!(file.matches("INSECURE").count(), 1);
 }
 
-/// Where there is no systemd, there is nobody to ask.
+/// Skipped on machines without systemd.
 #[test]
-fn systemd_takes_the_unit() {
+fn systemd_accepts_the_unit() {
     if Command::new("systemd-analyze").arg("--version").output().is_err() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // It looks whether there is such a program.
+    // systemd checks that the program exists.
     let program = env!("CARGO_BIN_EXE_pacegate");
     for file in ["pacegate.service", "pacegate.service.d/keys.conf"] {
         let unit = read(&format!("systemd/{file}")).replace("/usr/bin/pacegate", program);

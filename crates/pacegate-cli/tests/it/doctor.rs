@@ -89,7 +89,7 @@ fn invalid_arguments_are_rejected_with_a_hint() {
     assert_eq!((finished.code, &*finished.stdout), (Some(2), ""));
     assert_eq!(
         finished.stderr,
-        "error: invalid address: a port is a number from 1 to 65535; write for example \
+        "error: invalid address: invalid port: expected a number from 1 to 65535; example: \
          redis://user:password@127.0.0.1:6379/0\n\
          hint: see pacegate doctor --help for examples of addresses\n"
     );

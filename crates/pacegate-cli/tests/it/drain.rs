@@ -1,4 +1,4 @@
-//! The end of a service: what it has begun is answered first.
+//! Shutdown: requests that have arrived are answered first.
 
 use std::{
     io::{Read, Write},
@@ -22,7 +22,7 @@ use crate::{
 const WITHIN: Duration = Duration::from_secs(10);
 const AMOUNT: u64 = 1_000_000_000;
 
-/// What clients were told so far.
+/// Answers that clients have received so far.
 #[derive(Default)]
 struct Tally {
     allowed: AtomicU64,
@@ -77,7 +77,7 @@ fn ask_resp(service: &Service, tally: Arc<Tally>) -> impl FnOnce() + Send + 'sta
     }
 }
 
-/// `false` if the connection ended before so many answers came.
+/// Returns `false` if the connection ended before this many answers arrived.
 fn read_answers(stream: &mut TcpStream, count: usize, tally: &Tally) -> bool {
     let mut text = String::new();
     let mut buffer = [0; 16 * 1024];
@@ -102,7 +102,7 @@ fn read_answers(stream: &mut TcpStream, count: usize, tally: &Tally) -> bool {
     }
 }
 
-/// Ends a service on which all listeners are busy, and tells what its clients were told.
+/// Stops a service while all listeners are busy, and returns the answers that its clients received.
 fn end_under_load(service: Service) -> (u64, u64) {
     let tally = Arc::new(Tally::default());
     let mut clients: Vec<JoinHandle<()>> = Vec::new();
@@ -123,7 +123,7 @@ fn end_under_load(service: Service) -> (u64, u64) {
     (tally.allowed.load(Ordering::Relaxed), tally.other.load(Ordering::Relaxed))
 }
 
-/// What has been used, as a service that is still there sees it.
+/// Returns the used units, as another service on the same store sees them.
 fn used(service: &Service) -> u64 {
     let mut client = Client::connect(&service.address("resp").to_string()).unwrap();
     let mut used = |words: &[&str]| {
@@ -151,7 +151,7 @@ fn on_sigterm_every_charge_is_answered() {
 }
 
 #[test]
-fn what_was_drawn_ahead_is_given_back() {
+fn leased_units_are_returned_on_sigterm() {
     let server = Server::start(Flavor::Valkey);
     let store = format!("store: {{ url: '{}', deadline: 10s }}\n", server.url());
     let policy = format!("{{ name: api, per: [key], limit: {AMOUNT}/week, lease: 5000 }}");
@@ -163,7 +163,7 @@ fn what_was_drawn_ahead_is_given_back() {
 }
 
 #[test]
-fn on_sigterm_a_service_with_its_state_in_memory_ends_as_well() {
+fn on_sigterm_a_service_with_a_memory_store_answers_every_charge() {
     let folder = config("");
     for round in 0..8 {
         let (_, other) = end_under_load(Service::start(&["--config", &folder.config()]));
@@ -172,7 +172,7 @@ fn on_sigterm_a_service_with_its_state_in_memory_ends_as_well() {
 }
 
 #[test]
-fn what_has_begun_is_answered_and_nobody_else_gets_in() {
+fn open_requests_are_answered_and_new_connections_are_refused() {
     let folder = config("");
     let service = Service::start(&["--config", &folder.config()]);
     let addresses = ["http", "grpc", "resp"].map(|name| service.address(name));
@@ -222,7 +222,7 @@ fn every_pipelined_request_that_arrived_is_answered() {
     assert_eq!(used(&witness), 200);
 }
 
-/// How long an idle connection stays open after SIGTERM. It can still be used for this long.
+/// Returns the time that an idle connection stays open after SIGTERM. It can still be used for this long.
 fn kept(service: &Service, mut idle: TcpStream) -> Duration {
     let begun = Instant::now();
     service.signal("TERM");
@@ -232,7 +232,7 @@ fn kept(service: &Service, mut idle: TcpStream) -> Duration {
 }
 
 #[test]
-fn idle_connections_are_kept_as_the_operations_page_says() {
+fn idle_connections_are_closed_as_the_operations_page_says() {
     let folder = config("");
     for (listener, begins, least) in [
         ("http", &b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"[..], 250),
@@ -258,7 +258,7 @@ fn idle_connections_are_kept_as_the_operations_page_says() {
 }
 
 #[test]
-fn idle_connections_do_not_delay_the_end() {
+fn idle_connections_do_not_delay_the_shutdown() {
     let folder = config("");
     let service = Service::start(&["--config", &folder.config()]);
     let silent: Vec<TcpStream> = ["http", "grpc", "resp"]
@@ -283,7 +283,7 @@ fn idle_connections_do_not_delay_the_end() {
 }
 
 #[test]
-fn whoever_does_not_end_is_cut_off_in_time() {
+fn connections_are_closed_after_the_drain_timeout() {
     let folder = config("bounds: { drain_timeout: 300ms, read_timeout: 1m }\n");
     let service = Service::start(&["--config", &folder.config()]);
     let mut stream = connect(service.address("http")).unwrap();

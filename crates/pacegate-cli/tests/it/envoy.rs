@@ -1,4 +1,4 @@
-//! Envoy's rate limit service, started as a deployment of envoyproxy/ratelimit is.
+//! The service in the place of envoyproxy/ratelimit, with its environment variables.
 
 use std::{fs, net::SocketAddr, os::unix::fs::symlink, process::Command};
 
@@ -17,7 +17,7 @@ descriptors:
     rate_limit: { unit: year, requests_per_unit: 2 }
 ";
 
-/// Asks for `user=a` in the domain `edge`: the bytes of the answer without those before the message.
+/// Checks `user=a` in the domain `edge`. Returns the message of the answer, without its prefix.
 async fn ask(address: SocketAddr) -> Bytes {
     let io = TokioIo::new(tokio::net::TcpStream::connect(address).await.unwrap());
     let (mut client, connection) = handshake(TokioExecutor::new(), io).await.unwrap();
@@ -30,14 +30,14 @@ async fn ask(address: SocketAddr) -> Bytes {
         .unwrap();
     let body = client.send_request(request).await.unwrap().into_body().collect().await.unwrap();
     assert_eq!(body.trailers().unwrap()["grpc-status"], "0");
-    // A connection that is still open would be waited for at the end.
+    // The service would wait for an open connection at shutdown.
     drop(client);
     connection.await.unwrap().unwrap();
     body.to_bytes().slice(5..)
 }
 
 #[tokio::test]
-async fn the_environment_of_a_deployment_is_all_it_needs() {
+async fn the_variables_of_a_deployment_are_enough() {
     let folder = tempfile::tempdir().unwrap();
     let rules = folder.path().join("ratelimit/config");
     fs::create_dir_all(&rules).unwrap();
@@ -55,7 +55,7 @@ async fn the_environment_of_a_deployment_is_all_it_needs() {
     let address = service.address("grpc");
     for code in [1, 1, 2] {
         let answer = ask(address).await;
-        // The code comes first, and the headers that were asked for are there.
+        // The code comes first, then the configured headers.
         assert_eq!(answer[..2], [0x08, code]);
         let text = String::from_utf8_lossy(&answer);
         assert!(text.contains("RateLimit-Limit") && text.contains("RateLimit-Reset"));
@@ -66,7 +66,7 @@ async fn the_environment_of_a_deployment_is_all_it_needs() {
     assert!(logged.contains("USE_STATSD has no effect"), "{logged}");
 }
 
-/// Starts one with these options and variables beside those of a deployment, and tells what it has logged at its end.
+/// Runs a service with these options and variables besides those of a deployment, and returns its log.
 fn log_of(args: &[&str], variables: &[(&str, &str)]) -> String {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("config")).unwrap();
@@ -80,10 +80,10 @@ fn log_of(args: &[&str], variables: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn the_environment_of_a_deployment_says_what_is_logged() {
+fn the_variables_of_a_deployment_set_the_log_level() {
     let (warning, info) = ("DEBUG_PORT has no effect", "shutting down");
     for (args, variables, expected) in [
-        // Theirs tells of warnings only, unless told.
+        // The default of envoyproxy/ratelimit is to log warnings only.
         (&[][..], &[][..], (true, false)),
         (&[], &[("LOG_LEVEL", "INFO")], (true, true)),
         (&[], &[("LOG_LEVEL", "FATAL")], (false, false)),
@@ -101,16 +101,16 @@ fn the_environment_of_a_deployment_says_what_is_logged() {
     assert!(!text.starts_with('{'), "{text}");
 }
 
-/// As its deployments in a cluster have it: nothing but the name of its program, an environment, and a probe.
+/// A deployment in a cluster sets the name of the program, the environment, and a probe.
 #[tokio::test]
-async fn under_the_name_of_theirs_it_is_the_service() {
+async fn the_program_serves_under_the_name_ratelimit() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("config")).unwrap();
     fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
     let program = folder.path().join("ratelimit");
     symlink(env!("CARGO_BIN_EXE_pacegate"), &program).unwrap();
     let root = folder.path().to_str().unwrap();
-    // The image sets the first of them, and ports are any that are free.
+    // The image sets the first variable. Ports are chosen by the system.
     let variables =
         [("PACEGATE_INSECURE", "true"), ("RUNTIME_ROOT", root), ("PORT", "0"), ("GRPC_PORT", "0")];
     let resp = ("PACEGATE_RESP", "off");

@@ -21,12 +21,12 @@ const WITHIN: Duration = Duration::from_secs(10);
 const ALICE: &str = "GET /a HTTP/1.1\r\nhost: test\r\nx-user: alice\r\n\r\n";
 const NOBODY: &str = "GET /a HTTP/1.1\r\nhost: test\r\n\r\n";
 
-/// Everything that stands between a client and the web server.
+/// The programs between a client and the web server.
 struct Front {
     upstream: Upstream,
     envoy: Envoy,
     service: Option<Service>,
-    /// Stays the service's own while that is down.
+    /// The port of the service, reserved while the service is down.
     port: Port,
     folder: Folder,
     args: Vec<String>,
@@ -34,7 +34,7 @@ struct Front {
 }
 
 impl Front {
-    /// With files and options for the service, which are in `folder`.
+    /// Starts all of them. The files of the service are in `folder`.
     fn new(folder: Folder, args: &[&str], variables: Vec<(&'static str, String)>) -> Self {
         let (upstream, port) = (Upstream::start(), Port::reserve());
         let address = format!("127.0.0.1:{}", port.number());
@@ -43,7 +43,7 @@ impl Front {
             .domain("edge")
             .descriptor(&[("user", "x-user")])
             .metadata("x-trace", "x-trace")
-            // A machine with much to do is no reason to let requests pass.
+            // On a busy machine Envoy must not time out and let requests pass.
             .timeout(Duration::from_secs(20))
             .start();
         let mut front = Self { upstream, envoy, service: None, port, folder, args, variables };
@@ -51,7 +51,7 @@ impl Front {
         front
     }
 
-    /// By a file of envoyproxy/ratelimit's, as its deployments have it.
+    /// Uses a file of envoyproxy/ratelimit, with the environment of its deployments.
     fn theirs() -> Self {
         let folder = rules();
         let root = folder.path("").to_str().unwrap().to_owned();
@@ -63,7 +63,7 @@ impl Front {
         Self::new(folder, &[], variables)
     }
 
-    /// By the same file, with the store that a file of ours names.
+    /// Uses the same file, with the store from a Pacegate file.
     fn theirs_on(server: &Server) -> Self {
         let folder = rules();
         folder.replace("pacegate.yaml", &store(server));
@@ -72,7 +72,7 @@ impl Front {
         Self::new(folder, &["--config", &config, "--config", &rules], Vec::new())
     }
 
-    /// By a policy of ours.
+    /// Uses a Pacegate policy.
     fn ours(store: &str) -> Self {
         let policy = format!(
             "{{ name: api, domain: edge, per: [user], limit: {AMOUNT}/365d, failure: open }}"
@@ -95,7 +95,7 @@ impl Front {
         Http::connect(address).unwrap().send(request).unwrap()
     }
 
-    /// Floods it: exactly the amount passes, and each answer tells of the limit.
+    /// Floods it: exactly the amount passes, and each answer has the headers of the limit.
     fn flood(&self, look: impl Fn(&Answer) + Sync) {
         let tally = crowd(&self.envoy.address(), ALICE, REQUESTS, |answer| {
             let limit = answer.header("x-ratelimit-limit").unwrap_or_default();
@@ -117,7 +117,7 @@ impl Front {
         assert_eq!((unasked.status, unasked.header("x-ratelimit-limit")), (200, None));
     }
 
-    /// Ends the service under load: nobody notices but by headers that are missing. Then starts it again.
+    /// Stops the service under load: Envoy lets requests pass, without the headers. Then starts it again.
     fn outage(&mut self, signal: &str) {
         let service = self.service.take().unwrap();
         let is_over = AtomicBool::new(false);
@@ -143,7 +143,7 @@ impl Front {
         self.restart();
     }
 
-    /// The first answer that the service has a part in again.
+    /// Returns the first answer with headers of the service.
     fn limited_again(&self, request: &str) -> Answer {
         let mut answer = self.ask(request);
         eventually(WITHIN, "Envoy asks again", || {
@@ -157,7 +157,7 @@ impl Front {
     }
 }
 
-/// A folder with a file of envoyproxy/ratelimit's, where its deployments look for it.
+/// A folder with a file of envoyproxy/ratelimit, at the path that its deployments use.
 fn rules() -> Folder {
     let folder = Folder::new();
     fs::create_dir_all(folder.path("ratelimit/config")).unwrap();
@@ -168,13 +168,13 @@ fn rules() -> Folder {
     folder
 }
 
-/// A store that is waited for, however busy the machine is.
+/// A store with a deadline that a busy machine meets.
 fn store(server: &Server) -> String {
     format!("store: {{ url: '{}', deadline: 20s }}\n", server.url())
 }
 
 #[test]
-fn by_their_file_in_memory() {
+fn rules_of_envoyproxy_ratelimit_in_memory() {
     let mut front = Front::theirs();
     front.flood(|answer| {
         assert_eq!(answer.header("ratelimit-limit"), Some(&*AMOUNT.to_string()), "{answer:?}");
@@ -187,7 +187,7 @@ fn by_their_file_in_memory() {
     });
     for signal in ["KILL", "TERM"] {
         front.outage(signal);
-        // What was in memory is gone.
+        // The state in memory is lost.
         let answer = front.limited_again(ALICE);
         let left = (AMOUNT - 1).to_string();
         assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (200, Some(&*left)));
@@ -195,24 +195,24 @@ fn by_their_file_in_memory() {
 }
 
 #[test]
-fn by_our_policy_in_memory() {
+fn policies_in_memory() {
     Front::ours("").flood(|_| {});
 }
 
 #[test]
-fn by_their_file_on_redis() {
+fn rules_of_envoyproxy_ratelimit_on_redis() {
     let server = Server::start(Flavor::Redis);
     Front::theirs_on(&server).flood(|_| {});
 }
 
 #[test]
-fn by_our_policy_on_redis() {
+fn policies_on_valkey() {
     let server = Server::start(Flavor::Valkey);
     let mut front = Front::ours(&store(&server));
     front.flood(|_| {});
     for signal in ["KILL", "TERM"] {
         front.outage(signal);
-        // The store has kept it.
+        // The store has kept the state.
         let answer = front.limited_again(ALICE);
         assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (429, Some("0")));
     }
@@ -220,14 +220,14 @@ fn by_our_policy_on_redis() {
 }
 
 #[test]
-fn a_long_header_is_no_way_around_a_limit() {
+fn a_long_header_does_not_bypass_a_limit() {
     let folder = Folder::with_config(
         "bounds: { request_bytes: 8KiB }\n\
          policies: [{ name: api, domain: edge, per: [user], limit: 1/365d }]\n",
     );
     let config = folder.config();
     let front = Front::new(folder, &["--config", &config], Vec::new());
-    // The longest is more than is read at all.
+    // The longest exceeds `request_bytes`.
     for (length, status) in [(2_000, 200), (2_000, 429), (2_001, 200), (20_000, 429), (5, 200)] {
         let answer = front.ask(&ALICE.replace("alice", &"x".repeat(length)));
         assert_eq!(answer.status, status, "{length}: {answer:?}");
@@ -237,13 +237,13 @@ fn a_long_header_is_no_way_around_a_limit() {
 }
 
 #[test]
-fn long_metadata_is_no_way_around_a_limit() {
+fn long_metadata_does_not_bypass_a_limit() {
     let folder = Folder::with_config(
         "policies: [{ name: api, domain: edge, per: [user], limit: 1/365d }]\n",
     );
     let config = folder.config();
     let front = Front::new(folder, &["--config", &config], Vec::new());
-    // More than `header_bytes`, and the most that Envoy takes from its clients.
+    // More than `header_bytes`, and the longest that Envoy accepts from its clients.
     for (length, status) in [(5, 200), (5, 429), (20_000, 429), (59_000, 429)] {
         let trace = format!("x-user: alice\r\nx-trace: {}", "x".repeat(length));
         let answer = front.ask(&ALICE.replace("x-user: alice", &trace));

@@ -25,7 +25,7 @@ fn run(program: &str, file: &str, command: &mut Command) {
     assert_output(&output);
 }
 
-/// The program in a language. What it says of a time is changed: this machine may have much to do.
+/// Returns the program in a language, with a longer timeout for busy machines.
 fn program(language: &str, second: &str, minute: &str) -> String {
     instead(&blocks("http.md", language)[0], second, minute)
 }
@@ -45,13 +45,13 @@ fn assert_output(output: &Output) {
     }
 }
 
-/// What a program says when asked with these words; `None` if it is not here.
+/// Returns the output of a program; `None` if it is not installed.
 fn asked(program: &str, words: &[&str]) -> Option<String> {
     let output = Command::new(program).args(words).output().ok()?;
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }
 
-/// For a Node that does not take them.
+/// Removes types, for a Node without TypeScript.
 fn without_types(program: &str) -> String {
     let (first, rest) = program.split_once('\n').unwrap();
     assert!(first.starts_with("type Decision = "), "{first}");
@@ -80,7 +80,7 @@ fn go_programs_decide() {
     if asked("go", &["version"]).is_none() {
         return eprintln!("skipped: there is no go here");
     }
-    // It needs nothing but what came with the compiler.
+    // It needs only the standard library.
     let offline = [("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "")];
     let program = program("go", "Timeout: time.Second", "Timeout: time.Minute");
     run(&program, "check.go", Command::new("go").arg("run").envs(offline));
@@ -88,7 +88,7 @@ fn go_programs_decide() {
 
 #[test]
 fn java_programs_decide() {
-    // Only a JDK runs what is not compiled.
+    // Only a JDK runs source files.
     if asked("javac", &["-version"]).is_none() {
         return eprintln!("skipped: there is no JDK here");
     }
@@ -96,7 +96,7 @@ fn java_programs_decide() {
     run(&program, "Check.java", &mut Command::new("java"));
 }
 
-/// The types of the Spring starter that its limiter is made of, and a program that asks it.
+/// The types of the Spring starter that a limiter uses, and a program that calls it.
 const STARTER: [(&str, &str); 4] = [
     (
         "RateLimiter.java",

@@ -1,4 +1,4 @@
-//! Listening where others can reach it.
+//! Listeners on public addresses.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn tls(certificates: &Certificates, with_clients: bool) -> String {
     )
 }
 
-/// The last two lines of what it says when it does not start.
+/// Returns the last two lines that a service prints if it does not start.
 fn refusal(args: &[&str]) -> (Option<i32>, String) {
     let finished = program::run(args, b"");
     assert_eq!(finished.stdout, "");
@@ -32,7 +32,7 @@ fn refusal(args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_service_that_nobody_can_ask_is_refused() {
+fn a_service_without_listeners_is_rejected() {
     let folder = Folder::with_config(POLICIES);
     let said = "error: cannot serve: all listeners are off, so that nobody can ask\n\
                 hint: give one of --http, --grpc and --resp an address, such as 127.0.0.1:8080";
@@ -42,7 +42,7 @@ fn a_service_that_nobody_can_ask_is_refused() {
 }
 
 #[test]
-fn a_public_address_without_both_is_refused() {
+fn a_public_address_requires_tls_and_keys() {
     let certificates = Certificates::new();
     let tls = tls(&certificates, false);
     let neither = "certificates (tls) and API keys (keys)";
@@ -68,7 +68,7 @@ fn a_public_address_without_both_is_refused() {
 }
 
 #[test]
-fn a_public_address_with_both_or_on_demand_is_served() {
+fn a_public_address_is_served_with_tls_and_keys_or_insecure() {
     let certificates = Certificates::new();
     for (settings, flag) in [
         (format!("{}{KEYS}", tls(&certificates, false)), None),
@@ -87,21 +87,21 @@ fn a_public_address_with_both_or_on_demand_is_served() {
 }
 
 #[test]
-fn what_others_can_reach_keeps_its_keys() {
+fn a_reload_keeps_the_keys_of_a_public_listener() {
     let certificates = Certificates::new();
     let tls = tls(&certificates, false);
     let folder = Folder::with_config(&format!("{tls}{KEYS}{POLICIES}"));
     let service = Service::start(&["--config", &folder.config(), "--http", "0.0.0.0:0"]);
     folder.replace("pacegate.yaml", &format!("{tls}{POLICIES}"));
     let told = "which others can reach, without API keys (keys)";
-    eventually(Duration::from_secs(5), "it is told", || service.log().contains(told));
+    eventually(Duration::from_secs(5), "it is logged", || service.log().contains(told));
     let log = service.log();
-    assert!(log.contains("the settings cannot be used: those in force stay"), "{log}");
-    assert!(!log.contains("other settings are in force"), "{log}");
+    assert!(log.contains("reload failed; keeping the current configuration"), "{log}");
+    assert!(!log.contains("configuration reloaded"), "{log}");
 }
 
 #[test]
-fn an_address_that_is_taken_is_told() {
+fn an_address_in_use_is_reported() {
     let service = Service::start(&[]);
     let address = service.address("resp").to_string();
     let mut args = vec!["serve"];

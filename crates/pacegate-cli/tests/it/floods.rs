@@ -36,21 +36,21 @@ const RUNS: usize = 5;
 /// A hostile client acts before every tenth request: a build without optimisation needs milliseconds for its requests.
 const ATTACK_EVERY: usize = 10;
 
-/// A service, which needs a key if `keys` is set.
+/// Starts a service, which requires an API key if `keys` is set.
 fn start(bounds: &str, keys: bool) -> Service {
     let keys = if keys { "keys: [{ name: honest, env: TEST_KEY, scope: admin }]\n" } else { "" };
     let folder = Folder::with_config(&format!("bounds: {{ {bounds} }}\n{keys}{POLICIES}"));
     Service::start_with(&["--config", &folder.config()], &[("TEST_KEY", KEY)])
 }
 
-/// Memory that a process takes up, in KiB.
+/// Returns the resident memory of a process, in KiB.
 fn resident(service: &Service) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", service.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
 }
 
-/// Processor time that a process has used.
+/// Returns the CPU time of a process.
 fn cpu(service: &Service) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{}/stat", service.pid())).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
@@ -58,7 +58,7 @@ fn cpu(service: &Service) -> Duration {
     Duration::from_millis(10 * ticks)
 }
 
-/// Connections that a listener has now.
+/// Returns the open connections of a listener.
 fn open(service: &Service, listener: &str) -> u64 {
     let mut client = Http::connect(service.address("http")).unwrap();
     let metrics = client.request("GET", "/metrics", Some(KEY), "").unwrap().body;
@@ -66,7 +66,7 @@ fn open(service: &Service, listener: &str) -> u64 {
     metrics.lines().find_map(|line| line.strip_prefix(&name)).unwrap().parse().unwrap()
 }
 
-/// Requests that were answered, over all listeners. The next call counts this one.
+/// Returns the answered requests of all listeners. The next call counts this one.
 fn answered(service: &Service) -> u64 {
     let mut client = Http::connect(service.address("http")).unwrap();
     let metrics = client.request("GET", "/metrics", Some(KEY), "").unwrap().body;
@@ -74,7 +74,7 @@ fn answered(service: &Service) -> u64 {
     counts.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
 }
 
-/// A frame of HTTP/2.
+/// Encodes an HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
@@ -87,12 +87,12 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// The beginning of a connection whose client takes no byte of an answer.
+/// The preface of a connection with a receive window of zero.
 fn window_of_zero() -> Vec<u8> {
     [PREFACE, &frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat()
 }
 
-/// The headers of a request, none of which is indexed.
+/// Encodes the headers of a request without indexing.
 fn head(method: u8, path: &str, kind: &str) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     // :scheme http, :path, :authority localhost, content-type
@@ -103,7 +103,7 @@ fn head(method: u8, path: &str, kind: &str) -> Vec<u8> {
 const GET: u8 = 0x82;
 const POST: u8 = 0x83;
 
-/// The frames that belong to a stream, until one that ends it: their kind, flags and payload.
+/// Reads the frames of a stream up to its end: kind, flags and payload.
 fn read_stream(stream: &mut TcpStream, id: u32) -> Vec<(u8, u8, Vec<u8>)> {
     let mut frames = Vec::new();
     let mut head = [0; 9];
@@ -120,7 +120,7 @@ fn read_stream(stream: &mut TcpStream, id: u32) -> Vec<(u8, u8, Vec<u8>)> {
 
 #[test]
 fn a_body_is_not_read_before_the_key() {
-    // A service that reads the body first says nothing within the patience of the test.
+    // A service that reads the body first would not answer before the client times out.
     let service = start("read_timeout: 1h", true);
     for path in ["/v1/check", "/v1/check/batch", "/v1/refund", "/v1/acquire", "/v1/block", "/json"]
     {
@@ -149,13 +149,13 @@ fn a_body_is_not_read_before_the_key() {
 }
 
 #[test]
-fn a_command_is_short_until_a_key_is_shown() {
+fn commands_are_short_before_authentication() {
     let service = start("", true);
     let mut stream = connect(service.address("resp")).unwrap();
     stream.write_all(b"*2\r\n$4\r\nAUTH\r\n$60000\r\n").unwrap();
     let mut said = String::new();
     stream.read_to_string(&mut said).unwrap();
-    assert_eq!(said, "-ERR Protocol error: the command has too many bytes\r\n");
+    assert_eq!(said, "-ERR Protocol error: command too long\r\n");
     let mut client = Client::connect(&service.address("resp").to_string()).unwrap();
     assert_eq!(client.command(&["AUTH", KEY]).unwrap().text(), "OK");
     let long = "x".repeat(60_000);
@@ -196,7 +196,7 @@ fn requests_without_a_key_are_read_slowly() {
 }
 
 #[test]
-fn bodies_that_do_not_end_have_a_bound() {
+fn unfinished_bodies_are_bounded() {
     const CONNECTIONS: u64 = 12;
     let service = start("read_timeout: 1h", false);
     Http::connect(service.address("http")).unwrap().check(None, CHECK).unwrap();
@@ -212,7 +212,7 @@ fn bodies_that_do_not_end_have_a_bound() {
             let (client, connection) = connected.await.unwrap();
             tokio::spawn(connection);
             for _ in 0..100 {
-                // It says that there is more, and never sends it.
+                // The declared length is longer than the body.
                 let body = Full::new(Bytes::from(vec![b' '; 60_000]));
                 let request = http::Request::post("http://localhost/v1/check")
                     .header("content-type", "application/json")
@@ -224,7 +224,7 @@ fn bodies_that_do_not_end_have_a_bound() {
             }
         }
         let mut refused = 0;
-        // A connection keeps as many as fit into a megabyte.
+        // A connection holds as many as fit into 1 MiB.
         while refused < 1_200 - CONNECTIONS * 17 {
             let answer = tokio::time::timeout(WITHIN, answers.join_next()).await;
             let answer = answer.expect("the rest is refused").unwrap().unwrap().unwrap();
@@ -241,7 +241,7 @@ fn bodies_that_do_not_end_have_a_bound() {
     assert_eq!(Http::connect(address).unwrap().check(None, CHECK).unwrap().status, 200);
 }
 
-/// A body that waits for ever after its data.
+/// A body that never ends.
 struct Unended(Full<Bytes>);
 
 impl hyper::body::Body for Unended {
@@ -272,7 +272,7 @@ fn batches(streams: u32) -> Vec<u8> {
 }
 
 #[test]
-fn unread_answers_have_a_bound() {
+fn unread_answers_are_bounded() {
     let service = start("read_timeout: 1h, write_timeout: 1h", false);
     let mut honest = Http::connect(service.address("http")).unwrap();
     honest.check(None, CHECK).unwrap();
@@ -291,7 +291,7 @@ fn unread_answers_have_a_bound() {
         let name = "pacegate_requests_total{listener=\"http\",code=\"200\"} ";
         metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse::<u64>().unwrap()
     };
-    // Until no more of them are answered.
+    // Until the service answers no more of them.
     let mut last = 0;
     eventually(WITHIN, "the service stops to answer them", || {
         let (before, now) = (last, decided(&mut honest));
@@ -317,9 +317,9 @@ fn health(id: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_client_that_leaves_answers_unread_is_cut_off() {
+fn a_client_that_reads_no_answers_is_disconnected() {
     let service = start("write_timeout: 300ms, idle_timeout: 5m", false);
-    // By the window of HTTP/2, with another request now and then.
+    // The HTTP/2 window is full; the client sends another request from time to time.
     for (listener, request) in [("http", page as fn(u32) -> Vec<u8>), ("grpc", health)] {
         let mut stream = connect(service.address(listener)).unwrap();
         stream.write_all(&window_of_zero()).unwrap();
@@ -334,7 +334,7 @@ fn a_client_that_leaves_answers_unread_is_cut_off() {
             !is_sent || !is_open
         });
     }
-    // By the window of TCP.
+    // The TCP window is full.
     let ping = command(&[b"ECHO", &[b'x'; 10_000]]);
     let request = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n".to_vec();
     let get = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
@@ -343,7 +343,7 @@ fn a_client_that_leaves_answers_unread_is_cut_off() {
         [("resp", ping.repeat(2_000)), ("http", request.repeat(20_000)), ("grpc", pings)]
     {
         let mut stream = connect(service.address(listener)).unwrap();
-        // Nothing is read, so at last nothing is written either, and then the connection is closed.
+        // The service stops reading when it cannot write, and then closes the connection.
         let written = stream.write_all(&bytes.repeat(10));
         let error = written.expect_err("more than both sides hold");
         let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
@@ -352,17 +352,17 @@ fn a_client_that_leaves_answers_unread_is_cut_off() {
 }
 
 #[test]
-fn a_grpc_connection_becomes_idle() {
+fn idle_grpc_connections_are_closed() {
     let service = start("idle_timeout: 300ms, read_timeout: 300ms", false);
     let mut client = Grpc::connect(service.address("grpc")).unwrap();
     assert!(client.ask(None, "e", &[("key", "k")]).unwrap().allowed);
-    // The client answers pings all the while.
+    // The client answers pings.
     eventually(WITHIN, "the connection is closed", || open(&service, "grpc") == 0);
     assert!(client.ask(None, "e", &[("key", "k")]).is_err());
 }
 
 #[test]
-fn an_address_has_half_of_the_connections_until_its_clients_show_a_key() {
+fn an_address_gets_half_of_the_connections_before_authentication() {
     let service = start("connections: 20", true);
     let is_closed = |stream: &mut TcpStream| {
         stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -433,7 +433,7 @@ fn resets_do_not_flood_the_log() {
     assert_eq!(others.count(), 0, "{log}");
 }
 
-/// A kind of connection, and how an honest client uses it.
+/// An honest client of one protocol.
 trait Honest {
     fn ask(&mut self);
 }
@@ -457,7 +457,7 @@ impl Honest for Client {
     }
 }
 
-/// HTTP/2 on one connection that is kept.
+/// A client with one HTTP/2 connection.
 struct Http2 {
     runtime: tokio::runtime::Runtime,
     client: hyper::client::conn::http2::SendRequest<Full<Bytes>>,
@@ -497,7 +497,7 @@ impl Honest for Http2 {
 /// The bytes that hostile clients send first, one after the other, and those that each sends repeatedly.
 struct Attack {
     first: Vec<Vec<u8>>,
-    /// In one round after the other.
+    /// One element per round.
     then: Vec<Vec<u8>>,
 }
 
@@ -543,7 +543,7 @@ fn p99(honest: [&mut dyn Honest; 2], mut attack: impl FnMut()) -> [Duration; 2] 
     })
 }
 
-/// Sends what can be sent without waiting. An answer that came is not read.
+/// Writes until the socket would block. Reads no answers.
 fn send(stream: &mut TcpStream, bytes: &[u8]) {
     stream.set_nonblocking(true).unwrap();
     let mut rest = bytes;
@@ -564,7 +564,7 @@ fn withstand(
 ) -> String {
     let [other, service] = [(); 2].map(|()| start("", true));
     let mut honest = [&other, &service].map(honest);
-    // Both have answered something before memory is measured.
+    // Memory is measured after the first answer.
     honest.iter_mut().for_each(|honest| honest.ask());
     let (before, cpu_before) = (resident(&service), cpu(&service));
     let mut hostile: Vec<TcpStream> = (0..HOSTILE)
@@ -591,7 +591,7 @@ fn withstand(
         if !place.is_multiple_of(ATTACK_EVERY) {
             return;
         }
-        // Some have been cut off: others take their place.
+        // Closed connections are replaced.
         let place = place / ATTACK_EVERY;
         let stream = &mut hostile[place % HOSTILE];
         let then = &attack.then[place / HOSTILE % attack.then.len()];

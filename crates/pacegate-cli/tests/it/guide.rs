@@ -25,3 +25,35 @@ pub(crate) fn instead(text: &str, theirs: &str, ours: &str) -> String {
     assert!(text.contains(theirs), "the guide no longer contains {theirs:?}:\n{text}");
     text.replace(theirs, ours)
 }
+
+/// A code block of a page.
+#[derive(Debug)]
+pub(crate) struct Block {
+    /// Relative to the root of the repository.
+    pub(crate) page: String,
+    pub(crate) text: String,
+}
+
+/// Returns the blocks of all pages that are marked with `<!-- test: NAME -->`. Panics if there is none.
+pub(crate) fn marked(test: &str) -> Vec<Block> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folders = ["docs", "docs/guide", "deploy", "crates/pacegate-cli"];
+    let pages = folders.iter().flat_map(|folder| fs::read_dir(root.join(folder)).unwrap());
+    let pages = pages.map(|entry| entry.unwrap().path()).chain([root.join("README.md")]);
+    let mut pages: Vec<_> =
+        pages.filter(|path| path.extension().is_some_and(|it| it == "md")).collect();
+    pages.sort();
+    let mark = format!("<!-- test: {test} -->\n```");
+    let mut found = Vec::new();
+    for path in pages {
+        let text = fs::read_to_string(&path).unwrap();
+        let page = path.strip_prefix(&root).unwrap().display().to_string();
+        for after in text.split(&mark).skip(1) {
+            let (_, code) = after.split_once('\n').unwrap();
+            let (code, _) = code.split_once("\n```").unwrap();
+            found.push(Block { page: page.clone(), text: format!("{code}\n") });
+        }
+    }
+    assert!(!found.is_empty(), "no block names {test}");
+    found
+}

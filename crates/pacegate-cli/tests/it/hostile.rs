@@ -1,4 +1,4 @@
-//! Peers that nobody wants: slow ones, large ones, many of them.
+//! Hostile clients: slow, oversized, and many at once.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ const POLICIES: &str = "policies:\n  - { name: api, per: [key], limit: 1000000/w
                         - { name: e, domain: e, per: [key], limit: 1000000/week }\n";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Clients that behave, one for each listener.
+/// Honest clients, one for each listener.
 struct Healthy {
     http: Http,
     grpc: Grpc,
@@ -38,7 +38,7 @@ impl Healthy {
         }
     }
 
-    /// Each is answered.
+    /// Checks that each gets an answer.
     fn ask(&mut self) {
         assert_eq!(self.http.check(None, BODY).unwrap().status, 200);
         assert!(self.grpc.ask(None, "e", &[("key", "healthy")]).unwrap().allowed);
@@ -49,11 +49,11 @@ impl Healthy {
 
 fn start(bounds: &str) -> Service {
     let folder = Folder::with_config(&format!("bounds: {{ {bounds} }}\n{POLICIES}"));
-    // What it says is read at the start.
+    // The configuration is read at the start; the folder may then be deleted.
     Service::start(&["--config", &folder.config()])
 }
 
-/// Memory that a process takes up, in KiB.
+/// Returns the resident memory of a process, in KiB.
 fn resident(service: &Service) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", service.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -74,7 +74,7 @@ fn head(path: &str) -> Vec<u8> {
     [&[0x83, 0x86, 0x44, length], path.as_bytes(), b"\x41\x01t", b"\x5f\x10", kind].concat()
 }
 
-/// Sends `first`, then `drop` again and again, until the service hangs up. How long that took, and what it said.
+/// Sends `first`, then `drop` repeatedly, until the service closes the connection. Returns the time and the answer.
 fn until_cut(service: &Service, listener: &str, first: &[u8], drop: &[u8]) -> (Duration, Vec<u8>) {
     let mut stream = connect(service.address(listener)).unwrap();
     let begun = Instant::now();
@@ -97,7 +97,7 @@ fn until_cut(service: &Service, listener: &str, first: &[u8], drop: &[u8]) -> (D
 }
 
 #[test]
-fn slow_clients_are_cut_off() {
+fn slow_clients_are_disconnected() {
     let service = start("read_timeout: 200ms, idle_timeout: 1s");
     let body = b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                  content-length: 5000\r\n\r\n{";
@@ -133,7 +133,7 @@ fn slow_clients_are_cut_off() {
 }
 
 #[test]
-fn whoever_asks_is_not_idle() {
+fn a_connection_with_requests_is_not_idle() {
     let service = start("read_timeout: 100ms, idle_timeout: 400ms");
     let mut stream = connect(service.address("resp")).unwrap();
     let begun = Instant::now();
@@ -146,7 +146,7 @@ fn whoever_asks_is_not_idle() {
 }
 
 #[test]
-fn what_came_in_pieces_is_forgotten_once_it_is_there() {
+fn a_connection_is_idle_after_a_command_in_two_parts() {
     let service = start("read_timeout: 1h, idle_timeout: 100ms");
     let mut stream = connect(service.address("resp")).unwrap();
     ping(&mut stream, b"PING\r\nPI");
@@ -169,7 +169,7 @@ fn until_eof(mut stream: TcpStream) -> Duration {
 }
 
 #[test]
-fn a_call_whose_message_does_not_come_is_answered() {
+fn a_call_without_its_message_gets_a_status() {
     let service = start("read_timeout: 200ms, idle_timeout: 1s");
     let call = frame(1, 4, 1, &head(crate::clients::ASK));
     let first = [PREFACE, &call, &frame(0, 0, 1, &[0, 0, 0, 40])].concat();
@@ -189,7 +189,7 @@ fn a_call_whose_message_does_not_come_is_answered() {
 }
 
 #[test]
-fn what_is_too_large_is_refused() {
+fn oversized_requests_are_rejected() {
     let service = start("request_bytes: 4KiB, header_bytes: 8KiB");
     let mut healthy = Healthy::connect(&service);
     let large = "x".repeat(5000);
@@ -197,11 +197,11 @@ fn what_is_too_large_is_refused() {
     let refused = http.check(None, &format!(r#"{{"key": "{large}", "limit": "1/hour"}}"#));
     let refused = refused.unwrap();
     assert_eq!(refused.status, 413);
-    assert_eq!(refused.json()["detail"], "a body has at most 4096 bytes");
+    assert_eq!(refused.json()["detail"], "the body exceeds 4096 bytes");
     let mut stream = connect(service.address("http")).unwrap();
     let header = "y".repeat(20_000);
     let request = format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: {header}\r\n\r\n");
-    // It hangs up before it has read everything.
+    // The service closes the connection before it has read everything.
     drop(stream.write_all(request.as_bytes()));
     let answer = Http::over(stream).read().unwrap();
     assert_eq!(answer.status, 431);
@@ -209,13 +209,13 @@ fn what_is_too_large_is_refused() {
     resp.write_all(&command(&[b"PING", large.as_bytes()])).unwrap();
     let mut said = String::new();
     resp.read_to_string(&mut said).unwrap();
-    assert_eq!(said, "-ERR Protocol error: the command has too many bytes\r\n");
+    assert_eq!(said, "-ERR Protocol error: command too long\r\n");
     let mut grpc = Grpc::connect(service.address("grpc")).unwrap();
-    // Envoy would let an error pass.
+    // Envoy would let the request pass on an error.
     let denied = grpc.ask(None, "e", &[("key", &large)]).unwrap();
     assert_eq!((denied.status, denied.allowed), (0, false));
     assert!(grpc.ask(None, "e", &[("key", "k")]).unwrap().allowed, "the connection goes on");
-    // The same holds for an error about metadata that a client of Envoy can make large.
+    // The same applies to metadata, which a client of Envoy can make large.
     let key = "z".repeat(60_000);
     assert!(grpc.ask(Some(&key), "e", &[("key", "k")]).unwrap().allowed, "metadata");
     let key = "z".repeat(100_000);
@@ -255,8 +255,8 @@ fn connections_have_a_cap() {
 }
 
 #[test]
-fn idle_connections_cost_little_and_stop_nobody() {
-    // Both sides have a file for each; more than there can be are not asked for.
+fn idle_connections_cost_little_and_delay_no_other_client() {
+    // Client and service each need an open file per connection, so the number is capped.
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).unwrap();
@@ -292,7 +292,7 @@ fn idle_connections_cost_little_and_stop_nobody() {
 }
 
 #[test]
-fn streams_that_are_reset_at_once_harm_nobody() {
+fn reset_streams_do_not_affect_other_clients() {
     for listener in ["http", "grpc"] {
         let service = start("read_timeout: 2s");
         let mut healthy = Healthy::connect(&service);
@@ -321,7 +321,7 @@ fn streams_that_are_reset_at_once_harm_nobody() {
 }
 
 #[test]
-fn headers_and_pings_without_end_harm_nobody() {
+fn endless_headers_and_pings_do_not_affect_other_clients() {
     for listener in ["http", "grpc"] {
         let service = start("read_timeout: 2s");
         let mut healthy = Healthy::connect(&service);

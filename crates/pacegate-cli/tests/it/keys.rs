@@ -64,13 +64,13 @@ const IN_SHOP: [&str; 6] = ["PACEGATE.CHECK", "DOMAIN", "shop", "ATTR", "key", "
 const RESET: [&str; 6] = ["PACEGATE.RESET", "DOMAIN", "shop", "ATTR", "key", "k"];
 const CELL: [&str; 5] = ["CL.THROTTLE", "k", "10", "1", "60"];
 const NOAUTH: &str = "NOAUTH Authentication required.";
-const NOPERM: &str = "NOPERM this key may not do that";
+const NOPERM: &str = "NOPERM the API key does not permit this";
 const INLINE: &str = "NOPERM inline limits need an API key with `inline: true`: set it under `keys` in the \
                       configuration";
 const WRONGPASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
 #[test]
-fn resp_asks_for_a_key_first() {
+fn resp_requires_a_key() {
     let (_folder, service) = start();
     let mut client = resp(&service);
     let before: [&[&str]; 7] =
@@ -99,9 +99,9 @@ fn resp_asks_for_a_key_first() {
 }
 
 #[test]
-fn resp_keeps_keys_to_their_scope_and_domain() {
+fn resp_enforces_scopes_and_domains() {
     let (_folder, service) = start();
-    // One by itself, one with the name of a user before it, one in HELLO.
+    // AUTH with a password, AUTH with user and password, HELLO.
     let (mut boss, mut shop, mut everywhere) = (resp(&service), resp(&service), resp(&service));
     assert_eq!(said(&mut boss, &["AUTH", BOSS]), "OK");
     assert_eq!(said(&mut shop, &["AUTH", "anything", SHOP]), "OK");
@@ -124,7 +124,7 @@ fn resp_keeps_keys_to_their_scope_and_domain() {
     }
 }
 
-/// Everything that is answered to these guesses on one connection, up to its end.
+/// Sends guesses on one connection, and returns all answers.
 fn guess(service: &Service, guesses: usize) -> String {
     let mut stream = connect(service.address("resp")).unwrap();
     let commands: Vec<u8> = (0..guesses)
@@ -150,7 +150,7 @@ fn a_resp_connection_ends_after_three_wrong_keys() {
 }
 
 #[test]
-fn guesses_are_limited_for_each_address_and_logged() {
+fn guesses_are_limited_per_address_and_logged() {
     let (_folder, service) = start();
     let mut boss = resp(&service);
     assert_eq!(said(&mut boss, &["AUTH", BOSS]), "OK");
@@ -252,7 +252,7 @@ fn grpc_reads_the_key_from_metadata() {
 }
 
 #[test]
-fn a_key_that_is_taken_away_stops_working_on_open_connections() {
+fn a_removed_key_stops_working_on_open_connections() {
     let (folder, service) = start();
     let (mut in_resp, mut in_http) = (resp(&service), http(&service));
     let mut in_grpc = Grpc::connect(service.address("grpc")).unwrap();
@@ -270,7 +270,7 @@ fn a_key_that_is_taken_away_stops_working_on_open_connections() {
 }
 
 #[test]
-fn a_key_is_another_when_its_file_changes() {
+fn a_key_file_is_read_again_when_it_changes() {
     let (folder, service) = start();
     let mut client = http(&service);
     let body = r#"{"domain": "shop", "attributes": {"key": "k"}}"#;

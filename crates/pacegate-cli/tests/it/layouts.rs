@@ -10,7 +10,7 @@ use crate::{
     service::Service,
 };
 
-/// The blocks of YAML in the page.
+/// Returns the YAML blocks of the page.
 fn examples() -> Vec<String> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/layouts.md");
     let page = fs::read_to_string(page).unwrap();
@@ -18,14 +18,14 @@ fn examples() -> Vec<String> {
     blocks.map(|block| block.split("\n```").next().unwrap().to_owned()).collect()
 }
 
-/// What an example says its key is, and how long that lives: `# key ratelimiter:alice:{window_start_ms}, 61 s`.
+/// Returns the key of an example and its time to live: `# key ratelimiter:alice:{window_start_ms}, 61 s`.
 fn promise(example: &str) -> (String, i64) {
     let line = example.lines().find_map(|line| line.strip_prefix("# key ")).unwrap();
     let (name, life) = line.rsplit_once(", ").unwrap();
     (name.to_owned(), life.strip_suffix(" s").unwrap().parse().unwrap())
 }
 
-/// The server's seconds.
+/// Returns the server's time in seconds.
 fn seconds(client: &mut Client) -> u64 {
     client.command(&["TIME"]).unwrap().items()[0].int().cast_unsigned()
 }
@@ -37,7 +37,7 @@ fn key_at(name: &str, seconds: u64) -> String {
 }
 
 #[test]
-fn every_example_counts_where_it_says() {
+fn every_example_uses_its_documented_key() {
     let examples = examples();
     assert_eq!(examples.len(), 9);
     for (place, example) in examples.iter().enumerate() {

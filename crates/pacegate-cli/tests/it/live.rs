@@ -1,4 +1,4 @@
-//! What is told to those who watch, and keys that are denied by hand, on every listener of a service that runs.
+//! Live statistics and blocked keys, on every listener.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ policies:
 const ALICE: &str = r#"{"domain":"shop","attributes":{"user":"alice"}}"#;
 
 #[test]
-fn a_block_is_for_every_listener_and_what_is_denied_is_seen() {
+fn a_block_applies_to_every_listener_and_denials_are_shown() {
     let folder = Folder::with_config(CONFIG);
     let service = Service::start(&["--config", &folder.config()]);
     let mut http = Http::connect(service.address("http")).unwrap();
@@ -53,7 +53,7 @@ fn a_block_is_for_every_listener_and_what_is_denied_is_seen() {
     let listeners = live["listeners"].as_array().unwrap().iter();
     let names: Vec<_> = listeners.map(|listener| &listener["name"]).collect();
     assert_eq!(names, ["http", "grpc", "resp"]);
-    // Second by second, all that was decided is there in the end.
+    // The seconds add up to all decisions.
     eventually(WITHIN, "the history has it all", || {
         let live = admin.get("/v1/live").unwrap().json();
         let history = &live["history"]["policies"]["per-user"];

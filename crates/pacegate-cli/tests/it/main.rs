@@ -1,4 +1,4 @@
-//! The program as its users meet it: spawned, spoken to and listened to.
+//! Tests that run the program `pacegate`.
 
 #![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails the test")]
 
@@ -9,6 +9,7 @@ mod clients;
 mod curl;
 mod dashboard;
 mod deploy;
+mod doc_blocks;
 mod doctor;
 mod drain;
 mod envoy;

@@ -1,4 +1,4 @@
-//! A real nginx with `auth_request`, as its guide has it.
+//! A real nginx with `auth_request`, with the configuration of the guide.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ struct Front {
     upstream: Upstream,
     nginx: Nginx,
     service: Option<Service>,
-    /// Stays the service's own while that is down.
+    /// The port of the service, reserved while the service is down.
     port: Port,
     folder: Folder,
 }
 
 impl Front {
-    /// With the policies and the configuration of the guide, in which `change` may change something.
+    /// Starts nginx with the guide's configuration, edited by `change`, and the service with the guide's policies.
     fn start(change: impl FnOnce(String) -> String) -> Self {
         let (upstream, port) = (Upstream::start(), Port::reserve());
         // A window that does not end while the test runs.
@@ -56,7 +56,7 @@ impl Front {
     }
 }
 
-/// A machine with much to do is no reason to let requests pass.
+/// On a busy machine nginx must not time out and let requests pass.
 fn patient(text: String) -> String {
     let text = instead(&text, "proxy_connect_timeout 100ms", "proxy_connect_timeout 20s");
     instead(&text, "proxy_read_timeout 200ms", "proxy_read_timeout 20s")
@@ -72,7 +72,7 @@ fn assert_denied(answer: &Answer, policy: &str) {
 }
 
 #[test]
-fn as_the_guide_has_it_exactly_the_amount_passes() {
+fn with_the_guides_configuration_exactly_the_amount_passes() {
     let front = Front::start(patient);
     // Another spelling is the same path.
     for (place, path) in
@@ -89,7 +89,7 @@ fn as_the_guide_has_it_exactly_the_amount_passes() {
         assert_denied(&front.get(path), "login");
     }
 
-    // What a client says of itself is not believed.
+    // Headers of the client are not trusted.
     let request = "GET / HTTP/1.1\r\nhost: test\r\nx-real-ip: 203.0.113.7\r\nx-original-uri: /b\r\n\
                    x-forwarded-for: 203.0.113.7\r\nx-pacegate-ip: 203.0.113.7\r\n\r\n";
     let tally = crowd(&front.nginx.address(), request, REQUESTS, |answer| {
@@ -107,7 +107,7 @@ fn as_the_guide_has_it_exactly_the_amount_passes() {
 }
 
 #[test]
-fn as_the_guide_has_it_an_outage_lets_requests_pass() {
+fn with_the_guides_configuration_an_outage_lets_requests_pass() {
     let mut front = Front::start(|text| text);
     eventually(WITHIN, "it asks", || front.get("/").header("ratelimit").is_some());
     for signal in ["KILL", "TERM"] {
@@ -123,7 +123,7 @@ fn as_the_guide_has_it_an_outage_lets_requests_pass() {
 }
 
 #[test]
-fn without_the_lines_for_it_an_outage_is_a_500() {
+fn without_an_error_page_an_outage_is_a_500() {
     let mut front = Front::start(|text| instead(&text, "error_page 502 504 = @open;", ""));
     drop(front.service.take());
     assert_eq!(front.get("/").status, 500);

@@ -1,4 +1,4 @@
-//! What the page about operations says is there.
+//! The operations page matches the program.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -6,7 +6,7 @@ use pacegate_testkit::servers::{Flavor, Server};
 
 use crate::{clients::Http, program::run, service::Service};
 
-/// What a service tells Prometheus, by name.
+/// Returns the names of the metrics of a service.
 fn told(service: &Service) -> BTreeSet<String> {
     let text = Http::connect(service.address("http")).unwrap().get("/metrics").unwrap().body;
     let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
@@ -22,7 +22,7 @@ fn told(service: &Service) -> BTreeSet<String> {
     kinds.map(name).collect()
 }
 
-/// The names in the tables of the page.
+/// Returns the names in the tables of the page.
 fn described() -> BTreeSet<String> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md");
     let text = fs::read_to_string(page).unwrap();
@@ -32,7 +32,7 @@ fn described() -> BTreeSet<String> {
 }
 
 #[test]
-fn a_level_that_is_none_does_not_silence_the_log() {
+fn an_invalid_log_level_is_rejected() {
     let serve =
         |level: &str| run(&["serve", "--config", "/nowhere.yaml", "--log", level], b"").stderr;
     for (level, stray) in
@@ -51,7 +51,7 @@ fn a_level_that_is_none_does_not_silence_the_log() {
 }
 
 #[test]
-fn every_metric_is_described_and_no_other() {
+fn the_page_describes_exactly_the_existing_metrics() {
     let server = Server::start(Flavor::Redis);
     let services = [Service::start(&[]), Service::start(&["--store", &server.url()])];
     let told: BTreeSet<_> = services.iter().flat_map(told).collect();

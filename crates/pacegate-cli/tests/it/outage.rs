@@ -1,4 +1,4 @@
-//! A store that is away.
+//! Decisions while the store is unavailable.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
 
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// What each policy says: whether it allows, what remains, and whether that is for want of the store.
+/// An answer: allowed, remaining units, degraded.
 type Said = (bool, u64, bool);
 
 struct Clients {
@@ -76,7 +76,7 @@ const DEGRADED: &str = r#"{"status":"ready","degraded":true,"store":{"servers":[
 const MODES: &str = r#""failure_modes":[{"mode":"open","policies":["#;
 
 #[test]
-fn failure_modes_decide_while_the_store_is_away() {
+fn failure_modes_decide_while_the_store_is_unavailable() {
     for flavor in Flavor::ALL {
         let mut server = Server::start(flavor);
         let (_folder, service, mut clients) = start(&server);
@@ -97,7 +97,7 @@ fn failure_modes_decide_while_the_store_is_away() {
         assert_eq!(clients.by_http("closed"), (false, 0, true));
         assert_eq!(clients.by_resp("closed"), (false, 0, true));
         assert!(!clients.by_grpc("closed"));
-        // Half of ten, all listeners together.
+        // Half of ten, over all listeners.
         assert_eq!(clients.by_http("local"), (true, 4, true));
         assert_eq!(clients.by_resp("local"), (true, 3, true));
         assert!(clients.by_grpc("local"));
@@ -121,7 +121,7 @@ fn failure_modes_decide_while_the_store_is_away() {
         assert!(reasons.iter().any(|reason| logged.contains(reason)), "{logged}");
         server.restart();
         eventually(WITHIN, "the store is used again", || clients.readiness() == READY);
-        // It has kept nothing on disk.
+        // The server has no persistence.
         assert_eq!(clients.by_http("closed"), (true, 9, false));
         assert_eq!(clients.by_resp("local"), (true, 9, false));
         let again = "connected to the store again";
@@ -130,7 +130,7 @@ fn failure_modes_decide_while_the_store_is_away() {
 }
 
 #[test]
-fn a_store_that_does_not_answer_costs_nobody_much_time() {
+fn a_silent_store_delays_requests_only_briefly() {
     let server = Server::start(Flavor::Redis);
     let (_folder, _service, mut clients) = start(&server);
     assert_eq!(clients.by_http("closed"), (true, 9, false));
@@ -162,7 +162,7 @@ fn a_call_is_answered_before_its_timeout_runs_out() {
 }
 
 #[test]
-fn a_service_starts_and_ends_without_its_store() {
+fn a_service_starts_and_stops_without_its_store() {
     let mut server = Server::start(Flavor::Valkey);
     server.kill();
     let (_folder, service, mut clients) = start(&server);
@@ -179,7 +179,7 @@ fn a_service_starts_and_ends_without_its_store() {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?} {log}", begun.elapsed());
 }
 
-/// Answers that a failure mode decided, as the metrics count them.
+/// Returns the number of degraded answers of each listener, from the metrics.
 fn counted(http: &mut Http) -> [u64; 3] {
     let metrics = http.get("/metrics").unwrap().body;
     ["http", "grpc", "resp"].map(|listener| {
@@ -190,7 +190,7 @@ fn counted(http: &mut Http) -> [u64; 3] {
 }
 
 #[test]
-fn every_listener_says_that_a_failure_mode_decided() {
+fn every_listener_reports_degraded_answers() {
     for flavor in Flavor::ALL {
         let mut server = Server::start(flavor);
         let (_folder, _service, mut clients) = start(&server);
@@ -213,7 +213,7 @@ fn every_listener_says_that_a_failure_mode_decided() {
                 let answer = grpc.ask(None, domain, &[("key", "k")]).unwrap();
                 assert_eq!((answer.status, answer.degraded), (0, is_degraded), "{domain}");
             }
-            // The integers of redis-cell and throttlecrab stay as they are.
+            // The integers of redis-cell and throttlecrab do not change.
             for name in ["CL.THROTTLE", "THROTTLE"] {
                 let reply = resp.command(&[name, "k", "9", "9", "60"]).unwrap();
                 assert_eq!(reply.items().len(), 5, "{reply:?}");

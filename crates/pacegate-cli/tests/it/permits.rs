@@ -11,7 +11,7 @@ use crate::{
 
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// Permits that the server holds, counted by the server.
+/// Returns the permits that the server holds.
 fn held(server: &Server) -> i64 {
     let keys = server.command(&["KEYS", "pg:*"]);
     keys.items().iter().map(|key| server.command(&["ZCARD", &key.text()]).int()).sum()
@@ -23,7 +23,7 @@ fn acquire() -> String {
     format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
-/// The store has admitted them, and its answer is on the way.
+/// The store has admitted the requests, but its answers have not arrived.
 #[test]
 fn clients_that_hang_up_leave_no_permit_behind() {
     for flavor in Flavor::ALL {
@@ -38,7 +38,7 @@ policies:
         ));
         let service = Service::start(&["--config", &folder.config()]);
         let address = service.address("http");
-        // The server knows the scripts from here on.
+        // The scripts are now loaded on the server.
         let mut http = Http::connect(address).unwrap();
         assert_eq!(http.send(&acquire()).unwrap().status, 200);
         proxy.set_delay(Duration::from_secs(1));

@@ -4,7 +4,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-/// What a finished program leaves behind.
+/// The result of a finished program.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finished {
     pub(crate) code: Option<i32>,
@@ -12,10 +12,10 @@ pub(crate) struct Finished {
     pub(crate) stderr: String,
 }
 
-/// Runs `pacegate` to its end on this input, which is small enough to be written before anything is read.
+/// Runs `pacegate` with this input, which must fit into a pipe.
 pub(crate) fn run(args: &[&str], input: &[u8]) -> Finished {
     let mut child = spawn(args);
-    // A program that refuses its arguments reads nothing; what it says is checked, not this.
+    // A program that rejects its arguments does not read its input.
     drop(child.stdin.take().unwrap().write_all(input));
     let output = child.wait_with_output().unwrap();
     Finished {
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &[&str], input: &[u8]) -> Finished {
     }
 }
 
-/// [`run`] without input, and with variables in its environment.
+/// [`run`] without input, with environment variables.
 pub(crate) fn run_with(args: &[&str], variables: &[(&str, &str)]) -> Finished {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pacegate"));
     command.args(args).envs(variables.iter().copied());
@@ -37,7 +37,7 @@ pub(crate) fn run_with(args: &[&str], variables: &[(&str, &str)]) -> Finished {
     }
 }
 
-/// Runs `pacegate` to its end in a folder, with nothing to read.
+/// Runs `pacegate` in a folder, without input.
 pub(crate) fn run_in(folder: &Path, args: &[&str]) -> Finished {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pacegate"));
     let output = command.args(args).current_dir(folder).stdin(Stdio::null()).output().unwrap();
@@ -48,7 +48,7 @@ pub(crate) fn run_in(folder: &Path, args: &[&str]) -> Finished {
     }
 }
 
-/// A text in which every decimal fraction reads `T`: times that depend on how fast the test runs.
+/// Replaces every decimal fraction by `T`, because times depend on the machine.
 pub(crate) fn without_times(text: &str) -> String {
     let mut masked = String::new();
     for part in text.split_inclusive(|c: char| !c.is_ascii_digit() && c != '.') {

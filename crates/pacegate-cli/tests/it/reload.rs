@@ -1,4 +1,4 @@
-//! Other settings while the service runs.
+//! Reloads of the configuration.
 
 use std::{fs, os::unix::fs::symlink, process::Command, time::Duration};
 
@@ -33,7 +33,7 @@ fn until_revision(client: &mut Client, number: u64) {
     eventually(WITHIN, &format!("revision {number}"), || revision(client) == number);
 }
 
-/// The limit that applies, and what remains of it after this.
+/// Checks a key. Returns the limit and the remaining units.
 fn charge(client: &mut Client) -> (String, i64) {
     let reply = client.command(&["PACEGATE.CHECK", "ATTR", "key", "alice"]).unwrap();
     let items = reply.items();
@@ -41,7 +41,7 @@ fn charge(client: &mut Client) -> (String, i64) {
 }
 
 #[test]
-fn counters_stay_where_name_algorithm_and_period_do() {
+fn counters_are_kept_if_name_algorithm_and_period_stay() {
     let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
@@ -65,7 +65,7 @@ fn counters_stay_where_name_algorithm_and_period_do() {
 }
 
 #[test]
-fn a_file_is_read_again_however_it_is_changed() {
+fn a_file_is_read_again_after_any_change() {
     let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
@@ -79,7 +79,7 @@ fn a_file_is_read_again_however_it_is_changed() {
     assert_eq!(limit(&mut client), "30/day", "in place");
     fs::remove_file(folder.config()).unwrap();
     let missing = "cannot read";
-    eventually(WITHIN, "the loss is told", || service.log().contains(missing));
+    eventually(WITHIN, "the loss is logged", || service.log().contains(missing));
     assert_eq!((revision(&mut client), &*limit(&mut client)), (3, "30/day"), "gone");
     fs::write(folder.config(), policy("40/day")).unwrap();
     until_revision(&mut client, 4);
@@ -94,7 +94,7 @@ fn a_file_is_read_again_however_it_is_changed() {
 }
 
 #[test]
-fn kubernetes_swaps_a_link() {
+fn a_link_that_kubernetes_swaps_is_followed() {
     let folder = Folder::new();
     let version = |name: &str, limit: &str| {
         fs::create_dir(folder.path(name)).unwrap();
@@ -134,7 +134,7 @@ fn a_link_into_another_folder_is_followed() {
 }
 
 #[test]
-fn rules_in_a_folder_below_are_read_again() {
+fn rules_in_subfolders_are_read_again() {
     let folder = Folder::new();
     let rule = |amount: u32| {
         format!(
@@ -152,16 +152,16 @@ fn rules_in_a_folder_below_are_read_again() {
     until_revision(&mut client, 2);
     fs::remove_file(&file).unwrap();
     let lost = "there is no file in it or below";
-    eventually(WITHIN, "the loss is told", || service.log().contains(lost));
+    eventually(WITHIN, "the loss is logged", || service.log().contains(lost));
     assert_eq!(revision(&mut client), 2);
 }
 
 #[test]
-fn a_folder_in_which_something_is_written_all_the_time_is_looked_at_all_the_same() {
+fn changes_are_found_in_a_busy_folder() {
     let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
-    // The first look is at the start, and not for a change.
+    // The files are read once at the start; this is the first change.
     folder.replace("pacegate.yaml", &policy("20/day"));
     until_revision(&mut client, 2);
     fs::write(folder.path("log"), "x").unwrap();
@@ -173,7 +173,7 @@ fn a_folder_in_which_something_is_written_all_the_time_is_looked_at_all_the_same
 }
 
 #[test]
-fn a_bad_file_changes_nothing_and_is_told_with_its_place() {
+fn an_invalid_file_changes_nothing_and_is_reported_with_its_position() {
     let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
@@ -189,8 +189,8 @@ fn a_bad_file_changes_nothing_and_is_told_with_its_place() {
     {
         folder.replace("pacegate.yaml", bad);
         let told = format!("{file}{place}");
-        let complaint = "the settings cannot be used: those in force stay";
-        eventually(WITHIN, "it is told", || {
+        let complaint = "reload failed; keeping the current configuration";
+        eventually(WITHIN, "it is logged", || {
             let log = service.log();
             log.matches(complaint).count() == count + 1 && log.contains(&told)
         });
@@ -198,29 +198,32 @@ fn a_bad_file_changes_nothing_and_is_told_with_its_place() {
     }
     assert_eq!(charge(&mut client), ("10/day".into(), 8), "the last good one is in force");
     service.signal("HUP");
-    eventually(WITHIN, "it is told again", || service.log().matches("those in force").count() == 4);
+    eventually(WITHIN, "it is logged again", || {
+        service.log().matches("those in force").count() == 4
+    });
     folder.replace("pacegate.yaml", &policy("20/day"));
     until_revision(&mut client, 2);
     assert_eq!(charge(&mut client), ("20/day".into(), 17));
 }
 
 #[test]
-fn limits_do_not_go_because_a_file_is_empty() {
+fn an_empty_file_removes_no_limits() {
     let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
     charge(&mut client);
     let nothing = "the file says nothing: write `policies: []` if nothing is to be limited";
-    let no_policies = "there are no policies any more: write `policies: []` if that is meant";
+    let no_policies =
+        "the new configuration has no policies: write `policies: []` to remove all limits";
     for (count, (text, why)) in
         [("", nothing), ("shadow: true\n", no_policies), ("policies:\n", no_policies)]
             .into_iter()
             .enumerate()
     {
         folder.replace("pacegate.yaml", text);
-        eventually(WITHIN, "it is told", || {
+        eventually(WITHIN, "it is logged", || {
             let log = service.log();
-            log.matches("those in force stay").count() == count + 1 && log.contains(why)
+            log.matches("reload failed; keeping").count() == count + 1 && log.contains(why)
         });
         assert_eq!(revision(&mut client), 1, "{text:?}");
     }
@@ -235,7 +238,7 @@ const RULES: &str =
     "domain: edge\ndescriptors: [{ key: user, rate_limit: { unit: day, requests_per_unit: 3 } }]\n";
 
 #[test]
-fn limits_do_not_go_because_there_are_rules_beside_them() {
+fn an_empty_file_beside_rules_removes_no_limits() {
     let folder = Folder::with_config(&policy("10/day"));
     folder.replace("rules.yaml", RULES);
     let rules = folder.path("rules.yaml");
@@ -243,11 +246,11 @@ fn limits_do_not_go_because_there_are_rules_beside_them() {
     let service = Service::start(&[&both[..], &["--grpc", "off"]].concat());
     let mut client = resp(&service);
     folder.replace("pacegate.yaml", "shadow: false\n");
-    let why = "there are no policies any more: write `policies: []` if that is meant";
-    eventually(WITHIN, "it is told", || service.log().contains(why));
+    let why = "the new configuration has no policies: write `policies: []` to remove all limits";
+    eventually(WITHIN, "it is logged", || service.log().contains(why));
     assert_eq!(charge(&mut client), ("10/day".into(), 9), "the last good one is in force");
     folder.replace("rules.yaml", "domain: edge\n");
-    eventually(WITHIN, "it is told", || service.log().matches(why).count() == 2);
+    eventually(WITHIN, "it is logged", || service.log().matches(why).count() == 2);
     folder.replace("pacegate.yaml", "policies: []\n");
     until_revision(&mut client, 2);
     folder.replace("rules.yaml", RULES);
@@ -255,7 +258,7 @@ fn limits_do_not_go_because_there_are_rules_beside_them() {
 }
 
 #[test]
-fn a_policy_with_the_name_of_a_rule_is_told() {
+fn a_policy_with_the_name_of_a_rule_is_rejected() {
     let folder = Folder::with_config(&policy("10/day"));
     folder.replace("rules.yaml", RULES);
     let rules = folder.path("rules.yaml");
@@ -263,11 +266,11 @@ fn a_policy_with_the_name_of_a_rule_is_told() {
     let service = Service::start(&[&both[..], &["--grpc", "off"]].concat());
     folder.replace("pacegate.yaml", &policy("10/day").replace("api", "edge.user"));
     let why = "a rule is named `edge.user`, as is a policy: give the policy another name";
-    eventually(WITHIN, "it is told", || service.log().contains(why));
+    eventually(WITHIN, "it is logged", || service.log().contains(why));
 }
 
 #[test]
-fn rules_alone_may_go() {
+fn rules_can_be_removed() {
     let folder = Folder::new();
     folder.replace("rules.yaml", RULES);
     let rules = folder.path("rules.yaml");
@@ -282,7 +285,7 @@ fn rules_alone_may_go() {
 }
 
 #[test]
-fn a_reload_cannot_take_all_api_keys_away() {
+fn a_reload_cannot_remove_all_api_keys() {
     let key = format!("keys: [{{ name: boss, sha256: {} }}]\n", "0".repeat(64));
     let folder = Folder::with_config(&(policy("10/day") + &key));
     let service = start(&folder);
@@ -307,7 +310,7 @@ fn a_reload_cannot_take_all_api_keys_away() {
 }
 
 #[test]
-fn a_file_named_without_its_folder_is_watched_after_it_was_gone() {
+fn a_file_in_the_current_folder_is_watched_after_it_was_deleted() {
     let folder = Folder::with_config(&policy("10/day"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_pacegate"));
     let service = Service::launch(
@@ -320,15 +323,15 @@ fn a_file_named_without_its_folder_is_watched_after_it_was_gone() {
     for (number, limit) in [(2, "20/day"), (3, "30/day")] {
         fs::remove_file(folder.config()).unwrap();
         let lost = || service.log().matches("cannot read").count() == number as usize - 1;
-        eventually(WITHIN, "the loss is told", lost);
+        eventually(WITHIN, "the loss is logged", lost);
         fs::write(folder.config(), policy(limit)).unwrap();
-        // Sooner than files are looked at that no change is told of.
+        // Sooner than the next poll of the files.
         until_revision(&mut client, number);
     }
 }
 
 #[test]
-fn who_may_ask_depends_on_where_it_listens_and_not_on_where_it_will() {
+fn host_rules_follow_the_current_listener_until_a_restart() {
     let config = |http: &str| format!("listen: {{ http: {http} }}\n{}", policy("10/day"));
     for (now, then, status) in
         [("127.0.0.1:0", "0.0.0.0:0", 403), ("0.0.0.0:0", "127.0.0.1:0", 200)]
@@ -356,7 +359,7 @@ fn who_may_ask_depends_on_where_it_listens_and_not_on_where_it_will() {
 }
 
 #[test]
-fn what_needs_a_restart_is_told() {
+fn changes_that_need_a_restart_are_logged() {
     let folder = Folder::with_config(&policy("10/day"));
     let service = start(&folder);
     let mut client = resp(&service);
@@ -368,7 +371,7 @@ fn what_needs_a_restart_is_told() {
     folder.replace("pacegate.yaml", &other);
     until_revision(&mut client, 2);
     let log = service.log();
-    assert!(log.contains("the store stays as it is until a restart"), "{log}");
+    assert!(log.contains("a changed store takes effect after a restart"), "{log}");
     assert!(log.contains("listeners and paths of certificates stay as they are"), "{log}");
     let answer = http.check(None, r#"{"attributes": {"key": "bob"}}"#).unwrap().json();
     assert_eq!((&answer["limit"], &answer["revision"]), (&"20/day".into(), &2.into()));

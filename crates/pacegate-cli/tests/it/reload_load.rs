@@ -1,4 +1,4 @@
-//! Reloads under load: nothing is dropped, and each decision is of one revision.
+//! Reloads under load: no request is lost, and each decision uses one revision.
 
 use std::{
     io::{Read, Write},
@@ -19,12 +19,12 @@ use crate::{
 };
 
 const AMOUNT: u64 = 1_000_000_000;
-/// Commands that are sent at once.
+/// Commands in one pipeline.
 const PIPELINE: usize = 8;
-/// An answer to one of them: `allowed`, `policy`, `limit` and so on, as pairs.
+/// Names with values in the answer to a command: `allowed`, `policy`, `limit` and others.
 const MEMBERS: usize = 9;
 
-/// How many charges were answered under each policy.
+/// Answered charges of each policy.
 #[derive(Clone, Copy, Default)]
 struct Answered {
     odd: u64,
@@ -41,7 +41,7 @@ impl Answered {
     }
 }
 
-/// The settings of a revision: its policies are called `odd` or `even`, as its number is. Envoy's is the same in both.
+/// The configuration of a revision. Its policy is `odd` or `even`, like its number. That for Envoy never changes.
 fn settings(number: u64) -> String {
     let name = if number % 2 == 1 { "odd" } else { "even" };
     format!(
@@ -153,8 +153,8 @@ fn reload_under_load(reloads: u64) {
 }
 
 #[test]
-fn nothing_is_dropped_and_each_decision_is_of_one_revision() {
-    // A thousand in about a minute, when there is time.
+fn no_request_is_lost_and_each_decision_uses_one_revision() {
+    // A thousand reloads take about a minute.
     let is_long = std::env::var_os("PACEGATE_LONG").is_some();
     reload_under_load(if is_long { 1_000 } else { 200 });
 }

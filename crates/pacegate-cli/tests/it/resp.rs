@@ -1,4 +1,4 @@
-//! The protocol of Redis, with stock clients and with bytes that no client would send.
+//! The Redis protocol, with stock clients and with invalid bytes.
 
 use std::{
     io::{Read, Write},
@@ -21,7 +21,7 @@ fn connect(service: &Service) -> TcpStream {
     stream
 }
 
-/// Sends bytes and reads until the server hangs up.
+/// Sends bytes, and reads until the server closes the connection.
 fn until_the_end(service: &Service, bytes: &[u8]) -> String {
     let mut stream = connect(service);
     stream.write_all(bytes).unwrap();
@@ -39,7 +39,7 @@ fn command(words: &[&[u8]]) -> Vec<u8> {
     bytes
 }
 
-/// Sends commands in one piece, then `QUIT`, and returns the answers as they came.
+/// Sends commands in one write, then `QUIT`, and returns the bytes of the answers.
 fn talk(service: &Service, commands: &[&[&[u8]]]) -> String {
     let mut bytes: Vec<u8> = commands.iter().flat_map(|words| command(words)).collect();
     bytes.extend(command(&[b"QUIT"]));
@@ -76,7 +76,7 @@ fn redis_cli_throttles_as_with_redis_cell() {
 }
 
 #[test]
-fn each_dialect_answers_in_its_own_way() {
+fn each_dialect_has_its_own_answers() {
     let service = resp_only(&[]);
     let crab = |quantity: &'static [u8]| -> [&'static [u8]; 6] {
         [b"THROTTLE", b"k", b"3", b"30", b"60", quantity]
@@ -94,12 +94,12 @@ fn each_dialect_answers_in_its_own_way() {
     let nothing_taken = "*5\r\n:0\r\n:3\r\n:0\r\n:-1\r\n:6\r\n\
                          *5\r\n:1\r\n:3\r\n:0\r\n:6\r\n:0\r\n\
                          *5\r\n:1\r\n:3\r\n:0\r\n:-1\r\n:6\r\n\
-                         -ERR a quantity of 4 never fits a max_burst of 3\r\n";
+                         -ERR quantity 4 exceeds max_burst 3\r\n";
     assert_eq!(peeks, nothing_taken);
 }
 
 #[test]
-fn a_pipeline_is_answered_in_order_whatever_is_in_it() {
+fn a_mixed_pipeline_is_answered_in_order() {
     let service = resp_only(&[]);
     let throttle: &[&[u8]] = &[b"cl.throttle", b"p", b"99", b"1", b"3600"];
     let check: &[&[u8]] = &[b"PACEGATE.CHECK", b"KEY", b"q", b"LIMIT", b"9/hour token-bucket"];
@@ -143,22 +143,25 @@ fn requests_are_decided_by_policies() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn invalid_commands_get_errors() {
     let service = resp_only(&[]);
-    let usage = "-ERR write: [COST n]";
+    let usage = "-ERR syntax error: expected [COST n]";
     for (words, answer) in [
-        (&[&b"CL.THROTTLE"[..], b"k"][..], "-ERR CL.THROTTLE takes: key max_burst"),
+        (&[&b"CL.THROTTLE"[..], b"k"][..], "-ERR syntax error: expected CL.THROTTLE key max_burst"),
         (&[b"THROTTLE", b"k", b"0", b"1", b"1"], "-ERR a burst must be at least 1"),
-        (&[b"THROTTLE", b"k", b"1", b"0", b"1"], "-ERR count is at least 1"),
+        (&[b"THROTTLE", b"k", b"1", b"0", b"1"], "-ERR count must be at least 1"),
         (&[b"THROTTLE", b"k", b"1", b"1", b"0"], "-ERR "),
         (&[b"THROTTLE", b"k", b"1", b"-1", b"1"], "-ERR count is not a whole number"),
         (&[b"THROTTLE", b"k", b"1", b"1", b"1", b"1.5"], "-ERR quantity is not a whole number"),
         (&[b"CL.THROTTLE", b"k", b"999999999999999999", b"1", b"99999999"], "-ERR "),
         (&[b"PACEGATE.CHECK"], usage),
-        (&[b"PACEGATE.CHECK", b"ATTR", b"a"], "-ERR ATTR takes names and values in pairs"),
+        (&[b"PACEGATE.CHECK", b"ATTR", b"a"], "-ERR syntax error: expected ATTR name value"),
         (&[b"PACEGATE.CHECK", b"KEY", b"k"], usage),
         (&[b"PACEGATE.CHECK", b"KEY", b"k", b"LIMIT", b"often"], "-ERR "),
-        (&[b"PACEGATE.CHECK", b"COST", b"-1", b"ATTR", b"a", b"b"], "-ERR the cost is not"),
+        (
+            &[b"PACEGATE.CHECK", b"COST", b"-1", b"ATTR", b"a", b"b"],
+            "-ERR COST is not a whole number",
+        ),
         (&[b"PACEGATE.CHECK", b"ID", b"x", b"ATTR", b"a", b"b"], "-ERR the store cannot do this"),
         (
             &[b"PACEGATE.CHECK", b"ATTR", b"\xff", b"b"],
@@ -166,7 +169,7 @@ fn what_is_wrong_is_said() {
         ),
         (
             &[b"PACEGATE.CHECK", b"ATTR", b"a", b"1", b"b", b"2", b"a", b"3"],
-            "-ERR the attribute 'a' is there twice",
+            "-ERR duplicate attribute 'a'",
         ),
         (&[b"PACEGATE.CHECK", b"COST", b"1", b"cost", b"2", b"ATTR", b"a", b"b"], usage),
         (&[b"PACEGATE.CHECK", b"DOMAIN", b"a", b"DOMAIN", b"b", b"ATTR", b"a", b"b"], usage),
@@ -184,7 +187,7 @@ fn what_is_wrong_is_said() {
 }
 
 #[test]
-fn bytes_that_are_no_command_end_the_connection_and_no_other() {
+fn invalid_bytes_close_only_their_connection() {
     let service = resp_only(&[]);
     let mut healthy = connect(&service);
     let long = [b"*2\r\n$70000\r\n".to_vec(), vec![b'x'; 100]].concat();
@@ -220,11 +223,11 @@ fn hostile_keys_are_only_keys() {
     }
     let long = [b'x'; 1025];
     let answers = talk(&service, &[&[b"THROTTLE", &long, b"1", b"1", b"60"]]);
-    assert_eq!(answers, "-ERR the key has more than 1024 bytes\r\n");
+    assert_eq!(answers, "-ERR the key exceeds 1024 bytes\r\n");
 }
 
 #[test]
-fn a_command_may_come_byte_by_byte() {
+fn a_command_may_arrive_byte_by_byte() {
     let service = resp_only(&[]);
     let mut stream = connect(&service);
     for byte in command(&[b"PING", b"slow"]) {
@@ -236,7 +239,7 @@ fn a_command_may_come_byte_by_byte() {
 }
 
 #[test]
-fn redis_py_connects_without_tricks() {
+fn redis_py_connects() {
     let service = resp_only(&[]);
     let script = r#"
 import sys, redis
@@ -283,7 +286,7 @@ fn an_explanation_is_json() {
 }
 
 #[test]
-fn a_request_of_http_ends_the_connection() {
+fn an_http_request_closes_the_connection() {
     let service = resp_only(&[]);
     let check: &[&[u8]] = &[b"PACEGATE.CHECK", b"COST", b"60", b"ATTR", b"key", b"alice"];
     talk(&service, &[check]);
@@ -294,23 +297,22 @@ fn a_request_of_http_ends_the_connection() {
             "{word} /secret HTTP/1.1\r\nAccept: */*\r\n\r\nPACEGATE.RESET ATTR key alice\r\n"
         );
         let told = until_the_end(&service, request.as_bytes());
-        assert_eq!(told, "-ERR this is the protocol of Redis, and not HTTP\r\n", "{word}");
+        assert_eq!(told, "-ERR this port speaks the Redis protocol, not HTTP\r\n", "{word}");
     }
     let header = until_the_end(&service, b"PING\r\nFOO / HTTP/1.1\r\nHost: a\r\nPING\r\n");
     assert_eq!(header.matches("+PONG\r\n").count(), 1, "{header}");
     let remaining = talk(&service, &[check]);
     assert!(remaining.contains("$9\r\nremaining\r\n:40\r\n"), "nothing was reset: {remaining}");
     let log = service.log();
-    let told =
-        "somebody spoke HTTP to the listener for the protocol of Redis: the connection was ended";
+    let told = "received HTTP on the RESP listener; closed the connection";
     assert!((1..words.len()).contains(&log.matches(told).count()), "not for each: {log}");
     assert!(!log.contains("secret") && !log.contains("RESET"), "{log}");
-    // A client of Redis may try a command that is not there.
+    // A Redis client may send an unknown command.
     assert!(talk(&service, &[&[b"GET", b"a"]]).starts_with("-ERR unknown command 'GET'"));
 }
 
 #[test]
-fn limits_that_would_count_twice_are_refused() {
+fn limits_that_would_count_twice_are_rejected() {
     let service = resp_only(&[]);
     let check = |command: &'static [u8], second: &'static [u8]| {
         talk(&service, &[&[command, b"KEY", b"k", b"LIMIT", b"5/minute", b"LIMIT", second]])
@@ -324,7 +326,7 @@ fn limits_that_would_count_twice_are_refused() {
 }
 
 #[test]
-fn what_is_reset_and_given_back_is_in_the_log() {
+fn resets_and_refunds_are_audited() {
     let service = Service::start(&["--grpc", "off"]);
     let reset: &[&[u8]] = &[b"PACEGATE.RESET", b"ATTR", b"key", b"alice"];
     let refund: &[&[u8]] = &[b"PACEGATE.REFUND", b"ATTR", b"key", b"alice"];
@@ -353,7 +355,7 @@ fn what_is_reset_and_given_back_is_in_the_log() {
 }
 
 #[test]
-fn more_than_ever_fits_is_not_given_back() {
+fn a_refund_above_the_limit_is_rejected() {
     let service = Service::start(&["--grpc", "off"]);
     let refund =
         |words: &[&'static [u8]]| talk(&service, &[&[&[&b"PACEGATE.REFUND"[..]], words].concat()]);
@@ -369,7 +371,7 @@ fn more_than_ever_fits_is_not_given_back() {
 }
 
 #[test]
-fn what_no_policy_covers_has_no_remainder() {
+fn requests_without_a_policy_have_no_remaining_units() {
     let service = resp_only(&[]);
     let check: &[&[u8]] = &[b"PACEGATE.CHECK", b"DOMAIN", b"nowhere", b"ATTR", b"key", b"alice"];
     let answer = talk(&service, &[check]);

@@ -1,4 +1,4 @@
-//! RLaaS and Pacegate on the same counters, by the file of the former.
+//! RLaaS and Pacegate on the same counters, with RLaaS's config file.
 
 use std::{fs, thread, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     service::Service,
 };
 
-/// What either side says of a request.
+/// The answer of either side to a request.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     allowed: bool,
@@ -37,7 +37,7 @@ const SLIDING_WINDOW: &str = "
     redis.call('PEXPIRE', KEYS[1], 2 * width)
     return {allowed and 1 or 0, count, tonumber(ARGV[1])}";
 
-/// Asks as theirs does. The count is that after the request.
+/// Runs a request like RLaaS. The count includes the request.
 fn theirs(client: &mut Client, script: &str, user: &str, [seconds, amount]: [u64; 2]) -> Told {
     let key = format!("rlaas:rate_limit:{user}");
     let micros = SystemClock::new().now().as_micros();
@@ -50,7 +50,7 @@ fn theirs(client: &mut Client, script: &str, user: &str, [seconds, amount]: [u64
     Told { allowed: allowed == 1, count, ttl }
 }
 
-/// Asks Pacegate as theirs is asked.
+/// Sends a request of RLaaS to Pacegate.
 fn ours(client: &mut Http, user: &str) -> Told {
     let path = format!("/check?userId={user}");
     let head =
@@ -64,7 +64,7 @@ fn ours(client: &mut Http, user: &str) -> Told {
     Told { allowed, count: number("currentCount"), ttl: number("ttl") }
 }
 
-/// The seed's file, with where the counters are.
+/// Starts Pacegate with a file of RLaaS and a store.
 fn start(server: &Server, algorithm: &str, [seconds, amount]: [u64; 2]) -> (Folder, Service) {
     let folder = Folder::with_config(&format!(
         "rate-limiter:\n  use-algo: {algorithm}\n  window-size: {seconds}\n  max-requests: {amount}\n\
@@ -75,19 +75,19 @@ fn start(server: &Server, algorithm: &str, [seconds, amount]: [u64; 2]) -> (Fold
     (folder, service)
 }
 
-/// The server's seconds.
+/// Returns the server's time in seconds.
 fn now(client: &mut Client) -> u64 {
     client.command(&["TIME"]).unwrap().items()[0].int().cast_unsigned()
 }
 
-/// A number of seconds such that no window of it ends within the next minutes.
+/// Returns a window in seconds that does not end within the next minutes.
 fn long_window(client: &mut Client) -> u64 {
     let now = now(client);
     (3_600..).step_by(600).find(|seconds| seconds - now % seconds > 300).unwrap()
 }
 
 #[test]
-fn in_turns_both_sides_see_one_count() {
+fn both_sides_share_one_count_in_turn() {
     const AMOUNT: u64 = 20;
     for (flavor, algorithm, script) in [
         (Flavor::Redis, "fixed-window-algo", FIXED_WINDOW),
@@ -109,7 +109,7 @@ fn in_turns_both_sides_see_one_count() {
             assert_eq!((told.allowed, told.count), (true, count), "{algorithm}: {told:?}");
             let after = now(&mut client);
             let expected = match (is_theirs, script == FIXED_WINDOW) {
-                // Theirs returns the life of the key, which begins with the first request, or the window.
+                // RLaaS returns the window, or the life of the key, which starts with the first request.
                 (true, true) => limit[0] - (after - first) - 1..=limit[0],
                 (true, false) => limit[0]..=limit[0],
                 // A window ends for all its requests at once; a log when its last one has left.
@@ -127,7 +127,7 @@ fn in_turns_both_sides_see_one_count() {
 }
 
 #[test]
-fn their_clients_read_their_text() {
+fn clients_of_rlaas_get_its_text() {
     let server = Server::start(Flavor::Redis);
     let mut client = server.connect().unwrap();
     let (_folder, service) = start(&server, "fixed-window-algo", [long_window(&mut client), 1]);
@@ -142,9 +142,9 @@ fn their_clients_read_their_text() {
     assert_eq!(http.get("/check").unwrap().status, 400);
 }
 
-/// Users whom theirs accepts, with the counters that theirs has for them.
+/// RLaaS accepts these users, and both sides use the same counters.
 #[test]
-fn empty_and_long_users_share_the_counters_of_theirs() {
+fn empty_and_long_users_share_counters_with_rlaas() {
     let server = Server::start(Flavor::Valkey);
     let mut client = server.connect().unwrap();
     let limit = [long_window(&mut client), 9];
@@ -158,9 +158,9 @@ fn empty_and_long_users_share_the_counters_of_theirs() {
     assert_eq!(client.command(&["DBSIZE"]).unwrap().int(), 3);
 }
 
-/// Theirs counts denied requests, and returns the count.
+/// RLaaS counts denied requests, and returns the count.
 #[test]
-fn the_count_goes_on_beyond_the_limit_where_that_is_wanted() {
+fn denied_requests_are_counted_if_configured() {
     let server = Server::start(Flavor::Redis);
     let mut client = server.connect().unwrap();
     let limit = [long_window(&mut client), 2];
@@ -181,7 +181,7 @@ fn the_count_goes_on_beyond_the_limit_where_that_is_wanted() {
 }
 
 #[test]
-fn our_settings_work_in_their_file() {
+fn pacegate_settings_work_in_a_file_of_rlaas() {
     let server = Server::start(Flavor::Redis);
     let folder = Folder::with_config(&format!(
         "spring: {{ application: {{ name: rlaas }} }}\n\
@@ -207,7 +207,7 @@ fn our_settings_work_in_their_file() {
 }
 
 #[test]
-fn the_example_of_the_greeting_charges_nothing() {
+fn the_suggested_request_charges_nothing() {
     let server = Server::start(Flavor::Redis);
     let (_folder, service) = start(&server, "fixed-window-algo", [3_600, 5]);
     let example = service.greeting.iter().find_map(|line| line.strip_prefix("try: curl ")).unwrap();
@@ -215,7 +215,7 @@ fn the_example_of_the_greeting_charges_nothing() {
     let mut http = Http::connect(service.address("http")).unwrap();
     let answer = http.get(&format!("/{path}")).unwrap();
     assert_eq!((answer.status, &answer.json()["remaining"]), (200, &5.into()), "{example}");
-    // Nor does a request without a user, which theirs rejects.
+    // Nor does a request without a user, which RLaaS rejects.
     let without = http.check(None, r#"{"attributes":{"key":"alice"}}"#).unwrap();
     assert_eq!(&without.json()["source"], "unlimited");
     assert_eq!(server.command(&["DBSIZE"]).int(), 0);
@@ -247,8 +247,8 @@ fn another_algorithm_needs_a_restart() {
 }
 
 #[test]
-fn at_the_same_time_both_sides_admit_the_limit() {
-    // Neither side could use it up alone.
+fn both_sides_together_admit_the_limit() {
+    // One side alone sends fewer requests.
     const AMOUNT: u64 = 400;
     let server = Server::start(Flavor::Redis);
     let limit = [long_window(&mut server.connect().unwrap()), AMOUNT];

@@ -146,7 +146,7 @@ fn grpc_calls_by_role() {
 }
 
 const NOAUTH: &str = "NOAUTH";
-const NOPERM: &str = "NOPERM this key may not do that";
+const NOPERM: &str = "NOPERM the API key does not permit this";
 const NO_INLINE: &str = "NOPERM inline limits need an API key with `inline: true`: set it under `keys` in the \
                          configuration";
 
@@ -178,7 +178,7 @@ fn resp_commands_by_role() {
         ("PACEGATE.CLEAR POLICY free", admin),
         ("PACEGATE.CLEAR DOMAIN jobs", admin),
         ("CL.THROTTLE k 9 5 60", inline),
-        // The same once more takes a shorter way through the parser.
+        // A repeated command takes a shorter path in the parser.
         ("CL.THROTTLE k 9 5 60", inline),
         ("THROTTLE k 9 5 60", inline),
         ("PING", any_key),

@@ -1,4 +1,4 @@
-//! The description of the API against the API, by requests that schemathesis makes of it.
+//! Compares the API with its OpenAPI document, by requests that schemathesis generates.
 
 use std::process::Command;
 
@@ -18,12 +18,12 @@ policies:
   - { name: jobs, domain: jobs, per: [user], limit: 2/minute, algorithm: concurrency }
 ";
 
-/// Runs it against a service, and fails with what it says.
+/// Runs schemathesis against a service. Panics with its output if it finds a difference.
 fn run(service: &Service, options: &str, key: Option<&str>) {
     let folder = Folder::new();
     let url = format!("http://{}/openapi.json", service.address("http"));
     let mut command = Command::new(python());
-    // What it writes down for another run stays out of the tree.
+    // Keeps its database out of the source tree.
     command.current_dir(folder.path(""));
     command.args(["-m", "schemathesis.cli", "run", &url, "--checks", CHECKS]);
     command.args(options.split(' '));
@@ -40,12 +40,12 @@ fn run(service: &Service, options: &str, key: Option<&str>) {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    // It leaves out where it has the description from.
+    // It does not test the path of the document.
     let tested = operations(service, key) - 1;
     assert!(said.contains(&format!("Tested: {tested}\n")), "{tested} operations: {said}");
 }
 
-/// How many operations are described.
+/// Returns the number of operations in the document.
 fn operations(service: &Service, key: Option<&str>) -> usize {
     let mut client = Http::connect(service.address("http")).unwrap();
     let document = client.request("GET", "/openapi.json", key, "").unwrap().json();
@@ -54,14 +54,14 @@ fn operations(service: &Service, key: Option<&str>) -> usize {
 }
 
 #[test]
-fn every_answer_is_as_described() {
+fn every_answer_matches_the_openapi_document() {
     let folder = Folder::with_config(POLICIES);
     let service = Service::start(&["--config", &folder.config()]);
     run(&service, "--phases coverage,fuzzing --max-examples 15", None);
 }
 
 #[test]
-fn every_answer_is_as_described_where_api_keys_are_needed() {
+fn every_answer_matches_the_openapi_document_with_api_keys() {
     let keys = "keys: [{ name: boss, env: BOSS, scope: admin }, { name: shop, env: SHOP, domains: [shop] }]\n";
     let folder = Folder::with_config(&format!("{POLICIES}{keys}"));
     let variables = [("BOSS", "the-key-of-the-boss"), ("SHOP", "the-key-of-the-shop")];

@@ -1,4 +1,4 @@
-//! What is secret, and what users are called, is nowhere to be read.
+//! Output contains no secrets and no keys of users.
 
 use std::{io::Write, time::Duration};
 
@@ -17,7 +17,7 @@ const PASSWORD: &str = "secret-password-2236";
 const USER: &str = "user-marker-4417";
 const MARKERS: [&str; 4] = [API_KEY, WRONG_KEY, PASSWORD, USER];
 
-/// Says who the user is, in every way there is, well and badly.
+/// Sends the name of a user over every protocol, in valid and invalid requests.
 fn traffic(service: &Service) -> Vec<String> {
     let mut told = Vec::new();
     let mut http = Http::connect(service.address("http")).unwrap();
@@ -56,7 +56,7 @@ fn traffic(service: &Service) -> Vec<String> {
         told.push(format!("{:?}", resp.command(words).unwrap()));
     }
     for bytes in [command(&[b"PING", USER.as_bytes(), &[b'x'; 70_000]]), USER.as_bytes().to_vec()] {
-        // It may hang up before it has read everything.
+        // The service may close the connection before it has read everything.
         drop(connect(service.address("resp")).unwrap().write_all(&bytes));
         drop(connect(service.address("http")).unwrap().write_all(&bytes));
         drop(connect(service.address("grpc")).unwrap().write_all(&bytes));
@@ -65,7 +65,7 @@ fn traffic(service: &Service) -> Vec<String> {
 }
 
 #[test]
-fn nothing_secret_and_nobody_is_named() {
+fn output_contains_no_secrets_and_no_keys() {
     for format in ["text", "json"] {
         let mut server = Server::options(Flavor::Redis).password(PASSWORD).start();
         let folder = Folder::with_config(
@@ -81,21 +81,21 @@ fn nothing_secret_and_nobody_is_named() {
         server.kill();
         told.extend(traffic(&service));
         server.restart();
-        // A file that says a secret where it should not is not repeated either.
+        // Errors about a file with a misplaced secret do not repeat it.
         folder.replace(
             "pacegate.yaml",
             &format!(
                 "store: redis://:{PASSWORD}@127.0.0.1:1\nkeys: [{{ name: k, key: {API_KEY} }}]\n"
             ),
         );
-        let stay = || service.log().matches("those in force stay").count();
-        eventually(WITHIN, "it is told", || stay() == 1);
+        let stay = || service.log().matches("reload failed; keeping").count();
+        eventually(WITHIN, "it is logged", || stay() == 1);
         let rules = "domain: e\ndescriptors: [{ key: key }]\n";
         folder.replace(
             "pacegate.yaml",
             &format!("{rules}store: redis://:{}{PASSWORD}@127.0.0.1:1\n", "x".repeat(100)),
         );
-        eventually(WITHIN, "it is told", || stay() == 2);
+        eventually(WITHIN, "it is logged", || stay() == 2);
         told.push(service.greeting.join("\n"));
         service.signal("TERM");
         let (status, log) = service.wait();
@@ -110,7 +110,7 @@ fn nothing_secret_and_nobody_is_named() {
     }
 }
 
-/// The command line of a process, as all users can read it.
+/// Returns the command line of a process, which all users can read.
 fn command_line(service: &Service) -> String {
     let words = std::fs::read(format!("/proc/{}/cmdline", service.pid())).unwrap();
     String::from_utf8_lossy(&words).into_owned()

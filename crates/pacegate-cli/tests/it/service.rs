@@ -9,22 +9,22 @@ use std::{
 
 use tempfile::NamedTempFile;
 
-/// `pacegate serve`, which has said where it listens.
+/// A running `pacegate serve`, after it has printed its addresses.
 pub(crate) struct Service {
     child: Child,
-    /// What it said, line by line.
+    /// The lines that it printed.
     pub(crate) greeting: Vec<String>,
-    /// Where it logs: a file and not a pipe, so that what it logged before it answered is there with the answer.
+    /// Its log: a file, so that lines written before an answer can be read after it.
     log: NamedTempFile,
 }
 
 impl Service {
-    /// Starts it on free ports of the loopback. Panics if it does not come up, with what it said.
+    /// Starts it on free ports of the loopback address. Panics with its output if it does not start.
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::start_with(args, &[])
     }
 
-    /// [`Service::start`] with variables in its environment.
+    /// [`Service::start`] with environment variables.
     pub(crate) fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pacegate"));
         command.arg("serve");
@@ -36,7 +36,7 @@ impl Service {
         Self::launch(command.args(args).envs(variables.iter().copied()))
     }
 
-    /// [`Service::start`] by a command that is made up already.
+    /// [`Service::start`] with a prepared command.
     pub(crate) fn launch(command: &mut Command) -> Self {
         let log = NamedTempFile::new().unwrap();
         let mut child = command
@@ -57,7 +57,7 @@ impl Service {
         panic!("it did not start: {status:?} {log}");
     }
 
-    /// Where a listener is: `http`, `grpc` or `resp`.
+    /// Returns the address of a listener: `http`, `grpc` or `resp`.
     pub(crate) fn address(&self, name: &str) -> SocketAddr {
         let prefix = format!("{name} listens on ");
         let line = self.greeting.iter().find_map(|line| line.strip_prefix(&prefix)).unwrap();
@@ -75,13 +75,13 @@ impl Service {
         assert!(sent.unwrap().success());
     }
 
-    /// Waits for its end; what it has logged.
+    /// Waits for its end. Returns the exit status and the log.
     pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
         (status, self.log())
     }
 
-    /// What it has logged so far.
+    /// Returns the log so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }

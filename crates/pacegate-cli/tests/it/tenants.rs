@@ -33,7 +33,7 @@ fn start(text: &str) -> (Folder, Service) {
     (folder, service)
 }
 
-/// Whether a user of a domain is admitted, and where the answer came from.
+/// Checks a user of a domain. Returns the status and the source of the decision.
 fn check(http: &mut Http<TcpStream>, key: Option<&str>, domain: &str, user: &str) -> (u16, String) {
     let body = format!(r#"{{"domain": "{domain}", "attributes": {{"user": "{user}"}}}}"#);
     let answer = http.check(key, &body).unwrap();
@@ -74,7 +74,7 @@ fn a_key_for_one_domain_cannot_take_the_room_of_another() {
 fn inline_limits_cannot_take_the_room_of_domains() {
     let (_folder, service) = start(CONFIG);
     let mut cell = resp(&service);
-    // A bucket of 31 days less so many seconds, so that each has its own overflow budget.
+    // A bucket of 31 days minus `n` seconds, so that each has its own overflow counter.
     let words = |n: usize| {
         let period = (31 * 86_400 - n).to_string();
         ["CL.THROTTLE".to_owned(), format!("k{n}"), "0".to_owned(), "1".to_owned(), period]
@@ -107,18 +107,19 @@ fn inline_limits_cannot_take_the_room_of_domains() {
 }
 
 #[test]
-fn resp_rejects_what_cannot_be_cleared_and_limits_that_last_too_long() {
+fn resp_rejects_invalid_clears_and_long_limits() {
     let (_folder, service) = start(CONFIG);
     let mut client = resp(&service);
     let mut said = |words: &[&str]| client.command(words).unwrap().text();
-    let usage = "ERR PACEGATE.CLEAR takes: POLICY name, or: DOMAIN name";
+    let usage =
+        "ERR syntax error: expected PACEGATE.CLEAR POLICY name, or PACEGATE.CLEAR DOMAIN name";
     for words in
         [&["PACEGATE.CLEAR"][..], &["PACEGATE.CLEAR", "POLICY"], &["PACEGATE.CLEAR", "KEY", "k"]]
     {
         assert_eq!(said(words), usage, "{words:?}");
     }
     let unknown = said(&["PACEGATE.CLEAR", "POLICY", "unheard-of"]);
-    assert_eq!(unknown, "ERR no policy has this name");
+    assert_eq!(unknown, "ERR unknown policy");
     let day = 86_400;
     for command in ["CL.THROTTLE", "THROTTLE"] {
         let long = said(&[command, "k", "100", "1", &day.to_string()]);

@@ -1,4 +1,4 @@
-//! Counters are one: several services and all their listeners draw on the same budgets.
+//! Several services and all their listeners share the same counters.
 
 use std::{
     sync::{Arc, Barrier},
@@ -13,7 +13,7 @@ use crate::{
 };
 
 const AMOUNT: usize = 400;
-/// Each of three services is asked by two clients on each listener: more often together than the amount.
+/// Three services with two clients per listener; together they send more requests than the amount.
 const TIMES: usize = 40;
 
 const LIMITS: [(&str, &str); 3] = [
@@ -22,7 +22,7 @@ const LIMITS: [(&str, &str); 3] = [
     ("log", "400/week sliding-log"),
 ];
 
-/// Who has asked: HTTP, gRPC or RESP; and how often the answer was yes.
+/// A client of one listener. Returns the number of allowed requests.
 type Asker = Box<dyn FnOnce(&Barrier) -> usize + Send>;
 
 fn config(server: &Server) -> Folder {
@@ -77,7 +77,7 @@ fn by_resp(service: &Service, domain: &'static str, user: String) -> Asker {
     })
 }
 
-/// All ask at the same time, and exactly the amount is admitted.
+/// All clients run at the same time, and exactly the amount is admitted.
 fn round(services: &[Service], domain: &'static str, user: &str) {
     let makers = [by_http, by_grpc, by_resp];
     let askers: Vec<Asker> = services

@@ -1,4 +1,4 @@
-//! Spans, as a collector gets them.
+//! Traces, as a collector receives them.
 
 use std::{
     io::{Read, Write},
@@ -10,7 +10,7 @@ use crate::service::Service;
 
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-/// Takes what is posted to it, and answers that all is well.
+/// A collector that accepts every export.
 fn collector() -> (String, mpsc::Receiver<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -81,7 +81,7 @@ fn a_request_is_a_child_of_its_callers_span() {
 }
 
 #[test]
-fn whoever_is_not_traced_is_traced_by_chance_only() {
+fn requests_without_a_trace_are_sampled() {
     let (url, posted) = collector();
     let service = Service::start(&["--traces", &url, "--trace-one-in", "4000000000"]);
     check(&service, "k", "");

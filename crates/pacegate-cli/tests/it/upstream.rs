@@ -1,4 +1,4 @@
-//! What proxies stand before, and crowds that come to them.
+//! Web servers behind proxies, and clients of the proxies.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -12,13 +12,13 @@ use std::{
 
 use crate::clients::{Answer, Http};
 
-/// A web server that answers every request with 200, and counts them. It is there until the tests end.
+/// A web server that answers every request with 200 and counts them. It runs until the tests end.
 pub(crate) struct Upstream {
     address: SocketAddr,
     served: Arc<AtomicU64>,
 }
 
-/// How many answers had which status.
+/// Answers by status.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: u64,
@@ -45,13 +45,13 @@ impl Upstream {
         self.address.to_string()
     }
 
-    /// How many requests have come so far.
+    /// Returns the number of requests so far.
     pub(crate) fn served(&self) -> u64 {
         self.served.load(Ordering::SeqCst)
     }
 }
 
-/// Requests without bodies, until the client has none left.
+/// Answers requests without bodies until the client closes the connection.
 fn serve(stream: TcpStream, count: &AtomicU64) {
     stream.set_nodelay(true).unwrap();
     let mut stream = BufReader::new(stream);
@@ -78,7 +78,7 @@ impl Tally {
     }
 }
 
-/// Sends a request so often, from eight clients with one connection each. Each answer is looked at.
+/// Sends a request this often, from eight clients with one connection each. Calls `look` with each answer.
 pub(crate) fn crowd(
     address: &str,
     request: &str,

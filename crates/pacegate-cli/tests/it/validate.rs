@@ -231,7 +231,7 @@ fn public_listeners_are_warnings() {
     let tls = "tls: { certificate: a, key: b }\n";
     let key = format!("keys: [{{ name: a, sha256: {} }}]\n", "0".repeat(64));
     let said = |missing: &str| {
-        let open = "`listen.http` is open to other machines: the service does not start without";
+        let open = "`listen.http` is open to other machines: the server does not start without";
         vec![format!("{open} {missing}")]
     };
     let neither = "certificates (tls) and API keys (keys)";

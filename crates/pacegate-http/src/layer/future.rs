@@ -16,8 +16,8 @@ use super::body::MakeBody;
 use crate::{Decide, Question, Reply, Rules};
 
 pin_project! {
-    /// What [`RateLimit`](super::RateLimit) returns. It completes with a response of the service inside or with a
-    /// refusal, and fails only as the service does.
+    /// The response future of [`RateLimit`](super::RateLimit). It completes with a response of the inner service or with
+    /// a rejection, and fails only if the inner service fails.
     pub struct ResponseFuture<S, L, M, ReqB, ResB>
     where
         S: Service<Request<ReqB>>,
@@ -33,13 +33,13 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<S, F, D, T, ReqB, ResB> {
-        /// The limiter is asked.
+        /// Waits for the decision.
         Deciding { #[pin] deciding: D, waiting: Option<Box<Waiting<S, ReqB>>> },
-        /// The service works.
+        /// Waits for the inner service.
         Calling { #[pin] call: F, charged: Option<Charged> },
-        /// The charge is corrected, and the response waits for that.
+        /// Waits until the charge is corrected.
         Settling { #[pin] settling: T, response: Option<Response<ResB>> },
-        /// There is a response.
+        /// Has a response.
         Answered { response: Option<Response<ResB>> },
     }
 }
@@ -160,7 +160,7 @@ where
     }
 }
 
-/// Adds headers to a response, and corrects the charge; the future is what remains to be done for that.
+/// Adds headers to a response and starts to correct the charge. The future, if any, completes the correction.
 fn settle<L: Decide, B>(
     rules: &Rules<L>,
     mut response: Response<B>,

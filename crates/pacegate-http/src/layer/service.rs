@@ -13,12 +13,12 @@ use super::{
 };
 use crate::{Asked, Decide, Reply, Rules};
 
-/// A service that serves only requests within their limits. What is allowed has its
-/// [`Decision`](pacegate::Decision) among its extensions.
+/// A service that serves only requests within their limits. An admitted request has its
+/// [`Decision`](pacegate::Decision) in its extensions.
 ///
-/// Readiness is that of the service inside. A limiter in this process decides before `call` returns; for another, the
-/// future holds the request and a clone of the service until it is decided. Dropping the future before that drops the
-/// request; what a store has been told by then stays charged.
+/// The service is ready when the inner service is. A [`Limiter`](pacegate::Limiter) decides before `call` returns. With a
+/// [`SharedLimiter`](pacegate::SharedLimiter), the future holds the request and a clone of the inner service until the
+/// store answers. If the future is dropped before that, the request is dropped, but may have been charged.
 #[derive(Clone, Debug)]
 pub struct RateLimit<S, L, M = IntoBody> {
     inner: S,
@@ -66,7 +66,7 @@ where
                 waiting.decided(rules, make, answer)
             }
             Reply::Later(deciding) => {
-                // It is this one that is ready, and not a clone of it.
+                // This instance is ready; a clone of it might not be.
                 let clone = self.inner.clone();
                 let service = mem::replace(&mut self.inner, clone);
                 let waiting = Waiting { service, head, body, question };

@@ -1,4 +1,4 @@
-//! What responses say about when to call again.
+//! Reads from a response when the next call is allowed.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use pacegate::Timestamp;
 
 use super::date;
 
-/// Remaining and reset, in the order in which they are believed. The third is written with one more hyphen.
+/// Headers for remaining and reset, in order of precedence.
 static PAIRS: [(HeaderName, HeaderName); 3] = [
     (HeaderName::from_static("ratelimit-remaining"), HeaderName::from_static("ratelimit-reset")),
     (
@@ -22,25 +22,30 @@ static PAIRS: [(HeaderName, HeaderName); 3] = [
 
 static RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// Nobody is believed who wants a longer pause.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longer pauses are shortened to this.
+const MAX_PAUSE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// From here on a reset is an instant, and from there on in milliseconds. Below, it is a time from now.
+/// A reset from `EPOCH_SECONDS` on is an instant in seconds, from `EPOCH_MILLIS` on in milliseconds. A smaller one is a
+/// time from now.
 const EPOCH_SECONDS: u64 = 1_000_000_000;
 const EPOCH_MILLIS: u64 = 100_000_000_000;
 
-/// For how long a response wants no further calls, at most a day. `None` if it does not say so, or nothing that can be
-/// understood.
+/// Returns the pause that a response asks for, at most a day. `None` if it asks for none or cannot be parsed.
 ///
-/// `Retry-After`, in seconds or as a date, speaks first, on a status from 400 on. Then `RateLimit`, if nothing remains:
-/// as in the drafts from 8 on (`"api";r=0;t=5`), where the longest of several policies counts, or as in draft 7
-/// (`limit=10, remaining=0, reset=5`). Only without `RateLimit`, which says when there is more, the pairs of
-/// `RateLimit-Remaining` and `-Reset`, as in the drafts before, and of `X-RateLimit-Remaining` and `-Reset`, where a
-/// reset above a thousand million is an instant: they say when all is free.
+/// Headers in order of precedence:
+/// 1. `Retry-After` in seconds or as a date, on a status from 400 on.
+/// 2. `RateLimit`, if nothing remains: drafts from 8 on (`"api";r=0;t=5`; the longest of several policies), or draft 7
+///    (`limit=10, remaining=0, reset=5`).
+/// 3. Without `RateLimit`: `RateLimit-Remaining` and `-Reset` (earlier drafts), or `X-RateLimit-Remaining` and `-Reset`,
+///    where a reset above 10^9 is an instant. These name the time of a full reset, not of the next unit.
 ///
-/// Instants are held against the `Date` of the response, where it has one, and against `now` otherwise: a clock here
-/// that is behind theirs would make a pause of seconds one of hours.
-pub fn told_to_wait(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
+/// Instants are compared with the `Date` of the response if it has one, else with `now`. So a local clock that is slow
+/// does not turn a pause of seconds into hours.
+pub fn requested_pause(
+    status: StatusCode,
+    headers: &HeaderMap,
+    now: Timestamp,
+) -> Option<Duration> {
     let now = text(headers, &header::DATE).and_then(date::parse).unwrap_or(now);
     let refused = status.is_client_error() || status.is_server_error();
     let retry = text(headers, &header::RETRY_AFTER).filter(|_| refused);
@@ -50,7 +55,7 @@ pub fn told_to_wait(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> 
             false => PAIRS.iter().find_map(|pair| remaining_and_reset(headers, pair, now)),
         }
     })?;
-    (!wait.is_zero()).then(|| wait.min(LONGEST))
+    (!wait.is_zero()).then(|| wait.min(MAX_PAUSE))
 }
 
 fn retry_after(text: &str, now: Timestamp) -> Option<Duration> {
@@ -61,7 +66,7 @@ fn retry_after(text: &str, now: Timestamp) -> Option<Duration> {
     Some(Duration::from_micros(until.micros_since(now)))
 }
 
-/// Either generation of `RateLimit`, by what it looks like.
+/// Parses both formats of `RateLimit`.
 fn rate_limit(text: &str) -> Option<Duration> {
     let member = |name: &str| text.split(',').find_map(|member| parameter(member, name));
     if let Some(remaining) = member("remaining") {
@@ -74,7 +79,7 @@ fn rate_limit(text: &str) -> Option<Duration> {
     waits.max().map(Duration::from_secs)
 }
 
-/// The number in `name=number`.
+/// Returns the number in `name=number`.
 fn parameter(pair: &str, name: &str) -> Option<u64> {
     integer(pair.trim().strip_prefix(name)?.strip_prefix('=')?)
 }
@@ -84,7 +89,7 @@ fn remaining_and_reset(
     (remaining, reset): &(HeaderName, HeaderName),
     now: Timestamp,
 ) -> Option<Duration> {
-    // Some go on counting below nothing.
+    // Some services report negative numbers.
     let remaining = text(headers, remaining)?;
     if integer(remaining.strip_prefix('-').map_or(remaining, |_| "0"))? > 0 {
         return None;
@@ -106,7 +111,7 @@ fn lines<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = 
     headers.get_all(name).iter().filter_map(|line| line.to_str().ok().map(str::trim))
 }
 
-/// Some have fractions: what has begun is waited for.
+/// Parses a number of seconds, and rounds fractions up.
 fn rounded_up(text: &str) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let begun = fraction.bytes().any(|digit| digit != b'0');
@@ -114,7 +119,7 @@ fn rounded_up(text: &str) -> Option<u64> {
     fits.then(|| Some(integer(whole)?.saturating_add(u64::from(begun))))?
 }
 
-/// Some add what belongs elsewhere, as in `100, 100;w=60`.
+/// Parses the first number of values such as `100, 100;w=60`.
 fn integer(text: &str) -> Option<u64> {
     let number = text.split([',', ';']).next()?.trim();
     number.bytes().all(|byte| byte.is_ascii_digit()).then(|| number.parse().ok())?
@@ -189,7 +194,7 @@ mod tests {
                 headers.append(HeaderName::from_static(name), value.parse().unwrap());
             }
             let status = StatusCode::from_u16(status).unwrap();
-            let wait = told_to_wait(status, &headers, Timestamp::from_secs(NOW));
+            let wait = requested_pause(status, &headers, Timestamp::from_secs(NOW));
             let expected = (seconds > 0).then(|| Duration::from_secs(seconds));
             assert_eq!(wait, expected, "{status} {lines}");
         }

@@ -1,8 +1,8 @@
-//! Calls to somebody else's service, kept within somebody else's limit: they wait instead of being denied.
+//! A client layer for rate-limited upstream APIs: calls wait instead of being denied.
 //!
-//! [`StayWithinLayer`] goes around a tower client, such as that of hyper-util. A call waits its turn until the limiter
-//! has room, in the order of arrival for each host. What responses say is learned: after `Retry-After`, or when
-//! `RateLimit` or `X-RateLimit-*` say that nothing remains, further calls with the same key wait until there is more.
+//! [`StayWithinLayer`] wraps a tower client, such as that of hyper-util. Calls wait until the limiter admits them, in the
+//! order of arrival for each host. The layer obeys responses: after `Retry-After`, or if `RateLimit` or `X-RateLimit-*`
+//! report that nothing remains, further calls with the same key wait until there is more.
 //!
 //! ```
 //! use std::time::Duration;
@@ -29,30 +29,30 @@ use tower_layer::Layer;
 use crate::{Resolve, resolve::Host, rules::Choice};
 use pauses::Pauses;
 
-pub use learn::told_to_wait;
+pub use learn::requested_pause;
 pub use service::{Throttle, ThrottleFuture};
 pub use wait::{Wait, Waiting};
 
-/// Makes calls wait until they are within a limit, see the [module](self).
+/// A layer that makes calls wait until a limit admits them, see the [module](self).
 pub struct StayWithinLayer<L> {
     settings: Arc<Settings<L>>,
 }
 
-/// Why a call was not made, or how it failed.
+/// The error of a call: it was not made, or it failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutgoingError<E> {
-    /// It was made, and failed.
+    /// The call was made and failed.
     #[error("the call failed")]
     Service(#[source] E),
-    /// There will be no room for it in time. It was not made, and charged nothing.
+    /// The limiter does not admit it in time. The call was not made and charged nothing.
     #[error("the call was not made")]
     Wait(#[source] WaitError),
-    /// The other side has said to wait for longer than the call may. It was not made.
-    #[error("the call was not made: the other side wants no calls for another {0:?}")]
+    /// The upstream service asked for a pause that is longer than the call may wait. The call was not made.
+    #[error("the call was not made: the upstream service asked for a pause of another {0:?}")]
     Paused(Duration),
-    /// What it is counted by is missing, and that is to be refused. It was not made.
-    #[error("the call was not made: it lacks what it is counted by")]
+    /// The request has no key, and the resolver rejects such requests. The call was not made.
+    #[error("the call was not made: the request has no key")]
     Missing,
 }
 
@@ -62,12 +62,12 @@ struct Settings<L> {
     cost: Option<Choice<Parts, u64>>,
     within: Duration,
     clock: Arc<dyn Clock>,
-    /// `None` if nothing is learned.
+    /// `None` if responses are not obeyed.
     pauses: Option<Arc<Pauses>>,
 }
 
 impl<L: Wait> StayWithinLayer<L> {
-    /// Calls counted by the host that they go to, which wait for at most 30 seconds, and learn.
+    /// Creates a layer that counts calls by host, lets them wait for at most 30 seconds, and obeys responses.
     pub fn new(limiter: L) -> Self {
         let settings = Settings {
             limiter,
@@ -80,32 +80,32 @@ impl<L: Wait> StayWithinLayer<L> {
         Self { settings: Arc::new(settings) }
     }
 
-    /// Counts by something else, for instance by a host and an account. Calls that lack it share one budget, unless the
-    /// resolver says otherwise.
+    /// Sets the key that calls are counted by, such as the host and an account. Calls without a key share one counter by
+    /// default.
     #[must_use]
     pub fn by(self, resolver: impl Resolve) -> Self {
         self.set(|settings| settings.by = Arc::new(resolver))
     }
 
-    /// What a call costs; 1 if nothing is said.
+    /// Sets the cost of a call. Default: 1.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|settings| settings.cost = Some(Arc::new(cost)))
     }
 
-    /// How long a call waits at most. One that cannot be made in time fails, mostly at once.
+    /// Sets the longest wait of a call. Default: 30 seconds. A call that cannot be made in time usually fails at once.
     #[must_use]
     pub fn within(self, within: Duration) -> Self {
         self.set(|settings| settings.within = within)
     }
 
-    /// Learns nothing from responses.
+    /// Ignores the headers of responses.
     #[must_use]
     pub fn unlearned(self) -> Self {
         self.set(|settings| settings.pauses = None)
     }
 
-    /// The clock that pauses go by; the system's if nothing is said.
+    /// Sets the clock for pauses. Default: the system clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         self.set(|settings| settings.clock = Arc::new(clock))

@@ -1,4 +1,4 @@
-//! Until when which calls are not wanted.
+//! Pauses that upstream services have asked for.
 
 use std::{
     collections::HashMap,
@@ -8,18 +8,18 @@ use std::{
 
 use pacegate::{Key, KeyBuf};
 
-/// Pauses that responses have asked for, at most [`Pauses::MOST`] at a time.
+/// Pauses by key, at most [`Pauses::MAX_KEYS`].
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
-    /// By [`pacegate::Clock::elapsed`]. Held for a lookup; nothing is awaited under it.
+    /// End of each pause by [`pacegate::Clock::elapsed`]. The lock is never held across an await.
     until: Mutex<HashMap<KeyBuf, Duration>>,
 }
 
 impl Pauses {
-    /// Where there are more, those that end first are forgotten first.
-    pub(super) const MOST: usize = 1_024;
+    /// Above this, the pause that ends first is dropped.
+    pub(super) const MAX_KEYS: usize = 1_024;
 
-    /// How long until calls with a key are wanted again, if they are not now.
+    /// Returns the time until the pause of a key ends, or `None` if it has none.
     pub(super) fn left(&self, key: &impl Key, elapsed: Duration) -> Option<Duration> {
         let key = key.with(|key| key.to_buf());
         let mut pauses = self.until.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,15 +31,15 @@ impl Pauses {
         Some(until - elapsed)
     }
 
-    /// Makes calls with a key wait; a longer pause that is already known stays.
+    /// Starts or extends the pause of a key.
     pub(super) fn pause(&self, key: &impl Key, wait: Duration, elapsed: Duration) {
         let until = elapsed.saturating_add(wait);
         let key = key.with(|key| key.to_buf());
         let mut pauses = self.until.lock().unwrap_or_else(PoisonError::into_inner);
-        if pauses.len() >= Self::MOST && !pauses.contains_key(&key) {
+        if pauses.len() >= Self::MAX_KEYS && !pauses.contains_key(&key) {
             pauses.retain(|_, until| *until > elapsed);
         }
-        if pauses.len() >= Self::MOST && !pauses.contains_key(&key) {
+        if pauses.len() >= Self::MAX_KEYS && !pauses.contains_key(&key) {
             let first = pauses.iter().min_by_key(|(_, until)| **until);
             if let Some(first) = first.map(|(key, _)| key.clone()) {
                 pauses.remove(&first);
@@ -65,7 +65,7 @@ mod tests {
         for number in 0..5_000_u64 {
             pauses.pause(&number, second(100 + number), second(0));
         }
-        assert_eq!(pauses.until.lock().unwrap().len(), Pauses::MOST);
+        assert_eq!(pauses.until.lock().unwrap().len(), Pauses::MAX_KEYS);
         assert_eq!(pauses.left(&4_999_u64, second(0)), Some(second(5_099)));
         assert_eq!(pauses.left(&0_u64, second(0)), None);
     }

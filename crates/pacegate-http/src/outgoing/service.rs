@@ -13,20 +13,20 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::{OutgoingError, Settings, Wait, told_to_wait};
+use super::{OutgoingError, Settings, Wait, requested_pause};
 use crate::{KeyParts, Missing};
 
-/// A client whose calls wait until they are within a limit.
+/// A client whose calls wait until a limit admits them.
 ///
-/// Dropping the future of a call that waits leaves the queue and charges nothing, unless the limiter's store was just
-/// being asked.
+/// Dropping the future of a waiting call removes it from the queue and charges nothing, unless a request to the store
+/// was in flight.
 pub struct Throttle<S, L> {
     inner: S,
     settings: Arc<Settings<L>>,
 }
 
 pin_project! {
-    /// What [`Throttle`] returns.
+    /// The response future of [`Throttle`].
     pub struct ThrottleFuture<S, L, B>
     where
         S: Service<Request<B>>,
@@ -41,19 +41,19 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<S, F, R> {
-        /// There is no room yet.
+        /// Waits for the limiter.
         Waiting { turn: Turn, held: Option<(S, R)> },
-        /// The call is made.
+        /// Waits for the response.
         Calling { #[pin] call: F },
-        /// It will not be.
+        /// Fails, because the key is missing.
         Missing,
     }
 }
 
-/// A turn that comes or does not.
+/// The wait of a call until it may be made.
 type Turn = Pin<Box<dyn Future<Output = Result<(), NotMade>> + Send>>;
 
-/// The service has not been called, so it has not failed.
+/// The error of a call that was not made, which cannot be an error of the service.
 type NotMade = OutgoingError<Infallible>;
 
 impl<S, L> Throttle<S, L> {
@@ -79,7 +79,7 @@ where
         let settings = Arc::clone(&self.settings);
         let (head, body) = request.into_parts();
         let mut key = KeyParts::new();
-        // All calls are this program's own, so those without a key may share a budget.
+        // All calls are made by this program, so calls without a key may share a counter.
         key.set_lenient(true);
         let resolved = settings.by.resolve(&head, &mut key);
         let cost = settings.cost.as_ref().map_or(1, |cost| cost(&head));
@@ -98,7 +98,7 @@ where
                 return ThrottleFuture { settings, key: None, state: State::Missing };
             }
         }
-        // It is this one that is ready, and not a clone of it.
+        // This instance is ready; a clone of it might not be.
         let clone = self.inner.clone();
         let held = Some((mem::replace(&mut self.inner, clone), request));
         let turn = Box::pin(turn(Arc::clone(&settings), key.clone(), cost));
@@ -106,15 +106,15 @@ where
     }
 }
 
-/// Waits for the end of a pause, and then for room. A pause that begins meanwhile is waited for as well, at the place
-/// in line that the call has: whoever were charged during a pause would all be let go at its end.
+/// Waits until a pause has ended and the limiter admits the call. If a pause starts meanwhile, the call keeps its place
+/// in the queue but is not charged: otherwise all calls that were charged during a pause would be made at its end.
 async fn turn<L: Wait>(
     settings: Arc<Settings<L>>,
     key: KeyParts,
     cost: u64,
 ) -> Result<(), NotMade> {
     let clock = &settings.clock;
-    // By what has passed, and not by the clock: it may be set back meanwhile.
+    // By elapsed time, because the wall clock may be set back.
     let deadline = clock.elapsed().saturating_add(settings.within);
     settings.pause(&key, deadline).await?;
     let left = deadline.saturating_sub(clock.elapsed());
@@ -125,7 +125,7 @@ async fn turn<L: Wait>(
             None => room.as_mut().poll(cx).map(Some),
         });
         let waited = waited.await.transpose().map_err(OutgoingError::Wait)?;
-        // One that begins while a store is asked finds the call charged already.
+        // A pause that started during a request to the store: the call is already charged, and waits.
         settings.pause(&key, deadline).await?;
         if waited.is_some() {
             return Ok(());
@@ -147,7 +147,7 @@ where
                 StateProjection::Waiting { turn, held } => {
                     ready!(turn.as_mut().poll(cx)).map_err(not_made)?;
                     let Some((mut service, request)) = held.take() else {
-                        unreachable!("it is held until now")
+                        unreachable!("the request is held until the call")
                     };
                     let call = service.call(request);
                     this.state.set(State::Calling { call });
@@ -164,7 +164,7 @@ where
 }
 
 impl<L> Settings<L> {
-    /// Waits until calls with a key are wanted, if that is before `deadline`.
+    /// Waits until the pause of a key has ended. Fails at once if that is after `deadline`.
     async fn pause(&self, key: &KeyParts, deadline: Duration) -> Result<(), NotMade> {
         while let Some(pause) = self.pause_left(key) {
             if pause > deadline.saturating_sub(self.clock.elapsed()) {
@@ -181,8 +181,8 @@ impl<L> Settings<L> {
 
     fn learn<B>(&self, key: Option<&KeyParts>, response: &Response<B>) {
         let (Some(pauses), Some(key)) = (&self.pauses, key) else { return };
-        let told = told_to_wait(response.status(), response.headers(), self.clock.now());
-        if let Some(wait) = told {
+        let pause = requested_pause(response.status(), response.headers(), self.clock.now());
+        if let Some(wait) = pause {
             pauses.pause(key, wait, self.clock.elapsed());
         }
     }

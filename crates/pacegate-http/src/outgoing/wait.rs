@@ -4,13 +4,13 @@ use pacegate::{Decision, Limiter, SharedLimiter, WaitError};
 
 use crate::KeyParts;
 
-/// What calls wait for: a [`Limiter`], a [`SharedLimiter`], or something of your own.
+/// A limiter that outgoing calls wait for: a [`Limiter`], a [`SharedLimiter`], or a custom one.
 pub trait Wait: Clone + Send + Sync + 'static {
-    /// Waits until so many units can be charged to a key. Dropping the future charges nothing.
+    /// Waits until `cost` units can be charged to a key, and charges them. Dropping the future charges nothing.
     fn wait(&self, key: KeyParts, cost: u64, within: Duration) -> Waiting;
 }
 
-/// What [`Wait::wait`] returns: a box, beside a call over the network that is nothing.
+/// The future of [`Wait::wait`]. It is boxed, which is cheap compared with a call over the network.
 pub type Waiting = Pin<Box<dyn Future<Output = Result<Decision, WaitError>> + Send>>;
 
 impl Wait for Limiter {

@@ -1,4 +1,4 @@
-//! Addresses: of the connection, and of the client behind proxies.
+//! The address of the connection, and of the client behind proxies.
 
 use std::{
     fmt,
@@ -12,25 +12,24 @@ use ipnet::{IpNet, Ipv4Net};
 use super::{KeyParts, Missing, Resolve, forwarded};
 use crate::head::Head;
 
-/// Who is at the other end of the connection: the client, or the last proxy before this server.
+/// The peer address of the connection: the client, or the last proxy before this server.
 ///
-/// IPv4 in the clothes of IPv6 (`::ffff:0:0/96`, `64:ff9b::/96`) is IPv4. Of other IPv6 addresses only a prefix counts,
-/// 64 bits unless said: whoever has one address there has all of them.
+/// IPv4 addresses in IPv6 form (`::ffff:0:0/96`, `64:ff9b::/96`) count as IPv4. Other IPv6 addresses are counted by a
+/// prefix of 64 bits by default, because one client usually has all addresses of a prefix.
 ///
-/// If the request does not carry the address, it is answered with 500: the program is not set up to provide it, and a
-/// budget that all clients share would let one of them lock out the others. `or_share` and `or_skip` choose something
-/// else, see [`ResolveExt`](super::ResolveExt).
+/// A request without an address is answered with 500, because the program does not provide it; with a shared counter,
+/// one client could lock out all others. `or_share` and `or_skip` change that, see [`ResolveExt`](super::ResolveExt).
 #[derive(Clone, Copy, Debug)]
 pub struct PeerAddress {
     prefix: u8,
 }
 
-/// The address of the client behind proxies that you trust, see [`PeerAddress`] for its form.
+/// The address of the client behind trusted proxies, in the form of [`PeerAddress`].
 ///
-/// Proxies add the address that they see at the right end of `X-Forwarded-For`, or of `Forwarded`: only one of the two
-/// is ever read. From the connection on, the walk goes left as long as it stands on a proxy that is trusted, and ends
-/// at the first that is not: that is the client. An entry that is no address ends the walk as well, at the proxy that
-/// wrote it. What a client sends ahead of itself is never reached.
+/// Each proxy appends the address that it sees to `X-Forwarded-For` or `Forwarded`; only one of the two headers is read.
+/// The search starts at the connection and goes from right to left as long as the address is a trusted proxy. The first
+/// address that is not trusted is the client. An entry that is not an address ends the search at the proxy that wrote
+/// it. Entries that a client has forged are further left and never reached.
 ///
 /// ```
 /// use http::Request;
@@ -52,10 +51,10 @@ pub struct ClientAddress<P = ()> {
     peer: P,
 }
 
-/// Where [`ClientAddress`] has the address of the connection from: `()` asks the [`Head`], and a closure may look
-/// elsewhere, as at what tonic leaves in a request.
+/// The source of the connection's address for [`ClientAddress`]: `()` reads it from the [`Head`]; a closure can read it
+/// from elsewhere, such as the extensions that tonic sets.
 pub trait Peer<H>: Send + Sync + 'static {
-    /// The address, if it is known.
+    /// Returns the address, if it is known.
     fn peer(&self, head: &H) -> Option<IpAddr>;
 }
 
@@ -74,21 +73,21 @@ enum Field {
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Every TCP connection has an address, so a missing one was not put into the request.
+/// Every TCP connection has an address, so a missing one means that the program did not pass it on.
 const NO_PEER: &str = "the peer address of the connection is unknown: with axum, enable the feature `axum` of \
                        pacegate-http and serve with `into_make_service_with_connect_info::<SocketAddr>()`; elsewhere, \
                        insert `PeerAddr` into the extensions of each request; over a Unix socket, choose another key";
 
-/// The bits of an IPv6 address that one subscriber is given, at the least.
+/// Bits of an IPv6 address that providers assign to one subscriber at least.
 const PREFIX: u8 = 64;
 
 impl PeerAddress {
-    /// With IPv6 by 64 bits.
+    /// Creates a resolver that counts IPv6 addresses by their first 64 bits.
     pub const fn new() -> Self {
         Self { prefix: PREFIX }
     }
 
-    /// Counts IPv6 by so many bits; more than 128 are 128.
+    /// Sets the prefix length of IPv6 addresses. Default: 64. Values above 128 mean 128.
     #[must_use]
     pub const fn ipv6_prefix(self, bits: u8) -> Self {
         Self { prefix: bits }
@@ -102,15 +101,15 @@ impl Default for PeerAddress {
 }
 
 impl ClientAddress {
-    /// Behind proxies in these networks. A connection from elsewhere is a client's own, whatever its headers say. One
-    /// without an address, as over a Unix socket, leads to none: there, count proxies by [`behind`](Self::behind).
+    /// Trusts proxies in these networks. The headers of a connection from another network are ignored. A connection
+    /// without an address, such as a Unix socket, has no result: use [`behind`](Self::behind) there.
     pub fn trusting(networks: impl IntoIterator<Item = IpNet>) -> Self {
         Self::with(Trust::Networks(networks.into_iter().map(canonical_net).collect()))
     }
 
-    /// Behind so many proxies in a row, whatever their addresses: 1 if there is one before this server.
+    /// Trusts this number of proxies in a row, independent of their addresses: 1 if there is one before this server.
     ///
-    /// Everybody must come through all of them. Whoever can connect to a later one chooses the address.
+    /// All clients must come through all of the proxies. A client that can connect to a later one can forge its address.
     pub fn behind(proxies: usize) -> Self {
         Self::with(Trust::Hops(proxies))
     }
@@ -127,19 +126,19 @@ impl<P> ClientAddress<P> {
         Self { field: Field::Forwarded, ..self }
     }
 
-    /// Counts IPv6 by so many bits; more than 128 are 128.
+    /// Sets the prefix length of IPv6 addresses. Default: 64. Values above 128 mean 128.
     #[must_use]
     pub fn ipv6_prefix(self, bits: u8) -> Self {
         Self { prefix: bits, ..self }
     }
 
-    /// Has the address of the connection from elsewhere: a closure `Fn(&H) -> Option<IpAddr>`.
+    /// Sets another source for the address of the connection: a closure `Fn(&H) -> Option<IpAddr>`.
     pub fn peer<Q>(self, peer: Q) -> ClientAddress<Q> {
         let Self { trust, field, prefix, .. } = self;
         ClientAddress { trust, field, prefix, peer }
     }
 
-    /// The client's whole address, IPv4 as such.
+    /// Returns the whole address of the client.
     pub fn address<H: Head>(&self, head: &H) -> Option<IpAddr>
     where
         P: Peer<H>,
@@ -159,7 +158,7 @@ impl<P> ClientAddress<P> {
         }
     }
 
-    /// Goes from the connection to the left. Blank entries, which lists may have, are passed over.
+    /// Searches from the connection to the left. Skips blank entries.
     fn walk<'a>(
         &self,
         peer: Option<IpAddr>,
@@ -180,7 +179,7 @@ impl<P> ClientAddress<P> {
 }
 
 impl Trust {
-    /// Whether what stands at this place is a proxy, whose word on who came to it is believed.
+    /// Returns whether the address at this hop is a trusted proxy, so that the entry it wrote can be used.
     fn reaches(&self, hop: usize, address: Option<IpAddr>) -> bool {
         match self {
             Self::Networks(networks) => {
@@ -232,8 +231,8 @@ impl<H: Head, P: Peer<H>> Resolve<H> for ClientAddress<P> {
     }
 }
 
-/// The text of an address as [`PeerAddress`] and [`ClientAddress`] count by it: IPv4 as such, and of IPv6 the first 64
-/// bits. It may come with brackets, a zone and a port, as proxies write it; `None` if it is no address.
+/// Returns an address in the form that [`PeerAddress`] and [`ClientAddress`] count by: IPv4 unchanged, IPv6 reduced to its
+/// first 64 bits. The text may have brackets, a zone and a port. `None` if it is not an address.
 ///
 /// ```
 /// use pacegate_http::resolve::plain_address;
@@ -250,7 +249,7 @@ pub fn plain_address(text: &[u8]) -> Option<String> {
     })
 }
 
-/// IPv4 as such, also where it is written as IPv6.
+/// Converts IPv4 addresses in IPv6 form to IPv4.
 fn canonical(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
     match v6.octets() {

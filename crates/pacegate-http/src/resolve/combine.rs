@@ -1,34 +1,34 @@
-//! Resolvers made of others.
+//! Combinations of resolvers.
 
 use super::{KeyParts, Missing, Resolve};
 
-/// Ways to put resolvers together.
+/// Combines resolvers, and sets the treatment of requests without a value.
 pub trait ResolveExt: Sized {
-    /// This, or if it is missing, the other. What is missing in the end is what the other misses.
+    /// Uses `other` if this value is missing. If both are missing, the setting of `other` applies.
     ///
-    /// The two share their values: a user called `203.0.113.7` has the budget of that address. Where clients choose
-    /// their own names, use attributes of different names instead.
+    /// Both share one key space: a user called `203.0.113.7` has the counter of that address. If clients can choose
+    /// their names, use attributes of different names instead.
     fn or<R>(self, other: R) -> Or<Self, R> {
         Or { first: self, second: other }
     }
 
-    /// This and the other: a key of both. If one is missing and has [`or_share`](Self::or_share), requests without it
-    /// share a budget for each value of the other.
+    /// Combines both values to one key. If one is missing and has [`or_share`](Self::or_share), requests without it share
+    /// a counter for each value of the other.
     fn and<R>(self, other: R) -> And<Self, R> {
         And { first: self, second: other }
     }
 
-    /// Requests without it pass unlimited.
+    /// Does not limit requests without the value.
     fn or_skip(self) -> Instead<Self> {
         Instead { resolver: self, missing: Missing::Skip }
     }
 
-    /// Requests without it share one budget.
+    /// Counts all requests without the value together.
     fn or_share(self) -> Instead<Self> {
         Instead { resolver: self, missing: Missing::Share }
     }
 
-    /// Requests without it are answered with 400. Default for a key.
+    /// Answers requests without the value with 400. This is the default for a key.
     fn or_reject(self) -> Instead<Self> {
         Instead { resolver: self, missing: Missing::Reject }
     }
@@ -48,7 +48,7 @@ pub struct And<A, B> {
     second: B,
 }
 
-/// A resolver with another answer to what happens without its value.
+/// A resolver with another treatment of requests without its value.
 #[derive(Clone, Copy, Debug)]
 pub struct Instead<A> {
     resolver: A,
@@ -86,7 +86,7 @@ impl<H, A: Resolve<H>> Resolve<H> for Instead<A> {
     }
 }
 
-/// Whether the value is there. One that is shared by all who lack it is a part of the key too.
+/// Adds one part and returns whether its value is present. A missing part that is shared is added as missing.
 fn part<H>(resolver: &impl Resolve<H>, head: &H, key: &mut KeyParts) -> Result<bool, Missing> {
     let before = key.len();
     match resolver.resolve(head, key) {

@@ -1,9 +1,9 @@
-//! What proxies write into `X-Forwarded-For` and `Forwarded`, read from the right: what stands there was written last,
-//! and nothing to the left of it may change how it is read.
+//! Parses `X-Forwarded-For` and `Forwarded` from right to left: the last proxy wrote the rightmost entry, and nothing to
+//! the left of an entry may change how it is parsed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An address, with or without brackets, zone and port: `203.0.113.7:80`, `[2001:db8::1%eth0]:443`.
+/// Parses an address, with or without brackets, zone and port: `203.0.113.7:80`, `[2001:db8::1%eth0]:443`.
 pub(super) fn node(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text).ok()?.trim_ascii();
     if let Some(bracketed) = text.strip_prefix('[') {
@@ -22,7 +22,7 @@ pub(super) fn node(text: &[u8]) -> Option<IpAddr> {
     address.parse::<Ipv4Addr>().ok().map(IpAddr::V4)
 }
 
-/// The elements of one line of `Forwarded`, the last first. Commas inside of quotes do not divide.
+/// Returns the elements of a line of `Forwarded`, the last first. Commas in quotes do not separate.
 pub(super) fn elements_from_right(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(line);
     std::iter::from_fn(move || {
@@ -37,7 +37,7 @@ pub(super) fn elements_from_right(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The address in the only `for` of an element. `unknown` and names such as `_hidden` are none.
+/// Returns the address in the only `for` of an element. `unknown` and names such as `_hidden` are not addresses.
 pub(super) fn element_for(element: &[u8]) -> Option<IpAddr> {
     let mut quoted = false;
     let mut pairs = element

@@ -1,7 +1,7 @@
-//! Whose budget a request draws on: resolvers, and ways to put them together.
+//! Key resolvers: they read the key that a request is counted by.
 //!
-//! A resolver finds one value in the head of a request. [`ResolveExt::and`] makes a key of several,
-//! [`ResolveExt::or`] falls back to another, and any closure that returns an optional [`Key`] is a resolver too:
+//! A resolver reads one value from the head of a request. [`ResolveExt::and`] combines several to one key,
+//! [`ResolveExt::or`] falls back to another, and every closure that returns an optional [`Key`] is a resolver too:
 //!
 //! ```
 //! use http::request::Parts;
@@ -36,51 +36,50 @@ pub use parts::{Cookie, Everyone, ExactPath, Extension, Header, Host, MatchedRou
 pub use secret::{ApiKey, BearerSubject};
 pub use text::plain_host;
 
-/// Finds out whose budget a request draws on.
+/// Reads the key that a request is counted by.
 ///
 /// Implemented for closures `Fn(&H) -> Option<K>` where `K` is any [`Key`]: text, a number, an address, a tuple. `None`
-/// is [`Missing::Unspecified`]. Implement it yourself to read something without a copy, or to miss in another way.
+/// is [`Missing::Unspecified`]. Implement it to read a value without a copy, or to return another [`Missing`].
 pub trait Resolve<H = Parts>: Send + Sync + 'static {
-    /// Adds the value to `key`, or adds nothing and says what is to happen without it.
+    /// Adds the value to `key`, or adds nothing and returns how to treat a request without it.
     fn resolve(&self, head: &H, key: &mut KeyParts) -> Result<(), Missing>;
 }
 
-/// What happens to a request that lacks what a resolver looks for.
+/// The treatment of a request without the value of a resolver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Missing {
-    /// Nothing was chosen. A request without its key is answered with 400, as by `Reject`: otherwise clients that have
-    /// nothing to do with each other would share a budget. An attribute of policies is absent, as by `Share`.
+    /// The default. For a key it means `Reject`: otherwise unrelated clients would share a counter. For an attribute of
+    /// policies it means `Share`.
     #[default]
     Unspecified,
-    /// All requests that lack it share one budget, so that leaving it out gains nothing. As an attribute of policies it
-    /// is absent, and each policy that counts by it does what [its own setting](pacegate::policy::Policy::missing)
-    /// says.
+    /// All requests without the value share one counter, so that a client gains nothing by leaving it out. An attribute
+    /// of policies is absent, and [`Policy::missing`](pacegate::policy::Policy::missing) of each policy applies.
     Share,
-    /// The request passes unlimited.
+    /// The request is not limited.
     Skip,
     /// The request is answered with 400.
     Reject,
-    /// No request has it, because the program does not provide it: the request is answered with 500, and this is what
-    /// to change in the program.
+    /// The program does not provide the value. The request is answered with 500; the text is the change that the program
+    /// needs.
     Misconfigured(&'static str),
 }
 
-/// The parts of a key, as resolvers add them.
+/// The parts of a key.
 ///
-/// A key of one part is the same as that part alone: what a [`Header`] resolves to and `limiter.check("alice")` draw on
-/// one budget.
+/// A key of one part equals that part: a [`Header`] with the value `alice` and `limiter.check("alice")` use the same
+/// counter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyParts {
     bytes: SmallVec<[u8; 64]>,
-    /// Where each part ends in `bytes`, and whether it is there at all.
+    /// The end of each part in `bytes`, and `false` for a missing part.
     ends: SmallVec<[(u32, bool); 4]>,
     /// `true` if parts that are missing with [`Missing::Unspecified`] are absent, `false` if they are rejected.
     lenient: bool,
 }
 
 impl KeyParts {
-    /// No parts: one budget for all.
+    /// Creates a key without parts: one counter for all requests.
     pub fn new() -> Self {
         Self::default()
     }
@@ -90,7 +89,7 @@ impl KeyParts {
         self.write(|bytes| bytes.extend_from_slice(part));
     }
 
-    /// Adds that a part is missing, which is not the same as an empty one.
+    /// Adds a missing part, which differs from an empty one.
     pub fn push_missing(&mut self) {
         self.ends.push((self.end(), false));
     }
@@ -107,7 +106,7 @@ impl KeyParts {
         });
     }
 
-    /// The parts; a missing one is `None`.
+    /// Returns the parts; a missing one is `None`.
     pub fn iter(&self) -> impl Iterator<Item = Option<&[u8]>> {
         let starts = std::iter::once(0).chain(self.ends.iter().map(|&(end, _)| end));
         starts.zip(&self.ends).map(|(start, &(end, present))| {
@@ -115,17 +114,17 @@ impl KeyParts {
         })
     }
 
-    /// How many parts there are, with those that are missing.
+    /// Returns the number of parts, missing ones included.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is no part.
+    /// Returns `true` if there are no parts.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Sets what [`Missing::Unspecified`] means: that the value is absent, or that the request is rejected.
+    /// Sets the meaning of [`Missing::Unspecified`]: `true` for an absent value, `false` for a rejected request.
     pub(crate) fn set_lenient(&mut self, lenient: bool) {
         self.lenient = lenient;
     }
@@ -135,7 +134,7 @@ impl KeyParts {
         missing == Missing::Share || self.lenient && missing == Missing::Unspecified
     }
 
-    /// Adds all parts of a key, unless they are all missing.
+    /// Adds all parts of a key. Fails if all of them are missing.
     pub(crate) fn push_found(&mut self, key: impl Key) -> Result<(), Missing> {
         let before = self.len();
         self.push_key(key);
@@ -152,14 +151,14 @@ impl KeyParts {
         self.ends.push((self.end(), true));
     }
 
-    /// Takes back what was added after there were this many parts.
+    /// Removes all parts but the first `parts`.
     pub(crate) fn truncate(&mut self, parts: usize) {
         self.ends.truncate(parts);
         let end = self.ends.last().map_or(0, |&(end, _)| end);
         self.bytes.truncate(end as usize);
     }
 
-    /// Makes one part of all after the first `parts`, so that no other parts make the same.
+    /// Joins all parts after the first `parts` to one, so that different parts never give the same text.
     pub(crate) fn join(&mut self, parts: usize) {
         if self.len() == parts + 1 {
             return;
@@ -170,14 +169,14 @@ impl KeyParts {
         self.write(|bytes| joined.as_ref().feed(|part| bytes.extend_from_slice(part)));
     }
 
-    /// The same as one part.
+    /// Returns all parts joined to one.
     pub(crate) fn joined(&self) -> Self {
         let mut joined = self.clone();
         joined.join(0);
         joined
     }
 
-    /// Heads are far below 4 GiB; no server takes longer ones.
+    /// Request heads are far below 4 GiB, so the end fits.
     fn end(&self) -> u32 {
         u32::try_from(self.bytes.len()).unwrap_or(u32::MAX)
     }
@@ -204,7 +203,7 @@ where
     }
 }
 
-/// `None` is missed in the way that nobody chose.
+/// Converts `None` to the default [`Missing`].
 pub(crate) trait OrDefault<T> {
     fn ok_or_default(self) -> Result<T, Missing>;
 }

@@ -1,4 +1,4 @@
-//! Values that are simply there in a request.
+//! Resolvers for plain values of a request.
 
 use std::{fmt, marker::PhantomData};
 
@@ -8,25 +8,24 @@ use pacegate::{Key, policy::Paths};
 use super::{KeyParts, Missing, OrDefault, Resolve, text::plain_host};
 use crate::head::{Head, only};
 
-/// One budget for all requests.
+/// No key: one counter for all requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Everyone;
 
-/// The value of a header. A header that is empty or there more than once is missing: of two lines, the client may have
-/// written one.
+/// The value of a header. An empty or repeated header is missing: of two lines, the client may have written one.
 ///
-/// Whoever can choose the value has as many budgets as there are values. Use it for what your own proxy sets, or
-/// together with an address.
+/// A client that can choose the value can have any number of counters. Use this for headers that your proxy sets, or
+/// combine it with an address.
 #[derive(Clone, Debug)]
 pub struct Header(pub HeaderName);
 
-/// The value of a cookie, without the quotes around it. One that is empty, or there with different values, is missing.
-/// What is said of [`Header`] holds for it as well.
+/// The value of a cookie, without quotes. An empty cookie, or one with different values, is missing. Clients can choose
+/// the value, see [`Header`].
 #[derive(Clone, Debug)]
 pub struct Cookie(pub String);
 
-/// The path in its normal form, in lower case, see [`Paths::Normalized`]. Clients can make up as many paths as they
-/// like, so as a key use [`MatchedRoute`] instead, or add an address.
+/// The normalized path in lower case, see [`Paths::Normalized`]. Clients can send any number of paths, so use
+/// [`MatchedRoute`] as a key instead, or add an address.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Path;
 
@@ -35,8 +34,8 @@ pub struct Path;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExactPath;
 
-/// The pattern of the route that was found, such as `/users/{id}`: with axum, and its feature here. Missing where no
-/// route was found, and in a layer that runs before routing. Without the feature, requests are answered with 500.
+/// The pattern of the matched route, such as `/users/{id}`. Requires axum and the feature `axum`; without the feature,
+/// requests are answered with 500. Missing if no route matched, or if the layer runs before routing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MatchedRoute;
 
@@ -44,11 +43,11 @@ pub struct MatchedRoute;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Method;
 
-/// The host that is asked for, in its one plain spelling, see [`plain_host`].
+/// The requested host in a normal form, see [`plain_host`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host;
 
-/// Something of a type that the program itself has put into the request's extensions, such as who has logged in.
+/// A value of the request's extensions that the program has set, such as the authenticated user.
 pub struct Extension<T, F> {
     read: F,
     kind: PhantomData<fn(&T)>,
@@ -57,21 +56,21 @@ pub struct Extension<T, F> {
 const NO_ROUTES: &str = "routes are unknown: enable the feature `axum` of pacegate-http";
 
 impl Header {
-    /// The header of a name in small letters that is known when the program is written. Panics if it is no such name.
+    /// Creates a resolver for a header name in lower case. Panics if the name is invalid.
     pub const fn from_static(name: &'static str) -> Self {
         Self(HeaderName::from_static(name))
     }
 }
 
 impl Cookie {
-    /// The cookie of this name.
+    /// Creates a resolver for a cookie.
     pub fn new(name: impl Into<String>) -> Self {
         Self(name.into())
     }
 }
 
 impl<T, F> Extension<T, F> {
-    /// What `read` makes of the extension: any [`Key`].
+    /// Creates a resolver that reads a [`Key`] from the extension of type `T`.
     pub fn new<K: Key>(read: F) -> Self
     where
         F: Fn(&T) -> K,

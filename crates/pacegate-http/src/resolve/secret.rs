@@ -1,4 +1,4 @@
-//! Values that are secrets: what is counted by is a digest, or what a verification made of them.
+//! Resolvers for secrets. The key is a digest, or the result of a verification.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use http::{HeaderName, header};
 use super::{KeyParts, Missing, OrDefault, Resolve};
 use crate::head::{Head, only};
 
-/// An API key, as 32 hexadecimal digits of its BLAKE3 digest: no store, log or list of busy keys ever holds the key
-/// itself.
+/// An API key, as the first 32 hexadecimal digits of its BLAKE3 digest. Stores, logs and lists of busy keys never contain
+/// the key itself.
 ///
-/// It is not verified here. A client that makes up a new key for each request has a new budget each time, so put this
+/// It is not verified here. A client that invents a new key for each request gets a new counter each time, so put this
 /// layer behind the one that verifies keys, or add an address.
 #[derive(Clone)]
 pub struct ApiKey {
@@ -18,10 +18,10 @@ pub struct ApiKey {
     secret: Option<[u8; 32]>,
 }
 
-/// The subject of a bearer token that a closure of yours has verified.
+/// The subject of a bearer token that a closure verifies.
 ///
-/// There is no way to read a claim without verification: whoever can write the claim chooses the budget. If a layer
-/// before this one has verified the token, read what it left with [`Extension`](super::Extension) instead.
+/// There is no resolver for an unverified claim, because a client could choose its counter. If an outer layer has
+/// verified the token, read its result with [`Extension`](super::Extension) instead.
 #[derive(Clone)]
 pub struct BearerSubject<F> {
     verify: F,
@@ -34,17 +34,17 @@ enum Place {
 }
 
 impl ApiKey {
-    /// The key in a header such as `x-api-key`.
+    /// Reads the key from a header such as `x-api-key`.
     pub const fn header(name: HeaderName) -> Self {
         Self { place: Place::Header(name), secret: None }
     }
 
-    /// The key in `Authorization: Bearer KEY`.
+    /// Reads the key from `Authorization: Bearer KEY`.
     pub const fn bearer() -> Self {
         Self { place: Place::Bearer, secret: None }
     }
 
-    /// Uses a secret in the digest, so that nobody who reads the store can try out keys that are easy to guess.
+    /// Adds a secret to the digest, so that a reader of the store cannot guess weak keys by trying them.
     #[must_use]
     pub fn keyed(self, secret: [u8; 32]) -> Self {
         Self { secret: Some(secret), ..self }
@@ -52,8 +52,7 @@ impl ApiKey {
 }
 
 impl<F> BearerSubject<F> {
-    /// `verify` is given the token, and returns its subject if it is genuine and still valid. It runs for every
-    /// request.
+    /// Creates a resolver. `verify` returns the subject of a token if it is genuine and valid; it runs for every request.
     pub const fn verified(verify: F) -> Self
     where
         F: Fn(&str) -> Option<String>,
@@ -102,7 +101,7 @@ where
     }
 }
 
-/// The token of the only `Authorization`, if it is one of a bearer.
+/// Returns the bearer token of the only `Authorization` header.
 fn bearer<H: Head>(head: &H) -> Option<&[u8]> {
     let value = only(head.lines(&header::AUTHORIZATION))?;
     let (scheme, token) = value.split_at_checked(7)?;

@@ -1,8 +1,8 @@
-//! One spelling for what can be written in several ways.
+//! Normal forms of text.
 
 use std::borrow::Cow;
 
-/// A host in small letters, without its port, without a user before it, and without the dot that may end its name.
+/// Returns a host in lower case, without port, user information and trailing dot.
 pub fn plain_host(host: &[u8]) -> Cow<'_, [u8]> {
     let user = host.iter().rposition(|&byte| byte == b'@');
     let host = &host[user.map_or(0, |at| at + 1)..];

@@ -1,4 +1,4 @@
-//! Whose address is counted, by a table and by hostile headers.
+//! Client addresses: a table of cases, and hostile headers.
 
 use std::net::IpAddr;
 

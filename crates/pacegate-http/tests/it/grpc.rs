@@ -86,7 +86,7 @@ fn a_denial_is_a_status_with_details() {
 }
 
 #[test]
-fn whoever_need_not_come_back_is_told_so() {
+fn permanent_denials_say_do_not_retry() {
     let limit = Limit::per_minute(1);
     let for_good = Decision::denial("shut".parse().unwrap(), limit, 0, None);
     let short = Decision::denial("shut".parse().unwrap(), limit, 0, Some(Duration::from_nanos(1)));
@@ -109,7 +109,7 @@ fn mistakes_of_the_caller_are_invalid_arguments() {
     }
 }
 
-/// Whoever can make a cache keep an empty 200 for a page takes that page away from everybody.
+/// A cache that stores an empty 200 for a page would hide that page from all clients.
 #[test]
 fn only_calls_of_grpc_are_answered_by_it() {
     let post = |kind| (http::Method::POST, kind);
@@ -145,7 +145,7 @@ fn call_of(kind: &str) -> Asking {
     call
 }
 
-/// The answer to a call that a limiter of our own denies.
+/// Returns the response to a call that a custom limiter denies.
 fn refused_with(decision: Decision) -> Answer {
     use pacegate::CheckError;
     use pacegate_http::{Adjustment, Decide, Question, Reply};
@@ -174,7 +174,7 @@ fn details(headers: &HeaderMap) -> Status {
         b'0'..=b'9' => byte - b'0' + 52,
         b'+' => 62,
         b'/' => 63,
-        other => panic!("{other} is no digit"),
+        other => panic!("{other} is not a digit"),
     };
     let digits: Vec<u8> = text(headers, "grpc-status-details-bin").bytes().map(digit).collect();
     let bytes = digits.chunks(4).flat_map(|chunk| {

@@ -1,4 +1,4 @@
-//! What clients are told, read back by a strict parser of structured fields (RFC 9651).
+//! Rate limit headers, parsed by a strict parser of structured fields (RFC 9651).
 
 use std::time::Duration;
 
@@ -193,9 +193,9 @@ proptest! {
     }
 }
 
-/// Everybody who comes back when they were told to is let in: 1,000 of 1,000.
+/// All 1,000 clients that wait for `Retry-After` are admitted.
 #[test]
-fn whoever_sleeps_as_told_is_admitted() {
+fn clients_that_wait_for_retry_after_are_admitted() {
     let mut random = Random::new(5);
     for round in 0..1_000 {
         let clock = kit::clock();
@@ -223,7 +223,7 @@ fn whoever_sleeps_as_told_is_admitted() {
     }
 }
 
-/// A store that remembers a denial, and tells its end later than it is by what a trip to it takes. It may have a clock
+/// A store that answers from its deny cache, with an end that is late by a round trip. It may have a clock
 /// that differs from that of this process.
 #[derive(Debug)]
 struct Remembers(Duration, Option<Timestamp>);
@@ -253,13 +253,13 @@ fn the_end_of_a_window_is_the_same_for_a_denial_that_is_remembered() {
         text(&headers, "x-ratelimit-reset").parse::<u64>().unwrap()
     };
     assert_eq!([0, 1, 900, 20_000].map(|late| reset("5/minute", late)), [1_700_000_040; 4]);
-    assert_eq!(reset("5/minute", 200_000), 1_700_000_041, "that is no trip");
+    assert_eq!(reset("5/minute", 200_000), 1_700_000_041, "longer than a round trip");
     assert_eq!(reset("5/7s", 1), 1_700_000_041, "no window of 7 s ends there");
     assert_eq!(reset("5/minute sliding-log", 1), 1_700_000_041);
 }
 
 #[test]
-fn the_end_of_a_window_is_told_by_the_clock_that_counted() {
+fn reset_comes_from_the_clock_that_counted() {
     let store_now = 1_700_000_030_250_000;
     for skew in [-3_000_000, 0, 3_000_000] {
         let instant = Timestamp::from_micros(store_now);

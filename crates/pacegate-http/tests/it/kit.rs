@@ -1,4 +1,4 @@
-//! What several tests need.
+//! Helpers of several tests.
 
 use std::{
     convert::Infallible,
@@ -29,7 +29,7 @@ where
     pollster::block_on(service.clone().oneshot(request)).unwrap()
 }
 
-/// The statuses of so many requests for a path, one after the other.
+/// Returns the statuses of `times` requests for a path, one after the other.
 pub(crate) fn statuses<S>(service: &S, path: &str, times: usize) -> Vec<u16>
 where
     S: Service<Asking, Response = Answer> + Clone,

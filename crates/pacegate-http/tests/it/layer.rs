@@ -31,7 +31,7 @@ fn per_minute(amount: u32) -> Limiter {
 }
 
 #[test]
-fn what_is_allowed_passes_with_headers_and_its_decision() {
+fn admitted_requests_have_headers_and_their_decision() {
     let handler = |request: Asking| {
         let decision = *request.extensions().get::<Decision>().unwrap();
         assert!(decision.is_allowed());
@@ -53,7 +53,7 @@ fn what_is_allowed_passes_with_headers_and_its_decision() {
 }
 
 #[test]
-fn what_is_denied_never_reaches_the_service() {
+fn denied_requests_never_reach_the_service() {
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
     let inner = service_fn(move |request| {
@@ -151,7 +151,7 @@ fn key_cost_and_skip_are_separate_choices() {
 }
 
 #[test]
-fn what_is_missing_shares_skips_or_is_rejected() {
+fn missing_values_share_skip_or_reject() {
     let tenant = || Header::from_static("x-tenant");
     let unspecified = RateLimitLayer::new(per_minute(1)).by(tenant()).layer(service_fn(kit::fine));
     assert_eq!(statuses(&unspecified, "/", 2), [400, 400]);
@@ -429,7 +429,11 @@ fn headers_that_are_there_stay_line_by_line() {
     };
     let answer = ask(&RateLimitLayer::new(per_minute(5)).layer(service_fn(alone)), get("/"));
     let policies: Vec<_> = answer.headers().get_all("ratelimit-policy").iter().collect();
-    assert_eq!(policies, ["\"default\";q=5;w=60"], "what tells nothing of a decision is replaced");
+    assert_eq!(
+        policies,
+        ["\"default\";q=5;w=60"],
+        "a policy header without a decision is replaced"
+    );
     assert_eq!(text(answer.headers(), "x-ratelimit-limit"), "5");
 }
 
@@ -472,7 +476,7 @@ fn a_key_of_two_parts_is_one_in_a_domain_too() {
     check(SharedLimiter::new(MemoryStore::default(), policies()));
 }
 
-/// As a limiter of one's own sees it.
+/// As a custom limiter sees it.
 #[test]
 fn the_key_of_a_question_is_an_attribute_as_a_whole() {
     let two = || Header::from_static("x-user").and(Path);

@@ -1,5 +1,5 @@
 //! Tests of the middleware.
-#![allow(clippy::expect_used, clippy::unwrap_used, reason = "tests tell by panicking")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod addresses;
 mod grpc;

@@ -27,7 +27,7 @@ use crate::kit::{self, Answer, Asking, get, with};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The other side: answers what it is told to, and notes when it was called.
+/// The upstream: returns configured responses and records the times of calls.
 #[derive(Clone)]
 struct Other {
     clock: ManualClock,
@@ -66,7 +66,7 @@ fn limiter(limit: &str, clock: &ManualClock) -> Limiter {
     Limiter::builder().limit(limit).clock(clock.clone()).build().unwrap()
 }
 
-/// Polls to the end, and moves the clock to the next instant that somebody waits for whenever nothing goes on.
+/// Polls to completion. Whenever no future makes progress, advances the clock to the next timer.
 fn run<F: Future>(clock: &ManualClock, future: F) -> F::Output {
     let mut future = pin!(future);
     loop {
@@ -85,7 +85,7 @@ fn waits<L: Wait>(limiter: L, clock: &ManualClock) {
         assert_eq!(run(clock, client.call(get("http://a.example/"))).unwrap().status(), 429);
     }
     assert_eq!(other.calls(), [Duration::ZERO, SECOND / 2, SECOND]);
-    // Another host has a limit of its own.
+    // Another host has a separate limit.
     run(clock, client.call(get("http://b.example/"))).unwrap();
     assert_eq!(other.calls()[3], SECOND);
 }
@@ -114,7 +114,7 @@ fn a_call_that_cannot_be_in_time_fails_at_once() {
 }
 
 #[test]
-fn what_the_other_side_says_is_learned() {
+fn pauses_of_the_upstream_are_obeyed() {
     for (header, value, wait) in [
         ("retry-after", "3", 3),
         ("ratelimit", "\"api\";r=0;t=4", 4),
@@ -148,7 +148,7 @@ fn a_pause_longer_than_the_wait_is_an_error() {
 }
 
 #[test]
-fn a_pause_is_no_longer_if_the_clock_is_set_back() {
+fn a_clock_that_is_set_back_does_not_extend_a_pause() {
     let clock = kit::clock();
     let other = Other::new(&clock, Some(("retry-after", "3")));
     let layer = StayWithinLayer::new(limiter("100/second", &clock)).within(5 * SECOND);
@@ -224,8 +224,8 @@ fn keys_and_costs_are_choices() {
     assert!(matches!(error, OutgoingError::Wait(WaitError::Cost(CostError { cost: 9, .. }))));
 }
 
-/// How many calls in a minute the layer gets through to a service that is limited by our own, as fast as the headers of
-/// its responses allow: those that are admitted, and those that are denied.
+/// Returns the number of calls in a minute that the layer makes to a service with our headers: admitted and denied
+/// ones.
 fn obeying_our_own_headers(limit: &str) -> (u64, u64) {
     let clock = kit::clock();
     let service = RateLimitLayer::new(limiter(limit, &clock)).by(Everyone).clock(clock.clone());
@@ -248,7 +248,7 @@ fn obeying_our_own_headers(limit: &str) -> (u64, u64) {
 
 /// A minute begins 20 s after the clock does.
 #[test]
-fn whoever_obeys_our_headers_gets_what_the_limit_admits() {
+fn clients_that_obey_our_headers_use_the_whole_limit() {
     for (limit, admitted, denied) in [
         // The burst, and one for each second after the first.
         ("1/second burst 20", 79, 0),

@@ -1,4 +1,4 @@
-//! What each resolver finds, and what happens where it finds nothing.
+//! Values of each resolver, and requests without a value.
 
 use std::net::SocketAddr;
 
@@ -50,13 +50,13 @@ fn each_finds_its_value() {
 }
 
 #[test]
-fn a_user_in_the_request_line_is_no_other_host() {
+fn user_information_does_not_change_the_host() {
     let head = head(|request| request.uri("http://me:secret@shop.example:8080/"));
     assert_eq!(found(&Host, &head), Ok("shop.example".into()));
 }
 
 #[test]
-fn what_is_not_there_is_missed_in_the_way_that_was_chosen() {
+fn missing_values_follow_the_chosen_setting() {
     let none = head(|request| request);
     let header = || Header::from_static("x-tenant");
     assert_eq!(found(&header(), &none), Err(Missing::Unspecified));
@@ -89,7 +89,7 @@ fn what_is_not_there_is_missed_in_the_way_that_was_chosen() {
 }
 
 #[test]
-fn what_is_there_twice_is_not_believed() {
+fn repeated_values_are_not_trusted() {
     let twice = head(|request| {
         request
             .header("x-tenant", "acme")
@@ -150,7 +150,7 @@ fn secrets_are_digests() {
 }
 
 #[test]
-fn a_subject_is_what_was_verified() {
+fn the_subject_comes_from_the_verifier() {
     let verify = |token: &str| token.strip_prefix("good-").map(str::to_owned);
     let subject = BearerSubject::verified(verify);
     let bearing = |token: &str| head(|request| request.header("authorization", token));
@@ -161,7 +161,7 @@ fn a_subject_is_what_was_verified() {
 }
 
 #[test]
-fn axum_tells_routes_and_peers() {
+fn axum_provides_routes_and_peers() {
     let seen = |path: MatchedPath, request: axum::extract::Request| {
         let (head, _) = request.into_parts();
         let route = found(&MatchedRoute, &head).unwrap();

@@ -53,7 +53,7 @@ impl Store for Remote {
     }
 }
 
-/// Answers with the status in the path, and 7 as what it cost.
+/// Answers with the status in the path, and a cost of 7.
 fn echo(request: Asking) -> std::future::Ready<Result<Answer, Infallible>> {
     let status = request.uri().path()[1..].parse::<u16>().unwrap();
     let answer = Response::builder().status(status).header("x-cost", "7").body(Full::default());
@@ -127,7 +127,7 @@ fn more_can_be_charged_as_far_as_there_is_more() {
 }
 
 #[test]
-fn what_costs_nothing_before_is_charged_after() {
+fn requests_without_a_cost_are_charged_afterwards() {
     let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(1))).cost(|_| 0);
     let charged = layer.settle_with(|answer| match answer.status {
         StatusCode::UNAUTHORIZED => Adjustment::Charge(1),
@@ -158,9 +158,9 @@ fn refunds_reach_every_policy_of_a_request() {
     check(SharedLimiter::new(MemoryStore::default(), policies()));
 }
 
-/// What passes while the store is away takes nothing from it, so nothing of it can be given back.
+/// A request that is admitted while the store is down charges nothing there, so nothing may be refunded.
 #[test]
-fn what_no_store_was_charged_is_not_given_back() {
+fn degraded_decisions_are_not_refunded() {
     let three = || "3/hour".parse::<Limit>().unwrap();
     let policy = Policy::new("api".parse().unwrap(), [three()]).failing(FailureMode::Open);
     let remote = Remote::default();
@@ -186,7 +186,7 @@ fn what_no_store_was_charged_is_not_given_back() {
     }
 }
 
-/// Forgets what was charged to the policy for all.
+/// Resets the counter of the policy for all clients.
 async fn reset(store: &Remote, limit: Limit) {
     let key = pacegate::KeyBuf::empty();
     let charge = Charge::new("api".parse().unwrap(), key.as_ref(), limit).counter(Counter::Policy);
@@ -195,7 +195,7 @@ async fn reset(store: &Remote, limit: Limit) {
 
 /// A policy in shadow mode that would have denied was not charged. What others took is given back.
 #[test]
-fn what_was_denied_in_the_shadow_is_not_given_back() {
+fn shadow_denials_are_not_refunded() {
     let policies = || {
         let policy = |name: &str, limit: &str| {
             Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).per(["key"])
@@ -229,7 +229,7 @@ fn what_was_denied_in_the_shadow_is_not_given_back() {
     check(shared.clone(), by_pair, || block_on(shared.peek(pair)).unwrap());
 }
 
-/// Answers 200 to what is fine, and takes a second for what is slow, by the clock.
+/// Answers 200 to `/fine`, and advances the clock by a second for `/slow`.
 fn slow(
     clock: ManualClock,
 ) -> impl Service<Asking, Response = Answer, Error = Infallible, Future: Send> + Clone {
@@ -245,9 +245,9 @@ fn slow(
     })
 }
 
-/// What is over is not given back: it would be what others have used since.
+/// A charge of an ended window is not refunded: the refund would go to units that others have used since.
 #[test]
-fn what_no_longer_counts_is_not_given_back() {
+fn charges_of_ended_windows_are_not_refunded() {
     type By<L> = fn(RateLimitLayer<L>, Limit) -> RateLimitLayer<L>;
     fn check<L: Decide>(limiter: impl Fn(&ManualClock) -> L, limit: &str, expected: [u16; 2]) {
         let chosen: Limit = limit.parse().unwrap();

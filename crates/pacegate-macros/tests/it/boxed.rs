@@ -72,7 +72,7 @@ fn methods_behind_a_box_are_limited() {
         Box::new(Mailer { shared: SharedLimiter::from(memory.clone()), memory });
     pollster::block_on(async {
         drop(mailer.send("bob"));
-        assert_eq!(mailer.send("bob").await, Ok(3), "what is not polled is not counted");
+        assert_eq!(mailer.send("bob").await, Ok(3), "a future that is not polled is not counted");
         assert!(mailer.send("bob").await.is_err());
         assert_eq!(mailer.send("carol").await, Ok(5));
         assert_eq!(mailer.pair((1, 2), 2).await, Ok(5));

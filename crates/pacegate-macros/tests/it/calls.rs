@@ -1,4 +1,4 @@
-//! What a call is charged, and what becomes of a denied one.
+//! Charges of calls, and results of denied calls.
 
 use std::{cell::Cell, time::Duration};
 
@@ -231,7 +231,7 @@ fn a_tuple_key_moves_none_of_its_parts() {
 }
 
 #[test]
-fn what_was_charged_can_be_forgotten() {
+fn counters_can_be_reset() {
     #[rate_limit("1/minute", "5/hour", name = "forgotten", key = user, limiter = limiter)]
     fn fixed(limiter: &Limiter, user: &str) -> Result<(), Denied> {
         let _ = user;
@@ -256,7 +256,7 @@ fn what_was_charged_can_be_forgotten() {
     }
     assert!(fixed(&limiter, "bob").is_ok());
     registry::reset_in(&limiter, "forgotten", "alice");
-    assert!(fixed(&limiter, "bob").is_err(), "nobody else");
+    assert!(fixed(&limiter, "bob").is_err(), "other keys are limited");
 
     for limit in [Limit::per_hour(1), Limit::per_day(1), Limit::per_hour(1)] {
         assert!(given(&limiter, limit).is_ok() && given(&limiter, limit).is_err());

@@ -1,4 +1,4 @@
-//! When the store is away.
+//! Calls while the store is down.
 
 use std::num::NonZeroU32;
 
@@ -63,7 +63,7 @@ macro_rules! of_nine {
 }
 
 #[test]
-fn each_function_says_what_happens() {
+fn each_function_has_its_failure_mode() {
     for ad_hoc in [FailureMode::Open, Closed] {
         let limiter = &limiter(StoreError::TimedOut, ad_hoc);
         assert_eq!(of_nine!(limiter, open), 9);
@@ -86,7 +86,7 @@ fn unless_it_does_the_limiter_says() {
 }
 
 #[test]
-fn what_a_store_cannot_do_is_denied_for_good() {
+fn unsupported_limits_are_denied_permanently() {
     let limiter = limiter(StoreError::Unsupported("no".to_owned()), FailureMode::Open);
     let denied = pollster::block_on(open(&limiter)).unwrap_err().decision();
     assert_eq!(denied.retry_after(), None);

@@ -30,7 +30,7 @@ fn limiter() -> Limiter {
 }
 
 #[test]
-fn functions_use_what_is_installed() {
+fn functions_use_the_installed_limiter() {
     let [memory, shared, named] = [limiter(), limiter(), limiter()];
     let share = |limiter: &Limiter| SharedLimiter::from(limiter.clone());
     registry::install(memory.clone()).unwrap();
@@ -46,7 +46,7 @@ fn functions_use_what_is_installed() {
     assert_eq!(keys, [1, 1, 1]);
 
     assert_eq!(admitted(3, || pollster::block_on(unknown())), 2);
-    assert_eq!(memory.store().usage().keys, 2, "what nobody has installed is in memory");
+    assert_eq!(memory.store().usage().keys, 2, "limiters that are not installed count in memory");
 
     for (error, what) in [
         (registry::install(memory.clone()), "the limiter in memory"),

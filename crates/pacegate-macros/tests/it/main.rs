@@ -1,5 +1,5 @@
-//! What functions with `#[rate_limit]` do, and what the compiler says of those that cannot be.
-#![allow(clippy::unwrap_used, reason = "tests tell by panicking")]
+//! Functions with `#[rate_limit]`, and the compiler's errors for invalid ones.
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod blocks;
 mod boxed;
@@ -13,14 +13,14 @@ mod ui;
 
 use pacegate::{Denied, Limiter, ManualClock};
 
-/// A limiter on a clock that stands still. Its own limit is for nobody.
+/// Creates a limiter on a stopped clock. No test uses its limit.
 fn limiter() -> (Limiter, ManualClock) {
     let clock = ManualClock::new();
     let limiter = Limiter::builder().limit("0/second").clock(clock.clone()).build().unwrap();
     (limiter, clock)
 }
 
-/// How many of `calls` calls were not denied.
+/// Returns the number of admitted calls.
 fn admitted<T>(calls: u32, mut call: impl FnMut() -> Result<T, Denied>) -> u32 {
     (0..calls).filter(|_| call().is_ok()).count() as u32
 }

@@ -1,4 +1,4 @@
-//! Which budget is whose.
+//! Names of counters.
 
 use pacegate::{Denied, Limiter, Policy, PolicySet};
 use pacegate_macros::rate_limit;

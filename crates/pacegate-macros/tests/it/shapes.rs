@@ -89,7 +89,7 @@ fn methods() {
     assert!(service.by_ref().is_err());
     assert_eq!(service.by_mut("b".to_owned()).unwrap(), "b");
     assert!(service.by_mut("c".to_owned()).is_err());
-    assert_eq!(service.name, "b", "what was denied did not run");
+    assert_eq!(service.name, "b", "denied calls did not run");
     assert!(service.provided().is_ok());
     pollster::block_on(async {
         assert_eq!(service.waits().await.unwrap(), "b");
@@ -184,7 +184,7 @@ fn futures_stay_send() {
         Ok(*key)
     }
 
-    // Never run here: what is installed in this process is the matter of another test.
+    // Never run here: another test installs the limiters of this process.
     #[rate_limit("1/minute", key = Rc::<str>::from("a").len())]
     async fn anywhere() -> Result<(), Denied> {
         Ok(())
@@ -213,7 +213,7 @@ fn attributes_stay() {
 }
 
 #[test]
-fn macros_hand_on_what_they_were_given() {
+fn macro_fragments_work_as_arguments() {
     macro_rules! limited {
         ($name:ident, $limit:literal, $policy:literal, $key:expr, $cost:literal) => {
             #[rate_limit($limit, name = $policy, key = $key, cost = $cost, limiter = GATE)]

@@ -1,4 +1,4 @@
-//! What the compiler says. `TRYBUILD=overwrite cargo test -p pacegate-macros ui` writes what it says now.
+//! Errors of the compiler. `TRYBUILD=overwrite cargo test -p pacegate-macros ui` updates the expected output.
 
 #[test]
 fn ui() {

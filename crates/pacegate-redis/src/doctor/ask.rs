@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::{FromRedisValue, RedisError};
 use tokio::time::timeout;
 
-use super::Finding;
+use super::{Finding, findings::NOT_CHECKED};
 use crate::link::{self, Link};
 
 /// A diagnostic command that may need extra permissions.
@@ -21,7 +21,7 @@ pub(super) struct Question {
 pub(super) struct Blind {
     reason: String,
     advice: String,
-    no_right: bool,
+    no_permission: bool,
 }
 
 /// A checked value, or the reason why it is missing.
@@ -43,7 +43,7 @@ pub(super) const SENTINEL_MASTER: Question =
     Question { words: &["SENTINEL", "MASTER"], rules: "+sentinel|master" };
 
 /// Timeout of a diagnostic command.
-const PATIENCE: Duration = Duration::from_secs(2);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Question {
     /// Sends the command; `user` is named in the advice.
@@ -57,13 +57,13 @@ impl Question {
         for word in self.words.iter().chain(args) {
             command.arg(*word);
         }
-        match timeout(PATIENCE, command.query_async(link.connection())).await {
+        match timeout(COMMAND_TIMEOUT, command.query_async(link.connection())).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(self.refused(&error, user)),
             Err(_) => Err(Blind {
-                reason: format!("no response to {} within {PATIENCE:?}", self.name()),
+                reason: format!("no response to {} within {COMMAND_TIMEOUT:?}", self.name()),
                 advice: "check for slow commands: SLOWLOG GET 10".to_owned(),
-                no_right: false,
+                no_permission: false,
             }),
         }
     }
@@ -73,10 +73,14 @@ impl Question {
         if error.code() == Some("NOPERM") {
             let advice = format!("allow it with ACL SETUSER {user} {}", self.rules);
             let advice = format!("{advice}, or run the doctor as another user");
-            return Blind { reason: format!("no permission for {name}"), advice, no_right: true };
+            return Blind {
+                reason: format!("no permission for {name}"),
+                advice,
+                no_permission: true,
+            };
         }
         let advice = format!("run it manually: {name}");
-        Blind { reason: format!("{name} failed: {error}"), advice, no_right: false }
+        Blind { reason: format!("{name} failed: {error}"), advice, no_permission: false }
     }
 
     fn name(self) -> String {
@@ -85,12 +89,12 @@ impl Question {
 }
 
 impl Blind {
-    pub(super) fn is_for_want_of_rights(&self) -> bool {
-        self.no_right
+    pub(super) fn is_missing_permission(&self) -> bool {
+        self.no_permission
     }
 
     pub(super) fn finding(&self, subject: &'static str) -> Finding {
-        Finding::notice(subject, format!("not checked: {}", self.reason), self.advice.clone())
+        Finding { subject, ..NOT_CHECKED.with(&[&self.reason, &self.advice]) }
     }
 }
 

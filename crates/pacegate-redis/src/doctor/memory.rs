@@ -1,97 +1,50 @@
 //! Checks eviction and memory limits: evicted counters start over.
 
-use super::{Finding, Level, ask::Info};
+use super::{Finding, ask::Info, findings as table};
 
-const KEEP: &str = "CONFIG SET maxmemory-policy noeviction, and set it in the config file too; keep data that needs \
-                    eviction on another server";
+/// The keys that each policy evicts. The numbers are from one measurement: 200 exhausted counters, then 200,000 other
+/// keys.
+#[rustfmt::skip]
+const EVICTION_POLICIES: [(&str, &str); 7] = [
+    ("allkeys-lru", "evicts the least recently used keys (2 of 200 counters survived a flood)"),
+    ("volatile-lru", "evicts the least recently used expiring keys, including ours (1 of 200 counters survived a flood)"),
+    ("allkeys-lfu", "evicts the least frequently used keys (49 of 200 counters survived a flood)"),
+    ("volatile-lfu", "evicts the least frequently used expiring keys, including ours (48 of 200 counters survived a flood)"),
+    ("allkeys-random", "evicts random keys (31 of 200 counters survived a flood)"),
+    ("volatile-random", "evicts random expiring keys, including ours (45 of 200 counters survived a flood)"),
+    ("volatile-ttl", "evicts the keys with the shortest periods (1 of 200 counters survived a flood)"),
+];
 
 pub(super) fn check(info: &Info) -> Vec<Finding> {
     let limit = info.number("maxmemory").unwrap_or(0);
     let policy = info.text("maxmemory_policy").unwrap_or("unknown");
     let mut findings = vec![eviction(policy, limit), room(info, limit)];
-    findings.extend(evicted(info, policy));
+    if let Some(count) = info.number("evicted_keys").filter(|count| *count > 0) {
+        let row = if policy == "noeviction" { table::EVICTED_BEFORE } else { table::EVICTED };
+        findings.push(row.with(&[&count]));
+    }
     findings
 }
 
 fn eviction(policy: &str, limit: u64) -> Finding {
     if policy == "noeviction" {
-        return Finding::good("eviction", "live keys are never evicted (noeviction)");
+        return table::NO_EVICTION.with(&[]);
     }
-    let text = format!(
-        "`{policy}`: {}, so a flood of keys resets the counters of other clients",
-        goes_first(policy)
-    );
-    // Without a memory limit, nothing is evicted yet.
-    let level = if limit > 0 { Level::Problem } else { Level::Warning };
-    Finding::bad(level, "eviction", text, KEEP)
-}
-
-/// Describes which keys a policy evicts. The numbers are from one measurement: 200 exhausted counters, then
-/// 200,000 other keys.
-fn goes_first(policy: &str) -> &'static str {
-    match policy {
-        "allkeys-lru" => "evicts the least recently used keys (2 of 200 counters survived a flood)",
-        "volatile-lru" => {
-            "evicts the least recently used expiring keys, including ours (1 of 200 counters survived a flood)"
-        }
-        "allkeys-lfu" => {
-            "evicts the least frequently used keys (49 of 200 counters survived a flood)"
-        }
-        "volatile-lfu" => {
-            "evicts the least frequently used expiring keys, including ours (48 of 200 counters survived a flood)"
-        }
-        "allkeys-random" => "evicts random keys (31 of 200 counters survived a flood)",
-        "volatile-random" => {
-            "evicts random expiring keys, including ours (45 of 200 counters survived a flood)"
-        }
-        "volatile-ttl" => {
-            "evicts the keys with the shortest periods (1 of 200 counters survived a flood)"
-        }
-        _ => "evicts keys when memory is full",
-    }
-}
-
-fn evicted(info: &Info, policy: &str) -> Option<Finding> {
-    let count = info.number("evicted_keys").filter(|count| *count > 0)?;
-    let text =
-        format!("{count} keys were evicted since the server started, possibly including counters");
-    Some(match policy {
-        "noeviction" => {
-            let advice = "none if the policy has been changed since then; CONFIG RESETSTAT resets the number";
-            Finding::warning("evicted", text, advice)
-        }
-        _ => Finding::problem("evicted", text, KEEP),
-    })
+    let known = EVICTION_POLICIES.iter().find(|(name, _)| *name == policy);
+    let victims = known.map_or("evicts keys when memory is full", |(_, victims)| victims);
+    let row = if limit > 0 { table::EVICTION } else { table::EVICTION_LATER };
+    row.with(&[&policy, &victims])
 }
 
 /// Checks how close the server is to rejecting new keys.
 fn room(info: &Info, limit: u64) -> Finding {
-    let Some(used) = info.number("used_memory") else {
-        return Finding::notice(
-            "memory",
-            "the server does not report its memory usage",
-            "run INFO memory",
-        );
-    };
+    let Some(used) = info.number("used_memory") else { return table::MEMORY_UNKNOWN.with(&[]) };
     if limit == 0 {
-        let text = format!(
-            "{} used, without a limit: a flood of keys can use up the machine's memory",
-            mib(used)
-        );
-        let advice = "CONFIG SET maxmemory 1gb, and set it in the config file too; a million keys take 160 to 176 MB";
-        return Finding::warning("memory", text, advice);
+        return table::MEMORY_UNLIMITED.with(&[&mib(used)]);
     }
-    let text = format!("{} of {} used", mib(used), mib(limit));
-    if u128::from(used) * 10 <= u128::from(limit) * 9 {
-        return Finding::good("memory", text);
-    }
-    let text =
-        format!("{text}; once it is full, new keys are rejected and failure modes apply to them");
-    let advice = format!(
-        "CONFIG SET maxmemory {}mb, and set it in the config file too",
-        (limit >> 19).max(2)
-    );
-    Finding::warning("memory", text, advice)
+    let is_roomy = u128::from(used) * 10 <= u128::from(limit) * 9;
+    let row = if is_roomy { table::MEMORY } else { table::MEMORY_NEARLY_FULL };
+    row.with(&[&mib(used), &mib(limit), &(limit >> 19).max(2)])
 }
 
 fn mib(bytes: u64) -> String {
@@ -100,7 +53,7 @@ fn mib(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Level, *};
 
     fn levels(info: &str) -> Vec<(&'static str, Level)> {
         let findings = check(&Info::new(info));

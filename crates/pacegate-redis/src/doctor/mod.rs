@@ -18,6 +18,7 @@
 //! ```
 
 mod ask;
+mod findings;
 mod memory;
 mod network;
 mod persistence;
@@ -33,7 +34,8 @@ use std::time::Duration;
 
 use self::{
     ask::{INFO, Info, Seen},
-    persistence::Settings,
+    findings as table,
+    persistence::DiskSettings,
     reach::unreachable,
     rights::Rights,
     trial::Trial,
@@ -120,17 +122,6 @@ struct Patient {
     is_usable: bool,
 }
 
-/// The facts collected from a server.
-struct Facts {
-    info: Seen<Info>,
-    settings: Seen<Settings>,
-    rights: Seen<Option<Rights>>,
-    clock: Seen<i64>,
-    trips: Vec<Duration>,
-    /// For a remote server: true if it accepts commands without a password.
-    strangers: Option<bool>,
-}
-
 impl Doctor<'_> {
     async fn examine_one(&self, address: &Address) -> Report {
         let patient = self.look(address, Part::Alone).await;
@@ -142,7 +133,7 @@ impl Doctor<'_> {
         for address in &sentinels.addresses {
             asked.push(sentinel::look(address, &sentinels.access, &sentinels.master).await);
         }
-        let setup = sentinel::agreement(&asked, &sentinels.master);
+        let setup = vec![sentinel::agreement(&asked, &sentinels.master)];
         let mut patients = Vec::new();
         if let Some(master) = sentinels.find().await {
             patients.push(self.look(&master, Part::Master).await);
@@ -181,8 +172,7 @@ impl Doctor<'_> {
         }
         let mut setup = Vec::new();
         if patients.iter().any(|patient| patient.report.is_reached) {
-            let advice = "check CLUSTER INFO and CLUSTER SLOTS there; `redis-cli --cluster create` assigns slots";
-            setup.push(Finding::problem("cluster", "no server knows the slot assignment", advice));
+            setup.push(table::NO_SLOT_MAP.with(&[]));
         }
         self.conclude(setup, Vec::new(), patients).await
     }
@@ -201,7 +191,7 @@ impl Doctor<'_> {
         };
         for patient in patients.iter_mut().filter(|patient| patient.report.is_reached) {
             let finding = match &trial {
-                None => trial::not_tried(),
+                None => table::SCRIPTS_NOT_TRIED.with(&[]),
                 Some(Err(finding)) => finding.clone(),
                 Some(Ok(trial)) => trial.run(&patient.slots).await,
             };
@@ -220,40 +210,31 @@ impl Doctor<'_> {
                 return Patient { report, slots: Vec::new(), is_usable: false };
             }
         };
-        let facts = self.facts(&mut link, address, part).await;
+        let user = self.user();
+        let info = INFO.ask::<String>(&mut link, user, &[]).await.map(Info::new);
         report.is_reached = true;
-        report.name = facts.info.as_ref().ok().and_then(Version::of).map(|it| it.to_string());
-        report.findings = self.findings(&facts, part, &report.address);
+        report.name = info.as_ref().ok().and_then(Version::of).map(|it| it.to_string());
+        report.findings = self.findings(&mut link, &info, address, part).await;
         // Without permission for INFO, assume that the server is usable, as a store does.
-        let is_usable = facts.info.as_ref().map_or(true, |info| role::is_usable(info, part));
+        let is_usable = info.as_ref().map_or(true, |info| role::is_usable(info, part));
         Patient { report, slots: Vec::new(), is_usable }
     }
 
-    async fn facts(&self, link: &mut Link, address: &Address, part: Part) -> Facts {
-        let user = self.user();
-        let key = format!("{}doctor:key", self.options.prefix);
-        let strangers = match network::is_local(address).await {
-            true => None,
-            false => Some(network::serves_strangers(address, &self.url.access).await),
-        };
-        Facts {
-            info: INFO.ask::<String>(link, user, &[]).await.map(Info::new),
-            settings: Settings::look(link, user).await,
-            rights: Rights::look(link, user, part, &key).await,
-            clock: network::clock_ahead(link, user).await,
-            trips: network::round_trips(link).await,
-            strangers,
-        }
-    }
-
-    fn findings(&self, facts: &Facts, part: Part, address: &str) -> Vec<Finding> {
-        let mut findings = vec![Finding::good("reach", "reachable")];
-        match &facts.info {
+    async fn findings(
+        &self,
+        link: &mut Link,
+        info: &Seen<Info>,
+        address: &Address,
+        part: Part,
+    ) -> Vec<Finding> {
+        let (user, prefix, name) = (self.user(), &self.options.prefix, &*address.to_string());
+        let mut findings = vec![table::REACHABLE.with(&[])];
+        match info {
             Ok(info) => {
                 findings.extend(Version::of(info).map(Version::check).unwrap_or_default());
-                findings.extend(role::check(info, part, address));
+                findings.extend(role::check(info, part, name));
                 findings.extend(memory::check(info));
-                findings.extend(persistence::check(info, &facts.settings));
+                findings.extend(persistence::check(info, &DiskSettings::look(link, user).await));
             }
             Err(blind) => {
                 let subjects =
@@ -261,13 +242,16 @@ impl Doctor<'_> {
                 findings.extend(subjects.map(|subject| blind.finding(subject)));
             }
         }
-        findings.push(network::check_round_trips(&facts.trips, self.options.deadline));
-        findings.push(network::check_clock(&facts.clock));
-        if let Some(strangers) = facts.strangers {
-            let encrypted = self.url.access.tls.is_some();
-            findings.extend(network::check_exposure(encrypted, strangers, address));
+        let trips = network::round_trips(link).await;
+        findings.push(network::check_round_trips(&trips, self.options.deadline));
+        findings.push(network::check_clock(&network::clock_ahead(link, user).await));
+        if !network::is_local(address).await {
+            let access = &self.url.access;
+            let strangers = network::serves_strangers(address, access).await;
+            findings.extend(network::check_exposure(access.tls.is_some(), strangers, name));
         }
-        findings.extend(rights::check(&facts.rights, self.user(), &self.options.prefix));
+        let rights = Rights::look(link, user, part, &format!("{prefix}doctor:key")).await;
+        findings.extend(rights::check(&rights, user, prefix));
         findings
     }
 
@@ -293,13 +277,8 @@ impl ServerReport {
 fn coverage(ranges: &[Range]) -> Finding {
     let has: usize = ranges.iter().map(|range| usize::from(range.last - range.first) + 1).sum();
     let all = usize::from(SLOTS);
-    if has >= all {
-        return Finding::good("slots", format!("all {all} slots have a master"));
-    }
-    let text =
-        format!("{} of {all} slots have no master, so their keys cannot be counted", all - has);
-    let advice = "restart the missing masters, or run `redis-cli --cluster fix HOST:PORT`";
-    Finding::problem("slots", text, advice)
+    let row = if has >= all { table::ALL_SLOTS } else { table::SLOTS_WITHOUT_MASTER };
+    row.with(&[&all, &all.saturating_sub(has)])
 }
 
 /// Groups the ranges by master, in the order of first appearance.

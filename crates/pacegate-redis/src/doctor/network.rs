@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     Finding,
     ask::{Seen, TIME},
+    findings as table,
 };
 use crate::link::{Access, Address, Link};
 
@@ -34,28 +35,17 @@ pub(super) async fn round_trips(link: &mut Link) -> Vec<Duration> {
 }
 
 pub(super) fn check_round_trips(trips: &[Duration], deadline: Duration) -> Finding {
-    const SUBJECT: &str = "latency";
     let (Some(half), Some(most)) = (percentile(trips, 50), percentile(trips, 99)) else {
-        let advice = "permit PING: ACL SETUSER NAME +ping";
-        return Finding::notice(SUBJECT, "not checked: no response to PING", advice);
+        return table::NO_PING.with(&[]);
     };
     let seen = format!("round trips: p50 {half:.1?}, p99 {most:.1?} of {}", trips.len());
-    let least = Duration::from_millis(most.as_millis() as u64 * 3 + 1);
-    let advice = format!(
-        "move the server closer, check for slow commands (SLOWLOG GET 10), or raise the deadline to {least:?}"
-    );
-    if half >= deadline {
-        let text =
-            format!("{seen}; most exceed the deadline of {deadline:?}, so failure modes apply");
-        return Finding::problem(SUBJECT, text, advice);
-    }
-    if most > deadline / 3 {
-        let text = format!(
-            "{seen}; above a third of the deadline of {deadline:?}, so short load peaks can exceed it"
-        );
-        return Finding::warning(SUBJECT, text, advice);
-    }
-    Finding::good(SUBJECT, format!("{seen}; the deadline is {deadline:?}"))
+    let advised = Duration::from_millis(most.as_millis() as u64 * 3 + 1);
+    let row = match (half >= deadline, most > deadline / 3) {
+        (true, _) => table::LATENCY_TOO_HIGH,
+        (false, true) => table::LATENCY_HIGH,
+        (false, false) => table::LATENCY,
+    };
+    row.with(&[&seen, &format!("{deadline:?}"), &format!("{advised:?}")])
 }
 
 fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
@@ -73,29 +63,18 @@ pub(super) async fn clock_ahead(link: &mut Link, user: &str) -> Seen<i64> {
 }
 
 pub(super) fn check_clock(ahead: &Seen<i64>) -> Finding {
-    const SUBJECT: &str = "clock";
-    match ahead {
-        Err(blind) => blind.finding(SUBJECT),
-        Ok(ahead) => {
-            if *ahead == 0 {
-                return Finding::good(
-                    SUBJECT,
-                    "same time as this machine, within the precision of the measurement",
-                );
-            }
-            let apart = Duration::from_micros(ahead.unsigned_abs());
-            let side = if *ahead < 0 { "behind" } else { "ahead of" };
-            if ahead.unsigned_abs() <= FAR_APART {
-                return Finding::good(SUBJECT, format!("{apart:.1?} {side} this machine's"));
-            }
-            let text = format!(
-                "{apart:.1?} {side} this machine's; decisions and windows use the server's clock"
-            );
-            let advice =
-                "synchronise both clocks with NTP; run `timedatectl` on each to find the wrong one";
-            Finding::warning(SUBJECT, text, advice)
-        }
-    }
+    let ahead = match ahead {
+        Err(blind) => return blind.finding("clock"),
+        Ok(ahead) => *ahead,
+    };
+    let apart = format!("{:.1?}", Duration::from_micros(ahead.unsigned_abs()));
+    let side = if ahead < 0 { "behind" } else { "ahead of" };
+    let row = match ahead.unsigned_abs() {
+        0 => table::CLOCK_SAME,
+        micros if micros <= FAR_APART => table::CLOCK_CLOSE,
+        _ => table::CLOCK_FAR,
+    };
+    row.with(&[&apart, &side])
 }
 
 /// Returns true if the server is on this machine.
@@ -122,26 +101,9 @@ pub(super) async fn serves_strangers(address: &Address, access: &Access) -> bool
 
 /// Checks encryption and password protection of a remote server.
 pub(super) fn check_exposure(encrypted: bool, strangers: bool, address: &str) -> Vec<Finding> {
-    let tls = match encrypted {
-        true => Finding::good("tls", "encrypted, with a verified certificate"),
-        false => Finding::notice(
-            "tls",
-            "not encrypted: passwords and key names are readable on the network",
-            format!(
-                "set `tls-port` in the server's config file, and use rediss://{address}, with ?ca=FILE for a private CA"
-            ),
-        ),
-    };
-    let password = match strangers {
-        false => Finding::good("password", "required"),
-        true => Finding::warning(
-            "password",
-            "the user `default` has no password: anyone who can reach the port can change all counters",
-            "create a user for Pacegate (see rights), then run ACL SETUSER default off, and keep both in the server's \
-             config file",
-        ),
-    };
-    vec![tls, password]
+    let tls = if encrypted { table::TLS } else { table::NO_TLS };
+    let password = if strangers { table::NO_PASSWORD } else { table::PASSWORD };
+    vec![tls.with(&[&address]), password.with(&[])]
 }
 
 #[cfg(test)]

@@ -5,20 +5,34 @@ use std::collections::HashMap;
 use super::{
     Finding,
     ask::{CONFIG_GET, Info, Seen},
+    findings as table,
 };
 use crate::link::Link;
 
-/// Settings that INFO does not include.
+/// DiskSettings that INFO does not include.
 #[derive(Clone, Debug)]
-pub(super) struct Settings {
+pub(super) struct DiskSettings {
     pub(super) saves: bool,
     pub(super) fsync: String,
     pub(super) stops_writes: bool,
 }
 
-const AOF: &str = "CONFIG SET appendonly yes and CONFIG SET appendfsync everysec, and set them in the config file too";
+/// Fields of INFO that report failures, with a description and the command to try again.
+const FAILURES: [(&str, &str, &str); 3] = [
+    ("rdb_last_bgsave_status", "the last snapshot failed", "run BGSAVE"),
+    (
+        "aof_last_bgrewrite_status",
+        "the last rewrite of the append-only file failed",
+        "run BGREWRITEAOF",
+    ),
+    (
+        "aof_last_write_status",
+        "the last write to the append-only file failed",
+        "run INFO persistence",
+    ),
+];
 
-impl Settings {
+impl DiskSettings {
     pub(super) async fn look(link: &mut Link, user: &str) -> Seen<Self> {
         // One by one, because CONFIG GET with several names needs Redis 7.
         let mut settings: HashMap<String, String> = HashMap::new();
@@ -35,14 +49,18 @@ impl Settings {
     }
 }
 
-pub(super) fn check(info: &Info, settings: &Seen<Settings>) -> Vec<Finding> {
-    let mut findings = failures(info);
+pub(super) fn check(info: &Info, settings: &Seen<DiskSettings>) -> Vec<Finding> {
+    let failed = |(field, ..): &&(&str, &str, &str)| info.text(field).is_some_and(|it| it != "ok");
+    let failures = FAILURES.iter().filter(failed);
+    let mut findings: Vec<_> = failures
+        .map(|(field, text, then)| table::DISK_FAILURE.with(&[field, text, then]))
+        .collect();
     let appends = info.number("aof_enabled") == Some(1);
     match settings {
         Ok(settings) => {
             findings.push(kept(appends, settings));
             if settings.saves && settings.stops_writes {
-                findings.push(stops());
+                findings.push(table::STOPS_WRITES.with(&[]));
             }
         }
         Err(blind) => findings.push(blind.finding("persistence")),
@@ -50,78 +68,26 @@ pub(super) fn check(info: &Info, settings: &Seen<Settings>) -> Vec<Finding> {
     findings
 }
 
-fn kept(appends: bool, settings: &Settings) -> Finding {
-    const SUBJECT: &str = "persistence";
-    match (appends, &*settings.fsync, settings.saves) {
-        (true, "always", _) => Finding::notice(
-            SUBJECT,
-            "every write waits for the disk (appendfsync always), which slows down all decisions",
-            "CONFIG SET appendfsync everysec, which loses at most one second of counting (one burst per key)",
-        ),
-        (true, "no", _) => Finding::notice(
-            SUBJECT,
-            "the append-only file is flushed whenever the system decides (appendfsync no)",
-            "CONFIG SET appendfsync everysec",
-        ),
-        (true, ..) => Finding::good(SUBJECT, "the append-only file is flushed every second"),
-        (false, _, true) => Finding::notice(
-            SUBJECT,
-            "snapshots only: a restart loses the counts since the last one, at most one burst per key",
-            AOF,
-        ),
-        (false, _, false) => Finding::notice(
-            SUBJECT,
-            "none: a restart resets all counters, at most one burst per key",
-            AOF,
-        ),
-    }
-}
-
-fn stops() -> Finding {
-    Finding::notice(
-        "disk",
-        "if a snapshot fails (full disk), the server rejects all writes (MISCONF) and failure modes apply",
-        "CONFIG SET stop-writes-on-bgsave-error no, unless other data on the server needs it; monitor the disk",
-    )
-}
-
-/// Reports failed snapshots and failed writes to the append-only file.
-fn failures(info: &Info) -> Vec<Finding> {
-    let looked = [
-        ("rdb_last_bgsave_status", "the last snapshot failed", "run BGSAVE"),
-        (
-            "aof_last_bgrewrite_status",
-            "the last rewrite of the append-only file failed",
-            "run BGREWRITEAOF",
-        ),
-        (
-            "aof_last_write_status",
-            "the last write to the append-only file failed",
-            "run INFO persistence",
-        ),
-    ];
-    let failed =
-        looked.into_iter().filter(|(name, ..)| info.text(name).is_some_and(|it| it != "ok"));
-    failed
-        .map(|(name, what, then)| {
-            let text =
-                format!("{what} ({name}): the server may reject writes and lose data on a restart");
-            let advice =
-                format!("free disk space and check the server's log; then {then} and check again");
-            Finding::problem("disk", text, advice)
-        })
-        .collect()
+fn kept(appends: bool, settings: &DiskSettings) -> Finding {
+    let row = match (appends, &*settings.fsync, settings.saves) {
+        (true, "always", _) => table::AOF_ALWAYS,
+        (true, "no", _) => table::AOF_NO,
+        (true, ..) => table::AOF,
+        (false, _, true) => table::SNAPSHOTS,
+        (false, _, false) => table::NO_PERSISTENCE,
+    };
+    row.with(&[])
 }
 
 #[cfg(test)]
 mod tests {
     use super::{super::Level, *};
 
-    fn settings(saves: bool, fsync: &str) -> Seen<Settings> {
-        Ok(Settings { saves, fsync: fsync.to_owned(), stops_writes: true })
+    fn settings(saves: bool, fsync: &str) -> Seen<DiskSettings> {
+        Ok(DiskSettings { saves, fsync: fsync.to_owned(), stops_writes: true })
     }
 
-    fn levels(info: &str, settings: &Seen<Settings>) -> Vec<(&'static str, Level)> {
+    fn levels(info: &str, settings: &Seen<DiskSettings>) -> Vec<(&'static str, Level)> {
         let findings = check(&Info::new(info), settings);
         findings.iter().map(|finding| (finding.subject, finding.level)).collect()
     }

@@ -2,7 +2,7 @@
 
 use redis::RedisError;
 
-use super::Finding;
+use super::{Finding, findings as table};
 use crate::link::{Access, Address, Link};
 
 /// Number of attempts, so that a busy server is not reported as unreachable.
@@ -35,5 +35,5 @@ pub(super) fn unreachable(address: &Address, error: &RedisError) -> Finding {
             "check that a server is running at {address}, that firewalls allow it, and that rediss:// is used for TLS"
         )
     };
-    Finding::problem("reach", format!("cannot connect to {address}: {said}"), advice)
+    table::UNREACHABLE.with(&[address, &said, &advice])
 }

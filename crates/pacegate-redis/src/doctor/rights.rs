@@ -5,6 +5,7 @@ use redis::{Pipeline, Value};
 use super::{
     Finding, Part,
     ask::{ACL_DRYRUN, ACL_WHOAMI, Seen},
+    findings as table,
 };
 use crate::{acl::acl_line, link::Link};
 
@@ -19,32 +20,11 @@ pub(super) struct Rights {
 }
 
 /// The commands that the scripts use; `K` stands for one of our keys.
+#[rustfmt::skip]
 const NEEDED: [&str; 26] = [
-    "PING",
-    "TIME",
-    "EVAL s 1 K",
-    "EVALSHA d 1 K",
-    "GET K",
-    "MGET K",
-    "SET K v PX 1",
-    "EXISTS K",
-    "DEL K",
-    "UNLINK K",
-    "PEXPIRE K 1",
-    "LINDEX K 0",
-    "LLEN K",
-    "LSET K 0 v",
-    "LTRIM K 0 1",
-    "RPUSH K v",
-    "RPOP K",
-    "ZADD K 1 m",
-    "ZCARD K",
-    "ZCOUNT K 0 1",
-    "ZRANGE K 0 1",
-    "ZRANGEBYSCORE K 0 1",
-    "ZREM K m",
-    "ZREMRANGEBYSCORE K 0 1",
-    "ZSCORE K m",
+    "PING", "TIME", "EVAL s 1 K", "EVALSHA d 1 K", "GET K", "MGET K", "SET K v PX 1", "EXISTS K", "DEL K", "UNLINK K",
+    "PEXPIRE K 1", "LINDEX K 0", "LLEN K", "LSET K 0 v", "LTRIM K 0 1", "RPUSH K v", "RPOP K", "ZADD K 1 m", "ZCARD K",
+    "ZCOUNT K 0 1", "ZRANGE K 0 1", "ZRANGEBYSCORE K 0 1", "ZREM K m", "ZREMRANGEBYSCORE K 0 1", "ZSCORE K m",
     "SELECT 0",
 ];
 const NEEDED_IN_CLUSTER: [&str; 2] = ["CLUSTER SLOTS", "ASKING"];
@@ -70,7 +50,7 @@ impl Rights {
         let user: String = ACL_WHOAMI.ask(link, asker, &[]).await?;
         let probe: Seen<Value> = ACL_DRYRUN.ask(link, asker, &[&user, "PING"]).await;
         if let Err(blind) = probe {
-            return if blind.is_for_want_of_rights() { Err(blind) } else { Ok(None) };
+            return if blind.is_missing_permission() { Err(blind) } else { Ok(None) };
         }
         let cluster = if part == Part::ClusterMaster { &NEEDED_IN_CLUSTER[..] } else { &[] };
         let needed: Vec<&str> = NEEDED.iter().chain(cluster).copied().collect();
@@ -118,32 +98,21 @@ fn rule(command: &str) -> String {
 }
 
 pub(super) fn check(rights: &Seen<Option<Rights>>, asker: &str, prefix: &str) -> Vec<Finding> {
-    const SUBJECT: &str = "rights";
-    let rights = match rights {
-        Err(blind) => return vec![blind.finding(SUBJECT)],
-        Ok(None) => {
-            let text = format!("user `{asker}`; permissions cannot be checked before Redis 7");
-            return vec![Finding::good(SUBJECT, text)];
-        }
+    let Rights { user, missing, needless } = match rights {
+        Err(blind) => return vec![blind.finding("rights")],
+        Ok(None) => return vec![table::RIGHTS_UNKNOWN.with(&[&asker])],
         Ok(Some(rights)) => rights,
     };
     let mut findings = Vec::new();
-    let user = &rights.user;
-    if !rights.missing.is_empty() {
-        let rules = rights.missing.join(" ");
-        let text =
-            format!("`{user}` lacks permissions for keys with the prefix `{prefix}`: {rules}");
-        let advice = format!("ACL SETUSER {user} ~{prefix}* {rules}");
-        findings.push(Finding::problem(SUBJECT, text, advice));
+    if !missing.is_empty() {
+        findings.push(table::RIGHTS_MISSING.with(&[user, &prefix, &missing.join(" ")]));
     }
-    if !rights.needless.is_empty() {
-        let text =
-            format!("`{user}` has more permissions than needed: {}", rights.needless.join(", "));
-        findings.push(Finding::notice(SUBJECT, text, acl_line(prefix)));
+    if !needless.is_empty() {
+        let advice = acl_line(prefix);
+        findings.push(table::RIGHTS_NEEDLESS.with(&[user, &needless.join(", "), &advice]));
     }
     if findings.is_empty() {
-        let text = format!("`{user}` has exactly the permissions that it needs");
-        findings.push(Finding::good(SUBJECT, text));
+        findings.push(table::RIGHTS.with(&[user]));
     }
     findings
 }

@@ -1,11 +1,10 @@
 //! Checks that the server has the role that the address expects.
 
-use super::{Finding, Part, ask::Info};
+use super::{Finding, Part, ask::Info, findings as table};
 
 pub(super) fn check(info: &Info, part: Part, address: &str) -> Vec<Finding> {
     if info.is_sentinel() {
-        let advice = format!("use redis+sentinel://{address}/NAME, with the name of the master");
-        return vec![Finding::problem("role", "sentinel, which stores no counters", advice)];
+        return vec![table::SENTINEL.with(&[&address])];
     }
     let mut findings = vec![role(info)];
     findings.extend(mode(info, part, address));
@@ -27,74 +26,44 @@ fn is_master(info: &Info) -> bool {
 
 fn role(info: &Info) -> Finding {
     if is_master(info) {
-        return Finding::good("role", "master");
+        return table::MASTER.with(&[]);
     }
     let master = info.text("master_host").zip(info.text("master_port"));
     let (host, port) = master.unwrap_or(("HOST", "PORT"));
-    let text = format!("replica of {host}:{port}, which rejects writes");
-    let advice = format!(
-        "use the master's address, redis://{host}:{port}, or sentinels: redis+sentinel://HOST/NAME"
-    );
-    Finding::problem("role", text, advice)
+    table::REPLICA.with(&[&host, &port])
 }
 
 /// Checks that the cluster mode matches the address.
 fn mode(info: &Info, part: Part, address: &str) -> Option<Finding> {
     let clustered = info.number("cluster_enabled")? == 1;
-    Some(match (clustered, part == Part::ClusterMaster) {
-        (true, true) => Finding::good("cluster", "cluster mode, as the address says"),
-        (false, false) => Finding::good("cluster", "no cluster mode, as the address says"),
-        (true, false) => Finding::problem(
-            "cluster",
-            "part of a cluster, so it stores only some of the keys",
-            format!("use redis+cluster://{address}"),
-        ),
-        (false, true) => Finding::problem(
-            "cluster",
-            "not part of a cluster",
-            format!(
-                "use redis://{address}, or set `cluster-enabled yes` in the server's config file"
-            ),
-        ),
-    })
+    let row = match (clustered, part == Part::ClusterMaster) {
+        (true, true) => table::CLUSTERED,
+        (false, false) => table::NOT_CLUSTERED,
+        (true, false) => table::PART_OF_A_CLUSTER,
+        (false, true) => table::NO_CLUSTER,
+    };
+    Some(row.with(&[&address]))
 }
 
 /// Maximum lag of a replica. Healthy replicas report once per second.
 const LATE_SECONDS: u64 = 3;
 
 fn replicas(info: &Info, part: Part, address: &str) -> Option<Finding> {
-    const SUBJECT: &str = "replicas";
     let count = info.number("connected_slaves")?;
     if count == 0 {
         let (host, port) = address.rsplit_once(':').unwrap_or((address, "6379"));
-        return Some(match part {
-            Part::Alone | Part::Sentinel => {
-                Finding::good(SUBJECT, "none, as expected for a single server")
-            }
-            Part::ClusterMaster => Finding::warning(
-                SUBJECT,
-                "none: if this master fails, its keys or the whole cluster become unavailable",
-                format!("redis-cli --cluster add-node NEW:PORT {address} --cluster-slave"),
-            ),
-            Part::Master => Finding::warning(
-                SUBJECT,
-                "none: no server can take over if the master fails",
-                format!("start another server and run there: REPLICAOF {host} {port}"),
-            ),
-        });
+        let row = match part {
+            Part::Alone | Part::Sentinel => table::NO_REPLICAS,
+            Part::ClusterMaster => table::NO_REPLICAS_IN_CLUSTER,
+            Part::Master => table::NO_REPLICAS_OF_MASTER,
+        };
+        return Some(row.with(&[&host, &port]));
     }
     let offset = info.number("master_repl_offset").unwrap_or(0);
     let late: Vec<String> = info.rows("slave").filter_map(|row| late(row, offset)).collect();
     let many = if count == 1 { "1 replica".to_owned() } else { format!("{count} replicas") };
-    if late.is_empty() {
-        return Some(Finding::good(SUBJECT, format!("{many}, up to date")));
-    }
-    let text = format!(
-        "{many}, of which lagging: {}; a failover now would lose these writes",
-        late.join(", ")
-    );
-    let advice = "check their logs and the network; INFO replication shows `offset` and `lag`";
-    Some(Finding::warning(SUBJECT, text, advice))
+    let row = if late.is_empty() { table::REPLICAS } else { table::REPLICAS_LAG };
+    Some(row.with(&[&many, &late.join(", ")]))
 }
 
 /// Describes a lagging replica, from its line `ip=…,port=…,state=online,offset=…,lag=…`.

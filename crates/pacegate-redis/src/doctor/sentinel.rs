@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::{
     Finding, Part, ServerReport,
     ask::{INFO, Info, SENTINEL_MASTER},
+    findings as table,
     reach::{open, unreachable},
     version::Version,
 };
@@ -29,15 +30,14 @@ pub(super) async fn look(address: &Address, access: &Access, name: &str) -> Sent
         }
     };
     report.is_reached = true;
-    report.findings.push(Finding::good("reach", "reachable"));
+    report.findings.push(table::REACHABLE.with(&[]));
     let user = access.user.as_deref().unwrap_or("default");
     match INFO.ask::<String>(&mut link, user, &[]).await.map(Info::new) {
         Ok(info) => {
             let version = Version::of(&info);
             report.name = version.map(|version| version.to_string());
             if !info.is_sentinel() {
-                let advice = format!("use redis://{address}, or the addresses of the sentinels");
-                report.findings.push(Finding::problem("role", "not a sentinel", advice));
+                report.findings.push(table::NOT_A_SENTINEL.with(&[address]));
                 return Sentinel { report, master: None };
             }
         }
@@ -62,16 +62,8 @@ fn opinion(fields: &Fields, name: &str) -> Vec<Finding> {
     let flags = fields.get("flags").map_or("", String::as_str);
     let number = |name: &str| fields.get(name).and_then(|value| value.parse::<u64>().ok());
     let address = address_of(fields).unwrap_or_default();
-    let master = match flags.contains("down") {
-        false => Finding::good("master", format!("`{name}` is at {address}")),
-        true => {
-            let text =
-                format!("`{name}` at {address} is down, according to this sentinel ({flags})");
-            let advice = format!("check whether a failover is in progress: SENTINEL MASTER {name}");
-            Finding::problem("master", text, advice)
-        }
-    };
-    let mut findings = vec![master];
+    let row = if flags.contains("down") { table::MASTER_DOWN } else { table::MASTER_AT };
+    let mut findings = vec![row.with(&[&name, &address, &flags])];
     if let (Some(others), Some(quorum)) = (number("num-other-sentinels"), number("quorum")) {
         findings.push(quorum_of(others + 1, quorum, name));
     }
@@ -79,51 +71,27 @@ fn opinion(fields: &Fields, name: &str) -> Vec<Finding> {
 }
 
 fn quorum_of(sentinels: u64, quorum: u64, name: &str) -> Finding {
-    let text = format!(
-        "{sentinels} sentinels know each other; quorum to declare the master down: {quorum}"
-    );
-    if quorum > sentinels {
-        let advice = format!("SENTINEL SET {name} quorum {}", sentinels / 2 + 1);
-        return Finding::problem("quorum", format!("{text}, which can never be reached"), advice);
-    }
-    if sentinels < 3 {
-        let advice = "run at least three sentinels, on machines that fail independently";
-        let text = format!(
-            "{text}; with fewer than three sentinels, the loss of one can prevent a failover"
-        );
-        return Finding::warning("quorum", text, advice);
-    }
-    Finding::good("quorum", text)
+    let row = match (quorum > sentinels, sentinels < 3) {
+        (true, _) => table::QUORUM_UNREACHABLE,
+        (false, true) => table::FEW_SENTINELS,
+        (false, false) => table::QUORUM,
+    };
+    row.with(&[&sentinels, &quorum, &name, &(sentinels / 2 + 1)])
 }
 
 /// Checks that the sentinels agree on the master.
-pub(super) fn agreement(sentinels: &[Sentinel], name: &str) -> Vec<Finding> {
+pub(super) fn agreement(sentinels: &[Sentinel], name: &str) -> Finding {
     let mut named: Vec<&str> = sentinels.iter().filter_map(|it| it.master.as_deref()).collect();
     let (answers, all) = (named.len(), sentinels.len());
     named.sort_unstable();
     named.dedup();
-    let seen = format!("{answers} of {all} sentinels report the master");
-    let finding = match named.as_slice() {
-        [] => Finding::problem(
-            "master",
-            format!("no sentinel knows the master `{name}`"),
-            format!("list their masters with SENTINEL MASTERS; the address names `{name}`"),
-        ),
-        [one] if answers == all => Finding::good("master", format!("{seen}: {one}")),
-        [one] => Finding::warning(
-            "master",
-            format!("{seen}: {one}"),
-            "restart the other sentinels, or remove them from the address",
-        ),
-        several => Finding::warning(
-            "master",
-            format!("{seen} but disagree: {}", several.join(", ")),
-            format!(
-                "wait for the end of a failover; if it persists, run SENTINEL RESET {name} where it is wrong"
-            ),
-        ),
+    let row = match named.as_slice() {
+        [] => table::MASTER_UNKNOWN,
+        [_] if answers == all => table::MASTER_AGREED,
+        [_] => table::MASTER_OF_SOME,
+        _ => table::MASTER_DISPUTED,
     };
-    vec![finding]
+    row.with(&[&name, &answers, &all, &named.join(", ")])
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pacegate::{Charge, Clock, KeyRef, Limit, PolicyName, Store, SystemClock, Update};
 
-use super::{Finding, Options};
+use super::{Finding, Options, findings as table};
 use crate::{RedisStore, cell::Names, cluster::Range, store::RedisStoreBuilder, url::RedisUrl};
 
 /// Generous, because the trial checks results, not latency.
@@ -25,18 +25,15 @@ impl Trial {
         let prefix = format!("{}doctor:", options.prefix);
         let builder =
             RedisStoreBuilder::new(url.clone()).prefix(&prefix).deadline(DEADLINE).deny_cache(0);
-        let store = builder.connect().await.map_err(|error| failed(error.to_string()))?;
+        let store = builder.connect().await.map_err(|error| table::SCRIPTS_FAIL.with(&[&error]))?;
         Ok(Self { store, names: Names::new(&prefix, b"") })
     }
 
     /// Charges a limit of one twice, on the server with these slots, and cleans up.
     pub(super) async fn run(&self, slots: &[Range]) -> Finding {
         match self.try_all(slots).await {
-            Ok(()) => {
-                let text = "every script type works: a limit of 1 admitted one request, denied the next, and was reset";
-                Finding::good("script", text)
-            }
-            Err(problem) => failed(problem),
+            Ok(()) => table::SCRIPTS.with(&[]),
+            Err(problem) => table::SCRIPTS_FAIL.with(&[&problem]),
         }
     }
 
@@ -55,7 +52,7 @@ impl Trial {
     }
 
     fn is_in(&self, slots: &[Range], charge: &Charge<'_>) -> bool {
-        let slot = self.names.want(charge).map_or(0, |want| want.cell.slot());
+        let slot = self.names.cell_charge(charge).map_or(0, |charge| charge.cell.slot());
         slots.is_empty() || slots.iter().any(|range| (range.first..=range.last).contains(&slot))
     }
 
@@ -95,19 +92,4 @@ impl Trial {
 
 fn charge(policy: PolicyName, key: &str, limit: Limit) -> Charge<'_> {
     Charge::new(policy, KeyRef::new(key.as_bytes()), limit)
-}
-
-fn failed(problem: String) -> Finding {
-    let advice = "fix the findings above, especially rights and role; then run the doctor again";
-    Finding::problem("script", format!("the scripts do not work on this server: {problem}"), advice)
-}
-
-/// Returns the finding for a server on which the scripts cannot run.
-pub(super) fn not_tried() -> Finding {
-    let advice = "fix the findings above, then run the doctor again";
-    Finding::notice(
-        "script",
-        "not checked: a store cannot use this server in its current state",
-        advice,
-    )
 }

@@ -2,17 +2,17 @@
 
 use std::fmt;
 
-use super::{Finding, ask::Info};
+use super::{Finding, ask::Info, findings as table};
 
 /// Name and version of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Version {
-    kind: Kind,
+    product: Product,
     number: Number,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum Product {
     Redis,
     Valkey,
 }
@@ -23,7 +23,7 @@ struct Number(u32, u32, u32);
 /// Vulnerabilities of the script engine, and the first fixed version of each series.
 struct Holes {
     names: &'static str,
-    kind: Kind,
+    product: Product,
     fixed: &'static [Number],
     /// True if older series, and those in between, are also assumed to be vulnerable.
     older: bool,
@@ -34,19 +34,19 @@ const LUA_2025: &str = "CVE-2025-49844, CVE-2025-46817, CVE-2025-46818 and CVE-2
 const HOLES: [Holes; 3] = [
     Holes {
         names: LUA_2025,
-        kind: Kind::Redis,
+        product: Product::Redis,
         fixed: &[Number(6, 2, 20), Number(7, 2, 11), Number(7, 4, 6), Number(8, 2, 2)],
         older: true,
     },
     Holes {
         names: LUA_2025,
-        kind: Kind::Valkey,
+        product: Product::Valkey,
         fixed: &[Number(7, 2, 11), Number(8, 0, 6), Number(8, 1, 4)],
         older: true,
     },
     Holes {
         names: "CVE-2026-23631 and CVE-2026-23479",
-        kind: Kind::Redis,
+        product: Product::Redis,
         fixed: &[Number(8, 6, 3)],
         older: false,
     },
@@ -55,53 +55,45 @@ const HOLES: [Holes; 3] = [
 impl Version {
     /// Reads the version. Valkey reports Redis 7.2 for compatibility, and its real version in another field.
     pub(super) fn of(info: &Info) -> Option<Self> {
-        let valkey = info.text("valkey_version").map(|text| (Kind::Valkey, text));
-        let (kind, text) = valkey.or_else(|| Some((Kind::Redis, info.text("redis_version")?)))?;
-        Some(Self { kind, number: Number::parse(text)? })
+        let valkey = info.text("valkey_version").map(|text| (Product::Valkey, text));
+        let (product, text) =
+            valkey.or_else(|| Some((Product::Redis, info.text("redis_version")?)))?;
+        Some(Self { product, number: Number::parse(text)? })
     }
 
     pub(super) fn check(self) -> Vec<Finding> {
-        let holes: Vec<Finding> = HOLES.iter().filter_map(|holes| self.suffers(holes)).collect();
-        match (self.too_old(), holes.is_empty()) {
-            (Some(finding), _) => [vec![finding], holes].concat(),
-            (None, true) => vec![Finding::good("version", self.to_string())],
-            (None, false) => holes,
-        }
-    }
-
-    fn too_old(self) -> Option<Finding> {
-        let least = match self.kind {
-            Kind::Redis => Number(6, 2, 0),
-            Kind::Valkey => Number(7, 2, 0),
+        let mut findings: Vec<Finding> = Vec::new();
+        let least = match self.product {
+            Product::Redis => Number(6, 2, 0),
+            Product::Valkey => Number(7, 2, 0),
         };
-        let text = format!("{self} is not supported");
-        let advice = format!("install {} {}.{} or newer", self.kind, least.0, least.1);
-        (self.number < least).then(|| Finding::problem("version", text, advice))
+        if self.number < least {
+            let args: [&dyn fmt::Display; 4] = [&self, &self.product, &least.0, &least.1];
+            findings.push(table::VERSION_UNSUPPORTED.with(&args));
+        }
+        findings.extend(HOLES.iter().filter_map(|holes| self.suffers(holes)));
+        if findings.is_empty() {
+            findings.push(table::VERSION.with(&[&self]));
+        }
+        findings
     }
 
     fn suffers(self, holes: &Holes) -> Option<Finding> {
-        if holes.kind != self.kind {
+        let series = |number: Number| (number.0, number.1);
+        let same_series = holes.fixed.iter().find(|fixed| series(**fixed) == series(self.number));
+        let newest = holes.fixed.last().filter(|_| holes.older);
+        let fixed = same_series.or(newest)?;
+        if holes.product != self.product || self.number >= *fixed {
             return None;
         }
-        let same_series = |fixed: &&Number| fixed.series() == self.number.series();
-        let names = holes.names;
-        if let Some(fixed) = holes.fixed.iter().find(same_series) {
-            let text = format!("{self} has vulnerabilities in the script engine: {names}");
-            let advice = format!("install {} {fixed} or newer; {PATCHED}", self.kind);
-            return (self.number < *fixed).then(|| Finding::warning("version", text, advice));
-        }
-        let newest = holes.fixed.last().filter(|newest| holes.older && self.number < **newest)?;
-        let (major, minor) = self.number.series();
-        let text = format!(
-            "{self} may have vulnerabilities in the script engine: {names}; no fixed version of the series \
-             {major}.{minor} is known"
-        );
-        let advice = format!("install {} {newest} or newer; {PATCHED}", self.kind);
-        Some(Finding::warning("version", text, advice))
+        let row = match same_series {
+            Some(_) => table::VERSION_VULNERABLE,
+            None => table::VERSION_DOUBTFUL,
+        };
+        let series = format!("{}.{}", self.number.0, self.number.1);
+        Some(row.with(&[&self, &holes.names, &self.product, fixed, &series]))
     }
 }
-
-const PATCHED: &str = "or check whether your distribution has backported the fixes";
 
 impl Number {
     fn parse(text: &str) -> Option<Self> {
@@ -112,10 +104,6 @@ impl Number {
         let mut next = || parts.next().flatten();
         Some(Self(next()?, next()?, next().unwrap_or(0)))
     }
-
-    fn series(self) -> (u32, u32) {
-        (self.0, self.1)
-    }
 }
 
 impl fmt::Display for Number {
@@ -124,7 +112,7 @@ impl fmt::Display for Number {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for Product {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Redis => "Redis",
@@ -135,7 +123,7 @@ impl fmt::Display for Kind {
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, self.number)
+        write!(f, "{} {}", self.product, self.number)
     }
 }
 

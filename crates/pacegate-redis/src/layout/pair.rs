@@ -1,4 +1,4 @@
-//! The sliding window of the TypeScript limiter's repository, to the digit.
+//! The sliding window of the TypeScript limiter's repository, with exactly its results.
 //!
 //! Its estimate is `floor(previous * (1 - weight)) + current` in doubles, where `weight` is the time in milliseconds
 //! modulo the window in *seconds*, over the window. So the weight runs through all its values once per `window`
@@ -11,11 +11,11 @@ use pacegate::{Limit, algorithm::Outcome};
 use super::{MILLI_MICROS, SECOND_MICROS};
 use crate::cell::period_micros;
 
-/// The counts of a window and of the one before, at a time.
+/// The counts of the current and the previous window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
     pub(super) previous: u64,
-    /// With the units of the request that is answered.
+    /// Includes the units of the request to answer.
     pub(super) current: u64,
     /// The start of the window, and the time, in microseconds.
     pub(super) start: u64,
@@ -23,7 +23,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// The answer to a request whose cost has been counted.
+    /// Returns the answer to a request that was counted.
     pub(super) fn outcome(&self, limit: &Limit, cost: u64) -> Outcome {
         if limit.amount() == 0 {
             return Outcome::denied(0, None, Duration::ZERO);
@@ -33,7 +33,7 @@ impl Pair {
         let total = carried.saturating_add(self.current);
         let remaining = limit.amount().saturating_sub(total);
         let reset = Duration::from_micros(self.empty_at(&window).saturating_sub(self.now));
-        // A peek is whether one unit would be admitted.
+        // A peek checks for one unit.
         let wanted = if cost == 0 { total.saturating_add(1) } else { total };
         if wanted <= limit.amount() {
             return Outcome::admitted(remaining, reset);
@@ -43,7 +43,7 @@ impl Pair {
         Outcome::denied(remaining, Some(wait), reset)
     }
 
-    /// When both counts are over.
+    /// Returns the time at which both counts have expired.
     fn empty_at(&self, window: &Window) -> u64 {
         let end = self.start + window.seconds * SECOND_MICROS;
         match (self.current, self.previous) {
@@ -53,7 +53,7 @@ impl Pair {
         }
     }
 
-    /// The first millisecond at which a cost is admitted if nothing else is counted.
+    /// Returns the first millisecond at which the cost is admitted if nothing else is counted.
     fn admits_at(&self, limit: &Limit, window: &Window, cost: u64) -> u64 {
         let length = window.seconds * 1_000;
         let next = self.start / MILLI_MICROS + length;
@@ -78,7 +78,7 @@ impl Window {
         Self { seconds: (period_micros(limit) / SECOND_MICROS).max(1) }
     }
 
-    /// How much of the previous count is added at a millisecond.
+    /// Returns the part of the previous count that is added at a millisecond.
     #[expect(
         clippy::float_arithmetic,
         reason = "the other limiter computes in doubles, and both must agree"
@@ -88,9 +88,9 @@ impl Window {
         (previous as f64 * (1.0 - weight)).floor() as u64
     }
 
-    /// The first of these milliseconds at which no more than `room` is added.
+    /// Returns the first millisecond of `span` at which at most `room` is added.
     fn first(&self, previous: u64, room: u64, span: std::ops::Range<u64>) -> Option<u64> {
-        // The later in a run of `seconds` milliseconds, the less is added.
+        // Within each run of `seconds` milliseconds, the added part decreases.
         let (mut fits, mut exceeds) = (self.seconds, 0);
         while exceeds < fits {
             let middle = exceeds + (fits - exceeds) / 2;
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn both_counts_are_over_two_windows_later() {
+    fn both_counts_expire_two_windows_later() {
         let limit: Limit = "10/10s sliding-window".parse().unwrap();
         let reset =
             |previous, current| at(4_000, previous, current).outcome(&limit, 0).reset_after();

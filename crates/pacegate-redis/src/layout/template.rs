@@ -1,18 +1,18 @@
-//! Names of counters: what a template says, and what becomes of it.
+//! Templates of key names.
 
 use std::{fmt, io::Write, str::FromStr, time::Duration};
 
 use super::{Life, Rules};
-use crate::time::LONGEST;
+use crate::time::MAX_DURATION;
 
-/// A [layout](super::Layout) of your own: see [`Layout::template`](super::Layout::template).
+/// A custom [layout](super::Layout), created with [`Layout::template`](super::Layout::template).
 ///
-/// A counter lives for one window from the first request in it, unless said otherwise.
+/// By default, a counter lives for one window from its first request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "a template does nothing until a store has it"]
+#[must_use = "a template does nothing until a store uses it"]
 pub struct Template(pub(super) Rules);
 
-/// Why a template names no counters.
+/// An error in a template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
@@ -27,20 +27,20 @@ pub enum LayoutError {
          as in `myapp:{{key}}:{{window}}`"
     )]
     NoWindow(String),
-    /// Something in braces that stands for nothing.
+    /// An unknown placeholder.
     #[error(
-        "the template has {{{0}}}, which stands for nothing: there are {{key}}, {{window}}, {{window_start}} and \
+        "unknown placeholder {{{0}}} in the template: expected {{key}}, {{window}}, {{window_start}} or \
          {{window_start_ms}}"
     )]
     UnknownPlaceholder(String),
-    /// A brace without its other half.
-    #[error("the template `{0}` has a lone brace: write it twice if it is part of the name")]
+    /// An unmatched brace.
+    #[error("the template `{0}` has an unmatched brace: double it if it is part of the name")]
     LoneBrace(String),
 }
 
-/// A name in pieces.
+/// A parsed template.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Name(Vec<Piece>);
+pub(super) struct KeyTemplate(Vec<Piece>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
@@ -52,20 +52,20 @@ pub(super) enum Piece {
 }
 
 impl Template {
-    /// How much longer than its window a counter lives: nothing unless said, a year at most.
+    /// Sets how long a counter outlives its window. Default: 0; at most a year.
     pub fn ttl_slack(mut self, slack: Duration) -> Self {
-        self.0.life.slack = slack.min(LONGEST);
+        self.0.life.slack = slack.min(MAX_DURATION);
         self
     }
 
-    /// Counts the life of a counter from the latest request instead of the first.
+    /// Restarts the lifetime of a counter with each request, instead of the first only.
     pub fn refresh_ttl(mut self) -> Self {
         self.0.life = Life { refreshed: true, ..self.0.life };
         self
     }
 }
 
-impl Name {
+impl KeyTemplate {
     /// `prefix{key}:{window}`.
     pub(super) fn new(prefix: &str, window: Piece) -> Self {
         Self(vec![Piece::Text(prefix.to_owned()), Piece::Key, Piece::Text(":".to_owned()), window])
@@ -81,7 +81,7 @@ impl Name {
         Self(vec![Piece::Text(prefix.to_owned()), Piece::Key])
     }
 
-    /// The same name with `prefix:` in the place of the text before the first placeholder.
+    /// Replaces the text before the first placeholder with `prefix:`.
     pub(super) fn prefixed(&self, prefix: &str) -> Self {
         let rest = self.0.iter().skip_while(|piece| matches!(piece, Piece::Text(_))).cloned();
         Self(std::iter::once(Piece::Text(format!("{prefix}:"))).chain(rest).collect())
@@ -114,7 +114,7 @@ impl Name {
     }
 }
 
-impl FromStr for Name {
+impl FromStr for KeyTemplate {
     type Err = LayoutError;
 
     fn from_str(template: &str) -> Result<Self, LayoutError> {
@@ -168,8 +168,8 @@ impl FromStr for Piece {
     }
 }
 
-/// The template again.
-impl fmt::Display for Name {
+/// Writes the template.
+impl fmt::Display for KeyTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|piece| match piece {
             Piece::Text(text) => f.write_str(&text.replace('{', "{{").replace('}', "}}")),
@@ -188,17 +188,17 @@ mod tests {
     const MINUTE: u64 = 60_000_000;
 
     fn name(template: &str) -> String {
-        let name: Name = template.parse().unwrap();
+        let name: KeyTemplate = template.parse().unwrap();
         assert_eq!(name.to_string(), template);
         String::from_utf8(name.write(b"alice", 28_333_335 * MINUTE, MINUTE)).unwrap()
     }
 
     fn problem(template: &str) -> String {
-        template.parse::<Name>().unwrap_err().to_string()
+        template.parse::<KeyTemplate>().unwrap_err().to_string()
     }
 
     #[test]
-    fn placeholders_stand_for_what_they_say() {
+    fn placeholders_are_replaced() {
         assert_eq!(name("a:{key}:{window}"), "a:alice:28333335");
         assert_eq!(name("{window_start}{key}"), "1700000100alice");
         assert_eq!(name("{key}/{window_start_ms}/z"), "alice/1700000100000/z");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_to_write() {
+    fn errors_contain_advice() {
         assert_eq!(
             problem("a:{window}"),
             "the template `a:{window}` has no key: write {key} where it goes, as in `myapp:{key}:{window}`"
@@ -218,11 +218,11 @@ mod tests {
         );
         assert_eq!(
             problem("{key}:{bucket}"),
-            "the template has {bucket}, which stands for nothing: there are {key}, {window}, {window_start} and \
+            "unknown placeholder {bucket} in the template: expected {key}, {window}, {window_start} or \
              {window_start_ms}"
         );
         for lone in ["{key}:{window", "key}", "{", "{key}{window}}"] {
-            assert!(problem(lone).contains("lone brace"), "{lone}");
+            assert!(problem(lone).contains("unmatched brace"), "{lone}");
         }
     }
 }

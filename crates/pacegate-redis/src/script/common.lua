@@ -1,6 +1,6 @@
--- What the scripts share; put before each of them.
+-- Shared by all scripts: prepended to each of them.
 --
--- All numbers that decide are whole and below 2^53, so doubles hold them exactly.
+-- All numbers in decisions are integers below 2^53, which doubles represent exactly.
 
 local spread, unpack, pack = unpack, struct.unpack, struct.pack
 local call, floor = redis.call, math.floor
@@ -8,7 +8,7 @@ local call, floor = redis.call, math.floor
 local FIXED_WINDOW, SLIDING_WINDOW, TOKEN_BUCKET, SLIDING_LOG = 0, 1, 2, 3
 local BROKEN, NOTHING = 9007199254740992, pack('<I8I8I8', 0, 0, 0)
 
--- Set once, by each script, before anything else looks at it: the server's time, unless another was given, plus 1.
+-- The time in microseconds. Each script sets it once, first of all: to the server's time, or to the given time minus 1.
 local now
 
 local function set_now(given)
@@ -20,8 +20,8 @@ local function set_now(given)
   end
 end
 
--- x * y / z as quotient and remainder. Where the product has no exact double, y is taken in digits so small that no
--- intermediate result reaches 2^53.
+-- Returns quotient and remainder of x * y / z. If the product is too large for a double, y is split into digits so small
+-- that no intermediate result reaches 2^53.
 local function muldiv(x, y, z)
   local product = x * y
   if product < 2 ^ 53 then
@@ -44,11 +44,11 @@ local function muldiv(x, y, z)
   return whole * y + quotient, rest
 end
 
--- A state is an instant `at` and two numbers: for windows the counts of this one and of the one before, for a bucket
--- the debt in whole tokens and in parts of one, of which a token has as many as a period has microseconds.
+-- A state is an instant `at` and two numbers. Windows: the counts of the current and the previous window. Buckets: the
+-- used tokens and the fraction of a token, in units of one token / microseconds of the period.
 
--- Moves a state to now. The fourth result tells that the clock has stepped back, so that what was used counts as used
--- now, which has to be written down.
+-- Moves a state to now. The fourth result is true if the clock stepped back: usage then counts as of now, and the state
+-- has to be written.
 local function move(kind, amount, period, at, a, b)
   local passed = now - at
   if kind ~= TOKEN_BUCKET then
@@ -67,7 +67,7 @@ local function move(kind, amount, period, at, a, b)
   return now, a, b
 end
 
--- Units that a state which was moved to now has free.
+-- Returns the free units of a state that was moved to now.
 local function free_units(kind, amount, capacity, period, at, a, b)
   if amount == 0 then return 0 end
   if kind == FIXED_WINDOW then return amount - a end
@@ -77,8 +77,8 @@ local function free_units(kind, amount, capacity, period, at, a, b)
   return amount - a - whole - (rest > 0 and 1 or 0)
 end
 
--- Writes a state, to live for as long as it matters and `slack` milliseconds more: it names its own window, so it does
--- no harm for being there too long. In a window that has not changed since it was written, it lives on as it was told.
+-- Writes a state. It expires `slack` milliseconds after it has no effect any more; the state contains its window, so a
+-- late expiry is harmless. In the same window the expiry stays as it was.
 local function write(key, slack, kind, amount, period, before, at, a, b)
   local value, life = pack('<I8I8I8', at, a, b), nil
   if amount == 0 then
@@ -95,7 +95,7 @@ local function write(key, slack, kind, amount, period, before, at, a, b)
   call('SET', key, value, 'PX', math.ceil(life / 1000) + slack)
 end
 
--- As text, for commands that would otherwise be given too few digits.
+-- Formats an integer with all digits, which commands would otherwise not get.
 local function digits(number)
   return string.format('%.0f', number)
 end

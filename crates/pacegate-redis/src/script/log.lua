@@ -1,12 +1,12 @@
--- Changes a log of admitted requests, a sorted set that another limiter changes too.
+-- Changes a log of admitted requests: a sorted set that another limiter changes too.
 --
 -- KEYS[1]  the log: a member for each unit, by its time in ticks.
--- ARGV[1]  packed by tally.rs: the time given, microseconds in a tick, ticks in a period, what to do, the amount, the
---          cost and how many times it is wanted, the life of the key in milliseconds, whether a key may be made, and
---          whether a denied request sets the life anew.
--- ARGV[2]  what new members begin with.
--- Returns  the time, the units free before, how many times the cost was taken, when there is room for it once more (0
---          if there is), and when the log is empty.
+-- ARGV[1]  packed by counter_batch.rs: the given time, microseconds of a tick, ticks of a period, the operation, the
+--          amount, the cost and its repetitions, the lifetime of the key in milliseconds, whether keys may be created, and
+--          whether a denied request restarts the lifetime.
+-- ARGV[2]  the prefix of new members.
+-- Returns  the time, the units free before, the number of repetitions taken, the time at which another one fits (0 if it
+--          does now), and the time at which the log is empty.
 
 local CHARGE, REFUND = 0, 1
 local MOST, CHUNK = 2 ^ 53, 1000
@@ -19,7 +19,7 @@ set_now(given)
 local at = floor(now / tick)
 local past = digits(at - width)
 
--- Also finds out whether it is a log at all.
+-- Fails if the key is not a sorted set.
 local live = call('ZCOUNT', key, '(' .. past, '+inf')
 if action == REFUND and live > 0 then call('ZPOPMAX', key, math.min(cost, live)) end
 if action > REFUND then call('UNLINK', key) end
@@ -37,7 +37,7 @@ local function add(units)
   end
 end
 
--- When the entry at an index is past, rounded up to a whole microsecond.
+-- Returns the time at which an entry expires, rounded up to a whole microsecond.
 local function leaves(index)
   local entry = call('ZRANGE', key, index, index, 'WITHSCORES')
   return math.min(math.ceil((entry[2] + width) * tick), MOST)
@@ -47,12 +47,12 @@ local free, fit = amount - live, 0
 if cost > 0 and free >= cost then
   if create == 0 and live == 0 then return redis.error_reply('PACEGATE memory is full') end
   fit = math.min(times, floor(free / cost))
-  -- In this order: while a slot is on its way elsewhere, a key that is gone in between cannot be made again.
+  -- In this order: while its slot migrates, a key that was deleted cannot be created again.
   add(fit * cost)
   call('ZREMRANGEBYSCORE', key, '-inf', past)
   call('PEXPIRE', key, digits(life))
 elseif cost > 0 and (refreshed == 1 or call('PTTL', key) == -1) then
-  -- No key stays without an end, whichever limiter created it.
+  -- Every key gets an expiry, even if another limiter created it.
   call('PEXPIRE', key, digits(life))
 end
 

@@ -1,14 +1,14 @@
 -- Changes the counter of one window, whose key another limiter changes too.
 --
 -- KEYS[1]  the counter.
--- KEYS[2]  the counter of the previous window, for layouts that count that, too.
--- ARGV[1]  packed by tally.rs: the time given, the start of the window, its length, what to do and how many units, the
---          life of the key in milliseconds, whether it is set anew each time, and whether a key may be made.
--- Returns  the time, the count as it was before, and that of the previous window if there is KEYS[2]; the time alone if
---          it is not in that window, and nothing was done.
+-- KEYS[2]  the counter of the previous window, for layouts that count it too.
+-- ARGV[1]  packed by counter_batch.rs: the given time, start and length of the window, the operation and its units, the
+--          lifetime of the key in milliseconds, whether each charge restarts it, and whether keys may be created.
+-- Returns  the time, the count before, and that of the previous window if there is KEYS[2]. Only the time if it is not in
+--          the window; then nothing was changed.
 
 local CHARGE, REFUND = 0, 1
--- Counts beyond this mean the same, and have no exact double.
+-- Counts are capped here: larger ones have no exact double.
 local MOST = 2 ^ 53
 
 local key = KEYS[1]
@@ -25,7 +25,7 @@ end
 local function read(name)
   local value = call('GET', name)
   if not value then return nil end
-  if not string.find(value, '^-?%d+$') then return nil, redis.error_reply('PACEGATE a foreign value is in the way') end
+  if not string.find(value, '^-?%d+$') then return nil, redis.error_reply('PACEGATE the key holds a foreign value') end
   return tonumber(value)
 end
 
@@ -43,7 +43,7 @@ end
 if action == CHARGE and units > 0 then
   if create == 0 and call('EXISTS', key) == 0 then return redis.error_reply('PACEGATE memory is full') end
   local count = call('INCRBY', key, digits(units))
-  -- None has no end, whoever made it.
+  -- Every key gets an expiry, even if another limiter created it.
   if refreshed == 1 or call('PTTL', key) < 0 then call('PEXPIRE', key, digits(life)) end
   return answer(count - units)
 end
@@ -52,7 +52,7 @@ local count, foreign = read(key)
 if foreign then return foreign end
 
 if action > REFUND then
-  -- A reset: a key that is not there is as good.
+  -- A reset. A missing key is left alone.
   if previous then call('UNLINK', KEYS[2]) end
   if count then call('UNLINK', key) end
 elseif action == REFUND and count then

@@ -8,21 +8,21 @@ use pacegate::{
 
 use super::{Inner, RedisStore, gone};
 use crate::{
-    lane::{Common, Lane},
-    layout::{Act, Counters, Counting, Note, Spot},
+    layout::{CounterKey, CounterOp, CounterRequest, Counting, LayoutState},
     wire::Action,
+    worker::NodeWorker,
 };
 
-/// The largest count that [`Inner::count`] returns, for a window and for a log.
+/// Maximum result of [`RedisStore::count`], for a window and for a log.
 const MAX_COUNT: u64 = 1_000_000_000;
 const MAX_LOGGED: u64 = 10_000;
 
 impl RedisStore {
-    /// Reads the counter of a key in a [layout](crate::Layout) of another limiter. Where the layout counts denied
-    /// requests, it may be above the limit. At most a billion, and 10,000 in a log.
+    /// Returns the counter of a key in a [layout](crate::Layout) of another limiter. It may be above the limit where
+    /// the layout counts denied requests. Maximum: a billion, or 10,000 for a log.
     ///
-    /// Denials that the deny cache answers are not counted: turn it off with
-    /// [`deny_cache(0)`](crate::RedisStoreBuilder::deny_cache) if all should be.
+    /// Denials by the deny cache are not counted. To count all, turn the cache off with
+    /// [`deny_cache(0)`](crate::RedisStoreBuilder::deny_cache).
     ///
     /// # Errors
     ///
@@ -35,129 +35,117 @@ impl RedisStore {
 
 impl Inner {
     pub(super) fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
-        let Some(counters) = &self.common.layout else { return Ok(()) };
-        let rules = counters.rules();
+        let Some(state) = &self.common.layout else { return Ok(()) };
+        let rules = state.rules();
         if rules.counting() == Counting::Pair && self.session().is_cluster() {
-            return Err(two_slots());
+            return Err(unsupported(
+                "that counts two windows per key does not work on a cluster: use a single server",
+            ));
         }
         rules.supports(limits, leased)
     }
 
     pub(super) fn charge_counters<'a>(
         &'a self,
-        counters: &'a Counters,
+        state: &'a LayoutState,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Reply<'a, Outcomes> {
         if id.is_some() {
-            return Reply::Ready(Err(unsupported("takes no request ids: ask without one")));
+            return Reply::Ready(Err(unsupported("does not support request ids")));
         }
-        let marker = &self.common.names.marker;
-        let spots: Result<Vec<Spot>, _> =
-            charges.iter().map(|charge| counters.spot(marker, charge)).collect();
-        let spots = match spots {
-            Ok(spots) => spots,
+        let fingerprinter = &self.common.names.fingerprinter;
+        let keys: Result<Vec<_>, _> =
+            charges.iter().map(|charge| state.key(fingerprinter, charge)).collect();
+        let keys = match keys {
+            Ok(keys) => keys,
             Err(error) => return Reply::Ready(Err(error)),
         };
-        let pairs = || spots.iter().zip(charges);
-        let claims = pairs().map(|(spot, charge)| spot.claim(charge.cost, charge.enforced));
-        if let Some(outcomes) = self.common.denials.answer(claims) {
-            self.common.counters.denied_locally.add(1);
+        let pairs = keys.iter().map(|key| key.fingerprint).zip(charges);
+        if let Some(outcomes) = self.common.deny_cache.answer(pairs) {
+            self.common.totals.denied_locally.add(1);
             return Reply::Ready(Ok(outcomes.into()));
         }
-        let act = |(spot, charge): (Spot, &Charge<'_>)| (spot, Act::Charge(charge.cost));
-        let acts: Vec<_> = spots.into_iter().zip(charges).map(act).collect();
+        let ops = charges.iter().map(|charge| CounterOp::Charge(charge.cost));
+        let requests: Vec<_> = keys.into_iter().zip(ops).collect();
         Reply::pending(async move {
             self.opened().await;
-            self.note(counters, acts.into_iter()).await.map(Outcomes::from)
+            self.send_counters(state, requests.into_iter()).await.map(Outcomes::from)
         })
     }
 
-    /// What a counter holds, up to the largest amount of its algorithm.
     async fn count(&self, key: KeyRef<'_>, limit: Limit) -> Result<u64, StoreError> {
-        let Some(counters) = &self.common.layout else {
-            return Err(StoreError::Unsupported(
-                "only the layouts of other limiters count".to_owned(),
-            ));
+        let Some(state) = &self.common.layout else {
+            let problem = "the native layout has no counters of another limiter";
+            return Err(StoreError::Unsupported(problem.to_owned()));
         };
         let most = |amount| Limit::new(amount, limit.period())?.with_algorithm(limit.algorithm());
         let most = most(MAX_COUNT).or_else(|_| most(MAX_LOGGED)).unwrap_or(limit);
         let peek = Charge::new(PolicyName::DEFAULT, key, most).cost(0);
-        let outcomes = self.charge_counters(counters, &[peek], None).await?;
+        let outcomes = self.charge_counters(state, &[peek], None).await?;
         let remaining = outcomes.first().map_or(0, Outcome::remaining);
         Ok(most.amount().saturating_sub(remaining))
     }
 
-    pub(super) async fn change_counter(
+    pub(super) async fn update_counter(
         self: Arc<Self>,
-        counters: Arc<Counters>,
-        spot: Spot,
-        act: Act,
+        state: Arc<LayoutState>,
+        key: CounterKey,
+        op: CounterOp,
     ) -> Result<(), StoreError> {
-        let mark = spot.mark;
-        let noted = self.note(&counters, std::iter::once((spot, act))).await;
-        self.common.denials.forget(mark);
-        noted.map(drop)
+        let fingerprint = key.fingerprint;
+        let updated = self.send_counters(&state, std::iter::once((key, op))).await;
+        self.common.deny_cache.forget(fingerprint);
+        updated.map(drop)
     }
 
-    /// Sends requests to the servers that have their counters: in order, and together where that is one server.
-    async fn note(
+    /// Sends requests to the servers of their counters: in order, and those for one server together.
+    async fn send_counters(
         &self,
-        counters: &Counters,
-        acts: impl Iterator<Item = (Spot, Act)>,
+        state: &LayoutState,
+        ops: impl Iterator<Item = (CounterKey, CounterOp)>,
     ) -> Result<Vec<Outcome>, StoreError> {
-        let mut parts: Vec<(Arc<Lane>, Vec<Note>)> = Vec::new();
-        let mut answers = Vec::new();
-        for (spot, act) in acts {
-            let (note, answered) = counters.note(spot, act);
-            answers.push(answered);
-            let lane = self.session().lane_of(|| note.slot(counters.rules()))?;
-            match parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lane)) {
-                Some((_, notes)) => notes.push(note),
-                None => parts.push((lane, vec![note])),
+        let mut parts: Vec<(Arc<NodeWorker>, Vec<CounterRequest>)> = Vec::new();
+        let mut replies = Vec::new();
+        for (key, op) in ops {
+            let (request, reply) = state.request(key, op);
+            replies.push(reply);
+            let worker = self.session().worker_of(|| request.slot(state.rules()))?;
+            match parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &worker)) {
+                Some((_, requests)) => requests.push(request),
+                None => parts.push((worker, vec![request])),
             }
         }
-        for (lane, notes) in parts {
-            lane.note(notes)?;
+        for (worker, requests) in parts {
+            worker.send_counters(requests)?;
         }
-        let mut outcomes = Vec::with_capacity(answers.len());
-        for answered in answers {
-            outcomes.push(answered.await.unwrap_or_else(|_| Err(gone()))?);
+        let mut outcomes = Vec::with_capacity(replies.len());
+        for reply in replies {
+            outcomes.extend(reply.await.unwrap_or_else(|_| Err(gone()))?.outcomes);
         }
         Ok(outcomes)
     }
 }
 
-/// Which counter is to be changed, and how.
-pub(super) fn change(
-    common: &Common,
-    counters: &Counters,
-    charge: &Charge<'_>,
-    action: Option<Action>,
-) -> Result<(Spot, Act), StoreError> {
-    let act = match action {
-        Some(Action::Refund | Action::Return { .. }) => Act::Refund(charge.cost),
-        Some(Action::Release | Action::Renew) => return Err(no_permits()),
-        None => Act::Reset,
-    };
-    Ok((counters.spot(&common.names.marker, charge)?, act))
+/// Returns the operation on a counter that corresponds to an action.
+pub(super) fn operation(charge: &Charge<'_>, action: Action) -> Result<CounterOp, StoreError> {
+    match action {
+        Action::Refund | Action::Return { .. } => Ok(CounterOp::Refund(charge.cost)),
+        Action::Reset => Ok(CounterOp::Reset),
+        Action::Release | Action::Renew => Err(no_permits()),
+    }
 }
 
-/// The names of keys are digests, from which the policy cannot be read.
 pub(super) fn no_clear() -> StoreError {
-    let reason = "keys on Redis are named by digests, which hide the policy: reset keys one by one, or \
+    let reason = "key names on Redis are digests, which hide the policy: reset keys one by one, or \
                   rename the policy to start with full budgets";
     StoreError::Unsupported(reason.to_owned())
 }
 
 pub(super) fn no_permits() -> StoreError {
-    unsupported("holds no permits: use Layout::native")
+    unsupported("has no permits: use Layout::native")
 }
 
-fn two_slots() -> StoreError {
-    unsupported("that counts two windows of a key cannot be used on a cluster: use a single server")
-}
-
-fn unsupported(what: &str) -> StoreError {
-    StoreError::Unsupported(format!("a layout of another limiter {what}"))
+fn unsupported(problem: &str) -> StoreError {
+    StoreError::Unsupported(format!("a layout of another limiter {problem}"))
 }

@@ -1,4 +1,4 @@
-//! The connections of a store, and the runtime that drives them.
+//! The connections of a store on one runtime.
 
 use std::{
     sync::{
@@ -13,11 +13,12 @@ use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 
 use crate::{
-    cell::Want,
-    cluster::{Cluster, NO_SERVER},
-    lane::{Common, Lane},
+    cell::CellCharge,
+    cluster::Cluster,
     resolver::{Resolver, Sentinels},
+    stats::ServerStats,
     url::{RedisUrl, Servers},
+    worker::{Common, NodeWorker},
 };
 
 /// The connections of a store on one runtime. If that runtime shuts down, another session replaces it.
@@ -25,7 +26,7 @@ use crate::{
 pub(super) struct Session {
     pub(super) runtime: Handle,
     servers: Topology,
-    /// The runtime has dropped the tasks of this session.
+    /// Whether the runtime has dropped the tasks of this session.
     has_ended: Arc<AtomicBool>,
     /// Whether requests wait for the first connection, because this session has replaced another.
     is_opening: AtomicBool,
@@ -35,20 +36,20 @@ pub(super) struct Session {
 
 #[derive(Debug)]
 enum Topology {
-    One(Arc<Lane>),
+    One(Arc<NodeWorker>),
     Cluster(Arc<Cluster>),
 }
 
-/// Reports that a task was dropped.
+/// Sets the flag when its task is dropped.
 struct Ended(Arc<AtomicBool>);
 
-/// How often the sentinels are asked where the master is.
-const FOLLOW: Duration = Duration::from_millis(250);
-/// How long requests wait for the first connection of a session that replaces another.
+/// Interval of queries to the sentinels.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(250);
+/// Maximum time that requests wait for a session that replaces another.
 const REOPEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// Starts to connect, on this runtime.
+    /// Starts to connect on this runtime.
     pub(super) fn open(url: RedisUrl, common: &Arc<Common>, runtime: Handle) -> Self {
         let _entered = runtime.enter();
         let (watched, closed) = oneshot::channel::<()>();
@@ -67,7 +68,7 @@ impl Session {
         }
     }
 
-    /// [`Session::open`] in place of a session that has ended: requests wait until it is connected.
+    /// [`Session::open`] to replace a session whose runtime has shut down: requests wait until it is connected.
     pub(super) fn reopen(url: RedisUrl, common: &Arc<Common>, runtime: Handle) -> Self {
         let session = Self::open(url, common, runtime);
         session.is_opening.store(true, Ordering::Release);
@@ -82,7 +83,7 @@ impl Session {
         self.is_opening.load(Ordering::Acquire)
     }
 
-    /// Waits for the first connection of a session that replaces another. The caller may be in no runtime.
+    /// Waits for the first connection of a session that replaces another. The caller may be outside of a runtime.
     pub(super) async fn opened(self: Arc<Self>) {
         if self.is_opening() {
             let runtime = self.runtime.clone();
@@ -94,10 +95,10 @@ impl Session {
         }
     }
 
-    pub(super) fn lanes(&self) -> Vec<Arc<Lane>> {
+    pub(super) fn workers(&self) -> Vec<Arc<NodeWorker>> {
         match &self.servers {
-            Topology::One(lane) => vec![lane.clone()],
-            Topology::Cluster(cluster) => cluster.lanes(),
+            Topology::One(worker) => vec![worker.clone()],
+            Topology::Cluster(cluster) => cluster.workers(),
         }
     }
 
@@ -105,30 +106,50 @@ impl Session {
         matches!(self.servers, Topology::Cluster(_))
     }
 
-    pub(super) fn lane(&self, want: &Want) -> Result<Arc<Lane>, StoreError> {
-        self.lane_of(|| want.cell.slot())
+    pub(super) fn worker(&self, charge: &CellCharge) -> Result<Arc<NodeWorker>, StoreError> {
+        self.worker_of(|| charge.cell.slot())
     }
 
-    pub(super) fn lane_of(&self, slot: impl FnOnce() -> u16) -> Result<Arc<Lane>, StoreError> {
+    pub(super) fn worker_of(
+        &self,
+        slot: impl FnOnce() -> u16,
+    ) -> Result<Arc<NodeWorker>, StoreError> {
         match &self.servers {
-            Topology::One(lane) => Ok(lane.clone()),
-            Topology::Cluster(cluster) => cluster
-                .of_slot_now(slot())
-                .ok_or_else(|| StoreError::Unavailable(NO_SERVER.to_owned())),
+            Topology::One(worker) => Ok(worker.clone()),
+            Topology::Cluster(cluster) => cluster.worker_of_or_refresh(slot()),
         }
     }
 
-    pub(super) fn describe(&self) -> String {
+    /// Returns the status of each server, or of a cluster's unusable seed if no server is known.
+    pub(super) fn servers(&self) -> Vec<ServerStats> {
+        let status = |worker: Arc<NodeWorker>| ServerStats {
+            address: worker.resolver().to_string(),
+            trouble: (!worker.is_open()).then(|| worker.reason()),
+            round_trip: worker.latency(),
+        };
+        let mut servers: Vec<_> = self.workers().into_iter().map(status).collect();
+        if let (Topology::Cluster(cluster), true) = (&self.servers, servers.is_empty()) {
+            servers.extend(cluster.map_error().map(|(address, error)| ServerStats {
+                address: address.to_string(),
+                trouble: Some(error),
+                round_trip: Duration::ZERO,
+            }));
+        }
+        servers
+    }
+
+    /// Returns the last error; in a cluster with the address of the server.
+    pub(super) fn error(&self) -> String {
         match &self.servers {
-            Topology::One(lane) => lane.resolver().to_string(),
-            Topology::Cluster(_) => "the cluster".to_owned(),
+            Topology::One(worker) => worker.reason(),
+            Topology::Cluster(cluster) => cluster.error(),
         }
     }
 
-    /// Whether every server that is known answers.
+    /// Returns whether every known server can be used.
     pub(super) fn is_connected(&self) -> bool {
-        let lanes = self.lanes();
-        !lanes.is_empty() && lanes.iter().all(|lane| lane.is_open())
+        let workers = self.workers();
+        !workers.is_empty() && workers.iter().all(|worker| worker.is_open())
     }
 
     pub(super) async fn first_connection(&self) {
@@ -142,7 +163,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.lanes().iter().for_each(|lane| lane.end());
+        self.workers().iter().for_each(|worker| worker.shut_down());
     }
 }
 
@@ -167,10 +188,10 @@ impl Topology {
                 }))
             }
         };
-        let lane = Lane::new(common.clone(), resolver, Weak::new());
-        lane.start();
-        tokio::spawn(follow(Arc::downgrade(&lane)));
-        Self::One(lane)
+        let worker = NodeWorker::new(common.clone(), resolver, Weak::new());
+        worker.start();
+        tokio::spawn(follow(Arc::downgrade(&worker)));
+        Self::One(worker)
     }
 }
 
@@ -180,17 +201,17 @@ impl Drop for Ended {
     }
 }
 
-/// Follows the master from one server to the next, for as long as the lane is there.
-async fn follow(lane: Weak<Lane>) {
+/// Follows the master to another server after a failover, until the worker is dropped.
+async fn follow(worker: Weak<NodeWorker>) {
     loop {
-        tokio::time::sleep(FOLLOW).await;
-        let Some(lane) = lane.upgrade() else { return };
-        let Resolver::Sentinel(sentinels) = lane.resolver() else { return };
+        tokio::time::sleep(FOLLOW_INTERVAL).await;
+        let Some(worker) = worker.upgrade() else { return };
+        let Resolver::Sentinel(sentinels) = worker.resolver() else { return };
         let (found, current) = (sentinels.find().await, sentinels.current.lock().clone());
         if let (Some(found), Some(current)) = (found, current)
             && found != current
         {
-            lane.look_again("the sentinels have named another master");
+            worker.relocate("the sentinels named another master");
         }
     }
 }

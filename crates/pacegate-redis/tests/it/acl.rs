@@ -1,4 +1,4 @@
-//! The smallest rights that ship: enough for everything, and for nothing else.
+//! The documented ACL rules permit exactly the commands that the store needs.
 
 use pacegate_redis::{ACL_RULES, SENTINEL_ACL_RULES};
 use pacegate_testkit::{
@@ -11,7 +11,7 @@ use crate::kit::Timed;
 const HISTORIES: u64 = 30;
 
 #[test]
-fn everything_works_with_the_smallest_rights() {
+fn everything_works_with_the_documented_rules() {
     for flavor in Flavor::ALL {
         let server = guarded(Server::options(flavor)).start();
         let url = format!("redis://pacegate:secret@{}/3", server.address());
@@ -21,13 +21,13 @@ fn everything_works_with_the_smallest_rights() {
 }
 
 #[test]
-fn everything_works_with_the_smallest_rights_in_a_cluster() {
+fn everything_works_with_the_documented_rules_in_a_cluster() {
     for flavor in Flavor::ALL {
         let cluster = Cluster::start_with(flavor, 3, 0, guarded);
         let url = cluster.url().replace("://", "://pacegate:secret@");
         conformance(&Timed::new(&url, |builder| builder), HISTORIES);
         for node in cluster.nodes() {
-            // Sent only while slots move.
+            // Sent only while slots migrate.
             let mut client = Client::connect(&node.address()).unwrap();
             assert_eq!(client.command(&["AUTH", "pacegate", "secret"]).unwrap().text(), "OK");
             assert_eq!(client.command(&["ASKING"]).unwrap().text(), "OK");
@@ -37,7 +37,7 @@ fn everything_works_with_the_smallest_rights_in_a_cluster() {
 }
 
 #[test]
-fn sentinels_tell_a_user_with_the_smallest_rights() {
+fn sentinels_work_with_the_documented_rules() {
     for flavor in Flavor::ALL {
         let sentinels = Sentinels::start(flavor);
         for sentinel in sentinels.sentinels() {
@@ -54,7 +54,7 @@ fn sentinels_tell_a_user_with_the_smallest_rights() {
 }
 
 #[test]
-fn nothing_else_is_allowed() {
+fn other_commands_are_rejected() {
     for flavor in Flavor::ALL {
         let server = guarded(Server::options(flavor)).start();
         let mut client = Client::connect(&server.address()).unwrap();
@@ -88,19 +88,19 @@ fn nothing_else_is_allowed() {
     }
 }
 
-/// With a user of ours, and nobody else but the kit.
+/// Options for a server with a user for the store and one for the test kit.
 fn guarded(options: ServerOptions) -> ServerOptions {
     options.acl("default off").acl(&format!("pacegate on >secret ~pg:* {ACL_RULES}"))
 }
 
-/// What a server has refused for want of rights.
+/// Returns the commands that a server rejected for lack of permission.
 fn refusals(server: &Server) -> Vec<String> {
     let log = server.command(&["ACL", "LOG"]);
     log.items().iter().map(|entry| format!("{entry:?}")).collect()
 }
 
 #[test]
-fn the_documents_have_these_rules() {
+fn the_documentation_has_these_rules() {
     let page = include_str!("../../../../docs/redis-acl.md");
     let line = format!("ACL SETUSER pacegate reset on >PASSWORD ~pg:* {ACL_RULES}\n");
     assert!(page.contains(&line), "write {line}");

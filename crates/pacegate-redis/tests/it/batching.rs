@@ -1,4 +1,4 @@
-//! Requests that travel together are answered as if they had come one by one.
+//! Batched requests get the same answers as single ones.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::kit::Timed;
 /// One request: keys, each with its limit and cost.
 type Ask = Vec<(String, Limit, u64, bool)>;
 
-/// Some requests over few keys, so that many meet: hot keys, mixed costs, several limits at once, peeks, shadows.
+/// Generates requests for few keys: hot keys, mixed costs, several limits, peeks, charges that are not enforced.
 fn requests(random: &mut Random, seed: u64) -> Vec<Ask> {
     let count = random.between(1, 60);
     (0..count).map(|_| request(random, seed)).collect()
@@ -45,7 +45,7 @@ fn charges(ask: &Ask, permit: u128) -> Vec<Charge<'_>> {
             let policy = "batching".parse().unwrap();
             let mut charge = Charge::new(policy, KeyRef::new(key.as_bytes()), *limit).cost(*cost);
             charge.enforced = *enforced;
-            // One tag for all, so that they can be decided together on a cluster as well.
+            // One tag for all, so that a cluster can decide them together too.
             charge.tag = KeyRef::new(b"together");
             if limit.algorithm() == Algorithm::Concurrency {
                 charge.permit = permit;
@@ -88,7 +88,7 @@ fn follow(subject: &Timed, rounds: u64) {
 }
 
 #[test]
-fn together_as_one_by_one() {
+fn batches_answer_like_single_requests() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let subject = Timed::new(&server.url(), |builder| builder.deny_cache(0));
@@ -100,15 +100,15 @@ fn together_as_one_by_one() {
 }
 
 #[test]
-fn together_on_a_cluster() {
+fn batches_answer_like_single_requests_on_a_cluster() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     let subject = Timed::new(&cluster.url(), |builder| builder.deny_cache(0));
     follow(&subject, 100);
 }
 
-/// A hot key costs the server one key in one call, however many ask.
+/// A hot key costs the server one key in one call, for any number of requests.
 #[test]
-fn a_hot_key_is_one_key() {
+fn a_hot_key_costs_one_key() {
     let server = Server::start(Flavor::Redis);
     let subject = Timed::new(&server.url(), |builder| builder);
     let limit = Limit::per_day(600);
@@ -122,9 +122,9 @@ fn a_hot_key_is_one_key() {
     assert_eq!((stats.calls, stats.keys, stats.requests), (1, 1, 1_000));
 }
 
-/// Much that waits leaves as two trips, so that the server works on one while the other is taken in.
+/// Large queues are sent as two round trips, so that server and store work in parallel.
 #[test]
-fn many_keys_at_once_are_two_trips() {
+fn many_keys_take_two_round_trips() {
     let server = Server::start(Flavor::Redis);
     let subject = Timed::new(&server.url(), |builder| builder);
     let keys: Vec<String> = (0..256).map(|number| format!("many-{number}")).collect();
@@ -140,14 +140,14 @@ fn many_keys_at_once_are_two_trips() {
         }
         let after = subject.store.stats();
         assert_eq!((after.calls - before.calls, after.keys - before.keys), (4, 256));
-        // The first time, each of them finds no script there, and goes again.
+        // The first time, the server does not know the script, and each is sent again.
         assert_eq!(after.trips - before.trips, 2 + 2 * remaining);
     }
 }
 
-/// An idle store sends at once: as many calls as requests, and no timer that would hold one back.
+/// An idle store sends at once: as many calls as requests, without a timer.
 #[test]
-fn one_at_a_time_is_one_call_each() {
+fn single_requests_take_one_call_each() {
     let server = Server::start(Flavor::Redis);
     let subject = Timed::new(&server.url(), |builder| builder);
     let charge = [Charge::new("idle".parse().unwrap(), KeyRef::new(b"idle"), Limit::per_day(100))];

@@ -1,4 +1,4 @@
-//! The same answers as the model, and so as the memory store, on every kind of server.
+//! Compares the store with the model on every kind of server.
 
 use pacegate::Algorithm;
 use pacegate_testkit::{
@@ -8,7 +8,7 @@ use pacegate_testkit::{
 
 use crate::kit::{Timed, is_long};
 
-/// The deny cache is on in half of them: it must not show.
+/// The deny cache is on in half of the runs and must not change any answer.
 fn histories(algorithm: Algorithm) {
     let histories = if is_long() { 1_000_000 } else { 10_000 };
     let server = Server::start(Flavor::Redis);

@@ -1,10 +1,10 @@
-//! Every way to reach a server, and what is said when there is none.
+//! Forms of addresses, and errors of unreachable servers.
 
 use std::time::Duration;
 
 use pacegate::{
     BatchDecision, Charge, Counter, Decision, KeyRef, Limit, Limiter, Policy, PolicyName,
-    PolicySet, Request, SharedLimiter,
+    PolicySet, Request, SharedLimiter, Store,
     policy::{Condition, FailureMode::Closed},
 };
 use pacegate_redis::{ConnectError, RedisStore};
@@ -12,7 +12,7 @@ use pacegate_testkit::servers::{Certificates, Flavor, Server};
 
 use crate::kit::{PATIENT, runtime};
 
-/// Two of two are allowed, the third is not: it works.
+/// Asserts that a limit of two allows two requests and denies the third.
 async fn works(store: RedisStore) {
     let policies = PolicySet::of_limits([Limit::per_day(2)]).unwrap();
     let limiter = SharedLimiter::new(store, policies);
@@ -72,7 +72,7 @@ fn tls_is_verified() {
 }
 
 #[test]
-fn prefixes_and_secrets_keep_budgets_apart() {
+fn prefixes_and_secrets_separate_counters() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let builder = || RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
@@ -96,16 +96,16 @@ fn prefixes_and_secrets_keep_budgets_apart() {
 }
 
 #[test]
-fn secrets_show_nowhere() {
+fn debug_output_hides_secrets() {
     let builder = RedisStore::builder("redis://u:hunter2@a").unwrap().secret("pepper");
     let shown = format!("{builder:?}");
     assert!(shown.contains("secret: ***"), "{shown}");
-    // Bytes are shown as numbers.
+    // Debug output of bytes is numbers.
     assert!(!shown.contains("pepper") && !shown.contains("112, 101"), "{shown}");
     assert!(!shown.contains("hunter"), "{shown}");
 }
 
-/// A request with an id is counted once, however often it is asked, and by whomever.
+/// A request with an id is counted once, from any number of clients.
 #[test]
 fn the_same_id_counts_once() {
     for flavor in Flavor::ALL {
@@ -129,7 +129,7 @@ fn the_same_id_counts_once() {
     }
 }
 
-/// A client that sends one id with every request gets four requests for free, and pays for each one after that.
+/// A client that sends one id with every request gets four requests for free; later ones are charged.
 #[test]
 fn an_answer_is_repeated_four_times() {
     for flavor in Flavor::ALL {
@@ -151,9 +151,9 @@ fn an_answer_is_repeated_four_times() {
     }
 }
 
-/// The answer is forgotten so long after it was given, also if it was repeated since.
+/// A stored answer expires after the configured time, even if it was repeated since.
 #[test]
-fn a_repeated_answer_is_not_kept_for_longer() {
+fn a_repeated_answer_expires_on_time() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
@@ -174,7 +174,7 @@ fn a_repeated_answer_is_not_kept_for_longer() {
     });
 }
 
-/// The id of a call from outside is that of every request that comes of it. Each of them counts.
+/// Several requests may carry the id of one external call. Each of them is counted.
 #[test]
 fn one_id_for_several_requests_counts_for_each() {
     let policy = |name: &str, domain: &str, limit: &str| {
@@ -208,8 +208,7 @@ fn one_id_for_several_requests_counts_for_each() {
     });
 }
 
-/// Two charges of one request may name one counter under two limits. They are charged one after the other, and none if
-/// one does not fit.
+/// Two charges of one request may use one counter under two limits. They are charged one after the other, or neither.
 #[test]
 fn one_key_under_two_limits_is_charged_for_both_or_neither() {
     let server = Server::start(Flavor::Redis);
@@ -253,13 +252,13 @@ fn one_key_under_two_limits_is_charged_for_both_or_neither() {
             assert_eq!(after, left, "{charges:?}");
         }
         let error = limiter.charges().check_batch(&[few, many], Some(b"id")).await.unwrap_err();
-        assert!(error.to_string().contains("one key under two amounts"), "{error}");
+        assert!(error.to_string().contains("one key under two limits"), "{error}");
     });
 }
 
-/// Permits are shared by processes, and one that is dropped comes back without anybody waiting for it.
+/// Permits are shared by processes, and a dropped permit is released in the background.
 #[test]
-fn a_dropped_permit_comes_back() {
+fn a_dropped_permit_is_released() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let limiter =
@@ -283,12 +282,12 @@ fn a_dropped_permit_comes_back() {
 }
 
 #[test]
-fn nobody_there_is_said_at_once_or_later() {
+fn unreachable_servers_are_reported_at_once_or_later() {
     runtime().block_on(async {
         let error = RedisStore::connect("redis://user:hunter2@127.0.0.1:1").await.unwrap_err();
         assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
         assert!(
-            error.to_string().starts_with("no connection to 127.0.0.1:1: cannot connect"),
+            error.to_string().starts_with("no connection to redis://127.0.0.1:1: cannot connect"),
             "{error}"
         );
         assert!(!error.to_string().contains("hunter2"), "{error}");
@@ -299,15 +298,50 @@ fn nobody_there_is_said_at_once_or_later() {
         let limiter = SharedLimiter::builder(store).limit("1/day").build().unwrap();
         let start = tokio::time::Instant::now();
         let answers = [limiter.check("a").await.unwrap(), limiter.check("a").await.unwrap()];
-        assert!(start.elapsed() < Duration::from_millis(20), "nobody waits for nobody");
+        assert!(start.elapsed() < Duration::from_millis(20), "no wait for the server");
         assert!(answers.iter().all(pacegate::Decision::is_degraded));
         assert_eq!(answers.map(|answer| answer.is_allowed()), [true, false], "counted here");
     });
 }
 
-/// Where nobody uses a store any more, nothing of it is left.
+/// The first failed connection is reported with address and cause: by the statistics, and by charges.
 #[test]
-fn a_dropped_store_leaves_the_server() {
+fn failed_connections_name_address_and_cause() {
+    let server = Server::options(Flavor::Redis).password("s3cret").start();
+    let (certificates, others) = (Certificates::new(), Certificates::new());
+    let encrypted = Server::options(Flavor::Redis).tls(&certificates).start();
+    let (address, tls) = (server.address(), format!("127.0.0.1:{}", encrypted.port()));
+    let unverified = format!("rediss://{tls}?ca={}", others.ca().display());
+    runtime().block_on(async {
+        for (url, address, cause) in [
+            (format!("redis://:hunter2@{address}"), &*address, "WRONGPASS"),
+            (format!("redis://{address}"), &*address, "NOAUTH"),
+            (format!("redis+cluster://{address}"), &*address, "NOAUTH"),
+            (unverified, &*tls, "certificate"),
+            ("redis://127.0.0.1:1".to_owned(), "127.0.0.1:1", "refused"),
+            ("redis://host.invalid".to_owned(), "host.invalid:6379", "cannot connect: "),
+        ] {
+            let store = RedisStore::builder(&url).unwrap().connect_later();
+            let charge = Charge::new(PolicyName::DEFAULT, "alice", Limit::per_day(1));
+            let named =
+                |error: &str| error.contains(&format!("{address}: ")) && error.contains(cause);
+            let reported = async {
+                while !named(&store.charge(&[charge], None).await.unwrap_err().to_string()) {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(PATIENT, reported).await.expect(&url);
+            let server = store.stats().servers.remove(0);
+            assert_eq!(server.address, address);
+            let error = server.trouble.unwrap();
+            assert!(error.contains(cause) && !error.contains("hunter2"), "{url}: {error}");
+        }
+    });
+}
+
+/// A dropped store leaves no connection.
+#[test]
+fn a_dropped_store_disconnects() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let store = connect(&server.url()).await.unwrap();
@@ -324,9 +358,9 @@ fn a_dropped_store_leaves_the_server() {
     });
 }
 
-/// As where one static limiter is used by several tests, each of which has a runtime.
+/// As with a static limiter in several tests, each of which has a runtime.
 #[test]
-fn a_store_that_outlives_its_runtime_reconnects_on_that_of_its_caller() {
+fn a_store_reconnects_on_the_runtime_of_its_caller() {
     let server = Server::start(Flavor::Redis);
     let policy = Policy::new("api".parse().unwrap(), [Limit::per_day(100)]).per([Request::KEY]);
     let jobs = Policy::new("jobs".parse().unwrap(), ["9/day concurrency".parse().unwrap()]);

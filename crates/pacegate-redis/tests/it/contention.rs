@@ -1,4 +1,4 @@
-//! Many tasks in several processes charge one key: what is admitted is exact.
+//! Many tasks in several processes charge one key: the admitted units are exact.
 
 use std::{
     sync::mpsc::{RecvTimeoutError, channel},
@@ -15,7 +15,7 @@ use crate::{
 };
 
 const AMOUNT: u64 = 100;
-/// So long that no test sees a window end or a unit come back.
+/// A period longer than any test.
 const PERIOD: Duration = Duration::from_secs(1_000 * 3_600);
 
 const LEASED: [Algorithm; 2] = [Algorithm::FixedWindow, Algorithm::SlidingWindow];
@@ -51,12 +51,12 @@ fn one_key_is_exact(server: &Server) {
         }
     });
     assert_eq!(contest.played, 485);
-    // Otherwise one process had it all before the others came, and nothing was contended.
+    // Otherwise one process took all units before the others started, without contention.
     assert!(contest.shared >= 250, "only {} rounds were shared", contest.shared);
     assert_ttls(server);
 }
 
-/// Forgets all scripts every two milliseconds, or as often as the server gets to it.
+/// Flushes all scripts about every two milliseconds.
 fn while_flushing(server: &Server, work: impl FnOnce()) {
     let (end, ended) = channel::<()>();
     let mut client = server.connect().unwrap();
@@ -78,11 +78,11 @@ fn while_flushing(server: &Server, work: impl FnOnce()) {
 
 struct Contest {
     workers: Workers,
-    /// A store without cache and leases, to look with.
+    /// A store without deny cache and leases, for peeks.
     store: RedisStore,
     runtime: tokio::runtime::Runtime,
     played: u64,
-    /// Rounds in which more than one process was granted something.
+    /// Rounds in which several processes were granted units.
     shared: u64,
 }
 
@@ -101,7 +101,7 @@ impl Contest {
         }
     }
 
-    /// While leases are held less may be admitted; what comes back makes it whole.
+    /// While leases are held, fewer units may be admitted; returned units complete the total.
     fn leased_rounds(&mut self, count: u64, algorithm: Algorithm, costs: Costs) {
         for round in 0..count {
             let cache = if round % 2 == 0 { Cache::On } else { Cache::Off };
@@ -115,7 +115,7 @@ impl Contest {
         }
     }
 
-    /// The key, and what was granted of it.
+    /// Returns the key and the granted units.
     fn play(
         &mut self,
         algorithm: Algorithm,
@@ -152,7 +152,7 @@ fn sets_of_keys_on_a_cluster() {
     }
 }
 
-/// A request takes three keys or none: in the end exactly what was admitted is charged.
+/// A request charges three keys or none: in the end exactly the admitted units are charged.
 fn sets_of_keys(url: &str, meeting: &Server, placing: Placing) {
     let runtime = runtime();
     let store = runtime.block_on(plain_store(url));
@@ -170,7 +170,7 @@ fn sets_of_keys(url: &str, meeting: &Server, placing: Placing) {
     }
 }
 
-/// Units charged to the nth key of a set.
+/// Returns the units charged to the nth key of a set.
 async fn used(
     store: &RedisStore,
     (name, limit, placing): (&str, Limit, Placing),
@@ -194,7 +194,7 @@ async fn plain_store(url: &str) -> RedisStore {
     builder.connect().await.unwrap()
 }
 
-/// No key stays for ever, nor longer than two periods and a second.
+/// Asserts that every key expires, after at most two periods and a second.
 fn assert_ttls(server: &Server) {
     let mut client = server.connect().unwrap();
     let keys = keys(&mut client);

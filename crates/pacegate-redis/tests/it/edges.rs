@@ -1,4 +1,4 @@
-//! What happens rarely, and must not hurt.
+//! Rare cases.
 
 use std::time::Duration;
 
@@ -31,13 +31,13 @@ async fn connect(url: &str) -> RedisStore {
 }
 
 #[test]
-fn a_store_without_a_runtime_says_so() {
+fn a_store_without_a_runtime_is_unavailable() {
     let server = Server::start(Flavor::Redis);
     let runtime = two_threads();
     let store = runtime.block_on(connect(&server.url()));
     drop(runtime);
     let answer = pollster::block_on(store.charge(&[charge(Limit::per_hour(1))], None));
-    let ended = |why: &str| why == "the store, or its runtime, has ended";
+    let ended = |why: &str| why.ends_with(": the store, or its runtime, has shut down");
     assert!(matches!(&answer, Err(StoreError::Unavailable(why)) if ended(why)), "{answer:?}");
 }
 
@@ -60,9 +60,9 @@ fn a_store_that_is_dropped_leaves_no_task_behind() {
     }
 }
 
-/// All of a quadrillion units are drawn in no time.
+/// A lease of a quadrillion units is drawn quickly.
 #[test]
-fn a_lease_of_more_than_all() {
+fn a_lease_larger_than_the_limit() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let store = RedisStore::connect(&server.url()).await.unwrap();
@@ -79,9 +79,9 @@ fn a_lease_of_more_than_all() {
     });
 }
 
-/// Units that are still on their way when leases are given back come back, too.
+/// Units of a draw in progress are returned too.
 #[test]
-fn leases_are_returned_as_soon_as_they_are_drawn() {
+fn draws_in_progress_are_returned() {
     let server = Server::start(Flavor::Redis);
     two_threads().block_on(async {
         let store = connect(&server.url()).await;
@@ -100,9 +100,9 @@ fn leases_are_returned_as_soon_as_they_are_drawn() {
     });
 }
 
-/// Leases are given back many at a time, not one by one: whoever ends has little time for it.
+/// Leases are returned concurrently: a process that shuts down has little time.
 #[test]
-fn many_leases_are_returned_in_few_trips() {
+fn many_leases_are_returned_in_few_round_trips() {
     const KEYS: u64 = 2_000;
     let server = Server::start(Flavor::Redis);
     let runtime = two_threads();
@@ -129,9 +129,9 @@ fn many_leases_are_returned_in_few_trips() {
     }
 }
 
-/// Whoever gives up waiting for a reset or a refund has made it nevertheless, with all that follows here.
+/// A reset or refund whose caller stops waiting still takes effect, on the server and locally.
 #[test]
-fn changes_that_nobody_waits_for() {
+fn cancelled_updates_take_effect() {
     let server = Server::start(Flavor::Redis);
     let runtime = two_threads();
     let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
@@ -162,9 +162,9 @@ fn changes_that_nobody_waits_for() {
     }
 }
 
-/// What was drawn in a window is not spent in the next one.
+/// Units drawn in a window are not spent in the next one.
 #[test]
-fn leases_end_in_time() {
+fn leases_expire_on_time() {
     let server = Server::start(Flavor::Redis);
     let mut client = server.connect().unwrap();
     let period = Duration::from_millis(100);
@@ -193,7 +193,7 @@ fn leases_end_in_time() {
         eventually(PATIENT, "two windows have passed", || window() > last + 1);
         let first = window();
         let granted = spend(unit);
-        // As many windows may have ended meanwhile.
+        // This many windows may have ended since.
         let windows = (window() - first) as u64;
         assert!(granted <= 10 * (1 + windows), "{granted} in {windows} windows by {algorithm}");
         clean += u64::from(windows == 0);
@@ -201,9 +201,9 @@ fn leases_end_in_time() {
     assert!(clean > 3, "{clean} of 16 turns took less than a window");
 }
 
-/// Leased units of a bucket would expire in every process, while the bucket refills once.
+/// Leased tokens would expire in every process, while the bucket refills once.
 #[test]
-fn nothing_is_leased_from_a_bucket() {
+fn token_buckets_are_not_leased() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let store = connect(&server.url()).await;
@@ -217,8 +217,8 @@ fn nothing_is_leased_from_a_bucket() {
     });
 }
 
-/// Three processes with a lease deny nothing as long as the traffic is below the limit by the units that they may hold.
-/// In a sliding window that is twice as much, since units that were not spent in one window count in the next.
+/// Three processes with a lease deny nothing while the traffic is below the limit by at least the units that they hold:
+/// twice as many in a sliding window, where unspent units of one window count in the next.
 #[test]
 fn leases_deny_no_traffic_below_the_limit() {
     const LEASE: u64 = 10;
@@ -239,7 +239,7 @@ fn leases_deny_no_traffic_below_the_limit() {
                 let asked = &stores[(turn / 7 % 3) as usize];
                 let outcome = asked.block_on(asked.store.charge(&[unit], None)).unwrap()[0];
                 assert!(outcome.is_admitted(), "{algorithm}: {request} of window {window}");
-                // A draw travels behind the request that asked for it, and a peek behind that.
+                // The draw follows the request that caused it, and the peek follows the draw.
                 asked.block_on(asked.store.charge(&[unit.cost(0)], None)).unwrap();
             }
         }
@@ -249,7 +249,7 @@ fn leases_deny_no_traffic_below_the_limit() {
 }
 
 #[test]
-fn what_cannot_be_decided_is_refused() {
+fn undecidable_requests_are_rejected() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     runtime().block_on(async {
         let store = connect(&cluster.url()).await;
@@ -265,9 +265,9 @@ fn what_cannot_be_decided_is_refused() {
     });
 }
 
-/// While the amount is 0, refunds, denials and a clock that steps back do to what was used what they do in memory.
+/// While the amount is 0, refunds, denials and clock steps change the state as in memory.
 #[test]
-fn a_limit_of_nothing_forgets_nothing() {
+fn a_limit_of_zero_keeps_the_state() {
     let server = Server::start(Flavor::Redis);
     let subject = Timed::new(&server.url(), |builder| builder.deny_cache(0));
     let (start, hour) = (Timestamp::from_secs(1_800_000_000), Duration::from_secs(3_600));
@@ -292,7 +292,7 @@ fn a_limit_of_nothing_forgets_nothing() {
             answers.push(ask(store, &[eight]));
             subject.block_on(store.update(&charge(nothing).cost(1), Update::Refund)).unwrap();
             set_time(start);
-            // One by itself and two together take different scripts.
+            // A single charge and two charges use different scripts.
             answers.push(ask(store, &[charge(nothing)]));
             answers.push(ask(store, &[charge(nothing), charge(nothing)]));
             set_time(start.after(hour));
@@ -302,7 +302,7 @@ fn a_limit_of_nothing_forgets_nothing() {
     }
 }
 
-/// A request with an id is counted once, however often its answer is lost.
+/// A request with an id is counted once, even if its answer is lost several times.
 #[test]
 fn requests_with_ids_are_counted_once() {
     for flavor in Flavor::ALL {
@@ -329,9 +329,9 @@ fn requests_with_ids_are_counted_once() {
     }
 }
 
-/// What is remembered for a request was true then, and says nothing of others now.
+/// A stored answer describes the past and must not affect other requests.
 #[test]
-fn a_remembered_denial_denies_nobody_else() {
+fn a_stored_denial_does_not_deny_other_requests() {
     let server = Server::start(Flavor::Redis);
     runtime().block_on(async {
         let store = connect(&server.url()).await;
@@ -345,7 +345,7 @@ fn a_remembered_denial_denies_nobody_else() {
                 break;
             }
         }
-        // Another store, so that this one learns nothing.
+        // Through another store, so that this one learns nothing.
         let other = connect(&server.url()).await;
         while store.stats().calls > 0
             && !other.charge(&[one.cost(0)], None).await.unwrap()[0].is_admitted()
@@ -358,9 +358,9 @@ fn a_remembered_denial_denies_nobody_else() {
     });
 }
 
-/// Times that never come are as good as for ever: nothing overflows, here or on the server.
+/// Very long durations overflow neither here nor on the server.
 #[test]
-fn times_of_any_length() {
+fn durations_of_any_length() {
     let server = Server::start(Flavor::Redis);
     let layout = Layout::template("any:{key}:{window}").unwrap();
     runtime().block_on(async {
@@ -385,10 +385,9 @@ fn times_of_any_length() {
     });
 }
 
-/// Whoever gives up while a batch has to be sent again takes no part in it: what may have been taken for them has been
-/// returned by then.
+/// A request that is cancelled before its batch is sent again is dropped: its permit may have been released by then.
 #[test]
-fn a_batch_that_is_sent_again_is_without_those_who_gave_up() {
+fn a_batch_is_sent_again_without_cancelled_requests() {
     let server = Server::start(Flavor::Redis);
     let proxy = Proxy::start(server.address());
     let runtime = two_threads();
@@ -396,7 +395,7 @@ fn a_batch_that_is_sent_again_is_without_those_who_gave_up() {
         let store = connect(&proxy.url()).await;
         let builder = SharedLimiter::builder(store.clone());
         let limiter = builder.limit("2/hour concurrency").build().unwrap();
-        // The server then knows the script that returns permits, and not the one that gives them.
+        // The server then knows the script that releases permits, but not the one that acquires them.
         store.update(&charge(limit(2, Algorithm::Concurrency)), Update::Release).await.unwrap();
         proxy.set_delay(Duration::from_millis(200));
         let trips = store.stats().trips;
@@ -422,7 +421,7 @@ fn a_batch_that_is_sent_again_is_without_those_who_gave_up() {
     });
 }
 
-/// How many scripts the server was asked for and did not know, since the first.
+/// Returns the number of calls of unknown scripts since the first.
 fn scripts_asked(server: &Server) -> u64 {
     let failed = server.info("errorstat_NOSCRIPT").unwrap_or_default();
     let count = failed.trim().strip_prefix("count=").map_or(0, |count| count.parse().unwrap());

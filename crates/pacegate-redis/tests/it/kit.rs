@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Shared helpers.
 
 use std::{future::Future, time::Duration};
 
@@ -7,10 +7,10 @@ use pacegate_redis::{RedisStore, RedisStoreBuilder};
 use pacegate_testkit::Subject;
 use tokio::runtime::Runtime;
 
-/// Long enough for a busy machine: what is tested with it is not time.
+/// A deadline long enough for a busy machine, for tests that are not about time.
 pub(crate) const PATIENT: Duration = Duration::from_secs(10);
 
-/// A store whose clock is in our hands.
+/// A store with a manual clock.
 pub(crate) struct Timed {
     pub(crate) store: RedisStore,
     pub(crate) clock: ManualClock,
@@ -48,13 +48,13 @@ pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Whether there is time for everything.
+/// Returns whether long tests are enabled.
 #[expect(clippy::disallowed_methods, reason = "how much to test is told by the environment")]
 pub(crate) fn is_long() -> bool {
     std::env::var("PACEGATE_LONG").is_ok()
 }
 
-/// Where tasks are to run at the same time, not only in turns.
+/// A runtime on which two tasks run in parallel.
 pub(crate) fn two_threads() -> Runtime {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(2).enable_all().build().unwrap()

@@ -20,7 +20,7 @@ use crate::{
     others::{Budget, Other, Servers, micros, must, sliding_total},
 };
 
-/// Pacegate with a layout, and no deny cache unless said: every request is to reach the server.
+/// Pacegate with a layout, by default without deny cache, so that every request reaches the server.
 struct Ours {
     store: RedisStore,
     runtime: Runtime,
@@ -64,35 +64,35 @@ impl Ours {
     }
 }
 
-/// A number of seconds such that no window of it ends within the next minutes.
+/// Returns a number of seconds such that no window of this length ends within the next minutes.
 fn long_seconds(now: u64) -> u64 {
     let seconds = now / 1_000_000;
     (3_600..).step_by(600).find(|period| period - seconds % period > 300).unwrap()
 }
 
-/// How many units a key has counted.
+/// Returns the count of a key.
 fn counted(client: &mut Client, other: Other, name: &str) -> u64 {
     let words = if other.is_log() { ["ZCARD", name] } else { ["GET", name] };
     must(client, &words).int() as u64
 }
 
-/// Fails unless a key has that much of its life left, which was set after `since`.
+/// Asserts the remaining lifetime of a key, which was set after `since`.
 fn assert_lives(client: &mut Client, name: &str, seconds: u64, since: u64) {
     let left = must(client, &["PTTL", name]).int();
     let passed = (micros(client) - since) / 1_000;
     let whole = seconds as i64 * 1_000;
-    // The server's milliseconds are not cut from the same moment.
+    // The server rounds to milliseconds at another moment.
     let expected = whole - passed as i64 - 2..=whole;
     assert!(expected.contains(&left), "{name} lives for {left} ms, not {expected:?}");
 }
 
-/// Fails unless the hints are exact by the server's clock, which stood between `before` and `after`.
+/// Asserts that the times are exact by the server's clock, which was between `before` and `after`.
 fn assert_hints(outcome: &Outcome, end: u64, (before, after): (u64, u64)) {
     let wait = outcome.retry_after().unwrap().as_micros() as u64;
     assert!((before..=after).contains(&(end - wait)), "{wait} before {end}, at {before}..{after}");
 }
 
-/// One budget, asked for in turns until it is used up and beyond.
+/// Charges one counter in turns until it is used up, and beyond.
 fn share_one(
     servers: &mut Servers<'_>,
     ours: &Ours,
@@ -154,14 +154,14 @@ fn together_they_admit_the_limit_in_each_of_100_windows() {
     }
 }
 
-/// What was admitted in a window, certainly and perhaps: a request across its end may be in either.
+/// Units admitted in a window, certainly and possibly: a request across its end may be in either window.
 #[derive(Debug, Default)]
 struct Admitted {
     certainly: u64,
     perhaps: u64,
 }
 
-/// Windows of a second, asked for as fast as it goes, while five of them end.
+/// Charges windows of a second as fast as possible, until five have ended.
 fn cross_boundaries(servers: &mut Servers<'_>, url: &str, others: &[Other]) {
     let budget = Budget { key: "{alice}".to_owned(), amount: 12, seconds: 1 };
     let ours: Vec<Ours> = others.iter().map(|other| Ours::new(url, other.layout())).collect();
@@ -200,24 +200,24 @@ fn windows() -> Vec<Other> {
 }
 
 #[test]
-fn every_real_window_begins_anew_on_redis() {
+fn every_real_window_starts_at_zero_on_redis() {
     let server = Server::start(Flavor::Redis);
     cross_boundaries(&mut Servers::one(&server), &server.url(), &windows());
 }
 
 #[test]
-fn every_real_window_begins_anew_on_valkey() {
+fn every_real_window_starts_at_zero_on_valkey() {
     let server = Server::start(Flavor::Valkey);
     cross_boundaries(&mut Servers::one(&server), &server.url(), &windows());
 }
 
-/// The scores of a log, oldest first.
+/// Returns the scores of a log, oldest first.
 fn scores(client: &mut Client, name: &str) -> Vec<u64> {
     let reply = must(client, &["ZRANGE", name, "0", "-1", "WITHSCORES"]);
     reply.items().iter().skip(1).step_by(2).map(|score| score.int() as u64).collect()
 }
 
-/// A log that entries leave, asked for as fast as it goes: each answer is what the entries say.
+/// Charges a log as fast as possible while entries expire, and compares each answer with the entries.
 fn follow_log(server: &Server, other: Other) {
     let budget = Budget { key: "alice".to_owned(), amount: 4, seconds: 1 };
     let (limit, tick) = (other.limit(&budget), other.tick().unwrap());
@@ -255,7 +255,7 @@ fn follow_log(server: &Server, other: Other) {
 }
 
 #[test]
-fn entries_leave_a_log_when_they_should() {
+fn log_entries_expire_on_time() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         follow_log(&server, Other::RlaasLog);
@@ -264,7 +264,7 @@ fn entries_leave_a_log_when_they_should() {
 }
 
 #[test]
-fn a_life_is_set_anew_where_the_other_limiter_does() {
+fn the_lifetime_restarts_as_with_the_other_limiter() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let mut servers = Servers::one(&server);
@@ -292,7 +292,7 @@ fn a_life_is_set_anew_where_the_other_limiter_does() {
 }
 
 #[test]
-fn a_denied_request_sets_the_life_anew_where_the_other_limiter_does() {
+fn a_denied_request_restarts_the_lifetime_as_with_the_other_limiter() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let mut servers = Servers::one(&server);
@@ -318,7 +318,7 @@ fn a_denied_request_sets_the_life_anew_where_the_other_limiter_does() {
     }
 }
 
-/// Windows of the sliding-window class that follow each other, at times of the test's choice, both sides in turns.
+/// Charges consecutive windows of the sliding-window class at times of the test's clock, both sides in turns.
 #[test]
 fn the_sliding_windows_of_both_sides_agree_at_every_millisecond() {
     for flavor in Flavor::ALL {
@@ -337,7 +337,7 @@ fn the_sliding_windows_of_both_sides_agree_at_every_millisecond() {
             for _ in 0..300 {
                 clock.advance(Duration::from_millis(random.between(0, seconds * 200)));
                 let now = clock.now().as_micros();
-                // The outcome that the next request should have, whichever side it goes to.
+                // The expected outcome of the next request, on either side.
                 let peeked = ours.charge(&budget.key, limit, 0);
                 let total = match random.one_in(2) {
                     true => sliding_total(&mut client, &budget, now),
@@ -357,7 +357,7 @@ fn the_sliding_windows_of_both_sides_agree_at_every_millisecond() {
 }
 
 #[test]
-fn a_count_goes_on_beyond_the_limit() {
+fn counts_continue_beyond_the_limit() {
     let server = Server::start(Flavor::Redis);
     let mut servers = Servers::one(&server);
     let now = servers.micros();
@@ -380,7 +380,7 @@ fn a_count_goes_on_beyond_the_limit() {
 }
 
 #[test]
-fn a_limiter_with_a_limit_that_its_layout_cannot_count_does_not_build() {
+fn a_limit_that_the_layout_cannot_count_fails_to_build() {
     let server = Server::start(Flavor::Valkey);
     let problem = |layout: Layout, policy: Policy| {
         let ours = Ours::new(&server.url(), layout);
@@ -400,7 +400,7 @@ fn a_limiter_with_a_limit_that_its_layout_cannot_count_does_not_build() {
     );
     for limit in ["5/10s sliding-window", "5/second burst 9", "5/10s concurrency"] {
         let refused = problem(Layout::valkey_api(), policy(&[limit]));
-        assert!(refused.contains("write fixed-window as its algorithm"), "{refused}");
+        assert!(refused.contains("use the algorithm fixed-window"), "{refused}");
     }
     let lease = policy(&["100/10s"]).leased("5%".parse().unwrap());
     assert!(problem(Layout::valkey_api(), lease).contains("remove the policy's lease"));
@@ -415,7 +415,7 @@ fn a_limiter_with_a_limit_that_its_layout_cannot_count_does_not_build() {
 }
 
 #[test]
-fn two_windows_of_a_key_are_not_for_a_cluster() {
+fn layouts_with_two_windows_are_rejected_on_a_cluster() {
     let cluster = Cluster::start(Flavor::Valkey, 3, 0);
     let ours = Ours::new(&cluster.url(), Layout::typescript_sliding());
     let builder = SharedLimiter::builder(ours.store.clone()).limit("5/10s sliding-window");
@@ -423,7 +423,7 @@ fn two_windows_of_a_key_are_not_for_a_cluster() {
 }
 
 #[test]
-fn a_key_that_another_left_without_an_end_gets_one() {
+fn a_key_without_an_expiry_gets_one() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let mut client = server.connect().unwrap();
@@ -447,7 +447,7 @@ fn a_key_that_another_left_without_an_end_gets_one() {
 }
 
 #[test]
-fn what_is_no_counter_is_an_error_and_stays_as_it_is() {
+fn foreign_values_are_errors_and_stay_unchanged() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let mut client = server.connect().unwrap();
@@ -476,7 +476,7 @@ fn what_is_no_counter_is_an_error_and_stays_as_it_is() {
 }
 
 #[test]
-fn limits_that_do_not_fit_are_refused() {
+fn unsupported_limits_are_rejected() {
     let server = Server::start(Flavor::Valkey);
     let odd = |limit: &str| limit.parse::<Limit>().unwrap();
     for other in Other::ALL {
@@ -491,20 +491,20 @@ fn limits_that_do_not_fit_are_refused() {
         if other == Other::Spring {
             assert!(ours.charge("alice", half, 1).is_admitted());
         } else {
-            assert!(refused(half).contains("write a period such as 2s"));
+            assert!(refused(half).contains("use a period such as 2s"));
         }
     }
     assert_eq!(server.command(&["DBSIZE"]).int(), 1);
 }
 
 #[test]
-fn units_go_back_as_far_as_they_were_used() {
+fn refunds_return_at_most_the_used_units() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let mut client = server.connect().unwrap();
         let now = micros(&mut client);
         for other in Other::ALL {
-            // Two of them have the same names.
+            // Two of them use the same names.
             must(&mut client, &["FLUSHALL"]);
             let ours = Ours::caching(&server.url(), other.layout(), 100);
             let budget = Budget { key: "alice".to_owned(), amount: 9, seconds: long_seconds(now) };
@@ -531,12 +531,12 @@ fn units_go_back_as_far_as_they_were_used() {
 }
 
 #[test]
-fn a_denied_window_is_remembered_and_a_log_is_asked() {
+fn denied_windows_are_cached_and_logs_are_not() {
     let server = Server::start(Flavor::Redis);
     let mut client = server.connect().unwrap();
     let now = micros(&mut client);
     for other in Other::ALL {
-        // Two of them have the same names.
+        // Two of them use the same names.
         must(&mut client, &["FLUSHALL"]);
         let ours = Ours::caching(&server.url(), other.layout(), 100);
         let budget = Budget { key: "alice".to_owned(), amount: 2, seconds: long_seconds(now) };
@@ -557,13 +557,13 @@ fn a_denied_window_is_remembered_and_a_log_is_asked() {
 }
 
 #[test]
-fn requests_at_the_same_time_share_a_call() {
+fn concurrent_requests_share_a_call() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let mut client = server.connect().unwrap();
         let now = micros(&mut client);
         for other in Other::ALL {
-            // Two of them have the same names.
+            // Two of them use the same names.
             must(&mut client, &["FLUSHALL"]);
             let ours = Ours::new(&server.url(), other.layout());
             let budget = Budget { key: "alice".to_owned(), amount: 40, seconds: long_seconds(now) };
@@ -597,7 +597,7 @@ fn requests_at_the_same_time_share_a_call() {
     }
 }
 
-/// A request with the name of a window that is over when it arrives, and on a cluster often at the wrong server.
+/// Sends requests with the name of a window that is over when they arrive; on a cluster often to the wrong server.
 fn come_late(servers: &mut Servers<'_>, nodes: &[Server], url: &str) {
     let other = Other::TypeScript;
     let ours = Ours::new(url, other.layout());
@@ -624,7 +624,7 @@ fn come_late(servers: &mut Servers<'_>, nodes: &[Server], url: &str) {
             Reply::Nil => 0,
             count => count.int(),
         };
-        // It may have been sent after the end of the window, or counted just before another one.
+        // It may have been sent after the end of the window, or counted just before the next one.
         let trips = ours.store.stats().trips - before;
         if trips == 2 && now / 1_000_000 == sent_in + 1 {
             assert_eq!((count(&old), count(&new), outcome.remaining()), (0, 1, 8));
@@ -639,7 +639,7 @@ fn come_late(servers: &mut Servers<'_>, nodes: &[Server], url: &str) {
 }
 
 #[test]
-fn a_request_that_comes_in_the_next_window_is_counted_there_and_once() {
+fn a_request_that_arrives_in_the_next_window_is_counted_there_once() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         come_late(&mut Servers::one(&server), std::slice::from_ref(&server), &server.url());
@@ -674,7 +674,7 @@ fn limits_of_one_request_are_charged_one_after_the_other() {
 }
 
 #[test]
-fn a_full_server_counts_on_and_makes_nothing_new() {
+fn a_full_server_keeps_counting_but_creates_no_keys() {
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
         let mut client = server.connect().unwrap();
@@ -694,7 +694,7 @@ fn a_full_server_counts_on_and_makes_nothing_new() {
 }
 
 #[test]
-fn with_the_smallest_rights() {
+fn layouts_work_with_minimal_permissions() {
     for flavor in Flavor::ALL {
         for other in Other::ALL {
             let rights = format!("{} {ACL_RULES} {LAYOUT_ACL_RULES}", other.keys());
@@ -715,7 +715,7 @@ fn with_the_smallest_rights() {
 }
 
 #[test]
-fn on_a_cluster_too() {
+fn layouts_work_on_a_cluster() {
     for flavor in Flavor::ALL {
         let cluster = Cluster::start(flavor, 3, 0);
         let mut servers = Servers::cluster(&cluster);
@@ -724,7 +724,7 @@ fn on_a_cluster_too() {
         for other in Other::ALL.into_iter().filter(|other| other.layout().works_on_cluster()) {
             let ours = Ours::new(&cluster.url(), other.layout());
             for user in 0..20 {
-                // A script that makes up its key works on a cluster only if braces keep it in its slot.
+                // A script that builds its key works on a cluster only with a hash tag.
                 let tagged = other == Other::Rlaas || user % 2 == 0;
                 let key = if tagged { format!("{{user-{user}}}") } else { format!("user-{user}") };
                 let budget =

@@ -7,7 +7,7 @@ mod batching;
 mod conformance;
 mod connections;
 mod contention;
-mod denials;
+mod deny_cache;
 mod doctor;
 mod edges;
 mod faults;

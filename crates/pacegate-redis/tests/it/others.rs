@@ -1,6 +1,6 @@
-//! Other limiters, each in the few lines that its description asks for and none of ours.
+//! Reimplementations of other limiters, from their descriptions.
 //!
-//! Where they would read the clock of their machine they read that of the server, which is the same machine here.
+//! Instead of the clock of their machine they use that of the server, which is on the same machine here.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ pub(crate) enum Other {
     TypeScriptSliding,
 }
 
-/// What it is about: a key, the requests allowed in a window, and the seconds of that.
+/// A key, the requests allowed in a window, and the seconds of the window.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     pub(crate) key: String,
@@ -57,7 +57,7 @@ impl Other {
         }
     }
 
-    /// How its limits count.
+    /// Returns its algorithm.
     pub(crate) fn algorithm(self) -> Algorithm {
         match self {
             Self::RlaasLog | Self::UnixTimeLog => Algorithm::SlidingLog,
@@ -66,12 +66,12 @@ impl Other {
         }
     }
 
-    /// Whether each window counts by itself.
+    /// Returns whether each window counts separately.
     pub(crate) fn is_fixed(self) -> bool {
         self.algorithm() == Algorithm::FixedWindow
     }
 
-    /// Microseconds in a tick of its scores, if it keeps a log.
+    /// Returns the microseconds of a tick of its scores, if it keeps a log.
     pub(crate) fn tick(self) -> Option<u64> {
         match self {
             Self::RlaasLog => Some(1_000),
@@ -89,7 +89,7 @@ impl Other {
         Limit::new(budget.amount, period).unwrap().with_algorithm(self.algorithm()).unwrap()
     }
 
-    /// The key at a time, as its description spells it.
+    /// Returns the key name at a time.
     pub(crate) fn name(self, budget: &Budget, micros: u64) -> String {
         let Budget { key, seconds, .. } = budget;
         let window = micros / 1_000_000 / seconds;
@@ -107,7 +107,7 @@ impl Other {
         }
     }
 
-    /// Its keys, for a rule about rights.
+    /// Returns its key pattern for an ACL rule.
     pub(crate) fn keys(self) -> &'static str {
         match self {
             Self::Rlaas | Self::RlaasLog => "~rlaas:rate_limit:*",
@@ -119,7 +119,7 @@ impl Other {
         }
     }
 
-    /// How many seconds a key lives from when that is set.
+    /// Returns the lifetime of a key in seconds.
     pub(crate) fn life(self, seconds: u64) -> u64 {
         match self {
             Self::Rlaas | Self::TypeScript => seconds,
@@ -130,17 +130,17 @@ impl Other {
         }
     }
 
-    /// Whether an admitted request starts that life anew.
+    /// Returns whether an admitted request restarts the lifetime.
     pub(crate) fn refreshes(self) -> bool {
         matches!(self, Self::ValkeyApi | Self::RlaasLog | Self::UnixTimeLog)
     }
 
-    /// Whether a denied one does, too.
+    /// Returns whether a denied request does too.
     pub(crate) fn refreshes_denied(self) -> bool {
         matches!(self, Self::ValkeyApi | Self::RlaasLog)
     }
 
-    /// Whether it admits one request.
+    /// Charges one request; returns whether it was admitted.
     pub(crate) fn check(self, client: &mut Client, budget: &Budget) -> bool {
         let now = micros(client);
         let (name, life) = (self.name(budget, now), self.life(budget.seconds).to_string());
@@ -175,7 +175,7 @@ impl Other {
                 let key = format!("rlaas:rate_limit:{}", budget.key);
                 let [now, width, amount] =
                     [now / 1_000, budget.seconds * 1_000, budget.amount].map(|n| n.to_string());
-                // A random fraction in the original; here a number that no other entry has.
+                // A random fraction in the original; here a unique number.
                 let member = format!("{now}-0.{}", serial());
                 let words = ["EVAL", RLAAS_LOG, "1", &key, &now, &width, &amount, &member];
                 must(client, &words).items()[0].int() == 1
@@ -188,7 +188,7 @@ impl Other {
 /// Servers as the other limiter and the test see them.
 pub(crate) enum Servers<'a> {
     One(Client),
-    /// With the place of each slot that was asked for.
+    /// With a cache of the server of each slot.
     Cluster(&'a Cluster, Vec<Client>, BTreeMap<u16, usize>),
 }
 
@@ -202,7 +202,7 @@ impl<'a> Servers<'a> {
         Self::Cluster(cluster, clients, BTreeMap::new())
     }
 
-    /// A connection to the one that has a key.
+    /// Returns a connection to the server of a key.
     pub(crate) fn of(&mut self, name: &str) -> &mut Client {
         match self {
             Self::One(client) => client,
@@ -223,7 +223,7 @@ impl<'a> Servers<'a> {
     }
 }
 
-/// One call that finds the window by the server's clock, counts, and lets the first request set the life.
+/// Finds the window by the server's clock, counts, and lets the first request set the expiry, in one call.
 const RLAAS: &str = "
     local bucket = math.floor(redis.call('TIME')[1] / ARGV[1])
     local name = KEYS[1] .. ':' .. bucket
@@ -231,8 +231,8 @@ const RLAAS: &str = "
     if count == 1 then redis.call('EXPIRE', name, ARGV[1]) end
     return count";
 
-/// One call with the caller's milliseconds: removes expired entries, counts the rest, adds the request if it fits, and
-/// always sets the life.
+/// Removes expired entries, counts the rest, adds the request if it fits and always sets the expiry, in one call with the
+/// caller's milliseconds.
 const RLAAS_LOG: &str = "
     local now, width, amount = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
     redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - width)
@@ -241,7 +241,7 @@ const RLAAS_LOG: &str = "
     redis.call('PEXPIRE', KEYS[1], width * 2)
     return {count < amount and 1 or 0, count, width / 1000}";
 
-/// What the sliding-window class counts for one request at a time: the current window and a part of the previous one.
+/// The sliding-window class for one request: the current window and a part of the previous one.
 /// Its weight is in milliseconds modulo seconds.
 #[expect(clippy::float_arithmetic, reason = "as in the original")]
 pub(crate) fn sliding_total(client: &mut Client, budget: &Budget, micros: u64) -> u64 {
@@ -266,28 +266,28 @@ fn serial() -> u64 {
     SERIAL.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Drops what has left, counts the rest, and adds the request if there is room.
+/// Removes expired entries, counts the rest, and adds the request if there is room.
 fn log(client: &mut Client, name: &str, budget: &Budget, now: u64, life: &str) -> bool {
     let (past, now) = ((now - budget.seconds).to_string(), now.to_string());
     must(client, &["ZREMRANGEBYSCORE", name, "0", &past]);
     if must(client, &["ZCARD", name]).int() >= budget.amount as i64 {
         return false;
     }
-    // A random identifier in the original; here what no other entry is called.
+    // A random identifier in the original; here a unique number.
     let member = format!("theirs-{}", serial());
     must(client, &["ZADD", name, &now, &member]);
     must(client, &["EXPIRE", name, life]);
     true
 }
 
-/// The server's time.
+/// Returns the server's time.
 pub(crate) fn micros(client: &mut Client) -> u64 {
     let time = must(client, &["TIME"]);
     let [seconds, micros] = [0, 1].map(|place| time.items()[place].int() as u64);
     seconds * 1_000_000 + micros
 }
 
-/// The answer to a command that must not be refused.
+/// Returns the reply to a command that must succeed.
 pub(crate) fn must(client: &mut Client, words: &[&str]) -> Reply {
     let reply = client.command(words).unwrap();
     assert!(!reply.is_error(), "{words:?}: {reply:?}");

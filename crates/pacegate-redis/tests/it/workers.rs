@@ -1,4 +1,4 @@
-//! Other processes that charge the same keys: this test program, run again.
+//! Starts this test program again as other processes that charge the same keys.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -16,12 +16,12 @@ use tokio::runtime::Runtime;
 
 use crate::kit::{PATIENT, two_threads};
 
-/// Several processes that do as they are told, all at the same time.
+/// Several processes that run the same orders at the same time.
 pub(crate) struct Workers {
     processes: Vec<(Child, ChildStdin, BufReader<ChildStdout>)>,
 }
 
-/// What all tasks of all processes do at once.
+/// An order for all tasks of all processes.
 #[derive(Clone, Copy)]
 pub(crate) struct Round<'a> {
     pub(crate) key: &'a str,
@@ -43,7 +43,7 @@ pub(crate) enum Cache {
     Off,
 }
 
-/// Keys that requests charge three at a time, and how they are placed on a cluster.
+/// Keys that requests charge three at a time, and their placement on a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placing {
     Together,
@@ -56,12 +56,12 @@ const TASKS: [u64; PROCESSES] = [22, 21, 21];
 /// Keys of which each request takes three.
 pub(crate) const SET_KEYS: u64 = 6;
 
-/// The variable that makes the test a worker. It holds the number, the URL and the server to meet at.
+/// The environment variable of a worker process: its number, the URL, and the server for synchronization.
 const VARIABLE: &str = "PACEGATE_TEST_WORKER";
 const MARK: &str = "answer:";
 
 impl Workers {
-    /// Processes that charge the servers at `url`, and begin together by counting in the server at `meeting`.
+    /// Starts processes that charge the servers at `url`, and synchronize by a counter on the server at `meeting`.
     pub(crate) fn start(url: &str, meeting: &str) -> Self {
         let program = std::env::current_exe().unwrap();
         let start = |number| {
@@ -75,14 +75,14 @@ impl Workers {
         Self { processes: (0..PROCESSES).map(start).collect() }
     }
 
-    /// Units that each process was granted.
+    /// Returns the units that each process was granted.
     pub(crate) fn charge(&mut self, round: Round<'_>) -> Vec<u64> {
         let Round { key, limit, costs, cache, lease } = round;
         let answers = self.tell(&format!("charge {key} {costs:?} {cache:?} {lease} {limit}"));
         answers.into_iter().map(|answer| answer[0]).collect()
     }
 
-    /// Units that were granted of each key, over all processes; then requests that were denied.
+    /// Returns the units granted for each key by all processes, then the number of denied requests.
     pub(crate) fn charge_sets(&mut self, name: &str, limit: Limit, placing: Placing) -> Vec<u64> {
         let answers = self.tell(&format!("sets {name} {placing:?} {limit}"));
         (0..=SET_KEYS as usize).map(|place| answers.iter().map(|one| one[place]).sum()).collect()
@@ -119,7 +119,7 @@ fn read(output: &mut impl BufRead) -> Vec<u64> {
     }
 }
 
-/// The limit of the nth key of a set: some are used up long before others.
+/// Returns the limit of the nth key of a set. Some are used up long before others.
 pub(crate) fn set_limit(limit: Limit, place: u64) -> Limit {
     let amount = limit.amount() / (place + 1);
     Limit::new(amount, limit.period()).unwrap().with_algorithm(limit.algorithm()).unwrap()
@@ -129,7 +129,7 @@ pub(crate) fn set_key(name: &str, place: u64) -> String {
     format!("{name}/{place}")
 }
 
-/// Charges a set of keys: the place in the set and the cost of each.
+/// Charges a set of keys, each with its index and cost.
 pub(crate) async fn charge_set(
     store: &RedisStore,
     (name, limit, placing): (&str, Limit, Placing),
@@ -169,7 +169,7 @@ fn next_permit() -> u128 {
     u128::from(NEXT.fetch_add(1, Relaxed)) + (u128::from(std::process::id()) << 64)
 }
 
-/// What runs in the other processes.
+/// The main function of a worker process.
 #[test]
 #[ignore = "run by other tests, in processes of their own"]
 fn worker() {
@@ -190,7 +190,7 @@ struct Worker {
     cached: RedisStore,
     uncached: RedisStore,
     meeting: Client,
-    /// How often all have met.
+    /// The number of synchronizations so far.
     met: u64,
 }
 
@@ -266,7 +266,7 @@ impl Worker {
                     } else if cost <= 1 {
                         break;
                     } else {
-                        // From here on one by one, until not even that fits.
+                        // From here on one unit at a time, until none fits.
                         cost = 0;
                     }
                 }

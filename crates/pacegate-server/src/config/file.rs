@@ -1,12 +1,17 @@
 //! The file as it is written. What it says is checked in `read`; these types also are its JSON Schema.
 
-use schemars::JsonSchema;
-use serde::Deserialize;
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer};
 
 use super::{
-    forms::{Conditions, FailureForm, LayoutForm, Lease, OneOrMany, Size, StoreForm},
+    Descriptors, Scope,
+    bounds::BoundsSection,
+    forms::{Conditions, FailureForm, LayoutForm, Lease, OneOrMany, StoreForm},
     place::{At, Entries, Form, Forms, NoMap},
 };
+use crate::listeners::{LISTENER_COUNT, ListenAddresses, ListenerId};
 
 /// The configuration of `pacegate serve`. Everything may be left out.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -52,9 +57,9 @@ pub(crate) struct Config {
     pub(crate) problem_details: bool,
 
     /// How several descriptors of one request by Envoy are charged.
-    #[serde(default)]
-    #[schemars(with = "Descriptors", extend("default" = "together"))]
-    pub(crate) descriptors: Option<Descriptors>,
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(extend("default" = "together"))]
+    pub(crate) descriptors: Descriptors,
 
     /// The certificate of the service. Needed to listen beyond the loopback.
     #[serde(default)]
@@ -67,7 +72,7 @@ pub(crate) struct Config {
 
     /// How much of anything an outsider may take up.
     #[serde(default)]
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: BoundsSection,
 }
 
 /// The parts of a store. With `url`, `url_file` or `url_env` it is on Redis or Valkey, otherwise in memory.
@@ -185,7 +190,7 @@ pub(crate) struct Policy {
     /// How all limits of this policy count, unless their texts say it.
     #[serde(default)]
     #[schemars(with = "Algorithm", extend("default" = "fixed-window"))]
-    pub(crate) algorithm: Option<At<Algorithm>>,
+    pub(crate) algorithm: Option<At<String>>,
 
     /// The most at one instant, unless the text of the limit says it. Makes the limit a `token-bucket`.
     #[serde(default)]
@@ -279,20 +284,24 @@ pub(crate) struct Condition {
     pub(crate) absent: Option<At<bool>>,
 }
 
-/// How a limit counts.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Algorithm {
-    /// In windows aligned to the Unix epoch. The cheapest; up to twice the amount across a boundary.
-    FixedWindow,
-    /// Two windows, the older weighted by how much of it is still in view.
-    SlidingWindow,
-    /// Every admitted instant: exact in every window. At most 10,000 units.
-    SlidingLog,
-    /// Refills at a steady rate up to the burst.
-    TokenBucket,
-    /// Permits held at the same time. The period is how long a permit lives unless it is returned or renewed.
-    Concurrency,
+/// The schema of an algorithm's name.
+pub(crate) enum Algorithm {}
+
+impl JsonSchema for Algorithm {
+    fn schema_name() -> Cow<'static, str> {
+        "Algorithm".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let variants = pacegate::Algorithm::BUILT_IN.map(|algorithm| {
+            json_schema!({
+                "description": algorithm.summary(),
+                "type": "string",
+                "const": algorithm.name(),
+            })
+        });
+        json_schema!({ "description": "The algorithm of a limit.", "oneOf": variants })
+    }
 }
 
 /// Whether a policy denies.
@@ -365,17 +374,17 @@ pub(crate) struct AdHoc {
 pub(crate) struct Listen {
     /// HTTP: checks, administration, metrics, health.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "127.0.0.1:8080"))]
+    #[schemars(with = "String", extend("default" = default_address(ListenerId::Http)))]
     pub(crate) http: Option<At<String>>,
 
     /// gRPC: Envoy's rate limit service.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "127.0.0.1:8081"))]
+    #[schemars(with = "String", extend("default" = default_address(ListenerId::Grpc)))]
     pub(crate) grpc: Option<At<String>>,
 
     /// The protocol of Redis.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "127.0.0.1:6380"))]
+    #[schemars(with = "String", extend("default" = default_address(ListenerId::Resp)))]
     pub(crate) resp: Option<At<String>>,
 
     /// Names in the `Host` of HTTP requests that are accepted besides `localhost` and addresses of this server, without
@@ -428,16 +437,6 @@ pub(crate) enum Legacy {
     Off,
 }
 
-/// How several descriptors of one request by Envoy are charged.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Descriptors {
-    /// All or none of them: a denied request consumes nothing.
-    Together,
-    /// Each by itself, as envoyproxy/ratelimit does.
-    Apart,
-}
-
 /// Files in PEM form, read again when they change. Relative to the folder of this file.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -480,9 +479,9 @@ pub(crate) struct Key {
     pub(crate) env: Option<At<String>>,
 
     /// What it may be used for.
-    #[serde(default)]
-    #[schemars(with = "Scope", extend("default" = "check"))]
-    pub(crate) scope: Option<Scope>,
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(extend("default" = "check"))]
+    pub(crate) scope: Scope,
 
     /// The domains it may be used for. Without it: all of them.
     #[serde(default)]
@@ -496,70 +495,28 @@ pub(crate) struct Key {
     pub(crate) inline: bool,
 }
 
-/// What a key may be used for.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Scope {
-    /// Checks, peeks, acquire and release.
-    Check,
-    /// Also resets, refunds, reloads, and everything about all keys.
-    Admin,
+fn default_address(listener: ListenerId) -> String {
+    ListenAddresses::default()[listener].to_string()
 }
 
-/// How much of anything an outsider may take up. Bytes are numbers or texts such as `64KiB`, times such as `5s`.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Bounds {
-    /// Connections to each listener, from 1 to 1,000,000.
-    #[serde(default)]
-    #[schemars(with = "u64", range(min = 1, max = 1_000_000), extend("default" = 10_000))]
-    pub(crate) connections: Option<At<String>>,
+/// A field without a value has its default.
+fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
 
-    /// One request: a body, or a command with its arguments. From 1KiB to 64MiB.
-    #[serde(default)]
-    #[schemars(with = "Size", extend("default" = "64KiB"))]
-    pub(crate) request_bytes: Option<At<String>>,
-
-    /// All headers of a request. From 1KiB to 1MiB.
-    #[serde(default)]
-    #[schemars(with = "Size", extend("default" = "16KiB"))]
-    pub(crate) header_bytes: Option<At<String>>,
-
-    /// A key, and the value of an attribute. From 16 bytes to 64KiB.
-    #[serde(default)]
-    #[schemars(with = "Size", extend("default" = "1KiB"))]
-    pub(crate) key_bytes: Option<At<String>>,
-
-    /// Attributes, descriptors and entries of one request, each, from 1 to 1,024.
-    #[serde(default)]
-    #[schemars(with = "u64", range(min = 1, max = 1_024), extend("default" = 32))]
-    pub(crate) attributes: Option<At<String>>,
-
-    /// Requests of a batch, and commands that are decided together, from 1 to 65,536.
-    #[serde(default)]
-    #[schemars(with = "u64", range(min = 1, max = 65_536), extend("default" = 1_024))]
-    pub(crate) batch: Option<At<String>>,
-
-    /// How long a request may take to arrive once it has begun. From 10ms to 1h.
-    #[serde(default)]
-    #[schemars(with = "String", extend("default" = "5s"))]
-    pub(crate) read_timeout: Option<At<String>>,
-
-    /// How long a client may take to read an answer. A connection on which nothing can be written for this long, or
-    /// whose client leaves an answer over HTTP/2 unread, is closed. From 10ms to 1h.
-    #[serde(default)]
-    #[schemars(with = "String", extend("default" = "30s"))]
-    pub(crate) write_timeout: Option<At<String>>,
-
-    /// How long a connection may be silent. From 10ms to 1d.
-    #[serde(default)]
-    #[schemars(with = "String", extend("default" = "300s"))]
-    pub(crate) idle_timeout: Option<At<String>>,
-
-    /// How long open requests are waited for at the end. From 0s to 1h.
-    #[serde(default)]
-    #[schemars(with = "String", extend("default" = "10s"))]
-    pub(crate) drain_timeout: Option<At<String>>,
+impl Listen {
+    /// Returns the address of each listener, if it is given.
+    pub(super) fn addresses(&self) -> [(ListenerId, Option<&At<String>>); LISTENER_COUNT] {
+        [
+            (ListenerId::Http, self.http.as_ref()),
+            (ListenerId::Grpc, self.grpc.as_ref()),
+            (ListenerId::Resp, self.resp.as_ref()),
+        ]
+    }
 }
 
 impl Forms<'_> for Store {

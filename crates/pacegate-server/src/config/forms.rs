@@ -83,12 +83,3 @@ pub(super) enum Lease {
     Units(u64),
     Part(String),
 }
-
-/// Bytes, or a text such as `64KiB`.
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a text that may be a number")]
-pub(super) enum Size {
-    Bytes(u64),
-    Text(String),
-}

@@ -55,24 +55,13 @@ fn likely<'a>(word: &str, choices: &[&'a str]) -> Option<&'a str> {
     (near.0 <= most).then_some(near.1)
 }
 
-/// How many letters have to be added, taken out or changed. Long words are far from everything.
+/// Returns the number of edits from one word to the other. Long words are far from everything.
 fn distance(a: &str, b: &str) -> usize {
-    const LONGEST: usize = 32;
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    if a.len() > LONGEST || b.len() > LONGEST {
-        return LONGEST;
+    const MAX_LENGTH: usize = 32;
+    match a.len().max(b.len()) > MAX_LENGTH {
+        true => MAX_LENGTH,
+        false => strsim::osa_distance(a, b),
     }
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let changed = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -87,7 +76,7 @@ mod tests {
             ("Limit", "did you mean `limit`?"),
             ("max-cost", "did you mean `max_cost`?"),
             ("quota", "did you mean `limit`?"),
-            ("pre", "write `name`, `limit`, `per`, `max_cost` or `algorithm`"),
+            ("pre", "did you mean `per`?"),
             ("algoritm", "did you mean `algorithm`?"),
             ("x", "write `name`, `limit`, `per`, `max_cost` or `algorithm`"),
         ] {

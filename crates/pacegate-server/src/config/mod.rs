@@ -4,11 +4,13 @@
 //! `file.rs`, from which its JSON Schema is made, too.
 
 mod application;
+mod bounds;
 mod environment;
 mod file;
+mod files;
+mod format;
 mod forms;
 mod hint;
-mod kind;
 mod layout;
 mod load;
 mod mask;
@@ -28,19 +30,24 @@ mod warnings;
 mod written;
 mod yaml;
 
-pub use environment::Environment;
-pub use kind::{Kind, kind_of};
+pub use bounds::Bounds;
+pub use environment::{Environment, SecretError};
+pub use format::{FileFormat, format_of};
+pub use layout::LayoutError;
 pub use load::{LoadError, load};
 pub use pacegate_http::{HeaderStyle, Headers, ResetStyle};
-pub use problem::{ConfigError, Position, Problem};
+pub use problem::{ConfigError, Diagnostic, Position};
 pub use reference::reference;
 pub use schema::schema;
+pub use service::StoreAddressError;
 pub use settings::{
-    Bind, Bounds, Credential, Descriptors, Scope, Security, Settings, StoreSettings, TlsFiles,
+    Bind, Credential, Descriptors, Scope, Security, Settings, StoreSettings, TlsFiles,
 };
 pub use text::BindError;
 pub use warnings::warnings;
 
+pub(crate) use files::Files;
+pub(crate) use load::rule_files;
 pub(crate) use mask::masked;
 pub(crate) use yaml::message;
 
@@ -54,7 +61,7 @@ use crate::envoy::RuleFile;
 /// What the service does when it is given no file, with comments that say what else there is.
 pub const DEFAULT_CONFIG: &str = include_str!("default.yaml");
 
-/// Reads a configuration, whichever [`Kind`] it is of. `file` is where it came from: problems name it, and paths in it
+/// Reads a configuration, in any [`FileFormat`]. `file` is where it came from: problems name it, and paths in it
 /// are relative to its folder.
 ///
 /// # Errors
@@ -66,10 +73,10 @@ pub fn read(
     environment: &Environment<'_>,
 ) -> Result<Settings, ConfigError> {
     yaml::check_length(text, file)?;
-    match kind_of(text) {
-        Kind::Pacegate => read_pacegate(text, file, environment),
-        Kind::Rlaas => rlaas::read(text, file, environment),
-        Kind::Envoy => rules::read(&[RuleFile { file: file.into(), text: text.to_owned() }]),
+    match format_of(text) {
+        FileFormat::Pacegate => read_pacegate(text, file, environment),
+        FileFormat::Rlaas => rlaas::read(text, file, environment),
+        FileFormat::Envoy => rules::read(&[RuleFile { file: file.into(), text: text.to_owned() }]),
     }
 }
 

@@ -223,19 +223,34 @@ fn overrides(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Vec<
 fn limits(
     texts: &[At<String>],
     burst: Option<&At<u64>>,
-    algorithm: Option<&At<file::Algorithm>>,
+    algorithm: Option<&At<String>>,
     problems: &mut Problems<'_>,
 ) -> Option<Limits> {
+    let algorithm = match algorithm {
+        Some(name) => Some(parse_algorithm(name, problems)?),
+        None => None,
+    };
+    let algorithm = algorithm.as_ref();
     let read: Vec<_> = texts.iter().map(|text| limit(text, burst, algorithm, problems)).collect();
     let limits: Option<Vec<_>> = read.into_iter().collect();
     Some(Limits { limits: limits?, places: texts.iter().map(|text| text.place).collect() })
+}
+
+fn parse_algorithm(name: &At<String>, problems: &mut Problems<'_>) -> Option<At<Algorithm>> {
+    let algorithm = name.value.parse().ok();
+    if algorithm.is_none() {
+        let choices = among(&name.value, &Algorithm::NAMES);
+        let message = format!("`{}` is not an algorithm: {choices}", shorten(&name.value));
+        problems.add(name.place, message);
+    }
+    Some(name.with(algorithm?))
 }
 
 /// A limit whose burst and algorithm may be said in its text or beside it, but not both.
 fn limit(
     text: &At<String>,
     burst: Option<&At<u64>>,
-    algorithm: Option<&At<file::Algorithm>>,
+    algorithm: Option<&At<Algorithm>>,
     problems: &mut Problems<'_>,
 ) -> Option<Limit> {
     let mut limit: Limit = problems.take(text.place, text.value.parse())?;
@@ -256,7 +271,7 @@ fn limit(
         problems.add(algorithm.place, message);
         return None;
     }
-    problems.take(algorithm.place, limit.with_algorithm(algorithm.value.into()))
+    problems.take(algorithm.place, limit.with_algorithm(algorithm.value))
 }
 
 fn attributes(per: &At<Form<NoMap>>, problems: &mut Problems<'_>) -> Option<Vec<String>> {
@@ -304,18 +319,6 @@ pub(super) fn failure(
                 format!("`{}` is not a failure mode: {choices}", shorten(other)),
             );
             None
-        }
-    }
-}
-
-impl From<file::Algorithm> for Algorithm {
-    fn from(written: file::Algorithm) -> Self {
-        match written {
-            file::Algorithm::FixedWindow => Self::FixedWindow,
-            file::Algorithm::SlidingWindow => Self::SlidingWindow,
-            file::Algorithm::SlidingLog => Self::SlidingLog,
-            file::Algorithm::TokenBucket => Self::TokenBucket,
-            file::Algorithm::Concurrency => Self::Concurrency,
         }
     }
 }

@@ -13,14 +13,14 @@ use crate::envoy::FileError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     file: String,
-    problems: Vec<Problem>,
+    problems: Vec<Diagnostic>,
     left_out: usize,
 }
 
 /// One thing that is wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Problem {
+pub struct Diagnostic {
     /// What is wrong, and what to write instead.
     pub message: String,
     /// Where; `None` if it is the file as a whole.
@@ -51,7 +51,7 @@ struct Shown {
 pub(crate) struct Problems<'a> {
     file: &'a str,
     text: &'a str,
-    found: Vec<Problem>,
+    found: Vec<Diagnostic>,
     left_out: usize,
 }
 
@@ -65,7 +65,7 @@ impl ConfigError {
     }
 
     /// The problems, from the beginning of the file to its end.
-    pub fn problems(&self) -> &[Problem] {
+    pub fn problems(&self) -> &[Diagnostic] {
         &self.problems
     }
 
@@ -76,7 +76,7 @@ impl ConfigError {
 
     /// One problem with a file as a whole.
     pub(crate) fn whole(file: &str, message: impl Display) -> Self {
-        let problem = Problem { message: message.to_string(), position: None, shown: None };
+        let problem = Diagnostic { message: message.to_string(), position: None, shown: None };
         Self { file: file.to_owned(), problems: vec![problem], left_out: 0 }
     }
 
@@ -84,7 +84,7 @@ impl ConfigError {
     pub(super) fn foreign(error: &FileError, text: &str) -> Self {
         let FileError { line, column, .. } = *error;
         let is_known = line > 0;
-        let problem = Problem {
+        let problem = Diagnostic {
             message: masked_message(&error.message, text, line),
             position: is_known.then_some(Position { line, column }),
             shown: is_known.then(|| Shown::new(text, Position { line, column }, 1)).flatten(),
@@ -109,7 +109,7 @@ impl<'a> Problems<'a> {
         let width = usize::try_from(place.span().len()).unwrap_or(1);
         let shown = known.then(|| Shown::new(self.text, position, width)).flatten();
         let message = masked_message(&message.to_string(), self.text, position.line);
-        self.found.push(Problem { message, position: known.then_some(position), shown });
+        self.found.push(Diagnostic { message, position: known.then_some(position), shown });
     }
 
     /// The value, or nothing and one more problem.
@@ -182,7 +182,7 @@ impl Display for ConfigError {
     }
 }
 
-impl Problem {
+impl Diagnostic {
     fn write(&self, f: &mut fmt::Formatter<'_>, file: &str) -> fmt::Result {
         let Some(Position { line, column }) = self.position else {
             return write!(f, "{}\n --> {file}", self.message);

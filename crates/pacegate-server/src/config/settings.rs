@@ -9,8 +9,17 @@ use pacegate::{MemoryStore, PolicySet, policy::FailureMode};
 use pacegate_http::Headers;
 use pacegate_redis::Layout;
 
-use super::layout::{check_cluster, supported};
-use crate::envoy::Rules;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::{
+    Bounds,
+    layout::{LayoutError, check_cluster, supported},
+};
+use crate::{
+    envoy::Rules,
+    listeners::{ListenAddresses, ListenerId},
+};
 
 /// Everything that a configuration says, checked. What is not said is as in [`Settings::new`].
 #[derive(Clone, Debug)]
@@ -32,12 +41,8 @@ pub struct Settings {
     pub ad_hoc_failure: FailureMode,
     /// Every policy reports and none denies.
     pub shadow: bool,
-    /// Where HTTP is spoken.
-    pub http: Bind,
-    /// Where gRPC is spoken, by Envoy.
-    pub grpc: Bind,
-    /// Where the protocol of Redis is spoken.
-    pub resp: Bind,
+    /// The addresses of the listeners.
+    pub listen: ListenAddresses,
     /// Names that HTTP requests may have in their `Host`, in small letters, besides `localhost` and addresses.
     pub hosts: Vec<String>,
     /// Which headers answers over HTTP carry.
@@ -82,8 +87,9 @@ pub enum Bind {
     At(SocketAddr),
 }
 
-/// How several descriptors of one request are charged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How several descriptors of one request by Envoy are charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Descriptors {
     /// All or none of them: a denied request consumes nothing.
@@ -135,40 +141,16 @@ pub struct Credential {
     pub inline: bool,
 }
 
-/// What a credential may be used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// The permissions of an API key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Scope {
     /// Checks, peeks, acquire and release.
+    #[default]
     Check,
     /// Also resets, refunds, reloads, and everything about all keys.
     Admin,
-}
-
-/// How much of anything an outsider may take up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Bounds {
-    /// Connections to each listener.
-    pub connections: usize,
-    /// Bytes of one request: a body, or a command with its arguments.
-    pub request_bytes: usize,
-    /// Bytes of all headers of a request.
-    pub header_bytes: usize,
-    /// Bytes of a key, and of the value of an attribute.
-    pub key_bytes: usize,
-    /// Attributes, descriptors and entries of one request, each.
-    pub attributes: usize,
-    /// Requests of a batch, and commands that are decided together.
-    pub batch: usize,
-    /// How long a request may take to arrive once it has begun.
-    pub read_timeout: Duration,
-    /// How long a client may take to read an answer.
-    pub write_timeout: Duration,
-    /// How long a connection may be silent.
-    pub idle_timeout: Duration,
-    /// How long open requests are waited for at the end.
-    pub drain_timeout: Duration,
 }
 
 impl Settings {
@@ -183,9 +165,7 @@ impl Settings {
             rules: Arc::default(),
             ad_hoc_failure: FailureMode::default(),
             shadow: false,
-            http: Bind::loopback(8080),
-            grpc: Bind::loopback(8081),
-            resp: Bind::loopback(6380),
+            listen: ListenAddresses::default(),
             hosts: Vec::new(),
             headers: Headers::default(),
             problem_details: false,
@@ -196,14 +176,15 @@ impl Settings {
     }
 
     /// Returns an error if the store cannot count a limit because of its layout.
-    pub(crate) fn check_layout(&self) -> Result<(), String> {
+    pub(crate) fn check_layout(&self) -> Result<(), LayoutError> {
         let StoreSettings::Redis { url, .. } = &self.store else { return Ok(()) };
         check_cluster(url, &self.layout)?;
         for policy in self.policies.policies() {
             let overrides = policy.overrides.iter().map(|other| &other.limits);
             for limits in std::iter::once(&policy.limits).chain(overrides) {
-                supported(&self.layout, limits, policy.lease.is_some())
-                    .map_err(|problem| format!("policy `{}`: {problem}", policy.name))?;
+                supported(&self.layout, limits, policy.lease.is_some()).map_err(|error| {
+                    LayoutError::Policy { policy: policy.name, error: Box::new(error) }
+                })?;
             }
         }
         Ok(())
@@ -216,10 +197,23 @@ impl Settings {
 }
 
 impl Security {
-    /// What the listener of this name has: `http`, `grpc` or `resp`.
-    pub(crate) fn tls_of(&self, listener: &str) -> Option<&TlsFiles> {
-        let own = self.grpc_tls.as_ref().filter(|_| listener == "grpc");
+    /// Returns the certificate files of a listener.
+    pub(crate) fn tls_of(&self, listener: ListenerId) -> Option<&TlsFiles> {
+        let own = self.grpc_tls.as_ref().filter(|_| listener == ListenerId::Grpc);
         own.or(self.tls.as_ref())
+    }
+
+    /// Returns what a listener lacks to be reachable from other machines.
+    pub(crate) fn missing(&self, listener: ListenerId) -> Option<&'static str> {
+        let tls = self.tls_of(listener);
+        let has_clients = tls.is_some_and(|tls| tls.client_ca.is_some());
+        match (tls, has_clients || !self.credentials.is_empty()) {
+            _ if self.insecure => None,
+            (Some(_), true) => None,
+            (None, false) => Some("certificates (tls) and API keys (keys)"),
+            (None, true) => Some("certificates (tls)"),
+            (Some(_), false) => Some("API keys (keys) or the clients' authority (tls.client_ca)"),
+        }
     }
 }
 
@@ -242,26 +236,18 @@ impl std::fmt::Display for StoreSettings {
     }
 }
 
-impl Bind {
-    const fn loopback(port: u16) -> Self {
-        Self::At(SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+impl std::fmt::Display for Bind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::At(address) => address.fmt(f),
+        }
     }
 }
 
-impl Default for Bounds {
-    fn default() -> Self {
-        Self {
-            connections: 10_000,
-            request_bytes: 64 * 1024,
-            header_bytes: 16 * 1024,
-            key_bytes: 1024,
-            attributes: 32,
-            batch: 1024,
-            read_timeout: Duration::from_secs(5),
-            write_timeout: Duration::from_secs(30),
-            idle_timeout: Duration::from_secs(300),
-            drain_timeout: Duration::from_secs(10),
-        }
+impl Bind {
+    pub(crate) const fn loopback(port: u16) -> Self {
+        Self::At(SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port))
     }
 }
 

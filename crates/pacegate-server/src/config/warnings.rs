@@ -7,8 +7,8 @@ use pacegate::{
 };
 use pacegate_redis::Layout;
 
-use super::{Bind, Settings, StoreSettings, hint::shorten};
-use crate::service::missing;
+use super::{Settings, StoreSettings, hint::shorten};
+use crate::listeners::exposed;
 
 /// The most pairs of policies that are named, and the most policies that are compared with each other.
 const MOST_PAIRS: usize = 20;
@@ -42,7 +42,7 @@ fn overrides(policy: &Policy, warnings: &mut Vec<String>) {
                 "policy `{name}`: override {number} is never used, for override {} matches first",
                 earlier + 1
             ));
-        } else if excludes(&policy.matching, &later.matching) {
+        } else if policy.matching.excludes(&later.matching) {
             warnings.push(format!(
                 "policy `{name}`: override {number} is never used, for the policy covers no such request"
             ));
@@ -71,22 +71,6 @@ fn conditions(policy: &Policy, warnings: &mut Vec<String>) {
             continue;
         };
         warnings.push(format!("policy `{}`: `{}`: {about}", policy.name, shorten(attribute)));
-    }
-}
-
-/// Whether plainly no request meets both.
-fn excludes(a: &Match, b: &Match) -> bool {
-    a.conditions().any(|(attribute, one)| {
-        let same = b.conditions().filter(|(name, _)| *name == attribute);
-        same.into_iter().any(|(_, other)| never(one, other) || never(other, one))
-    })
-}
-
-fn never(one: &Condition, other: &Condition) -> bool {
-    match one {
-        Condition::OneOf(values) => !values.iter().any(|value| other.holds(Some(value.as_bytes()))),
-        Condition::Absent => !other.holds(None),
-        _ => false,
     }
 }
 
@@ -169,15 +153,9 @@ fn cluster(settings: &Settings, warnings: &mut Vec<String>) {
 }
 
 fn listeners(settings: &Settings, warnings: &mut Vec<String>) {
-    for (name, bind) in [("http", settings.http), ("grpc", settings.grpc), ("resp", settings.resp)]
-    {
-        if let Bind::At(address) = bind
-            && !address.ip().to_canonical().is_loopback()
-            && let Some(missing) = missing(&settings.security, name)
-        {
-            warnings.push(format!(
-                "`listen.{name}` is open to other machines: the service does not start without {missing}"
-            ));
-        }
+    for (name, _, missing) in exposed(settings) {
+        warnings.push(format!(
+            "`listen.{name}` is open to other machines: the server does not start without {missing}"
+        ));
     }
 }

@@ -61,13 +61,13 @@ pub(super) struct Part {
 
 impl RateLimitRequest {
     /// What whoever asks must be allowed to do. Giving back is for those who may do everything.
-    pub(super) fn scope(&self) -> Scope {
+    pub(crate) fn scope(&self) -> Scope {
         let gives_back = self.descriptors.iter().any(|descriptor| descriptor.is_negative_hits);
         if gives_back { Scope::Admin } else { Scope::Check }
     }
 
     /// Whether a descriptor brings its own limit, and that limit is used: policies ignore it.
-    pub(super) fn is_inline(&self, revision: &Revision) -> bool {
+    pub(crate) fn is_inline(&self, revision: &Revision) -> bool {
         let has_limit = self.descriptors.iter().any(|descriptor| descriptor.limit.is_some());
         has_limit && revision.settings.rules.domain(&self.domain).is_some()
     }

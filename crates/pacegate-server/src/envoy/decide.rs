@@ -297,7 +297,7 @@ fn findings(
             finding.is_blocked |= is_blocked && !asked.refund;
             finding.is_over |= is_over && counts;
             let speaks = finding.spoken.is_none_or(|(_, other)| {
-                counts && !has_counted || counts == has_counted && is_tighter(decision, &other)
+                counts && !has_counted || counts == has_counted && decision.is_tighter_than(&other)
             });
             if speaks {
                 finding.spoken = Some((place, *decision));
@@ -309,24 +309,14 @@ fn findings(
     asked.iter().zip(&bill.parts).map(finding).collect()
 }
 
-/// Of those that deny, the one that takes longest; else the one with the least remaining.
-fn is_tighter(one: &Decision, other: &Decision) -> bool {
-    let wait = |decision: &Decision| decision.retry_after().map_or(u128::MAX, |it| it.as_micros());
-    match (one.is_allowed(), other.is_allowed()) {
-        (true, true) => one.remaining() < other.remaining(),
-        (false, false) => wait(one) > wait(other),
-        (allowed, _) => !allowed,
-    }
-}
-
-/// Decides by bytes that may be a message, or JSON.
+/// Decides arbitrary bytes as a message and as JSON, for fuzzing.
 pub(crate) async fn decide_bytes(gate: &Gate, bytes: &[u8]) {
     let revision = gate.revision();
     if let Ok(request) = RateLimitRequest::decode(bytes) {
-        // Whatever comes of it, it came to an end.
+        // Only panics and hangs matter here.
         let _ = decide(&revision, &request).await;
     }
-    if let Ok(request) = super::JsonRequest::read(bytes) {
-        let _ = request.answer(&revision).await;
+    if let Ok(request) = serde_json::from_slice::<super::JsonRequest>(bytes) {
+        let _ = super::JsonRequest::decide(&revision, &request.into_message()).await;
     }
 }

@@ -9,7 +9,10 @@ use super::{
     file::shorten,
     rules::{HeaderNames, Options, runtime_path},
 };
-use crate::config::{Bind, Settings, StoreSettings, TlsFiles};
+use crate::{
+    config::{Bind, Settings, StoreSettings, TlsFiles},
+    listeners::ListenerId,
+};
 
 /// What the variables of a deployment say.
 #[derive(Clone, Debug)]
@@ -42,7 +45,7 @@ pub struct Logging {
 /// What is wrong with a variable. Values are never shown: they may be secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable} {problem}")]
-pub(crate) struct EnvironmentError {
+pub struct EnvironmentError {
     variable: &'static str,
     problem: String,
 }
@@ -133,8 +136,8 @@ impl Deployment {
         if let Some(store) = &self.store {
             settings.store = store.clone();
         }
-        settings.http = self.http;
-        settings.grpc = self.grpc;
+        settings.listen[ListenerId::Http] = self.http;
+        settings.listen[ListenerId::Grpc] = self.grpc;
         settings.shadow |= self.shadow;
         settings.security.grpc_tls.clone_from(&self.tls);
     }
@@ -424,8 +427,8 @@ mod tests {
         assert_eq!(deployment.log, Logging { level: "warn", json: false });
         let mut settings = Settings::new(PolicySet::new([]).unwrap());
         deployment.apply(&mut settings);
-        assert_eq!(settings.http, Bind::At(([0, 0, 0, 0], 8080).into()));
-        assert_eq!(settings.grpc, Bind::At(([0, 0, 0, 0], 8081).into()));
+        assert_eq!(settings.listen[ListenerId::Http], Bind::At(([0, 0, 0, 0], 8080).into()));
+        assert_eq!(settings.listen[ListenerId::Grpc], Bind::At(([0, 0, 0, 0], 8081).into()));
         assert_eq!(settings.store, StoreSettings::default());
         assert!(!settings.shadow && settings.security.grpc_tls.is_none());
     }
@@ -467,8 +470,8 @@ mod tests {
         assert_eq!(deployment.warnings, [about]);
         let mut settings = Settings::new(PolicySet::new([]).unwrap());
         deployment.apply(&mut settings);
-        assert_eq!(settings.http, Bind::At("[::1]:9090".parse().unwrap()));
-        assert_eq!(settings.grpc, Bind::At(([127, 0, 0, 1], 9091).into()));
+        assert_eq!(settings.listen[ListenerId::Http], Bind::At("[::1]:9090".parse().unwrap()));
+        assert_eq!(settings.listen[ListenerId::Grpc], Bind::At(([127, 0, 0, 1], 9091).into()));
         assert!(settings.shadow);
         assert!(settings.security.tls.is_none());
         let tls = settings.security.grpc_tls.unwrap();

@@ -23,7 +23,7 @@ pub(crate) struct Source {
 
 /// What is wrong in a file, where, and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FileError {
+pub struct FileError {
     pub(crate) message: String,
     pub(crate) file: PathBuf,
     /// From 1; 0 if it is about the file as a whole.
@@ -84,20 +84,12 @@ pub(super) struct Replaces {
     pub(super) name: Option<String>,
 }
 
-/// How many bytes a file may have: far more than ten thousand rules.
-const MAX_BYTES: u64 = 16 * 1024 * 1024;
 /// How many folders may be in one another.
 const MAX_DEPTH: usize = 16;
 
 impl Source {
-    /// A file, or all files of a directory and of those below, in the order of their names.
-    pub(crate) fn read(path: &Path) -> Result<Vec<Self>, FileError> {
-        let files = Self::files(path)
-            .map_err(|error| FileError::whole(path, format!("it cannot be read: {error}")))?;
-        files.iter().map(|file| Self::open(file)).collect()
-    }
-
-    /// Which files [`Source::read`] would open. None at all is an error: nothing would be limited.
+    /// Returns the file, or all files of a directory and those below, sorted by name. Without any file it is an error,
+    /// because nothing would be limited.
     pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
         if !fs::metadata(path)?.is_dir() {
             return Ok(vec![path.to_owned()]);
@@ -111,18 +103,6 @@ impl Source {
         }
         files.sort_unstable();
         Ok(files)
-    }
-
-    fn open(path: &Path) -> Result<Self, FileError> {
-        let failed =
-            |error: io::Error| FileError::whole(path, format!("it cannot be read: {error}"));
-        let length = fs::metadata(path).map_err(failed)?.len();
-        if length > MAX_BYTES {
-            let message = format!("it has {length} bytes, and {MAX_BYTES} are read: split it");
-            return Err(FileError::whole(path, message));
-        }
-        let text = fs::read_to_string(path).map_err(failed)?;
-        Ok(Self { file: path.to_owned(), text })
     }
 
     /// The documents of the file.
@@ -198,13 +178,6 @@ pub(super) fn shorten(text: &str, length: usize) -> String {
         short.push('…');
     }
     short
-}
-
-impl FileError {
-    fn whole(path: &Path, message: String) -> Self {
-        let file = path.to_owned();
-        Self { message, file, line: 0, column: 0, snippet: String::new() }
-    }
 }
 
 impl std::error::Error for FileError {}

@@ -35,9 +35,9 @@ use super::{
     proto::{Health, HealthCheckRequest, HealthCheckResponse, RateLimitRequest},
 };
 use crate::{
-    audit::Wire,
     config::Bounds,
     gate::{Gate, Revision},
+    listeners::ListenerId,
     metrics::ListenerMetrics,
     service::{
         Access, Drain, INLINE_DENIED, InFlight, InlineExecutor, Keys, Peer, Protocol, Quiet, Share,
@@ -232,7 +232,7 @@ async fn respond(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Resp
         }
         Err(failure) => {
             if failure.code == GrpcCode::Unauthenticated {
-                gate.audit().rejected_key(Wire::Grpc, None);
+                gate.audit().rejected_key(ListenerId::Grpc, None);
             }
             failed(&failure)
         }

@@ -81,7 +81,7 @@ fn with_algorithm(
         .value
         .parse()
         .map_err(|error| failed(format!("`{}`: {error}", shorten(&name.value, 40))))?;
-    if algorithm == Algorithm::Concurrency {
+    if algorithm.holds_permits() {
         let message = "Envoy cannot return a permit: write another algorithm than concurrency";
         return Err(failed(message.to_owned()));
     }

@@ -23,10 +23,10 @@ mod rules;
 mod rules_tests;
 
 pub(crate) use decide::{AskError, decide_bytes};
-pub(crate) use environment::Deployment;
 pub use environment::Logging;
+pub(crate) use environment::{Deployment, EnvironmentError};
 pub(crate) use file::{FileError, Source as RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
-pub(crate) use json::JsonRequest;
+pub(crate) use json::{JsonRequest, JsonResponse};
 pub use rules::WrittenRule;
 pub(crate) use rules::{Options, Rules};

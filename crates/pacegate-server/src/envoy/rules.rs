@@ -133,7 +133,15 @@ impl Rules {
     /// Reads a file, or every file of a directory.
     #[cfg(test)]
     pub(crate) fn load(path: &std::path::Path, options: Options) -> Result<Self, FileError> {
-        Self::parse(&Source::read(path)?, options)
+        let environment = crate::config::Environment::of(|_| None);
+        let files = crate::config::rule_files(path, &environment).map_err(|error| FileError {
+            message: error.to_string(),
+            file: path.to_owned(),
+            line: 0,
+            column: 0,
+            snippet: String::new(),
+        })?;
+        Self::parse(&files, options)
     }
 
     /// Reads what several files say together.

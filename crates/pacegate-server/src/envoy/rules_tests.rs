@@ -429,7 +429,10 @@ fn a_directory_is_all_of_its_files_in_order() {
     assert!(error.file.ends_with("g.txt"), "{error}");
 
     let error = Rules::load(Path::new("/nowhere/at/all"), Options::default()).unwrap_err();
-    assert!(error.to_string().starts_with("/nowhere/at/all: it cannot be read: "), "{error}");
+    assert!(
+        error.to_string().starts_with("/nowhere/at/all: cannot read /nowhere/at/all: "),
+        "{error}"
+    );
 }
 
 #[test]
@@ -439,7 +442,7 @@ fn where_there_are_no_rules_is_an_error() {
     std::fs::create_dir(folder.path().join("config")).unwrap();
     std::fs::write(folder.path().join(".hidden.yaml"), "domain: a").unwrap();
     let expected = format!(
-        "{}: it cannot be read: there is no file in it or below, but for names that begin with a dot: \
+        "{0}: cannot read {0}: there is no file in it or below, but for names that begin with a dot: \
          put files of rules there, such as config.yaml with `domain: edge`",
         folder.path().display()
     );

@@ -10,7 +10,10 @@ use std::net::IpAddr;
 use http::{HeaderMap, Request, header, uri::Authority};
 
 use super::Problem;
-use crate::config::{Bind, Settings};
+use crate::{
+    config::{Bind, Settings},
+    listeners::ListenerId,
+};
 
 /// Paths that hold no data and change nothing. Load balancers ask for them by any name, or by none.
 const HEALTH: [&str; 3] = ["/healthz", "/readyz", "/healthcheck"];
@@ -43,7 +46,7 @@ pub(super) fn check<B>(settings: &Settings, request: &Request<B>) -> Result<(), 
         return Ok(());
     }
     let is_open = settings.security.credentials.is_empty();
-    let is_loopback = match settings.http {
+    let is_loopback = match settings.listen[ListenerId::Http] {
         Bind::At(address) => address.ip().to_canonical().is_loopback(),
         Bind::Off => true,
     };

@@ -1,172 +1,127 @@
 //! `POST /v1/check`, and the same for many requests at once.
 
-use std::{
-    future::{Future, poll_fn},
-    pin::Pin,
-    sync::Arc,
-    task::Poll,
-};
-
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http::{StatusCode, request::Parts};
 use hyper::body::Body;
-use pacegate::{CheckError, Decision};
+use pacegate::{Charge, Decision};
 
 use super::{
-    Answer, Problem, Shared,
-    answer::{Decided, degraded_if, key_of, typed, write_decision},
-    ask::{self, Budgets, Form, Subject},
-    posted, read_json,
+    Context, HttpResult, Problem, Shared,
+    bodies::{BatchAnswer, BatchResponse, CheckResponse},
+    read_json, read_request,
+    request::{self, Check, CheckBody, CheckLimits, Object},
+    response::{DecisionResponse, json, key_of, mark_degraded},
 };
 use crate::{config::Scope, engine::Engine, gate::Gate, trace};
 
-/// Decides one request.
-pub(super) async fn check<B>(shared: &Shared, head: &Parts, body: B) -> Result<Answer, Problem>
+/// `POST /v1/check`: checks one request.
+pub(super) async fn check<B>(shared: &Shared, head: &Parts, body: B) -> HttpResult
 where
     B: Body<Data = Bytes> + Unpin,
 {
     let bounds = shared.bounds();
     let body = read_json(shared, head, body).await?;
-    let asked = ask::parse(&body, Form::Check)?;
-    let subject = asked.subject(&bounds)?;
+    let body: CheckBody<'_> = request::parse(&body)?;
+    let check = body.validate(&bounds)?;
     let revision = shared.gate.revision();
-    revision.access_for(&head.headers, Scope::Check, &subject)?;
+    revision.access_for(&head.headers, Scope::Check, &check)?;
     let now = shared.now();
-    let decision = decide(&revision.engine, &subject).await?;
+    let decision = decide(&revision.engine, &check).await?;
     trace::decided(&decision);
-    let decided = Decided { decision, headers: revision.settings.headers, now };
+    let response = DecisionResponse { decision, headers: revision.settings.headers, now };
     if revision.settings.problem_details && !decision.is_allowed() {
-        let key = match &subject {
-            Subject::Policies(request) => key_of(&revision, &decision, request),
-            Subject::AdHoc { key, .. } => (*key).to_owned(),
+        let key = match &check {
+            Check::Policies(request) => key_of(&revision, &decision, request),
+            Check::Inline { key, .. } => (*key).to_owned(),
         };
-        return Ok(decided.problem(StatusCode::TOO_MANY_REQUESTS, &key, revision.number));
+        return response.problem(StatusCode::TOO_MANY_REQUESTS, &key, revision.number);
     }
-    Ok(decided.answer(revision.number))
+    response.json(&CheckResponse { decision, revision: revision.number })
 }
 
-/// `POST /v1/check/batch`: decides each request by itself, in their order.
-pub(super) async fn batch(
-    State(shared): State<Arc<Shared>>,
-    request: Request,
-) -> Result<Answer, Problem> {
-    let (head, body) = posted(&shared, request).await?;
+/// `POST /v1/check/batch`: checks requests independently, in their order.
+pub(super) async fn batch(shared: Context, request: Request) -> HttpResult {
+    let (head, body) = read_request(&shared, request).await?;
     let revision = shared.gate.revision();
     let bounds = &revision.settings.bounds;
-    let asked = ask::parse_batch(&body, bounds.batch)?;
+    let bodies = request::parse_batch(&body, bounds.batch)?;
     let access = revision.access(&head.headers)?;
-    let subjects = asked.iter().map(|asked| {
-        let subject = asked.subject(bounds)?;
-        if !access.allows(Scope::Check, subject.domain()) {
-            return Err(Problem::forbidden("it is not for this domain"));
+    let checks = bodies.iter().map(|Object(body)| {
+        let check = body.validate(bounds)?;
+        if !access.allows(Scope::Check, check.domain()) {
+            return Err(Problem::forbidden("the API key does not cover this domain"));
         }
-        if subject.is_inline() && !access.allows_inline() {
+        if check.is_inline() && !access.allows_inline() {
             return Err(Problem::inline());
         }
-        Ok(subject)
+        Ok(check)
     });
-    let subjects: Vec<_> = subjects.collect();
-    let mut out = b"{\"answers\":[".to_vec();
-    let decisions = decide_each(&revision.engine, subjects).await;
+    let decisions = decide_each(&revision.engine, checks.collect()).await;
     let is_degraded = decisions.iter().flatten().any(Decision::is_degraded);
-    for (place, decision) in decisions.iter().enumerate() {
-        if place > 0 {
-            out.push(b',');
+    let answers = decisions.into_iter().map(|decision| match decision {
+        Ok(decision) => {
+            BatchAnswer::Decision(CheckResponse { decision, revision: revision.number })
         }
-        match decision {
-            Ok(decision) => write_decision(&mut out, *decision, revision.number),
-            Err(problem) => {
-                out.extend_from_slice(b"{\"error\":");
-                problem.write(&mut out);
-                out.push(b'}');
-            }
-        }
-    }
-    out.extend_from_slice(b"]}");
-    Ok(degraded_if(is_degraded, typed(StatusCode::OK, "application/json", out.into())))
+        Err(error) => BatchAnswer::Error { error },
+    });
+    Ok(mark_degraded(is_degraded, json(&BatchResponse { answers: answers.collect() })?))
 }
 
-/// Charges what was asked, all or nothing.
-pub(super) async fn decide(engine: &Engine, subject: &Subject<'_>) -> Result<Decision, Problem> {
-    match subject {
-        Subject::Policies(request) => Ok(engine.check(request).await?),
-        Subject::AdHoc { cost, id, .. } => {
-            let budgets = subject.budgets(engine);
-            let charges = budgets.charges(*cost)?;
-            Ok(engine.verdict(&charges, *id).await?.decision)
+/// Charges all limits of a check, or none.
+pub(super) async fn decide(engine: &Engine, check: &Check<'_>) -> Result<Decision, Problem> {
+    match check {
+        Check::Policies(request) => Ok(engine.check(request).await?),
+        Check::Inline { cost, id, .. } => {
+            let limits = check.limits(engine);
+            Ok(engine.verdict(&limits.charges(*cost)?, *id).await?.decision)
         }
     }
 }
 
-type Decisions = Vec<Result<Decision, Problem>>;
-
-/// Requests with one plain limit each go down to the store together. All others are asked for at the same time.
-async fn decide_each(engine: &Engine, subjects: Vec<Result<Subject<'_>, Problem>>) -> Decisions {
-    let budgets: Vec<_> = subjects.iter().flatten().map(|one| (one, one.budgets(engine))).collect();
-    let charges = budgets.iter().map(|(subject, budgets)| plain_charge(subject, budgets));
-    if let Some(charges) = charges.collect::<Option<Vec<_>>>() {
-        let mut decisions = Vec::new();
-        engine.check_each(&charges, &mut decisions).await;
-        return merge(&subjects, decisions.into_iter().map(|one| one.map_err(from_check)));
-    }
-    let decisions = subjects.iter().flatten().map(|subject| decide(engine, subject));
-    merge(&subjects, join_all(decisions).await.into_iter())
-}
-
-/// The one charge of a request that is nothing but that.
-fn plain_charge<'a>(
-    subject: &Subject<'_>,
-    budgets: &'a Budgets<'_, '_>,
-) -> Option<pacegate::Charge<'a>> {
-    match &*budgets.charges(subject.cost()).ok()? {
-        [charge] if charge.enforced && subject.id().is_none() => Some(*charge),
-        _ => None,
-    }
-}
-
-fn from_check(error: CheckError) -> Problem {
-    error.into()
-}
-
-/// The decisions, each where its subject is.
-fn merge(
-    subjects: &[Result<Subject<'_>, Problem>],
-    mut decisions: impl Iterator<Item = Result<Decision, Problem>>,
-) -> Decisions {
-    let merged = subjects.iter().filter_map(|subject| match subject {
+/// Decides checks independently: in one store call if each has a single limit, else concurrently.
+async fn decide_each(
+    engine: &Engine,
+    checks: Vec<Result<Check<'_>, Problem>>,
+) -> Vec<Result<Decision, Problem>> {
+    let limits: Vec<_> =
+        checks.iter().flatten().map(|check| (check, check.limits(engine))).collect();
+    let charges = limits.iter().map(|(check, limits)| single_charge(check, limits));
+    let decisions: Vec<Result<Decision, Problem>> = match charges.collect::<Option<Vec<_>>>() {
+        Some(charges) => {
+            let mut decisions = Vec::new();
+            engine.check_each(&charges, &mut decisions).await;
+            decisions.into_iter().map(|decision| decision.map_err(Problem::from)).collect()
+        }
+        None => join_all(checks.iter().flatten().map(|check| decide(engine, check))).await,
+    };
+    let mut decisions = decisions.into_iter();
+    let merged = checks.iter().filter_map(|check| match check {
         Ok(_) => decisions.next(),
         Err(problem) => Some(Err(problem.clone())),
     });
     merged.collect()
 }
 
-/// Polls all of them, in their order, until all are ready.
-async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
-    let mut pending: Vec<Option<Pin<Box<F>>>> = futures.map(|one| Some(Box::pin(one))).collect();
-    let mut outputs: Vec<Option<F::Output>> = pending.iter().map(|_| None).collect();
-    poll_fn(|cx| {
-        for (place, output) in pending.iter_mut().zip(&mut outputs) {
-            let polled = place.as_mut().map(|future| future.as_mut().poll(cx));
-            if let Some(Poll::Ready(ready)) = polled {
-                (*place, *output) = (None, Some(ready));
-            }
-        }
-        if pending.iter().any(Option::is_some) { Poll::Pending } else { Poll::Ready(()) }
-    })
-    .await;
-    outputs.into_iter().flatten().collect()
+/// Returns the only charge of a check that has a single enforced limit and no id.
+fn single_charge<'a>(check: &Check<'_>, limits: &'a CheckLimits<'_, '_>) -> Option<Charge<'a>> {
+    match &*limits.charges(check.cost()).ok()? {
+        [charge] if charge.enforced && check.id().is_none() => Some(*charge),
+        _ => None,
+    }
 }
 
-/// Decides by bodies that may be anything: one request, and many.
+/// Checks arbitrary bytes as the body of one request and of a batch, for fuzzing.
 pub(crate) async fn check_bytes(gate: &Gate, body: &[u8]) {
     let revision = gate.revision();
     let bounds = &revision.settings.bounds;
-    let many = ask::parse_batch(body, bounds.batch).unwrap_or_default();
-    for asked in many.iter().chain(&ask::parse(body, Form::Check)) {
-        if let Ok(subject) = asked.subject(bounds) {
-            // Whatever comes of it, it came to an end.
-            let _ = decide(&revision.engine, &subject).await;
+    let mut bodies = request::parse_batch(body, bounds.batch).unwrap_or_default();
+    bodies.extend(request::parse(body).map(Object));
+    for Object(body) in &bodies {
+        if let Ok(check) = body.validate(bounds) {
+            // Only panics and hangs matter here.
+            let _ = decide(&revision.engine, &check).await;
         }
     }
 }

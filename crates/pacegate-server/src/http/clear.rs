@@ -1,44 +1,38 @@
-//! `/v1/clear`: forgets all keys of a policy or a domain.
+//! `/v1/clear`: clears all keys of a policy or a domain.
 
-use std::sync::Arc;
-
-use axum::extract::{Request, State};
-use http::StatusCode;
+use axum::extract::Request;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Answer, Problem, Shared, answer::json, block, posted};
+use super::{Context, HttpResult, Problem, block, read_request, request, response::json};
 use crate::{config::Scope, engine::ClearTarget};
 
-/// Which keys to clear: those of one policy, or of all policies of a domain. One of the two.
+/// The keys to clear: those of one policy, or those of all policies of a domain. Exactly one field is required.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ClearRequest {
-    /// The name of a policy; `ad-hoc` for limits that came with requests.
+    /// Policy name; `ad-hoc` for inline limits.
     policy: Option<String>,
-    /// A domain; empty for the default domain. Policies that a reload has removed are cleared, too.
+    /// Domain; empty for the unnamed domain. Includes policies that a reload has removed.
     domain: Option<String>,
 }
 
-/// The keys that were cleared.
+/// The result of clearing keys.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct Cleared {
-    /// How many there were.
+#[schemars(rename = "Cleared")]
+pub(super) struct ClearResponse {
+    /// Number of keys cleared.
     keys: u64,
 }
 
 /// `POST /v1/clear`.
-pub(super) async fn clear(
-    State(shared): State<Arc<Shared>>,
-    request: Request,
-) -> Result<Answer, Problem> {
-    let (head, body) = posted(&shared, request).await?;
+pub(super) async fn clear(shared: Context, request: Request) -> HttpResult {
+    let (head, body) = read_request(&shared, request).await?;
     let revision = shared.gate.revision();
     // Checked first: without an API key, errors must not reveal the names of policies.
     let access = revision.access(&head.headers)?;
-    let asked: ClearRequest =
-        serde_json::from_slice(&body).map_err(|error| Problem::request(error.to_string()))?;
-    let (target, domain) = match (&asked.policy, &asked.domain) {
+    let body: ClearRequest = request::parse(&body)?;
+    let (target, domain) = match (&body.policy, &body.domain) {
         (Some(policy), None) => {
             let (policy, domain) = block::find_name(policy, &revision, access)?;
             (ClearTarget::Policy(policy), domain)
@@ -49,5 +43,5 @@ pub(super) async fn clear(
     let access = revision.access_to(&head.headers, Scope::Admin, domain)?;
     let keys = revision.engine.clear(target).await?;
     shared.gate.audit().clear(&access, target, keys);
-    json(StatusCode::OK, &Cleared { keys })
+    json(&ClearResponse { keys })
 }

@@ -1,4 +1,4 @@
-//! One connection: HTTP/1.1 or HTTP/2, as the client begins.
+//! One connection: HTTP/1.1 or HTTP/2, as the client chooses.
 
 use std::{
     convert::Infallible,
@@ -25,24 +25,24 @@ use crate::{
     service::{Drain, InlineExecutor, Peer, Share, Unread, Watch, describe, drive, is_violation},
 };
 
-/// The body of an answer, which counts until the client has read it.
+/// A response body that counts as unread until the client has received it.
 #[derive(Debug)]
-pub(super) struct Counted<B> {
+pub(super) struct CountedBody<B> {
     body: B,
     unread: Option<Unread>,
 }
 
-/// Streams of one connection at a time.
-const STREAMS: u32 = 100;
+/// Concurrent HTTP/2 streams of a connection.
+const MAX_STREAMS: u32 = 100;
 
-/// What a client of HTTP/2 may send before it is read: the least that the protocol has.
+/// HTTP/2 flow-control window: the minimum of the protocol.
 const WINDOW_BYTES: u32 = 65_535;
 
-/// What HTTP/2 takes of an answer before the client reads it.
+/// HTTP/2 send buffer of a stream.
 const SEND_BYTES: usize = 16 << 10;
 
-/// Hyper takes no smaller buffer.
-const LEAST_HEADER_BYTES: usize = 8_192;
+/// The smallest buffer that hyper accepts.
+const MIN_HEADER_BYTES: usize = 8_192;
 
 /// Serves a connection to its end.
 pub(super) async fn serve<I>(shared: Arc<Shared>, router: Router, io: I, peer: Peer, drain: Drain)
@@ -53,10 +53,10 @@ where
     let watch = Watch::new(peer, shared.in_flight.share(), false);
     let io = TokioIo::new(watch.watched(io));
     let service = service_fn(|request| {
-        // On the heap, which gets it back once the answer is made. HTTP/2 keeps a stream until the answer is read.
-        let answer = super::answer(shared.clone(), router.clone(), watch.clone(), request);
-        let answer = Box::pin(answer);
-        async move { Ok::<_, Infallible>(answer.await) }
+        // On the heap, and freed before the response is read: HTTP/2 keeps the stream until then.
+        let handled = super::handle(shared.clone(), router.clone(), watch.clone(), request);
+        let handled = Box::pin(handled);
+        async move { Ok::<_, Infallible>(handled.await) }
     });
     let builder = builder(&bounds);
     let connection = builder.serve_connection(io, service);
@@ -73,16 +73,16 @@ where
 
 fn builder(bounds: &Bounds) -> Builder<InlineExecutor> {
     let mut builder = Builder::new(InlineExecutor);
-    // The watch limits how long the head of a request may take.
+    // The watch enforces the timeout for request heads.
     builder
         .http1()
         .keep_alive(true)
         .header_read_timeout(None)
-        .max_buf_size(bounds.header_bytes.max(LEAST_HEADER_BYTES));
+        .max_buf_size(bounds.header_bytes.max(MIN_HEADER_BYTES));
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(MAX_STREAMS)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_send_buf_size(SEND_BYTES)
@@ -92,8 +92,8 @@ fn builder(bounds: &Bounds) -> Builder<InlineExecutor> {
     builder
 }
 
-impl<B: Body> Counted<B> {
-    /// A body that counts as part of `share`, if there is one.
+impl<B: Body> CountedBody<B> {
+    /// Creates a body that counts towards `share`, if there is one.
     pub(super) fn new(body: B, share: Option<&Arc<Share>>) -> Self {
         let bytes = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         let unread = share.filter(|_| bytes > 0).map(|share| share.answer(bytes));
@@ -101,7 +101,7 @@ impl<B: Body> Counted<B> {
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Counted<B> {
+impl<B: Body<Data = Bytes> + Unpin> Body for CountedBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -110,7 +110,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Counted<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        // Every answer is one frame.
+        // Every body is one frame.
         match self.unread.take_if(|_| polled.is_ready()) {
             None => polled,
             Some(unread) => polled.map_ok(|frame| frame.map_data(|bytes| unread.keep(bytes))),

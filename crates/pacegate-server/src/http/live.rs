@@ -1,4 +1,4 @@
-//! `GET /v1/live`: all that the dashboard and `pacegate top` show.
+//! `GET /v1/live`: the data of the dashboard and of `pacegate top`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -6,18 +6,19 @@ use std::{
     time::Duration,
 };
 
-use axum::extract::{Query, Request, State};
-use http::{StatusCode, Uri};
+use axum::extract::Request;
+use http::Uri;
 use pacegate::{Charge, Plan, Policy, PolicyName, PolicyStats, Source, Stats, TopKey};
 use pacegate_redis::RedisStats;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    Answer, Problem, Shared,
-    answer::json,
-    block::BlockModel,
-    model::{PolicyModel, ServerModel},
+    Context, HttpResult, Problem, Shared,
+    block::BlockResponse,
+    bodies::{PolicyModel, ServerModel},
+    request::parse_query,
+    response::json,
 };
 use crate::{
     config::Scope,
@@ -28,52 +29,52 @@ use crate::{
     metrics::{Latency, ListenerMetrics},
 };
 
-/// What the service does now, and did in the last five minutes.
+/// State of this process, with the history of the last five minutes.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Live")]
-pub(super) struct LiveModel {
-    /// Seconds since the epoch, by the service's clock.
+pub(super) struct LiveResponse {
+    /// Unix time of the server in seconds.
     now: Seconds,
-    /// When it began, in seconds since the epoch. Counts begin then.
+    /// Unix time in seconds when the process started. Counts start then.
     started: u64,
     version: &'static str,
-    /// The configuration in force.
+    /// Revision of the configuration.
     revision: u64,
     reload: ReloadModel,
-    /// Whether it is going away.
+    /// Whether the server is shutting down.
     draining: bool,
     authorized: AuthorizedModel,
-    /// In the order of the file, and last `ad-hoc` if limits came with requests. Of more than 1000, those that decided
-    /// most.
+    /// Policies in the order of the file, and `ad-hoc` last if inline limits were used. If there are more than 1000,
+    /// those with the most decisions.
     policies: Vec<LivePolicy>,
-    /// How many policies there are.
+    /// Number of configured policies.
     policies_total: usize,
     history: HistoryModel,
     top: TopModel,
-    /// Keys that are denied by hand, those that last longest first; at most 100.
-    blocked: Vec<BlockModel>,
+    /// Blocked keys, the longest blocks first; at most 100.
+    blocked: Vec<BlockResponse>,
     blocked_total: usize,
     store: LiveStore,
     listeners: Vec<ListenerModel>,
 }
 
-/// What became of configurations that were offered.
+/// Results of reloads.
 #[derive(Debug, Serialize, JsonSchema)]
 struct ReloadModel {
-    /// How many could not be used.
+    /// Number of failed reloads.
     refused: u64,
-    /// Why the last one was not taken, if it was not.
+    /// Error of the last reload, if it failed.
     complaint: Option<String>,
 }
 
-/// What whoever asks may do.
+/// Permissions of the client.
 #[derive(Debug, Serialize, JsonSchema)]
 struct AuthorizedModel {
     admin: bool,
     keys_configured: bool,
 }
 
-/// A policy, and what it has decided since the service began.
+/// A policy, and its decisions since the process started.
 #[derive(Debug, Serialize, JsonSchema)]
 struct LivePolicy {
     #[serde(flatten)]
@@ -81,25 +82,25 @@ struct LivePolicy {
     allowed: u64,
     denied: u64,
     shadow_denied: u64,
-    /// Decided by a failure mode; they are among the others, too.
+    /// Decisions by the failure mode; also counted above.
     degraded: u64,
-    /// The sum of the costs of the allowed requests.
+    /// Total cost of the allowed requests.
     allowed_units: u64,
-    /// The sum of the costs of the denied requests.
+    /// Total cost of the denied requests.
     denied_units: u64,
-    /// How much of its budget the fullest of the keys that are busiest has used, from 0 to 1. Null if that is not
-    /// known, as for policies with overrides.
+    /// Highest used share of a limit among the busiest keys, from 0 to 1. Null if unknown, as for policies with
+    /// overrides.
     used: Option<f64>,
 }
 
-/// Second by second. Each second goes to the policy's place in its lists.
+/// Counts per second, for each policy.
 #[derive(Debug, Serialize, JsonSchema)]
 struct HistoryModel {
-    /// When the first second ended, in seconds since the epoch.
+    /// Unix time in seconds when the first entry ended.
     from: u64,
-    /// Seconds from one to the next.
+    /// Seconds between entries.
     step: u64,
-    /// How many seconds there are.
+    /// Number of entries.
     length: usize,
     policies: BTreeMap<&'static str, CountsModel>,
 }
@@ -110,31 +111,32 @@ struct CountsModel {
     allowed: Vec<u32>,
     denied: Vec<u32>,
     shadow_denied: Vec<u32>,
-    /// The sums of the costs of the allowed requests.
+    /// Total cost of the allowed requests.
     allowed_units: Vec<u32>,
-    /// The sums of the costs of the denied requests.
+    /// Total cost of the denied requests.
     denied_units: Vec<u32>,
 }
 
-/// Keys that stand out in the last 30 to 60 seconds. Under heavy traffic they are an estimate.
+/// The busiest keys of the last 30 to 60 seconds. Estimated under heavy traffic.
 #[derive(Debug, Serialize, JsonSchema)]
 struct TopModel {
-    /// With most requests.
+    /// Keys with the most requests.
     traffic: Vec<LiveKey>,
-    /// With most denials.
+    /// Keys with the most denials.
     denied: Vec<LiveKey>,
 }
 
-/// A key that stands out.
+/// A key with many requests or denials.
 #[derive(Debug, Serialize, JsonSchema)]
 struct LiveKey {
-    policy: &'static str,
-    /// Somebody else's input: show it as text only.
+    #[schemars(with = "String")]
+    policy: PolicyName,
+    /// Untrusted input: render it as text only.
     key: String,
     allowed: u64,
-    /// Those that shadow mode let pass among them.
+    /// Denials, including those of shadow mode.
     denied: u64,
-    /// Whether `policy` and `key` name it, for `/v1/state` and `/v1/block`.
+    /// Whether `/v1/state` and `/v1/block` accept this `policy` and `key`.
     exact: bool,
 }
 
@@ -148,21 +150,21 @@ enum LiveStore {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct LiveRedis {
-    /// Whether decisions are the store's. If not, failure modes decide.
+    /// Whether the store answers. If not, failure modes apply.
     reachable: bool,
-    /// `closed` if all servers are in use, `open` if none is, else `partly open`.
+    /// `closed` if all servers are in use, `open` if none is, otherwise `partly open`.
     breaker: &'static str,
-    /// How long the last answer of the slowest server took, in microseconds.
+    /// Last round trip of the slowest server in microseconds.
     latency_us: u64,
     servers: Vec<ServerModel>,
     trips: u64,
-    /// Requests in one call, on average.
+    /// Mean number of requests per call.
     batch: f64,
     deny_cache: DenyCacheModel,
     leases: LeasesModel,
     timeouts: u64,
     redirects: u64,
-    /// How often the breaker opened.
+    /// Circuit breaker openings.
     opened: u64,
 }
 
@@ -174,9 +176,9 @@ struct DenyCacheModel {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct LeasesModel {
-    /// Units drawn ahead and not spent.
+    /// Leased units not spent yet.
     outstanding: u64,
-    /// Requests answered from them.
+    /// Requests decided by leases.
     hits: u64,
 }
 
@@ -194,21 +196,17 @@ struct ListenerModel {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Latency")]
 struct LatencyModel {
-    /// The average.
     mean: Option<Seconds>,
     p50: Option<Seconds>,
     p99: Option<Seconds>,
 }
 
-const MOST_POLICIES: usize = 1_000;
-const MOST_KEYS: usize = 20;
-const MOST_BLOCKS: usize = 100;
+const MAX_POLICIES: usize = 1_000;
+const MAX_KEYS: usize = 20;
+const MAX_BLOCKS: usize = 100;
 
-/// `GET /v1/live`. It names keys, so it is not for everybody.
-pub(super) async fn live(
-    State(shared): State<Arc<Shared>>,
-    request: Request,
-) -> Result<Answer, Problem> {
+/// `GET /v1/live`: returns keys, and so requires the scope `admin`.
+pub(super) async fn live(shared: Context, request: Request) -> HttpResult {
     let revision = shared.gate.revision();
     revision.access_everywhere(request.headers(), Scope::Admin)?;
     let since = since(request.uri())?;
@@ -216,49 +214,45 @@ pub(super) async fn live(
     let used = used(&shared, &revision, &stats).await;
     let policies = policies(&revision, &stats, &used);
     let (refused, complaint) = shared.gate.refusals();
-    let (blocked, blocked_total) = revision.engine.blocks().list(MOST_BLOCKS);
-    let block =
-        |block: &crate::blocks::Block| BlockModel::new(block.policy, &block.key, block.until);
+    let (blocked, blocked_total) = revision.engine.blocks().list(MAX_BLOCKS);
     let names: Vec<_> = policies.iter().map(|(name, _)| *name).collect();
-    json(
-        StatusCode::OK,
-        &LiveModel {
-            now: Seconds(Duration::from_micros(shared.now().as_micros())),
-            started: shared.gate.live().started().as_micros() / 1_000_000,
-            version: env!("CARGO_PKG_VERSION"),
-            revision: revision.number,
-            reload: ReloadModel { refused, complaint },
-            draining: shared.gate.is_draining(),
-            authorized: AuthorizedModel {
-                admin: true,
-                keys_configured: !revision.settings.security.credentials.is_empty(),
-            },
-            policies: policies.into_iter().map(|(_, policy)| policy).collect(),
-            policies_total: stats.policies.len(),
-            history: HistoryModel::new(&shared.gate, since, &names),
-            top: TopModel::new(&revision.engine, &stats),
-            blocked: blocked.iter().map(block).collect(),
-            blocked_total,
-            store: LiveStore::from(shared.gate.state()),
-            listeners: shared.metrics.listeners().iter().map(ListenerModel::from).collect(),
+    json(&LiveResponse {
+        now: Seconds(Duration::from_micros(shared.now().as_micros())),
+        started: shared.gate.live().started().as_micros() / 1_000_000,
+        version: env!("CARGO_PKG_VERSION"),
+        revision: revision.number,
+        reload: ReloadModel { refused, complaint },
+        draining: shared.gate.is_draining(),
+        authorized: AuthorizedModel {
+            admin: true,
+            keys_configured: !revision.settings.security.credentials.is_empty(),
         },
-    )
+        policies: policies.into_iter().map(|(_, policy)| policy).collect(),
+        policies_total: stats.policies.len(),
+        history: HistoryModel::new(&shared.gate, since, &names),
+        top: TopModel::new(&revision.engine, &stats),
+        blocked: blocked
+            .iter()
+            .map(|block| BlockResponse::new(block.policy, &block.key, block.until))
+            .collect(),
+        blocked_total,
+        store: LiveStore::from(shared.gate.state()),
+        listeners: shared.metrics.listeners().iter().map(ListenerModel::from).collect(),
+    })
 }
 
-/// Up to which second the history is known already.
+/// Returns the parameter `since`. Default: 0.
 fn since(uri: &Uri) -> Result<u64, Problem> {
-    let query = Query::<Vec<(String, String)>>::try_from_uri(uri);
-    let Query(pairs) = query.map_err(|error| Problem::request(error.body_text()))?;
-    match &*pairs {
+    match &*parse_query(uri)? {
         [] => Ok(0),
         [(name, value)] if name == "since" => {
-            value.parse().map_err(|_| Problem::request("`since` is in whole seconds"))
+            value.parse().map_err(|_| Problem::request("invalid `since`: expected whole seconds"))
         }
-        _ => Err(Problem::request("the only parameter is `since`, in seconds since the epoch")),
+        _ => Err(Problem::request("unknown parameter: expected `since`, a Unix time in seconds")),
     }
 }
 
-/// The policies in their order, each with its name.
+/// Returns the policies in their order, with their names.
 fn policies(
     revision: &Revision,
     stats: &Stats,
@@ -267,10 +261,10 @@ fn policies(
     let decided = |stats: &PolicyStats| stats.allowed + stats.denied + stats.shadow_denied;
     let mut both: Vec<_> =
         revision.engine.policies().policies().iter().zip(&stats.policies).collect();
-    if both.len() > MOST_POLICIES {
+    if both.len() > MAX_POLICIES {
         let mut places: Vec<_> = (0..both.len()).collect();
         places.sort_by_key(|&place| u64::MAX - decided(both[place].1));
-        places.truncate(MOST_POLICIES);
+        places.truncate(MAX_POLICIES);
         places.sort_unstable();
         both = places.into_iter().map(|place| both[place]).collect();
     }
@@ -291,7 +285,7 @@ fn policies(
     own.chain(ad_hoc).collect()
 }
 
-/// [`look`] at most once a second, however many watch, and not while it would only add to a store's trouble.
+/// Returns [`measure_usage`], measured at most once a second for all clients. Empty while the store is unreachable.
 async fn used(
     shared: &Shared,
     revision: &Revision,
@@ -305,14 +299,14 @@ async fn used(
     if let Some(used) = known.as_ref().filter(|used| used.at == at) {
         return used.shares.clone();
     }
-    let shares = Arc::new(look(&revision.engine, stats).await);
+    let shares = Arc::new(measure_usage(&revision.engine, stats).await);
     *known = Some(Used { at, shares: shares.clone() });
     shares
 }
 
-/// How much of its budget the fullest of the busiest keys of each policy has used. This asks the store.
-async fn look(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f64> {
-    // Which limits a key has depends on its requests where there are overrides.
+/// Peeks at the busiest keys, and returns the highest used share for each policy.
+async fn measure_usage(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f64> {
+    // With overrides, the limits of a key depend on its requests.
     let is_plain = |policy: PolicyName| {
         let all = engine.policies();
         all.get(policy).is_some_and(|policy| policy.overrides.is_empty())
@@ -329,7 +323,7 @@ async fn look(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f64> {
         let capacity = charge.limit.capacity();
         if let Ok(decision) = decision
             && !decision.is_degraded()
-            // What is denied by hand says nothing of the budget.
+            // A block does not depend on the counter.
             && decision.source() != Source::Blocked
             && capacity > 0
         {
@@ -341,11 +335,7 @@ async fn look(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f64> {
     used
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::float_arithmetic,
-    reason = "for people to look at; nothing is decided by it"
-)]
+#[expect(clippy::cast_precision_loss, clippy::float_arithmetic, reason = "for display only")]
 fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
@@ -379,9 +369,9 @@ impl TopModel {
             let policy: Option<&Policy> = engine.policies().get(top.policy);
             let exact = whole.is_some_and(|whole| key_of(policy, &key).as_ref() == Some(whole));
             let (allowed, denied) = (top.allowed, top.denied);
-            LiveKey { policy: top.policy.as_str(), key, allowed, denied, exact }
+            LiveKey { policy: top.policy, key, allowed, denied, exact }
         };
-        let first = |keys: &[TopKey]| keys.iter().take(MOST_KEYS).map(model).collect();
+        let first = |keys: &[TopKey]| keys.iter().take(MAX_KEYS).map(model).collect();
         Self { traffic: first(&stats.busiest), denied: first(&stats.most_denied) }
     }
 }
@@ -410,11 +400,6 @@ impl LiveRedis {
     fn new(reachable: bool, stats: RedisStats) -> Self {
         let troubled = stats.servers.iter().filter(|server| server.trouble.is_some()).count();
         let slowest = stats.servers.iter().map(|server| server.round_trip).max();
-        let server = |server: pacegate_redis::ServerStats| ServerModel {
-            address: server.address,
-            trouble: server.trouble,
-            round_trip: Seconds(server.round_trip),
-        };
         Self {
             reachable,
             breaker: match troubled {
@@ -425,7 +410,7 @@ impl LiveRedis {
             latency_us: slowest
                 .and_then(|time| u64::try_from(time.as_micros()).ok())
                 .unwrap_or_default(),
-            servers: stats.servers.into_iter().map(server).collect(),
+            servers: stats.servers.into_iter().map(ServerModel::from).collect(),
             trips: stats.trips,
             batch: ratio(stats.requests, stats.calls),
             deny_cache: DenyCacheModel {

@@ -1,22 +1,23 @@
-//! HTTP: decisions for every language, and what the people who run the service want to know.
+//! The HTTP listener: checks, reports and the dashboard.
 
-mod answer;
-mod ask;
 mod block;
+mod bodies;
 mod browser;
-mod budget;
 mod check;
 mod clear;
 mod connection;
+mod counters;
 mod descriptors;
+
 mod live;
-mod model;
 mod openapi;
 mod page;
 mod permit;
 mod problem;
 mod proxy;
 mod report;
+mod request;
+mod response;
 mod routes;
 #[cfg(test)]
 mod tests;
@@ -29,7 +30,7 @@ use std::{
     task::Poll,
 };
 
-use axum::Router;
+use axum::{Router, extract::State};
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt, Either, Full};
@@ -44,36 +45,36 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 pub(crate) use self::check::check_bytes;
-use self::{answer::DEGRADED, ask::Subject, connection::Counted, problem::Problem};
+use self::{connection::CountedBody, problem::Problem, request::Check, response::DEGRADED};
 use crate::{
-    audit::Wire,
     config::{Bounds, Scope},
     gate::{Gate, Revision},
+    listeners::ListenerId,
     metrics::{ListenerMetrics, Metrics},
     service::{Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch},
     trace,
 };
 
-/// Speaks HTTP/1.1 and HTTP/2 about what a gate decides.
+/// The listener for HTTP/1.1 and HTTP/2.
 #[derive(Debug)]
 pub(crate) struct HttpService {
     shared: Arc<Shared>,
     router: Router,
 }
 
-/// Reads the configuration again, and tells its number or why it cannot be used. It may block.
+/// Reloads the configuration and returns its revision. May block.
 pub(crate) type Reload = Arc<dyn Fn() -> Result<u64, String> + Send + Sync>;
 
-/// The protocols to offer to clients that ask for one by TLS.
+/// Protocols to offer by ALPN.
 pub(crate) const ALPN: &[&[u8]] = &[b"h2", b"http/1.1"];
 
-/// The codes that answers have, for [`ListenerMetrics`].
+/// Status codes, for [`ListenerMetrics`].
 pub(crate) const CODES: [&str; 16] = [
     "200", "429", "204", "400", "401", "403", "404", "405", "408", "409", "413", "415", "422",
     "431", "503", "other",
 ];
 
-/// What all connections have in common.
+/// State shared by all connections.
 struct Shared {
     gate: Arc<Gate>,
     metrics: Arc<Metrics>,
@@ -85,17 +86,23 @@ struct Shared {
     violations: Quiet,
 }
 
-/// A response whose body is there in full.
-type Answer = Response<Full<Bytes>>;
+/// A response with its whole body.
+type HttpResponse = Response<Full<Bytes>>;
 
-/// An [`Answer`], or what the router made.
-type Answered = Response<Either<Full<Bytes>, axum::body::Body>>;
+/// The result of a handler.
+type HttpResult = Result<HttpResponse, Problem>;
 
-/// Bytes that a header takes besides its name and value.
+/// The first argument of handlers.
+type Context = State<Arc<Shared>>;
+
+/// An [`HttpResponse`], or a response of the router.
+type RoutedResponse = Response<Either<Full<Bytes>, axum::body::Body>>;
+
+/// Memory that a header takes in addition to its name and value.
 const HEADER_OVERHEAD: usize = 104;
 
 impl HttpService {
-    /// Counts its requests in `listener`, which `metrics` may tell of.
+    /// Creates the listener, which counts its requests in `listener`.
     pub(crate) fn new(
         gate: Arc<Gate>,
         metrics: Arc<Metrics>,
@@ -114,7 +121,7 @@ impl HttpService {
         Self { shared, router }
     }
 
-    /// With another idea of the hour, for tests.
+    /// Replaces the clock, for tests.
     #[cfg(test)]
     fn with_clock(self, clock: impl Clock) -> Self {
         let Shared { gate, metrics, listener, reload, .. } = &*self.shared;
@@ -138,13 +145,13 @@ impl Protocol for HttpService {
     }
 }
 
-/// Answers one request, and counts it.
-async fn answer(
+/// Handles one request, and counts it.
+async fn handle(
     shared: Arc<Shared>,
     router: Router,
     watch: Arc<Watch>,
     mut request: Request<Incoming>,
-) -> Response<Counted<Either<Full<Bytes>, axum::body::Body>>> {
+) -> Response<CountedBody<Either<Full<Bytes>, axum::body::Body>>> {
     let _open = watch.begin(request.version());
     let begun = Instant::now();
     if !watch.is_authenticated() {
@@ -157,14 +164,14 @@ async fn answer(
     let has_room = match share {
         None => true,
         Some(share) => {
-            let (bytes, patience) = (|| size(request.headers()), shared.bounds().read_timeout);
-            let has_room = share.wait_for_room(bytes, patience).await.is_ok();
+            let (bytes, timeout) = (|| size(request.headers()), shared.bounds().read_timeout);
+            let has_room = share.wait_for_room(bytes, timeout).await.is_ok();
             request.extensions_mut().insert(share.clone());
             has_room
         }
     };
-    let mut answer = match has_room {
-        false => Problem::busy().into_answer().map(Either::Left),
+    let mut response = match has_room {
+        false => Problem::busy().into_http().map(Either::Left),
         true => {
             let span = trace::request("http", request.headers());
             let dispatch = dispatch(&shared, router, request);
@@ -175,44 +182,42 @@ async fn answer(
         }
     };
     if watch.is_last() {
-        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    if answer.status() == StatusCode::UNAUTHORIZED {
-        shared.gate.audit().rejected_key(Wire::Http, None);
+    if response.status() == StatusCode::UNAUTHORIZED {
+        shared.gate.audit().rejected_key(ListenerId::Http, None);
     }
-    if answer.headers().contains_key(DEGRADED) {
+    if response.headers().contains_key(DEGRADED) {
         shared.listener.count_degraded(1);
     }
-    shared.listener.count(code(answer.status()), begun.elapsed());
-    answer.map(|body| Counted::new(body, share))
+    shared.listener.count(code(response.status()), begun.elapsed());
+    response.map(|body| CountedBody::new(body, share))
 }
 
-/// Bytes that headers take.
+/// Returns the memory that headers take.
 fn size(headers: &HeaderMap) -> usize {
-    let size = |(name, value): (&http::HeaderName, &HeaderValue)| {
-        name.as_str().len() + value.len() + HEADER_OVERHEAD
-    };
-    headers.iter().map(size).sum()
+    let headers = headers.iter();
+    headers.map(|(name, value)| name.as_str().len() + value.len() + HEADER_OVERHEAD).sum()
 }
 
-/// What is asked for most often does not go through the router.
-async fn dispatch(shared: &Shared, router: Router, request: Request<Incoming>) -> Answered {
+/// Calls the handler. The most frequent endpoints bypass the router.
+async fn dispatch(shared: &Shared, router: Router, request: Request<Incoming>) -> RoutedResponse {
     if let Err(problem) = browser::check(&shared.gate.revision().settings, &request) {
-        return problem.into_answer().map(Either::Left);
+        return problem.into_http().map(Either::Left);
     }
-    let answer = match (request.method(), request.uri().path()) {
+    let result = match (request.method(), request.uri().path()) {
         (&Method::POST, "/v1/check") => {
             let (head, body) = request.into_parts();
             check::check(shared, &head, body).await
         }
         (_, "/v1/auth") => proxy::auth(shared, &request.into_parts().0).await,
-        // On the heap, so that the way past it stays small.
+        // On the heap, so that this future stays small for the other endpoints.
         _ => {
-            let asked = Box::pin(router.oneshot(request.map(axum::body::Body::new)));
-            return asked.await.unwrap_or_else(|never| match never {}).map(Either::Right);
+            let routed = Box::pin(router.oneshot(request.map(axum::body::Body::new)));
+            return routed.await.unwrap_or_else(|never| match never {}).map(Either::Right);
         }
     };
-    answer.unwrap_or_else(Problem::into_answer).map(Either::Left)
+    result.unwrap_or_else(Problem::into_http).map(Either::Left)
 }
 
 fn code(status: StatusCode) -> usize {
@@ -220,8 +225,8 @@ fn code(status: StatusCode) -> usize {
     CODES.iter().position(|code| *code == status).unwrap_or(CODES.len() - 1)
 }
 
-/// The head of a request, and its body of JSON.
-async fn posted(
+/// Reads a request with a JSON body.
+async fn read_request(
     shared: &Shared,
     request: axum::extract::Request,
 ) -> Result<(Parts, Bytes), Problem> {
@@ -230,12 +235,12 @@ async fn posted(
     Ok((head, body))
 }
 
-/// Reads a body of JSON to its end.
+/// Reads a JSON body, if the API key is known or none is needed.
 async fn read_json<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    // A client without an API key learns nothing else.
+    // Checked first: without an API key, clients get no other error.
     shared.gate.revision().access(&head.headers)?;
     if !head.headers.get(header::CONTENT_TYPE).is_some_and(is_json) {
         return Err(Problem::content_type());
@@ -243,7 +248,7 @@ where
     receive(shared, head, body).await
 }
 
-/// Reads a body to its end, if the request has shown an API key or none is needed.
+/// Reads a body of any type, if the API key is known or none is needed.
 async fn read_body<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -259,7 +264,7 @@ where
     let bounds = shared.bounds();
     let share = head.extensions.get::<Arc<Share>>();
     let mut reading = pin!(collect(body, bounds.request_bytes, share));
-    // What has come together with the head needs no timer.
+    // A body that arrived with the head needs no timer.
     match poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await {
         Poll::Ready(done) => done,
         Poll::Pending => {
@@ -276,22 +281,22 @@ fn is_json(content_type: &HeaderValue) -> bool {
     start.eq_ignore_ascii_case(JSON) && matches!(rest.first(), None | Some(b';' | b' '))
 }
 
-/// Reads a body of at most `most` bytes, which count until it is dropped. A body of one frame is not copied.
-async fn collect<B>(mut body: B, most: usize, share: Option<&Arc<Share>>) -> Result<Bytes, Problem>
+/// Reads a body of at most `max` bytes, which count towards `share` until dropped. Does not copy a single frame.
+async fn collect<B>(mut body: B, max: usize, share: Option<&Arc<Share>>) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let said = body.size_hint().lower();
-    if usize::try_from(said).map_or(true, |said| said > most) {
-        return Err(Problem::too_large(most));
+    let announced = body.size_hint().lower();
+    if usize::try_from(announced).map_or(true, |bytes| bytes > max) {
+        return Err(Problem::too_large(max));
     }
     let mut all = BytesMut::new();
     let mut held = share.map(|share| share.hold(0)).transpose()?;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Problem::request("the body ended early"))?;
+        let frame = frame.map_err(|_| Problem::request("the body is incomplete"))?;
         let Ok(data) = frame.into_data() else { continue };
-        if all.len() + data.len() > most {
-            return Err(Problem::too_large(most));
+        if all.len() + data.len() > max {
+            return Err(Problem::too_large(max));
         }
         if let Some(held) = &mut held {
             held.grow(data.len())?;
@@ -322,7 +327,7 @@ impl Shared {
 }
 
 impl Revision {
-    /// What whoever sent these headers may do.
+    /// Returns the permissions of the API key in these headers.
     fn access(&self, headers: &HeaderMap) -> Result<Access<'_>, Problem> {
         let keys = Keys(&self.settings.security.credentials);
         if !keys.are_needed() {
@@ -332,7 +337,7 @@ impl Revision {
         keys.access(key).ok_or_else(Problem::unauthorized)
     }
 
-    /// What they may do in a domain, which must be this at least.
+    /// Returns the permissions of the API key, which must include this scope in a domain.
     fn access_to(
         &self,
         headers: &HeaderMap,
@@ -342,41 +347,41 @@ impl Revision {
         let access = self.access(headers)?;
         if !access.allows(scope, domain) {
             return Err(Problem::forbidden(match scope {
-                Scope::Check => "it is not for this domain",
-                Scope::Admin => "it takes one with the scope `admin` for this domain",
+                Scope::Check => "the API key does not cover this domain",
+                Scope::Admin => "an API key with the scope `admin` for this domain is required",
             }));
         }
         Ok(access)
     }
 
-    /// [`Revision::access_to`] the domain of a request, and to inline limits if it brings its own.
+    /// Returns the permissions of the API key, which must cover the domain of a check, and inline limits if it has any.
     fn access_for(
         &self,
         headers: &HeaderMap,
         scope: Scope,
-        subject: &Subject<'_>,
+        check: &Check<'_>,
     ) -> Result<Access<'_>, Problem> {
-        let access = self.access_to(headers, scope, subject.domain())?;
-        if subject.is_inline() && !access.allows_inline() {
+        let access = self.access_to(headers, scope, check.domain())?;
+        if check.is_inline() && !access.allows_inline() {
             return Err(Problem::inline());
         }
         Ok(access)
     }
 
-    /// What they may do everywhere, which must be this at least.
+    /// Returns the permissions of the API key, which must include this scope in all domains.
     fn access_everywhere(&self, headers: &HeaderMap, scope: Scope) -> Result<Access<'_>, Problem> {
         let access = self.access(headers)?;
         if !access.allows_everywhere(scope) {
             return Err(Problem::forbidden(match scope {
-                Scope::Check => "it takes one for all domains",
-                Scope::Admin => "it takes one with the scope `admin` for all domains",
+                Scope::Check => "an API key for all domains is required",
+                Scope::Admin => "an API key with the scope `admin` for all domains is required",
             }));
         }
         Ok(access)
     }
 }
 
-/// The key in `Bearer KEY`.
+/// Returns the API key of `Bearer KEY`.
 fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, key) = value.as_bytes().split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
@@ -384,7 +389,7 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The gate's settings may hold a password.
+        // The configuration may contain a password.
         f.debug_struct("Shared").finish_non_exhaustive()
     }
 }

@@ -1,5 +1,5 @@
-//! The dashboard: a page and its files, built into the program. They hold no data, so they ask for no credentials; what
-//! the page shows it gets from the paths under `/v1`, as any other client does.
+//! The dashboard: a page and its files, embedded in the program. The files contain no data and need no API key; the page
+//! loads its data from the API like any other client.
 
 use std::{
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
@@ -14,9 +14,9 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use http_body_util::Full;
 
-use super::{Answer, Shared};
+use super::{HttpResponse, Shared};
 
-/// One file of the page.
+/// A file of the page.
 #[derive(Clone, Copy, Debug)]
 struct Asset {
     path: &'static str,
@@ -54,7 +54,7 @@ const ASSETS: [Asset; 12] = [
     asset!("/assets/try.js", SCRIPT, "try.js"),
 ];
 
-/// Nothing comes from anywhere else, nothing is sent anywhere else, and nobody may frame it.
+/// Forbids other origins as sources, targets and frames.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     img-src 'self' data:; connect-src 'self'; form-action 'none'; base-uri 'none'; \
     frame-ancestors 'none'";
@@ -66,33 +66,33 @@ const HEADERS: [(HeaderName, &str); 4] = [
     (header::CACHE_CONTROL, "no-cache"),
 ];
 
-/// Adds the page and its files. They are no part of what `/openapi.json` describes.
+/// Adds the page and its files, which `/openapi.json` omits.
 pub(super) fn add(router: Router<Arc<Shared>>) -> Router<Arc<Shared>> {
     ASSETS.into_iter().fold(router, |router, asset| router.route(asset.path, serve(asset)))
 }
 
 fn serve(asset: Asset) -> MethodRouter<Arc<Shared>> {
     let tag = asset.tag();
-    get(async move |headers: HeaderMap| asset.answer(&tag, &headers))
+    get(async move |headers: HeaderMap| asset.response(&tag, &headers))
 }
 
 impl Asset {
-    /// Another one for other bytes, the same in every process of one build.
+    /// Returns the ETag: a hash of the content.
     fn tag(&self) -> String {
         let hasher = BuildHasherDefault::<DefaultHasher>::default();
         format!("\"{:016x}\"", hasher.hash_one(self.bytes))
     }
 
-    fn answer(&self, tag: &str, asked: &HeaderMap) -> Answer {
-        let known = asked.get_all(header::IF_NONE_MATCH).iter();
+    fn response(&self, tag: &str, request: &HeaderMap) -> HttpResponse {
+        let known = request.get_all(header::IF_NONE_MATCH).iter();
         let is_known = known.filter_map(|tags| tags.to_str().ok()).any(|tags| tags.contains(tag));
         let (status, bytes) = match is_known {
             true => (StatusCode::NOT_MODIFIED, Bytes::new()),
             false => (StatusCode::OK, Bytes::from_static(self.bytes)),
         };
-        let mut answer = Answer::new(Full::new(bytes));
-        *answer.status_mut() = status;
-        let headers = answer.headers_mut();
+        let mut response = HttpResponse::new(Full::new(bytes));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
         for (name, value) in HEADERS {
             headers.insert(name, HeaderValue::from_static(value));
         }
@@ -100,6 +100,6 @@ impl Asset {
         if let Ok(tag) = HeaderValue::from_str(tag) {
             headers.insert(header::ETAG, tag);
         }
-        answer
+        response
     }
 }

@@ -1,4 +1,4 @@
-//! A permit on its way to the client.
+//! Permits in responses that are not sent yet.
 
 use std::{
     convert::Infallible,
@@ -14,22 +14,22 @@ use tokio::runtime::Handle;
 
 use crate::engine::Engine;
 
-/// The body of a response that names a permit. If it is dropped before it was read, the client has hung up.
+/// The body of a response with a permit. Dropping it unread, because the client disconnected, releases the permit.
 #[derive(Debug)]
-pub(super) struct PermitBody {
+pub(super) struct PermitResponseBody {
     pub(super) body: Full<Bytes>,
-    /// `None` for a response without a permit, and after the body was read.
-    pub(super) unsent: Option<Unsent>,
+    /// `None` without a permit, and once the body is read.
+    pub(super) unsent: Option<UnsentPermit>,
 }
 
-/// Charges whose permit has not been sent to the client. Dropping this returns the permit.
+/// Charges whose permit was not sent to the client. Dropping it releases the permit.
 #[derive(Debug)]
-pub(super) struct Unsent {
+pub(super) struct UnsentPermit {
     engine: Engine,
     charges: Vec<ChargeBuf>,
 }
 
-impl Unsent {
+impl UnsentPermit {
     pub(super) fn new(engine: &Engine, charges: &[Charge<'_>]) -> Self {
         let held = charges.iter().filter(|charge| charge.permit != 0);
         Self { engine: engine.clone(), charges: held.map(ChargeBuf::from).collect() }
@@ -40,7 +40,7 @@ impl Unsent {
     }
 }
 
-impl Drop for Unsent {
+impl Drop for UnsentPermit {
     fn drop(&mut self) {
         let charges = std::mem::take(&mut self.charges);
         if charges.is_empty() {
@@ -50,14 +50,14 @@ impl Drop for Unsent {
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 let charges: Vec<_> = charges.iter().map(ChargeBuf::as_charge).collect();
-                // A failure is counted, and the store retries.
+                // The store counts failures and retries.
                 drop(engine.release(&charges).await);
             });
         }
     }
 }
 
-impl Body for PermitBody {
+impl Body for PermitResponseBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_permit_that_was_not_sent_is_returned() {
+    async fn an_unsent_permit_is_released() {
         let limit: Limit = "1/hour concurrency".parse().unwrap();
         let limiter =
             Limiter::builder().policies(PolicySet::of_limits([limit]).unwrap()).build().unwrap();
@@ -97,13 +97,13 @@ mod tests {
         let taken = || {
             let charges = [charge.holding(limiter.charges().new_permit_id())];
             assert!(limiter.charges().check_batch(&charges).unwrap().decision.is_allowed());
-            let unsent = Some(Unsent::new(&engine, &charges));
-            PermitBody { body: Full::new(Bytes::from_static(b"{}")), unsent }
+            let unsent = Some(UnsentPermit::new(&engine, &charges));
+            PermitResponseBody { body: Full::new(Bytes::from_static(b"{}")), unsent }
         };
         let free =
             || limiter.charges().check_batch(&[charge.cost(0)]).unwrap().decision.is_allowed();
         drop(taken());
-        // The only worker of this runtime runs the release.
+        // Lets the release run on the only worker of this runtime.
         tokio::task::yield_now().await;
         assert!(free());
         assert_eq!(taken().collect().await.unwrap().to_bytes(), "{}");

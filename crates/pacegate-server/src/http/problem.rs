@@ -1,184 +1,176 @@
-//! What went wrong, as RFC 9457 has it.
+//! Errors as problem details (RFC 9457), and every mapping of an error to HTTP.
 
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use http_body_util::Full;
 use pacegate::{CheckError, CostError, StoreError};
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
 
-use super::Answer;
+use super::HttpResponse;
 use crate::{
+    config::Bounds,
     envoy::AskError,
-    json::{write_number, write_text},
     service::{INLINE_DENIED, TooMuch},
 };
 
-/// Why there is no answer to what was asked. A denial is none of these.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An error as in RFC 9457. A denial is not an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub(super) struct Problem {
-    pub(super) status: StatusCode,
-    /// The last part of its type, which stays the same when the words change.
-    kind: &'static str,
+    /// `urn:pacegate:problem:` and a name that stays the same when texts change.
+    #[serde(serialize_with = "with_prefix")]
+    r#type: &'static str,
+    /// Summary of the kind of problem.
     title: &'static str,
+    /// HTTP status code.
+    #[serde(serialize_with = "as_number")]
+    #[schemars(with = "u16")]
+    pub(super) status: StatusCode,
+    /// The cause, and how to fix it.
     detail: String,
 }
 
-/// What the type of every problem begins with.
-pub(super) const TYPE: &str = "urn:pacegate:problem:";
-
-/// So much of somebody else's text is told back.
-const MOST_DETAIL: usize = 400;
+/// The number of characters of a detail, which may quote the request.
+const MAX_DETAIL_CHARS: usize = 400;
 
 impl Problem {
-    fn new(status: StatusCode, kind: &'static str, title: &'static str, detail: String) -> Self {
-        Self { status, kind, title, detail }
+    fn new(
+        status: StatusCode,
+        r#type: &'static str,
+        title: &'static str,
+        detail: impl Into<String>,
+    ) -> Self {
+        let mut detail: String = detail.into();
+        if let Some((end, _)) = detail.char_indices().nth(MAX_DETAIL_CHARS) {
+            detail.truncate(end);
+        }
+        Self { r#type, title, status, detail }
     }
 
-    /// A body or a query that is not what is wanted.
+    /// An invalid body or query.
     pub(super) fn request(detail: impl Into<String>) -> Self {
-        let title = "The request cannot be used";
-        Self::new(StatusCode::BAD_REQUEST, "request", title, detail.into())
+        Self::new(StatusCode::BAD_REQUEST, "request", "Invalid request", detail)
     }
 
-    /// A text that is no limit.
+    /// An invalid limit.
     pub(super) fn limit(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "limit", "The limit cannot be used", detail.into())
+        Self::new(StatusCode::BAD_REQUEST, "limit", "Invalid limit", detail)
     }
 
-    /// More of something than the service takes.
+    /// A request that exceeds a configured bound.
     pub(super) fn bounds(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "bounds", "More than is taken", detail.into())
+        Self::new(StatusCode::BAD_REQUEST, "bounds", "Bound exceeded", detail)
+    }
+
+    pub(super) fn too_many_attributes(bounds: &Bounds) -> Self {
+        Self::bounds(format!("more than {} attributes", bounds.attributes))
     }
 
     pub(super) fn unauthorized() -> Self {
-        let detail = "send `Authorization: Bearer KEY` with an API key of this service";
-        let title = "No API key that is known";
-        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", title, detail.to_owned())
+        let detail = "send `Authorization: Bearer KEY` with an API key of this server";
+        let title = "Missing or unknown API key";
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", title, detail)
     }
 
     pub(super) fn forbidden(detail: impl Into<String>) -> Self {
-        let title = "The API key is not for this";
-        Self::new(StatusCode::FORBIDDEN, "forbidden", title, detail.into())
+        let title = "The API key does not permit this";
+        Self::new(StatusCode::FORBIDDEN, "forbidden", title, detail)
     }
 
-    /// Limits that came with the request, and an API key that may not bring any.
+    /// A request with inline limits and an API key that does not allow them.
     pub(super) fn inline() -> Self {
         let title = "The API key does not allow inline limits";
-        Self::new(StatusCode::FORBIDDEN, "inline", title, INLINE_DENIED.to_owned())
+        Self::new(StatusCode::FORBIDDEN, "inline", title, INLINE_DENIED)
     }
 
-    /// A name that somebody else may have led here.
+    /// A host name that an attacker may have pointed at this server.
     pub(super) fn host() -> Self {
         let detail = "the `Host` is unknown: use `localhost` or an address of this server, add the \
                       name to `listen.hosts`, or configure `keys`";
-        let title = "Unknown host";
-        Self::new(StatusCode::FORBIDDEN, "host", title, detail.to_owned())
+        Self::new(StatusCode::FORBIDDEN, "host", "Unknown host", detail)
     }
 
-    /// A request that does not name one host.
+    /// A request without exactly one valid host.
     pub(super) fn bad_host(detail: &str) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "host", "Invalid host", detail.to_owned())
+        Self::new(StatusCode::BAD_REQUEST, "host", "Invalid host", detail)
     }
 
-    /// A page of somebody else asks.
+    /// A request from a page of another site.
     pub(super) fn cross_site() -> Self {
-        let detail = "without API keys, pages of other sites may send nothing: use the dashboard or \
-                      a program, or configure `keys`";
-        let title = "Cross-site request";
-        Self::new(StatusCode::FORBIDDEN, "cross-site", title, detail.to_owned())
+        let detail = "pages of other sites may send requests only if API keys are configured: use \
+                      the dashboard or another client, or configure `keys`";
+        Self::new(StatusCode::FORBIDDEN, "cross-site", "Cross-site request", detail)
     }
 
-    /// A policy and key that lead nowhere.
     pub(super) fn unknown_policy() -> Self {
-        let detail = "no policy in force has this name; GET /v1/policies lists them";
-        let title = "The request cannot be used";
-        Self::new(StatusCode::BAD_REQUEST, "request", title, detail.to_owned())
+        Self::request("unknown policy: GET /v1/policies lists the policies")
     }
 
     pub(super) fn too_many_blocks(detail: String) -> Self {
-        Self::new(StatusCode::CONFLICT, "too-many-blocks", "No room for another block", detail)
+        Self::new(StatusCode::CONFLICT, "too-many-blocks", "Too many blocks", detail)
     }
 
     pub(super) fn not_found() -> Self {
-        let detail = "there is nothing at this path; GET /openapi.json lists what there is";
-        Self::new(StatusCode::NOT_FOUND, "not-found", "No such path", detail.to_owned())
+        let detail = "unknown path: GET /openapi.json lists the paths";
+        Self::new(StatusCode::NOT_FOUND, "not-found", "Not found", detail)
     }
 
     pub(super) fn method() -> Self {
-        let detail = "the path is there for the methods in `Allow` only";
-        let title = "No such method here";
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method", title, detail.to_owned())
+        let detail = "the `Allow` header lists the methods of this path";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method", "Method not allowed", detail)
     }
 
     pub(super) fn slow() -> Self {
-        let detail = "the body did not arrive in time";
-        let title = "The request took too long";
-        Self::new(StatusCode::REQUEST_TIMEOUT, "slow", title, detail.to_owned())
+        let detail = "timed out while reading the body";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "slow", "Request timeout", detail)
     }
 
-    pub(super) fn too_large(most: usize) -> Self {
-        let detail = format!("a body has at most {most} bytes");
-        let title = "The body is too large";
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", title, detail)
+    pub(super) fn too_large(max: usize) -> Self {
+        let detail = format!("the body exceeds {max} bytes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "Body too large", detail)
     }
 
     pub(super) fn content_type() -> Self {
         let detail = "send the body with `Content-Type: application/json`";
-        let title = "The body is not said to be JSON";
-        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content-type", title, detail.to_owned())
+        let title = "Content-Type must be application/json";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content-type", title, detail)
     }
 
     pub(super) fn permit_lost() -> Self {
-        let detail =
-            "the permit has ended, and somebody else may hold its place: acquire a new one";
-        Self::new(StatusCode::CONFLICT, "permit-lost", "The permit is gone", detail.to_owned())
+        let detail = "the permit has expired or was released, and another client may hold its \
+                      units: acquire a new permit";
+        Self::new(StatusCode::CONFLICT, "permit-lost", "Permit expired", detail)
     }
 
-    pub(super) fn reload_refused(complaint: String) -> Self {
-        let title = "The configuration cannot be used; the last good one stays";
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "reload", title, complaint)
+    pub(super) fn reload_failed(error: String) -> Self {
+        let title = "Reload failed; keeping the current configuration";
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "reload", title, error)
     }
 
-    /// A connection holds too many requests and answers.
+    /// A connection with too many unread responses and requests in flight.
     pub(super) fn busy() -> Self {
-        let detail = "read the answers of this connection, or send fewer requests at once";
-        let title = "Too much is in flight on this connection";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", title, detail.to_owned())
+        let detail = "read the responses on this connection, or send fewer requests at once";
+        let title = "Too many requests in flight on this connection";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", title, detail)
     }
 
     pub(super) fn draining() -> Self {
-        let detail = "the service is going away: ask another";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "Not ready", detail.to_owned())
+        let detail = "the server is shutting down: use another instance";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "Shutting down", detail)
     }
 
-    /// What could not be measured. Nothing that a client sends leads here.
+    /// A failure of the server or its store. Requests alone do not cause it.
     pub(super) fn unavailable(detail: impl Into<String>) -> Self {
-        let title = "The service cannot do this now";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", title, detail.into())
+        let title = "Temporarily unavailable";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", title, detail)
     }
 
-    /// Adds it as a JSON object.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(b"{\"type\":\"");
-        out.extend_from_slice(TYPE.as_bytes());
-        out.extend_from_slice(self.kind.as_bytes());
-        out.extend_from_slice(b"\",\"title\":");
-        write_text(out, self.title);
-        out.extend_from_slice(b",\"status\":");
-        write_number(out, self.status.as_u16().into());
-        out.extend_from_slice(b",\"detail\":");
-        let end =
-            self.detail.char_indices().nth(MOST_DETAIL).map_or(self.detail.len(), |end| end.0);
-        write_text(out, &self.detail[..end]);
-        out.push(b'}');
-    }
-
-    pub(super) fn into_answer(self) -> Answer {
-        let mut body = Vec::new();
-        self.write(&mut body);
-        let mut answer = Answer::new(Full::new(Bytes::from(body)));
-        *answer.status_mut() = self.status;
-        let headers = answer.headers_mut();
+    pub(super) fn into_http(self) -> HttpResponse {
+        // Serializing strings and a number cannot fail.
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let mut response = HttpResponse::new(Full::new(body.into()));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
         let json = HeaderValue::from_static("application/problem+json");
         headers.insert(header::CONTENT_TYPE, json);
         match self.status {
@@ -191,8 +183,17 @@ impl Problem {
             }
             _ => {}
         }
-        answer
+        response
     }
+}
+
+fn with_prefix<S: Serializer>(name: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("urn:pacegate:problem:{name}"))
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
+fn as_number<S: Serializer>(status: &StatusCode, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u16(status.as_u16())
 }
 
 impl From<TooMuch> for Problem {
@@ -203,7 +204,7 @@ impl From<TooMuch> for Problem {
 
 impl From<CostError> for Problem {
     fn from(error: CostError) -> Self {
-        let title = "The cost could never be admitted";
+        let title = "The cost exceeds a limit";
         Self::new(StatusCode::BAD_REQUEST, "cost", title, error.to_string())
     }
 }
@@ -212,12 +213,12 @@ impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Unsupported(_) => {
-                let title = "The store cannot do this";
+                let title = "Unsupported by the store";
                 Self::new(StatusCode::BAD_REQUEST, "unsupported", title, error.to_string())
             }
-            StoreError::TimedOut => Self::unavailable("the store did not answer in time"),
-            // What a server said is for the log.
-            _ => Self::unavailable("the store cannot be used now"),
+            StoreError::TimedOut => Self::unavailable("the store timed out"),
+            // The log has the error of the store, which may name its address.
+            _ => Self::unavailable("the store failed"),
         }
     }
 }
@@ -244,6 +245,6 @@ impl From<AskError> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        self.into_answer().map(axum::body::Body::new)
+        self.into_http().map(axum::body::Body::new)
     }
 }

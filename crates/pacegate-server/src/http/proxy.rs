@@ -1,8 +1,8 @@
-//! Requests that come from another system: forward authentication by a proxy, and the check of RLaaS.
+//! Endpoints for other systems: forward authentication for proxies, and the check of RLaaS.
 
-use std::{borrow::Cow, sync::Arc};
+use std::borrow::Cow;
 
-use axum::extract::{Query, Request as Asking, State};
+use axum::extract::Request as HttpRequest;
 use http::{HeaderMap, StatusCode, header, request::Parts};
 use pacegate::{Decision, Request};
 use pacegate_http::{
@@ -13,9 +13,10 @@ use pacegate_redis::Layout;
 use smallvec::SmallVec;
 
 use super::{
-    Answer, Problem, Shared,
-    answer::{Decided, key_of, uncached},
-    model::SeedAnswer,
+    Context, HttpResult, Problem, Shared,
+    bodies::SeedResponse,
+    request::parse_query,
+    response::{DecisionResponse, key_of, no_store},
 };
 use crate::{
     config::{Bounds, Scope},
@@ -23,66 +24,60 @@ use crate::{
     stand_in,
 };
 
-/// `/v1/auth` by any method: decides about the request that a proxy describes in headers.
-pub(super) async fn auth(shared: &Shared, head: &Parts) -> Result<Answer, Problem> {
+/// `/v1/auth` with any method: checks the request that a proxy describes in headers.
+pub(super) async fn auth(shared: &Shared, head: &Parts) -> HttpResult {
     let options = Options::from_query(head)?;
     let revision = shared.gate.revision();
     let bounds = &revision.settings.bounds;
     revision.access_to(&head.headers, Scope::Check, &options.domain)?;
-    let attributes = attributes(&head.headers, options.dialect, bounds)?;
+    let attributes = attributes(&head.headers, options.proxy, bounds)?;
     let mut request = Request::new().in_domain(&options.domain);
     for (name, value) in &attributes {
         request = request.with(name, &**value);
     }
     let now = shared.now();
     let decision = stand_in::check(&revision.engine, &request, bounds.key_bytes).await?;
-    let decided = Decided { decision, headers: revision.settings.headers, now };
+    let response = DecisionResponse { decision, headers: revision.settings.headers, now };
     let status = match decision.is_allowed() {
         true => StatusCode::OK,
-        false => options.dialect.denied(),
+        false => options.proxy.denied(),
     };
     if revision.settings.problem_details && !decision.is_allowed() {
         let key = key_of(&revision, &decision, &request);
-        return Ok(uncached(decided.problem(status, &key, revision.number)));
+        return response.problem(status, &key, revision.number).map(no_store);
     }
-    Ok(uncached(decided.empty_answer(status)))
+    Ok(no_store(response.empty(status)))
 }
 
-/// `GET /check?userId=alice`, as RLaaS answers it: in text, or in JSON for clients that accept it.
-pub(super) async fn seed(
-    State(shared): State<Arc<Shared>>,
-    asking: Asking,
-) -> Result<Answer, Problem> {
-    let Query(pairs) = query(asking.uri())?;
+/// `GET /check?userId=alice`, with the responses of RLaaS: text, or JSON for clients that accept it.
+pub(super) async fn seed(shared: Context, http_request: HttpRequest) -> HttpResult {
+    let pairs = parse_query(http_request.uri())?;
     let user = pairs.iter().find(|(name, _)| name == "userId");
-    let (_, user) = user.ok_or_else(|| Problem::request("say who, as in /check?userId=alice"))?;
+    let (_, user) = user
+        .ok_or_else(|| Problem::request("missing parameter `userId`, as in /check?userId=alice"))?;
     let revision = shared.gate.revision();
-    revision.access_to(asking.headers(), Scope::Check, "")?;
+    revision.access_to(http_request.headers(), Scope::Check, "")?;
     let request = Request::new().with("userId", user);
     let now = shared.now();
     let settings = &revision.settings;
     let decision = match settings.layout == Layout::native() {
         true => stand_in::check(&revision.engine, &request, settings.bounds.key_bytes).await?,
-        // The key is shared with RLaaS, so it stays as it is. The bound on headers is the bound on its length.
+        // RLaaS shares the key, so it must not be replaced by a digest. The bound on headers limits its length.
         false => revision.engine.check(&request).await?,
     };
-    let decided = Decided { decision, headers: settings.headers, now };
-    if !prefers_json(asking.headers()) {
-        let body = seed_text(&decision);
-        return Ok(uncached(decided.text_answer(|out| out.extend_from_slice(body.as_bytes()))));
+    let response = DecisionResponse { decision, headers: settings.headers, now };
+    if !prefers_json(http_request.headers()) {
+        return Ok(no_store(response.text(seed_text(&decision))));
     }
-    let answer = SeedAnswer {
+    let body = SeedResponse {
         allowed: decision.is_allowed(),
         current_count: current_count(&shared, &decision, user).await,
         ttl: reset_seconds(&decision),
     };
-    let body = serde_json::to_vec(&answer);
-    let body = body.map_err(|error| Problem::unavailable(error.to_string()))?;
-    Ok(uncached(decided.answer_with(|out| out.extend_from_slice(&body))))
+    response.json(&body).map(no_store)
 }
 
-/// What a user has used. After a denial that is the limit, or if denied requests are counted, as much as the counter
-/// holds.
+/// Returns the units that a user has used. If denied requests are counted, reads the counter after a denial.
 async fn current_count(shared: &Shared, decision: &Decision, user: &str) -> u64 {
     let Some(limit) = decision.limit() else { return 0 };
     let used = limit.capacity().saturating_sub(decision.remaining());
@@ -96,7 +91,7 @@ async fn current_count(shared: &Shared, decision: &Decision, user: &str) -> u64 
     }
 }
 
-/// The body of RLaaS. A limit of 0 is never over, so a client is sent away for a whole window each time.
+/// Returns the text of RLaaS. With a limit of 0, which never admits, clients are told to retry after a window.
 fn seed_text(decision: &Decision) -> String {
     if decision.is_allowed() {
         return "User is allowed".to_owned();
@@ -106,7 +101,7 @@ fn seed_text(decision: &Decision) -> String {
     format!("User is not allowed...Try after {seconds} seconds.")
 }
 
-/// Whether a client names JSON in its `Accept`, and likes it no less than text.
+/// Returns whether `Accept` names JSON with at least the quality of text.
 fn prefers_json(headers: &HeaderMap) -> bool {
     let ranges = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let mut best = [0_u32; 2];
@@ -124,7 +119,7 @@ fn prefers_json(headers: &HeaderMap) -> bool {
     best[0] > 0 && best[0] >= best[1]
 }
 
-/// A quality such as `0.5`, of at most three digits. Anything else counts as 0.
+/// Parses a quality such as `0.5` with at most three decimals. Anything else is 0.
 fn thousandths(text: &str) -> u32 {
     let (whole, part) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
     match (whole, part.len() <= 3, format!("{part:0<3}").parse()) {
@@ -134,41 +129,39 @@ fn thousandths(text: &str) -> u32 {
     }
 }
 
-/// Whose headers are believed. Only one kind at a time: a client could send the other.
+/// The proxy whose headers are trusted. The headers of the other kind are ignored: clients could send them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Dialect {
-    /// nginx' `auth_request`: `X-Original-URI`, `X-Original-Method`, `X-Real-IP`. It makes a 500 of a 429.
+enum ForwardedBy {
+    /// nginx `auth_request`: `X-Original-URI`, `X-Original-Method`, `X-Real-IP`. nginx turns a 429 into a 500.
     Original,
     /// Traefik, Caddy: `X-Forwarded-Uri`, `-Method`, `-Host`, `-For`.
     Forwarded,
 }
 
-/// What the proxy's configuration says in the query.
+/// Query parameters, which the configuration of the proxy sets.
 struct Options {
     domain: String,
-    dialect: Dialect,
+    proxy: ForwardedBy,
 }
 
-/// Names and values.
 type Attributes<'a> = SmallVec<[(Cow<'a, str>, Cow<'a, [u8]>); 8]>;
 
-/// Headers that begin like this are attributes.
-const OWN: &str = "x-pacegate-";
+/// Prefix of headers that become attributes.
+const ATTRIBUTE_PREFIX: &str = "x-pacegate-";
 
-/// Attributes that only the proxy's own headers say.
+/// Attributes that only the headers of the proxy set.
 const RESERVED: [&str; 4] = [Request::PATH, "method", "host", "ip"];
 
 impl Options {
     fn from_query(head: &Parts) -> Result<Self, Problem> {
-        let mut options = Self { domain: String::new(), dialect: Dialect::Original };
-        let Query(pairs) = query(&head.uri)?;
-        for (name, value) in pairs {
+        let mut options = Self { domain: String::new(), proxy: ForwardedBy::Original };
+        for (name, value) in parse_query(&head.uri)? {
             match (&*name, &*value) {
                 ("domain", _) => options.domain = value,
-                ("deny", "403") => options.dialect = Dialect::Original,
-                ("deny", "429") => options.dialect = Dialect::Forwarded,
+                ("deny", "403") => options.proxy = ForwardedBy::Original,
+                ("deny", "429") => options.proxy = ForwardedBy::Forwarded,
                 ("deny", _) => {
-                    let detail = "`deny` is 403 for nginx, or 429 for Traefik and Caddy";
+                    let detail = "invalid `deny`: expected 403 (nginx) or 429 (Traefik, Caddy)";
                     return Err(Problem::request(detail));
                 }
                 (other, _) => {
@@ -182,11 +175,7 @@ impl Options {
     }
 }
 
-fn query(uri: &http::Uri) -> Result<Query<Vec<(String, String)>>, Problem> {
-    Query::try_from_uri(uri).map_err(|error| Problem::request(error.body_text()))
-}
-
-impl Dialect {
+impl ForwardedBy {
     fn denied(self) -> StatusCode {
         match self {
             Self::Original => StatusCode::FORBIDDEN,
@@ -194,7 +183,7 @@ impl Dialect {
         }
     }
 
-    /// The headers with the path, the method, the host and the address.
+    /// Returns the names of the headers with the path, the method, the host and the address.
     fn names(self) -> [&'static str; 4] {
         match self {
             Self::Original => {
@@ -209,10 +198,10 @@ impl Dialect {
 
 fn attributes<'a>(
     headers: &'a HeaderMap,
-    dialect: Dialect,
+    proxy: ForwardedBy,
     bounds: &Bounds,
 ) -> Result<Attributes<'a>, Problem> {
-    let [uri, method, host, address] = dialect.names();
+    let [uri, method, host, address] = proxy.names();
     let value = |name| headers.get(name).map(|value| value.as_bytes());
     let mut attributes = Attributes::new();
     let mut add = |name: &'static str, value: Option<Cow<'a, [u8]>>| {
@@ -223,26 +212,25 @@ fn attributes<'a>(
     add("host", value(host).map(plain_host));
     add("ip", ip(headers, address).map(|ip| Cow::Owned(ip.into_bytes())));
     for (name, value) in headers {
-        let Some(name) = name.as_str().strip_prefix(OWN) else { continue };
+        let Some(name) = name.as_str().strip_prefix(ATTRIBUTE_PREFIX) else { continue };
         let is_known = attributes.iter().any(|(other, _)| other == name);
         if !is_known && !name.is_empty() && !RESERVED.contains(&name) {
             attributes.push((Cow::Borrowed(name), Cow::Borrowed(value.as_bytes())));
         }
     }
-    let most = bounds.attributes;
-    if attributes.len() > most {
-        return Err(Problem::bounds(format!("a request has at most {most} attributes")));
+    match attributes.len() > bounds.attributes {
+        true => Err(Problem::too_many_attributes(bounds)),
+        false => Ok(attributes),
     }
-    Ok(attributes)
 }
 
-/// The path of a URI, as it was sent: each policy normalizes it as it wants.
+/// Returns the path of a URI unchanged: each policy normalizes it by its own settings.
 fn path(uri: &[u8]) -> &[u8] {
     let end = uri.iter().position(|byte| matches!(byte, b'?' | b'#'));
     &uri[..end.unwrap_or(uri.len())]
 }
 
-/// The last address in the last header of this name: the one that the proxy itself has seen.
+/// Returns the last address of the last header with this name, which the proxy itself appended.
 fn ip(headers: &HeaderMap, name: &str) -> Option<String> {
     let last = headers.get_all(name).iter().next_back()?.as_bytes();
     plain_address(last.rsplit(|&byte| byte == b',').next()?)
@@ -253,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_is_for_clients_that_name_it() {
+    fn only_clients_that_name_json_get_json() {
         for (accept, json) in [
             ("application/json", true),
             ("Application/JSON; q=0.5", true),
@@ -274,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_address_is_the_proxys() {
+    fn the_last_address_wins() {
         for (lines, expected) in [
             (&["10.0.0.1, 203.0.113.7"][..], Some("203.0.113.7")),
             (&["6.6.6.6", "203.0.113.7"], Some("203.0.113.7")),

@@ -1,64 +1,327 @@
-//! Which path leads where.
+//! The table of endpoints: path, method, handler and description of each.
 
 use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::{Request, State},
-    routing::{MethodRouter, any, delete, get, post},
+    extract::Request,
+    routing::{any, delete, get, post},
 };
+use schemars::{Schema, json_schema};
 
 use super::{
-    Answer, Problem, Shared, block, budget, check, clear, descriptors, live, page, proxy, report,
+    Context, HttpResult, Problem, Shared,
+    block::{self, BlockRequest, BlockResponse},
+    bodies::{
+        AcquireResponse, BatchResponse, CheckResponse, Done, Health, PolicyList, Reloaded,
+        SeedResponse, StateResponse, StatsResponse,
+    },
+    check,
+    clear::{self, ClearRequest, ClearResponse},
+    counters, descriptors,
+    live::{self, LiveResponse},
+    openapi::{Parameter, Route, SchemaOf, schema},
+    page, proxy, report,
+    request::{BatchBody, CheckBody, PermitBody},
+};
+use crate::{
+    envoy::{JsonRequest, JsonResponse},
+    explain::Explanation,
 };
 
-/// Every path there is but for those of the dashboard. `/openapi.json` describes them all, which a test sees to.
-pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Shared>>)> {
+const JSON: &str = "application/json";
+const TEXT: &str = "text/plain";
+
+/// Errors of endpoints that read a query.
+const QUERY_ERRORS: &[u16] = &[400, 401, 403, 503];
+/// Errors of endpoints that read a JSON body.
+const BODY_ERRORS: &[u16] = &[400, 401, 403, 408, 413, 415, 503];
+
+const POLICY: Parameter = Parameter {
+    description: "Policy name; `key` is then one of its keys as GET /v1/live shows it",
+    ..Parameter::query("policy")
+};
+const CHECK_QUERY: &[Parameter] = &[
+    Parameter { description: "Domain whose policies apply", ..Parameter::query("domain") },
+    Parameter {
+        description: "Attribute as NAME:VALUE; may be repeated",
+        schema: schema::<Vec<String>>,
+        ..Parameter::query("attribute")
+    },
+    Parameter { description: "Key to limit by `limit`", ..Parameter::query("key") },
+    Parameter {
+        description: "Limit such as 100/minute; may be repeated",
+        schema: schema::<Vec<String>>,
+        ..Parameter::query("limit")
+    },
+    POLICY,
+];
+const BLOCK_QUERY: &[Parameter] = &[
+    Parameter { is_required: true, ..POLICY },
+    Parameter {
+        description: "Key as GET /v1/live shows it",
+        is_required: true,
+        ..Parameter::query("key")
+    },
+];
+const SINCE: &[Parameter] = &[Parameter {
+    description: "Omit the history up to this Unix time in seconds",
+    schema: schema::<u64>,
+    ..Parameter::query("since")
+}];
+const USER_ID: &[Parameter] =
+    &[Parameter { description: "User", is_required: true, ..Parameter::query("userId") }];
+const AUTH_PARAMETERS: &[Parameter] = &[
+    Parameter { description: "Domain whose policies apply", ..Parameter::query("domain") },
+    Parameter {
+        description: "Status of a denial, and the headers to read: 403 for nginx (X-Original-*), 429 for Traefik and \
+                      Caddy (X-Forwarded-*)",
+        schema: deny_status,
+        ..Parameter::query("deny")
+    },
+    Parameter::header("X-Original-URI", "Attribute `path`, without the query"),
+    Parameter::header("X-Original-Method", "Attribute `method`"),
+    Parameter::header("X-Original-Host", "Attribute `host`"),
+    Parameter::header("X-Real-IP", "Attribute `ip`"),
+    Parameter::header("X-Forwarded-Uri", "Attribute `path`, without the query"),
+    Parameter::header("X-Forwarded-Method", "Attribute `method`"),
+    Parameter::header("X-Forwarded-Host", "Attribute `host`"),
+    Parameter::header("X-Forwarded-For", "The last entry is the attribute `ip`"),
+    Parameter::header("X-Pacegate-User", "Attribute `user`; any other name works the same way"),
+];
+
+fn deny_status(_: &mut schemars::SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": ["403", "429"], "default": "403" })
+}
+
+/// Returns every endpoint except the files of the dashboard.
+pub(super) fn routes() -> Vec<Route> {
+    [checks(), counters(), reports(), operations(), proxies()].into_iter().flatten().collect()
+}
+
+fn checks() -> Vec<Route> {
+    let problem = ("application/problem+json", schema::<CheckResponse> as SchemaOf);
     vec![
-        ("/v1/check", post(checked)),
-        ("/v1/check/batch", post(check::batch)),
-        ("/v1/state", get(budget::peek).merge(delete(budget::reset))),
-        ("/v1/refund", post(budget::refund)),
-        ("/v1/acquire", post(budget::acquire)),
-        ("/v1/release", post(budget::release)),
-        ("/v1/renew", post(budget::renew)),
-        ("/v1/explain", get(report::explain_query).merge(post(report::explain_body))),
-        ("/v1/policies", get(report::policies)),
-        ("/v1/stats", get(report::stats)),
-        ("/v1/live", get(live::live)),
-        ("/v1/block", post(block::block).merge(delete(block::unblock))),
-        ("/v1/clear", post(clear::clear)),
-        ("/v1/reload", post(report::reload)),
-        ("/v1/auth", any(authorized)),
-        ("/check", get(proxy::seed)),
-        ("/json", post(descriptors::json)),
-        ("/healthz", get(report::healthz)),
-        ("/readyz", get(report::readyz)),
-        // Where deployments of envoyproxy/ratelimit ask.
-        ("/healthcheck", get(report::readyz)),
-        ("/metrics", get(report::metrics)),
-        ("/openapi.json", get(report::openapi)),
+        Route::new("/v1/check", "post check", post(checked), "Checks one request")
+            .body::<CheckBody<'_>>("Request to check")
+            .decision(
+                &[(JSON, schema::<CheckResponse>)],
+                &[(JSON, schema::<CheckResponse>), problem],
+            )
+            .errors(BODY_ERRORS),
+        Route::new(
+            "/v1/check/batch",
+            "post checkBatch",
+            post(check::batch),
+            "Checks several requests independently",
+        )
+        .body::<BatchBody<CheckBody<'_>>>("Requests to check")
+        .returns::<BatchResponse>("Decisions in the order of the requests")
+        .errors(&[400, 401, 408, 413, 415]),
+        Route::new(
+            "/v1/acquire",
+            "post acquire",
+            post(counters::acquire),
+            "Checks a request and holds units of its concurrency limits",
+        )
+        .body::<CheckBody<'_>>("Request to check")
+        .decision(&[(JSON, schema::<AcquireResponse>)], &[(JSON, schema::<AcquireResponse>)])
+        .errors(BODY_ERRORS),
+        Route::new(
+            "/v1/release",
+            "post release",
+            post(counters::release),
+            "Releases a permit; does nothing if it has expired",
+        )
+        .body::<PermitBody<'_>>("Request that acquired the permit, and the permit")
+        .returns::<Done>("The permit is not held")
+        .errors(BODY_ERRORS),
+        Route::new(
+            "/v1/renew",
+            "post renew",
+            post(counters::renew),
+            "Extends a permit by its full period",
+        )
+        .body::<PermitBody<'_>>("Request that acquired the permit, and the permit")
+        .returns::<Done>("The permit is held for another period")
+        .errors(BODY_ERRORS)
+        .problem(409, "The permit has expired"),
+    ]
+}
+
+fn counters() -> Vec<Route> {
+    vec![
+        Route::new(
+            "/v1/state",
+            "get peek",
+            get(counters::peek),
+            "Returns the state of limits without charging them",
+        )
+        .parameters(CHECK_QUERY)
+        .returns::<StateResponse>("State of the limits")
+        .errors(QUERY_ERRORS),
+        Route::new("/v1/state", "delete reset", delete(counters::reset), "Resets counters")
+            .admin()
+            .parameters(CHECK_QUERY)
+            .returns::<Done>("The counters are reset")
+            .errors(QUERY_ERRORS),
+        Route::new("/v1/refund", "post refund", post(counters::refund), "Refunds units")
+            .admin()
+            .body::<CheckBody<'_>>(
+                "Request that was charged; `cost` is the number of units to refund",
+            )
+            .returns::<Done>("The units are refunded, at most as many as were used")
+            .errors(BODY_ERRORS),
+        Route::new(
+            "/v1/clear",
+            "post clear",
+            post(clear::clear),
+            "Clears all keys of a policy or a domain; memory store only",
+        )
+        .admin()
+        .body::<ClearRequest>("Keys to clear")
+        .returns::<ClearResponse>("The keys are cleared")
+        .errors(BODY_ERRORS),
+        Route::new(
+            "/v1/block",
+            "post block",
+            post(block::block),
+            "Denies a key of a policy for some time",
+        )
+        .admin()
+        .body::<BlockRequest>("Key to block, and for how long")
+        .returns::<BlockResponse>("This process denies the key until then")
+        .errors(BODY_ERRORS)
+        .problem(409, "Too many keys are blocked"),
+        Route::new("/v1/block", "delete unblock", delete(block::unblock), "Removes a block")
+            .admin()
+            .parameters(BLOCK_QUERY)
+            .returns::<Done>("The key is not blocked; `limits` is 0 if it was not blocked before")
+            .errors(&[400, 401, 403]),
+    ]
+}
+
+fn reports() -> Vec<Route> {
+    vec![
+        Route::new(
+            "/v1/explain",
+            "get explain",
+            get(report::explain_query),
+            "Explains which policies apply to a request",
+        )
+        .parameters(&CHECK_QUERY[..4])
+        .returns::<Explanation>("Result for each policy")
+        .errors(QUERY_ERRORS),
+        Route::new(
+            "/v1/explain",
+            "post explainBody",
+            post(report::explain_body),
+            "Explains which policies apply to a request in the body",
+        )
+        .body::<CheckBody<'_>>("Request to explain")
+        .returns::<Explanation>("Result for each policy")
+        .errors(BODY_ERRORS),
+        Route::new(
+            "/v1/policies",
+            "get policies",
+            get(report::policies),
+            "Lists the policies of the domains that the API key covers",
+        )
+        .returns::<PolicyList>("Policies")
+        .errors(&[401]),
+        Route::new(
+            "/v1/stats",
+            "get stats",
+            get(report::stats),
+            "Returns the counts of this process",
+        )
+        .admin()
+        .returns::<StatsResponse>("Counts")
+        .errors(&[401, 403]),
+        Route::new("/v1/live", "get live", get(live::live), "Returns what the dashboard shows")
+            .admin()
+            .parameters(SINCE)
+            .returns::<LiveResponse>("Counts and keys of this process")
+            .errors(&[400, 401, 403]),
+    ]
+}
+
+fn operations() -> Vec<Route> {
+    const OPEN_METRICS: &str = "application/openmetrics-text";
+    vec![
+        Route::new("/v1/reload", "post reload", post(report::reload), "Reloads the configuration")
+            .admin()
+            .returns::<Reloaded>("Configuration reloaded")
+            .errors(&[401, 403, 422, 503]),
+        Route::new("/healthz", "get healthz", get(report::healthz), "Liveness check")
+            .returns::<Health>("The process is alive"),
+        Route::new("/readyz", "get readyz", get(report::readyz), "Readiness check")
+            .returns::<Health>("Ready; `degraded` if the store is unreachable")
+            .errors(&[503]),
+        Route::new(
+            "/healthcheck",
+            "get healthcheck",
+            get(report::readyz),
+            "Readiness check at the path of envoyproxy/ratelimit",
+        )
+        .returns::<Health>("Ready; `degraded` if the store is unreachable")
+        .errors(&[503]),
+        Route::new("/metrics", "get metrics", get(report::metrics), "Prometheus metrics")
+            .response(200, "Metrics in the OpenMetrics format", &[(OPEN_METRICS, schema::<String>)])
+            .errors(&[401, 403, 503]),
+        Route::new("/openapi.json", "get openapi", get(report::openapi), "Returns this document")
+            .returns::<serde_json::Map<String, serde_json::Value>>("OpenAPI 3.1 document")
+            .errors(&[401]),
+    ]
+}
+
+fn proxies() -> Vec<Route> {
+    let seed = &[(JSON, schema::<SeedResponse> as SchemaOf), (TEXT, schema::<String>)];
+    vec![
+        Route::new(
+            "/v1/auth",
+            "get auth, post authPost",
+            any(authorized),
+            "Checks the request that a proxy describes in headers",
+        )
+        .parameters(AUTH_PARAMETERS)
+        .decision(&[], &[])
+        .errors(&[400, 401])
+        .response(403, "Denied if `deny` is 403; or the API key does not permit this", &[])
+        .limit_headers(),
+        Route::new("/check", "get seedCheck", get(proxy::seed), "Checks a user as RLaaS does")
+            .parameters(USER_ID)
+            .decision(seed, seed)
+            .errors(&[400, 401, 403]),
+        Route::new(
+            "/json",
+            "post descriptors",
+            post(descriptors::json),
+            "Checks descriptors as envoyproxy/ratelimit does",
+        )
+        .body::<JsonRequest>("RateLimitRequest in its JSON form")
+        .returns::<JsonResponse>("Allowed")
+        .response(429, "Denied", &[(JSON, schema::<JsonResponse>)])
+        .errors(&[400, 401, 403, 408, 413, 503]),
     ]
 }
 
 pub(super) fn router(shared: Arc<Shared>) -> Router {
-    let add = |router: Router<_>, (path, methods)| router.route(path, methods);
-    let router = page::add(routes().into_iter().fold(Router::new(), add));
-    router
+    let router = routes()
+        .into_iter()
+        .fold(Router::new(), |router, route| router.route(route.path, route.handler));
+    page::add(router)
         .fallback(async || Problem::not_found())
         .method_not_allowed_fallback(async || Problem::method())
         .with_state(shared)
 }
 
-/// For those methods only that are not answered before the router.
-async fn checked(State(shared): State<Arc<Shared>>, request: Request) -> Result<Answer, Problem> {
+/// Reached through the router only for other methods: `dispatch` handles POST.
+async fn checked(shared: Context, request: Request) -> HttpResult {
     let (head, body) = request.into_parts();
     check::check(&shared, &head, body).await
 }
 
-async fn authorized(
-    State(shared): State<Arc<Shared>>,
-    request: Request,
-) -> Result<Answer, Problem> {
+async fn authorized(shared: Context, request: Request) -> HttpResult {
     proxy::auth(&shared, &request.into_parts().0).await
 }

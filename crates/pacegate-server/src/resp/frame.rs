@@ -1,41 +1,41 @@
-//! Commands as they come over the wire: arrays of bulk strings, or a line of words.
+//! Commands in the wire format: arrays of bulk strings, or lines of words.
 
 use smallvec::SmallVec;
 
-/// The words of one command, the first of them its name.
+/// The words of a command; the first is its name.
 pub(crate) type Words<'a> = SmallVec<[&'a [u8]; 8]>;
 
-/// How large a command may be.
+/// Bounds of a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FrameBounds {
-    /// Words.
+    /// Number of words.
     pub(crate) words: usize,
-    /// Bytes, everything included.
+    /// Total bytes.
     pub(crate) bytes: usize,
 }
 
-/// Why bytes are not a command. There is no telling where the next one would begin.
+/// Why bytes are not a command. The connection must end, because the start of the next command is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
-    #[error("a command is an array of bulk strings, or a line of words")]
+    #[error("expected an array of bulk strings, or a line of words")]
     NotACommand,
-    #[error("a length is a number of up to 10 digits")]
+    #[error("invalid length: expected up to 10 digits")]
     BadLength,
-    #[error("a line ends with CR LF")]
+    #[error("expected CR LF")]
     BadEnd,
-    #[error("the command has too many words")]
+    #[error("too many words")]
     TooManyWords,
-    #[error("the command has too many bytes")]
+    #[error("command too long")]
     TooLong,
 }
 
-/// The longest number in a header, with its sign and end.
-const LONGEST_LENGTH: usize = 13;
+/// Maximum bytes of a length with its line end.
+const MAX_LENGTH_BYTES: usize = 13;
 
-/// Reads the words of the first command of `input`, and tells how many bytes it takes up. `None` if it has not all
-/// arrived; `words` is then of no use.
+/// Parses the first command of `input` into `words`, and returns its length in bytes. Returns `None` if the command is
+/// incomplete; `words` is then unspecified.
 ///
-/// A command may have no words at all: an empty line, or an empty array.
+/// Empty lines and empty arrays are commands without words.
 pub(crate) fn read<'a>(
     input: &'a [u8],
     bounds: FrameBounds,
@@ -85,11 +85,11 @@ fn read_array<'a>(
     Ok(Some(at))
 }
 
-/// The number at `from`, and where the line after it begins.
+/// Parses the length at `from`. Returns it with the start of the next line.
 #[inline]
 pub(super) fn read_length(input: &[u8], from: usize) -> Result<Option<(usize, usize)>, FrameError> {
     let mut value = 0;
-    for (place, &byte) in input[from..].iter().take(LONGEST_LENGTH).enumerate() {
+    for (place, &byte) in input[from..].iter().take(MAX_LENGTH_BYTES).enumerate() {
         match byte {
             b'0'..=b'9' if place < 10 => value = value * 10 + usize::from(byte - b'0'),
             b'\r' if place > 0 => {
@@ -106,14 +106,14 @@ pub(super) fn read_length(input: &[u8], from: usize) -> Result<Option<(usize, us
     Ok(None)
 }
 
-/// Words between blanks, as somebody types them.
+/// Parses a line of words separated by blanks, as typed in a terminal.
 fn read_line<'a>(
     input: &'a [u8],
     bounds: FrameBounds,
     words: &mut Words<'a>,
 ) -> Result<Option<usize>, FrameError> {
     let Some(end) = input.iter().take(bounds.bytes).position(|&byte| byte == b'\n') else {
-        // What is no text was never meant to be a line.
+        // Reject binary data at once instead of waiting for the end of the line.
         let text = input.iter().all(|byte| byte.is_ascii_graphic() || b" \t\r".contains(byte));
         return if text { Ok(None) } else { Err(FrameError::NotACommand) };
     };
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_what_is_missing() {
+    fn waits_for_the_rest() {
         let whole = b"*2\r\n$4\r\nPING\r\n$2\r\nhi\r\n";
         for length in 0..whole.len() {
             assert_eq!(words(&whole[..length]), Ok(None), "{length}");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_command() {
+    fn rejects_invalid_commands() {
         for (input, error) in [
             (&b"*1\r\n:1\r\n"[..], FrameError::NotACommand),
             (b"*x\r\n", FrameError::BadLength),
@@ -190,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn arrays_round_trip(
             list in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..5),
             rest in prop::collection::vec(any::<u8>(), 0..9),
         ) {

@@ -1,5 +1,6 @@
-//! The protocol of Redis: any Redis client is a client of Pacegate.
+//! The RESP listener: any Redis client is a client of Pacegate.
 
+mod error;
 mod frame;
 mod query;
 mod reply;
@@ -23,7 +24,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use self::session::{MOST_AT_ONCE, Session};
+use self::session::{MAX_PENDING_BYTES, RespSession};
 use crate::{
     config::Bounds,
     gate::Gate,
@@ -31,7 +32,7 @@ use crate::{
     service::{Drain, GRACE, Guesses, Peer, Protocol, Quiet, unauthenticated_turn},
 };
 
-/// Serves connections that speak RESP, in its second and third version.
+/// The listener for RESP2 and RESP3.
 #[derive(Debug)]
 pub(crate) struct RespService {
     gate: Arc<Gate>,
@@ -42,42 +43,42 @@ pub(crate) struct RespService {
     strays: Quiet,
 }
 
-/// How commands are answered, for [`ListenerMetrics`].
+/// Outcomes of commands, for [`ListenerMetrics`].
 pub(crate) const CODES: [&str; 2] = ["ok", "error"];
 
 /// One connection.
 struct Connection<'a, I> {
     io: I,
     input: BytesMut,
-    session: Session,
+    session: RespSession,
     service: &'a RespService,
     peer: Peer,
 }
 
-/// What is read at once from a client that has to show an API key first.
+/// Bytes to read at once before authentication.
 const UNAUTHENTICATED_READ: usize = 512;
-/// Room that a read has at least, and that a buffer keeps when it is empty.
-const ROOM: usize = 16 * 1024;
-/// How long a client may take to hear that nothing more will be read.
-const LINGER: Duration = Duration::from_millis(500);
-/// Bytes of commands that are answered after the drain has begun, from a client that does not stop to send.
+/// Capacity of a read, which an empty buffer keeps.
+const READ_BYTES: usize = 16 * 1024;
+/// Time for a client to receive the last replies before the connection is closed.
+const LINGER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Bytes of commands to answer while draining, for a client that keeps sending.
 const MAX_DRAINED_BYTES: usize = 1 << 20;
-/// At the end, whoever has sent nothing for so long has nothing under way.
-const QUIET: Duration = Duration::from_millis(20);
+/// Idle time after which a draining connection is closed.
+const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(20);
 
 impl RespService {
-    /// Counts its commands in `metrics`.
+    /// Creates the listener, which counts its commands in `metrics`.
     pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
         let (connections, guesses) = (AtomicU64::new(0), Arc::new(Guesses::new()));
         Self { gate, metrics, connections, guesses, strays: Quiet::default() }
     }
 
-    /// Nothing of the request is told: it may hold what is nobody else's business.
-    fn tell_of_http(&self, peer: &Peer) {
+    /// Logs an HTTP client, without its request, which may contain secrets.
+    fn log_http_client(&self, peer: &Peer) {
         if self.strays.events().is_some() {
             tracing::warn!(
                 %peer,
-                "somebody spoke HTTP to the listener for the protocol of Redis: the connection was ended"
+                "received HTTP on the RESP listener; closed the connection"
             );
         }
     }
@@ -89,12 +90,12 @@ impl Protocol for RespService {
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        let session = Session::new(id).of_peer(peer.ip(), self.guesses.clone());
+        let session = RespSession::new(id).with_peer(peer.ip(), self.guesses.clone());
         let bounds = self.gate.revision().settings.bounds;
         let input = BytesMut::new();
         let connection = Connection { io, input, session, service: self, peer: peer.clone() };
         if let Err(error) = connection.run(bounds, drain).await {
-            tracing::debug!(%peer, %error, "a connection ended");
+            tracing::debug!(%peer, %error, "lost a RESP connection");
         }
     }
 
@@ -118,7 +119,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 biased;
                 read = self.io.read_buf(&mut input) => read?,
                 () = &mut alarm => {
-                    // It is not set anew for each command.
+                    // The timer is not reset for each command.
                     let left = bounds.idle_timeout.saturating_sub(decided.elapsed());
                     if is_partial || left.is_zero() {
                         break;
@@ -127,7 +128,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                     continue;
                 }
                 () = &mut begun => {
-                    self.answer_the_last(bounds, drain).await?;
+                    self.drain(bounds, drain).await?;
                     break;
                 }
             };
@@ -141,7 +142,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 unauthenticated_turn().await;
             }
             is_partial = !self.input.is_empty();
-            // A command that has begun has to be there in time, however often a piece of it comes.
+            // The timeout of a command starts with its first byte.
             if is_partial && (has_answered || !was_partial) {
                 alarm.as_mut().reset(Instant::now() + bounds.read_timeout);
             } else if was_partial && !is_partial {
@@ -149,23 +150,23 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             }
         }
         if self.session.spoke_http {
-            self.service.tell_of_http(&self.peer);
+            self.service.log_http_client(&self.peer);
         }
-        self.part().await
+        self.close().await
     }
 
-    /// Answers what clients have sent before they could know that this is the end.
-    async fn answer_the_last(&mut self, bounds: Bounds, drain: Drain) -> io::Result<()> {
+    /// Answers commands that the client sent before it noticed the shutdown.
+    async fn drain(&mut self, bounds: Bounds, drain: Drain) -> io::Result<()> {
         let mut over = pin!(drain.grace_over());
         let mut left = MAX_DRAINED_BYTES;
         while !self.session.is_over && left > 0 {
             self.make_room(bounds.request_bytes);
-            let patience = if self.input.is_empty() { QUIET } else { GRACE };
+            let idle = if self.input.is_empty() { DRAIN_IDLE_TIMEOUT } else { GRACE };
             let read = tokio::select! {
                 biased;
                 read = self.io.read_buf(&mut self.input) => read?,
                 () = &mut over => break,
-                () = sleep(patience) => break,
+                () = sleep(idle) => break,
             };
             if read == 0 {
                 break;
@@ -176,8 +177,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         Ok(())
     }
 
-    /// Answers whole commands in one write for as long as there are any, and tells whether there were. `decided`
-    /// becomes the instant when the last was decided.
+    /// Answers all complete commands, and returns whether there were any. Sets `decided` to the instant of the last
+    /// decision.
     async fn answer(&mut self, decided: &mut Tick) -> io::Result<bool> {
         let mut has_answered = false;
         loop {
@@ -200,7 +201,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             if !self.session.replies.bytes.is_empty() {
                 self.io.write_all(&self.session.replies.bytes).await?;
                 self.session.replies.bytes.clear();
-                self.session.replies.bytes.shrink_to(MOST_AT_ONCE);
+                self.session.replies.bytes.shrink_to(MAX_PENDING_BYTES);
             }
             if used == 0 || self.input.is_empty() || self.session.is_over {
                 return Ok(has_answered);
@@ -210,30 +211,30 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
 
     fn make_room(&mut self, most: usize) {
         let free = self.input.capacity() - self.input.len();
-        let room = ROOM.min(most);
+        let room = READ_BYTES.min(most);
         if free < room / 4 {
             self.input.reserve(room);
         }
     }
 
-    /// Ends the connection so that what was written last arrives: whoever still sends is not met with a reset.
-    async fn part(mut self) -> io::Result<()> {
+    /// Closes the connection after the last replies: reads on for a while, so that a client that still sends gets no
+    /// reset.
+    async fn close(mut self) -> io::Result<()> {
         self.io.shutdown().await?;
         self.input.clear();
-        let listen = async {
+        let discard = async {
             while self.io.read_buf(&mut self.input).await.is_ok_and(|read| read > 0) {
                 self.input.clear();
             }
         };
-        // Whoever does not hang up by then is hung up on.
-        let _ = timeout(LINGER, listen).await;
+        let _ = timeout(LINGER_TIMEOUT, discard).await;
         Ok(())
     }
 }
 
-/// Answers all whole commands among these bytes, as a connection that has got nothing else would.
+/// Answers all complete commands in `bytes`, for fuzzing.
 pub(crate) async fn answer_all(gate: Arc<Gate>, bytes: &[u8]) -> Vec<u8> {
-    let mut session = Session::new(1);
+    let mut session = RespSession::new(1);
     let (mut rest, mut answers) = (bytes, Vec::new());
     while !session.is_over {
         let used = session.answer(&gate, rest).await;
@@ -254,7 +255,7 @@ mod tests {
     use crate::{config::Settings, engine::Engine, gate::State};
 
     #[tokio::test]
-    async fn answers_are_written_before_many_are_made() {
+    async fn replies_are_written_before_many_accumulate() {
         let policy = |n: usize| {
             let policy = Policy::new(format!("p{n}").parse().unwrap(), [Limit::per_hour(1)]);
             policy.matching("path", Condition::equal(format!("/{n}")))
@@ -263,7 +264,7 @@ mod tests {
         let limiter = Limiter::builder().policies(policies.clone()).build().unwrap();
         let state = State::Memory(limiter.store().clone());
         let gate = Gate::new(Engine::memory(limiter), state, Settings::new(policies));
-        let mut session = Session::new(1);
+        let mut session = RespSession::new(1);
         let command = b"PACEGATE.EXPLAIN ATTR user a\r\n";
         assert_eq!(session.answer(&gate, command).await, command.len());
         let one = session.replies.bytes.len();

@@ -1,10 +1,14 @@
-//! Answers as they go over the wire.
+//! Replies in the wire format.
 
-/// Writes answers one after the other, in the protocol's second or third version.
+use std::io::Write as _;
+
+use super::error::CommandError;
+
+/// Replies in the order of their commands, in RESP2 or RESP3.
 #[derive(Debug)]
 pub(crate) struct Replies {
     pub(crate) bytes: Vec<u8>,
-    /// Whether the client has asked for the third version.
+    /// Whether the client selected RESP3.
     pub(crate) third: bool,
 }
 
@@ -17,17 +21,13 @@ impl Replies {
         self.line(b'+', text);
     }
 
-    /// An error. Whatever would end the line is left out.
-    pub(crate) fn error(&mut self, text: impl AsRef<str>) {
-        self.bytes.extend_from_slice(b"-ERR ");
-        let text = text.as_ref().bytes().map(|byte| if byte < b' ' { b' ' } else { byte });
-        self.bytes.extend(text);
+    /// Writes an error. Control characters, which could end the line, become blanks.
+    pub(super) fn error(&mut self, error: &CommandError) {
+        let start = self.bytes.len();
+        // Writing to a vector cannot fail.
+        let _ = write!(self.bytes, "-{error}");
+        self.bytes[start..].iter_mut().filter(|byte| **byte < b' ').for_each(|byte| *byte = b' ');
         self.bytes.extend_from_slice(b"\r\n");
-    }
-
-    /// An error with a word of its own in place of `ERR`.
-    pub(crate) fn coded_error(&mut self, text: &str) {
-        self.line(b'-', text);
     }
 
     #[inline]
@@ -54,13 +54,13 @@ impl Replies {
         }
     }
 
-    /// So many elements follow.
+    /// Starts an array of this length.
     #[inline]
     pub(crate) fn array(&mut self, elements: usize) {
         self.number(b'*', elements as i64);
     }
 
-    /// So many pairs follow. The second version has no maps, and gets a list of twice as many.
+    /// Starts a map of this length. RESP2 has no maps, so it becomes an array of keys and values.
     pub(crate) fn map(&mut self, pairs: usize) {
         match self.third {
             true => self.number(b'%', pairs as i64),
@@ -76,15 +76,15 @@ impl Replies {
 
     #[inline]
     fn number(&mut self, mark: u8, value: i64) {
-        let mut text = [0; LONGEST];
-        let at = write_before(&mut text, LONGEST, mark, value);
+        let mut text = [0; MAX_NUMBER_BYTES];
+        let at = write_before(&mut text, MAX_NUMBER_BYTES, mark, value);
         self.bytes.extend_from_slice(&text[at..]);
     }
 
-    /// A list of five integers, written at once.
+    /// Writes an array of five integers at once.
     #[inline]
     pub(crate) fn five(&mut self, values: [i64; 5]) {
-        let mut text = [0; 5 * LONGEST + 4];
+        let mut text = [0; 5 * MAX_NUMBER_BYTES + 4];
         let mut at = text.len();
         for value in values.into_iter().rev() {
             at = write_before(&mut text, at, b':', value);
@@ -94,13 +94,13 @@ impl Replies {
     }
 }
 
-/// The most bytes that a number takes up, with its mark and its end.
-const LONGEST: usize = 23;
+/// Maximum bytes of a number with its mark and line end.
+const MAX_NUMBER_BYTES: usize = 23;
 
-/// The numbers below 100, of two digits each.
+/// The numbers below 100 with two digits each.
 static PAIRS: [u8; 200] = pairs();
 
-/// Writes a line with a number in front of what is in `text` from `end` on. Returns where it begins.
+/// Writes a line with a number that ends at `end`. Returns its start.
 #[inline]
 fn write_before(text: &mut [u8], end: usize, mark: u8, value: i64) -> usize {
     let mut at = end - 2;
@@ -174,7 +174,8 @@ mod tests {
     }
 
     #[test]
-    fn no_error_ends_its_line_early() {
-        assert_eq!(written(true, |to| to.error("a\r\nb\0")), "-ERR a  b \r\n");
+    fn errors_stay_on_one_line() {
+        let error = CommandError::DuplicateAttribute("a\r\nb\0".to_owned());
+        assert_eq!(written(true, |to| to.error(&error)), "-ERR duplicate attribute 'a  b '\r\n");
     }
 }

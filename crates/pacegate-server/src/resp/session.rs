@@ -1,4 +1,4 @@
-//! One connection's commands, decided as they come: those that need the engine together, the rest in between.
+//! The commands of one connection. Consecutive checks are decided together.
 
 mod auth;
 mod general;
@@ -10,65 +10,66 @@ use pacegate::{Charge, CheckError, Decision, PolicyName};
 use smallvec::SmallVec;
 
 use super::{
+    error::CommandError,
     frame::{self, FrameBounds, Words},
     query::{self, Query},
     reply::Replies,
-    throttle::{self, Dialect, Form, LimitCache, Repeated},
+    throttle::{self, Dialect, LimitCache, RepeatedCommand, ThrottleReply},
 };
 use crate::{
     config::Scope,
     engine::{ClearTarget, Engine},
     explain,
     gate::{Gate, Revision},
-    service::{Access, Guesses, INLINE_DENIED, Keys},
+    service::{Access, Guesses, Keys},
 };
 
-/// What a connection remembers.
+/// State of a connection.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct RespSession {
     pub(super) replies: Replies,
-    /// Set once nothing more can be read.
+    /// Whether the connection ends after the pending replies.
     pub(super) is_over: bool,
-    /// Whether that is because the client has sent a request of HTTP.
+    /// Whether it ends because the client sent an HTTP request.
     pub(super) spoke_http: bool,
-    /// Commands answered, and those among them that got an error.
+    /// Commands answered, and how many of them with an error.
     pub(super) answered: (u64, u64),
     /// Commands that a failure mode decided.
     pub(super) degraded: u64,
     id: u64,
     name: Vec<u8>,
-    /// The hash of the key that the client has shown.
+    /// Hash of the API key that authenticated the client.
     digest: Option<[u8; 32]>,
-    /// Where the client is, and the limit on API keys that it may get wrong.
+    /// Address of the client, and the limit of wrong API keys.
     peer: Option<(IpAddr, Arc<Guesses>)>,
-    /// API keys that the client got wrong.
     wrong_keys: u32,
     limits: LimitCache,
-    repeated: Repeated,
+    repeated: RepeatedCommand,
     decisions: Vec<Result<Decision, CheckError>>,
 }
 
-/// Commands that wait to be decided together: all of one kind, so that they are decided in the order they came.
+/// Commands to decide together. All are of one kind, so that they are decided in the order they arrived.
 #[derive(Default)]
 struct Pending<'a> {
     charges: SmallVec<[Charge<'a>; 2]>,
-    forms: SmallVec<[Form; 2]>,
+    /// The reply to each charge.
+    throttles: SmallVec<[ThrottleReply; 2]>,
     queries: Vec<Query<'a>>,
 }
 
 impl<'a> Pending<'a> {
-    fn push(&mut self, charge: Charge<'a>, form: Form) {
+    fn push(&mut self, charge: Charge<'a>, reply: ThrottleReply) {
         if self.charges.len() == self.charges.inline_size() {
-            // A pipeline: more will come.
+            // More than two commands are a pipeline.
             self.charges.reserve(PIPELINE);
-            self.forms.reserve(PIPELINE);
+            self.throttles.reserve(PIPELINE);
         }
         self.charges.push(charge);
-        self.forms.push(form);
+        self.throttles.push(reply);
     }
 }
 
-impl Session {
+impl RespSession {
     pub(super) fn new(id: u64) -> Self {
         Self {
             replies: Replies::new(),
@@ -82,60 +83,49 @@ impl Session {
             peer: None,
             wrong_keys: 0,
             limits: LimitCache::default(),
-            repeated: Repeated::default(),
+            repeated: RepeatedCommand::default(),
             decisions: Vec::new(),
         }
     }
 
-    /// Answers whole commands at the beginning of `input`, under one revision, and tells how many bytes they were. Ends
-    /// once there are so many answers that they should be written first.
+    /// Answers the complete commands at the start of `input` under one revision, and returns their length in bytes.
+    /// Stops early once [`MAX_PENDING_BYTES`] of replies wait to be written.
     pub(super) async fn answer(&mut self, gate: &Gate, input: &[u8]) -> usize {
         let revision = gate.revision();
-        let bounds = &revision.settings.bounds;
+        let max_commands = revision.settings.bounds.batch;
         let mut pending = Pending::default();
         let (mut at, mut commands, mut words) = (0, 0, Words::new());
-        while commands < bounds.batch && !self.is_over && self.replies.bytes.len() < MOST_AT_ONCE {
+        while commands < max_commands
+            && !self.is_over
+            && self.replies.bytes.len() < MAX_PENDING_BYTES
+        {
             let rest = &input[at..];
             if pending.queries.is_empty()
-                && let Some((charge, form, length)) = self.repeated(rest, &revision)
+                && let Some((charge, reply, length)) = self.repeated(rest, &revision)
             {
                 at += length;
                 commands += 1;
-                pending.push(charge, form);
+                pending.push(charge, reply);
                 continue;
             }
-            match frame::read(rest, self.frames(&revision), &mut words) {
+            let result = match frame::read(rest, self.frame_bounds(&revision), &mut words) {
                 Ok(None) => break,
                 Ok(Some(length)) => {
                     at += length;
-                    let Some(name) = words.first() else { continue };
-                    commands += 1;
-                    match Dialect::of(name) {
-                        Some(dialect) if pending.queries.is_empty() => {
-                            match self.throttle(dialect, &words, &revision) {
-                                Ok((charge, form)) => {
-                                    self.repeated.remember(rest, &words, (charge, form));
-                                    pending.push(charge, form);
-                                }
-                                Err(error) => {
-                                    self.flush(&revision.engine, &mut pending).await;
-                                    self.fail(error);
-                                }
-                            }
-                        }
-                        None if is_http(rest, name) => {
-                            self.flush(&revision.engine, &mut pending).await;
-                            self.fail("this is the protocol of Redis, and not HTTP".to_owned());
-                            (self.spoke_http, self.is_over) = (true, true);
-                        }
-                        _ => self.command(&words, gate, &revision, &mut pending).await,
+                    if words.is_empty() {
+                        continue;
                     }
+                    commands += 1;
+                    self.command(rest, &words, gate, &revision, &mut pending).await
                 }
                 Err(error) => {
-                    self.flush(&revision.engine, &mut pending).await;
-                    self.fail(format!("Protocol error: {error}"));
                     self.is_over = true;
+                    Err(error.into())
                 }
+            };
+            if let Err(error) = result {
+                self.flush(&revision.engine, &mut pending).await;
+                self.fail(&error);
             }
         }
         self.flush(&revision.engine, &mut pending).await;
@@ -143,8 +133,8 @@ impl Session {
         at
     }
 
-    /// What a command may have. A client that has shown no API key can only say AUTH or HELLO.
-    fn frames(&self, revision: &Revision) -> FrameBounds {
+    /// Returns the bounds of a command, which are lower before authentication.
+    fn frame_bounds(&self, revision: &Revision) -> FrameBounds {
         let bounds = &revision.settings.bounds;
         let words = 2 * bounds.attributes + 16;
         match self.lacks_key(revision) {
@@ -153,52 +143,48 @@ impl Session {
         }
     }
 
-    /// Whether the client has to show an API key first.
+    /// Returns whether the client has to authenticate first.
     pub(super) fn lacks_key(&self, revision: &Revision) -> bool {
         self.digest.is_none() && !revision.settings.security.credentials.is_empty()
     }
 
-    /// Whether the client has shown an API key.
     pub(super) fn is_authenticated(&self) -> bool {
         self.digest.is_some()
     }
 
+    /// Runs the command at the start of `input`. Checks wait in `pending`; all others are answered after those.
     async fn command<'a>(
         &mut self,
+        input: &[u8],
         words: &[&'a [u8]],
         gate: &Gate,
         revision: &Revision,
         pending: &mut Pending<'a>,
-    ) {
-        let name = words[0];
-        let is = |other: &str| name.eq_ignore_ascii_case(other.as_bytes());
-        if let Some(dialect) = Dialect::of(name) {
-            self.flush(&revision.engine, pending).await;
-            match self.throttle(dialect, words, revision) {
-                Ok((charge, form)) => pending.push(charge, form),
-                Err(error) => self.fail(error),
+    ) -> Result<(), CommandError> {
+        let engine = &revision.engine;
+        if let Some(dialect) = Dialect::of(words[0]) {
+            let (charge, reply) = self.throttle(dialect, words, revision)?;
+            self.repeated.remember(input, words, (charge, reply));
+            if !pending.queries.is_empty() {
+                self.flush(engine, pending).await;
             }
-            return;
+            pending.push(charge, reply);
+            return Ok(());
         }
-        if is("PACEGATE.CHECK") {
-            match self.query(&words[1..], revision, Scope::Check) {
-                Ok(query) => {
-                    if !pending.charges.is_empty() {
-                        self.flush(&revision.engine, pending).await;
-                    }
-                    pending.queries.push(query);
-                }
-                Err(error) => {
-                    self.flush(&revision.engine, pending).await;
-                    self.fail(error);
-                }
+        if is_http(input, words[0]) {
+            (self.spoke_http, self.is_over) = (true, true);
+            return Err(CommandError::Http);
+        }
+        if words[0].eq_ignore_ascii_case(b"PACEGATE.CHECK") {
+            let query = self.query(&words[1..], revision, Scope::Check)?;
+            if !pending.charges.is_empty() {
+                self.flush(engine, pending).await;
             }
-            return;
+            pending.queries.push(query);
+            return Ok(());
         }
-        self.flush(&revision.engine, pending).await;
-        if !self.own_command(words, gate, revision).await {
-            self.small_talk(words, gate, revision);
-        }
+        self.flush(engine, pending).await;
+        self.immediate_command(words, gate, revision).await
     }
 
     fn throttle<'a>(
@@ -206,26 +192,25 @@ impl Session {
         dialect: Dialect,
         words: &[&'a [u8]],
         revision: &Revision,
-    ) -> Result<(Charge<'a>, Form), String> {
-        self.permits_inline(revision, Scope::Check)?;
-        let read = throttle::read(dialect, words, &mut self.limits)?;
-        match revision.settings.bounds.key_bytes {
-            most if words[1].len() > most => Err(format!("the key has more than {most} bytes")),
-            _ => Ok(read),
-        }
+    ) -> Result<(Charge<'a>, ThrottleReply), CommandError> {
+        self.check_inline(revision, Scope::Check)?;
+        let throttle = throttle::read(dialect, words, &mut self.limits)?;
+        query::check_length("the key", words[1], &revision.settings.bounds)?;
+        Ok(throttle)
     }
 
-    /// A command like the last one. What may not be, or is too long, is left to those who say so.
+    /// Parses a command that differs from the last one by its key only. Returns `None` for any other command, and for
+    /// one that fails.
     #[inline]
     fn repeated<'a>(
         &self,
         input: &'a [u8],
         revision: &Revision,
-    ) -> Option<(Charge<'a>, Form, usize)> {
+    ) -> Option<(Charge<'a>, ThrottleReply, usize)> {
         let bounds = &revision.settings.bounds;
         let read = self.repeated.read(input, bounds.key_bytes)?;
         let fits = read.2 <= bounds.request_bytes;
-        (fits && self.permits_inline(revision, Scope::Check).is_ok()).then_some(read)
+        (fits && self.check_inline(revision, Scope::Check).is_ok()).then_some(read)
     }
 
     fn query<'a>(
@@ -233,105 +218,91 @@ impl Session {
         words: &[&'a [u8]],
         revision: &Revision,
         scope: Scope,
-    ) -> Result<Query<'a>, String> {
+    ) -> Result<Query<'a>, CommandError> {
         let query = Query::read(words, &revision.settings.bounds)?;
         match query.is_inline() {
-            true => self.permits_inline(revision, scope)?,
-            false => self.permits(revision, scope, query.domain())?,
+            true => self.check_inline(revision, scope)?,
+            false => self.check_access(revision, scope, query.domain())?,
         }
         Ok(query)
     }
 
-    /// Decides what waits, and answers it.
+    /// Decides the pending commands, and writes their replies.
     async fn flush(&mut self, engine: &Engine, pending: &mut Pending<'_>) {
         if !pending.charges.is_empty() {
-            self.decisions.clear();
-            engine.check_each(&pending.charges, &mut self.decisions).await;
-            for (form, decision) in pending.forms.iter().zip(&self.decisions) {
-                match decision {
-                    Ok(decision) => {
-                        self.degraded += u64::from(decision.is_degraded());
-                        form.write(decision, &mut self.replies);
-                    }
-                    Err(error) => {
-                        self.answered.1 += 1;
-                        self.replies.error(error.to_string());
-                    }
+            let mut decisions = std::mem::take(&mut self.decisions);
+            decisions.clear();
+            engine.check_each(&pending.charges, &mut decisions).await;
+            for (reply, decision) in pending.throttles.iter().zip(decisions.drain(..)) {
+                match self.count_degraded(decision) {
+                    Ok(decision) => reply.write(&decision, &mut self.replies),
+                    Err(error) => self.fail(&error),
                 }
             }
+            self.decisions = decisions;
             pending.charges.clear();
-            pending.forms.clear();
+            pending.throttles.clear();
         }
         if !pending.queries.is_empty() {
             let queries = std::mem::take(&mut pending.queries);
             for decision in decide(engine, &queries).await {
-                match decision {
-                    Ok(decision) => {
-                        self.degraded += u64::from(decision.is_degraded());
-                        query::write(&decision, &mut self.replies);
-                    }
-                    Err(error) => self.fail(error.to_string()),
+                match self.count_degraded(decision) {
+                    Ok(decision) => query::write(&decision, &mut self.replies),
+                    Err(error) => self.fail(&error),
                 }
             }
         }
     }
 
-    /// `PACEGATE.*`, but for the one that is decided together with others. `false` if it is none of them.
-    async fn own_command(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) -> bool {
+    fn count_degraded(
+        &mut self,
+        decision: Result<Decision, CheckError>,
+    ) -> Result<Decision, CommandError> {
+        let decision = decision?;
+        self.degraded += u64::from(decision.is_degraded());
+        Ok(decision)
+    }
+
+    /// Runs a command that is answered at once.
+    async fn immediate_command(
+        &mut self,
+        words: &[&[u8]],
+        gate: &Gate,
+        revision: &Revision,
+    ) -> Result<(), CommandError> {
         let is = |other: &str| words[0].eq_ignore_ascii_case(other.as_bytes());
-        let engine = &revision.engine;
-        let done = if is("PACEGATE.PEEK") {
-            match self.query(&words[1..], revision, Scope::Check) {
-                Ok(query) => {
-                    let query = query.peeking();
-                    let decided = decide_one(engine, &query).await;
-                    decided.map_err(|error| error.to_string()).map(|decision| {
-                        self.degraded += u64::from(decision.is_degraded());
-                        query::write(&decision, &mut self.replies);
-                    })
-                }
-                Err(error) => Err(error),
-            }
+        if is("PACEGATE.PEEK") {
+            let query = self.query(&words[1..], revision, Scope::Check)?.peeking();
+            let decision = decide_one(&revision.engine, &query).await;
+            query::write(&self.count_degraded(decision)?, &mut self.replies);
         } else if is("PACEGATE.EXPLAIN") {
-            match self.query(&words[1..], revision, Scope::Check) {
-                Ok(query) => {
-                    explanation(revision, &query).await.map(|text| self.replies.bulk(text))
-                }
-                Err(error) => Err(error),
-            }
-        } else if is("PACEGATE.RESET") || is("PACEGATE.REFUND") {
-            let reset = is("PACEGATE.RESET");
-            match self.query(&words[1..], revision, Scope::Admin) {
-                Ok(query) => {
-                    let given = self.give_back(gate, revision, &query, reset).await;
-                    given.map(|()| self.replies.simple("OK"))
-                }
-                Err(error) => Err(error),
-            }
+            let query = self.query(&words[1..], revision, Scope::Check)?;
+            self.replies.bulk(explanation(revision, &query).await?);
+        } else if is("PACEGATE.RESET") {
+            let query = self.query(&words[1..], revision, Scope::Admin)?;
+            self.change(gate, revision, &query, Change::Reset).await?;
+        } else if is("PACEGATE.REFUND") {
+            let query = self.query(&words[1..], revision, Scope::Admin)?;
+            self.change(gate, revision, &query, Change::Refund).await?;
         } else if is("PACEGATE.CLEAR") {
-            let cleared = self.clear(&words[1..], gate, revision).await;
-            cleared.map(|keys| self.replies.integer(i64::try_from(keys).unwrap_or(i64::MAX)))
+            let keys = self.clear(&words[1..], gate, revision).await?;
+            self.replies.integer(i64::try_from(keys).unwrap_or(i64::MAX));
         } else {
-            return false;
-        };
-        if let Err(error) = done {
-            self.fail(error);
+            return self.general_command(words, gate, revision);
         }
-        true
+        Ok(())
     }
 
-    /// Forgets all keys of a policy or a domain, and returns how many there were.
+    /// Clears all keys of a policy or a domain, and returns their number.
     async fn clear(
         &self,
         words: &[&[u8]],
         gate: &Gate,
         revision: &Revision,
-    ) -> Result<u64, String> {
-        let access = self.access(revision).ok_or("-NOAUTH")?;
-        let (kind, name) = match *words {
-            [kind, name] => (kind, String::from_utf8_lossy(name)),
-            _ => return Err(CLEAR_USAGE.to_owned()),
-        };
+    ) -> Result<u64, CommandError> {
+        let access = self.access(revision).ok_or(CommandError::NoAuth)?;
+        let [kind, name] = words else { return Err(CommandError::Usage(CLEAR_USAGE)) };
+        let name = String::from_utf8_lossy(name);
         let (target, domain) = if kind.eq_ignore_ascii_case(b"DOMAIN") {
             (ClearTarget::Domain(&name), &*name)
         } else if kind.eq_ignore_ascii_case(b"POLICY") {
@@ -340,99 +311,111 @@ impl Session {
                 Some(policy) => (policy.name, &*policy.domain),
                 None if name == PolicyName::AD_HOC.as_str() => (PolicyName::AD_HOC, ""),
                 None if access.allows_everywhere(Scope::Check) => {
-                    return Err("no policy has this name".to_owned());
+                    return Err(CommandError::UnknownPolicy);
                 }
-                None => return Err("-NOPERM".to_owned()),
+                None => return Err(CommandError::NoPermission),
             };
             (ClearTarget::Policy(policy), domain)
         } else {
-            return Err(CLEAR_USAGE.to_owned());
+            return Err(CommandError::Usage(CLEAR_USAGE));
         };
-        self.permits(revision, Scope::Admin, domain)?;
-        let cleared = revision.engine.clear(target).await.map_err(|error| error.to_string())?;
+        self.check_access(revision, Scope::Admin, domain)?;
+        let cleared = revision.engine.clear(target).await?;
         gate.audit().clear(&access, target, cleared);
         Ok(cleared)
     }
 
-    async fn give_back(
-        &self,
+    async fn change(
+        &mut self,
         gate: &Gate,
         revision: &Revision,
         query: &Query<'_>,
-        reset: bool,
-    ) -> Result<(), String> {
+        change: Change,
+    ) -> Result<(), CommandError> {
         let engine = &revision.engine;
-        let (own, cost) = (query.own_charges(), if reset { 0 } else { query.cost });
+        let cost = if change == Change::Reset { 0 } else { query.cost };
         let plan = query.request().map(|request| engine.plan_counted(&request));
         let charges = match &plan {
-            Some(plan) => plan.charges(cost).map_err(|error| error.to_string())?,
-            None => own.to_vec(),
+            Some(plan) => plan.charges(cost)?,
+            None => query.inline_charges().to_vec(),
         };
-        let done = match reset {
-            true => engine.reset(&charges).await,
-            false => engine.refund(&charges).await,
+        let action = match change {
+            Change::Reset => {
+                engine.reset(&charges).await?;
+                "reset"
+            }
+            Change::Refund => {
+                engine.refund(&charges).await?;
+                "refund"
+            }
         };
-        done.map_err(|error| error.to_string())?;
         if let Some(access) = self.access(revision) {
-            let action = if reset { "reset" } else { "refund" };
             gate.audit().charges(action, &access, &charges);
         }
+        self.replies.simple("OK");
         Ok(())
     }
 
-    fn fail(&mut self, error: String) {
+    fn fail(&mut self, error: &CommandError) {
         self.answered.1 += 1;
-        match error.strip_prefix('-') {
-            Some("NOAUTH") => self.replies.coded_error("NOAUTH Authentication required."),
-            Some("INLINE") => self.replies.coded_error(&format!("NOPERM {INLINE_DENIED}")),
-            Some(_) => self.replies.coded_error("NOPERM this key may not do that"),
-            None => self.replies.error(error),
-        }
+        self.replies.error(error);
     }
 
-    /// What the client may do.
+    /// Returns the permissions of the client, or `None` if it must authenticate.
     fn access<'r>(&self, revision: &'r Revision) -> Option<Access<'r>> {
         Keys(&revision.settings.security.credentials).access_by_digest(self.digest.as_ref())
     }
 
-    fn permits(&self, revision: &Revision, scope: Scope, domain: &str) -> Result<(), String> {
+    fn check_access(
+        &self,
+        revision: &Revision,
+        scope: Scope,
+        domain: &str,
+    ) -> Result<(), CommandError> {
         match self.access(revision) {
-            None => Err("-NOAUTH".to_owned()),
+            None => Err(CommandError::NoAuth),
             Some(access) if access.allows(scope, domain) => Ok(()),
-            Some(_) => Err("-NOPERM".to_owned()),
+            Some(_) => Err(CommandError::NoPermission),
         }
     }
 
-    /// [`Session::permits`] for limits that come with the command, which are in no domain.
-    fn permits_inline(&self, revision: &Revision, scope: Scope) -> Result<(), String> {
-        self.permits(revision, scope, "")?;
+    /// Checks access for inline limits, which belong to the unnamed domain.
+    fn check_inline(&self, revision: &Revision, scope: Scope) -> Result<(), CommandError> {
+        self.check_access(revision, scope, "")?;
         match self.access(revision) {
             Some(access) if access.allows_inline() => Ok(()),
-            _ => Err("-INLINE".to_owned()),
+            _ => Err(CommandError::InlineLimits),
         }
     }
 }
 
-const CLEAR_USAGE: &str = "PACEGATE.CLEAR takes: POLICY name, or: DOMAIN name";
-/// The longest command of a client that has shown no API key.
-const UNAUTHENTICATED_BYTES: usize = 4 << 10;
-/// The most bytes of replies that wait to be written, before those of the next command: some replies are a thousand
-/// times as long as their command.
-pub(super) const MOST_AT_ONCE: usize = 64 * 1024;
-/// Room for as many commands as are often sent together.
-const PIPELINE: usize = 62;
-
-/// Words that lines of a request over HTTP begin with.
-const HTTP: [&str; 8] = ["POST", "GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "Host:"];
-
-/// Whether a command is a line of HTTP. A web page can make a browser send a request here, and some services send one
-/// wherever they are told to: the commands in its body are not theirs to give. A list of words is none of that.
-fn is_http(input: &[u8], name: &[u8]) -> bool {
-    let is_line = input.first() != Some(&b'*');
-    is_line && HTTP.iter().any(|word| name.eq_ignore_ascii_case(word.as_bytes()))
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Reset,
+    Refund,
 }
 
-/// Over a store all are asked at once, so that they travel together.
+const CLEAR_USAGE: &str = "PACEGATE.CLEAR POLICY name, or PACEGATE.CLEAR DOMAIN name";
+const EXPLAIN_USAGE: &str = "PACEGATE.EXPLAIN [DOMAIN name] ATTR name value ...";
+/// Maximum size of a command before authentication.
+const UNAUTHENTICATED_BYTES: usize = 4 << 10;
+/// Size of the replies after which they are written before the next command: a reply can be a thousand times as long as
+/// its command.
+pub(super) const MAX_PENDING_BYTES: usize = 64 * 1024;
+/// Usual number of commands in a pipeline, less those stored inline.
+const PIPELINE: usize = 62;
+
+/// First words of the lines of an HTTP request.
+const HTTP_WORDS: [&str; 8] = ["POST", "GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH", "Host:"];
+
+/// Returns whether a command is a line of HTTP. Web pages and some services can be made to send HTTP requests here; the
+/// commands in their bodies must not run. Arrays of words are never HTTP.
+fn is_http(input: &[u8], name: &[u8]) -> bool {
+    let is_line = input.first() != Some(&b'*');
+    is_line && HTTP_WORDS.iter().any(|word| name.eq_ignore_ascii_case(word.as_bytes()))
+}
+
+/// Decides queries: concurrently over a remote store, so that they share round trips.
 async fn decide(engine: &Engine, queries: &[Query<'_>]) -> Vec<Result<Decision, CheckError>> {
     match queries {
         [_, _, ..] if engine.waits() => {
@@ -451,15 +434,13 @@ async fn decide(engine: &Engine, queries: &[Query<'_>]) -> Vec<Result<Decision, 
 async fn decide_one(engine: &Engine, query: &Query<'_>) -> Result<Decision, CheckError> {
     match query.request() {
         Some(request) => engine.check(&request).await,
-        None => Ok(engine.verdict(&query.own_charges(), query.id).await?.decision),
+        None => Ok(engine.verdict(&query.inline_charges(), query.id).await?.decision),
     }
 }
 
-/// Which policies decide about a request and why, as JSON.
-async fn explanation(revision: &Revision, query: &Query<'_>) -> Result<String, String> {
-    let request =
-        query.request().ok_or("PACEGATE.EXPLAIN takes: [DOMAIN name] ATTR name value ...")?;
-    let told = explain::explain(&revision.engine, revision.number, &request).await;
-    let told = told.map_err(|error| error.to_string())?;
-    serde_json::to_string(&told).map_err(|error| error.to_string())
+/// Returns the explanation of a query as JSON.
+async fn explanation(revision: &Revision, query: &Query<'_>) -> Result<String, CommandError> {
+    let request = query.request().ok_or(CommandError::Usage(EXPLAIN_USAGE))?;
+    let explanation = explain::explain(&revision.engine, revision.number, &request).await?;
+    Ok(serde_json::to_string(&explanation)?)
 }

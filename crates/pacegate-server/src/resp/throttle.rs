@@ -1,48 +1,48 @@
-//! `CL.THROTTLE` as redis-cell answers it, and `THROTTLE` as throttlecrab does.
+//! `CL.THROTTLE` with the replies of redis-cell, and `THROTTLE` with those of throttlecrab.
 
 use std::time::Duration;
 
 use pacegate::{Charge, Decision, KeyRef, Limit, PolicyName};
 
-use super::{frame, reply::Replies};
+use super::{error::CommandError, frame, reply::Replies};
 use crate::ad_hoc;
 
-/// Whose command it is.
+/// The system whose command and reply are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// redis-cell's: 0 is allowed, the capacity is one more than the burst, and what is denied says when to retry.
+    /// redis-cell: 0 means allowed, and the capacity is one more than the burst.
     Cell,
-    /// throttlecrab's: 1 is allowed, the capacity is the burst, and the last two fields change places.
+    /// throttlecrab: 1 means allowed, the capacity is the burst, and the last two fields are swapped.
     Crab,
 }
 
-/// What is to be answered once the charge is decided.
+/// The form of the reply to a throttle command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Form {
+pub(super) struct ThrottleReply {
     dialect: Dialect,
     capacity: u64,
-    /// More was asked for than ever fits; the charge is then a peek.
-    never: bool,
-    /// Nothing was asked for, and nothing always fits.
-    nothing: bool,
+    /// Whether the quantity exceeds the capacity, so that the charge is a peek and the reply a denial.
+    is_too_large: bool,
+    /// Whether the quantity is 0, which is always allowed.
+    is_peek: bool,
 }
 
-/// The limit that was built last: clients say the same one again and again.
+/// The last limit, because clients usually repeat it.
 #[derive(Debug, Default)]
 pub(super) struct LimitCache(Option<([u64; 3], Limit)>);
 
-/// The last command but for its key. Clients send it again and again, and what is the same need not be read again.
+/// The last command without its key, to skip parsing commands that differ by the key only.
 #[derive(Debug, Default)]
-pub(super) struct Repeated {
-    /// Up to the length of the key.
+pub(super) struct RepeatedCommand {
+    /// Bytes before the length of the key.
     head: Vec<u8>,
-    /// From the end of the key on.
+    /// Bytes after the key.
     tail: Vec<u8>,
-    known: Option<(Limit, u64, Form)>,
+    known: Option<(Limit, u64, ThrottleReply)>,
 }
 
 impl Dialect {
-    /// The dialect of the command of this name.
+    /// Returns the dialect of a command name.
     #[inline]
     pub(super) fn of(name: &[u8]) -> Option<Self> {
         match name.len() {
@@ -54,39 +54,39 @@ impl Dialect {
 }
 
 const USAGE: [&str; 2] = [
-    "CL.THROTTLE takes: key max_burst count period [quantity]",
-    "THROTTLE takes: key max_burst count period [quantity]",
+    "CL.THROTTLE key max_burst count period [quantity]",
+    "THROTTLE key max_burst count period [quantity]",
 ];
 
-/// Reads the words of a command, its name among them.
+/// Parses the words of a command, including its name.
 #[inline]
 pub(super) fn read<'a>(
     dialect: Dialect,
     words: &[&'a [u8]],
     cache: &mut LimitCache,
-) -> Result<(Charge<'a>, Form), String> {
+) -> Result<(Charge<'a>, ThrottleReply), CommandError> {
     let (key, burst, count, period, quantity) = match *words {
         [_, key, burst, count, period] => (key, burst, count, period, 1),
         [_, key, burst, count, period, quantity] => {
             (key, burst, count, period, number("quantity", quantity)?)
         }
-        _ => return Err(USAGE[dialect as usize].to_owned()),
+        _ => return Err(CommandError::Usage(USAGE[dialect as usize])),
     };
     let burst = number("max_burst", burst)?;
     let capacity = if dialect == Dialect::Cell { burst.saturating_add(1) } else { burst };
     let numbers = [capacity, number("count", count)?, number("period", period)?];
     let limit = cache.limit(numbers)?;
-    let never = quantity > capacity;
-    if never && dialect == Dialect::Crab {
-        return Err(format!("a quantity of {quantity} never fits a max_burst of {burst}"));
+    let is_too_large = quantity > capacity;
+    if is_too_large && dialect == Dialect::Crab {
+        return Err(CommandError::QuantityExceedsBurst { quantity, burst });
     }
-    let cost = if never { 0 } else { quantity };
+    let cost = if is_too_large { 0 } else { quantity };
     let charge = Charge::new(PolicyName::AD_HOC, KeyRef::new(key), limit).cost(cost);
-    Ok((charge, Form { dialect, capacity, never, nothing: quantity == 0 }))
+    Ok((charge, ThrottleReply { dialect, capacity, is_too_large, is_peek: quantity == 0 }))
 }
 
 impl LimitCache {
-    fn limit(&mut self, numbers: [u64; 3]) -> Result<Limit, String> {
+    fn limit(&mut self, numbers: [u64; 3]) -> Result<Limit, CommandError> {
         if let Some((known, limit)) = self.0
             && known == numbers
         {
@@ -94,23 +94,21 @@ impl LimitCache {
         }
         let [capacity, count, period] = numbers;
         if count == 0 {
-            return Err("count is at least 1".to_owned());
+            return Err(CommandError::ZeroCount);
         }
-        let limit = Limit::new(count, Duration::from_secs(period));
-        let limit = limit.and_then(|limit| limit.with_burst(capacity));
-        let limit = limit.map_err(|error| error.to_string())?;
-        let limit = ad_hoc::check(limit).map_err(|error| error.to_string())?;
+        let limit = Limit::new(count, Duration::from_secs(period))?.with_burst(capacity)?;
+        let limit = ad_hoc::check(limit)?;
         self.0 = Some((numbers, limit));
         Ok(limit)
     }
 }
 
-impl Form {
+impl ThrottleReply {
     /// Writes the five integers.
     #[inline]
     pub(super) fn write(self, decision: &Decision, to: &mut Replies) {
-        let allowed = (decision.is_allowed() || self.nothing) && !self.never;
-        let retry = decision.retry_after_secs().filter(|_| !allowed && !self.never).map(int);
+        let allowed = (decision.is_allowed() || self.is_peek) && !self.is_too_large;
+        let retry = decision.retry_after_secs().filter(|_| !allowed && !self.is_too_large).map(int);
         let reset = seconds_up(decision.reset_after());
         let [capacity, remaining] = [self.capacity, decision.remaining()].map(int);
         to.five(match self.dialect {
@@ -120,13 +118,13 @@ impl Form {
     }
 }
 
-impl Repeated {
-    /// Remembers a command that was read from the beginning of `input`. One that was typed as a line is not worth it.
+impl RepeatedCommand {
+    /// Remembers the command at the start of `input`, unless it is a line.
     pub(super) fn remember(
         &mut self,
         input: &[u8],
         words: &[&[u8]],
-        (charge, form): (Charge<'_>, Form),
+        (charge, reply): (Charge<'_>, ThrottleReply),
     ) {
         if input.first() != Some(&b'*') {
             return;
@@ -138,35 +136,36 @@ impl Repeated {
         self.head.extend_from_slice(&input[..name + 3]);
         self.tail.clear();
         self.tail.extend_from_slice(&input[key..length]);
-        self.known = Some((charge.limit, charge.cost, form));
+        self.known = Some((charge.limit, charge.cost, reply));
     }
 
-    /// The same command at the beginning of `input`, and its length, if nothing but its key differs.
+    /// Parses the command at the start of `input` if it differs from the last one by its key only. Also returns its
+    /// length.
     #[inline]
     pub(super) fn read<'a>(
         &self,
         input: &'a [u8],
-        longest_key: usize,
-    ) -> Option<(Charge<'a>, Form, usize)> {
-        let (limit, cost, form) = self.known?;
+        max_key: usize,
+    ) -> Option<(Charge<'a>, ThrottleReply, usize)> {
+        let (limit, cost, reply) = self.known?;
         let rest = input.strip_prefix(&*self.head)?;
         let (length, start) = frame::read_length(rest, 0).ok()??;
-        if length > longest_key {
+        if length > max_key {
             return None;
         }
         let (key, after) = rest.get(start..)?.split_at_checked(length)?;
         after.starts_with(&self.tail).then(|| {
             let charge = Charge::new(PolicyName::AD_HOC, KeyRef::new(key), limit).cost(cost);
-            (charge, form, self.head.len() + start + length + self.tail.len())
+            (charge, reply, self.head.len() + start + length + self.tail.len())
         })
     }
 }
 
 #[inline]
-fn number(name: &str, word: &[u8]) -> Result<u64, String> {
+pub(super) fn number(name: &'static str, word: &[u8]) -> Result<u64, CommandError> {
     let digits = word.len() <= 18 && !word.is_empty() && word.iter().all(u8::is_ascii_digit);
     if !digits {
-        return Err(format!("{name} is not a whole number of up to 18 digits"));
+        return Err(CommandError::NotANumber(name));
     }
     Ok(word.iter().fold(0, |value, digit| value * 10 + u64::from(digit - b'0')))
 }
@@ -188,7 +187,7 @@ mod tests {
         *,
     };
 
-    const MOST: usize = 40;
+    const MAX_KEY: usize = 40;
 
     fn command(words: &[&[u8]]) -> Vec<u8> {
         let mut text = format!("*{}\r\n", words.len()).into_bytes();
@@ -200,8 +199,11 @@ mod tests {
         text
     }
 
-    /// What is read without a memory.
-    fn afresh<'a>(input: &'a [u8], words: &mut Words<'a>) -> Option<(Charge<'a>, Form, usize)> {
+    /// Parses a command without the memory of the last one.
+    fn parse<'a>(
+        input: &'a [u8],
+        words: &mut Words<'a>,
+    ) -> Option<(Charge<'a>, ThrottleReply, usize)> {
         let bounds = FrameBounds { words: 16, bytes: 1 << 16 };
         let length = frame::read(input, bounds, words).ok()??;
         let dialect = Dialect::of(words.first()?)?;
@@ -209,9 +211,9 @@ mod tests {
         Some((charge, form, length))
     }
 
-    fn remembered(input: &[u8]) -> Repeated {
-        let (mut words, mut repeated) = (Words::new(), Repeated::default());
-        let (charge, form, _) = afresh(input, &mut words).unwrap();
+    fn remembered(input: &[u8]) -> RepeatedCommand {
+        let (mut words, mut repeated) = (Words::new(), RepeatedCommand::default());
+        let (charge, form, _) = parse(input, &mut words).unwrap();
         repeated.remember(input, &words, (charge, form));
         repeated
     }
@@ -220,12 +222,13 @@ mod tests {
     fn only_the_key_may_differ() {
         let first = command(&[b"CL.THROTTLE", b"alice", b"15", b"30", b"60"]);
         let repeated = remembered(&[&*first, b"more"].concat());
-        let key = |text: &[u8]| repeated.read(text, MOST).map(|(charge, ..)| charge.key.to_buf());
+        let key =
+            |text: &[u8]| repeated.read(text, MAX_KEY).map(|(charge, ..)| charge.key.to_buf());
         let same = |key: &[u8]| command(&[b"CL.THROTTLE", key, b"15", b"30", b"60"]);
-        for name in [&b"alice"[..], b"", b"bob", &[b'x'; MOST], b"\r\n$2\r\n15"] {
+        for name in [&b"alice"[..], b"", b"bob", &[b'x'; MAX_KEY], b"\r\n$2\r\n15"] {
             assert_eq!(key(&same(name)), Some(KeyRef::new(name).to_buf()));
         }
-        assert_eq!(key(&same(&[b'x'; MOST + 1])), None);
+        assert_eq!(key(&same(&[b'x'; MAX_KEY + 1])), None);
         for (at, _) in first.iter().enumerate() {
             assert_eq!(key(&first[..at]), None, "{at} bytes of it");
         }
@@ -237,7 +240,7 @@ mod tests {
             assert_eq!(key(&command(&words)), None);
         }
         assert_eq!(key(&command(&[b"CL.THROTTLE", b"alice", b"15", b"30", b"60", b"1"])), None);
-        let mut typed = Repeated::default();
+        let mut typed = RepeatedCommand::default();
         let words: [&[u8]; 5] = [b"CL.THROTTLE", b"alice", b"15", b"30", b"60"];
         let read = read(Dialect::Cell, &words, &mut LimitCache::default()).unwrap();
         typed.remember(b"CL.THROTTLE alice 15 30 60\r\n", &words, read);
@@ -246,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_remembered_reads_as_afresh(
+        fn repeated_commands_parse_like_new_ones(
             key in proptest::collection::vec(any::<u8>(), 0..20),
             quantity in 0_u64..20,
             crab in any::<bool>(),
@@ -258,12 +261,12 @@ mod tests {
             let words = [name, b"alice", b"15", b"30", b"60", quantity.as_bytes()];
             let repeated = remembered(&command(&words));
             let mut next = command(&[name, &key, b"15", b"30", b"60", quantity.as_bytes()]);
-            prop_assert!(repeated.read(&next, MOST).is_some());
+            prop_assert!(repeated.read(&next, MAX_KEY).is_some());
             let place = place.index(next.len());
             next[place] = byte;
             let mut words = Words::new();
-            if let Some((charge, form, length)) = repeated.read(&next, MOST) {
-                let (expected, expected_form, expected_length) = afresh(&next, &mut words).unwrap();
+            if let Some((charge, form, length)) = repeated.read(&next, MAX_KEY) {
+                let (expected, expected_form, expected_length) = parse(&next, &mut words).unwrap();
                 prop_assert_eq!((form, length), (expected_form, expected_length));
                 let of = |charge: Charge<'_>| (charge.key.to_buf(), charge.limit, charge.cost);
                 prop_assert_eq!(of(charge), of(expected));

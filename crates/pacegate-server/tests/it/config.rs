@@ -1,4 +1,4 @@
-//! Configuration files: what is wrong with bad ones, and what good ones say.
+//! Config files: the errors of bad ones, and the settings of good ones.
 
 use std::{
     fs,
@@ -36,7 +36,7 @@ fn read_file(path: &Path) -> Result<Settings, String> {
     read(&text, name, &environment()).map_err(|error| error.to_string())
 }
 
-/// Compares with what is in the file, or writes it there if `PACEGATE_BLESS` is set.
+/// Compares a text with a file, or writes the file if `PACEGATE_BLESS` is set.
 pub(crate) fn assert_is_in_file(path: &Path, text: &str) {
     if std::env::var_os("PACEGATE_BLESS").is_some() {
         fs::write(path, text).unwrap();
@@ -46,7 +46,7 @@ pub(crate) fn assert_is_in_file(path: &Path, text: &str) {
 }
 
 #[test]
-fn bad_files_are_told_what_is_wrong_and_what_to_write() {
+fn errors_of_bad_files_name_the_problem_and_a_fix() {
     let files = files("bad");
     assert!(files.len() > 30, "{}", files.len());
     for path in files {
@@ -91,14 +91,14 @@ fn errors_do_not_repeat_secrets() {
 }
 
 #[test]
-fn good_files_say_what_they_said() {
+fn good_files_have_the_expected_settings() {
     for path in files("good") {
         let settings = read_file(&path).unwrap();
         assert_is_in_file(&path.with_extension("txt"), &told(&settings));
     }
 }
 
-/// All that settings say, but for how policies are compiled.
+/// Displays settings, without compiled policies.
 fn told(settings: &Settings) -> String {
     let mut rest = settings.clone();
     rest.policies = PolicySet::new([]).unwrap();
@@ -106,7 +106,7 @@ fn told(settings: &Settings) -> String {
 }
 
 #[test]
-fn nothing_said_is_the_default() {
+fn files_without_policies_have_default_settings() {
     for text in ["{}", "policies:\n", "policies: []\n"] {
         let settings = read(text, "pacegate.yaml", &environment()).unwrap();
         assert_eq!(settings.policies.policies().len(), 0, "{text}");
@@ -123,7 +123,7 @@ fn the_default_is_one_policy_by_key() {
 }
 
 #[test]
-fn what_the_default_only_mentions_can_be_read_too() {
+fn commented_settings_of_the_default_file_are_valid() {
     let mut text = String::new();
     for line in DEFAULT_CONFIG.lines().filter(|line| !line.starts_with("store:")) {
         let mentioned = line.trim_start().strip_prefix("# ").filter(|_| !line.contains("$schema"));
@@ -154,17 +154,17 @@ fn from_root(path: &str) -> PathBuf {
 }
 
 #[test]
-fn the_shipped_schema_is_that_of_the_types() {
+fn the_shipped_schema_matches_the_types() {
     let text = format!("{:#}\n", schema());
     assert_is_in_file(&from_root("crates/pacegate-server/schema/pacegate.schema.json"), &text);
 }
 
 #[test]
-fn the_reference_is_that_of_the_types() {
+fn the_reference_matches_the_types() {
     assert_is_in_file(&from_root("docs/configuration.md"), &reference());
 }
 
-/// Writes a value as the file has it, at a path such as `bounds.batch`.
+/// Formats the value at a path such as `bounds.batch`, like a config file.
 fn said(path: &[&str], value: &serde_json::Value) -> String {
     let mut text = value.to_string();
     for name in path.iter().rev() {
@@ -174,7 +174,7 @@ fn said(path: &[&str], value: &serde_json::Value) -> String {
 }
 
 #[test]
-fn the_defaults_in_the_schema_are_those_in_force() {
+fn the_defaults_in_the_schema_are_the_actual_defaults() {
     let schema = schema();
     let plain = told(&read("{}", "pacegate.yaml", &environment()).unwrap());
     let mut tried = 0;
@@ -200,7 +200,7 @@ fn the_defaults_in_the_schema_are_those_in_force() {
 }
 
 #[test]
-fn the_defaults_of_stores_and_policies_are_those_in_force() {
+fn the_defaults_of_stores_and_policies_are_the_actual_defaults() {
     let schema = schema();
     let (redis, memory) = ("store: {url: redis://a", "store: {");
     let policy = "policies: [{name: a, limit: 5/minute, per: [x]";
@@ -240,7 +240,7 @@ keys:
         settings.security.credentials.iter().map(|key| {
             key.sha256[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
         });
-    // Of the file, the variable and `test2`.
+    // The keys from the file, the variable and `test2`.
     assert_eq!(hashes.collect::<Vec<_>>(), ["88dbf2d3", "0a1b565a", "60303ae2"]);
     let StoreSettings::Redis { url, .. } = &settings.store else { panic!("{settings:?}") };
     assert_eq!(url, "redis://:pass@127.0.0.1:7001");

@@ -12,8 +12,8 @@ use std::{
 };
 
 use pacegate::{
-    Algorithm, Clock, KeyBuf, KeyRef, Limiter, Policy, PolicyName, PolicySet, Request, Store,
-    Timestamp, algorithm::Outcome, policy::Mode,
+    Clock, KeyBuf, KeyRef, Limiter, Policy, PolicyName, PolicySet, Request, Store, Timestamp,
+    algorithm::Outcome, policy::Mode,
 };
 
 use super::{
@@ -252,7 +252,7 @@ pub fn tryable(policies: &PolicySet) -> (Vec<Policy>, Vec<PolicyName>) {
     let holds = |policy: &Policy| {
         let others = policy.overrides.iter().flat_map(|other| &other.limits);
         let mut limits = policy.limits.iter().chain(others);
-        limits.any(|limit| limit.algorithm() == Algorithm::Concurrency)
+        limits.any(|limit| limit.algorithm().holds_permits())
     };
     let (held, rest) = policies.policies().iter().cloned().partition::<Vec<_>, _>(holds);
     (rest, held.into_iter().map(|policy| policy.name).collect())

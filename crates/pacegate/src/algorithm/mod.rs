@@ -12,17 +12,21 @@
 mod custom;
 pub(crate) mod fixed_window;
 pub(crate) mod log;
+mod outcome;
+mod packed;
 pub(crate) mod sliding_window;
 mod state;
 pub(crate) mod token_bucket;
-mod words;
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr};
 
 use crate::{Limit, clock::Timestamp};
 
 pub use custom::{Custom, CustomAlgorithm};
+pub use outcome::{Origin, Outcome};
 pub use state::State;
+
+pub(crate) use outcome::micros;
 
 /// The algorithm of a limit.
 ///
@@ -51,36 +55,6 @@ pub enum Algorithm {
     Custom(Custom),
 }
 
-/// The outcome of a charge for one key. Outcomes are equal if they differ only in when they were decided.
-#[derive(Clone, Copy, Debug)]
-pub struct Outcome {
-    pub(crate) remaining: u64,
-    /// In microseconds; 0 only if admitted, [`NEVER`] if waiting does not help.
-    pub(crate) retry_after: u64,
-    pub(crate) reset_after: u64,
-    pub(crate) origin: Origin,
-    /// When it was decided by the clock of the store, in microseconds; 0 if that is the clock of this process.
-    pub(crate) decided_at: u64,
-}
-
-/// The source of an outcome.
-// As wide as the other fields: an outcome is copied in whole words, and a narrow store just before a wide
-// load would stall the CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u64)]
-#[non_exhaustive]
-pub enum Origin {
-    /// The state of the key.
-    #[default]
-    Store,
-    /// The overflow budget, which keys without room share.
-    Overflow,
-    /// A cached denial that is still valid.
-    DenyCache,
-    /// Prefetched units, used without a call to the store.
-    Lease,
-}
-
 /// `retry_after` of a denial that waiting does not end.
 pub(crate) const NEVER: u64 = u64::MAX;
 
@@ -94,42 +68,158 @@ impl Algorithm {
         Self::Concurrency,
     ];
 
+    /// The names of [`Algorithm::BUILT_IN`].
+    pub const NAMES: [&'static str; Self::BUILT_IN.len()] = {
+        let mut names = [""; Self::BUILT_IN.len()];
+        let mut index = 0;
+        while index < names.len() {
+            names[index] = Self::BUILT_IN[index].facts().name;
+            index += 1;
+        }
+        names
+    };
+
     /// Returns the name used in limits, policies and documentation.
     pub fn name(self) -> &'static str {
         match self {
-            Self::FixedWindow => "fixed-window",
-            Self::SlidingWindow => "sliding-window",
-            Self::SlidingLog => "sliding-log",
-            Self::TokenBucket => "token-bucket",
-            Self::Concurrency => "concurrency",
             Self::Custom(custom) => custom.name(),
+            built_in => built_in.facts().name,
         }
     }
 
     /// Returns all names, for error messages.
     pub(crate) fn names() -> String {
-        Self::BUILT_IN.map(Self::name).join(", ")
+        Self::NAMES.join(", ")
+    }
+
+    /// Returns a description of one line, for schemas and help texts.
+    pub const fn summary(self) -> &'static str {
+        self.facts().summary
+    }
+
+    /// Returns the number that stands for the algorithm in scripts and stored data. Numbers are never reused.
+    /// `None` for a custom algorithm, which runs in this process only.
+    ///
+    /// ```
+    /// use pacegate::Algorithm;
+    ///
+    /// let ids: Vec<_> = Algorithm::BUILT_IN.iter().filter_map(|algorithm| algorithm.id()).collect();
+    /// assert_eq!(ids, [0, 1, 3, 2, 4]);
+    /// ```
+    pub const fn id(self) -> Option<u64> {
+        self.facts().id
+    }
+
+    /// Returns the largest amount of a limit.
+    pub const fn max_amount(self) -> u64 {
+        self.facts().max_amount
     }
 
     /// Returns true if the state is a list that grows with the amount, instead of a [`State`] of 16 bytes.
     #[inline]
     pub const fn keeps_log(self) -> bool {
-        matches!(self, Self::SlidingLog | Self::Concurrency)
+        self.facts().keeps_log
     }
 
-    /// Whether units can be charged ahead of the request that spends them. A window does not distinguish between
-    /// instants within it. All others do: a charge to a token bucket drains from that instant on, spent or not.
+    /// Returns true if units are permits: the holder releases them, and they expire if it does not.
+    #[inline]
+    pub const fn holds_permits(self) -> bool {
+        self.facts().holds_permits
+    }
+
+    /// Returns true if a limit can have a burst that differs from its amount.
+    pub const fn has_burst(self) -> bool {
+        self.facts().has_burst
+    }
+
+    /// Returns the number of windows in which a charge counts, or 0 if it does not count in windows. A window is
+    /// one period long and aligned to the Unix epoch.
+    pub const fn windows(self) -> u64 {
+        self.facts().windows
+    }
+
+    /// Returns true if units can be charged before the request that spends them. All instants of a window are
+    /// equivalent. In the other algorithms they are not: a token bucket refills from the charge on, whether or not
+    /// the units have been spent.
     pub const fn can_be_leased(self) -> bool {
-        matches!(self, Self::FixedWindow | Self::SlidingWindow)
+        self.facts().windows > 0
     }
 
-    pub(crate) const fn max_amount(self) -> u64 {
+    /// The table of facts. By value, so that a caller which needs one fact does not read memory.
+    #[inline]
+    const fn facts(self) -> Facts {
         match self {
-            Self::SlidingWindow => sliding_window::MAX_AMOUNT,
-            Self::SlidingLog | Self::Concurrency => log::MAX_AMOUNT,
-            Self::FixedWindow | Self::TokenBucket | Self::Custom(_) => Limit::MAX_AMOUNT,
+            Self::FixedWindow => Facts {
+                name: "fixed-window",
+                summary: "Counts in windows aligned to the Unix epoch. The cheapest algorithm; admits up to twice \
+                          the amount across a boundary.",
+                id: Some(0),
+                windows: 1,
+                ..Facts::DEFAULT
+            },
+            Self::SlidingWindow => Facts {
+                name: "sliding-window",
+                summary: "Counts in two windows; the previous one is weighted by its overlap with the period that \
+                          ends now.",
+                id: Some(1),
+                max_amount: sliding_window::MAX_AMOUNT,
+                windows: 2,
+                ..Facts::DEFAULT
+            },
+            Self::SlidingLog => Facts {
+                name: "sliding-log",
+                summary: "Stores the time of every admission: exact in every window. At most 10,000 units.",
+                id: Some(3),
+                max_amount: log::MAX_AMOUNT,
+                keeps_log: true,
+                ..Facts::DEFAULT
+            },
+            Self::TokenBucket => Facts {
+                name: "token-bucket",
+                summary: "Refills at a constant rate, up to the burst.",
+                id: Some(2),
+                has_burst: true,
+                ..Facts::DEFAULT
+            },
+            Self::Concurrency => Facts {
+                name: "concurrency",
+                summary: "Limits the permits held at the same time. The period is the lifetime of a permit that is \
+                          neither released nor renewed.",
+                id: Some(4),
+                max_amount: log::MAX_AMOUNT,
+                keeps_log: true,
+                holds_permits: true,
+                ..Facts::DEFAULT
+            },
+            Self::Custom(_) => Facts { name: "custom", ..Facts::DEFAULT },
         }
     }
+}
+
+/// Facts about one algorithm. Other crates read them through methods of [`Algorithm`], so that a new algorithm needs no
+/// change there.
+struct Facts {
+    name: &'static str,
+    summary: &'static str,
+    id: Option<u64>,
+    max_amount: u64,
+    keeps_log: bool,
+    holds_permits: bool,
+    has_burst: bool,
+    windows: u64,
+}
+
+impl Facts {
+    const DEFAULT: Self = Self {
+        name: "",
+        summary: "",
+        id: None,
+        max_amount: Limit::MAX_AMOUNT,
+        keeps_log: false,
+        holds_permits: false,
+        has_burst: false,
+        windows: 0,
+    };
 }
 
 impl fmt::Display for Algorithm {
@@ -149,86 +239,6 @@ impl FromStr for Algorithm {
     fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
         let named = |algorithm: &Self| algorithm.name() == name;
         Self::BUILT_IN.into_iter().find(named).ok_or(UnknownAlgorithm)
-    }
-}
-
-impl PartialEq for Outcome {
-    fn eq(&self, other: &Self) -> bool {
-        let Self { remaining, retry_after, reset_after, origin, decided_at: _ } = *self;
-        (remaining, retry_after, reset_after, origin)
-            == (other.remaining, other.retry_after, other.reset_after, other.origin)
-    }
-}
-
-impl Eq for Outcome {}
-
-impl Outcome {
-    /// Creates an admission with the remaining units and the time until everything is available again.
-    pub fn admitted(remaining: u64, reset_after: Duration) -> Self {
-        Self::taken(remaining, micros(reset_after))
-    }
-
-    /// Creates a denial. `retry_after` is the time until the same cost would be admitted; `None` if never.
-    pub fn denied(remaining: u64, retry_after: Option<Duration>, reset_after: Duration) -> Self {
-        let retry_after = retry_after.map_or(NEVER, |wait| micros(wait).max(1));
-        Self::refused(remaining, retry_after, micros(reset_after))
-    }
-
-    /// Returns true if the cost was admitted, or would be for a peek.
-    #[inline]
-    pub fn is_admitted(&self) -> bool {
-        self.retry_after == 0
-    }
-
-    /// Returns the units that would be admitted now.
-    pub fn remaining(&self) -> u64 {
-        self.remaining
-    }
-
-    /// Returns the time until the same cost would be admitted; zero if it was, `None` if it never will be.
-    pub fn retry_after(&self) -> Option<Duration> {
-        (self.retry_after != NEVER).then(|| Duration::from_micros(self.retry_after))
-    }
-
-    /// Returns the time until everything is available again.
-    pub fn reset_after(&self) -> Duration {
-        Duration::from_micros(self.reset_after)
-    }
-
-    /// Returns the source of the outcome.
-    pub fn origin(&self) -> Origin {
-        self.origin
-    }
-
-    /// When this was decided, by the clock of the store. `None` for a store that goes by the clock of this process.
-    pub fn decided_at(&self) -> Option<Timestamp> {
-        (self.decided_at > 0).then(|| Timestamp::from_micros(self.decided_at))
-    }
-
-    /// The same answer, decided at this instant by the clock of the store: for stores on another machine. Instants that
-    /// clients see, such as `X-RateLimit-Reset`, then come from the clock that counted.
-    #[must_use]
-    pub fn with_decided_at(self, instant: Timestamp) -> Self {
-        Self { decided_at: instant.as_micros(), ..self }
-    }
-
-    /// The same answer from elsewhere: for stores that do not always ask the state itself.
-    #[must_use]
-    pub fn with_origin(self, origin: Origin) -> Self {
-        Self { origin, ..self }
-    }
-
-    /// The outcome of any cost with an amount of 0.
-    const NOTHING: Self = Self::refused(0, NEVER, 0);
-
-    #[inline]
-    pub(crate) const fn taken(remaining: u64, reset_after: u64) -> Self {
-        Self { remaining, retry_after: 0, reset_after, origin: Origin::Store, decided_at: 0 }
-    }
-
-    #[inline]
-    pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
-        Self { remaining, retry_after, reset_after, origin: Origin::Store, decided_at: 0 }
     }
 }
 
@@ -261,6 +271,54 @@ impl Limit {
     }
 }
 
+/// Times that follow from the algorithm, for callers that have a limit but not its state.
+impl Limit {
+    /// Returns the first instant at which units charged at `charged` no longer count, whatever else was charged.
+    /// [`Timestamp::MAX`] for a custom algorithm, whose states are unknown.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Timestamp};
+    ///
+    /// let charged = Timestamp::from_micros(90_000_000);
+    /// let window = Limit::per_minute(10);
+    /// assert_eq!(window.counts_until(charged), Timestamp::from_micros(120_000_000));
+    /// let bucket = Limit::per_minute(10).with_burst(5)?;
+    /// assert_eq!(bucket.counts_until(charged), Timestamp::from_micros(120_000_000));
+    /// # Ok::<(), pacegate::LimitError>(())
+    /// ```
+    pub fn counts_until(&self, charged: Timestamp) -> Timestamp {
+        let (at, period) = (charged.as_micros(), self.period_micros());
+        let until = match (self.algorithm(), self.algorithm().windows()) {
+            _ if self.amount() == 0 => at,
+            (Algorithm::Custom(_), _) => return Timestamp::MAX,
+            (_, windows @ 1..) => (at - at % period).saturating_add(windows * period),
+            (algorithm, _) if algorithm.has_burst() => {
+                let debt = u128::from(self.capacity()) * u128::from(period);
+                at.saturating_add(token_bucket::drain_time(self, debt))
+            }
+            _ => at.saturating_add(period),
+        };
+        Timestamp::from_micros(until)
+    }
+
+    /// Returns the microseconds until one more unit is available, if `used` units are in use and become free within
+    /// `reset_after`. `None` if that depends on when each of them was charged.
+    pub(crate) fn next_unit_after(&self, used: u64, reset_after: u64) -> Option<u64> {
+        match self.algorithm() {
+            _ if used == 0 => Some(0),
+            Algorithm::Custom(_) => None,
+            algorithm if algorithm.has_burst() => {
+                // All but the next unit drain in this time.
+                let rest = u128::from(used - 1) * u128::from(self.period_micros());
+                let rest = rest / u128::from(self.amount().max(1));
+                Some(reset_after.saturating_sub(u64::try_from(rest).unwrap_or(u64::MAX)))
+            }
+            algorithm if algorithm.windows() == 1 || used == 1 => Some(reset_after),
+            _ => None,
+        }
+    }
+}
+
 /// Runs one step of any algorithm whose state is a [`State`]. The cost is at most the capacity, unless the
 /// amount is 0. The state changes only if units are taken.
 #[inline]
@@ -287,10 +345,10 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
 #[cold]
 pub(crate) fn rebase(limit: &Limit, state: &mut State, now: u64) {
     let at = match limit.algorithm() {
-        Algorithm::FixedWindow | Algorithm::SlidingWindow => now - now % limit.period_micros(),
-        Algorithm::TokenBucket | Algorithm::SlidingLog | Algorithm::Concurrency => now,
         // Custom algorithms get the state unchanged.
         Algorithm::Custom(_) => return,
+        algorithm if algorithm.windows() > 0 => now - now % limit.period_micros(),
+        _ => now,
     };
     *state = state.moved_to(Timestamp::from_micros(at));
 }
@@ -343,13 +401,10 @@ pub(crate) fn refund(limit: &Limit, mut state: State, now: u64, cost: u64) -> St
     }
 }
 
-/// Converts to microseconds, rounded up and below [`NEVER`].
-pub(crate) fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(NEVER).min(NEVER - 1)
-}
-
 #[cfg(test)]
 pub(super) mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;

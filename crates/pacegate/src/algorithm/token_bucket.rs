@@ -52,7 +52,7 @@ fn debt_at(limit: &Limit, state: State, now: u64) -> u128 {
 
 /// Returns the microseconds until `debt` has drained, rounded up.
 #[inline]
-fn drain_time(limit: &Limit, debt: u128) -> u64 {
+pub(super) fn drain_time(limit: &Limit, debt: u128) -> u64 {
     let whole = divide(debt, limit.amount());
     let drained = u128::from(whole) * u128::from(limit.amount());
     whole + u64::from(drained < debt)

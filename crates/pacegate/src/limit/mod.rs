@@ -104,7 +104,9 @@ impl Limit {
     /// bucket, the only algorithm with a burst.
     pub fn with_burst(self, burst: u64) -> Result<Self, LimitError> {
         let algorithm = match self.algorithm {
-            Algorithm::FixedWindow | Algorithm::TokenBucket => Algorithm::TokenBucket,
+            // The default algorithm, which was not chosen explicitly.
+            Algorithm::FixedWindow => Algorithm::TokenBucket,
+            other if other.has_burst() => other,
             other => return Err(LimitError::BurstWithout(other)),
         };
         if burst == 0 || self.amount == 0 {
@@ -115,7 +117,7 @@ impl Limit {
 
     /// Sets the algorithm.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, LimitError> {
-        if self.burst != 0 && algorithm != Algorithm::TokenBucket {
+        if self.burst != 0 && !algorithm.has_burst() {
             return Err(LimitError::BurstWithout(algorithm));
         }
         Self { algorithm, ..self }.validated()
@@ -186,7 +188,7 @@ impl Limit {
             return Err(LimitError::AmountTooLarge { amount, max, algorithm: self.algorithm });
         }
         let debt = u128::from(self.capacity()) * u128::from(self.period_micros);
-        if self.algorithm == Algorithm::TokenBucket && debt > crate::algorithm::State::MAX_PAYLOAD {
+        if self.algorithm.has_burst() && debt > crate::algorithm::State::MAX_PAYLOAD {
             let period = self.period();
             return Err(LimitError::BurstTooLarge { burst: self.capacity(), period });
         }

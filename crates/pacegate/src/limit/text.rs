@@ -101,7 +101,7 @@ fn build(
 ) -> Result<Limit, Problem> {
     let mut limit = Limit::new(amount, period)?;
     if let Some(burst) = burst {
-        if let Some(other) = algorithm.filter(|other| *other != Algorithm::TokenBucket) {
+        if let Some(other) = algorithm.filter(|other| !other.has_burst()) {
             return Err(LimitError::BurstWithout(other).into());
         }
         limit = limit.with_burst(burst)?;

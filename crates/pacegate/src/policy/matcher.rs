@@ -76,12 +76,26 @@ impl Match {
         Ok(Self { conditions: conditions.collect::<Result<_, _>>()? })
     }
 
-    /// Returns `true` only if no request can meet both. Conditions on the attribute `unless` are not compared.
-    pub(super) fn excludes(&self, other: &Self, unless: Option<&str>) -> bool {
-        let mut conditions = self.conditions.iter();
-        conditions.any(|(attribute, condition)| {
-            let same = other.conditions.iter().filter(|(name, _)| name == attribute);
-            let mut same = same.filter(|(name, _)| unless != Some(&**name));
+    /// Returns true if no request can meet both matches, because their conditions on one attribute contradict each
+    /// other. Returns false if that is uncertain, for example for two patterns with wildcards.
+    ///
+    /// ```
+    /// use pacegate::policy::{Condition, Match};
+    ///
+    /// let login = Match::any().and("path", Condition::equal("/login"));
+    /// let api = Match::any().and("path", Condition::Glob("/api/**".parse()?));
+    /// assert!(login.excludes(&api));
+    /// # Ok::<(), pacegate::policy::GlobError>(())
+    /// ```
+    pub fn excludes(&self, other: &Self) -> bool {
+        self.excludes_without(other, None)
+    }
+
+    /// [`Match::excludes`], without comparing conditions on the attribute `skipped`.
+    pub(super) fn excludes_without(&self, other: &Self, skipped: Option<&str>) -> bool {
+        let compared = self.conditions.iter().filter(|(name, _)| skipped != Some(&**name));
+        compared.into_iter().any(|(attribute, condition)| {
+            let mut same = other.conditions.iter().filter(|(name, _)| name == attribute);
             same.any(|(_, other)| condition.excludes(other))
         })
     }
@@ -286,10 +300,10 @@ mod tests {
             (glob("/a/**"), glob("/b/**"), false),
         ] {
             let [first, second] = [&a, &b].map(|one| Match::any().and("x", one.clone()));
-            assert_eq!(first.excludes(&second, None), exclude, "{a:?} {b:?}");
-            assert_eq!(second.excludes(&first, None), exclude, "{b:?} {a:?}");
+            assert_eq!(first.excludes(&second), exclude, "{a:?} {b:?}");
+            assert_eq!(second.excludes(&first), exclude, "{b:?} {a:?}");
             let elsewhere = Match::any().and("y", b);
-            assert!(!first.excludes(&elsewhere, None));
+            assert!(!first.excludes(&elsewhere));
         }
     }
 

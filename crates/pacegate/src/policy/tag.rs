@@ -58,7 +58,7 @@ impl Policy {
     fn excludes(&self, other: &Self) -> bool {
         // Different forms of one path cannot be compared.
         let differing = (self.paths != other.paths).then_some(Request::PATH);
-        self.matching.excludes(&other.matching, differing)
+        self.matching.excludes_without(&other.matching, differing)
     }
 
     fn place(&self) -> Place<'_> {

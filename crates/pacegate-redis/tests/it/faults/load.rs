@@ -1,4 +1,4 @@
-//! Decisions asked for all the time, how they went, and how long they took.
+//! Constant load, with the outcome and latency of each decision.
 
 use std::{
     sync::{
@@ -10,12 +10,14 @@ use std::{
 };
 
 use pacegate::SharedLimiter;
+use pacegate_testkit::servers::eventually;
 use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{DEADLINE, Limiters, SHARE, now};
+use crate::kit::PATIENT;
 
-/// Asks until it is ended.
+/// Load that runs until it is stopped.
 pub(super) struct Load {
     seen: Arc<Mutex<Vec<Seen>>>,
     going: Arc<AtomicBool>,
@@ -41,14 +43,14 @@ pub(super) enum Mode {
     Windows,
 }
 
-/// All that was decided.
+/// All decisions.
 pub(super) struct Log {
     pub(super) seen: Vec<Seen>,
-    /// When something else than the store came late, and by how much.
+    /// Pauses of the machine, and their durations.
     stalls: Vec<(Instant, Duration)>,
 }
 
-/// Beyond the deadline.
+/// Tolerance beyond the deadline.
 const LEEWAY: Duration = Duration::from_millis(5);
 
 impl Load {
@@ -67,6 +69,13 @@ impl Load {
         };
         let tasks = modes.into_iter().cycle().take(8).map(ask).collect();
         Self { seen, going: going.clone(), tasks, noise: Noise::start(going) }
+    }
+
+    /// Waits until the load has made decisions for this long.
+    pub(super) fn run_for(&self, time: Duration) {
+        let end = now() + time;
+        let decided = || self.seen.lock().last().is_some_and(|seen| seen.at >= end);
+        eventually(time + PATIENT, "the load makes decisions", decided);
     }
 
     pub(super) fn end(self, limiters: &Limiters) -> Log {
@@ -96,7 +105,7 @@ async fn ask(
     }
 }
 
-/// How late the machine wakes somebody who has nothing to do with the store.
+/// Measures pauses of the machine: how late a task wakes up that does not use the store.
 struct Noise {
     thread: JoinHandle<Vec<(Instant, Duration)>>,
 }
@@ -122,7 +131,7 @@ impl Noise {
 }
 
 impl Log {
-    /// How much longer than its deadline allows a decision took, not counting what the machine stood still meanwhile.
+    /// Returns by how much a decision exceeded its deadline, without the pauses of the machine.
     fn excess(&self, seen: &Seen) -> Duration {
         let end = seen.at + seen.took;
         let overlap = |&(due, late): &(Instant, Duration)| {
@@ -132,9 +141,9 @@ impl Log {
         seen.took.saturating_sub(DEADLINE + LEEWAY + stalled)
     }
 
-    /// Decisions kept coming within the deadline and a little more: all but one in a hundred, since other programs run
-    /// on the same processors and may stop any thread for some milliseconds, and those by less than half a second. A
-    /// request that is forgotten, or waits for a connection, would be beyond both.
+    /// Asserts that 99 % of the decisions kept the deadline within the tolerance, and all within half a second. Other
+    /// programs may pause any thread for some milliseconds. A request that is lost, or waits for a connection, would take
+    /// longer.
     pub(super) fn assert_timely(&self, what: &str) {
         let late = self.seen.iter().filter(|seen| !self.excess(seen).is_zero()).count();
         let worst = self.seen.iter().map(|seen| self.excess(seen)).max().unwrap_or_default();
@@ -152,7 +161,7 @@ impl Log {
         assert!(worst < Duration::from_millis(500), "{what}: one was late by {worst:?}");
     }
 
-    /// Whenever the store was away the failure modes held. All of it was in one window of the local budget.
+    /// Asserts the decisions of each failure mode. The whole fault is within one window of the local limit.
     pub(super) fn assert_modes_hold(&self) {
         let degraded =
             |mode| self.seen.iter().filter(move |seen| seen.mode == mode && seen.degraded);
@@ -165,7 +174,7 @@ impl Log {
         assert_eq!(admitted(Mode::Local), SHARE);
     }
 
-    /// Once it is known that the store is away, nobody waits for it. Only what it has denied before may be known still.
+    /// Asserts that no decision waits for the store during a known fault. Only cached denials may still come from it.
     pub(super) fn assert_nobody_waits(&self, from: Instant, to: Instant) {
         let seen = self.seen.iter().filter(|seen| from <= seen.at && seen.at < to);
         let mut took: Vec<Duration> = seen.clone().map(|seen| seen.took).collect();

@@ -1,4 +1,4 @@
-//! What becomes of decisions while servers fail, and after.
+//! Decisions during and after server failures.
 
 mod cluster;
 mod connection;
@@ -26,29 +26,29 @@ use tokio::runtime::Runtime;
 use crate::kit::{PATIENT, two_threads};
 use load::Load;
 
-/// Shorter than the default, so that faults are noticed sooner.
+/// Shorter than the default, so that faults are detected sooner.
 const DEADLINE: Duration = Duration::from_millis(20);
-/// After this the store has to be in use again.
+/// Maximum time until the store is used again after a fault.
 const RETURN: Duration = Duration::from_secs(2);
-/// So much may a process admit by itself, where the failure mode is `local`.
+/// Units that a process may admit with the failure mode `local`.
 const SHARE: usize = 10;
-/// The period of the limit that is watched from window to window.
+/// The period of the limit for which each window is checked.
 const PERIOD: Duration = Duration::from_millis(500);
 const AMOUNT: u64 = 20;
 
-/// Tests that measure how long decisions take run one at a time, and so does what would disturb them.
+/// Held by tests that measure latency, and by tests that would disturb them.
 static QUIET: Mutex<()> = Mutex::new(());
 
 /// Limiters over one store, one for each failure mode.
 struct Limiters {
     store: RedisStore,
-    /// One that denies while the store is away, with so many units that the store never does.
+    /// Denies if the store is unavailable; has enough units that the store never denies.
     closed: SharedLimiter,
-    /// The same, but it admits.
+    /// The same, but admits if the store is unavailable.
     open: SharedLimiter,
-    /// The same, but it admits up to [`SHARE`].
+    /// The same, but admits up to [`SHARE`].
     local: SharedLimiter,
-    /// 100 units for each key, and no more as long as tests run.
+    /// 100 units for each key, in a window longer than any test.
     hundred: SharedLimiter,
     /// [`AMOUNT`] units in each window of [`PERIOD`].
     windows: SharedLimiter,
@@ -57,7 +57,7 @@ struct Limiters {
 }
 
 impl Limiters {
-    /// Over a store with this deadline.
+    /// Connects with [`DEADLINE`].
     fn connect(url: &str) -> Self {
         let quiet = QUIET.lock();
         let runtime = two_threads();
@@ -66,7 +66,7 @@ impl Limiters {
         Self::over(store, runtime, quiet)
     }
 
-    /// Over a store that is given all the time it needs.
+    /// Connects with a long deadline.
     fn connect_patiently(url: &str) -> Self {
         let quiet = QUIET.lock();
         let runtime = two_threads();
@@ -75,7 +75,7 @@ impl Limiters {
         Self::over(store, runtime, quiet)
     }
 
-    /// Over a store that need not be there.
+    /// Connects in the background, with [`DEADLINE`].
     fn connect_later(url: &str) -> Self {
         let quiet = QUIET.lock();
         let runtime = two_threads();
@@ -102,7 +102,7 @@ impl Limiters {
         }
     }
 
-    /// Begins to ask all of them, all the time.
+    /// Starts constant load on all limiters.
     fn load(&self) -> Load {
         Load::start(self)
     }
@@ -116,10 +116,10 @@ impl Limiters {
     }
 
     fn wait_until_degraded(&self) {
-        eventually(RETURN, "the store is missed", || self.is_degraded());
+        eventually(RETURN, "failure modes apply", || self.is_degraded());
     }
 
-    /// From the moment of the call, which is that of healing.
+    /// Waits for the store after the end of a fault; returns the time that it took.
     fn wait_until_back(&self) -> Duration {
         self.wait_for_store(RETURN)
     }
@@ -137,15 +137,15 @@ impl Limiters {
         start.elapsed()
     }
 
-    /// What is wrong, as far as the store knows.
+    /// Returns the errors of all servers.
     fn trouble(&self) -> String {
         let servers = self.store.stats().servers;
         let troubles = servers.into_iter().filter_map(|server| server.trouble);
         troubles.collect::<Vec<_>>().join("; ")
     }
 
-    /// A fresh key admits exactly its hundred. A machine that stands still for longer than the deadline is felt as a
-    /// failure of the store, and such a try says nothing but that it admits no more.
+    /// Asserts that a new key admits exactly 100. If the machine pauses for longer than the deadline, failure modes apply;
+    /// such an attempt only proves that no more are admitted.
     fn assert_exact(&self) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let fresh = |_| {
@@ -160,7 +160,7 @@ impl Limiters {
         assert_eq!(clean, Some((100, 0)), "{}", self.trouble());
     }
 
-    /// The window after the one in which all was healed is exact, for a key that was in use all the time.
+    /// Asserts that the window after the end of a fault is exact for a key in constant use.
     fn assert_window_exact(&self, server: &Server) {
         let mut client = server.connect().unwrap();
         let mut window = || {
@@ -180,7 +180,7 @@ impl Limiters {
         panic!("no window without interruption: {}", self.trouble());
     }
 
-    /// Asks so often, some at a time. How many were admitted, and how many degraded.
+    /// Checks `times` times, ten at a time; returns the numbers of admitted and of degraded decisions.
     fn spend(&self, limiter: &SharedLimiter, key: &str, times: u64) -> (u64, u64) {
         self.runtime.block_on(async {
             let mut tasks = tokio::task::JoinSet::new();
@@ -207,20 +207,14 @@ fn limiter(store: &RedisStore, name: &str, limit: Limit, mode: FailureMode) -> S
     SharedLimiter::new(store.clone(), PolicySet::new([policy]).unwrap())
 }
 
-#[expect(clippy::disallowed_methods, reason = "how long decisions take is what is tested")]
+#[expect(clippy::disallowed_methods, reason = "the tests measure latency")]
 fn now() -> Instant {
     Instant::now()
 }
 
-/// How often a server has run scripts of ours.
+/// Returns the number of script calls of a server.
 fn scripts_run(server: &Server) -> u64 {
     let stats = server.info("cmdstat_evalsha").unwrap_or_default();
     let calls = stats.strip_prefix("calls=").and_then(|rest| rest.split(',').next());
     calls.map_or(0, |calls| calls.parse().unwrap())
-}
-
-/// Lets time pass in which the load goes on.
-fn let_pass(time: Duration) {
-    let end = now() + time;
-    eventually(2 * time, "time has passed", || now() >= end);
 }

@@ -11,10 +11,10 @@ use tokio::runtime::Runtime;
 
 use crate::kit::{PATIENT, two_threads};
 
-/// Far above the time that a connected server takes, far below [`PATIENT`].
+/// Far above the response time of a connected server, far below [`PATIENT`].
 const DEADLINE: Duration = Duration::from_millis(500);
 const DELAY: Duration = Duration::from_secs(1);
-/// Every permit would be held for an hour.
+/// Permits expire after an hour.
 const LIMIT: &str = "5/hour concurrency";
 const KEY: &str = "alice";
 
@@ -37,7 +37,9 @@ impl Setup {
         let limiter = limiter(&store, FailureMode::Closed);
         let setup = Self { server, proxy, store, limiter, runtime };
         // The server knows the scripts from here on, and runs them on the first attempt.
-        drop(setup.runtime.block_on(setup.limiter.acquire(KEY)).unwrap());
+        let first = setup.runtime.block_on(setup.limiter.acquire(KEY)).unwrap();
+        // Not dropped: the answer to a release in the background might be cut off by the test.
+        setup.runtime.block_on(first.into_result().unwrap().release()).unwrap();
         setup.assert_none_held();
         setup
     }
@@ -56,7 +58,7 @@ impl Setup {
         eventually(PATIENT, "no permit is held", || self.held() == 0);
     }
 
-    /// Five permits are free, and no more.
+    /// Asserts that exactly five permits are free.
     fn assert_all_free(&self) {
         self.wait_until_connected();
         self.assert_none_held();
@@ -117,7 +119,7 @@ fn late_acquires_return_their_permits() {
     }
 }
 
-/// The way of the server: charges with a permit of the caller's choice.
+/// As the server does: charges with a given permit id.
 #[test]
 fn late_verdicts_return_their_permits() {
     for flavor in Flavor::ALL {
@@ -154,7 +156,7 @@ fn acquires_with_a_lost_answer_return_their_permits() {
 /// A server that does not answer for longer than a connection is kept: the permit is taken when the server continues,
 /// and returned over the next connection.
 #[test]
-fn acquires_at_a_server_that_stands_still_return_their_permits() {
+fn acquires_at_a_hanging_server_return_their_permits() {
     for flavor in Flavor::ALL {
         let setup = Setup::new(flavor);
         setup.server.pause();

@@ -1,4 +1,4 @@
-//! A server that answers, and says no: nothing ran, failure modes decide, and it is in use again by itself.
+//! A server that rejects commands: nothing runs, failure modes apply, and the store recovers by itself.
 
 use std::{fs, thread, time::Duration};
 
@@ -14,7 +14,7 @@ fn must(server: &Server, words: &[&str]) {
     assert!(!reply.is_error(), "{words:?}: {reply:?}");
 }
 
-/// Somebody else's script that does not end.
+/// A foreign script that does not end.
 #[test]
 fn busy_with_a_script() {
     for flavor in Flavor::ALL {
@@ -32,9 +32,9 @@ fn busy_with_a_script() {
     }
 }
 
-/// A disk that cannot be written to.
+/// A disk that rejects writes.
 #[test]
-fn no_disk() {
+fn writes_to_disk_fail() {
     for flavor in Flavor::ALL {
         let server = Server::options(flavor).arg("save", "3600 1").start();
         let limiters = Limiters::connect(&server.url());
@@ -68,9 +68,9 @@ fn too_few_replicas() {
     }
 }
 
-/// The password was changed, and whoever was connected is sent away.
+/// The password was changed and connected clients were disconnected.
 #[test]
-fn another_password() {
+fn the_password_changes() {
     for flavor in Flavor::ALL {
         let server = Server::options(flavor).acl("somebody on nopass ~* +@all").start();
         let limiters = Limiters::connect(&server.url());
@@ -84,9 +84,9 @@ fn another_password() {
     }
 }
 
-/// A slot that nobody has: a cluster then refuses all of them.
+/// A slot without a server: the cluster then rejects all slots.
 #[test]
-fn a_slot_that_nobody_has() {
+fn a_slot_without_a_server() {
     for flavor in Flavor::ALL {
         let cluster = Cluster::start(flavor, 3, 0);
         let limiters = Limiters::connect(&cluster.url());

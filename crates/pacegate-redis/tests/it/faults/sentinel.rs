@@ -1,16 +1,16 @@
-//! A master that is given up by its sentinels.
+//! Failovers by sentinels.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     time::Duration,
 };
 
 use pacegate_testkit::servers::{Flavor, Sentinels, Server, eventually};
 
-use super::{Limiters, RETURN, let_pass, now, scripts_run};
+use super::{Limiters, RETURN, now, scripts_run};
 use crate::kit::PATIENT;
 
-/// How long the old master may be used after the sentinels have named another. They are asked four times a second.
+/// Maximum time for which the old master is used after a failover. The sentinels are queried four times a second.
 const FOLLOW: Duration = Duration::from_millis(600);
 
 fn names(sentinel: &Server) -> String {
@@ -18,21 +18,21 @@ fn names(sentinel: &Server) -> String {
     address.items().iter().map(|part| part.text()).collect::<Vec<_>>().join(":")
 }
 
-/// The old master goes on taking writes until its sentinels come round to it, and gets none from us.
+/// The old master accepts writes until its sentinels reconfigure it, but gets none from the store.
 #[test]
 fn a_failover_is_followed_at_once() {
     for flavor in Flavor::ALL {
         let all = Sentinels::start(flavor);
         let limiters = Limiters::connect(&all.url());
         for sentinel in all.sentinels() {
-            // They wait four times as long before they make a replica of the old master.
+            // The sentinels wait four times as long before they turn the old master into a replica.
             sentinel.command(&["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "2000"]);
         }
         let load = limiters.load();
-        let_pass(Duration::from_millis(300));
+        load.run_for(Duration::from_millis(300));
         let (leader, old) = (&all.sentinels()[0], all.master());
         eventually(30 * RETURN, "another master is named", || {
-            // Refused while one is under way, and given up where the replica was not looked at for a while.
+            // Rejected during a failover, and aborted if the replica was not checked for a while.
             leader.command(&["SENTINEL", "FAILOVER", "mymaster"]);
             names(leader) != old.address()
         });
@@ -57,9 +57,9 @@ fn a_failover_is_followed_at_once() {
     }
 }
 
-/// The recipe of docs/operations.md for planned failovers: a master that takes no writes forgets none.
+/// The procedure of docs/operations.md for planned failovers: with writes paused, none is lost.
 #[test]
-fn a_failover_behind_a_pause_forgets_nothing() {
+fn a_failover_with_paused_writes_loses_nothing() {
     for flavor in Flavor::ALL {
         let (admitted, counted) = planned_failover(flavor, |master| {
             let pause = master.command(&["CLIENT", "PAUSE", "10000", "WRITE"]);
@@ -74,32 +74,35 @@ fn a_failover_behind_a_pause_forgets_nothing() {
     }
 }
 
-/// Fails a master over while one key is charged all the time. Returns the units admitted, and those that the new master
-/// has counted.
+/// Fails a master over while one key is charged constantly. Returns the admitted units, and those counted by the new
+/// master.
 fn planned_failover(flavor: Flavor, prepare: impl Fn(&Server)) -> (u64, u64) {
     let all = Sentinels::start(flavor);
     let limiters = Limiters::connect(&all.url());
-    let going = AtomicBool::new(true);
+    let (going, admitted) = (AtomicBool::new(true), AtomicU64::new(0));
+    let progress = || {
+        let start = admitted.load(SeqCst);
+        eventually(PATIENT, "requests are admitted", || admitted.load(SeqCst) > start + 100);
+    };
     let (leader, old) = (&all.sentinels()[0], all.master());
-    let admitted = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let charging = scope.spawn(|| {
-            let mut admitted = 0;
             while going.load(SeqCst) {
                 let decision = limiters.check(&limiters.closed, "planned");
-                admitted += u64::from(decision.is_allowed() && !decision.is_degraded());
+                let is_charged = decision.is_allowed() && !decision.is_degraded();
+                admitted.fetch_add(u64::from(is_charged), SeqCst);
             }
-            admitted
         });
-        let_pass(Duration::from_millis(300));
+        progress();
         prepare(old);
         eventually(30 * RETURN, "another master is named", || {
             leader.command(&["SENTINEL", "FAILOVER", "mymaster"]);
             names(leader) != old.address()
         });
         limiters.wait_for_store(PATIENT);
-        let_pass(Duration::from_millis(300));
+        progress();
         going.store(false, SeqCst);
-        charging.join().unwrap()
+        charging.join().unwrap();
     });
     let mut counted = None;
     eventually(PATIENT, "the new master answers", || {
@@ -107,12 +110,12 @@ fn planned_failover(flavor: Flavor, prepare: impl Fn(&Server)) -> (u64, u64) {
         counted = (!look.is_degraded()).then(|| 1_000_000 - look.remaining());
         counted.is_some()
     });
-    (admitted, counted.unwrap())
+    (admitted.into_inner(), counted.unwrap())
 }
 
-/// A master that stands still is replaced, and not used again when it goes on as if nothing had happened.
+/// A master that hangs is replaced, and not used again when it resumes.
 #[test]
-fn a_master_that_comes_back() {
+fn an_old_master_resumes() {
     for flavor in Flavor::ALL {
         let all = Sentinels::start(flavor);
         let limiters = Limiters::connect(&all.url());
@@ -120,20 +123,20 @@ fn a_master_that_comes_back() {
             sentinel.command(&["SENTINEL", "DEBUG", "PUBLISH-PERIOD", "1000"]);
         }
         let load = limiters.load();
-        let_pass(Duration::from_millis(300));
+        load.run_for(Duration::from_millis(300));
         all.master().pause();
         limiters.wait_until_degraded();
         let named = || all.sentinels().iter().any(|one| names(one) == all.replica().address());
-        // It takes several turns if each sentinel votes for itself.
+        // It takes several rounds if each sentinel votes for itself.
         eventually(30 * RETURN, "another master is named", named);
         let promoted = || all.replica().info("role").unwrap().trim() == "master";
         eventually(RETURN, "it is the master", promoted);
         let back = limiters.wait_until_back();
         all.master().resume();
-        // What had been sent to it before it was stopped is carried out now.
-        let_pass(Duration::from_millis(100));
+        // Commands sent before it hung run now.
+        load.run_for(Duration::from_millis(100));
         let run = scripts_run(all.master());
-        let_pass(RETURN);
+        load.run_for(RETURN);
         assert_eq!(scripts_run(all.master()), run, "used again");
         println!("{flavor}: back {back:?} after the switch");
         let log = load.end(&limiters);

@@ -1,4 +1,4 @@
-//! A server that is there, and will not do as it is told.
+//! A connected server that rejects commands.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use pacegate::{Algorithm, Charge, KeyRef, Limit, Store, StoreError, Update, algo
 use pacegate_redis::RedisStore;
 use pacegate_testkit::servers::{Flavor, Reply, Server, eventually};
 
-use super::{Limiters, RETURN, let_pass, now};
+use super::{Limiters, RETURN, now};
 use crate::kit::{PATIENT, runtime};
 
-/// Ten units, for longer than a test takes.
+/// Ten units in a window longer than any test.
 fn ten(algorithm: Algorithm, key: &str) -> Charge<'_> {
     let limit = Limit::new(10, Duration::from_secs(1_000 * 3_600)).unwrap();
     let limit = limit.with_algorithm(algorithm).unwrap();
@@ -30,7 +30,7 @@ async fn one(store: &RedisStore, charge: Charge<'_>) -> Result<Outcome, StoreErr
     store.charge(&[charge], None).await.map(|outcomes| outcomes[0])
 }
 
-/// The keys of the server that are ours.
+/// Returns the keys of the store.
 fn names(server: &Server) -> Vec<String> {
     let names = server.command(&["KEYS", "pg:*"]);
     let mut names: Vec<String> = names.items().iter().map(Reply::text).collect();
@@ -38,7 +38,7 @@ fn names(server: &Server) -> Vec<String> {
     names
 }
 
-/// Whatever stands where a state should be is left alone, and harms nobody else in the same batch.
+/// Foreign values stay unchanged and do not affect other requests of the same batch.
 #[test]
 fn foreign_values() {
     for flavor in Flavor::ALL {
@@ -52,7 +52,7 @@ fn foreign_values() {
                 &["HSET", "", "somebody", "else"],
                 &["ZADD", "", "1", "somebody else's"],
             ];
-            // A sorted set is what permits are kept in.
+            // Permits are a sorted set too.
             let strange = |plant: &&&[&str]| bad != Algorithm::Concurrency || plant[0] != "ZADD";
             for plant in plants.iter().filter(strange) {
                 server.command(&["FLUSHALL"]);
@@ -82,7 +82,7 @@ async fn beside(store: &RedisStore, bad: Charge<'_>) {
     for good in [a, b, c, d, e] {
         assert_eq!(good.unwrap().remaining(), 9);
     }
-    // Strings and logs are read in different ways: each alone, too.
+    // Strings and logs are read differently: each alone, too.
     for algorithms in [[Algorithm::FixedWindow], [Algorithm::SlidingLog], [Algorithm::Concurrency]]
     {
         let good = one(store, ten(algorithms[0], "good"));
@@ -99,7 +99,7 @@ async fn beside(store: &RedisStore, bad: Charge<'_>) {
     assert!(store.is_connected(), "a wrong value is no reason to reconnect");
 }
 
-/// A failure of one key is that of its policy: each mode decides.
+/// If one key fails, the failure mode of its policy applies.
 #[test]
 fn a_foreign_value_under_each_mode() {
     let server = Server::start(Flavor::Redis);
@@ -118,7 +118,7 @@ fn a_foreign_value_under_each_mode() {
     }
 }
 
-/// A server that has no memory left decides for the keys that it has, and makes no new ones.
+/// A server that is out of memory decides for existing keys, and creates no new ones.
 #[test]
 fn out_of_memory() {
     for flavor in Flavor::ALL {
@@ -164,7 +164,7 @@ fn a_replica_is_not_written_to() {
         let limiters = Limiters::connect_later(&replica.url());
         let load = limiters.load();
         let begun = now();
-        let_pass(Duration::from_millis(500));
+        load.run_for(Duration::from_millis(500));
         assert!(limiters.trouble().contains("the server is a replica"), "{}", limiters.trouble());
         let log = load.end(&limiters);
         log.assert_timely("a replica");
@@ -182,11 +182,11 @@ fn a_master_that_becomes_a_replica() {
         let (other, server) = (Server::start(flavor), Server::start(flavor));
         let limiters = Limiters::connect(&server.url());
         let load = limiters.load();
-        let_pass(Duration::from_millis(200));
+        load.run_for(Duration::from_millis(200));
         server.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
         limiters.wait_until_degraded();
         let known = now();
-        let_pass(Duration::from_millis(500));
+        load.run_for(Duration::from_millis(500));
         let ending = now();
         server.command(&["REPLICAOF", "NO", "ONE"]);
         limiters.wait_until_back();
@@ -199,7 +199,7 @@ fn a_master_that_becomes_a_replica() {
     }
 }
 
-/// Somebody who is let in and may do nothing does not come again and again.
+/// A user without permissions does not cause constant reconnects.
 #[test]
 fn a_user_without_rights() {
     for flavor in Flavor::ALL {
@@ -211,7 +211,7 @@ fn a_user_without_rights() {
                 server.info("total_connections_received").unwrap().trim().parse().unwrap()
             };
             let (load, before) = (limiters.load(), received());
-            let_pass(Duration::from_secs(1));
+            load.run_for(Duration::from_secs(1));
             assert!(limiters.is_degraded());
             let connections = received() - before;
             println!("{flavor}, {missing}: {connections} connections in a second");
@@ -223,10 +223,9 @@ fn a_user_without_rights() {
     }
 }
 
-/// A server that still reads its file answers, but not with what is asked. It is asked again now and then, not all the
-/// time.
+/// A server that still loads its data rejects commands. The store retries at intervals, not constantly.
 #[test]
-fn loading() {
+fn a_server_that_loads_its_data() {
     for flavor in Flavor::ALL {
         let mut server = Server::options(flavor)
             .arg("key-load-delay", "500")

@@ -40,10 +40,10 @@ async fn queries_that_cannot_be_used_are_problems() {
     let server = Server::new();
     for (query, part) in [
         ("atribute=user:a", "unknown parameter `atribute`"),
-        ("attribute=user", "a name, a colon and a value"),
-        ("attribute=user:a&attribute=user:b", "there twice"),
-        ("key=k", "a `key` needs a `limit`"),
-        ("key=k&key=l&limit=1/hour", "`key` is there twice"),
+        ("attribute=user", "expected NAME:VALUE"),
+        ("attribute=user:a&attribute=user:b", "duplicate attribute `user`"),
+        ("key=k", "`key` needs a `limit`"),
+        ("key=k&key=l&limit=1/hour", "duplicate parameter `key`"),
         ("key=k&limit=often", "`often` is not a limit"),
         ("domain=d&key=k&limit=1/hour", "write either"),
         ("cost=1&attribute=user:a", "unknown parameter `cost`"),

@@ -108,9 +108,9 @@ async fn a_rule_knows_how_many_values_name_a_key() {
         assert_eq!(server.post("/json", &ask).await.status, 429, "{policy} {key}");
     }
     for (policy, key, per) in [
-        ("d.all-x", "x", "this policy has one budget for all"),
-        (below, "t", "write the values of `tenant, user` as `key`"),
-        (below, "t, api, u", "write the values of `tenant, user` as `key`"),
+        ("d.all-x", "x", "invalid `key`: this policy has a single counter"),
+        (below, "t", "invalid `key`: expected the values of `tenant, user`"),
+        (below, "t, api, u", "invalid `key`: expected the values of `tenant, user`"),
     ] {
         let block = json!({ "policy": policy, "key": key }).to_string();
         let told = server.post("/v1/block", &block).await;

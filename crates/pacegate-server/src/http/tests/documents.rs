@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::{
-    super::{ask::FIELDS, routes::routes},
+    super::{bodies::DecisionFields, routes::routes},
     *,
 };
 
@@ -19,7 +19,7 @@ async fn the_document_has_every_path_and_method() {
     let document = document().await;
     assert_eq!(document["openapi"], "3.1.0");
     let described: BTreeSet<_> = document["paths"].as_object().unwrap().keys().cloned().collect();
-    let routed: BTreeSet<_> = routes().into_iter().map(|(path, _)| path.to_owned()).collect();
+    let routed: BTreeSet<_> = routes().into_iter().map(|route| route.path.to_owned()).collect();
     assert_eq!(described, routed);
     for (path, operations) in document["paths"].as_object().unwrap() {
         for method in ["get", "post", "put", "delete", "patch"] {
@@ -55,19 +55,19 @@ async fn every_reference_leads_somewhere_and_operations_have_names() {
 
 #[tokio::test]
 async fn the_schemas_have_the_members_that_are_read_and_written() {
+    let server = Server::new();
     let schemas = document().await["components"]["schemas"].clone();
     let members = |name: &str| -> BTreeSet<String> {
         schemas[name]["properties"].as_object().unwrap().keys().cloned().collect()
     };
     let fields = |fields: &[&str]| fields.iter().map(|&field| field.to_owned()).collect();
-    assert_eq!(members("PolicyRequest"), fields(&["domain", "attributes", "cost", "id"]));
-    assert_eq!(members("KeyRequest"), fields(&["key", "limit", "cost", "id"]));
-    assert_eq!(members("HeldKeyRequest"), fields(&["key", "limit", "cost", "permit"]));
-    assert_eq!(schemas["KeyRequest"]["additionalProperties"], json!(false));
-    let asked = ["PolicyRequest", "HeldPolicyRequest", "KeyRequest", "HeldKeyRequest"];
-    let asked: BTreeSet<_> = asked.into_iter().flat_map(members).collect();
-    assert_eq!(asked, fields(&FIELDS));
-    let server = Server::new();
+    let check = ["domain", "attributes", "key", "limit", "cost", "id"];
+    assert_eq!(members("CheckRequest"), fields(&check));
+    let permit = ["domain", "attributes", "key", "limit", "cost", "permit"];
+    assert_eq!(members("PermitRequest"), fields(&permit));
+    assert_eq!(schemas["CheckRequest"]["additionalProperties"], json!(false));
+    let limits = server.get("/v1/state?attribute=user:alice").await.json()["limits"].clone();
+    serde_json::from_value::<Vec<DecisionFields>>(limits).unwrap();
     let check = r#"{"attributes":{"user":"alice"}}"#;
     let written =
         |value: Value| -> BTreeSet<String> { value.as_object().unwrap().keys().cloned().collect() };
@@ -79,5 +79,5 @@ async fn the_schemas_have_the_members_that_are_read_and_written() {
     assert_eq!(members("Problem"), written(server.check("").await.json()));
     let json = "Accept: application/json\r\n";
     let seed = server.send("GET /check?userId=a", json, "").await;
-    assert_eq!(members("SeedAnswer"), written(seed.json()));
+    assert_eq!(members("SeedResponse"), written(seed.json()));
 }

@@ -68,9 +68,9 @@ async fn a_denial_as_problem_details_has_the_key() {
         denied.body,
         concat!(
             r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
-            r#""title":"The quota is used up for now","status":429,"key":"al\"ice","window":60,"#,
+            r#""title":"Quota exceeded","status":429,"key":"al\"ice","window":60.0,"#,
             r#""allowed":false,"policy":"api","limit":"3/minute","remaining":0,"#,
-            r#""retry_after":60.000000,"reset_after":60.000000,"source":"store","#,
+            r#""retry_after":60.0,"reset_after":60.0,"source":"store","#,
             r#""shadow_denied":false,"degraded":false,"revision":1}"#
         )
     );

@@ -63,7 +63,7 @@ async fn policies_are_listed_in_full() {
                 "limit": "5/second burst 10", "amount": 5, "period": 1.0, "capacity": 10,
                 "algorithm": "token-bucket",
             }],
-            "overrides": [], "mode": "enforce", "failure": "local 1/1", "max_cost": null,
+            "overrides": [], "mode": "enforce", "failure": "local", "max_cost": null,
         })
     );
     let condition = &json["policies"][1]["match"][0];
@@ -360,7 +360,8 @@ async fn every_path_asks_for_the_right_key() {
             }
         }
     }
-    let paths: Vec<_> = super::super::routes::routes().into_iter().map(|(path, _)| path).collect();
+    let paths: Vec<_> =
+        super::super::routes::routes().into_iter().map(|route| route.path).collect();
     for path in paths {
         let asked =
             |(line, ..): &&(&str, &str, [u16; 7])| line.split([' ', '?']).nth(1) == Some(path);

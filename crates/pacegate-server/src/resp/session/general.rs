@@ -1,15 +1,20 @@
 //! Commands that clients send to any Redis server: `PING`, `HELLO`, `CLIENT`, `INFO` and others.
 
-use super::Session;
+use super::{CommandError, RespSession};
 use crate::gate::{Gate, Revision};
 
 /// The number of commands, as `COMMAND COUNT` returns it.
 const COMMANDS: i64 = 19;
-const LONGEST_NAME: usize = 128;
+const MAX_NAME_BYTES: usize = 128;
 
-impl Session {
-    /// Answers the commands that clients send to any Redis server.
-    pub(super) fn small_talk(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
+impl RespSession {
+    /// Runs a command that clients send to any Redis server.
+    pub(super) fn general_command(
+        &mut self,
+        words: &[&[u8]],
+        gate: &Gate,
+        revision: &Revision,
+    ) -> Result<(), CommandError> {
         let is = |place: usize, other: &str| {
             words.get(place).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
         };
@@ -17,21 +22,21 @@ impl Session {
             self.replies.simple("OK");
             self.is_over = true;
         } else if is(0, "AUTH") {
-            self.auth(&words[1..], gate, revision);
+            return self.auth(&words[1..], gate, revision);
         } else if is(0, "HELLO") {
-            self.hello(&words[1..], gate, revision);
+            return self.hello(&words[1..], gate, revision);
         } else if self.access(revision).is_none() {
-            self.fail("-NOAUTH".to_owned());
+            return Err(CommandError::NoAuth);
         } else if is(0, "PING") {
             match words {
                 [_] => self.replies.simple("PONG"),
                 [_, text] => self.replies.bulk(text),
-                _ => self.fail("PING takes one text at most".to_owned()),
+                _ => return Err(CommandError::Usage("PING [text]")),
             }
         } else if is(0, "ECHO") && words.len() == 2 {
             self.replies.bulk(words[1]);
         } else if is(0, "CLIENT") {
-            self.client(words);
+            return self.client(words);
         } else if is(0, "COMMAND") {
             match is(1, "COUNT") {
                 true => self.replies.integer(COMMANDS),
@@ -39,7 +44,7 @@ impl Session {
                 false => self.replies.array(0),
             }
         } else if is(0, "CONFIG") && is(1, "GET") && words.len() == 3 {
-            // Nothing can be configured here; load generators want to hear so by name.
+            // Load generators expect a value for each name; there are no settings.
             self.replies.map(1);
             self.replies.bulk(words[2]);
             self.replies.bulk("");
@@ -51,31 +56,25 @@ impl Session {
             (self.digest, self.replies.third) = (None, false);
             self.replies.simple("RESET");
         } else {
-            self.unknown(words[0]);
+            let name: String = String::from_utf8_lossy(words[0]).chars().take(40).collect();
+            return Err(CommandError::UnknownCommand(name.escape_debug().to_string()));
         }
+        Ok(())
     }
 
-    fn unknown(&mut self, name: &[u8]) {
-        let shown: String = String::from_utf8_lossy(name).chars().take(40).collect();
-        self.fail(format!(
-            "unknown command '{}': this is Pacegate, which knows CL.THROTTLE, THROTTLE, \
-             PACEGATE.CHECK, PACEGATE.PEEK, PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.CLEAR, \
-             PACEGATE.EXPLAIN",
-            shown.escape_debug()
-        ));
-    }
-
-    fn hello(&mut self, words: &[&[u8]], gate: &Gate, revision: &Revision) {
+    fn hello(
+        &mut self,
+        words: &[&[u8]],
+        gate: &Gate,
+        revision: &Revision,
+    ) -> Result<(), CommandError> {
         let mut rest = words;
         let mut third = self.replies.third;
         if let [version, after @ ..] = rest {
             third = match *version {
                 b"2" => false,
                 b"3" => true,
-                _ => {
-                    self.answered.1 += 1;
-                    return self.replies.coded_error("NOPROTO unsupported protocol version");
-                }
+                _ => return Err(CommandError::ProtocolVersion),
             };
             rest = after;
         }
@@ -83,33 +82,25 @@ impl Session {
             match rest {
                 [] => break,
                 [option, _, key, after @ ..] if option.eq_ignore_ascii_case(b"AUTH") => {
-                    if !self.show(key, gate, revision) {
-                        return;
-                    }
+                    self.authenticate(key, gate, revision)?;
                     rest = after;
                 }
                 [option, name, after @ ..] if option.eq_ignore_ascii_case(b"SETNAME") => {
-                    self.name = name.iter().copied().take(LONGEST_NAME).collect();
+                    self.name = name.iter().copied().take(MAX_NAME_BYTES).collect();
                     rest = after;
                 }
-                _ => {
-                    return self
-                        .fail("HELLO takes: [2|3 [AUTH user key] [SETNAME name]]".to_owned());
-                }
+                _ => return Err(CommandError::Usage("HELLO [2|3 [AUTH user key] [SETNAME name]]")),
             }
         }
         if self.access(revision).is_none() {
-            self.answered.1 += 1;
-            return self.replies.coded_error(
-                "NOAUTH HELLO must be called with the client already authenticated, otherwise the \
-                 HELLO <proto> AUTH <user> <pass> option can be used",
-            );
+            return Err(CommandError::HelloWithoutAuth);
         }
         self.replies.third = third;
-        self.introduce();
+        self.write_server_info();
+        Ok(())
     }
 
-    fn introduce(&mut self) {
+    fn write_server_info(&mut self) {
         let to = &mut self.replies;
         to.map(7);
         to.bulk("server");
@@ -128,12 +119,12 @@ impl Session {
         to.array(0);
     }
 
-    fn client(&mut self, words: &[&[u8]]) {
+    fn client(&mut self, words: &[&[u8]]) -> Result<(), CommandError> {
         let is = |other: &str| {
             words.get(1).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
         };
         if is("SETNAME") && words.len() == 3 {
-            self.name = words[2].iter().copied().take(LONGEST_NAME).collect();
+            self.name = words[2].iter().copied().take(MAX_NAME_BYTES).collect();
             self.replies.simple("OK");
         } else if is("GETNAME") {
             self.replies.bulk(&self.name);
@@ -142,8 +133,10 @@ impl Session {
         } else if is("SETINFO") || is("NO-EVICT") || is("NO-TOUCH") {
             self.replies.simple("OK");
         } else {
-            self.fail("CLIENT knows SETNAME, GETNAME, ID, SETINFO, NO-EVICT, NO-TOUCH".to_owned());
+            let usage = "CLIENT SETNAME, GETNAME, ID, SETINFO, NO-EVICT or NO-TOUCH";
+            return Err(CommandError::Usage(usage));
         }
+        Ok(())
     }
 }
 

@@ -1,14 +1,14 @@
--- Decides a batch of requests in one step. Pacegate works out every answer and hint from what this returns, so the
--- script only has to know how many units are free, take what fits, and write.
+-- Decides a batch of requests in one step. replay.rs computes every answer from the reply, so the script only computes
+-- the free units, takes those that fit, and writes.
 --
--- KEYS     one for each cell, those kept as strings first; then, if `once` is set, one that remembers the reply.
+-- KEYS     one for each cell, strings before logs; then, if `once` is set, one that stores the reply.
 -- ARGV[1]  the program, packed: wire.rs writes it and reads the reply.
 
 local program = ARGV[1]
 local given, slack, once, repeats, create, size, strings, runs, place = unpack('<I8I8I8I8I8I8I8I8', program)
 
--- A remembered reply comes after the number of times that it may still be repeated. When there are none left the request
--- is charged like any other, until the reply is forgotten.
+-- A stored reply follows the number of repetitions left. At 0 the request is charged like any other, until the stored
+-- reply expires.
 local remembered = once > 0 and call('GET', KEYS[size + 1])
 if remembered then
   local left, rest = unpack('<I8', remembered), string.sub(remembered, 9)
@@ -19,10 +19,10 @@ if remembered then
 end
 set_now(given)
 
--- Reads a cell that is kept as a string.
+-- Reads a cell that is a string.
 local function open(cell, at, a, b)
   cell.taken, cell.since = 0, at
-  -- A limit of nothing denies whatever was used, and leaves that as it is for the limit that may come after it.
+  -- A limit of 0 denies, and keeps the state for a later limit.
   if cell.amount > 0 then
     at, a, b, cell.changed = move(cell.kind, cell.amount, cell.period, at, a, b)
   end
@@ -41,36 +41,36 @@ for index = 1, size do
 end
 
 if strings > 0 then
-  -- Not GET, even for one: it would fail for a foreign value, and with it the whole batch.
+  -- Not GET, even for one key: an error for a foreign value would fail the whole batch.
   local values = call('MGET', spread(KEYS, 1, strings))
   local absent = {}
   for index = 1, strings do
     if not values[index] then absent[#absent + 1] = KEYS[index] end
   end
-  -- MGET is silent about keys that hold something else, and nothing may be written over those.
-  local strangers = #absent > 0 and create == 1 and call('EXISTS', spread(absent)) > 0
+  -- MGET returns nil for keys of another type, which must not be overwritten.
+  local foreign = #absent > 0 and create == 1 and call('EXISTS', spread(absent)) > 0
   for index = 1, strings do
     local cell, value = cells[index], values[index]
     if value and #value == 24 then
       cell.before = value
       open(cell, unpack('<I8I8I8', value))
-    elseif not value and create == 1 and not (strangers and call('EXISTS', KEYS[index]) == 1) then
+    elseif not value and create == 1 and not (foreign and call('EXISTS', KEYS[index]) == 1) then
       open(cell, 0, 0, 0)
     end
   end
 end
 
--- What only logs need: told for each denial, when there will be room.
+-- For logs only: the waiting time of each denial.
 local waits, frees_after = {}, nil
 
 if size > strings then
-  -- A sliding log is a list of entries (instant, units, units ever up to this one): the units between any two entries
-  -- are one subtraction.
+  -- A sliding log is a list of entries (instant, units, total units up to this one). The units between two entries are
+  -- one subtraction.
   local function entry(key, index)
     return unpack('<I8I8I8', call('LINDEX', key, index))
   end
 
-  -- The first index from `low` on whose entry satisfies `holds`, which is true of all from there up to `high`.
+  -- Returns the first index from `low` to `high` whose entry satisfies `holds`, which is true of all later ones too.
   local function search(key, low, high, holds)
     while low < high do
       local middle = floor((low + high) / 2)
@@ -79,7 +79,7 @@ if size > strings then
     return low
   end
 
-  -- The clock may have stepped back, and the log goes back with it.
+  -- The clock stepped back: moves later entries to now.
   local function rebase_log(key)
     local index = -1
     while true do
@@ -109,7 +109,7 @@ if size > strings then
     cell.free, cell.reset = cell.amount - (ever - cell.base), instant + cell.period - now
   end
 
-  -- Permits are a sorted set by the instant they were taken, a member for each unit.
+  -- Permits are a sorted set by the time of acquisition, with a member for each unit.
   local function open_permits(cell, key)
     local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
     if newest.err or #newest == 0 and create == 0 then return end
@@ -174,8 +174,8 @@ for _ = 1, runs do
     end
     if fit < times then deny(index, cost) end
   else
-    -- Each is taken in turn, so that the next one sees it; if one does not fit, all are given back. So are they if this
-    -- is only a question: no times at all.
+    -- Charges are taken in turn, so that later ones see the earlier. All are returned if one does not fit, or if this is
+    -- a peek (times = 0).
     local fits, done = times > 0, {}
     for _ = 1, charges do
       index, cost, permit, enforced, place = unpack('<I8I8c16I8', program, place)
@@ -198,7 +198,7 @@ for _ = 1, runs do
   end
 end
 
--- Nothing was written up to here but clocks set back, and from here on nothing can fail.
+-- So far only entries in the future were rewritten. From here on nothing can fail.
 for index = 1, strings do
   local cell = cells[index]
   if cell.taken ~= BROKEN and (cell.taken > 0 or cell.changed) then
@@ -211,14 +211,14 @@ for index = strings + 1, size do
   local cell, key = cells[index], KEYS[index]
   if cell.taken ~= BROKEN and cell.taken > 0 then
     if cell.permits then
-      -- While a slot is on its way elsewhere, a key that is gone in between cannot be made again: something has to stay.
+      -- While its slot migrates, a key that was deleted cannot be created again: keep one member in between.
       local empties = cell.past > 0 and cell.held == 0
       if empties then call('ZADD', key, now, '') end
       if cell.past > 0 then
         call('ZREMRANGEBYSCORE', key, '-inf', digits(now - cell.period))
       end
       for _, permit in ipairs(cell.permits) do
-        -- The same permit may have been charged before: its units are numbered on.
+        -- If the permit was charged before, the numbering of its units continues.
         local unit, left = 1, permit[2]
         while left > 0 do
           left = left - call('ZADD', key, 'NX', now, permit[1] .. pack('>I4', unit))
@@ -227,7 +227,7 @@ for index = strings + 1, size do
       end
       if empties then call('ZREM', key, '') end
     elseif not cell.at then
-      -- The new entry first: see above.
+      -- Add the new entry first: see above.
       call('RPUSH', key, pack('<I8I8I8', now, cell.taken, cell.taken))
       if cell.past then call('LTRIM', key, -1, -1) end
     else

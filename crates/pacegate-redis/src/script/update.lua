@@ -1,13 +1,13 @@
--- Gives units back, or ends or renews a permit, of one key.
+-- Refunds units of one key, or releases or renews a permit.
 --
 -- KEYS[1]  the cell's key.
 -- ARGV[1]  the program, packed: wire.rs writes it.
--- Returns 1 if there was something to amend, 0 if not.
+-- Returns 1 if anything changed, else 0.
 
 local REFUND, RELEASE, RENEW = 0, 1, 2
 
 local key = KEYS[1]
-local given, slack, action, cost, drawn, permit, kind, amount, _, period =
+local given, slack, action, cost, charged_at, permit, kind, amount, _, period =
   unpack('<I8I8I8I8I8c16I8I8I8I8', ARGV[1])
 
 set_now(given)
@@ -17,7 +17,7 @@ local function member(unit)
 end
 
 if action == RELEASE then
-  -- A key that is empty is gone, and must not be asked for while its slot is on its way elsewhere.
+  -- An empty key is deleted, and must not be accessed again while its slot migrates.
   local unit, left = 1, call('ZCARD', key)
   while left > 0 and call('ZREM', key, member(unit)) == 1 do unit, left = unit + 1, left - 1 end
   return unit > 1 and 1 or 0
@@ -35,7 +35,7 @@ if action == RENEW then
   return 1
 end
 
--- Gives back the newest entries of a log first, as far as they still count.
+-- Refunds the newest entries of a log that have not expired.
 local function refund_log()
   local left, length = cost, call('LLEN', key)
   while left > 0 and length > 0 do
@@ -54,11 +54,11 @@ if kind == SLIDING_LOG then
   refund_log()
   return 1
 elseif kind > SLIDING_LOG then
-  -- A permit is somebody's, who returns it. What was charged without one is given back, the newest first.
-  local nobody, left, units = string.rep('\0', 16), cost, call('ZRANGE', key, 0, -1)
+  -- Refunds leave permits alone; holders release them. Units without a permit are refunded, newest first.
+  local no_permit, left, units = string.rep('\0', 16), cost, call('ZRANGE', key, 0, -1)
   for index = #units, 1, -1 do
     if left == 0 then break end
-    if units[index]:sub(1, 16) == nobody then
+    if units[index]:sub(1, 16) == no_permit then
       call('ZREM', key, units[index])
       left = left - 1
     end
@@ -66,23 +66,23 @@ elseif kind > SLIDING_LOG then
   return left < cost and 1 or 0
 end
 
--- From a bucket of nothing nothing drains, and nothing was taken: the debt is from a limit that was here before.
+-- A limit of 0 took nothing: the state is from an earlier limit.
 if kind == TOKEN_BUCKET and amount == 0 then return 0 end
 
 local value = call('GET', key)
 if not value then return 0 end
-if #value ~= 24 then return redis.error_reply('PACEGATE a foreign value is in the way') end
+if #value ~= 24 then return redis.error_reply('PACEGATE the key holds a foreign value') end
 local before, a, b = unpack('<I8I8I8', value)
 local at
 at, a, b = move(kind, amount, period, before, a, b)
 if kind == TOKEN_BUCKET then
   a = a - cost
   if a < 0 then a, b = 0, 0 end
-elseif drawn > 0 and drawn - drawn % period ~= now - now % period then
-  -- It was drawn in a window that is over.
+elseif charged_at > 0 and charged_at - charged_at % period ~= now - now % period then
+  -- It was charged in a window that is over.
   return 0
 else
-  -- From this window first: what is given back was most likely charged a moment ago.
+  -- From the current window first: the units were most likely charged just before.
   local from_this = math.min(cost, a)
   a, b = a - from_this, math.max(b - (cost - from_this), 0)
 end

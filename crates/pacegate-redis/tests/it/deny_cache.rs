@@ -1,4 +1,4 @@
-//! What the deny cache says is what the server would have said.
+//! The deny cache answers as the server would.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::kit::{PATIENT, Timed, runtime};
 
-/// So short that denials end all the time.
+/// Short periods, so that denials end often.
 const PERIOD: Duration = Duration::from_millis(40);
 const DENIALS: u64 = 1_000;
 
@@ -43,9 +43,9 @@ fn a_cached_denial_never_contradicts_the_server() {
     }
 }
 
-/// The clock of this process is months ahead of the one that counts.
+/// The clock of this process is months ahead of the server's.
 #[test]
-fn resets_are_told_by_the_clock_that_counts() {
+fn resets_use_the_servers_clock() {
     let server = Server::start(Flavor::Redis);
     let timed = Timed::new(&server.url(), |builder| builder);
     let now = Timestamp::from_secs(1_767_225_600).after(Duration::from_millis(250));
@@ -68,16 +68,16 @@ fn resets_are_told_by_the_clock_that_counts() {
     assert_eq!(reset("1/minute token-bucket", None, Source::DenyCache), minute + 250_000);
 }
 
-/// Asks one store until it denies from memory, and then at once the other, which asks the server.
+/// Charges one store until its deny cache answers, and then at once the other, which asks the server.
 async fn compare(cached: &RedisStore, plain: &RedisStore, algorithm: Algorithm) {
     let limit = Limit::new(10, PERIOD).unwrap().with_algorithm(algorithm).unwrap();
     let key = KeyRef::new(b"denied");
     let charge = |cost| Charge::new("denials".parse().unwrap(), key, limit).cost(cost);
     let (mut denials, mut ended) = (0, 0);
-    // How long the answer took from which the cache knows, and whether nobody else was admitted since.
+    // The duration of the round trip behind the cached state, and whether no other request was admitted since.
     let (mut trip, mut latest) = (Duration::ZERO, true);
     for turn in 0.. {
-        // Of a log, it is only remembered that nothing at all is left.
+        // For logs, only those without any free units are cached.
         let cost = if algorithm == Algorithm::SlidingLog { 1 } else { 1 + turn % 3 };
         let asked = Instant::now();
         let denied = one(cached, charge(cost)).await;
@@ -87,11 +87,11 @@ async fn compare(cached: &RedisStore, plain: &RedisStore, algorithm: Algorithm) 
         }
         let truth = one(plain, charge(cost)).await;
         let (wait, passed) = (denied.retry_after().unwrap(), asked.elapsed());
-        // The hint is counted from the earliest time that it can be at the server, and the latest decides.
+        // The retry time is computed from the earliest time of the server, the denial from the latest.
         let unsure = cached.stats().servers[0].round_trip;
         assert!(wait > unsure, "{algorithm}: denied for {wait:?}, known to {unsure:?}");
         if truth.is_admitted() {
-            // It ended between the two questions. What the server's clock says is known as exactly as a trip takes.
+            // It ended between the two requests. The server's time is known to within a round trip.
             (ended, latest) = (ended + 1, false);
             let most = passed + trip;
             assert!(wait <= most, "{algorithm}: denied for {wait:?}, admitted within {most:?}");

@@ -1,5 +1,5 @@
--- Decides a batch in which every request wants one thing of one string, and nobody wants it at another cost. This is
--- what charge.lua does, for the common case and nothing but it: no tables, one pass.
+-- Decides a batch in which each request has one charge, each cell has one cost, and no cell is a log. It does the same
+-- as charge_batch.lua, but for this common case only: no tables, one pass.
 --
 -- KEYS     one for each cell.
 -- ARGV[1]  the program, packed: wire.rs writes it and reads the reply.
@@ -13,8 +13,8 @@ local absent = {}
 for index = 1, size do
   if not values[index] then absent[#absent + 1] = KEYS[index] end
 end
--- MGET is silent about keys that hold something else, and nothing may be written over those.
-local strangers = #absent > 0 and create == 1 and call('EXISTS', spread(absent)) > 0
+-- MGET returns nil for keys of another type, which must not be overwritten.
+local foreign = #absent > 0 and create == 1 and call('EXISTS', spread(absent)) > 0
 
 local reply, index = { pack('<I8', now) }, 0
 for _ = 1, limits do
@@ -25,11 +25,11 @@ for _ = 1, limits do
     times, cost, place = unpack('<I8I8', program, place)
     index = index + 1
     local key, value, taken = KEYS[index], values[index] or NOTHING, BROKEN
-    local ours = value ~= NOTHING or create == 1 and not (strangers and call('EXISTS', key) == 1)
+    local ours = value ~= NOTHING or create == 1 and not (foreign and call('EXISTS', key) == 1)
     if #value == 24 and ours then
       local before, a, b = unpack('<I8I8I8', value)
       local at, changed = before, false
-      -- A limit of nothing denies whatever was used, and leaves that as it is for the limit that may come after it.
+      -- A limit of 0 denies, and keeps the state for a later limit.
       if amount > 0 then at, a, b, changed = move(kind, amount, period, before, a, b) end
       local fit = 0
       if cost > 0 then

@@ -1,0 +1,296 @@
+//! Commands: a worker sends one per script call, and reads the reply.
+
+use std::time::Duration;
+
+use pacegate::StoreError;
+use redis::{Cmd, ServerError, Value};
+use tokio::time::Instant;
+
+use crate::{
+    batch::Batch,
+    cell::{CellCharge, Names},
+    fingerprint::Fingerprint,
+    layout::CounterBatch,
+    replay::Snapshot,
+    responder::{Answer, Responder},
+    script::{Scripts, Source},
+    wire::{Action, Program, ScriptParams, encode_update},
+};
+
+/// A command for one server.
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) payload: Payload,
+    /// The slot is migrating to this server: send ASKING first.
+    pub(crate) asking: bool,
+    /// Send the text of the script, because the server does not know its digest.
+    with_text: bool,
+    /// The server is out of memory: create no keys.
+    out_of_memory: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum Payload {
+    Charges(Batch),
+    Update(UpdateCommand),
+    Counter(CounterBatch),
+}
+
+/// A change of one cell other than a charge.
+#[derive(Debug)]
+pub(crate) struct UpdateCommand {
+    pub(crate) charge: CellCharge,
+    pub(crate) action: Action,
+    pub(crate) responder: Responder,
+}
+
+/// What to do with a command after its reply.
+#[derive(Debug)]
+pub(crate) enum Disposition {
+    /// All requests are answered.
+    Done,
+    /// Nothing ran: send it again.
+    Retry(Command),
+    /// Nothing ran: its key has changed, so another server may have it.
+    Renamed(Command),
+    /// Nothing ran: send it to another server.
+    Redirect(Command, Redirect),
+    /// Nothing ran: the server rejects such commands. Reconnect.
+    Reconnect(Command, String),
+}
+
+/// A redirection by a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Redirect {
+    /// The slot has moved to this server.
+    Moved(String),
+    /// The key has moved to this server, the slot not yet.
+    Ask(String),
+    /// Only some keys of the command have moved.
+    TryAgain,
+}
+
+impl Command {
+    pub(crate) fn new(payload: Payload) -> Self {
+        Self { payload, asking: false, with_text: false, out_of_memory: false }
+    }
+
+    /// Splits the command by cells: a cluster that rejects several keys of a migrating slot accepts single ones.
+    pub(crate) fn split(self) -> Vec<Self> {
+        match self.payload {
+            Payload::Charges(batch) => {
+                let parts = batch.split().into_iter();
+                parts.map(|part| Self { payload: Payload::Charges(part), ..self }).collect()
+            }
+            payload => vec![Self { payload, ..self }],
+        }
+    }
+
+    /// Drops cancelled requests; `None` if none is left.
+    pub(crate) fn awaited(self) -> Option<Self> {
+        let payload = match self.payload {
+            Payload::Charges(batch) => Payload::Charges(batch.awaited()?),
+            Payload::Counter(batch) => Payload::Counter(batch.awaited()?),
+            Payload::Update(update) => {
+                Payload::Update(update.responder.is_awaited().then_some(update)?)
+            }
+        };
+        Some(Self { payload, ..self })
+    }
+
+    fn responders_mut(&mut self) -> Box<dyn Iterator<Item = &mut Responder> + '_> {
+        match &mut self.payload {
+            Payload::Charges(batch) => Box::new(batch.responders_mut()),
+            Payload::Update(update) => Box::new(std::iter::once(&mut update.responder)),
+            Payload::Counter(batch) => Box::new(batch.responders_mut()),
+        }
+    }
+
+    /// Returns the start of the oldest request whose caller is still waiting.
+    pub(crate) fn since(&mut self) -> Option<Instant> {
+        self.responders_mut().filter_map(|responder| responder.since()).min()
+    }
+
+    /// Times out requests past the deadline, and returns their number.
+    pub(crate) fn expire(&mut self, deadline: Duration) -> usize {
+        self.responders_mut().map(|responder| usize::from(responder.expire(deadline))).sum()
+    }
+
+    /// Answers every request with the error.
+    pub(crate) fn fail(mut self, error: &StoreError) {
+        self.responders_mut().for_each(|responder| responder.answer(Err(error.clone())));
+    }
+
+    pub(crate) fn slot(&self) -> Option<u16> {
+        match &self.payload {
+            Payload::Charges(batch) => batch.cells().first().map(|cell| cell.id.slot()),
+            Payload::Update(update) => Some(update.charge.cell.slot()),
+            Payload::Counter(batch) => Some(batch.slot()),
+        }
+    }
+
+    /// Returns the numbers of requests and of cells.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        match &self.payload {
+            Payload::Charges(batch) => (batch.requests().len(), batch.cells().len()),
+            Payload::Update(_) => (0, 0),
+            Payload::Counter(batch) => (batch.len(), 1),
+        }
+    }
+
+    pub(crate) fn encode(&self, names: &Names, scripts: &Scripts, params: ScriptParams) -> Cmd {
+        let params = ScriptParams { create: params.create && !self.out_of_memory, ..params };
+        match &self.payload {
+            Payload::Charges(batch) => {
+                let (script, program) = match (self.out_of_memory, batch.is_simple()) {
+                    (false, true) => (&scripts.charge_simple, Program::simple(batch, params)),
+                    (false, false) => (&scripts.charge_batch, Program::general(batch, params)),
+                    (true, _) => (&scripts.charge_batch_full, Program::general(batch, params)),
+                };
+                batch.command(self.call(script), names, program)
+            }
+            Payload::Update(UpdateCommand { charge, action: Action::Reset, .. }) => {
+                redis::cmd("UNLINK").arg(names.key(charge.cell)).take()
+            }
+            Payload::Update(UpdateCommand { charge, action, .. }) => {
+                let program = encode_update(charge, *action, params);
+                self.call(&scripts.update).arg(1).arg(names.key(charge.cell)).arg(program).take()
+            }
+            Payload::Counter(batch) => {
+                let script = match (batch.is_log(), self.out_of_memory) {
+                    (false, false) => &scripts.window,
+                    (false, true) => &scripts.window_full,
+                    (true, false) => &scripts.log,
+                    (true, true) => &scripts.log_full,
+                };
+                batch.command(self.call(script), params)
+            }
+        }
+    }
+
+    fn call(&self, script: &Source) -> Cmd {
+        if self.with_text { script.load_and_call() } else { script.call() }
+    }
+
+    /// Reads the reply to a command sent at `sent`. Passes the new states of the cells to `learn`.
+    pub(crate) fn finish(
+        self,
+        reply: Value,
+        sent: Instant,
+        learn: impl FnMut(Fingerprint, Snapshot),
+    ) -> Disposition {
+        match (self.payload, reply) {
+            (payload, Value::ServerError(error)) => {
+                return Self { payload, ..self }.rejected(&error);
+            }
+            (Payload::Charges(batch), Value::BulkString(bytes)) => batch.finish(&bytes, learn),
+            (Payload::Update(mut update), Value::Int(changed)) => {
+                let granted = u64::from(changed > 0);
+                update.responder.answer(Ok(Answer { granted, ..Answer::default() }));
+            }
+            (Payload::Counter(batch), Value::Array(reply)) => {
+                if let Some(batch) = batch.finish(&numbers(&reply), sent, learn) {
+                    let payload = Payload::Counter(batch);
+                    return Disposition::Renamed(Self { payload, ..self });
+                }
+            }
+            (payload, other) => {
+                let problem = format!("unexpected reply of type {}", type_of(&other));
+                Self { payload, ..self }.fail(&StoreError::Failed(problem));
+            }
+        }
+        Disposition::Done
+    }
+
+    /// Handles an error reply. Some of them prove that nothing ran.
+    fn rejected(mut self, error: &ServerError) -> Disposition {
+        let (code, details) = reason(error);
+        let target = || details.split(' ').nth(1).unwrap_or_default().to_owned();
+        match code {
+            "NOSCRIPT" if !self.with_text => {
+                self.with_text = true;
+                Disposition::Retry(self)
+            }
+            "OOM" if !self.out_of_memory && !matches!(self.payload, Payload::Update(_)) => {
+                (self.out_of_memory, self.with_text) = (true, false);
+                Disposition::Retry(self)
+            }
+            "MOVED" => Disposition::Redirect(self, Redirect::Moved(target())),
+            "ASK" => Disposition::Redirect(self, Redirect::Ask(target())),
+            "TRYAGAIN" => Disposition::Redirect(self, Redirect::TryAgain),
+            "READONLY" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "BUSY" | "MISCONF"
+            | "NOREPLICAS" | "NOAUTH" | "NOPERM" => {
+                Disposition::Reconnect(self, format!("{code} {details}"))
+            }
+            code => {
+                self.fail(&StoreError::Failed(format!("{code} {details}")));
+                Disposition::Done
+            }
+        }
+    }
+}
+
+/// Returns code and details of an error. Redis 6.2 reports an error inside of a script as
+/// `ERR Error running script (call to …): @user_script:…: -READONLY …`.
+fn reason(error: &ServerError) -> (&str, &str) {
+    let details = error.details().unwrap_or_default();
+    let inside = details.split_once(": -").and_then(|(_, inside)| inside.split_once(' '));
+    match inside {
+        Some(("READONLY" | "MISCONF", _)) if error.code() == "ERR" => inside.unwrap_or_default(),
+        _ => (error.code(), details),
+    }
+}
+
+/// Returns the numbers of a reply; empty if it has anything else.
+fn numbers(reply: &[Value]) -> Vec<i64> {
+    let number = |value: &Value| if let Value::Int(number) = value { Some(*number) } else { None };
+    reply.iter().map(number).collect::<Option<_>>().unwrap_or_default()
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Nil => "nil",
+        Value::Int(_) => "integer",
+        Value::BulkString(_) => "string",
+        Value::Array(_) => "array",
+        _ => "another kind",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pacegate::{Charge, KeyRef, Limit};
+
+    use super::*;
+
+    /// Returns the consequence of an error reply to a refund.
+    fn consequence(reply: &str) -> String {
+        let key = KeyRef::new(b"key");
+        let charge = Charge::new("api".parse().unwrap(), key, Limit::per_minute(9));
+        let charge = Names::new("", b"").cell_charge(&charge).unwrap();
+        let (responder, mut answer) = Responder::new();
+        let update = UpdateCommand { charge, action: Action::Refund, responder };
+        let reply = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes()).unwrap();
+        let command = Command::new(Payload::Update(update));
+        match command.finish(reply, Instant::now(), |_, _| {}) {
+            Disposition::Reconnect(_, reason) => reason,
+            Disposition::Done => format!("done: {}", answer.try_recv().unwrap().unwrap_err()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Otherwise a connection to a server that has become a replica would be kept for ever.
+    #[test]
+    fn redis_6_reports_readonly_inside_of_a_script_error() {
+        let script = "Error running script (call to f_1028a5db): @user_script:4: @user_script: 4: ";
+        let readonly = "READONLY You can't write against a read only replica.";
+        assert_eq!(consequence(readonly), readonly);
+        assert_eq!(consequence(&format!("ERR {script}-{readonly}")), readonly);
+        let disk = "MISCONF Redis is configured to save RDB snapshots, but it cannot.";
+        assert_eq!(consequence(&format!("ERR {script}-{disk}")), disk);
+        for other in ["WRONGTYPE Operation against a key", "ERR value is not an integer: -5"] {
+            let text = format!("ERR {script}-{other}");
+            assert_eq!(consequence(&text), format!("done: the store failed: {text}"));
+        }
+    }
+}

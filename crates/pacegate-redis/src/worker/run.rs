@@ -1,0 +1,145 @@
+//! The task of a worker: connects, sends queued requests, and opens and closes the worker.
+
+use std::{mem, sync::Arc, time::Duration};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::{Instant, timeout};
+
+use super::{Failure, NodeWorker};
+use crate::link::Link;
+
+/// Delays between attempts to connect, doubled after each failure. A worker has to be open two seconds after its server
+/// is back, even if the first attempt then takes as long as an attempt may.
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+const LAST_RETRY: Duration = Duration::from_millis(500);
+/// Interval of pings to a server that is too slow.
+const SLOW_RETRY: Duration = Duration::from_millis(200);
+const TOO_SLOW: &str = "the server is too slow to answer within the deadline";
+/// Maximum number of round trips in flight: the server works on one while the worker prepares or reads the other.
+const MAX_TRIPS: usize = 2;
+/// Number of cells above which a queue is split into two round trips.
+const SPLIT_CELLS: usize = 64;
+/// Time without an answer after which the worker reconnects.
+const PING_TIMEOUT: Duration = Duration::from_millis(1_000);
+
+/// Shuts the worker down when its task ends for any reason, so that no request waits for it.
+pub(super) struct CloseOnDrop(pub(super) Arc<NodeWorker>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.shut_down();
+    }
+}
+
+/// Connects and serves requests until the worker shuts down.
+pub(super) async fn run(guard: CloseOnDrop) {
+    let worker = &guard.0;
+    let mut wait = FIRST_RETRY;
+    while !worker.has_ended() {
+        worker.queue.lock().moved = false;
+        match connect_and_serve(worker).await {
+            Ok(()) => wait = FIRST_RETRY,
+            Err(reason) => {
+                worker.close(&reason);
+                // With jitter, so that not all clients reconnect at once.
+                worker.pause(wait / 2 + crate::time::jitter(wait / 2)).await;
+                wait = (wait * 2).min(LAST_RETRY);
+            }
+        }
+    }
+}
+
+/// Serves requests over a new connection until it breaks. Returns an error if it was never usable.
+async fn connect_and_serve(worker: &Arc<NodeWorker>) -> Result<(), String> {
+    let connected = worker.resolver.connect().await;
+    let mut link = connected.map_err(|error| format!("cannot connect: {error}"))?;
+    let (since, mut answered) = (Instant::now(), false);
+    let reason = loop {
+        if let Err(reason) = wait_until_fast(worker, &mut link).await {
+            break reason;
+        }
+        match serve(worker, &mut link, &mut answered).await {
+            Failure::Late => worker.close(TOO_SLOW),
+            Failure::Lost(reason) => break reason,
+        }
+    };
+    worker.close(&reason);
+    // Some servers disconnect idle clients.
+    if answered || since.elapsed() > PING_TIMEOUT { Ok(()) } else { Err(reason) }
+}
+
+/// Serves requests until a failure. Sets `answered` after the first reply.
+async fn serve(worker: &Arc<NodeWorker>, link: &mut Link, answered: &mut bool) -> Failure {
+    worker.open();
+    let wire = link.wire().clone();
+    let mut trips = FuturesUnordered::new();
+    while worker.is_open() {
+        if trips.len() < MAX_TRIPS {
+            let queue = worker.queue.lock().take();
+            let mut commands = worker.commands(queue);
+            let cells: usize = commands.iter().map(|command| command.size().1).sum();
+            let is_large = commands.len() > 1 && cells > SPLIT_CELLS;
+            // In a single round trip, server and worker would wait for each other in turns. Counters of another
+            // limiter are not split, since they may belong to one request.
+            if trips.is_empty() && is_large && worker.common.layout.is_none() {
+                let rest = commands.split_off(commands.len() / 2);
+                trips.push(worker.round_trip(&wire, mem::replace(&mut commands, rest)));
+            }
+            if !commands.is_empty() {
+                trips.push(worker.round_trip(&wire, commands));
+            }
+        }
+        tokio::select! {
+            biased;
+            Some(finished) = trips.next() => {
+                if let Err(failure) = finished {
+                    return finish_others(worker, trips, failure).await;
+                }
+                *answered = true;
+                // Callers that were just answered may send their next request.
+                tokio::task::yield_now().await;
+            }
+            () = worker.wake.notified(), if trips.len() < MAX_TRIPS => {}
+            () = link.gone(), if trips.is_empty() => {
+                return Failure::Lost("the server closed the connection".to_owned());
+            }
+        }
+    }
+    let failure = Failure::Lost(worker.reason());
+    finish_others(worker, trips, failure).await
+}
+
+/// Closes the worker and waits for the round trips in flight, each of which has a deadline.
+async fn finish_others(
+    worker: &NodeWorker,
+    mut trips: FuturesUnordered<impl Future<Output = Result<(), Failure>>>,
+    failure: Failure,
+) -> Failure {
+    worker.close(match &failure {
+        Failure::Late => TOO_SLOW,
+        Failure::Lost(reason) => reason,
+    });
+    while trips.next().await.is_some() {}
+    failure
+}
+
+/// Waits until the server answers within the deadline. Returns an error if the connection is no longer usable.
+async fn wait_until_fast(worker: &NodeWorker, link: &mut Link) -> Result<(), String> {
+    // The first reply of a connection may be late without a reason to worry.
+    let mut is_first = true;
+    while !worker.is_interrupted() {
+        match timeout(PING_TIMEOUT, link.ping()).await {
+            Ok(Ok(took)) if took <= worker.common.deadline => return Ok(()),
+            Ok(Ok(_)) if is_first => {}
+            Ok(Ok(took)) => {
+                let deadline = worker.common.deadline;
+                worker.close(&format!("the server answers in {took:.0?}, above {deadline:?}"));
+                worker.pause(SLOW_RETRY).await;
+            }
+            Ok(Err(error)) => return Err(error.to_string()),
+            Err(_) => return Err(format!("no answer to a ping within {PING_TIMEOUT:?}")),
+        }
+        is_first = false;
+    }
+    Err(worker.reason())
+}

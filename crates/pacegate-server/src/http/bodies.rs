@@ -1,0 +1,408 @@
+//! Response bodies. `/openapi.json` describes them by the same types.
+
+use pacegate::{
+    Decision, Limit, Policy, PolicyName, PolicyStats, Request, Stats, TopKey,
+    policy::{FailureMode, Match, Missing, Mode},
+};
+use pacegate_redis::{RedisStats, ServerStats};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::Problem;
+use crate::{
+    explain::{ConditionModel, Seconds},
+    gate::State,
+};
+
+/// The fields of a [`Decision`], which serializes itself.
+#[derive(Debug, JsonSchema)]
+#[schemars(rename = "LimitDecision")]
+#[cfg_attr(test, derive(serde::Deserialize), serde(deny_unknown_fields))]
+#[expect(dead_code, reason = "the schema of a type of the library")]
+pub(super) struct DecisionFields {
+    /// Whether the request is allowed.
+    allowed: bool,
+    /// The policy that decided; the tightest if several apply. Null if no policy applies.
+    policy: Option<String>,
+    /// The limit that decided, such as `100/minute`.
+    limit: Option<String>,
+    /// Units left. Null without a limit.
+    remaining: Option<u64>,
+    /// Seconds until the same request would be allowed. Null if it is allowed, or never will be.
+    #[schemars(range(min = 0))]
+    retry_after: Option<f64>,
+    /// Seconds until the limit is unused again.
+    #[schemars(range(min = 0))]
+    reset_after: f64,
+    /// `store`, `overflow`, `deny-cache`, `lease`, `fallback`, `blocked` or `unlimited`.
+    source: String,
+    /// Whether a policy in shadow mode would have denied the request.
+    shadow_denied: bool,
+    /// Whether a failure mode decided because the store did not answer.
+    degraded: bool,
+}
+
+/// The decision for a request. If several limits apply, the tightest decides.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Decision")]
+pub(super) struct CheckResponse {
+    #[serde(flatten)]
+    #[schemars(with = "DecisionFields")]
+    pub(super) decision: Decision,
+    /// Revision of the configuration that decided.
+    pub(super) revision: u64,
+}
+
+/// The decisions for a batch, in the order of the requests.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct BatchResponse {
+    pub(super) answers: Vec<BatchAnswer>,
+}
+
+/// A decision of a batch, or the error of that request.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum BatchAnswer {
+    Decision(CheckResponse),
+    Error { error: Problem },
+}
+
+/// The decision, and a permit if the request is allowed and a concurrency limit applies.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Acquired")]
+pub(super) struct AcquireResponse {
+    #[serde(flatten)]
+    pub(super) decision: CheckResponse,
+    /// Permit for `POST /v1/release` and `POST /v1/renew`. Null if no units are held.
+    pub(super) permit: Option<String>,
+}
+
+/// The decision that a request would get, and the state of each limit.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "State")]
+pub(super) struct StateResponse {
+    #[serde(flatten)]
+    pub(super) decision: CheckResponse,
+    /// The limits that apply.
+    #[schemars(with = "Vec<DecisionFields>")]
+    pub(super) limits: Vec<Decision>,
+}
+
+/// The result of a change.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Done {
+    /// Number of limits changed.
+    pub(super) limits: usize,
+}
+
+/// The configuration after a reload.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Reloaded {
+    pub(super) revision: u64,
+}
+
+/// The health of the server.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Health {
+    pub(super) status: &'static str,
+    /// Whether the store is unreachable, so that failure modes apply.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) degraded: Option<bool>,
+    /// The cause, for clients with an API key where one is needed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) store: Option<crate::outage::StoreOutage>,
+}
+
+/// The response of RLaaS.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SeedResponse {
+    pub(super) allowed: bool,
+    /// Requests in the current window, including this one if it is allowed.
+    pub(super) current_count: u64,
+    /// Seconds until the window ends.
+    pub(super) ttl: u64,
+}
+
+/// The configured policies.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct PolicyList {
+    pub(super) revision: u64,
+    pub(super) policies: Vec<PolicyModel>,
+}
+
+/// A policy.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Policy")]
+pub(super) struct PolicyModel {
+    #[schemars(with = "String")]
+    name: PolicyName,
+    domain: String,
+    /// Whether this is a rule of an Envoy file. Descriptors select it, `match` is empty, and `per` lists the entries
+    /// that it counts by.
+    envoy: bool,
+    r#match: Vec<ConditionModel>,
+    /// Attributes whose values are the key. Empty: one counter for all requests.
+    per: Vec<String>,
+    /// For requests without one of these attributes: `share` one counter, or `skip` the policy.
+    missing: &'static str,
+    limits: Vec<LimitModel>,
+    /// The first override that matches replaces the limits.
+    overrides: Vec<OverrideModel>,
+    /// `enforce` or `shadow`.
+    #[schemars(with = "String")]
+    mode: Mode,
+    /// Failure mode: `open`, `closed`, `local`, or `local` and the share of this process, such as `local 1/3`.
+    #[schemars(with = "String")]
+    failure: FailureMode,
+    /// Maximum cost of one request, if it is less than the capacity.
+    max_cost: Option<u64>,
+}
+
+/// A limit.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Limit")]
+pub(super) struct LimitModel {
+    /// The limit as text, such as `100/minute`.
+    #[schemars(with = "String")]
+    limit: Limit,
+    amount: u64,
+    period: Seconds,
+    /// Maximum units at one instant.
+    capacity: u64,
+    algorithm: String,
+}
+
+/// Other limits for some requests of a policy.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Override")]
+pub(super) struct OverrideModel {
+    r#match: Vec<ConditionModel>,
+    /// Empty: unlimited.
+    limits: Vec<LimitModel>,
+}
+
+/// Counts of this process since it started.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Stats")]
+pub(super) struct StatsResponse {
+    pub(super) revision: u64,
+    pub(super) policies: Vec<PolicyCounts>,
+    /// Inline limits.
+    pub(super) ad_hoc: PolicyCounts,
+    /// Keys with the most requests in the last minute, estimated.
+    pub(super) busiest: Vec<TopKeyModel>,
+    /// Keys with the most denials in the last minute, estimated.
+    pub(super) most_denied: Vec<TopKeyModel>,
+    /// Failed store calls.
+    pub(super) store_failures: u64,
+    pub(super) store: StoreModel,
+    /// Failed reloads.
+    pub(super) reloads_refused: u64,
+    /// Error of the last reload, if it failed.
+    pub(super) reload_complaint: Option<String>,
+}
+
+/// Counts of one policy.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct PolicyCounts {
+    #[schemars(with = "String")]
+    policy: PolicyName,
+    allowed: u64,
+    denied: u64,
+    shadow_denied: u64,
+    degraded: u64,
+    /// Total cost of the allowed requests.
+    allowed_units: u64,
+    /// Total cost of the denied requests.
+    denied_units: u64,
+    /// Total cost of the requests that shadow mode allowed.
+    shadow_denied_units: u64,
+}
+
+/// A key with many requests or denials.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "TopKey")]
+pub(super) struct TopKeyModel {
+    #[schemars(with = "String")]
+    policy: PolicyName,
+    /// Untrusted input: render it as text only.
+    key: String,
+    count: u64,
+}
+
+/// State of the store.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+#[schemars(rename = "Store")]
+pub(super) enum StoreModel {
+    Memory { keys: usize, max_keys: usize, bytes: usize, overflowed: u64 },
+    Redis(RedisModel),
+}
+
+/// Statistics of the Redis store.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Redis")]
+pub(super) struct RedisModel {
+    servers: Vec<ServerModel>,
+    trips: u64,
+    calls: u64,
+    requests: u64,
+    keys: u64,
+    denied_locally: u64,
+    deny_cache_entries: usize,
+    leased: u64,
+    lease_units_outstanding: u64,
+    timed_out: u64,
+    redirects: u64,
+    closed: u64,
+}
+
+/// State of a Redis server.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Server")]
+pub(super) struct ServerModel {
+    pub(super) address: String,
+    /// The error, if the server is not in use.
+    pub(super) trouble: Option<String>,
+    pub(super) round_trip: Seconds,
+}
+
+impl PolicyModel {
+    /// Describes inline limits as a policy.
+    pub(super) fn ad_hoc(failure: FailureMode) -> Self {
+        Self {
+            name: PolicyName::AD_HOC,
+            domain: String::new(),
+            envoy: false,
+            r#match: Vec::new(),
+            per: vec![Request::KEY.to_owned()],
+            missing: "share",
+            limits: Vec::new(),
+            overrides: Vec::new(),
+            mode: Mode::Enforce,
+            failure,
+            max_cost: None,
+        }
+    }
+}
+
+impl From<&Policy> for PolicyModel {
+    fn from(policy: &Policy) -> Self {
+        let missing = match policy.missing {
+            Missing::Skip => "skip",
+            _ => "share",
+        };
+        let overrides = policy.overrides.iter().map(|other| OverrideModel {
+            r#match: conditions(&other.matching),
+            limits: other.limits.iter().map(LimitModel::from).collect(),
+        });
+        let envoy = policy.matching == Match::never();
+        Self {
+            name: policy.name,
+            domain: policy.domain.clone(),
+            envoy,
+            r#match: if envoy { Vec::new() } else { conditions(&policy.matching) },
+            per: policy.per.clone(),
+            missing,
+            limits: policy.limits.iter().map(LimitModel::from).collect(),
+            overrides: overrides.collect(),
+            mode: policy.mode,
+            failure: policy.failure,
+            max_cost: policy.max_cost,
+        }
+    }
+}
+
+fn conditions(matching: &Match) -> Vec<ConditionModel> {
+    let conditions = matching.conditions();
+    conditions.map(|(attribute, condition)| ConditionModel::new(attribute, condition)).collect()
+}
+
+impl From<&Limit> for LimitModel {
+    fn from(limit: &Limit) -> Self {
+        Self {
+            limit: *limit,
+            amount: limit.amount(),
+            period: Seconds(limit.period()),
+            capacity: limit.capacity(),
+            algorithm: limit.algorithm().to_string(),
+        }
+    }
+}
+
+impl StatsResponse {
+    pub(super) fn new(revision: u64, stats: &Stats, state: &State) -> Self {
+        Self {
+            revision,
+            policies: stats.policies.iter().map(PolicyCounts::from).collect(),
+            ad_hoc: PolicyCounts::from(&stats.ad_hoc),
+            busiest: stats.busiest.iter().map(TopKeyModel::from).collect(),
+            most_denied: stats.most_denied.iter().map(TopKeyModel::from).collect(),
+            store_failures: stats.store_failures,
+            store: StoreModel::from(state),
+            reloads_refused: 0,
+            reload_complaint: None,
+        }
+    }
+}
+
+impl From<&PolicyStats> for PolicyCounts {
+    fn from(stats: &PolicyStats) -> Self {
+        Self {
+            policy: stats.policy,
+            allowed: stats.allowed,
+            denied: stats.denied,
+            shadow_denied: stats.shadow_denied,
+            degraded: stats.degraded,
+            allowed_units: stats.allowed_units,
+            denied_units: stats.denied_units,
+            shadow_denied_units: stats.shadow_denied_units,
+        }
+    }
+}
+
+impl From<&TopKey> for TopKeyModel {
+    fn from(top: &TopKey) -> Self {
+        Self { policy: top.policy, key: top.key.clone(), count: top.count }
+    }
+}
+
+impl From<&State> for StoreModel {
+    fn from(state: &State) -> Self {
+        match state {
+            State::Memory(store) => {
+                let usage = store.usage();
+                let (keys, max_keys) = (usage.keys, usage.max_keys);
+                Self::Memory { keys, max_keys, bytes: usage.bytes, overflowed: usage.overflowed }
+            }
+            State::Redis(store) => Self::Redis(store.stats().into()),
+        }
+    }
+}
+
+impl From<RedisStats> for RedisModel {
+    fn from(stats: RedisStats) -> Self {
+        Self {
+            servers: stats.servers.into_iter().map(ServerModel::from).collect(),
+            trips: stats.trips,
+            calls: stats.calls,
+            requests: stats.requests,
+            keys: stats.keys,
+            denied_locally: stats.denied_locally,
+            deny_cache_entries: stats.deny_cache_entries,
+            leased: stats.leased,
+            lease_units_outstanding: stats.lease_units_outstanding,
+            timed_out: stats.timed_out,
+            redirects: stats.redirects,
+            closed: stats.closed,
+        }
+    }
+}
+
+impl From<ServerStats> for ServerModel {
+    fn from(server: ServerStats) -> Self {
+        let ServerStats { address, trouble, round_trip, .. } = server;
+        Self { address, trouble, round_trip: Seconds(round_trip) }
+    }
+}

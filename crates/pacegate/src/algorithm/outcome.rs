@@ -1,0 +1,119 @@
+use std::time::Duration;
+
+use super::NEVER;
+use crate::clock::Timestamp;
+
+/// The outcome of a charge for one key. Outcomes are equal if they differ only in when they were decided.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    pub(crate) remaining: u64,
+    /// In microseconds; 0 only if admitted, [`NEVER`] if waiting does not help.
+    pub(crate) retry_after: u64,
+    pub(crate) reset_after: u64,
+    pub(crate) origin: Origin,
+    /// When it was decided by the clock of the store, in microseconds; 0 if that is the clock of this process.
+    pub(crate) decided_at: u64,
+}
+
+/// The source of an outcome.
+// As wide as the other fields: an outcome is copied in whole words, and a narrow store just before a wide
+// load would stall the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u64)]
+#[non_exhaustive]
+pub enum Origin {
+    /// The state of the key.
+    #[default]
+    Store,
+    /// The overflow budget, which keys without room share.
+    Overflow,
+    /// A cached denial that is still valid.
+    DenyCache,
+    /// Prefetched units, used without a call to the store.
+    Lease,
+}
+
+impl PartialEq for Outcome {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { remaining, retry_after, reset_after, origin, decided_at: _ } = *self;
+        (remaining, retry_after, reset_after, origin)
+            == (other.remaining, other.retry_after, other.reset_after, other.origin)
+    }
+}
+
+impl Eq for Outcome {}
+
+impl Outcome {
+    /// Creates an admission with the remaining units and the time until everything is available again.
+    pub fn admitted(remaining: u64, reset_after: Duration) -> Self {
+        Self::taken(remaining, micros(reset_after))
+    }
+
+    /// Creates a denial. `retry_after` is the time until the same cost would be admitted; `None` if never.
+    pub fn denied(remaining: u64, retry_after: Option<Duration>, reset_after: Duration) -> Self {
+        let retry_after = retry_after.map_or(NEVER, |wait| micros(wait).max(1));
+        Self::refused(remaining, retry_after, micros(reset_after))
+    }
+
+    /// Returns true if the cost was admitted, or would be for a peek.
+    #[inline]
+    pub fn is_admitted(&self) -> bool {
+        self.retry_after == 0
+    }
+
+    /// Returns the units that would be admitted now.
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// Returns the time until the same cost would be admitted; zero if it was, `None` if it never will be.
+    pub fn retry_after(&self) -> Option<Duration> {
+        (self.retry_after != NEVER).then(|| Duration::from_micros(self.retry_after))
+    }
+
+    /// Returns the time until everything is available again.
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.reset_after)
+    }
+
+    /// Returns the source of the outcome.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// When this was decided, by the clock of the store. `None` for a store that goes by the clock of this process.
+    pub fn decided_at(&self) -> Option<Timestamp> {
+        (self.decided_at > 0).then(|| Timestamp::from_micros(self.decided_at))
+    }
+
+    /// The same answer, decided at this instant by the clock of the store: for stores on another machine. Instants that
+    /// clients see, such as `X-RateLimit-Reset`, then come from the clock that counted.
+    #[must_use]
+    pub fn with_decided_at(self, instant: Timestamp) -> Self {
+        Self { decided_at: instant.as_micros(), ..self }
+    }
+
+    /// The same answer from elsewhere: for stores that do not always ask the state itself.
+    #[must_use]
+    pub fn with_origin(self, origin: Origin) -> Self {
+        Self { origin, ..self }
+    }
+
+    /// The outcome of any cost with an amount of 0.
+    pub(super) const NOTHING: Self = Self::refused(0, NEVER, 0);
+
+    #[inline]
+    pub(crate) const fn taken(remaining: u64, reset_after: u64) -> Self {
+        Self { remaining, retry_after: 0, reset_after, origin: Origin::Store, decided_at: 0 }
+    }
+
+    #[inline]
+    pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
+        Self { remaining, retry_after, reset_after, origin: Origin::Store, decided_at: 0 }
+    }
+}
+
+/// Converts to microseconds, rounded up and below [`NEVER`].
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(NEVER).min(NEVER - 1)
+}
