@@ -12,23 +12,23 @@ use serde::{Serialize, Serializer};
 
 use crate::engine::Engine;
 
-/// What the policies of a domain make of a request, without charging anything.
+/// The result of all policies of a domain for a request, without a charge.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Explanation {
     pub(crate) domain: String,
     /// The configuration that it is about.
     pub(crate) revision: u64,
-    /// Whether one unit would be admitted now.
+    /// True if one unit would be admitted now.
     pub(crate) allowed: bool,
-    /// The policy that speaks.
+    /// The policy that decided.
     pub(crate) policy: Option<&'static str>,
     /// The policies of the domain, in their order.
     pub(crate) policies: Vec<Explained>,
-    /// So many more that do not cover the request.
+    /// The number of further policies that do not apply to the request.
     pub(crate) omitted: usize,
 }
 
-/// What one policy makes of a request.
+/// The result of one policy for a request.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Explained {
     pub(crate) policy: &'static str,
@@ -48,13 +48,13 @@ pub(crate) struct Explained {
 /// The first condition that a request does not meet.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Unmet {
-    /// What is wanted.
+    /// The condition.
     pub(crate) condition: ConditionModel,
-    /// What the request has. Somebody else's input: show it as text only.
+    /// The value in the request. It is untrusted input; show it only as text.
     pub(crate) value: Option<String>,
 }
 
-/// How one limit stands.
+/// The state of one limit.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct LimitState {
     pub(crate) limit: String,
