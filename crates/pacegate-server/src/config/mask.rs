@@ -85,8 +85,8 @@ fn is_secret(name: &str) -> bool {
     SECRET_WORDS.contains(&last) || SECRET_PARTS.iter().any(|part| name.contains(part))
 }
 
-/// Returns true if the line of this number belongs to the value of a secret field above it: an item of a list, a member of a
-/// map, or a further line of a text.
+/// Returns true if the line of this number belongs to the value of a secret field above it: an item of a list, a
+/// member of a map, or a further line of a text.
 fn is_below_secret(text: &str, number: usize) -> bool {
     let lines: Vec<&str> = text.lines().take(number + 1).collect();
     let Some((line, above)) = lines.split_last() else { return false };

@@ -94,7 +94,7 @@ fn limits(policy: &Policy, warnings: &mut Vec<String>) {
 /// each other begin together, so this is exact.
 fn most_of<'a>(tighter: &'a Limit, idle: &Limit) -> Option<(&'a Limit, u64)> {
     let windows = [tighter, idle].iter().all(|limit| limit.algorithm() == Algorithm::FixedWindow);
-    let (short, long) = (tighter.period().as_millis(), idle.period().as_millis());
+    let (short, long) = (tighter.period().as_micros(), idle.period().as_micros());
     if !windows || short >= long || !long.is_multiple_of(short) {
         return None;
     }

@@ -174,7 +174,7 @@ mod tests {
 
     fn limiter(policies: usize) -> Limiter {
         let policy = |n: usize| {
-            let name = format!("p{n}").parse().unwrap();
+            let name = format!("p{n}");
             Policy::new(name, [Limit::per_hour(2)]).in_domain(format!("d{n}"))
         };
         let policies = PolicySet::new((0..policies).map(policy)).unwrap();
