@@ -285,7 +285,7 @@ impl Tried {
             [] => "all-together".to_owned(),
             per => format!("per-{}", per.join("-").replace('_', "-")),
         };
-        let name = name.parse().map_err(|error| {
+        let name = name.parse::<PolicyName>().map_err(|error| {
             Trouble::new(error, "invalid --per", "expected attributes such as ip or tenant,user")
         })?;
         if limit.algorithm().holds_permits() {

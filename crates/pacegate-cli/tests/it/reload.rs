@@ -151,7 +151,7 @@ fn rules_in_subfolders_are_read_again() {
     fs::write(&file, rule(2)).unwrap();
     until_revision(&mut client, 2);
     fs::remove_file(&file).unwrap();
-    let lost = "there is no file in it or below";
+    let lost = "the directory contains no rule files";
     eventually(WITHIN, "the loss is logged", || service.log().contains(lost));
     assert_eq!(revision(&mut client), 2);
 }

@@ -141,8 +141,8 @@ fn requests_without_a_cost_are_charged_afterwards() {
 #[test]
 fn refunds_reach_every_policy_of_a_request() {
     let policy = |name: &str, per: &[&str]| {
-        let limits = ["2/minute".parse().unwrap()];
-        Policy::new(name.parse().unwrap(), limits).per(per.iter().copied())
+        let limits = ["2/minute"];
+        Policy::new(name, limits).per(per.iter().copied())
     };
     let policies = || PolicySet::new([policy("all", &[]), policy("each", &["user"])]).unwrap();
     fn check<L: Decide>(limiter: L) {
@@ -162,7 +162,7 @@ fn refunds_reach_every_policy_of_a_request() {
 #[test]
 fn degraded_decisions_are_not_refunded() {
     let three = || "3/hour".parse::<Limit>().unwrap();
-    let policy = Policy::new("api".parse().unwrap(), [three()]).failing(FailureMode::Open);
+    let policy = Policy::new("api", [three()]).failing(FailureMode::Open);
     let remote = Remote::default();
     let limiter = SharedLimiter::new(remote.clone(), PolicySet::new([policy]).unwrap());
     let chosen = RateLimitLayer::new(limiter.clone())
@@ -197,9 +197,7 @@ async fn reset(store: &Remote, limit: Limit) {
 #[test]
 fn shadow_denials_are_not_refunded() {
     let policies = || {
-        let policy = |name: &str, limit: &str| {
-            Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).per(["key"])
-        };
+        let policy = |name: &str, limit: &str| Policy::new(name, [limit]).per(["key"]);
         PolicySet::new([policy("real", "9/day"), policy("trial", "1/day").shadow()]).unwrap()
     };
     fn check<L: Decide>(

@@ -178,7 +178,7 @@ fn a_repeated_answer_expires_on_time() {
 #[test]
 fn one_id_for_several_requests_counts_for_each() {
     let policy = |name: &str, domain: &str, limit: &str| {
-        Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).in_domain(domain).per(["key"])
+        Policy::new(name, [limit]).in_domain(domain).per(["key"])
     };
     let policies = PolicySet::new([
         policy("search", "search", "1000/day"),
@@ -362,8 +362,8 @@ fn a_dropped_store_disconnects() {
 #[test]
 fn a_store_reconnects_on_the_runtime_of_its_caller() {
     let server = Server::start(Flavor::Redis);
-    let policy = Policy::new("api".parse().unwrap(), [Limit::per_day(100)]).per([Request::KEY]);
-    let jobs = Policy::new("jobs".parse().unwrap(), ["9/day concurrency".parse().unwrap()]);
+    let policy = Policy::new("api", [Limit::per_day(100)]).per([Request::KEY]);
+    let jobs = Policy::new("jobs", ["9/day concurrency"]);
     let jobs = jobs.matching("job", Condition::Present).per(["job"]);
     let policies = [policy.failing(Closed), jobs.failing(Closed)];
     let first = runtime();

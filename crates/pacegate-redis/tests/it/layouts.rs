@@ -392,7 +392,7 @@ fn a_limit_that_the_layout_cannot_count_fails_to_build() {
     };
     let policy = |limits: &[&str]| {
         let limits = limits.iter().map(|limit| limit.parse::<Limit>().unwrap());
-        Policy::new("api".parse().unwrap(), limits)
+        Policy::new("api", limits)
     };
     let refused = problem(Layout::rlaas_log(), policy(&["5/10s"]));
     assert!(

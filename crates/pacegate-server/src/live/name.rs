@@ -2,7 +2,7 @@
 
 use pacegate::{KeyBuf, KeyRef, Policy};
 
-/// So many characters of a key are shown.
+/// The number of characters of a key that are shown.
 pub(crate) const SHOWN: usize = 200;
 
 const ABSENT: &str = "(absent)";

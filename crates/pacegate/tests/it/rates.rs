@@ -18,7 +18,7 @@ fn path(glob: &str) -> Match {
 }
 
 fn site(overrides: impl IntoIterator<Item = (Match, Limit)>) -> PolicySet {
-    let policy = Policy::new("site".parse().unwrap(), [limit(SLOW)]).per(["ip"]);
+    let policy = Policy::new("site", [limit(SLOW)]).per(["ip"]);
     let policy = overrides
         .into_iter()
         .fold(policy, |policy, (matching, limit)| policy.overriding(matching, [limit]));

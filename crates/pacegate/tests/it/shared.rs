@@ -154,7 +154,7 @@ impl fmt::Debug for Double {
 }
 
 pub(crate) fn policy(name: &str, text: &str) -> Policy {
-    Policy::new(name.parse().unwrap(), [limit(text)])
+    Policy::new(name, [limit(text)])
 }
 
 /// A limiter over a double on a clock that stands still.
@@ -210,9 +210,8 @@ fn what_can_be_told_at_once_is_not_waited_for() {
     let other = Charge::new("other".parse().unwrap(), KeyRef::new(b"bob"), limit("2/hour"));
     let denied = Outcome::denied(0, Some(SECOND), 7 * SECOND);
     store.hands.lock().unwrap().at_once = Some(denied);
-    let by_request = limiter.with_policies(
-        PolicySet::new([Policy::new("api".parse().unwrap(), [limit("5/minute")])]).unwrap(),
-    );
+    let by_request =
+        limiter.with_policies(PolicySet::new([Policy::new("api", [limit("5/minute")])]).unwrap());
     for decision in [
         check(&limiter, "alice"),
         pollster::block_on(by_request.check_request(&Request::new())).unwrap(),

@@ -16,9 +16,7 @@ const ROOM: usize = 1_200;
 const GUARANTEED: usize = 200;
 
 fn policies(text: &str) -> PolicySet {
-    let policy = |name: &str| {
-        Policy::new(name.parse().unwrap(), [crate::limit(text)]).in_domain(name).per(["user"])
-    };
+    let policy = |name: &str| Policy::new(name, [crate::limit(text)]).in_domain(name).per(["user"]);
     PolicySet::new(["shop", "bank"].map(policy)).unwrap()
 }
 
@@ -184,7 +182,7 @@ fn a_domain_is_cleared_of_policies_that_are_gone() {
     let limiter = two_domains("1/day");
     flood(&limiter, "shop", 10);
     assert!(ask(&limiter, "bank", "alice").is_allowed());
-    let moved = Policy::new("bank".parse().unwrap(), [crate::limit("1/day")]).in_domain("vault");
+    let moved = Policy::new("bank", [crate::limit("1/day")]).in_domain("vault");
     let limiter = limiter.with_policies(PolicySet::new([moved.per(["user"])]).unwrap());
     assert!(!ask(&limiter, "vault", "alice").is_allowed(), "it is still the same counter");
     assert_eq!(limiter.clear_domain("shop"), 10);

@@ -94,7 +94,7 @@ impl Setup {
 
 fn limiter(store: &RedisStore, mode: FailureMode) -> SharedLimiter {
     let limit: Limit = LIMIT.parse().unwrap();
-    let policy = Policy::new("jobs".parse().unwrap(), [limit]).per([Request::KEY]).failing(mode);
+    let policy = Policy::new("jobs", [limit]).per([Request::KEY]).failing(mode);
     SharedLimiter::new(store.clone(), PolicySet::new([policy]).unwrap())
 }
 
@@ -247,7 +247,7 @@ fn late_acquires_on_two_servers_return_their_permits() {
     let store = runtime.block_on(builder.connect()).unwrap();
     let limit: Limit = LIMIT.parse().unwrap();
     let policy = |name: &str| {
-        let policy = Policy::new(name.parse().unwrap(), [limit]).per([name]);
+        let policy = Policy::new(name, [limit]).per([name]);
         policy.failing(FailureMode::Closed)
     };
     let policies = PolicySet::new([policy("user"), policy("tenant")]).unwrap();
