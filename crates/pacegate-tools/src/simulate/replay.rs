@@ -177,12 +177,12 @@ impl Variant {
     fn decide_all(&mut self, request: &Request<'_>, at: u64) -> ClientDecision {
         self.clock.0.store(at, Ordering::Relaxed);
         let Self { limiter, tallies, places, ceiling, .. } = self;
-        let plan = limiter.plan(request);
+        let plan = limiter.charges().plan(request);
         let charges = plan.charges(1).unwrap_or_else(|error| {
             unreachable!("one unit never exceeds the capacity of a limit: {error}");
         });
         // Bypass the limiter: its statistics use real time.
-        let mut asked = pin!(limiter.store().charge(&charges));
+        let mut asked = pin!(limiter.store().charge(&charges, None));
         let Poll::Ready(Ok(outcomes)) =
             asked.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         else {
