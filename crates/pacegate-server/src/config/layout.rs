@@ -1,4 +1,4 @@
-//! Whose counters the store shares.
+//! The layout of the counters in the store.
 
 use std::time::Duration;
 
