@@ -70,7 +70,7 @@ mod tests {
         for &(name, value) in attributes {
             request = request.with(name, value);
         }
-        limiter.plan(&request).charges(1).unwrap()[0].key.to_buf()
+        limiter.charges().plan(&request).charges(1).unwrap()[0].key.to_buf()
     }
 
     #[test]

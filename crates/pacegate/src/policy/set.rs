@@ -332,11 +332,6 @@ impl PolicySet {
         self.inner.policies[planned.policy].per == [Request::KEY]
     }
 
-    /// What a store places the state of `key` by.
-    pub(crate) fn tag<'a>(&'a self, target: &Target, key: KeyRef<'a>) -> KeyRef<'a> {
-        self.inner.policies[target.policy].tag_of(key)
-    }
-
     /// The limits of a policy for a key, and if wanted, those of its overrides that can have counted the key.
     pub(crate) fn plan_for(
         &self,
