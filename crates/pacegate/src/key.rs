@@ -142,6 +142,11 @@ impl KeyBuf {
         Self { bytes: SmallVec::new(), tuple: true }
     }
 
+    /// Copies any [`Key`], such as a tuple.
+    pub fn from_key(key: impl Key) -> Self {
+        key.with(|key| key.to_buf())
+    }
+
     /// Adds a part, or an absent part. A key of one part becomes a tuple.
     pub fn push(&mut self, part: Option<&[u8]>) {
         if !self.tuple {

@@ -331,11 +331,6 @@ impl PolicySet {
         self.inner.policies[planned.policy].per == [Request::KEY]
     }
 
-    /// Returns the tag of `key`.
-    pub(crate) fn tag<'a>(&'a self, target: &Target, key: KeyRef<'a>) -> KeyRef<'a> {
-        self.inner.policies[target.policy].tag_of(key)
-    }
-
     /// Returns the limits of a policy for a key, and optionally those of overrides that may have counted the key.
     pub(crate) fn plan_for(
         &self,

@@ -131,7 +131,7 @@ async fn a_form_cannot_charge_or_reload_by_the_unspecified_address() {
 }
 
 #[tokio::test]
-async fn a_proxy_passes_on_what_its_clients_browsers_say() {
+async fn a_proxy_may_forward_browser_headers() {
     let server = Server::new();
     let browser = "Host: localhost\r\nSec-Fetch-Site: cross-site\r\nOrigin: http://a.example\r\n";
     for described in ["X-Original-URI: /", "X-Forwarded-Uri: /", "X-Forwarded-For: 203.0.113.7"] {
