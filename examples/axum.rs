@@ -21,8 +21,8 @@ use pacegate_redis::RedisStore;
 use tokio::net::TcpListener;
 
 pub(crate) fn policies() -> Result<PolicySet, Box<dyn Error>> {
-    let all = Policy::new("all".parse()?, ["100/minute sliding-log".parse()?]).per(["ip"]);
-    let login = Policy::new("login".parse()?, ["5/minute sliding-log".parse()?])
+    let all = Policy::new("all", ["100/minute sliding-log"]).per(["ip"]);
+    let login = Policy::new("login", ["5/minute sliding-log"])
         .matching("route", Condition::equal("/login"))
         .per(["ip"]);
     Ok(PolicySet::new([all, login])?)

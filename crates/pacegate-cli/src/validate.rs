@@ -159,7 +159,7 @@ fn rule_row(rule: &WrittenRule) -> [String; COLUMNS] {
         (false, true) => " (quota)",
         (false, false) => "",
     };
-    let way = rule.way.iter().map(|(key, value)| match value {
+    let way = rule.path.iter().map(|(key, value)| match value {
         None => format!("{} present", printable(key)),
         Some(value) if value.contains('*') => format!("{} ~ {}", printable(key), printable(value)),
         Some(value) => format!("{} = {}", printable(key), printable(value)),
@@ -279,7 +279,7 @@ fn rule_json(rule: &WrittenRule) -> Value {
     json!({
         "policy": rule.policy.as_str(),
         "domain": rule.domain,
-        "descriptor": rule.way.iter().map(entry).collect::<Vec<_>>(),
+        "descriptor": rule.path.iter().map(entry).collect::<Vec<_>>(),
         "per": rule.per,
         "limit": texts(&rule.limits),
         "shadow": rule.shadow,

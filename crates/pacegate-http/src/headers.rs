@@ -402,9 +402,12 @@ fn write_policy(out: &mut Text, policy: &str, limit: &Limit) {
     } else if period.subsec_nanos() == 0 {
         out.extend_from_slice(b";w=");
         write_integer(out, period.as_secs());
-    } else {
+    } else if period.subsec_nanos().is_multiple_of(1_000_000) {
         out.extend_from_slice(b";pacegate-ms=");
         write_integer(out, u64::try_from(period.as_millis()).unwrap_or(MAX_INTEGER));
+    } else {
+        out.extend_from_slice(b";pacegate-us=");
+        write_integer(out, u64::try_from(period.as_micros()).unwrap_or(MAX_INTEGER));
     }
 }
 

@@ -74,7 +74,11 @@ pub fn write_window(out: &mut Vec<u8>, limit: &Limit) {
     let period = limit.period();
     write_number(out, period.as_secs());
     if period.subsec_nanos() > 0 {
-        out.extend_from_slice(format!(".{:03}", period.subsec_millis()).as_bytes());
+        let text = match period.subsec_micros() {
+            micros if micros.is_multiple_of(1_000) => format!(".{:03}", micros / 1_000),
+            micros => format!(".{micros:06}"),
+        };
+        out.extend_from_slice(text.as_bytes());
     }
 }
 

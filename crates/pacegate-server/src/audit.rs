@@ -1,4 +1,4 @@
-//! What operators do to budgets, for the log.
+//! The audit log.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -9,6 +9,7 @@ use pacegate::{Charge, KeyRef, PolicyName};
 
 use crate::{
     engine::ClearTarget,
+    listeners::{LISTENER_COUNT, ListenerId},
     service::{Access, RejectionLog},
 };
 
@@ -17,22 +18,13 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Audit {
     marks: RandomState,
-    rejected: [RejectionLog; 3],
-}
-
-/// A listener, in the order of [`Audit`]'s log lines about it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Wire {
-    Http,
-    Grpc,
-    Resp,
+    rejected: [RejectionLog; LISTENER_COUNT],
 }
 
 impl Audit {
     /// An API key was missing or wrong. Logged with a rate limit for each listener.
-    pub(crate) fn rejected_key(&self, wire: Wire, peer: Option<IpAddr>) {
-        let listener = ["http", "grpc", "resp"][wire as usize];
-        self.rejected[wire as usize].record(listener, peer);
+    pub(crate) fn rejected_key(&self, listener: ListenerId, peer: Option<IpAddr>) {
+        self.rejected[listener as usize].record(listener.name(), peer);
     }
 
     /// Something was done to what these are charged to.

@@ -1,5 +1,5 @@
-//! Why a request is decided as it is: which policies cover it, which do not and for what reason, and how their limits
-//! stand.
+//! Explanations of decisions: the policies that apply to a request, the reasons why others do not, and the state of
+//! limits.
 
 use std::time::Duration;
 
@@ -12,63 +12,63 @@ use serde::{Serialize, Serializer};
 
 use crate::engine::Engine;
 
-/// What the policies of a domain make of a request, without charging anything.
+/// The result of each policy of a domain for a request, without charges.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Explanation {
     pub(crate) domain: String,
-    /// The configuration that it is about.
+    /// Revision of the configuration.
     pub(crate) revision: u64,
-    /// Whether one unit would be admitted now.
+    /// True if one unit would be admitted now.
     pub(crate) allowed: bool,
-    /// The policy that speaks.
+    /// The policy that decided.
     pub(crate) policy: Option<&'static str>,
     /// The policies of the domain, in their order.
     pub(crate) policies: Vec<Explained>,
-    /// So many more that do not cover the request.
+    /// Number of other policies that do not apply.
     pub(crate) omitted: usize,
 }
 
-/// What one policy makes of a request.
+/// The result of one policy.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Explained {
     pub(crate) policy: &'static str,
     pub(crate) covers: bool,
-    /// Why it does not cover the request.
+    /// The condition that does not hold, if the policy does not apply.
     pub(crate) unmet: Option<Unmet>,
-    /// The place of the override that applies, from 1.
+    /// Index of the override that applies, from 1.
     pub(crate) r#override: Option<usize>,
     /// `enforce` or `shadow`.
     pub(crate) mode: &'static str,
     /// The values of its `per` attributes; null for one that is missing.
     pub(crate) key: Option<Vec<Option<String>>>,
-    /// None for a policy that does not cover the request, or whose override lifts the limit.
+    /// Empty if the policy does not apply, or an override removes its limits.
     pub(crate) limits: Vec<LimitState>,
 }
 
 /// The first condition that a request does not meet.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Unmet {
-    /// What is wanted.
+    /// The condition.
     pub(crate) condition: ConditionModel,
-    /// What the request has. Somebody else's input: show it as text only.
+    /// Value in the request. Untrusted input: render it as text only.
     pub(crate) value: Option<String>,
 }
 
-/// How one limit stands.
+/// The state of one limit.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct LimitState {
     pub(crate) limit: String,
-    /// Whether it would admit one unit.
+    /// Whether one unit would be admitted.
     pub(crate) allowed: bool,
     pub(crate) remaining: u64,
-    /// Null if it admits one now, and if it never will.
+    /// Seconds until one unit is admitted. Null if it is now, or never will be.
     pub(crate) retry_after: Option<Seconds>,
     pub(crate) reset_after: Seconds,
     /// Where the answer came from.
     pub(crate) source: &'static str,
 }
 
-/// What the value of an attribute must be.
+/// A condition on an attribute.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Condition")]
 pub(crate) struct ConditionModel {
@@ -84,8 +84,8 @@ pub(crate) struct ConditionModel {
 #[schemars(transparent)]
 pub(crate) struct Seconds(#[schemars(with = "f64", range(min = 0))] pub(crate) Duration);
 
-/// So many policies that do not cover a request are told.
-const MOST_UNMET: usize = 1_000;
+/// Maximum number of policies to report that do not apply.
+const MAX_UNMET: usize = 1_000;
 
 /// Explains a request.
 pub(crate) async fn explain(
@@ -98,7 +98,7 @@ pub(crate) async fn explain(
     let verdict = engine.verdict(&charges, None).await?;
     let (mut policies, mut unmet, mut omitted) = (Vec::new(), 0, 0);
     let all = engine.policies().policies().iter();
-    // Those that only Envoy's descriptors lead to have nothing to say.
+    // Omits the policies of Envoy rules, which match no request.
     let of_domain =
         |policy: &&Policy| policy.domain == request.domain() && policy.matching != Match::never();
     for policy in all.filter(of_domain) {
@@ -106,7 +106,7 @@ pub(crate) async fn explain(
         let charges = charges.iter().zip(&verdict.each);
         let explained = Explained::new(policy, request, replaced, charges);
         unmet += usize::from(!explained.covers);
-        match !explained.covers && unmet > MOST_UNMET {
+        match !explained.covers && unmet > MAX_UNMET {
             true => omitted += 1,
             false => policies.push(explained),
         }

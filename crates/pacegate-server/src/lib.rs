@@ -12,6 +12,7 @@ mod explain;
 pub mod fuzzing;
 mod gate;
 mod http;
+mod listeners;
 mod live;
 mod local;
 mod metrics;
@@ -28,10 +29,11 @@ pub use self::{
     ad_hoc::AdHocError,
     client::{Client, ClientError},
     envoy::{Logging, WrittenRule},
+    listeners::{ListenAddresses, ListenerId},
     local::{LocalEngine, LocalError, parse_inline_limits},
-    reload::Reloader,
+    reload::{ReloadError, Reloader},
     server::{Endpoint, Server, StartError},
-    source::{ConfigSource, Overrides},
+    source::{ConfigSource, Overrides, SourceError},
     trace::{Exporter, TraceError},
 };
 

@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn an_outage_names_servers_errors_and_failure_modes() {
         let policy = |n: usize| {
-            let name = format!("p{n}").parse().unwrap();
+            let name = format!("p{n}");
             let mut policy = Policy::new(name, [Limit::per_minute(1)]);
             policy.failure = if n == 1 { FailureMode::Closed } else { FailureMode::Open };
             policy

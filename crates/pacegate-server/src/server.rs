@@ -10,14 +10,12 @@ use tokio::{
 
 use crate::{
     config::{Bind, Settings},
-    envoy::{self, Grpc},
     gate::{Gate, OpenError, State},
-    http::{self, HttpService},
+    listeners::{LISTENERS, ListenerEntry, StartContext},
     live,
     metrics::{ListenerMetrics, Metrics},
     outage::StoreOutage,
     reload::Reloader,
-    resp::{self, RespService},
     service::{
         Drain, DrainSwitch, Exposed, Listener, Protocol, Tls, TlsError, Workers, check_exposure,
         connections_each,
@@ -29,14 +27,12 @@ use crate::{
 #[derive(Debug)]
 pub struct Server {
     gate: Arc<Gate>,
-    http: Option<Entrance>,
-    grpc: Option<Entrance>,
-    resp: Option<Entrance>,
+    listeners: Vec<BoundListener>,
 }
 
-/// A listener, and the certificates that it shows.
-#[derive(Debug)]
-struct Entrance {
+/// A listener with its certificates.
+pub(crate) struct BoundListener {
+    entry: &'static ListenerEntry,
     listener: Arc<Listener>,
     tls: Option<Arc<Tls>>,
 }
@@ -77,15 +73,18 @@ impl Server {
     /// Opens the store, reads certificates and binds every listener.
     pub fn bind(mut settings: Settings) -> Result<Self, StartError> {
         check_exposure(&settings)?;
-        let listeners = [settings.http, settings.grpc, settings.resp];
-        let listeners = listeners.iter().filter(|bind| matches!(bind, Bind::At(_))).count();
+        let addresses = LISTENERS.iter().filter_map(|entry| match settings.listen[entry.id] {
+            Bind::At(address) => Some((entry, address)),
+            Bind::Off => None,
+        });
+        let addresses: Vec<_> = addresses.collect();
         let bounds = &mut settings.bounds;
-        bounds.connections = connections_each(bounds.connections, listeners);
-        let http = bind("http", settings.http, &settings, http::ALPN)?;
-        let grpc = bind("grpc", settings.grpc, &settings, &[b"h2"])?;
-        let resp = bind("resp", settings.resp, &settings, &[])?;
+        bounds.connections = connections_each(bounds.connections, addresses.len());
+        let listeners =
+            addresses.into_iter().map(|(entry, address)| bind(entry, address, &settings));
+        let listeners = listeners.collect::<Result<_, _>>()?;
         let gate = Arc::new(Gate::open(settings)?);
-        Ok(Self { gate, http, grpc, resp })
+        Ok(Self { gate, listeners })
     }
 
     /// Returns the settings in use.
@@ -95,22 +94,18 @@ impl Server {
 
     /// Returns a reloader for the source that the settings came from, and for the certificates.
     pub fn reloader(&self, source: ConfigSource) -> Arc<Reloader> {
-        let certificates = self.entrances().filter_map(|entrance| entrance.tls.clone());
+        let certificates = self.listeners.iter().filter_map(|bound| bound.tls.clone());
         Arc::new(Reloader::new(self.gate.clone(), source, certificates.collect()))
     }
 
     /// Returns the addresses of the listeners.
     pub fn endpoints(&self) -> Vec<Endpoint> {
-        let endpoint = |entrance: &Entrance| Endpoint {
-            name: entrance.listener.name(),
-            address: entrance.listener.address(),
-            is_tls: entrance.tls.is_some(),
+        let endpoint = |bound: &BoundListener| Endpoint {
+            name: bound.entry.name,
+            address: bound.listener.address(),
+            is_tls: bound.tls.is_some(),
         };
-        self.entrances().map(endpoint).collect()
-    }
-
-    fn entrances(&self) -> impl Iterator<Item = &Entrance> {
-        [&self.http, &self.grpc, &self.resp].into_iter().flatten()
+        self.listeners.iter().map(endpoint).collect()
     }
 
     /// Waits up to [`STORE_TIMEOUT`] until the store answers. Without it the server starts too, and failure modes
@@ -138,7 +133,7 @@ impl Server {
         let (switch, drain) = DrainSwitch::new();
         let mut accepting =
             Accepting { tasks: JoinSet::new(), workers: Arc::new(Workers::start(threads)?), drain };
-        self.accept(&mut accepting, reloader);
+        self.accept(&mut accepting, &reloader);
         let store_log = tokio::spawn(log_store_changes(self.gate.clone()));
         let history = tokio::spawn(live::watch(self.gate.clone()));
         end.await;
@@ -150,8 +145,8 @@ impl Server {
         while accepting.tasks.join_next().await.is_some() {}
         let deadline = Instant::now() + bounds.drain_timeout;
         let mut all = true;
-        for entrance in self.entrances() {
-            all &= entrance.listener.emptied(deadline.duration_since(Instant::now())).await;
+        for bound in &self.listeners {
+            all &= bound.listener.emptied(deadline.duration_since(Instant::now())).await;
         }
         self.return_leases().await;
         Ok(all)
@@ -168,44 +163,34 @@ impl Server {
         }
     }
 
-    fn accept(&self, accepting: &mut Accepting, reloader: Arc<Reloader>) {
-        let counted = |entrance: &Option<Entrance>, codes| {
-            let listener = &entrance.as_ref()?.listener;
-            let metrics = ListenerMetrics::new(listener.name(), codes);
-            Some(Arc::new(metrics.on(listener.clone())))
-        };
-        let http = counted(&self.http, &http::CODES);
-        let grpc = counted(&self.grpc, &envoy::CODES);
-        let resp = counted(&self.resp, &resp::CODES);
-        let all = [&http, &grpc, &resp].into_iter().flatten().cloned().collect();
-        let metrics = Arc::new(Metrics::new(self.gate.clone(), all));
-        let gate = || self.gate.clone();
-        if let (Some(entrance), Some(counted)) = (&self.http, http) {
-            let reload = Arc::new(move || reloader.reload());
-            accepting.spawn(entrance, HttpService::new(gate(), metrics, counted, reload));
-        }
-        if let (Some(entrance), Some(counted)) = (&self.grpc, grpc) {
-            accepting.spawn(entrance, Grpc::new(gate(), counted));
-        }
-        if let (Some(entrance), Some(counted)) = (&self.resp, resp) {
-            accepting.spawn(entrance, RespService::new(gate(), counted));
+    fn accept(&self, accepting: &mut Accepting, reloader: &Arc<Reloader>) {
+        let own = self.listeners.iter().map(|BoundListener { entry, listener, .. }| {
+            Arc::new(ListenerMetrics::new(entry.name, entry.codes).on(listener.clone()))
+        });
+        let own: Vec<_> = own.collect();
+        let metrics = Arc::new(Metrics::new(self.gate.clone(), own.clone()));
+        for (bound, own_metrics) in self.listeners.iter().zip(own) {
+            let (gate, metrics) = (self.gate.clone(), metrics.clone());
+            let context = StartContext { gate, metrics, own_metrics, reloader: reloader.clone() };
+            (bound.entry.start)(accepting, bound, context);
         }
     }
 }
 
-/// What accepts connections, and what serves them.
-struct Accepting {
+/// The tasks that accept connections, and the workers that serve them.
+pub(crate) struct Accepting {
     tasks: JoinSet<io::Result<()>>,
     workers: Arc<Workers>,
     drain: Drain,
 }
 
 impl Accepting {
-    fn spawn<P: Protocol>(&mut self, entrance: &Entrance, service: P) {
-        let Entrance { listener, tls } = entrance;
-        let (listener, tls, service) = (listener.clone(), tls.clone(), Arc::new(service));
+    /// Accepts connections for a protocol.
+    pub(crate) fn spawn<P: Protocol>(&mut self, bound: &BoundListener, protocol: P) {
+        let (listener, tls, protocol) =
+            (bound.listener.clone(), bound.tls.clone(), Arc::new(protocol));
         let (workers, drain) = (self.workers.clone(), self.drain.clone());
-        self.tasks.spawn(async move { listener.run(service, tls, &workers, drain).await });
+        self.tasks.spawn(async move { listener.run(protocol, tls, &workers, drain).await });
     }
 }
 
@@ -259,19 +244,23 @@ impl DegradedLog {
     }
 }
 
-/// Binds a listener, unless it is off.
 fn bind(
-    name: &'static str,
-    bind: Bind,
+    entry: &'static ListenerEntry,
+    address: SocketAddr,
     settings: &Settings,
-    protocols: &'static [&'static [u8]],
-) -> Result<Option<Entrance>, StartError> {
-    let Bind::At(address) = bind else { return Ok(None) };
+) -> Result<BoundListener, StartError> {
+    let name = entry.name;
     let listener = Listener::bind(name, address, settings.bounds.connections);
     let listener = listener.map_err(|error| StartError::Bind { name, address, error })?;
-    let tls = settings.security.tls_of(name).cloned();
-    let tls = tls.map(|files| Tls::load(files, protocols)).transpose()?;
-    Ok(Some(Entrance { listener: Arc::new(listener), tls: tls.map(Arc::new) }))
+    let tls = settings.security.tls_of(entry.id).cloned();
+    let tls = tls.map(|files| Tls::load(files, entry.alpn)).transpose()?;
+    Ok(BoundListener { entry, listener: Arc::new(listener), tls: tls.map(Arc::new) })
+}
+
+impl fmt::Debug for BoundListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.listener.fmt(f)
+    }
 }
 
 impl fmt::Display for Endpoint {

@@ -1,54 +1,86 @@
-//! Where settings come from: files, the environment, and what the command line puts before them.
+//! Reads the settings from files, the environment and the command line.
 
 use std::{
-    fs,
+    io,
     path::{Path, PathBuf},
+    rc::Rc,
     sync::Arc,
 };
 
-use pacegate::{PolicySet, policy::PolicyError};
+use pacegate::{PolicyName, PolicySet, policy::PolicyError};
 use parking_lot::Mutex;
 
 use crate::{
-    config::{self, Bind, Environment, Kind, Settings},
-    envoy::{Deployment, Logging, Options, RuleFile, Rules},
+    config::{
+        self, Bind, Environment, FileFormat, Files, LayoutError, LoadError, SecretError, Settings,
+        StoreAddressError,
+    },
+    envoy::{Deployment, EnvironmentError, FileError, Logging, Options, Rules},
+    listeners::ListenerId,
 };
 
-/// What goes before anything that files say.
+/// Options of the command line, which take precedence over files.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
     /// `memory`, or an address of Redis.
     pub store: Option<String>,
-    /// A file that holds what `store` would.
+    /// A file that contains the value for `store`.
     pub store_file: Option<PathBuf>,
-    /// The address of the HTTP listener.
-    pub http: Option<Bind>,
-    /// The address of the gRPC listener.
-    pub grpc: Option<Bind>,
-    /// The address of the listener for Redis clients.
-    pub resp: Option<Bind>,
+    /// Addresses of listeners.
+    pub listen: Vec<(ListenerId, Bind)>,
     /// Allows public addresses without TLS and API keys.
     pub insecure: bool,
 }
 
-/// Files to read and what to change of them, as often as they change.
+/// Files to read, with the options that take precedence over them.
 #[derive(Debug)]
 pub struct ConfigSource {
     paths: Vec<PathBuf>,
     overrides: Overrides,
-    /// Where the secrets are that the files refer to.
+    /// The files of the secrets that the last load read.
     secrets: Mutex<Vec<PathBuf>>,
 }
 
+/// The reason why there are no settings.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum SourceError {
+    #[error(transparent)]
+    Deployment(#[from] EnvironmentError),
+    #[error("cannot read {}: {error}", path.display())]
+    Unreadable { path: PathBuf, error: io::Error },
+    #[error("only one Pacegate file can be used, found {} and {}", .0.display(), .1.display())]
+    SeveralFiles(PathBuf, PathBuf),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Rules(#[from] FileError),
+    #[error("a rule is named `{0}`, as is a policy: give the policy another name")]
+    RuleName(PolicyName),
+    #[error(transparent)]
+    Policies(#[from] PolicyError),
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    #[error("the store address in `{}` is not UTF-8", .0.display())]
+    StoreFile(PathBuf),
+    #[error(transparent)]
+    Store(#[from] StoreAddressError),
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
+
 impl ConfigSource {
-    /// At most one of the files may be Pacegate's own; folders are of envoyproxy/ratelimit's. Without any, what the
-    /// environment says of a deployment of that, or else the defaults.
+    /// Creates a source. At most one of the files may be Pacegate's own; directories hold files of
+    /// envoyproxy/ratelimit. Without paths, the environment variables of envoyproxy/ratelimit apply, or else the
+    /// defaults.
     pub fn new(paths: Vec<PathBuf>, overrides: Overrides) -> Self {
         Self { paths, overrides, secrets: Mutex::default() }
     }
 
-    /// Reads this file if no other was given, it exists, and the environment does not describe a deployment of
+    /// Adds this file if no other was given, it exists, and the environment does not describe a deployment of
     /// envoyproxy/ratelimit.
+    #[must_use]
     pub fn or_file(mut self, path: &Path) -> Self {
         let is_deployment = !matches!(self.deployment(&Environment::process()), Ok(None));
         if self.paths.is_empty() && !is_deployment && path.is_file() {
@@ -58,7 +90,7 @@ impl ConfigSource {
         self
     }
 
-    /// What was read last: files and folders, and the files of secrets that they refer to.
+    /// Returns the files and directories of the last load, and the files of the secrets that they refer to.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let own = match self.deployment(&Environment::process()) {
             Ok(Some(deployment)) => vec![deployment.files],
@@ -67,130 +99,140 @@ impl ConfigSource {
         [own, self.secrets.lock().clone()].concat()
     }
 
-    /// What the environment says of envoyproxy/ratelimit's, if nothing else is to be read.
-    fn deployment(&self, environment: &Environment<'_>) -> Result<Option<Deployment>, String> {
+    /// Returns the deployment of envoyproxy/ratelimit that the environment describes, if no file was given.
+    fn deployment(&self, environment: &Environment<'_>) -> Result<Option<Deployment>, SourceError> {
         if !self.paths.is_empty() {
             return Ok(None);
         }
-        Deployment::read(|name| environment.get(name)).map_err(|error| error.to_string())
+        Ok(Deployment::read(|name| environment.get(name))?)
     }
 
-    /// How a deployment of envoyproxy/ratelimit's is told of events, if this is one. What is wrong with it is for
-    /// [`ConfigSource::load`] to say.
+    /// Returns the log settings of a deployment of envoyproxy/ratelimit. [`ConfigSource::load`] reports its errors.
     pub fn logging(&self) -> Option<Logging> {
         let deployment = self.deployment(&Environment::process()).ok().flatten();
         deployment.map(|deployment| deployment.log)
     }
 
     /// Reads everything.
-    pub fn load(&self) -> Result<Settings, String> {
-        let environment = Environment::process();
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read or is invalid.
+    pub fn load(&self) -> Result<Settings, SourceError> {
+        self.load_from(&Rc::default())
+    }
+
+    /// Reads everything through `files`.
+    pub(crate) fn load_from(&self, files: &Rc<Files>) -> Result<Settings, SourceError> {
+        let environment = Environment::process().reading(files.clone());
         let loaded = self.load_with(&environment);
-        *self.secrets.lock() = environment.files();
+        *self.secrets.lock() = environment.into_secret_files();
         loaded
     }
 
-    fn load_with(&self, environment: &Environment<'_>) -> Result<Settings, String> {
-        if let Some(deployment) = self.deployment(environment)? {
-            return self.load_deployment(&deployment, environment);
-        }
-        let (mut own, mut foreign) = (None, Vec::new());
-        for path in &self.paths {
-            if is_foreign(path)? {
-                foreign.push(path.as_path());
-            } else if own.replace(path).is_some() {
-                return Err("only one file of Pacegate's own can be used at a time".to_owned());
-            }
-        }
-        let mut settings = match own {
-            Some(path) => config::load(path, environment).map_err(|error| error.to_string())?,
-            None if foreign.is_empty() => {
-                let text = config::DEFAULT_CONFIG;
-                config::read(text, "default.yaml", environment)
-                    .map_err(|error| error.to_string())?
-            }
-            None => rules_alone()?,
+    fn load_with(&self, environment: &Environment<'_>) -> Result<Settings, SourceError> {
+        let mut settings = match self.deployment(environment)? {
+            Some(deployment) => load_deployment(&deployment, environment)?,
+            None => self.load_paths(environment)?,
         };
-        if !foreign.is_empty() {
-            add_rules(&foreign, Options::default(), &mut settings)?;
-        }
         self.overrides.apply(&mut settings, environment)?;
         settings.check_layout()?;
         Ok(settings)
     }
 
-    fn load_deployment(
-        &self,
-        deployment: &Deployment,
-        environment: &Environment<'_>,
-    ) -> Result<Settings, String> {
-        let mut settings = rules_alone()?;
-        deployment.apply(&mut settings);
-        add_rules(&[&deployment.files], deployment.options.clone(), &mut settings)?;
-        for warning in &deployment.warnings {
-            tracing::warn!("{warning}");
+    fn load_paths(&self, environment: &Environment<'_>) -> Result<Settings, SourceError> {
+        let (mut own, mut foreign): (Option<&PathBuf>, _) = (None, Vec::new());
+        for path in &self.paths {
+            if is_foreign(path, environment)? {
+                foreign.push(path.as_path());
+            } else if let Some(first) = own.replace(path) {
+                return Err(SourceError::SeveralFiles(first.clone(), path.clone()));
+            }
         }
-        self.overrides.apply(&mut settings, environment)?;
-        settings.check_layout()?;
+        let mut settings = match own {
+            Some(path) => config::load(path, environment)?,
+            None if foreign.is_empty() => {
+                config::read(config::DEFAULT_CONFIG, "default.yaml", environment)
+                    .map_err(LoadError::from)?
+            }
+            None => without_policies()?,
+        };
+        if !foreign.is_empty() {
+            add_rules(&foreign, Options::default(), &mut settings, environment)?;
+        }
         Ok(settings)
     }
 }
 
+fn load_deployment(
+    deployment: &Deployment,
+    environment: &Environment<'_>,
+) -> Result<Settings, SourceError> {
+    let mut settings = without_policies()?;
+    deployment.apply(&mut settings);
+    add_rules(&[&deployment.files], deployment.options.clone(), &mut settings, environment)?;
+    for warning in &deployment.warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(settings)
+}
+
 impl Overrides {
-    fn apply(&self, settings: &mut Settings, environment: &Environment<'_>) -> Result<(), String> {
+    fn apply(
+        &self,
+        settings: &mut Settings,
+        environment: &Environment<'_>,
+    ) -> Result<(), SourceError> {
         if let Some(path) = &self.store_file
             && let Some(store) = environment.file(path)?
         {
-            let store = String::from_utf8(store)
-                .map_err(|_| format!("the address in `{}` is not text", path.display()))?;
+            let store =
+                String::from_utf8(store).map_err(|_| SourceError::StoreFile(path.clone()))?;
             settings.store = store.parse()?;
         }
         if let Some(store) = &self.store {
             settings.store = store.parse()?;
         }
-        for (bind, given) in [
-            (&mut settings.http, self.http),
-            (&mut settings.grpc, self.grpc),
-            (&mut settings.resp, self.resp),
-        ] {
-            *bind = given.unwrap_or(*bind);
+        for (listener, bind) in &self.listen {
+            settings.listen[*listener] = *bind;
         }
         settings.security.insecure |= self.insecure;
         Ok(())
     }
 }
 
-/// Adds the rules of envoyproxy/ratelimit's files to the policies there are.
-fn add_rules(paths: &[&Path], options: Options, settings: &mut Settings) -> Result<(), String> {
+/// Adds the rules in files of envoyproxy/ratelimit to the policies of `settings`.
+fn add_rules(
+    paths: &[&Path],
+    options: Options,
+    settings: &mut Settings,
+    environment: &Environment<'_>,
+) -> Result<(), SourceError> {
     let mut files = Vec::new();
     for path in paths {
-        files.extend(RuleFile::read(path).map_err(|error| error.to_string())?);
+        files.extend(config::rule_files(path, environment)?);
     }
-    let rules = Rules::parse(&files, options).map_err(|error| error.to_string())?;
-    let policies = rules.beside(&settings.policies).map_err(|error| match error {
-        PolicyError::DuplicateName(name) => {
-            format!("a rule is named `{name}`, as is a policy: give the policy another name")
-        }
-        other => other.to_string(),
-    });
-    settings.policies = policies?;
+    let rules = Rules::parse(&files, options)?;
+    settings.policies = rules.beside(&settings.policies).map_err(|error| match error {
+        PolicyError::DuplicateName(name) => SourceError::RuleName(name),
+        other => other.into(),
+    })?;
     settings.rules = Arc::new(rules);
     Ok(())
 }
 
-/// Whether a path is for envoyproxy/ratelimit: a folder, or a file with a domain at its top.
-fn is_foreign(path: &Path) -> Result<bool, String> {
+/// Returns true for paths of envoyproxy/ratelimit: a directory, or a file with `domain` at its top level.
+fn is_foreign(path: &Path, environment: &Environment<'_>) -> Result<bool, SourceError> {
     if path.is_dir() {
         return Ok(true);
     }
-    let text =
-        fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    Ok(config::kind_of(&String::from_utf8_lossy(&text)) == Kind::Envoy)
+    let unreadable = |error| SourceError::Unreadable { path: path.to_owned(), error };
+    let text = environment.files().read(path).map_err(unreadable)?;
+    Ok(config::format_of(&String::from_utf8_lossy(&text)) == FileFormat::Envoy)
 }
 
-/// Settings for rules without policies of our own. A file of rules names a domain at least, so none of them can be
-/// empty by mistake.
-fn rules_alone() -> Result<Settings, String> {
-    let none = PolicySet::new([]).map_err(|error| error.to_string())?;
-    Ok(Settings { may_limit_nothing: true, ..Settings::new(none) })
+/// Returns settings for rules without policies of our own. A file of rules has at least a domain, so an empty file is
+/// an error and cannot remove all limits by mistake.
+fn without_policies() -> Result<Settings, SourceError> {
+    Ok(Settings { may_limit_nothing: true, ..Settings::new(PolicySet::new([])?) })
 }

@@ -91,9 +91,10 @@ impl History {
 }
 
 fn random_limit(random: &mut Random, algorithm: Algorithm) -> Limit {
-    let millis = random.pick(&[1, 2, 3, 7, 10, 250, 1_000, 60_000]);
+    let micros =
+        random.pick(&[1, 3, 500, 1_000, 1_001, 7_000, 250_000, 333_334, 1_000_000, 60_000_000]);
     let amount = random.pick(&[1, 2, 3, 5, 7, 10, 59, 100, 997]);
-    let limit = Limit::new(amount, Duration::from_millis(millis)).expect("valid limit");
+    let limit = Limit::new(amount, Duration::from_micros(micros)).expect("valid limit");
     let limit = limit.with_algorithm(algorithm).expect("valid limit");
     if algorithm == Algorithm::TokenBucket && random.one_in(2) {
         let burst = random.pick(&[1, 2, amount, 3 * amount, amount + 1]);

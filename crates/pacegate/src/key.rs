@@ -144,6 +144,11 @@ impl KeyBuf {
         Self { bytes: SmallVec::new(), tuple: true }
     }
 
+    /// Copies any [`Key`], such as a tuple.
+    pub fn from_key(key: impl Key) -> Self {
+        key.with(|key| key.to_buf())
+    }
+
     /// Adds a part, or the fact that it is absent. A key that is one part becomes the first of a tuple.
     pub fn push(&mut self, part: Option<&[u8]>) {
         if !self.tuple {

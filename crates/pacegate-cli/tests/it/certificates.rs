@@ -217,7 +217,7 @@ fn invalid_certificates_are_logged_and_change_nothing() {
     let (ours, others) = (Certificates::new(), Certificates::new());
     let (folder, service) = start(&ours, "");
     let trusting = client(&ours, None);
-    let complaint = "the certificates cannot be used: those in force stay";
+    let complaint = "reload failed; keeping the current certificates";
     let other_key = fs::read_to_string(others.server_key()).unwrap();
     for (count, (file, text, reason)) in [
         ("tls.crt", "no certificate at all", "holds no certificate"),
@@ -242,7 +242,7 @@ fn invalid_certificates_are_logged_and_change_nothing() {
     eventually(WITHIN, "new ones are shown", || {
         is_answered(&all(&service, "localhost", &with_others))
     });
-    let told = "the settings cannot be used: those in force stay";
+    let told = "reload failed; keeping the current configuration";
     eventually(WITHIN, "it is logged", || service.log().contains(told));
 }
 

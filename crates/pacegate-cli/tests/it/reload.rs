@@ -151,7 +151,7 @@ fn rules_in_subfolders_are_read_again() {
     fs::write(&file, rule(2)).unwrap();
     until_revision(&mut client, 2);
     fs::remove_file(&file).unwrap();
-    let lost = "there is no file in it or below";
+    let lost = "the directory contains no rule files";
     eventually(WITHIN, "the loss is logged", || service.log().contains(lost));
     assert_eq!(revision(&mut client), 2);
 }
@@ -189,7 +189,7 @@ fn an_invalid_file_changes_nothing_and_is_reported_with_its_position() {
     {
         folder.replace("pacegate.yaml", bad);
         let told = format!("{file}{place}");
-        let complaint = "the settings cannot be used: those in force stay";
+        let complaint = "reload failed; keeping the current configuration";
         eventually(WITHIN, "it is logged", || {
             let log = service.log();
             log.matches(complaint).count() == count + 1 && log.contains(&told)
@@ -213,7 +213,8 @@ fn an_empty_file_removes_no_limits() {
     let mut client = resp(&service);
     charge(&mut client);
     let nothing = "the file says nothing: write `policies: []` if nothing is to be limited";
-    let no_policies = "there are no policies any more: write `policies: []` if that is meant";
+    let no_policies =
+        "the new configuration has no policies: write `policies: []` to remove all limits";
     for (count, (text, why)) in
         [("", nothing), ("shadow: true\n", no_policies), ("policies:\n", no_policies)]
             .into_iter()
@@ -222,7 +223,7 @@ fn an_empty_file_removes_no_limits() {
         folder.replace("pacegate.yaml", text);
         eventually(WITHIN, "it is logged", || {
             let log = service.log();
-            log.matches("those in force stay").count() == count + 1 && log.contains(why)
+            log.matches("reload failed; keeping").count() == count + 1 && log.contains(why)
         });
         assert_eq!(revision(&mut client), 1, "{text:?}");
     }
@@ -245,7 +246,7 @@ fn an_empty_file_beside_rules_removes_no_limits() {
     let service = Service::start(&[&both[..], &["--grpc", "off"]].concat());
     let mut client = resp(&service);
     folder.replace("pacegate.yaml", "shadow: false\n");
-    let why = "there are no policies any more: write `policies: []` if that is meant";
+    let why = "the new configuration has no policies: write `policies: []` to remove all limits";
     eventually(WITHIN, "it is logged", || service.log().contains(why));
     assert_eq!(charge(&mut client), ("10/day".into(), 9), "the last good one is in force");
     folder.replace("rules.yaml", "domain: edge\n");
@@ -370,7 +371,7 @@ fn changes_that_need_a_restart_are_logged() {
     folder.replace("pacegate.yaml", &other);
     until_revision(&mut client, 2);
     let log = service.log();
-    assert!(log.contains("the store stays as it is until a restart"), "{log}");
+    assert!(log.contains("a changed store takes effect after a restart"), "{log}");
     assert!(log.contains("listeners and paths of certificates stay as they are"), "{log}");
     let answer = http.check(None, r#"{"attributes": {"key": "bob"}}"#).unwrap().json();
     assert_eq!((&answer["limit"], &answer["revision"]), (&"20/day".into(), &2.into()));

@@ -88,7 +88,7 @@ fn output_contains_no_secrets_and_no_keys() {
                 "store: redis://:{PASSWORD}@127.0.0.1:1\nkeys: [{{ name: k, key: {API_KEY} }}]\n"
             ),
         );
-        let stay = || service.log().matches("those in force stay").count();
+        let stay = || service.log().matches("reload failed; keeping").count();
         eventually(WITHIN, "it is logged", || stay() == 1);
         let rules = "domain: e\ndescriptors: [{ key: key }]\n";
         folder.replace(

@@ -231,7 +231,7 @@ fn public_listeners_are_warnings() {
     let tls = "tls: { certificate: a, key: b }\n";
     let key = format!("keys: [{{ name: a, sha256: {} }}]\n", "0".repeat(64));
     let said = |missing: &str| {
-        let open = "`listen.http` is open to other machines: the service does not start without";
+        let open = "`listen.http` is open to other machines: the server does not start without";
         vec![format!("{open} {missing}")]
     };
     let neither = "certificates (tls) and API keys (keys)";
@@ -294,7 +294,7 @@ pacegate.yaml: valid, 4 rules
 #[test]
 fn errors_of_rules_are_reported() {
     let why = "\
-`fortnight` is no unit: write second, minute, hour, day, week, month or year, or a period such as 30s or 5m
+unknown unit `fortnight`: expected second, minute, hour, day, week, month or year, or a period such as 30s or 5m
  --> pacegate.yaml:4:25
   |
 4 |     rate_limit: { unit: fortnight, requests_per_unit: 20 }
@@ -316,15 +316,14 @@ fn a_directory_of_rules_is_checked_as_a_whole() {
     fs::write(folder.path().join("b.yml"), RULES).unwrap();
     let twice = run(&["validate", path], b"");
     assert_eq!(twice.code, Some(1), "{twice:?}");
-    let place = format!(
-        "domain `edge` is already in {path}/a.yaml:1: write it once\n --> {path}/b.yml:1:9\n"
-    );
+    let place =
+        format!("duplicate domain `edge`: already in {path}/a.yaml:1\n --> {path}/b.yml:1:9\n");
     assert!(twice.stdout.starts_with(&place), "{twice:?}");
     fs::remove_file(folder.path().join("b.yml")).unwrap();
     fs::create_dir(folder.path().join("below")).unwrap();
     let empty = run(&["validate", &format!("{path}/below")], b"");
     assert_eq!(empty.code, Some(2), "{empty:?}");
-    assert!(empty.stderr.contains("there is no file in it or below"), "{empty:?}");
+    assert!(empty.stderr.contains("the directory contains no rule files"), "{empty:?}");
     fs::write(folder.path().join("below/shop"), RULES.replace("edge", "shop")).unwrap();
     let below = run(&["validate", path], b"");
     assert!(below.stdout.starts_with(&format!("{path}: valid, 8 rules\n")), "{below:?}");

@@ -221,7 +221,7 @@ fn a_limit_of_concurrency_is_not_for_a_layer() {
 #[test]
 fn an_attribute_that_a_request_lacks_is_left_to_the_policies() {
     let by = |resolver: fn() -> Header| {
-        let policy = Policy::new("by-user".parse().unwrap(), [Limit::per_minute(1)]).per(["user"]);
+        let policy = Policy::new("by-user", [Limit::per_minute(1)]).per(["user"]);
         let policies = PolicySet::new([policy]).unwrap();
         let limiter = Limiter::builder().policies(policies).build().unwrap();
         RateLimitLayer::new(limiter).attribute("user", resolver().and(Method))
@@ -235,7 +235,7 @@ fn an_attribute_that_a_request_lacks_is_left_to_the_policies() {
 fn another_spelling_of_a_path_draws_on_the_same_budget() {
     let login = || {
         let limit = [Limit::per_minute(1)];
-        Policy::new("login".parse().unwrap(), limit).matching("path", Condition::equal("/login"))
+        Policy::new("login", limit).matching("path", Condition::equal("/login"))
     };
     let layer = |policy: Policy| {
         let limiter = Limiter::builder().policies(PolicySet::new([policy]).unwrap());
@@ -277,9 +277,7 @@ fn without_a_resolver_there_is_one_budget() {
 
 #[test]
 fn several_policies_stand_or_fall_together() {
-    let policy = |name: &str, limit: &str, per: &str| {
-        Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).per([per])
-    };
+    let policy = |name: &str, limit: &str, per: &str| Policy::new(name, [limit]).per([per]);
     let login = policy("login", "1/minute", "user").matching("path", Condition::equal("/login"));
     let policies = PolicySet::new([policy("all", "3/minute", "user"), login]).unwrap();
     let limiter = Limiter::builder().policies(policies).build().unwrap();
@@ -468,8 +466,8 @@ fn a_key_of_two_parts_is_one_in_a_domain_too() {
         assert_eq!(status(get("/a"), false), 429);
     }
     let policies = || {
-        let limits = ["1/day".parse().unwrap()];
-        let policy = Policy::new("shop".parse().unwrap(), limits).per(["key"]);
+        let limits = ["1/day"];
+        let policy = Policy::new("shop", limits).per(["key"]);
         PolicySet::new([policy.in_domain("shop")]).unwrap()
     };
     check(Limiter::builder().policies(policies()).build().unwrap());

@@ -179,8 +179,7 @@ fn axum_provides_routes_and_peers() {
 
 #[test]
 fn a_layer_in_a_nested_router_sees_the_whole_path() {
-    let login = Policy::new("login".parse().unwrap(), ["1/minute".parse().unwrap()])
-        .matching("path", Condition::equal("/api/login"));
+    let login = Policy::new("login", ["1/minute"]).matching("path", Condition::equal("/api/login"));
     let limiter = Limiter::builder().policies(PolicySet::new([login]).unwrap()).build().unwrap();
     let inner = Router::new()
         .route("/login", get(|| async {}))

@@ -14,9 +14,8 @@ use std::{
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use pacegate::{
-    Charge, Clock, Counter, Limit, Limiter, ManualClock, MemoryStore, PolicySet, SharedLimiter,
-    Store, StoreError,
-    algorithm::Outcome,
+    Charge, Clock, Counter, Limit, Limiter, ManualClock, MemoryStore, Outcomes, PolicySet, Reply,
+    SharedLimiter, Store, StoreError, Update,
     policy::{FailureMode, Policy},
 };
 use pacegate_http::{
@@ -36,33 +35,21 @@ struct Remote {
 }
 
 impl Remote {
-    fn answer<'a, T: Send + 'a>(&self, answer: pacegate::Answer<'a, T>) -> pacegate::Answer<'a, T> {
+    fn answer<'a, T>(&self, answer: Reply<'a, T>) -> Reply<'a, T> {
         match self.away.load(Relaxed) {
-            true => Box::pin(ready(Err(StoreError::TimedOut))),
+            true => Reply::Ready(Err(StoreError::TimedOut)),
             false => answer,
         }
     }
 }
 
 impl Store for Remote {
-    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> pacegate::Answer<'a, Vec<Outcome>> {
-        self.answer(Store::charge(&*self.store, charges))
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        self.answer(self.store.charge(charges, id))
     }
 
-    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.answer(Store::refund(&*self.store, charge))
-    }
-
-    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.answer(Store::reset(&*self.store, charge))
-    }
-
-    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.answer(Store::release(&*self.store, charge))
-    }
-
-    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, bool> {
-        self.answer(Store::renew(&*self.store, charge))
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.answer(self.store.update(charge, update))
     }
 }
 
@@ -154,8 +141,8 @@ fn requests_without_a_cost_are_charged_afterwards() {
 #[test]
 fn refunds_reach_every_policy_of_a_request() {
     let policy = |name: &str, per: &[&str]| {
-        let limits = ["2/minute".parse().unwrap()];
-        Policy::new(name.parse().unwrap(), limits).per(per.iter().copied())
+        let limits = ["2/minute"];
+        Policy::new(name, limits).per(per.iter().copied())
     };
     let policies = || PolicySet::new([policy("all", &[]), policy("each", &["user"])]).unwrap();
     fn check<L: Decide>(limiter: L) {
@@ -175,7 +162,7 @@ fn refunds_reach_every_policy_of_a_request() {
 #[test]
 fn degraded_decisions_are_not_refunded() {
     let three = || "3/hour".parse::<Limit>().unwrap();
-    let policy = Policy::new("api".parse().unwrap(), [three()]).failing(FailureMode::Open);
+    let policy = Policy::new("api", [three()]).failing(FailureMode::Open);
     let remote = Remote::default();
     let limiter = SharedLimiter::new(remote.clone(), PolicySet::new([policy]).unwrap());
     let chosen = RateLimitLayer::new(limiter.clone())
@@ -203,16 +190,14 @@ fn degraded_decisions_are_not_refunded() {
 async fn reset(store: &Remote, limit: Limit) {
     let key = pacegate::KeyBuf::empty();
     let charge = Charge::new("api".parse().unwrap(), key.as_ref(), limit).counter(Counter::Policy);
-    store.reset(&charge).await.unwrap();
+    store.update(&charge, Update::Reset).await.unwrap();
 }
 
 /// A policy in shadow mode that would have denied was not charged. What others took is given back.
 #[test]
 fn shadow_denials_are_not_refunded() {
     let policies = || {
-        let policy = |name: &str, limit: &str| {
-            Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).per(["key"])
-        };
+        let policy = |name: &str, limit: &str| Policy::new(name, [limit]).per(["key"]);
         PolicySet::new([policy("real", "9/day"), policy("trial", "1/day").shadow()]).unwrap()
     };
     fn check<L: Decide>(

@@ -110,7 +110,7 @@ fn calls_are_counted_under_their_policy_if_there_is_one() {
         Ok(())
     }
 
-    let policy = Policy::new("known".parse().unwrap(), ["1/minute".parse().unwrap()]);
+    let policy = Policy::new("known", ["1/minute"]);
     let policies = PolicySet::new([policy]).unwrap();
     let limiter = limiter().0.with_policies(policies);
     assert_eq!(admitted(3, || known(&limiter)), 1);

@@ -312,6 +312,11 @@ impl Rules {
                 "supports whole seconds only: use a period such as {next}s instead of `{limit}`"
             ));
         }
+        if !limit.period().subsec_nanos().is_multiple_of(1_000_000) {
+            return Some(format!(
+                "knows whole milliseconds only, and `{limit}` has a finer period"
+            ));
+        }
         None
     }
 }

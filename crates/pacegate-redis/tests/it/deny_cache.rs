@@ -51,7 +51,7 @@ fn resets_use_the_servers_clock() {
     let now = Timestamp::from_secs(1_767_225_600).after(Duration::from_millis(250));
     timed.set_time(now);
     let reset = |limit: &str, lease: Option<Lease>, source: Source| {
-        let policy = Policy::new("api".parse().unwrap(), [limit.parse().unwrap()]);
+        let policy = Policy::new("api", [limit]);
         let mut policy = policy.per([Request::KEY]);
         policy.lease = lease;
         let limiter = SharedLimiter::new(timed.store.clone(), PolicySet::new([policy]).unwrap());
@@ -108,5 +108,5 @@ async fn compare(cached: &RedisStore, plain: &RedisStore, algorithm: Algorithm) 
 }
 
 async fn one(store: &RedisStore, charge: Charge<'_>) -> Outcome {
-    store.charge(&[charge]).await.unwrap()[0]
+    store.charge(&[charge], None).await.unwrap()[0]
 }

@@ -1,30 +1,44 @@
-//! What a configuration may refer to, outside of its file.
+//! The environment variables and secret files that a configuration refers to.
 
 use std::{
     cell::RefCell,
-    fmt, fs,
-    io::Read,
+    fmt, io,
     path::{Path, PathBuf},
+    rc::Rc,
 };
 
-use super::hint::shorten;
+use super::{files::Files, hint::shorten};
 
-/// Where a configuration finds the variables that it names.
+/// The source of environment variables and files for a configuration.
 pub struct Environment<'a> {
     variable: Lookup<'a>,
-    /// Whether secrets are looked up at all.
+    /// True if secrets are read.
     secrets: bool,
-    /// Files that secrets were looked for in.
-    files: RefCell<Vec<PathBuf>>,
+    files: Rc<Files>,
+    /// The files of the secrets that were read.
+    secret_files: RefCell<Vec<PathBuf>>,
 }
 
 type Lookup<'a> = Box<dyn Fn(&str) -> Option<String> + 'a>;
 
-/// A secret, or why there is none. Without any: it was not looked up.
-pub(crate) type Secret = Result<Option<Vec<u8>>, String>;
+/// A secret, or the reason why there is none. `None` if it was not looked up.
+pub(crate) type Secret = Result<Option<Vec<u8>>, SecretError>;
+
+/// The reason why a secret cannot be used. The secret itself is not part of it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum SecretError {
+    #[error("the environment variable `{0}` is not set: set it")]
+    Unset(String),
+    #[error("cannot read `{path}`: {error}")]
+    Unreadable { path: String, error: io::Error },
+    #[error("`{0}` should hold from 1 to {MAX_SECRET} bytes")]
+    Length(String),
+}
 
 /// The longest secret.
-const MAX_SECRET: u64 = 64 * 1024;
+const MAX_SECRET: usize = 64 * 1024;
 
 impl<'a> Environment<'a> {
     /// The variables of this process.
@@ -36,7 +50,12 @@ impl<'a> Environment<'a> {
 
     /// These variables.
     pub fn of(variable: impl Fn(&str) -> Option<String> + 'a) -> Self {
-        Self { variable: Box::new(variable), secrets: true, files: RefCell::default() }
+        Self {
+            variable: Box::new(variable),
+            secrets: true,
+            files: Rc::default(),
+            secret_files: RefCell::default(),
+        }
     }
 
     /// Neither variables nor files are looked up: for checking a file where its secrets are not, as in CI. What they
@@ -46,50 +65,58 @@ impl<'a> Environment<'a> {
         Self { secrets: false, ..self }
     }
 
-    /// What a variable holds, if it is set.
+    /// Returns the value of a variable, if it is set.
     pub fn get(&self, name: &str) -> Option<String> {
         (self.variable)(name)
     }
 
-    /// Files that secrets were looked for in so far, found or not.
-    pub(crate) fn files(self) -> Vec<PathBuf> {
-        self.files.into_inner()
+    /// Reads files through `files`.
+    pub(crate) fn reading(self, files: Rc<Files>) -> Self {
+        Self { files, ..self }
+    }
+
+    /// Returns the files that this environment reads through.
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// Returns the files of all secrets that were looked up, found or not.
+    pub(crate) fn into_secret_files(self) -> Vec<PathBuf> {
+        self.secret_files.into_inner()
     }
 
     pub(super) fn has_secrets(&self) -> bool {
         self.secrets
     }
 
-    /// What a variable holds.
+    /// Returns the secret in a variable.
     pub(super) fn variable(&self, name: &str) -> Secret {
         if !self.secrets {
             return Ok(None);
         }
         let value = (self.variable)(name).unwrap_or_default();
         match value.is_empty() {
-            true => Err(format!("the environment variable `{}` is not set: set it", shorten(name))),
+            true => Err(SecretError::Unset(shorten(name))),
             false => Ok(Some(value.into_bytes())),
         }
     }
 
-    /// What a file holds, without the end of its last line.
+    /// Returns the secret in a file, without trailing line ends.
     pub(crate) fn file(&self, path: &Path) -> Secret {
         if !self.secrets {
             return Ok(None);
         }
-        self.files.borrow_mut().push(path.to_owned());
+        self.secret_files.borrow_mut().push(path.to_owned());
         let shown = shorten(&path.to_string_lossy());
-        let mut held = Vec::new();
-        let read =
-            fs::File::open(path).and_then(|file| file.take(MAX_SECRET + 1).read_to_end(&mut held));
-        read.map_err(|error| format!("cannot read `{shown}`: {error}"))?;
-        while held.last().is_some_and(|byte| b"\r\n".contains(byte)) {
-            held.pop();
+        let read = match self.files.read(path) {
+            Ok(read) => read,
+            Err(error) => return Err(SecretError::Unreadable { path: shown, error }),
+        };
+        let end = read.iter().rposition(|byte| !b"\r\n".contains(byte)).map_or(0, |last| last + 1);
+        match end {
+            1..=MAX_SECRET => Ok(Some(read[..end].to_vec())),
+            _ => Err(SecretError::Length(shown)),
         }
-        if held.is_empty() || u64::try_from(held.len()).is_ok_and(|length| length > MAX_SECRET) {
-            return Err(format!("`{shown}` should hold from 1 to {MAX_SECRET} bytes"));
-        }
-        Ok(Some(held))
     }
 }
 

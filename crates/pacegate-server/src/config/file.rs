@@ -1,21 +1,24 @@
-//! The file as it is written. What it says is checked in `read`; these types also are its JSON Schema.
+//! The sections of the file. The JSON Schema and the reference page are made from these types.
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{
-    forms::{Conditions, FailureForm, LayoutForm, Lease, OneOrMany, Size, StoreForm},
+    Descriptors, Scope,
+    bounds::BoundsSection,
+    forms::{Conditions, FailureForm, LayoutForm, Lease, OneOrMany, StoreForm},
     place::{At, Entries, Form, Forms, NoMap},
 };
+use crate::listeners::{LISTENER_COUNT, ListenAddresses, ListenerId};
 
 /// The configuration of `pacegate serve`. Everything may be left out.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "Pacegate")]
 pub(crate) struct Config {
-    /// Where state lives: `memory`, the address of a Redis or Valkey, or the parts of either.
+    /// The store for counters: `memory`, the address of a Redis or Valkey server, or a section with options.
     #[serde(default)]
     #[schemars(with = "StoreForm", extend("default" = "memory"))]
     #[schemars(
@@ -35,15 +38,15 @@ pub(crate) struct Config {
     #[schemars(with = "AdHoc")]
     pub(crate) ad_hoc: Option<AdHoc>,
 
-    /// Every policy counts and reports, and none denies: for a first day in production.
+    /// Puts every policy into shadow mode: it counts and reports, but does not deny.
     #[serde(default)]
     pub(crate) shadow: bool,
 
-    /// Where the service listens.
+    /// The addresses of the listeners.
     #[serde(default)]
     pub(crate) listen: Listen,
 
-    /// Which headers answers over HTTP carry.
+    /// The rate limit headers of HTTP responses.
     #[serde(default)]
     pub(crate) headers: Headers,
 
@@ -53,12 +56,12 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) problem_details: bool,
 
-    /// How several descriptors of one request by Envoy are charged.
-    #[serde(default)]
-    #[schemars(with = "Descriptors", extend("default" = "together"))]
-    pub(crate) descriptors: Option<Descriptors>,
+    /// The way that several descriptors of one Envoy request are charged.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(extend("default" = "together"))]
+    pub(crate) descriptors: Descriptors,
 
-    /// The certificate of the service. Needed to listen beyond the loopback.
+    /// The certificate of the server. Required for listeners on public addresses.
     #[serde(default)]
     #[schemars(with = "Tls")]
     pub(crate) tls: Option<Tls>,
@@ -67,9 +70,9 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) keys: Vec<At<Key>>,
 
-    /// How much of anything an outsider may take up.
+    /// Limits on the resources that clients can use.
     #[serde(default)]
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: BoundsSection,
 }
 
 /// The parts of a store. With `url`, `url_file` or `url_env` it is on Redis or Valkey, otherwise in memory.
@@ -98,7 +101,7 @@ pub(crate) struct Store {
     #[schemars(with = "String", extend("default" = "pg:"))]
     pub(crate) prefix: Option<At<String>>,
 
-    /// How long a call to the store may take before the failure modes of the policies decide. Redis and Valkey only.
+    /// Deadline for a call to the store. After it, the failure modes of the policies apply. Redis and Valkey only.
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "100ms"))]
     pub(crate) deadline: Option<At<String>>,
@@ -132,12 +135,12 @@ pub(crate) struct Layout {
     #[schemars(example = "myapp:{key}:{window}")]
     pub(crate) template: At<String>,
 
-    /// How much longer than its window a counter lives, up to 365d.
+    /// Time that a counter outlives its window, up to 365d.
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "0s"))]
     pub(crate) ttl_slack: Option<At<String>>,
 
-    /// Whether every request sets the life of a counter anew, instead of the first one only.
+    /// Renews the expiry of a counter with every request, instead of the first one only.
     #[serde(default)]
     pub(crate) refresh_ttl: bool,
 }
@@ -156,12 +159,12 @@ pub(crate) struct Policy {
     #[schemars(with = "String", extend("default" = ""))]
     pub(crate) domain: Option<String>,
 
-    /// What the attributes of a request must be, all of them. Without it: every request of the domain.
+    /// Conditions on the attributes of a request, all of which must hold. Without it: every request of the domain.
     #[serde(default, rename = "match")]
     #[schemars(with = "Conditions")]
     pub(crate) matching: Option<Entries<Form<Condition>>>,
 
-    /// How the attribute `path` is compared in `match` and counted in `per`.
+    /// The form in which `match` compares and `per` counts the attribute `path`.
     #[serde(default)]
     #[schemars(with = "Paths", extend("default" = "normalized"))]
     pub(crate) paths: Option<Paths>,
@@ -173,7 +176,7 @@ pub(crate) struct Policy {
     #[schemars(example = &"user", example = ["tenant", "user"])]
     pub(crate) per: Option<At<Form<NoMap>>>,
 
-    /// What happens to a request that lacks an attribute of `per`.
+    /// The treatment of a request without an attribute of `per`.
     #[serde(default)]
     #[schemars(with = "Missing", extend("default" = "share"))]
     pub(crate) missing: Option<Missing>,
@@ -184,7 +187,7 @@ pub(crate) struct Policy {
     #[schemars(example = "100/minute", example = "5/30s sliding-log", example = ["10/second burst 20", "1000/hour"])]
     pub(crate) limit: At<Form<NoMap>>,
 
-    /// How all limits of this policy count, unless their texts say it.
+    /// The algorithm of all limits of this policy whose text does not name one.
     #[serde(default)]
     #[schemars(with = "Algorithm", extend("default" = "fixed-window"))]
     pub(crate) algorithm: Option<At<String>>,
@@ -204,12 +207,12 @@ pub(crate) struct Policy {
     #[serde(default)]
     pub(crate) overrides: Vec<Override>,
 
-    /// Whether it denies, or only counts and reports.
+    /// Enforces the limits, or only counts and reports.
     #[serde(default)]
     #[schemars(with = "Mode", extend("default" = "enforce"))]
     pub(crate) mode: Option<Mode>,
 
-    /// What happens when the store cannot answer.
+    /// The failure mode, which applies when the store does not answer.
     #[serde(default)]
     #[schemars(with = "FailureForm", extend("default" = "local"))]
     #[schemars(example = &"closed", example = serde_json::json!({"local": "1/3"}))]
@@ -222,7 +225,7 @@ pub(crate) struct Policy {
     #[schemars(example = 50, example = "5%")]
     pub(crate) lease: Option<At<String>>,
 
-    /// What its state is placed by on a cluster. Policies of one request with the same tag are charged in one step.
+    /// The hash tag of its keys on a cluster. Policies of one request with the same tag are charged in one step.
     #[serde(default)]
     #[schemars(with = "Tag", extend("default" = "key"))]
     pub(crate) tag: Option<At<Tag>>,
@@ -233,18 +236,18 @@ pub(crate) struct Policy {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Override {
-    /// Which of the policy's requests.
+    /// The requests of the policy that the override applies to.
     #[serde(rename = "match")]
     #[schemars(with = "Conditions")]
     pub(crate) matching: At<Entries<Form<Condition>>>,
 
-    /// What they get instead, or `unlimited`.
+    /// Their limits, or `unlimited`.
     #[schemars(with = "OneOrMany")]
     #[schemars(example = "1000/minute", example = &"unlimited")]
     pub(crate) limit: At<Form<NoMap>>,
 }
 
-/// What the value of an attribute must be: exactly one of these.
+/// A condition on the value of an attribute: exactly one of these.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Condition {
@@ -301,7 +304,7 @@ impl JsonSchema for Algorithm {
     }
 }
 
-/// Whether a policy denies.
+/// The mode of a policy.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
@@ -311,7 +314,7 @@ pub(crate) enum Mode {
     Shadow,
 }
 
-/// How the attribute `path` is compared and counted.
+/// The form in which the attribute `path` is compared and counted.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Paths {
@@ -324,7 +327,7 @@ pub(crate) enum Paths {
     Exact,
 }
 
-/// What happens to a request that lacks an attribute of `per`.
+/// The treatment of a request without an attribute of `per`.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Missing {
@@ -343,7 +346,7 @@ pub(crate) struct Failure {
     pub(crate) local: At<String>,
 }
 
-/// What the state of a policy is placed by on a cluster.
+/// The hash tag of the keys of a policy on a cluster.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Tag {
@@ -359,29 +362,29 @@ pub(crate) enum Tag {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AdHoc {
-    /// What happens when the store cannot answer.
+    /// The failure mode, which applies when the store does not answer.
     #[serde(default)]
     #[schemars(with = "FailureForm", extend("default" = "local"))]
     pub(crate) failure: Option<At<Form<Failure>>>,
 }
 
-/// Where the service listens: an address and a port, of which 0 is any that is free, or `off`.
+/// The addresses of the listeners: `HOST:PORT`, with port 0 for a free port, or `off`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Listen {
     /// HTTP: checks, administration, metrics, health.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "127.0.0.1:8080"))]
+    #[schemars(with = "String", extend("default" = default_address(ListenerId::Http)))]
     pub(crate) http: Option<At<String>>,
 
     /// gRPC: Envoy's rate limit service.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "127.0.0.1:8081"))]
+    #[schemars(with = "String", extend("default" = default_address(ListenerId::Grpc)))]
     pub(crate) grpc: Option<At<String>>,
 
     /// The protocol of Redis.
     #[serde(default)]
-    #[schemars(with = "String", extend("default" = "127.0.0.1:6380"))]
+    #[schemars(with = "String", extend("default" = default_address(ListenerId::Resp)))]
     pub(crate) resp: Option<At<String>>,
 
     /// Names in the `Host` of HTTP requests that are accepted besides `localhost` and addresses of this server, without
@@ -393,7 +396,7 @@ pub(crate) struct Listen {
     pub(crate) hosts: Vec<At<String>>,
 }
 
-/// Which headers tell a client about its limit. A denied one also gets `Retry-After`.
+/// The rate limit headers of responses. A denial also has `Retry-After`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Headers {
@@ -408,7 +411,7 @@ pub(crate) struct Headers {
     pub(crate) legacy: Option<Legacy>,
 }
 
-/// Which draft of the standard headers.
+/// The draft of the standard headers.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 pub(crate) enum Standard {
     /// As in drafts 8 to 11: `RateLimit: "api";r=12;t=3`.
@@ -422,7 +425,7 @@ pub(crate) enum Standard {
     Off,
 }
 
-/// What the number in `X-RateLimit-Reset` is.
+/// The meaning of the number in `X-RateLimit-Reset`.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Legacy {
@@ -434,21 +437,11 @@ pub(crate) enum Legacy {
     Off,
 }
 
-/// How several descriptors of one request by Envoy are charged.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Descriptors {
-    /// All or none of them: a denied request consumes nothing.
-    Together,
-    /// Each by itself, as envoyproxy/ratelimit does.
-    Apart,
-}
-
 /// Files in PEM form, read again when they change. Relative to the folder of this file.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Tls {
-    /// The chain of certificates, the service's own first.
+    /// The certificate chain, starting with the server's own certificate.
     #[schemars(example = "/etc/pacegate/tls.crt")]
     pub(crate) certificate: At<String>,
 
@@ -456,17 +449,17 @@ pub(crate) struct Tls {
     #[schemars(example = "/etc/pacegate/tls.key")]
     pub(crate) key: At<String>,
 
-    /// Who signs the certificates that clients must show. Without it they need not show any.
+    /// The certificate authority for client certificates. Without it, clients need none.
     #[serde(default)]
     #[schemars(with = "String")]
     pub(crate) client_ca: Option<At<String>>,
 }
 
-/// An API key. The key itself is never in this file: only where it is, or its hash.
+/// An API key. This file never contains the key itself, only its hash or its location.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Key {
-    /// Whose key it is, for logs.
+    /// The name of the API key, for logs.
     #[schemars(example = &"checkout")]
     pub(crate) name: At<String>,
 
@@ -485,10 +478,10 @@ pub(crate) struct Key {
     #[schemars(with = "String", example = &"CHECKOUT_KEY")]
     pub(crate) env: Option<At<String>>,
 
-    /// What it may be used for.
-    #[serde(default)]
-    #[schemars(with = "Scope", extend("default" = "check"))]
-    pub(crate) scope: Option<Scope>,
+    /// The permissions of the API key.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(extend("default" = "check"))]
+    pub(crate) scope: Scope,
 
     /// The domains it may be used for. Without it: all of them.
     #[serde(default)]
@@ -502,70 +495,28 @@ pub(crate) struct Key {
     pub(crate) inline: bool,
 }
 
-/// What a key may be used for.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Scope {
-    /// Checks, peeks, acquire and release.
-    Check,
-    /// Also resets, refunds, reloads, and everything about all keys.
-    Admin,
+fn default_address(listener: ListenerId) -> String {
+    ListenAddresses::default()[listener].to_string()
 }
 
-/// How much of anything an outsider may take up. Bytes are numbers or texts such as `64KiB`, times such as `5s`.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Bounds {
-    /// Connections to each listener, from 1 to 1,000,000.
-    #[serde(default)]
-    #[schemars(with = "u64", range(min = 1, max = 1_000_000), extend("default" = 10_000))]
-    pub(crate) connections: Option<At<String>>,
+/// A field without a value has its default.
+fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
 
-    /// One request: a body, or a command with its arguments. From 1KiB to 64MiB.
-    #[serde(default)]
-    #[schemars(with = "Size", extend("default" = "64KiB"))]
-    pub(crate) request_bytes: Option<At<String>>,
-
-    /// All headers of a request. From 1KiB to 1MiB.
-    #[serde(default)]
-    #[schemars(with = "Size", extend("default" = "16KiB"))]
-    pub(crate) header_bytes: Option<At<String>>,
-
-    /// A key, and the value of an attribute. From 16 bytes to 64KiB.
-    #[serde(default)]
-    #[schemars(with = "Size", extend("default" = "1KiB"))]
-    pub(crate) key_bytes: Option<At<String>>,
-
-    /// Attributes, descriptors and entries of one request, each, from 1 to 1,024.
-    #[serde(default)]
-    #[schemars(with = "u64", range(min = 1, max = 1_024), extend("default" = 32))]
-    pub(crate) attributes: Option<At<String>>,
-
-    /// Requests of a batch, and commands that are decided together, from 1 to 65,536.
-    #[serde(default)]
-    #[schemars(with = "u64", range(min = 1, max = 65_536), extend("default" = 1_024))]
-    pub(crate) batch: Option<At<String>>,
-
-    /// How long a request may take to arrive once it has begun. From 10ms to 1h.
-    #[serde(default)]
-    #[schemars(with = "String", extend("default" = "5s"))]
-    pub(crate) read_timeout: Option<At<String>>,
-
-    /// How long a client may take to read an answer. A connection on which nothing can be written for this long, or
-    /// whose client leaves an answer over HTTP/2 unread, is closed. From 10ms to 1h.
-    #[serde(default)]
-    #[schemars(with = "String", extend("default" = "30s"))]
-    pub(crate) write_timeout: Option<At<String>>,
-
-    /// How long a connection may be silent. From 10ms to 1d.
-    #[serde(default)]
-    #[schemars(with = "String", extend("default" = "300s"))]
-    pub(crate) idle_timeout: Option<At<String>>,
-
-    /// How long open requests are waited for at the end. From 0s to 1h.
-    #[serde(default)]
-    #[schemars(with = "String", extend("default" = "10s"))]
-    pub(crate) drain_timeout: Option<At<String>>,
+impl Listen {
+    /// Returns the address of each listener, if it is given.
+    pub(super) fn addresses(&self) -> [(ListenerId, Option<&At<String>>); LISTENER_COUNT] {
+        [
+            (ListenerId::Http, self.http.as_ref()),
+            (ListenerId::Grpc, self.grpc.as_ref()),
+            (ListenerId::Resp, self.resp.as_ref()),
+        ]
+    }
 }
 
 impl Forms<'_> for Store {

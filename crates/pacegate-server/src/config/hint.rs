@@ -1,6 +1,6 @@
-//! What somebody may have meant.
+//! Suggestions for misspelled words.
 
-/// At most 40 characters of what somebody wrote, safe to print.
+/// Returns at most 40 characters of a text, escaped.
 pub(crate) fn shorten(text: &str) -> String {
     let mut short: String = text.chars().take(40).flat_map(char::escape_debug).collect();
     if text.chars().nth(40).is_some() {
@@ -9,7 +9,7 @@ pub(crate) fn shorten(text: &str) -> String {
     short
 }
 
-/// What to write instead of `word`: the one that was likely meant, or all there are.
+/// Returns a suggestion for a wrong word: the similar choice, or all choices.
 pub(crate) fn among(word: &str, choices: &[&str]) -> String {
     if let Some(meant) = likely(word, choices) {
         return format!("did you mean `{meant}`?");
@@ -22,7 +22,7 @@ pub(crate) fn among(word: &str, choices: &[&str]) -> String {
     }
 }
 
-/// Words of other systems for what is called otherwise here.
+/// Names in other systems, with ours.
 const MEANINGS: [(&str, &str); 13] = [
     ("algo", "algorithm"),
     ("by", "per"),
@@ -55,24 +55,13 @@ fn likely<'a>(word: &str, choices: &[&'a str]) -> Option<&'a str> {
     (near.0 <= most).then_some(near.1)
 }
 
-/// How many letters have to be added, taken out or changed. Long words are far from everything.
+/// Returns the number of edits from one word to the other. Long words are far from everything.
 fn distance(a: &str, b: &str) -> usize {
-    const LONGEST: usize = 32;
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    if a.len() > LONGEST || b.len() > LONGEST {
-        return LONGEST;
+    const MAX_LENGTH: usize = 32;
+    match a.len().max(b.len()) > MAX_LENGTH {
+        true => MAX_LENGTH,
+        false => strsim::osa_distance(a, b),
     }
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let changed = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -87,7 +76,7 @@ mod tests {
             ("Limit", "did you mean `limit`?"),
             ("max-cost", "did you mean `max_cost`?"),
             ("quota", "did you mean `limit`?"),
-            ("pre", "write `name`, `limit`, `per`, `max_cost` or `algorithm`"),
+            ("pre", "did you mean `per`?"),
             ("algoritm", "did you mean `algorithm`?"),
             ("x", "write `name`, `limit`, `per`, `max_cost` or `algorithm`"),
         ] {

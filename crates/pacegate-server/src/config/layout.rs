@@ -1,8 +1,8 @@
-//! Whose counters the store shares.
+//! The layout of the counters in the store.
 
 use std::time::Duration;
 
-use pacegate::{Limit, StoreError};
+use pacegate::{Limit, PolicyName, StoreError};
 use pacegate_redis::Layout;
 
 use super::{
@@ -13,6 +13,34 @@ use super::{
     text::duration,
     written::scalar_text,
 };
+
+/// The reason why the layout of a store cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum LayoutError {
+    #[error(
+        "`{text}` is neither a layout nor a template such as `myapp:{{key}}:{{window}}`: {choices}"
+    )]
+    Unknown { text: String, choices: String },
+    #[error(
+        "this layout counts two windows of a key, which a cluster keeps in different slots: write the \
+         address of a single server"
+    )]
+    Cluster,
+    /// A limit that the layout cannot count.
+    #[error("{}", reason(.0))]
+    Limit(StoreError),
+    #[error("policy `{policy}`: {error}")]
+    Policy { policy: PolicyName, error: Box<LayoutError> },
+}
+
+fn reason(error: &StoreError) -> String {
+    match error {
+        StoreError::Unsupported(reason) => reason.clone(),
+        other => other.to_string(),
+    }
+}
 
 type NamedLayout = (&'static str, fn() -> Layout);
 
@@ -86,31 +114,28 @@ impl Reader<'_, '_> {
     }
 }
 
-fn named(text: &str) -> Result<Layout, String> {
+fn named(text: &str) -> Result<Layout, LayoutError> {
     let known = LAYOUTS.iter().find(|(name, _)| *name == text).map(|(_, layout)| layout());
-    known.ok_or_else(|| {
-        let names = among(text, &LAYOUTS.map(|(name, _)| name));
-        let text = shorten(text);
-        format!(
-            "`{text}` is neither a layout nor a template such as `myapp:{{key}}:{{window}}`: {names}"
-        )
+    known.ok_or_else(|| LayoutError::Unknown {
+        text: shorten(text),
+        choices: among(text, &LAYOUTS.map(|(name, _)| name)),
     })
 }
 
 /// Returns an error if a cluster cannot hold the counters of a layout.
-pub(super) fn check_cluster(url: &str, layout: &Layout) -> Result<(), &'static str> {
+pub(super) fn check_cluster(url: &str, layout: &Layout) -> Result<(), LayoutError> {
     let scheme = url.split("://").next().unwrap_or_default();
     match scheme.ends_with("+cluster") && !layout.works_on_cluster() {
-        true => Err("this layout counts two windows of a key, which a cluster keeps in different \
-                     slots: write the address of a single server"),
+        true => Err(LayoutError::Cluster),
         false => Ok(()),
     }
 }
 
 /// Returns why a store with this layout cannot count these limits.
-pub(super) fn supported(layout: &Layout, limits: &[Limit], leased: bool) -> Result<(), String> {
-    layout.supports(limits, leased).map_err(|error| match error {
-        StoreError::Unsupported(problem) => problem,
-        other => other.to_string(),
-    })
+pub(super) fn supported(
+    layout: &Layout,
+    limits: &[Limit],
+    leased: bool,
+) -> Result<(), LayoutError> {
+    layout.supports(limits, leased).map_err(LayoutError::Limit)
 }

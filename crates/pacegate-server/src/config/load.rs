@@ -1,21 +1,21 @@
-use std::{fs, io::Read, path::Path};
+use std::path::Path;
 
 use super::{ConfigError, Environment, Settings, read, rules, yaml};
 use crate::envoy::RuleFile;
 
-/// Why there are no settings.
+/// The reason why a configuration cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// Nothing could be read.
+    /// A file could not be read.
     #[error("cannot read {path}: {error}")]
     Unreadable {
         /// The file, as it was named.
         path: String,
-        /// Why not.
+        /// The error of the system.
         error: std::io::Error,
     },
-    /// What was read says something wrong.
+    /// A file is invalid.
     #[error(transparent)]
     Bad(#[from] ConfigError),
 }
@@ -28,34 +28,34 @@ pub enum LoadError {
 /// If it cannot be read, or as [`read`](super::read()) has it.
 pub fn load(path: &Path, environment: &Environment<'_>) -> Result<Settings, LoadError> {
     if path.is_dir() {
-        return load_folder(path);
+        return Ok(rules::read(&rule_files(path, environment)?)?);
     }
-    Ok(read(&text(path)?, &path.display().to_string(), environment)?)
+    Ok(read(&text(path, environment)?, &path.display().to_string(), environment)?)
 }
 
-fn load_folder(path: &Path) -> Result<Settings, LoadError> {
+/// Reads a file of envoyproxy/ratelimit, or all files of a directory.
+pub(crate) fn rule_files(
+    path: &Path,
+    environment: &Environment<'_>,
+) -> Result<Vec<RuleFile>, LoadError> {
     let unreadable = |error| LoadError::Unreadable { path: path.display().to_string(), error };
     let mut files = Vec::new();
     for file in RuleFile::files(path).map_err(unreadable)? {
-        let text = text(&file)?;
+        let text = text(&file, environment)?;
         yaml::check_length(&text, &file.display().to_string())?;
         files.push(RuleFile { file, text });
     }
-    Ok(rules::read(&files)?)
+    Ok(files)
 }
 
-/// What a file holds, or a little more than it may.
-fn text(path: &Path) -> Result<String, LoadError> {
+/// Returns the text of a file. Of a file that is too long, returns a little more than is allowed.
+fn text(path: &Path, environment: &Environment<'_>) -> Result<String, LoadError> {
     let name = path.display().to_string();
-    let mut bytes = Vec::new();
-    // One more than there may be, so that too many are seen.
-    let most = u64::try_from(yaml::MAX_BYTES).unwrap_or(u64::MAX).saturating_add(1);
-    let done = fs::File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
-    done.map_err(|error| LoadError::Unreadable { path: name.clone(), error })?;
-    let text = String::from_utf8(bytes).map_err(|error| {
-        let line =
-            error.as_bytes()[..error.utf8_error().valid_up_to()].split(|b| *b == b'\n').count();
+    let read = environment.files().read(path);
+    let bytes = read.map_err(|error| LoadError::Unreadable { path: name.clone(), error })?;
+    let text = str::from_utf8(&bytes).map_err(|error| {
+        let line = bytes[..error.valid_up_to()].split(|byte| *byte == b'\n').count();
         ConfigError::whole(&name, format!("line {line} is not UTF-8: save the file as UTF-8"))
     })?;
-    Ok(text)
+    Ok(text.to_owned())
 }

@@ -1,14 +1,16 @@
-//! What the service is told: policies, where they count, who may ask, and where it listens.
+//! The configuration: policies, store, API keys and listeners.
 //!
 //! [`read`] makes [`Settings`] of a file, or says everything that is wrong with it. The form of the file is in
 //! `file.rs`, from which its JSON Schema is made, too.
 
 mod application;
+mod bounds;
 mod environment;
 mod file;
+mod files;
+mod format;
 mod forms;
 mod hint;
-mod kind;
 mod layout;
 mod load;
 mod mask;
@@ -17,6 +19,7 @@ mod place;
 mod placeholder;
 mod policies;
 mod problem;
+mod recover;
 mod reference;
 mod rlaas;
 mod rules;
@@ -28,19 +31,24 @@ mod warnings;
 mod written;
 mod yaml;
 
-pub use environment::Environment;
-pub use kind::{Kind, kind_of};
+pub use bounds::Bounds;
+pub use environment::{Environment, SecretError};
+pub use format::{FileFormat, format_of};
+pub use layout::LayoutError;
 pub use load::{LoadError, load};
 pub use pacegate_http::{HeaderStyle, Headers, ResetStyle};
-pub use problem::{ConfigError, Position, Problem};
+pub use problem::{ConfigError, Diagnostic, Position};
 pub use reference::reference;
 pub use schema::schema;
+pub use service::StoreAddressError;
 pub use settings::{
-    Bind, Bounds, Credential, Descriptors, Scope, Security, Settings, StoreSettings, TlsFiles,
+    Bind, Credential, Descriptors, Scope, Security, Settings, StoreSettings, TlsFiles,
 };
 pub use text::BindError;
 pub use warnings::warnings;
 
+pub(crate) use files::Files;
+pub(crate) use load::rule_files;
 pub(crate) use mask::masked;
 pub(crate) use yaml::message;
 
@@ -51,10 +59,10 @@ use service::Reader;
 
 use crate::envoy::RuleFile;
 
-/// What the service does when it is given no file, with comments that say what else there is.
+/// The configuration of a server that is started without a file.
 pub const DEFAULT_CONFIG: &str = include_str!("default.yaml");
 
-/// Reads a configuration, whichever [`Kind`] it is of. `file` is where it came from: problems name it, and paths in it
+/// Reads a configuration, in any [`FileFormat`]. `file` is where it came from: problems name it, and paths in it
 /// are relative to its folder.
 ///
 /// # Errors
@@ -66,14 +74,14 @@ pub fn read(
     environment: &Environment<'_>,
 ) -> Result<Settings, ConfigError> {
     yaml::check_length(text, file)?;
-    match kind_of(text) {
-        Kind::Pacegate => read_pacegate(text, file, environment),
-        Kind::Rlaas => rlaas::read(text, file, environment),
-        Kind::Envoy => rules::read(&[RuleFile { file: file.into(), text: text.to_owned() }]),
+    match format_of(text) {
+        FileFormat::Pacegate => read_pacegate(text, file, environment),
+        FileFormat::Rlaas => rlaas::read(text, file, environment),
+        FileFormat::Envoy => rules::read(&[RuleFile { file: file.into(), text: text.to_owned() }]),
     }
 }
 
-/// What empties a file by mistake, such as a full disk, must not lift all limits.
+/// A file that was truncated by mistake, for example by a full disk, must not remove all limits.
 const NOTHING: &str = "the file says nothing: write `policies: []` if nothing is to be limited";
 
 fn read_pacegate(
@@ -81,9 +89,13 @@ fn read_pacegate(
     file: &str,
     environment: &Environment<'_>,
 ) -> Result<Settings, ConfigError> {
-    let written: Option<file::Config> = yaml::parse(text, file)?;
-    let written = written.ok_or_else(|| ConfigError::whole(file, NOTHING))?;
     let mut problems = Problems::new(file, text);
+    let written: Option<Option<file::Config>> = recover::parse(text, &mut problems);
+    let written = match written.flatten() {
+        Some(written) => written,
+        None if problems.is_empty() => return Err(ConfigError::whole(file, NOTHING)),
+        None => return problems.finish(None),
+    };
     let policies = written.policies.as_deref();
     let is_told_that_none = policies.is_some_and(<[_]>::is_empty);
     let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };

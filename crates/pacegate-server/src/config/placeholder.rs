@@ -2,25 +2,44 @@
 
 use super::{Environment, hint::shorten};
 
-/// How deep placeholders may be nested, as in `${A:${B:60}}`.
+/// The maximum depth of nested placeholders, as in `${A:${B:60}}`.
 const MAX_DEPTH: usize = 8;
 
-/// The text with its placeholders replaced. An error if one is not set and has no default.
-pub(super) fn resolve(text: &str, environment: &Environment<'_>) -> Result<String, String> {
+/// The reason why a placeholder cannot be replaced.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum PlaceholderError {
+    #[error("placeholders are nested more than {MAX_DEPTH} deep")]
+    TooDeep,
+    #[error("`{0}` has a `${{` without its `}}`")]
+    Unclosed(String),
+    #[error(
+        "the environment variable `{0}` is not set: set it, or write a default, as in `${{{0}:60}}`"
+    )]
+    Unset(String),
+}
+
+/// Replaces the placeholders of a text. Fails if one is not set and has no default.
+pub(super) fn resolve(
+    text: &str,
+    environment: &Environment<'_>,
+) -> Result<String, PlaceholderError> {
     resolve_at(text, environment, 0)
 }
 
-fn resolve_at(text: &str, environment: &Environment<'_>, depth: usize) -> Result<String, String> {
+fn resolve_at(
+    text: &str,
+    environment: &Environment<'_>,
+    depth: usize,
+) -> Result<String, PlaceholderError> {
     if depth > MAX_DEPTH {
-        return Err(format!("placeholders are nested more than {MAX_DEPTH} deep"));
+        return Err(PlaceholderError::TooDeep);
     }
     let mut resolved = String::new();
     let mut rest = text;
     while let Some(start) = rest.find("${") {
         resolved.push_str(&rest[..start]);
         let inside = &rest[start + 2..];
-        let end = closing(inside)
-            .ok_or_else(|| format!("`{}` has a `${{` without its `}}`", shorten(text)))?;
+        let end = closing(inside).ok_or_else(|| PlaceholderError::Unclosed(shorten(text)))?;
         let (name, default) = match inside[..end].split_once(':') {
             Some((name, default)) => (name, Some(default)),
             None => (&inside[..end], None),
@@ -30,13 +49,7 @@ fn resolve_at(text: &str, environment: &Environment<'_>, depth: usize) -> Result
             (None, Some(default)) => {
                 resolved.push_str(&resolve_at(default, environment, depth + 1)?);
             }
-            (None, None) => {
-                let name = shorten(name);
-                return Err(format!(
-                    "the environment variable `{name}` is not set: set it, or write a default, as in \
-                     `${{{name}:60}}`"
-                ));
-            }
+            (None, None) => return Err(PlaceholderError::Unset(shorten(name))),
         }
         rest = &inside[end + 1..];
     }
@@ -68,7 +81,7 @@ fn variable(name: &str, environment: &Environment<'_>) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn resolved(text: &str) -> Result<String, String> {
+    fn resolved(text: &str) -> Result<String, PlaceholderError> {
         let environment = Environment::of(|name| match name {
             "WINDOW" => Some("30".to_owned()),
             "RATE_MAX_REQUESTS" => Some("7".to_owned()),
@@ -98,11 +111,12 @@ mod tests {
     fn what_is_not_set_is_an_error() {
         let error = resolved("${OTHER}").unwrap_err();
         assert_eq!(
-            error,
+            error.to_string(),
             "the environment variable `OTHER` is not set: set it, or write a default, as in `${OTHER:60}`"
         );
-        assert!(resolved("${OTHER:5").unwrap_err().contains("without its `}`"));
+        let unclosed = PlaceholderError::Unclosed("${OTHER:5".to_owned());
+        assert_eq!(resolved("${OTHER:5"), Err(unclosed));
         let deep = format!("{}1{}", "${A:".repeat(20), "}".repeat(20));
-        assert!(resolved(&deep).unwrap_err().contains("nested"));
+        assert_eq!(resolved(&deep), Err(PlaceholderError::TooDeep));
     }
 }

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, where, and what to write instead.
+//! The mistakes in a configuration, with their positions.
 
 use std::fmt::{self, Display};
 
@@ -7,23 +7,23 @@ use serde_saphyr::Location;
 use super::mask::{masked_in, masked_message};
 use crate::envoy::FileError;
 
-/// Why a configuration cannot be used: everything that is wrong with it, up to [`ConfigError::MOST`] problems.
+/// The mistakes in a configuration, up to [`ConfigError::MOST`].
 ///
 /// Prints as one paragraph for each problem, with its line and a caret. Secrets in that line are masked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     file: String,
-    problems: Vec<Problem>,
+    problems: Vec<Diagnostic>,
     left_out: usize,
 }
 
-/// One thing that is wrong with a configuration.
+/// One mistake in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Problem {
-    /// What is wrong, and what to write instead.
+pub struct Diagnostic {
+    /// The mistake and its correction.
     pub message: String,
-    /// Where; `None` if it is the file as a whole.
+    /// The position; `None` for the file as a whole.
     pub position: Option<Position>,
     /// The line as it is shown, and where in it to look.
     shown: Option<Shown>,
@@ -46,17 +46,17 @@ struct Shown {
     width: usize,
 }
 
-/// What has been found wrong with a file so far.
+/// The mistakes found in a file so far.
 #[derive(Debug)]
 pub(crate) struct Problems<'a> {
     file: &'a str,
     text: &'a str,
-    found: Vec<Problem>,
+    found: Vec<Diagnostic>,
     left_out: usize,
 }
 
 impl ConfigError {
-    /// The most problems that are told at once.
+    /// The maximum number of mistakes in one report.
     pub const MOST: usize = 20;
 
     /// The file, as it was named.
@@ -65,26 +65,26 @@ impl ConfigError {
     }
 
     /// The problems, from the beginning of the file to its end.
-    pub fn problems(&self) -> &[Problem] {
+    pub fn problems(&self) -> &[Diagnostic] {
         &self.problems
     }
 
-    /// How many more there are.
+    /// Returns the number of mistakes beyond the maximum.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
     /// One problem with a file as a whole.
     pub(crate) fn whole(file: &str, message: impl Display) -> Self {
-        let problem = Problem { message: message.to_string(), position: None, shown: None };
+        let problem = Diagnostic { message: message.to_string(), position: None, shown: None };
         Self { file: file.to_owned(), problems: vec![problem], left_out: 0 }
     }
 
-    /// What is wrong with a file of envoyproxy/ratelimit's, which says this.
+    /// Converts an error in a file of envoyproxy/ratelimit with this text.
     pub(super) fn foreign(error: &FileError, text: &str) -> Self {
         let FileError { line, column, .. } = *error;
         let is_known = line > 0;
-        let problem = Problem {
+        let problem = Diagnostic {
             message: masked_message(&error.message, text, line),
             position: is_known.then_some(Position { line, column }),
             shown: is_known.then(|| Shown::new(text, Position { line, column }, 1)).flatten(),
@@ -109,7 +109,7 @@ impl<'a> Problems<'a> {
         let width = usize::try_from(place.span().len()).unwrap_or(1);
         let shown = known.then(|| Shown::new(self.text, position, width)).flatten();
         let message = masked_message(&message.to_string(), self.text, position.line);
-        self.found.push(Problem { message, position: known.then_some(position), shown });
+        self.found.push(Diagnostic { message, position: known.then_some(position), shown });
     }
 
     /// The value, or nothing and one more problem.
@@ -133,7 +133,7 @@ impl<'a> Problems<'a> {
         self.found.is_empty()
     }
 
-    /// How many there are, those left out included.
+    /// Returns the number of mistakes, including those beyond the maximum.
     pub(crate) fn count(&self) -> usize {
         self.found.len() + self.left_out
     }
@@ -182,7 +182,7 @@ impl Display for ConfigError {
     }
 }
 
-impl Problem {
+impl Diagnostic {
     fn write(&self, f: &mut fmt::Formatter<'_>, file: &str) -> fmt::Result {
         let Some(Position { line, column }) = self.position else {
             return write!(f, "{}\n --> {file}", self.message);

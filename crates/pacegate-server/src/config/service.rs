@@ -2,12 +2,12 @@
 
 use std::{net::IpAddr, ops::RangeInclusive, str, time::Duration};
 
-use pacegate_redis::{Layout, RedisUrl};
+use pacegate_redis::{Layout, RedisUrl, UrlError};
 use sha2::{Digest, Sha256};
 
 use super::{
-    Bind, Bounds, Credential, Descriptors, Environment, HeaderStyle, Headers, ResetStyle, Scope,
-    Security, Settings, StoreSettings, TlsFiles,
+    Bind, Credential, Environment, HeaderStyle, Headers, ResetStyle, Security, Settings,
+    StoreSettings, TlsFiles,
     environment::{Secret, beside},
     file,
     hint::shorten,
@@ -15,11 +15,11 @@ use super::{
     place::{At, Form, Forms},
     policies::failure,
     problem::Problems,
-    text::{count, duration, sha256, size},
+    text::{count, duration, sha256},
     written::scalar_text,
 };
 
-/// What is needed to read the rest of a file.
+/// Reads all sections but the policies.
 pub(super) struct Reader<'a, 'p> {
     pub(super) file: &'a str,
     pub(super) environment: &'a Environment<'a>,
@@ -27,7 +27,7 @@ pub(super) struct Reader<'a, 'p> {
 }
 
 impl Reader<'_, '_> {
-    /// Everything but the policies. What is wrong is left as it is by default, for the problems are told anyway.
+    /// Reads all sections but the policies. An invalid field keeps its default, and is reported.
     pub(super) fn service(&mut self, written: &file::Config, settings: &mut Settings) {
         if let Some(store) = &written.store {
             self.store(store, settings);
@@ -37,24 +37,21 @@ impl Reader<'_, '_> {
             settings.ad_hoc_failure = failure;
         }
         settings.shadow = written.shadow;
-        let file::Listen { http, grpc, resp, hosts } = &written.listen;
-        self.bind(http.as_ref(), &mut settings.http);
-        self.bind(grpc.as_ref(), &mut settings.grpc);
-        self.bind(resp.as_ref(), &mut settings.resp);
-        settings.hosts = hosts.iter().filter_map(|written| self.host(written)).collect();
+        for (listener, address) in written.listen.addresses() {
+            self.bind(address, &mut settings.listen[listener]);
+        }
+        settings.hosts =
+            written.listen.hosts.iter().filter_map(|written| self.host(written)).collect();
         settings.headers = headers(&written.headers);
         settings.problem_details = written.problem_details;
-        settings.descriptors = match written.descriptors {
-            Some(file::Descriptors::Apart) => Descriptors::Apart,
-            Some(file::Descriptors::Together) | None => Descriptors::Together,
-        };
+        settings.descriptors = written.descriptors;
         settings.security = Security {
             tls: written.tls.as_ref().map(|tls| self.tls(tls)),
             credentials: self.credentials(&written.keys),
             insecure: settings.security.insecure,
             ..Security::default()
         };
-        self.bounds(&written.bounds, &mut settings.bounds);
+        settings.bounds = written.bounds.read(self.problems);
     }
 
     pub(super) fn store(&mut self, written: &At<Form<file::Store>>, settings: &mut Settings) {
@@ -210,10 +207,7 @@ impl Reader<'_, '_> {
         Some(Credential {
             name: name.value.clone(),
             sha256: self.hash(written)?,
-            scope: match scope {
-                Some(file::Scope::Admin) => Scope::Admin,
-                Some(file::Scope::Check) | None => Scope::Check,
-            },
+            scope: *scope,
             domains: domains.as_ref().map(|domains| domains.value.clone()),
             inline: *inline,
         })
@@ -248,48 +242,6 @@ impl Reader<'_, '_> {
         Some(secret.map_or([0; 32], |secret| Sha256::digest(secret).into()))
     }
 
-    fn bounds(&mut self, written: &file::Bounds, bounds: &mut Bounds) {
-        self.count(written.connections.as_ref(), 1..=1_000_000, &mut bounds.connections);
-        self.size(written.request_bytes.as_ref(), KIB..=64 * MIB, &mut bounds.request_bytes);
-        self.size(written.header_bytes.as_ref(), KIB..=MIB, &mut bounds.header_bytes);
-        self.size(written.key_bytes.as_ref(), 16..=64 * KIB, &mut bounds.key_bytes);
-        self.count(written.attributes.as_ref(), 1..=1_024, &mut bounds.attributes);
-        self.count(written.batch.as_ref(), 1..=65_536, &mut bounds.batch);
-        let least = 10 * MILLISECOND;
-        self.duration(written.read_timeout.as_ref(), least..=60 * MINUTE, &mut bounds.read_timeout);
-        let write = &mut bounds.write_timeout;
-        self.duration(written.write_timeout.as_ref(), least..=60 * MINUTE, write);
-        self.duration(
-            written.idle_timeout.as_ref(),
-            least..=1_440 * MINUTE,
-            &mut bounds.idle_timeout,
-        );
-        let drain = &mut bounds.drain_timeout;
-        self.duration(written.drain_timeout.as_ref(), Duration::ZERO..=60 * MINUTE, drain);
-    }
-
-    fn count(
-        &mut self,
-        written: Option<&At<String>>,
-        range: RangeInclusive<usize>,
-        value: &mut usize,
-    ) {
-        let read =
-            written.and_then(|text| self.problems.take(text.place, count(&text.value, range)));
-        *value = read.unwrap_or(*value);
-    }
-
-    fn size(
-        &mut self,
-        written: Option<&At<String>>,
-        range: RangeInclusive<usize>,
-        value: &mut usize,
-    ) {
-        let read =
-            written.and_then(|text| self.problems.take(text.place, size(&text.value, range)));
-        *value = read.unwrap_or(*value);
-    }
-
     fn duration(
         &mut self,
         written: Option<&At<String>>,
@@ -304,8 +256,6 @@ impl Reader<'_, '_> {
 
 /// Bytes of an API key. Shorter ones could be guessed.
 const MIN_API_KEY: usize = 16;
-const KIB: usize = 1 << 10;
-const MIB: usize = 1 << 20;
 const MILLISECOND: Duration = Duration::from_millis(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -324,19 +274,28 @@ fn headers(written: &file::Headers) -> Headers {
     headers
 }
 
-impl str::FromStr for StoreSettings {
-    type Err = String;
+/// The reason why a text is not the address of a store. Passwords are not part of it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum StoreAddressError {
+    #[error("`{0}` is not a store: write `memory`, or an address such as `redis://127.0.0.1:6379`")]
+    Unknown(String),
+    #[error(transparent)]
+    Url(#[from] UrlError),
+}
 
-    /// `memory`, or the address of a Redis or Valkey.
-    fn from_str(text: &str) -> Result<Self, String> {
+impl str::FromStr for StoreSettings {
+    type Err = StoreAddressError;
+
+    /// Parses `memory`, or the address of a Redis or Valkey.
+    fn from_str(text: &str) -> Result<Self, StoreAddressError> {
         match text {
             "memory" => Ok(Self::default()),
             _ if text.contains("://") => redis(text),
-            _ => Err(format!(
-                "`{}` is not a store: write `memory`, or an address such as `redis://127.0.0.1:6379`",
-                // What stands before an @ may be a password, and perhaps so does what follows one, or a colon.
-                if may_be_secret(text) { "***".to_owned() } else { shorten(text) }
-            )),
+            // The text before an @ may be a password, and so may the text after it or after a colon.
+            _ if may_be_secret(text) => Err(StoreAddressError::Unknown("***".to_owned())),
+            _ => Err(StoreAddressError::Unknown(shorten(text))),
         }
     }
 }
@@ -346,8 +305,8 @@ fn may_be_secret(address: &str) -> bool {
     address.contains('@') || address.rsplit_once(':').is_some_and(|(_, port)| !is_port(port))
 }
 
-fn redis(url: &str) -> Result<StoreSettings, String> {
-    url.parse::<RedisUrl>().map_err(|error| error.to_string())?;
+fn redis(url: &str) -> Result<StoreSettings, StoreAddressError> {
+    url.parse::<RedisUrl>()?;
     let (prefix, deadline) = ("pg:".to_owned(), Duration::from_millis(100));
     Ok(StoreSettings::Redis { url: url.to_owned(), prefix, deadline })
 }

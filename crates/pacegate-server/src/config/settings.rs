@@ -9,50 +9,55 @@ use pacegate::{MemoryStore, PolicySet, policy::FailureMode};
 use pacegate_http::Headers;
 use pacegate_redis::Layout;
 
-use super::layout::{check_cluster, supported};
-use crate::envoy::Rules;
+use schemars::JsonSchema;
+use serde::Deserialize;
 
-/// Everything that a configuration says, checked. What is not said is as in [`Settings::new`].
+use super::{
+    Bounds,
+    layout::{LayoutError, check_cluster, supported},
+};
+use crate::{
+    envoy::Rules,
+    listeners::{ListenAddresses, ListenerId},
+};
+
+/// A checked configuration. Fields that are absent from the file are as in [`Settings::new`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Where state lives.
+    /// The store for counters.
     pub store: StoreSettings,
-    /// Whose counters are shared, if the store is on Redis or Valkey.
+    /// The layout of the counters on Redis or Valkey.
     pub layout: Layout,
-    /// Whether every denied request reaches the store, if that is on Redis or Valkey.
+    /// True if every denied request reaches Redis or Valkey.
     pub count_denied: bool,
     /// The policies in force, those that only Envoy's descriptors lead to among them.
     pub policies: PolicySet,
-    /// Whether it is said that there are no policies but those of rules, and not just none of them.
+    /// True if the configuration states that it has no policies, instead of just having none.
     pub(crate) may_limit_nothing: bool,
-    /// What Envoy's descriptors lead to.
+    /// The rules for Envoy's descriptors.
     pub(crate) rules: Arc<Rules>,
-    /// What happens to limits that come with a request, such as those of `CL.THROTTLE`, when the store fails.
+    /// The failure mode of inline limits, such as those of `CL.THROTTLE`.
     pub ad_hoc_failure: FailureMode,
     /// Every policy reports and none denies.
     pub shadow: bool,
-    /// Where HTTP is spoken.
-    pub http: Bind,
-    /// Where gRPC is spoken, by Envoy.
-    pub grpc: Bind,
-    /// Where the protocol of Redis is spoken.
-    pub resp: Bind,
+    /// The addresses of the listeners.
+    pub listen: ListenAddresses,
     /// Names that HTTP requests may have in their `Host`, in small letters, besides `localhost` and addresses.
     pub hosts: Vec<String>,
-    /// Which headers answers over HTTP carry.
+    /// The rate limit headers of HTTP responses.
     pub headers: Headers,
-    /// Whether denials over HTTP are problem details with the key.
+    /// True if HTTP denials are problem details with the key.
     pub problem_details: bool,
-    /// Whether the descriptors of one request by Envoy stand or fall together.
+    /// The way that several descriptors of one Envoy request are charged.
     pub descriptors: Descriptors,
-    /// Who may connect and ask.
+    /// TLS and API keys.
     pub security: Security,
-    /// How much of anything an outsider may take up.
+    /// Limits on the resources that clients can use.
     pub bounds: Bounds,
 }
 
-/// Where state lives. Its `Debug` form shows no password.
+/// The store for counters. Its `Debug` form shows no password.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreSettings {
@@ -65,25 +70,26 @@ pub enum StoreSettings {
     Redis {
         /// Any address that `pacegate_redis::RedisUrl` reads. It may hold a password: never print it as it is.
         url: String,
-        /// What the names of keys begin with.
+        /// The prefix of all keys.
         prefix: String,
-        /// How long a call may take.
+        /// The deadline for a call.
         deadline: Duration,
     },
 }
 
-/// Where a listener listens.
+/// The address of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Bind {
-    /// Nowhere.
+    /// The listener is off.
     Off,
-    /// Here; port 0 is any that is free.
+    /// This address; port 0 is a free port.
     At(SocketAddr),
 }
 
-/// How several descriptors of one request are charged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The way that several descriptors of one Envoy request are charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Descriptors {
     /// All or none of them: a denied request consumes nothing.
@@ -93,7 +99,7 @@ pub enum Descriptors {
     Apart,
 }
 
-/// Who may connect and ask.
+/// TLS and API keys.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Security {
@@ -101,7 +107,7 @@ pub struct Security {
     pub tls: Option<TlsFiles>,
     /// The same for gRPC alone, before what holds for all listeners.
     pub grpc_tls: Option<TlsFiles>,
-    /// Whoever may ask. None at all: everybody who can connect.
+    /// API keys. Empty means no authentication.
     pub credentials: Vec<Credential>,
     /// Listens also where others can reach it without certificates or credentials: the network keeps them out.
     pub insecure: bool,
@@ -115,7 +121,7 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Who signs the certificates that clients must show. `None`: they need not show any.
+    /// The certificate authority for client certificates. `None`: clients need none.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -127,48 +133,24 @@ pub struct Credential {
     pub name: String,
     /// SHA-256 of the key.
     pub sha256: [u8; 32],
-    /// What it may be used for.
+    /// Its permissions.
     pub scope: Scope,
     /// The domains it may be used for; `None` for all.
     pub domains: Option<Vec<String>>,
-    /// Whether requests may bring their own limits.
+    /// True if it allows inline limits.
     pub inline: bool,
 }
 
-/// What a credential may be used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// The permissions of an API key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Scope {
     /// Checks, peeks, acquire and release.
+    #[default]
     Check,
     /// Also resets, refunds, reloads, and everything about all keys.
     Admin,
-}
-
-/// How much of anything an outsider may take up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Bounds {
-    /// Connections to each listener.
-    pub connections: usize,
-    /// Bytes of one request: a body, or a command with its arguments.
-    pub request_bytes: usize,
-    /// Bytes of all headers of a request.
-    pub header_bytes: usize,
-    /// Bytes of a key, and of the value of an attribute.
-    pub key_bytes: usize,
-    /// Attributes, descriptors and entries of one request, each.
-    pub attributes: usize,
-    /// Requests of a batch, and commands that are decided together.
-    pub batch: usize,
-    /// How long a request may take to arrive once it has begun.
-    pub read_timeout: Duration,
-    /// How long a client may take to read an answer.
-    pub write_timeout: Duration,
-    /// How long a connection may be silent.
-    pub idle_timeout: Duration,
-    /// How long open requests are waited for at the end.
-    pub drain_timeout: Duration,
 }
 
 impl Settings {
@@ -183,9 +165,7 @@ impl Settings {
             rules: Arc::default(),
             ad_hoc_failure: FailureMode::default(),
             shadow: false,
-            http: Bind::loopback(8080),
-            grpc: Bind::loopback(8081),
-            resp: Bind::loopback(6380),
+            listen: ListenAddresses::default(),
             hosts: Vec::new(),
             headers: Headers::default(),
             problem_details: false,
@@ -196,30 +176,44 @@ impl Settings {
     }
 
     /// Returns an error if the store cannot count a limit because of its layout.
-    pub(crate) fn check_layout(&self) -> Result<(), String> {
+    pub(crate) fn check_layout(&self) -> Result<(), LayoutError> {
         let StoreSettings::Redis { url, .. } = &self.store else { return Ok(()) };
         check_cluster(url, &self.layout)?;
         for policy in self.policies.policies() {
             let overrides = policy.overrides.iter().map(|other| &other.limits);
             for limits in std::iter::once(&policy.limits).chain(overrides) {
-                supported(&self.layout, limits, policy.lease.is_some())
-                    .map_err(|problem| format!("policy `{}`: {problem}", policy.name))?;
+                supported(&self.layout, limits, policy.lease.is_some()).map_err(|error| {
+                    LayoutError::Policy { policy: policy.name, error: Box::new(error) }
+                })?;
             }
         }
         Ok(())
     }
 
-    /// How many policies there are besides those of rules.
+    /// Returns the number of policies that do not come from rules.
     pub(crate) fn own_policies(&self) -> usize {
         self.policies.policies().len().saturating_sub(self.rules.policies())
     }
 }
 
 impl Security {
-    /// What the listener of this name has: `http`, `grpc` or `resp`.
-    pub(crate) fn tls_of(&self, listener: &str) -> Option<&TlsFiles> {
-        let own = self.grpc_tls.as_ref().filter(|_| listener == "grpc");
+    /// Returns the certificate files of a listener.
+    pub(crate) fn tls_of(&self, listener: ListenerId) -> Option<&TlsFiles> {
+        let own = self.grpc_tls.as_ref().filter(|_| listener == ListenerId::Grpc);
         own.or(self.tls.as_ref())
+    }
+
+    /// Returns what a listener lacks to be reachable from other machines.
+    pub(crate) fn missing(&self, listener: ListenerId) -> Option<&'static str> {
+        let tls = self.tls_of(listener);
+        let has_clients = tls.is_some_and(|tls| tls.client_ca.is_some());
+        match (tls, has_clients || !self.credentials.is_empty()) {
+            _ if self.insecure => None,
+            (Some(_), true) => None,
+            (None, false) => Some("certificates (tls) and API keys (keys)"),
+            (None, true) => Some("certificates (tls)"),
+            (Some(_), false) => Some("API keys (keys) or the clients' authority (tls.client_ca)"),
+        }
     }
 }
 
@@ -242,26 +236,18 @@ impl std::fmt::Display for StoreSettings {
     }
 }
 
-impl Bind {
-    const fn loopback(port: u16) -> Self {
-        Self::At(SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+impl std::fmt::Display for Bind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::At(address) => address.fmt(f),
+        }
     }
 }
 
-impl Default for Bounds {
-    fn default() -> Self {
-        Self {
-            connections: 10_000,
-            request_bytes: 64 * 1024,
-            header_bytes: 16 * 1024,
-            key_bytes: 1024,
-            attributes: 32,
-            batch: 1024,
-            read_timeout: Duration::from_secs(5),
-            write_timeout: Duration::from_secs(30),
-            idle_timeout: Duration::from_secs(300),
-            drain_timeout: Duration::from_secs(10),
-        }
+impl Bind {
+    pub(crate) const fn loopback(port: u16) -> Self {
+        Self::At(SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port))
     }
 }
 

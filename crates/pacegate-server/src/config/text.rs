@@ -14,6 +14,27 @@ use super::{Bind, hint::shorten};
 )]
 pub struct BindError(String);
 
+/// The reason why a text is not a valid value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ValueError {
+    #[error("`{text}` is not a time from {min} to {max}: write for example `250ms`, `5s` or `1m`")]
+    Duration { text: String, min: String, max: String },
+    #[error(
+        "`{text}` is not a size from {min} to {max} bytes: write for example `4096` or `64KiB`"
+    )]
+    Size { text: String, min: usize, max: usize },
+    #[error("`{text}` is not a whole number from {min} to {max}")]
+    Count { text: String, min: usize, max: usize },
+    #[error("`{0}` is not a share: write for example `1/3`, or at most `1/1`")]
+    Share(String),
+    #[error(
+        "this is not a SHA-256: write the 64 hexadecimal digits of `printf %s \"$KEY\" | sha256sum`"
+    )]
+    Hash,
+    #[error("this is the SHA-256 of nothing, so everybody has this key: was `$KEY` empty?")]
+    HashOfNothing,
+}
+
 const MILLI: u64 = 1_000_000;
 const TIMES: [(&str, u64); 6] = [
     ("us", 1_000),
@@ -27,61 +48,57 @@ const TIMES: [(&str, u64); 6] = [
 const SIZES: [(&str, u64); 4] = [("", 1), ("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20)];
 
 /// A whole number and a unit, as in `250ms`.
-pub(super) fn duration(text: &str, range: RangeInclusive<Duration>) -> Result<Duration, String> {
+pub(super) fn duration(
+    text: &str,
+    range: RangeInclusive<Duration>,
+) -> Result<Duration, ValueError> {
     let duration = number_and_unit(text, &TIMES).map(Duration::from_nanos);
     duration.filter(|duration| range.contains(duration)).ok_or_else(|| {
-        let (least, most) = (shown(*range.start()), shown(*range.end()));
-        format!(
-            "`{}` is not a time from {least} to {most}: write for example `250ms`, `5s` or `1m`",
-            shorten(text)
-        )
+        let (min, max) = (shown(*range.start()), shown(*range.end()));
+        ValueError::Duration { text: shorten(text), min, max }
     })
 }
 
 /// A whole number of bytes, which may have a unit, as in `64KiB`.
-pub(super) fn size(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
+pub(super) fn size(text: &str, range: RangeInclusive<usize>) -> Result<usize, ValueError> {
     let bytes = number_and_unit(text, &SIZES).and_then(|bytes| usize::try_from(bytes).ok());
-    bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| {
-        let (least, most) = (range.start(), range.end());
-        format!(
-            "`{}` is not a size from {least} to {most} bytes: write for example `4096` or `64KiB`",
-            shorten(text)
-        )
+    bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| ValueError::Size {
+        text: shorten(text),
+        min: *range.start(),
+        max: *range.end(),
     })
 }
 
 /// A whole number, which may have underscores: `10_000`.
-pub(super) fn count(text: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
+pub(super) fn count(text: &str, range: RangeInclusive<usize>) -> Result<usize, ValueError> {
     let number = digits(text).and_then(|number| usize::try_from(number).ok());
-    number.filter(|number| range.contains(number)).ok_or_else(|| {
-        let (least, most) = (range.start(), range.end());
-        format!("`{}` is not a whole number from {least} to {most}", shorten(text))
+    number.filter(|number| range.contains(number)).ok_or_else(|| ValueError::Count {
+        text: shorten(text),
+        min: *range.start(),
+        max: *range.end(),
     })
 }
 
 /// A part of a whole, as in `1/3`.
-pub(super) fn share(text: &str) -> Result<(u32, NonZeroU32), String> {
+pub(super) fn share(text: &str) -> Result<(u32, NonZeroU32), ValueError> {
     let parts = text.split_once('/').and_then(|(part, whole)| {
         let part = u32::try_from(digits(part.trim())?).ok()?;
         let whole = NonZeroU32::new(u32::try_from(digits(whole.trim())?).ok()?)?;
         (1..=whole.get()).contains(&part).then_some((part, whole))
     });
-    parts.ok_or_else(|| {
-        format!("`{}` is not a share: write for example `1/3`, or at most `1/1`", shorten(text))
-    })
+    parts.ok_or_else(|| ValueError::Share(shorten(text)))
 }
 
 /// 32 bytes as hexadecimal digits. What was written is not repeated: it may be a secret.
-pub(super) fn sha256(text: &str) -> Result<[u8; 32], &'static str> {
-    let wrong = "this is not a SHA-256: write the 64 hexadecimal digits of `printf %s \"$KEY\" | sha256sum`";
+pub(super) fn sha256(text: &str) -> Result<[u8; 32], ValueError> {
     let digits: Option<Vec<u32>> = text.chars().map(|char| char.to_digit(16)).collect();
-    let digits = digits.filter(|digits| digits.len() == 64).ok_or(wrong)?;
+    let digits = digits.filter(|digits| digits.len() == 64).ok_or(ValueError::Hash)?;
     let mut hash = [0; 32];
     for (byte, pair) in hash.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = u8::try_from(pair[0] * 16 + pair[1]).map_err(|_| wrong)?;
+        *byte = u8::try_from(pair[0] * 16 + pair[1]).map_err(|_| ValueError::Hash)?;
     }
     match hash == *Sha256::digest(b"") {
-        true => Err("this is the SHA-256 of nothing, so everybody has this key: was `$KEY` empty?"),
+        true => Err(ValueError::HashOfNothing),
         false => Ok(hash),
     }
 }
@@ -110,6 +127,15 @@ pub(super) fn shown(time: Duration) -> String {
     match TIMES.iter().rev().find(fits) {
         Some((name, unit)) => format!("{}{name}", nanos / u128::from(*unit)),
         None => format!("{}s", time.as_secs()),
+    }
+}
+
+/// A size in the largest unit that divides it.
+pub(super) fn shown_size(bytes: usize) -> String {
+    let fits = |unit: &&(&str, u64)| bytes > 0 && (bytes as u64).is_multiple_of(unit.1);
+    match SIZES.iter().rev().find(fits) {
+        Some((name, unit)) => format!("{}{name}", bytes as u64 / unit),
+        None => bytes.to_string(),
     }
 }
 
@@ -156,7 +182,7 @@ mod tests {
             );
         }
         assert_eq!(
-            duration("soon", range).unwrap_err(),
+            duration("soon", range).unwrap_err().to_string(),
             "`soon` is not a time from 1ms to 1h: write for example `250ms`, `5s` or `1m`"
         );
     }
@@ -208,12 +234,9 @@ mod tests {
         let text = "000102030405060708090a0b0c0d0e0f101112131415161718191A1B1C1D1E1F";
         assert_eq!(sha256(text).unwrap()[31], 0x1f);
         for bad in ["", &text[1..], &format!("{text}0"), &text.replace('0', "g")] {
-            assert!(!sha256(bad).unwrap_err().contains("0b0c"));
+            assert!(!sha256(bad).unwrap_err().to_string().contains("0b0c"));
         }
         let of_nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(
-            sha256(of_nothing),
-            Err("this is the SHA-256 of nothing, so everybody has this key: was `$KEY` empty?")
-        );
+        assert_eq!(sha256(of_nothing), Err(ValueError::HashOfNothing));
     }
 }

@@ -1,4 +1,4 @@
-//! What a configuration says that does not do what it seems to do.
+//! Warnings about valid configurations that are likely mistakes.
 
 use ipnet::IpNet;
 use pacegate::{
@@ -7,14 +7,14 @@ use pacegate::{
 };
 use pacegate_redis::Layout;
 
-use super::{Bind, Settings, StoreSettings, hint::shorten};
-use crate::service::missing;
+use super::{Settings, StoreSettings, hint::shorten};
+use crate::listeners::exposed;
 
 /// The most pairs of policies that are named, and the most policies that are compared with each other.
 const MOST_PAIRS: usize = 20;
 const MOST_COMPARED: usize = 5_000;
 
-/// What is allowed, but likely not what was meant: a sentence for each.
+/// Returns a sentence for each likely mistake in a valid configuration.
 pub fn warnings(settings: &Settings) -> Vec<String> {
     let mut warnings = Vec::new();
     for policy in settings.policies.policies() {
@@ -94,7 +94,7 @@ fn limits(policy: &Policy, warnings: &mut Vec<String>) {
 /// each other begin together, so this is exact.
 fn most_of<'a>(tighter: &'a Limit, idle: &Limit) -> Option<(&'a Limit, u64)> {
     let windows = [tighter, idle].iter().all(|limit| limit.algorithm() == Algorithm::FixedWindow);
-    let (short, long) = (tighter.period().as_millis(), idle.period().as_millis());
+    let (short, long) = (tighter.period().as_micros(), idle.period().as_micros());
     if !windows || short >= long || !long.is_multiple_of(short) {
         return None;
     }
@@ -153,15 +153,9 @@ fn cluster(settings: &Settings, warnings: &mut Vec<String>) {
 }
 
 fn listeners(settings: &Settings, warnings: &mut Vec<String>) {
-    for (name, bind) in [("http", settings.http), ("grpc", settings.grpc), ("resp", settings.resp)]
-    {
-        if let Bind::At(address) = bind
-            && !address.ip().to_canonical().is_loopback()
-            && let Some(missing) = missing(&settings.security, name)
-        {
-            warnings.push(format!(
-                "`listen.{name}` is open to other machines: the service does not start without {missing}"
-            ));
-        }
+    for (name, _, missing) in exposed(settings) {
+        warnings.push(format!(
+            "`listen.{name}` is open to other machines: the server does not start without {missing}"
+        ));
     }
 }

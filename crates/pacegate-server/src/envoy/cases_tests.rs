@@ -1,4 +1,4 @@
-//! Files of envoyproxy/ratelimit in `tests/envoy-configs`, each with requests and what is to be answered.
+//! Files of envoyproxy/ratelimit in `tests/envoy-configs`, each with requests and the expected responses.
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ struct Case {
     quota_mode: bool,
     #[serde(default)]
     headers: bool,
-    /// Policies of our own: a domain, what they are per, and a limit.
+    /// Native policies: a domain, the `per` attributes, and a limit.
     #[serde(default)]
     native: Vec<Native>,
     steps: Vec<Step>,
@@ -58,7 +58,7 @@ struct Step {
     ask: Vec<String>,
     #[serde(default)]
     hits: u32,
-    /// How often; all answers but the last are not looked at.
+    /// Number of repetitions; only the last response is compared.
     #[serde(default)]
     times: Option<u32>,
     /// `OK`, `OVER_LIMIT`, or an error.
@@ -82,8 +82,8 @@ fn gate(rules: &Path, case: &Case, clock: &ManualClock) -> Gate {
     let options = Options { quota_mode: case.quota_mode, headers, ..Options::default() };
     let rules = Rules::load(rules, options).unwrap_or_else(|error| panic!("{error}"));
     let native = case.native.iter().map(|native| {
-        let limit = native.limit.parse().unwrap();
-        pacegate::Policy::new(native.name.parse().unwrap(), [limit])
+        let limit = native.limit.as_str();
+        pacegate::Policy::new(native.name.as_str(), [limit])
             .in_domain(&native.domain)
             .per(native.per.clone())
     });

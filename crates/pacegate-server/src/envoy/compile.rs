@@ -1,4 +1,4 @@
-//! From files to rules, with everything checked that one file, or several together, can say wrong.
+//! Compiles files to rules, and validates them.
 
 use std::collections::HashMap;
 
@@ -7,23 +7,24 @@ use pacegate::{PolicySet, policy::FailureMode};
 use serde_saphyr::Spanned;
 
 use super::{
-    file::{Descriptor, FileError, RateLimit, Root, Source, shorten},
+    file::{FileError, RuleDescriptor, RuleDocument, RuleFile, RuleLimit, shorten},
     limits::{self, Bound},
     metadata, name,
     rules::{Level, Node, Options, Rule, Rules, WrittenRule},
 };
 
-/// One level of one document.
+/// Compiles the descriptors of one document.
 struct Compiler<'a> {
-    source: &'a Source,
+    source: &'a RuleFile,
     domain: &'a str,
     rules: &'a mut Rules,
-    /// How the descriptors above are called, and whether the budget depends on their values.
-    way: Vec<(String, Option<String>)>,
+    /// Keys and values of the enclosing descriptors.
+    path: Vec<(String, Option<String>)>,
+    /// Indexes of the enclosing descriptors whose values are part of the key.
     varying: Vec<usize>,
 }
 
-pub(super) fn rules(sources: &[Source], options: Options) -> Result<Rules, FileError> {
+pub(super) fn rules(sources: &[RuleFile], options: Options) -> Result<Rules, FileError> {
     let merge = options.merge_domains;
     let mut rules = Rules { options, ..Rules::default() };
     let mut seen: HashMap<String, String> = HashMap::new();
@@ -33,27 +34,27 @@ pub(super) fn rules(sources: &[Source], options: Options) -> Result<Rules, FileE
             let known = seen.insert(root.domain.value.clone(), place);
             if let Some(known) = known.filter(|_| !merge) {
                 let domain = shorten(&root.domain.value, 80);
-                let message = format!("domain `{domain}` is already in {known}: write it once");
+                let message = format!("duplicate domain `{domain}`: already in {known}");
                 return Err(source.error(root.domain.referenced, message));
             }
             domain(&mut rules, source, &root)?;
         }
     }
-    // Names are hashes where they are not plain, so they could be equal; nothing else is left to go wrong.
+    // Only hashes in policy names could still collide.
     match (PolicySet::new(rules.policies.iter().cloned()), sources.first()) {
         (Err(error), Some(source)) => Err(source.error(None, error)),
         _ => Ok(rules),
     }
 }
 
-fn domain(rules: &mut Rules, source: &Source, root: &Root) -> Result<(), FileError> {
+fn domain(rules: &mut Rules, source: &RuleFile, root: &RuleDocument) -> Result<(), FileError> {
     let domain = &root.domain.value;
     if domain.is_empty() {
-        let message = "the domain is empty: write a name, such as `domain: edge`";
+        let message = "the domain is empty: expected a name, such as `domain: edge`";
         return Err(source.error(root.domain.referenced, message));
     }
     let mut level = rules.domains.remove(domain.as_bytes()).unwrap_or_default();
-    let mut compiler = Compiler { source, domain, rules, way: Vec::new(), varying: Vec::new() };
+    let mut compiler = Compiler { source, domain, rules, path: Vec::new(), varying: Vec::new() };
     compiler.descriptors(&mut level, root.descriptors.as_deref().unwrap_or_default())?;
     rules.domains.insert(domain.as_bytes().into(), level);
     Ok(())
@@ -63,7 +64,7 @@ impl Compiler<'_> {
     fn descriptors(
         &mut self,
         level: &mut Level,
-        descriptors: &[Spanned<Descriptor>],
+        descriptors: &[Spanned<RuleDescriptor>],
     ) -> Result<(), FileError> {
         for descriptor in descriptors {
             self.descriptor(level, descriptor)?;
@@ -74,26 +75,27 @@ impl Compiler<'_> {
     fn descriptor(
         &mut self,
         level: &mut Level,
-        item: &Spanned<Descriptor>,
+        item: &Spanned<RuleDescriptor>,
     ) -> Result<(), FileError> {
-        let said = &item.value;
-        let key = said.key.as_ref().filter(|key| !key.value.is_empty()).ok_or_else(|| {
-            let at = said.key.as_ref().map_or(item.referenced, |key| key.referenced);
-            let message = "the key of a descriptor is missing: write one, such as `key: user`";
+        let descriptor = &item.value;
+        let key = descriptor.key.as_ref().filter(|key| !key.value.is_empty()).ok_or_else(|| {
+            let at = descriptor.key.as_ref().map_or(item.referenced, |key| key.referenced);
+            let message = "missing key of a descriptor: expected one, such as `key: user`";
             self.source.error(at, message)
         })?;
-        let value = said.value.as_ref().map(|value| &*value.value).filter(|it| !it.is_empty());
+        let value =
+            descriptor.value.as_ref().map(|value| &*value.value).filter(|it| !it.is_empty());
         let (key, at) = (&*key.value, key.referenced);
-        let varies = self.varies(said, value)?;
+        let varies = self.varies(descriptor, value)?;
         if varies {
-            self.varying.push(self.way.len());
+            self.varying.push(self.path.len());
         }
-        self.way.push((key.to_owned(), value.map(str::to_owned)));
+        self.path.push((key.to_owned(), value.map(str::to_owned)));
         let rule = self.rule(item)?;
         let place = (self.source.file.clone(), at.line());
         let mut node = Node { place, rule, below: Level::default() };
-        self.descriptors(&mut node.below, said.descriptors.as_deref().unwrap_or_default())?;
-        self.way.pop();
+        self.descriptors(&mut node.below, descriptor.descriptors.as_deref().unwrap_or_default())?;
+        self.path.pop();
         if varies {
             self.varying.pop();
         }
@@ -108,19 +110,19 @@ impl Compiler<'_> {
                 false => format!("{}:{line}", file.display()),
             };
             let message = format!(
-                "descriptor `{key}` {value} is already in {known}: \
-                 write its limits there, as `rate_limits`"
+                "duplicate descriptor `{key}` {value}: already in {known}; \
+                 use `rate_limits` there for several limits"
             );
             self.source.error(at, message)
         })
     }
 
-    /// Whether each value that is met has a budget of its own.
-    fn varies(&self, said: &Descriptor, value: Option<&str>) -> Result<bool, FileError> {
+    /// Returns whether each value has its own counter.
+    fn varies(&self, descriptor: &RuleDescriptor, value: Option<&str>) -> Result<bool, FileError> {
         let is_open = value.is_none_or(|value| value.contains('*'));
-        match &said.share_threshold {
+        match &descriptor.share_threshold {
             Some(share) if share.value && !is_open => {
-                let message = "`share_threshold` is for values with a `*`: leave it out";
+                let message = "`share_threshold` requires a value with a `*`";
                 Err(self.source.error(share.referenced, message))
             }
             Some(share) if share.value => Ok(false),
@@ -128,11 +130,11 @@ impl Compiler<'_> {
         }
     }
 
-    /// What a descriptor says for those that end with it.
-    fn rule(&mut self, item: &Spanned<Descriptor>) -> Result<Option<Rule>, FileError> {
-        let said = &item.value;
-        let limits = self.limits(said)?;
-        let failure = self.failure(said)?;
+    /// Compiles the rule of a descriptor, if it has limits.
+    fn rule(&mut self, item: &Spanned<RuleDescriptor>) -> Result<Option<Rule>, FileError> {
+        let descriptor = &item.value;
+        let limits = self.limits(descriptor)?;
+        let failure = self.failure(descriptor)?;
         let Some((first, more)) = limits.split_first() else { return Ok(None) };
         let is_unlimited = first.value.unlimited.as_ref().is_some_and(|it| it.value);
         let mut bounds = Vec::new();
@@ -141,7 +143,7 @@ impl Compiler<'_> {
         } else {
             bounds = self.bounds(&limits)?;
         }
-        let text = name::of(self.domain, &self.way);
+        let text = name::of(self.domain, &self.path);
         let policy =
             name::parse(&text).map_err(|error| self.source.error(item.referenced, error))?;
         let named = std::iter::once(first).chain(more).find_map(|item| item.value.name.as_ref());
@@ -151,9 +153,9 @@ impl Compiler<'_> {
             bounds,
             varying: self.varying.clone(),
             replaces: self.replaces(&limits)?,
-            shadow: said.shadow_mode.unwrap_or_default(),
-            quota: said.quota_mode.unwrap_or_default() || self.rules.options.quota_mode,
-            metadata: said.metadata.as_ref().map(metadata::from_json),
+            shadow: descriptor.shadow_mode.unwrap_or_default(),
+            quota: descriptor.quota_mode.unwrap_or_default() || self.rules.options.quota_mode,
+            metadata: descriptor.metadata.as_ref().map(metadata::from_json),
         };
         let written = self.written(&rule);
         if !rule.is_unlimited() {
@@ -167,39 +169,42 @@ impl Compiler<'_> {
         WrittenRule {
             policy: rule.policy,
             domain: self.domain.to_owned(),
-            way: self.way.clone(),
-            per: rule.varying.iter().map(|&place| self.way[place].0.clone()).collect(),
+            path: self.path.clone(),
+            per: rule.varying.iter().map(|&place| self.path[place].0.clone()).collect(),
             limits: rule.bounds.iter().map(|bound| bound.limit).collect(),
             shadow: rule.shadow,
             quota: rule.quota,
         }
     }
 
-    /// The limits of a descriptor, of which there may be none.
-    fn limits<'s>(&self, said: &'s Descriptor) -> Result<Vec<&'s Spanned<RateLimit>>, FileError> {
-        let Some(list) = &said.rate_limits else {
-            return Ok(said.rate_limit.iter().collect());
+    /// Returns the limits of a descriptor, which may be empty.
+    fn limits<'s>(
+        &self,
+        descriptor: &'s RuleDescriptor,
+    ) -> Result<Vec<&'s Spanned<RuleLimit>>, FileError> {
+        let Some(list) = &descriptor.rate_limits else {
+            return Ok(descriptor.rate_limit.iter().collect());
         };
         let failed = |message| Err(self.source.error(list.referenced, message));
-        if said.rate_limit.is_some() {
-            return failed("there is a `rate_limit` as well: write all of them in `rate_limits`");
+        if descriptor.rate_limit.is_some() {
+            return failed("`rate_limit` and `rate_limits` exclude each other");
         }
         if list.value.is_empty() {
-            return failed("`rate_limits` is empty: write a limit, or leave it out");
+            return failed("`rate_limits` is empty");
         }
-        let unlimited = |item: &&Spanned<RateLimit>| {
+        let unlimited = |item: &&Spanned<RuleLimit>| {
             item.value.unlimited.as_ref().is_some_and(|unlimited| unlimited.value)
         };
         match list.value.iter().find(unlimited) {
             Some(item) => {
-                let message = "`unlimited` is for a `rate_limit` alone: leave it out";
+                let message = "`unlimited` is not allowed in `rate_limits`";
                 Err(self.source.error(item.referenced, message))
             }
             None => Ok(list.value.iter().collect()),
         }
     }
 
-    fn bounds(&self, limits: &[&Spanned<RateLimit>]) -> Result<Vec<Bound>, FileError> {
+    fn bounds(&self, limits: &[&Spanned<RuleLimit>]) -> Result<Vec<Bound>, FileError> {
         let mut bounds: Vec<Bound> = Vec::new();
         for item in limits {
             let bound = Bound::read(self.source, item)?;
@@ -209,7 +214,7 @@ impl Compiler<'_> {
             });
             if let Some(same) = same {
                 let message = format!(
-                    "`{}` and `{}` would count in one place: leave the larger out",
+                    "`{}` and `{}` share a counter: remove the larger",
                     same.limit, bound.limit
                 );
                 return Err(self.source.error(item.referenced, message));
@@ -219,7 +224,7 @@ impl Compiler<'_> {
         Ok(bounds)
     }
 
-    fn replaces(&self, limits: &[&Spanned<RateLimit>]) -> Result<Vec<Box<str>>, FileError> {
+    fn replaces(&self, limits: &[&Spanned<RuleLimit>]) -> Result<Vec<Box<str>>, FileError> {
         let mut names = Vec::new();
         for item in limits {
             let own = item.value.name.as_ref().map(|name| &*name.value);
@@ -227,10 +232,10 @@ impl Compiler<'_> {
                 let name = replaced.value.name.as_deref().filter(|name| !name.is_empty());
                 let failed = |message| self.source.error(replaced.referenced, message);
                 let name = name.ok_or_else(|| {
-                    failed("`replaces` needs the name of a rule: write `- name: other`")
+                    failed("`replaces` requires the name of a rule: expected `- name: other`")
                 })?;
                 if own == Some(name) {
-                    return Err(failed("a rule cannot replace itself: write the name of another"));
+                    return Err(failed("a rule cannot replace itself"));
                 }
                 names.push(name.into());
             }
@@ -238,15 +243,16 @@ impl Compiler<'_> {
         Ok(names)
     }
 
-    fn failure(&self, said: &Descriptor) -> Result<FailureMode, FileError> {
-        let Some(failure) = &said.failure else { return Ok(FailureMode::default()) };
+    fn failure(&self, descriptor: &RuleDescriptor) -> Result<FailureMode, FileError> {
+        let Some(failure) = &descriptor.failure else { return Ok(FailureMode::default()) };
         match &*failure.value {
             "open" => Ok(FailureMode::Open),
             "closed" => Ok(FailureMode::Closed),
             "local" => Ok(FailureMode::default()),
             other => {
                 let other = shorten(other, 40);
-                let message = format!("`{other}` is no failure mode: write open, closed or local");
+                let message =
+                    format!("unknown failure mode `{other}`: expected open, closed or local");
                 Err(self.source.error(failure.referenced, message))
             }
         }

@@ -1,4 +1,4 @@
-//! From a request to its answer.
+//! Decides a request of Envoy.
 
 use pacegate::{Charge, CheckError, Decision, Source, StoreError};
 use prost::Message;
@@ -6,9 +6,9 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
-    answer,
-    ask::{self, Asked, Bill, Limits, Part},
     proto::{RateLimitRequest, RateLimitResponse},
+    resolve::{self, DescriptorCharges, DescriptorLimits, RequestCharges, ResolvedDescriptor},
+    response,
 };
 use crate::{
     config::Descriptors,
@@ -16,14 +16,14 @@ use crate::{
     gate::{Gate, Revision},
 };
 
-/// Why there is no answer. A denial is none of these.
+/// Why a request was not decided. A denial is not an error.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AskError {
-    #[error("the domain is empty: name one")]
+pub(crate) enum EnvoyError {
+    #[error("the domain is empty")]
     EmptyDomain,
-    #[error("there is no descriptor: send at least one")]
+    #[error("expected at least one descriptor")]
     NoDescriptors,
-    #[error("the limit of a descriptor has no known unit")]
+    #[error("unknown unit in the limit of a descriptor")]
     Unit,
     #[error("a domain or key is not UTF-8")]
     NotText,
@@ -33,41 +33,41 @@ pub(crate) enum AskError {
     Store(#[from] StoreError),
 }
 
-/// What became of one descriptor.
+/// The result for one descriptor.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Finding {
-    /// The tightest of its limits: its place among them, and what was decided.
-    pub(super) spoken: Option<(usize, Decision)>,
-    /// More was asked for than is left.
+pub(super) struct DescriptorResult {
+    /// The tightest of its limits: its index, and its decision.
+    pub(super) tightest: Option<(usize, Decision)>,
+    /// Whether the cost exceeds the units left.
     pub(super) is_over: bool,
-    /// Somebody denies it by hand. Nothing was taken then.
+    /// Whether the key is blocked, so that nothing was charged.
     pub(super) is_blocked: bool,
-    /// A failure mode decided, because the store did not answer.
+    /// Whether a failure mode decided because the store did not answer.
     pub(super) is_degraded: bool,
 }
 
-/// The answer to a request.
+/// The response to a request.
 #[derive(Debug)]
-pub(crate) struct Decided {
+pub(crate) struct EnvoyDecision {
     pub(crate) response: RateLimitResponse,
-    /// Whether a failure mode decided about any of its descriptors.
+    /// Whether a failure mode decided any descriptor.
     pub(crate) is_degraded: bool,
 }
 
-/// Decides a request by one revision.
+/// Decides a request.
 pub(crate) async fn decide(
     revision: &Revision,
     request: &RateLimitRequest,
-) -> Result<Decided, AskError> {
+) -> Result<EnvoyDecision, EnvoyError> {
     decide_by(&revision.engine, revision, request).await
 }
 
-/// [`decide`] for a caller that stops waiting at this instant.
-pub(super) async fn decide_in_time(
+/// Decides a request before a deadline.
+pub(super) async fn decide_before(
     revision: &Revision,
     request: &RateLimitRequest,
     deadline: Instant,
-) -> Result<Decided, AskError> {
+) -> Result<EnvoyDecision, EnvoyError> {
     decide_by(&revision.engine.answering_by(deadline), revision, request).await
 }
 
@@ -75,47 +75,50 @@ async fn decide_by(
     engine: &Engine,
     revision: &Revision,
     request: &RateLimitRequest,
-) -> Result<Decided, AskError> {
+) -> Result<EnvoyDecision, EnvoyError> {
     let settings = &*revision.settings;
-    ask::check(request)?;
-    if ask::is_too_much(request, &settings.bounds) {
-        tracing::debug!(descriptors = request.descriptors.len(), "more than a request may bring");
-        let response = answer::refusal(request.descriptors.len(), settings.shadow);
-        return Ok(Decided { response, is_degraded: false });
+    resolve::check(request)?;
+    if resolve::exceeds_bounds(request, &settings.bounds) {
+        tracing::debug!(
+            descriptors = request.descriptors.len(),
+            "denied a request that exceeds the bounds"
+        );
+        let response = response::denial(request.descriptors.len(), settings.shadow);
+        return Ok(EnvoyDecision { response, is_degraded: false });
     }
-    let asked = ask::find(revision, request)?;
-    let mut bill = Bill::new(&asked);
-    give_back(engine, &asked, &mut bill).await?;
-    let is_apart = settings.descriptors == Descriptors::Apart;
-    let findings = if is_apart {
-        apart(engine, &asked, &bill).await?
+    let resolved = resolve::resolve(revision, request)?;
+    let mut planned = RequestCharges::new(&resolved);
+    refund(engine, &resolved, &mut planned).await?;
+    let is_independent = settings.descriptors == Descriptors::Apart;
+    let results = if is_independent {
+        independent(engine, &resolved, &planned).await?
     } else {
-        together(engine, &asked, &mut bill, settings.shadow).await?
+        all_or_nothing(engine, &resolved, &mut planned, settings.shadow).await?
     };
-    let is_over = is_over(&asked, &findings);
-    let is_blocked = findings.iter().any(|finding| finding.is_blocked);
-    if is_over && !is_blocked && !settings.shadow && !is_apart {
-        undo(engine, &asked, &bill, &findings).await?;
+    let is_over = is_over(&resolved, &results);
+    let is_blocked = results.iter().any(|result| result.is_blocked);
+    if is_over && !is_blocked && !settings.shadow && !is_independent {
+        refund_allowed_quotas(engine, &resolved, &planned, &results).await?;
     }
     let options = &settings.rules.options;
     let denies = is_blocked || (is_over && !settings.shadow);
-    let is_degraded = findings.iter().any(|finding| finding.is_degraded);
-    let response = answer::response(engine, options, &asked, &findings, denies);
-    Ok(Decided { response, is_degraded })
+    let is_degraded = results.iter().any(|result| result.is_degraded);
+    let response = response::response(engine, options, &resolved, &results, denies);
+    Ok(EnvoyDecision { response, is_degraded })
 }
 
-/// Gives back what is to be given back. From then on those charges only ask what is left.
-async fn give_back(
+/// Refunds descriptors with negative hits, and turns their charges into peeks.
+async fn refund(
     engine: &Engine,
-    asked: &[Asked<'_>],
-    bill: &mut Bill<'_>,
+    resolved: &[ResolvedDescriptor<'_>],
+    planned: &mut RequestCharges<'_>,
 ) -> Result<(), StoreError> {
-    for (asked, part) in asked.iter().zip(&bill.parts) {
-        let charges = &mut bill.charges[part.range.clone()];
-        if !asked.refund || charges.is_empty() {
+    for (resolved, part) in resolved.iter().zip(&planned.parts) {
+        let charges = &mut planned.charges[part.range.clone()];
+        if !resolved.refund || charges.is_empty() {
             continue;
         }
-        if asked.cost > 0 {
+        if resolved.cost > 0 {
             engine.refund(charges).await?;
         }
         charges.iter_mut().for_each(|charge| (charge.cost, charge.enforced) = (0, false));
@@ -123,48 +126,49 @@ async fn give_back(
     Ok(())
 }
 
-/// Charges all descriptors or none.
-async fn together(
+/// Charges all descriptors, or none.
+async fn all_or_nothing(
     engine: &Engine,
-    asked: &[Asked<'_>],
-    bill: &mut Bill<'_>,
+    resolved: &[ResolvedDescriptor<'_>],
+    planned: &mut RequestCharges<'_>,
     shadow: bool,
-) -> Result<SmallVec<[Finding; 4]>, CheckError> {
-    let several_quotas = asked.iter().filter(|asked| asked.is_quota()).count() > 1;
-    let denies =
-        |asked: &Asked<'_>| !(shadow || asked.is_shadow() || (asked.is_quota() && several_quotas));
+) -> Result<SmallVec<[DescriptorResult; 4]>, CheckError> {
+    let several_quotas = resolved.iter().filter(|resolved| resolved.is_quota()).count() > 1;
+    let denies = |resolved: &ResolvedDescriptor<'_>| {
+        !(shadow || resolved.is_shadow() || (resolved.is_quota() && several_quotas))
+    };
     let mut is_blocked = false;
-    for (asked, part) in asked.iter().zip(&bill.parts) {
-        is_blocked |= part.never && denies(asked);
-        // Policies of our own say themselves whether they deny.
-        if !matches!(asked.limits, Limits::Native(_)) {
-            let enforced = denies(asked) && !part.never;
-            bill.charges[part.range.clone()].iter_mut().for_each(|it| it.enforced = enforced);
+    for (resolved, part) in resolved.iter().zip(&planned.parts) {
+        is_blocked |= part.is_too_large && denies(resolved);
+        // Policies have their own mode.
+        if !matches!(resolved.limits, DescriptorLimits::Native(_)) {
+            let enforced = denies(resolved) && !part.is_too_large;
+            planned.charges[part.range.clone()].iter_mut().for_each(|it| it.enforced = enforced);
         }
     }
     if is_blocked {
-        bill.charges.iter_mut().for_each(|charge| charge.cost = 0);
+        planned.charges.iter_mut().for_each(|charge| charge.cost = 0);
     }
-    if bill.charges.is_empty() {
-        return Ok(findings(asked, bill, &[]));
+    if planned.charges.is_empty() {
+        return Ok(results(resolved, planned, &[]));
     }
-    let decisions = decide_together(engine, asked, bill).await?;
-    Ok(findings(asked, bill, &decisions))
+    let decisions = decide_charges(engine, resolved, planned).await?;
+    Ok(results(resolved, planned, &decisions))
 }
 
-/// Those that give back are looked at by themselves: if the key of one is blocked, that denies nobody else.
-async fn decide_together(
+/// Decides the charges together, but those of refunds separately: a blocked key of a refund denies no other descriptor.
+async fn decide_charges(
     engine: &Engine,
-    asked: &[Asked<'_>],
-    bill: &Bill<'_>,
+    resolved: &[ResolvedDescriptor<'_>],
+    planned: &RequestCharges<'_>,
 ) -> Result<Vec<Decision>, CheckError> {
-    if asked.iter().all(|asked| !asked.refund) {
-        return Ok(engine.verdict(&bill.charges, None).await?.each);
+    if resolved.iter().all(|resolved| !resolved.refund) {
+        return Ok(engine.verdict(&planned.charges, None).await?.each);
     }
-    let both = || asked.iter().zip(&bill.parts);
+    let both = || resolved.iter().zip(&planned.parts);
     let decide = async |refund: bool| {
-        let parts = both().filter(|(asked, _)| asked.refund == refund);
-        let charges = parts.flat_map(|(_, part)| &bill.charges[part.range.clone()]);
+        let parts = both().filter(|(resolved, _)| resolved.refund == refund);
+        let charges = parts.flat_map(|(_, part)| &planned.charges[part.range.clone()]);
         let charges: SmallVec<[Charge<'_>; 4]> = charges.copied().collect();
         let each = match charges.is_empty() {
             true => Vec::new(),
@@ -172,60 +176,66 @@ async fn decide_together(
         };
         Ok::<_, CheckError>(each.into_iter())
     };
-    let (mut looked, mut taken) = (decide(true).await?, decide(false).await?);
-    let mut decisions = Vec::with_capacity(bill.charges.len());
-    for (asked, part) in both() {
-        let own = if asked.refund { &mut looked } else { &mut taken };
+    let (mut peeked, mut charged) = (decide(true).await?, decide(false).await?);
+    let mut decisions = Vec::with_capacity(planned.charges.len());
+    for (resolved, part) in both() {
+        let own = if resolved.refund { &mut peeked } else { &mut charged };
         decisions.extend(own.take(part.range.len()));
     }
     Ok(decisions)
 }
 
-/// Charges each descriptor by itself, as envoyproxy/ratelimit does.
-async fn apart(
+/// Charges each descriptor independently, as envoyproxy/ratelimit does.
+async fn independent(
     engine: &Engine,
-    asked: &[Asked<'_>],
-    bill: &Bill<'_>,
-) -> Result<SmallVec<[Finding; 4]>, CheckError> {
-    let mut decisions = Vec::with_capacity(bill.charges.len());
-    // One by itself is told only what it depends on.
-    let is_plain = bill.charges.iter().all(|charge| charge.enforced)
-        && bill.parts.iter().all(|part| part.range.len() <= 1);
+    resolved: &[ResolvedDescriptor<'_>],
+    planned: &RequestCharges<'_>,
+) -> Result<SmallVec<[DescriptorResult; 4]>, CheckError> {
+    let mut decisions = Vec::with_capacity(planned.charges.len());
+    // A descriptor with a single enforced limit needs no combined decision.
+    let is_plain = planned.charges.iter().all(|charge| charge.enforced)
+        && planned.parts.iter().all(|part| part.range.len() <= 1);
     if is_plain {
         let mut answers = Vec::new();
-        engine.check_each(&bill.charges, &mut answers).await;
+        engine.check_each(&planned.charges, &mut answers).await;
         for answer in answers {
             decisions.push(answer?);
         }
     } else {
-        for part in &bill.parts {
-            let charges = &bill.charges[part.range.clone()];
+        for part in &planned.parts {
+            let charges = &planned.charges[part.range.clone()];
             if !charges.is_empty() {
                 decisions.extend(engine.verdict(charges, None).await?.each);
             }
         }
     }
-    let mut findings = findings(asked, bill, &decisions);
-    use_up(engine, asked, bill, &mut findings).await;
-    Ok(findings)
+    let mut results = results(resolved, planned, &decisions);
+    charge_denied(engine, resolved, planned, &mut results).await;
+    Ok(results)
 }
 
-/// Theirs counts what it denies: hits that are more than what is left use that up, and are told so.
-async fn use_up(engine: &Engine, asked: &[Asked<'_>], bill: &Bill<'_>, findings: &mut [Finding]) {
+/// Charges the units left to denied descriptors: envoyproxy/ratelimit counts denied hits.
+async fn charge_denied(
+    engine: &Engine,
+    resolved: &[ResolvedDescriptor<'_>],
+    planned: &RequestCharges<'_>,
+    results: &mut [DescriptorResult],
+) {
     let mut rest: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
-    let mut told: SmallVec<[&mut Finding; 4]> = SmallVec::new();
-    for ((asked, part), finding) in asked.iter().zip(&bill.parts).zip(findings) {
-        let theirs =
-            asked.rule().is_none_or(|rule| rule.bounds.iter().all(|bound| !bound.is_extension));
-        if let (Some((_, decision)), [charge]) = (finding.spoken, &bill.charges[part.range.clone()])
-            && finding.is_over
-            && asked.cost > 0
+    let mut updated: SmallVec<[&mut DescriptorResult; 4]> = SmallVec::new();
+    for ((resolved, part), result) in resolved.iter().zip(&planned.parts).zip(results) {
+        let is_standard =
+            resolved.rule().is_none_or(|rule| rule.bounds.iter().all(|bound| !bound.is_extension));
+        if let (Some((_, decision)), [charge]) =
+            (result.tightest, &planned.charges[part.range.clone()])
+            && result.is_over
+            && resolved.cost > 0
             && decision.remaining() > 0
-            && theirs
+            && is_standard
         {
-            // In shadow mode as well: otherwise it would not be told.
+            // Enforced in shadow mode too, so that the decision reports the denial.
             rest.push(charge.cost(decision.remaining()).enforced(true));
-            told.push(finding);
+            updated.push(result);
         }
     }
     if rest.is_empty() {
@@ -233,80 +243,81 @@ async fn use_up(engine: &Engine, asked: &[Asked<'_>], bill: &Bill<'_>, findings:
     }
     let mut answers = Vec::new();
     engine.check_each(&rest, &mut answers).await;
-    for (finding, answer) in told.into_iter().zip(answers) {
-        // Without an answer, or if somebody else was faster, it is still over.
+    for (result, answer) in updated.into_iter().zip(answers) {
+        // On an error the earlier decision stands.
         if let Ok(decision) = answer {
-            finding.spoken = Some((0, decision));
+            result.tightest = Some((0, decision));
         }
     }
 }
 
-/// Several quotas deny only together, which the store cannot know: what it took is given back.
-async fn undo(
+/// Refunds the charges if all quotas are exceeded: the store cannot decide that several quotas deny only together.
+async fn refund_allowed_quotas(
     engine: &Engine,
-    asked: &[Asked<'_>],
-    bill: &Bill<'_>,
-    findings: &[Finding],
+    resolved: &[ResolvedDescriptor<'_>],
+    planned: &RequestCharges<'_>,
+    results: &[DescriptorResult],
 ) -> Result<(), StoreError> {
-    let others = asked.iter().zip(findings).filter(|(asked, _)| !asked.is_quota());
+    let others = resolved.iter().zip(results).filter(|(resolved, _)| !resolved.is_quota());
     let denied_otherwise =
-        others.into_iter().any(|(asked, finding)| finding.is_over && !asked.is_shadow());
-    if denied_otherwise || asked.iter().filter(|asked| asked.is_quota()).count() < 2 {
+        others.into_iter().any(|(resolved, result)| result.is_over && !resolved.is_shadow());
+    if denied_otherwise || resolved.iter().filter(|resolved| resolved.is_quota()).count() < 2 {
         return Ok(());
     }
-    for ((asked, part), finding) in asked.iter().zip(&bill.parts).zip(findings) {
-        if !finding.is_over && !asked.refund && !part.never {
-            engine.refund(&bill.charges[part.range.clone()]).await?;
+    for ((resolved, part), result) in resolved.iter().zip(&planned.parts).zip(results) {
+        if !result.is_over && !resolved.refund && !part.is_too_large {
+            engine.refund(&planned.charges[part.range.clone()]).await?;
         }
     }
     Ok(())
 }
 
-/// Any descriptor that denies by itself, or all that deny only together.
-fn is_over(asked: &[Asked<'_>], findings: &[Finding]) -> bool {
-    let both = || asked.iter().zip(findings);
-    let alone =
-        both().any(|(asked, finding)| finding.is_over && !asked.is_quota() && !asked.is_shadow());
-    let mut quotas = both().filter(|(asked, _)| asked.is_quota()).peekable();
-    alone || (quotas.peek().is_some() && quotas.all(|(_, finding)| finding.is_over))
+/// Returns whether a descriptor is over its limit, or all quotas are.
+fn is_over(resolved: &[ResolvedDescriptor<'_>], results: &[DescriptorResult]) -> bool {
+    let both = || resolved.iter().zip(results);
+    let alone = both()
+        .any(|(resolved, result)| result.is_over && !resolved.is_quota() && !resolved.is_shadow());
+    let mut quotas = both().filter(|(resolved, _)| resolved.is_quota()).peekable();
+    alone || (quotas.peek().is_some() && quotas.all(|(_, result)| result.is_over))
 }
 
-fn findings(
-    asked: &[Asked<'_>],
-    bill: &Bill<'_>,
+fn results(
+    resolved: &[ResolvedDescriptor<'_>],
+    planned: &RequestCharges<'_>,
     decisions: &[Decision],
-) -> SmallVec<[Finding; 4]> {
-    let finding = |(asked, part): (&Asked<'_>, &Part)| {
-        let charges = bill.charges[part.range.clone()].iter();
+) -> SmallVec<[DescriptorResult; 4]> {
+    let result = |(resolved, part): (&ResolvedDescriptor<'_>, &DescriptorCharges)| {
+        let charges = planned.charges[part.range.clone()].iter();
         let own = decisions.get(part.range.clone()).unwrap_or_default();
-        let mut finding = Finding {
-            spoken: None,
-            is_over: part.never,
+        let mut result = DescriptorResult {
+            tightest: None,
+            is_over: part.is_too_large,
             is_blocked: false,
             is_degraded: own.iter().any(Decision::is_degraded),
         };
         let mut has_counted = false;
         for (place, (charge, decision)) in charges.zip(own).enumerate() {
-            let cost = if asked.refund { 0 } else { asked.cost };
+            let cost = if resolved.refund { 0 } else { resolved.cost };
             let is_over =
                 !decision.is_allowed() || (charge.cost < cost && decision.remaining() < cost);
             let is_blocked = decision.source() == Source::Blocked;
-            // A policy of our own in shadow mode is charged, but never denies, and speaks only if no other does.
-            let counts =
-                charge.enforced || is_blocked || !matches!(asked.limits, Limits::Native(_));
-            finding.is_blocked |= is_blocked && !asked.refund;
-            finding.is_over |= is_over && counts;
-            let speaks = finding.spoken.is_none_or(|(_, other)| {
+            // A policy in shadow mode is charged but never denies, and is reported only without another.
+            let counts = charge.enforced
+                || is_blocked
+                || !matches!(resolved.limits, DescriptorLimits::Native(_));
+            result.is_blocked |= is_blocked && !resolved.refund;
+            result.is_over |= is_over && counts;
+            let replaces = result.tightest.is_none_or(|(_, other)| {
                 counts && !has_counted || counts == has_counted && decision.is_tighter_than(&other)
             });
-            if speaks {
-                finding.spoken = Some((place, *decision));
+            if replaces {
+                result.tightest = Some((place, *decision));
                 has_counted = counts;
             }
         }
-        finding
+        result
     };
-    asked.iter().zip(&bill.parts).map(finding).collect()
+    resolved.iter().zip(&planned.parts).map(result).collect()
 }
 
 /// Decides arbitrary bytes as a message and as JSON, for fuzzing.

@@ -1,4 +1,4 @@
-//! The environment of a deployment of envoyproxy/ratelimit, so that another image is the whole migration.
+//! Environment variables of envoyproxy/ratelimit, so that migrating only means replacing the image.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -9,80 +9,83 @@ use super::{
     file::shorten,
     rules::{HeaderNames, Options, runtime_path},
 };
-use crate::config::{Bind, Settings, StoreSettings, TlsFiles};
+use crate::{
+    config::{Bind, Settings, StoreSettings, TlsFiles},
+    listeners::ListenerId,
+};
 
-/// What the variables of a deployment say.
+/// The configuration of a deployment.
 #[derive(Clone, Debug)]
 pub(crate) struct Deployment {
-    /// The folder of its files.
+    /// Directory of the rule files.
     pub(crate) files: PathBuf,
-    /// What holds for all of its rules.
+    /// Options of all rules.
     pub(crate) options: Options,
-    /// What is logged.
+    /// Log level and format.
     pub(crate) log: Logging,
-    /// What it asks for and does not get, and why.
+    /// Variables without effect, and the reason.
     pub(crate) warnings: Vec<String>,
     store: Option<StoreSettings>,
     http: Bind,
     grpc: Bind,
-    /// Of gRPC alone, as theirs: probes of the HTTP port come without it.
+    /// For gRPC only, as in envoyproxy/ratelimit: probes of the HTTP port do not use TLS.
     tls: Option<TlsFiles>,
     shadow: bool,
 }
 
-/// How a deployment wants to be told of events.
+/// Log settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Logging {
-    /// In the words of `--log`.
+    /// Value of `--log`.
     pub level: &'static str,
-    /// One object of JSON per line.
+    /// Whether each line is a JSON object.
     pub json: bool,
 }
 
-/// What is wrong with a variable. Values are never shown: they may be secrets.
+/// An invalid variable. Values are never shown, because they may be secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable} {problem}")]
-pub(crate) struct EnvironmentError {
+pub struct EnvironmentError {
     variable: &'static str,
     problem: String,
 }
 
-/// Reads variables by their names. One that is empty is not set.
+/// Looks up variables. Empty variables count as unset.
 struct Variables<F>(F);
 
 type Result<T> = std::result::Result<T, EnvironmentError>;
 
-/// Any of these is what makes a deployment one of theirs.
+/// Variables that identify a deployment of envoyproxy/ratelimit.
 const SIGNS: [&str; 2] = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY"];
 
-/// What has no effect here, each with what there is instead.
+/// Variables without effect, and the reason.
 const WITHOUT_EFFECT: [(&str, &str); 23] = [
     ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "the server's name is always verified"),
     ("REDIS_POOL_SIZE", "requests share connections"),
-    ("REDIS_PIPELINE_WINDOW", "what arrives together travels together"),
-    ("REDIS_PIPELINE_LIMIT", "what arrives together travels together"),
-    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "failure modes decide while the store is away"),
-    ("EXPIRATION_JITTER_MAX_SECONDS", "state ends with its window"),
-    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are remembered anyway"),
-    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "what is denied is not counted"),
-    ("NEAR_LIMIT_RATIO", "metrics tell what remains"),
-    ("RUNTIME_WATCH_ROOT", "the folder of files is watched"),
-    ("RUNTIME_IGNOREDOTFILES", "files and folders that begin with a dot are never read"),
-    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "the files have to be there"),
-    ("DEBUG_PORT", "the HTTP listener tells everything"),
+    ("REDIS_PIPELINE_WINDOW", "requests are batched automatically"),
+    ("REDIS_PIPELINE_LIMIT", "requests are batched automatically"),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "failure modes apply while the store is unreachable"),
+    ("EXPIRATION_JITTER_MAX_SECONDS", "counters expire with their window"),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are always cached"),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "denied requests are not counted"),
+    ("NEAR_LIMIT_RATIO", "metrics report the units left"),
+    ("RUNTIME_WATCH_ROOT", "the directory of rules is watched"),
+    ("RUNTIME_IGNOREDOTFILES", "hidden files and directories are ignored"),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "the rule files must exist"),
+    ("DEBUG_PORT", "use the HTTP listener"),
     ("USE_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
     ("USE_DOG_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
     ("PROMETHEUS_ADDR", "metrics are at /metrics of the HTTP listener"),
     ("PROMETHEUS_PATH", "metrics are at /metrics of the HTTP listener"),
     ("PROMETHEUS_MAPPER_YAML", "metrics are labelled by policy"),
-    ("EXTRA_TAGS", "label metrics where they are gathered"),
-    ("GRPC_MAX_CONNECTION_AGE", "connections live as long as they answer"),
-    ("GRPC_CLIENT_TLS_SAN", "every certificate of the clients' authority is taken"),
-    ("TRACING_ENABLED", "traces are sent where OTEL_EXPORTER_OTLP_ENDPOINT says"),
-    ("RESPONSE_DYNAMIC_METADATA", "metadata tells limits that Envoy's units cannot"),
+    ("EXTRA_TAGS", "add labels in Prometheus"),
+    ("GRPC_MAX_CONNECTION_AGE", "connections have no maximum age"),
+    ("GRPC_CLIENT_TLS_SAN", "every certificate of the client CA is accepted"),
+    ("TRACING_ENABLED", "set OTEL_EXPORTER_OTLP_ENDPOINT to send traces"),
+    ("RESPONSE_DYNAMIC_METADATA", "metadata reports limits that Envoy's units cannot express"),
 ];
 
-/// What comes after `REDIS_PERSECOND` in the names of variables about their second Redis.
+/// Suffixes of `REDIS_PERSECOND`, the variables of the second Redis.
 const PER_SECOND: [&str; 14] = [
     "",
     "_SOCKET_TYPE",
@@ -100,10 +103,10 @@ const PER_SECOND: [&str; 14] = [
     "_HEALTH_CHECK_ACTIVE_CONNECTION",
 ];
 
-const NO_TLS: &str = "asks for TLS, which a unix socket does not have: leave it out";
+const NO_TLS: &str = "cannot be used with a unix socket";
 
 impl Deployment {
-    /// Reads the variables that `lookup` knows. `None` if they are not those of such a deployment.
+    /// Reads the variables. Returns `None` if this is not a deployment of envoyproxy/ratelimit.
     pub(crate) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let variables = Variables(lookup);
         if SIGNS.into_iter().all(|name| variables.text(name).is_none()) {
@@ -128,13 +131,13 @@ impl Deployment {
         }))
     }
 
-    /// Puts what it says in the place of what `settings` say. The rules are not among it: their files may change.
+    /// Overrides `settings`, except for the rules, whose files may change.
     pub(crate) fn apply(&self, settings: &mut Settings) {
         if let Some(store) = &self.store {
             settings.store = store.clone();
         }
-        settings.http = self.http;
-        settings.grpc = self.grpc;
+        settings.listen[ListenerId::Http] = self.http;
+        settings.listen[ListenerId::Grpc] = self.grpc;
         settings.shadow |= self.shadow;
         settings.security.grpc_tls.clone_from(&self.tls);
     }
@@ -145,43 +148,42 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         (self.0)(name).filter(|text| !text.is_empty())
     }
 
-    /// In the words that Go takes for it.
+    /// Parses a boolean as Go does.
     fn switch(&self, name: &'static str) -> Result<bool> {
         match self.text(name).as_deref() {
             None | Some("0" | "f" | "F" | "FALSE" | "false" | "False") => Ok(false),
             Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Ok(true),
-            Some(_) => Err(error(name, "is neither true nor false: write one of them")),
+            Some(_) => Err(error(name, "is invalid: expected true or false")),
         }
     }
 
-    /// What is set and has no effect.
+    /// Returns warnings for variables without effect.
     fn warnings(&self) -> Vec<String> {
         let about = |name: &str, instead: &str| {
             self.text(name).map(|_| format!("{name} has no effect: {instead}"))
         };
         let per_second = PER_SECOND.iter().filter_map(|end| {
-            about(&format!("REDIS_PERSECOND{end}"), "limits per second count in the same store")
+            about(&format!("REDIS_PERSECOND{end}"), "limits per second use the same store")
         });
         let others = WITHOUT_EFFECT.iter().filter_map(|(name, instead)| about(name, instead));
         per_second.chain(others).collect()
     }
 
-    /// Where a service that starts all the same would do something else than is expected.
+    /// Rejects settings that this server cannot honour.
     fn refuse_what_is_missing_here(&self) -> Result<()> {
         let is =
             |name, value: &str| self.text(name).is_some_and(|it| it.eq_ignore_ascii_case(value));
         if is("BACKEND_TYPE", "memcache") {
-            let problem = "asks for memcache, which cannot count exactly: use Redis or Valkey, \
-                           or leave it and REDIS_URL out to count in memory";
+            let problem = "is memcache, which is not supported: use Redis or Valkey, or unset it and \
+                           REDIS_URL to count in memory";
             return Err(error("BACKEND_TYPE", problem));
         }
         if self.text("CONFIG_TYPE").is_some() && !is("CONFIG_TYPE", "FILE") {
-            let problem = "asks for rules over xDS, which are not read: put them in files";
+            let problem = "is xDS, which is not supported: use files";
             return Err(error("CONFIG_TYPE", problem));
         }
         if self.text("GRPC_UDS").is_some() {
-            let problem = "asks for a unix socket, where nothing listens: set GRPC_HOST and \
-                           GRPC_PORT";
+            let problem = "is a unix socket, which is not supported: set GRPC_HOST and GRPC_PORT";
             return Err(error("GRPC_UDS", problem));
         }
         Ok(())
@@ -191,7 +193,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         let name = |variable, default: &str| {
             let name = self.text(variable).unwrap_or_else(|| default.to_owned());
             let parsed = http::HeaderName::from_bytes(name.as_bytes());
-            parsed.map(|_| name).map_err(|_| error(variable, "is not the name of a header"))
+            parsed.map(|_| name).map_err(|_| error(variable, "is not a header name"))
         };
         let headers = self.switch("LIMIT_RESPONSE_HEADERS_ENABLED")?.then(|| {
             Ok(HeaderNames {
@@ -207,7 +209,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         })
     }
 
-    /// Without a word they tell of warnings only.
+    /// Returns the log settings. Default: warnings as text.
     fn logging(&self) -> Result<Logging> {
         let level = self.text("LOG_LEVEL").unwrap_or_else(|| "warn".to_owned());
         let level = match &*level.to_ascii_lowercase() {
@@ -217,7 +219,10 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             "debug" => "debug",
             "trace" => "trace",
             _ => {
-                return Err(error("LOG_LEVEL", "is not one of ERROR, WARN, INFO, DEBUG and TRACE"));
+                return Err(error(
+                    "LOG_LEVEL",
+                    "is invalid: expected ERROR, WARN, INFO, DEBUG or TRACE",
+                ));
             }
         };
         let json = self.text("LOG_FORMAT").is_some_and(|it| it.eq_ignore_ascii_case("json"));
@@ -230,14 +235,14 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             Some("localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
             Some(text) => text.parse().map_err(|_| {
                 let text = shorten(text, 40);
-                error(host, format!("is `{text}`: write an address, such as 0.0.0.0"))
+                error(host, format!("is `{text}`: expected an address, such as 0.0.0.0"))
             })?,
         };
         let port = match self.text(port) {
             None => default,
             Some(text) => text
                 .parse()
-                .map_err(|_| error(port, "is not a port: write a number from 0 to 65535"))?,
+                .map_err(|_| error(port, "is not a port: expected a number from 0 to 65535"))?,
         };
         Ok(Bind::At(SocketAddr::new(address, port)))
     }
@@ -247,7 +252,12 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             return Ok(None);
         }
         let file = |name| {
-            let missing = || error(name, "is not set, but GRPC_SERVER_USE_TLS is: name a PEM file");
+            let missing = || {
+                error(
+                    name,
+                    "is not set, but GRPC_SERVER_USE_TLS is: expected the path of a PEM file",
+                )
+            };
             self.text(name).map(PathBuf::from).ok_or_else(missing)
         };
         Ok(Some(TlsFiles {
@@ -257,13 +267,16 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         }))
     }
 
-    /// `None` if no address is given: then the store is not theirs to say.
+    /// Returns the store, or `None` without `REDIS_URL`.
     fn store(&self) -> Result<Option<StoreSettings>> {
         let Some(address) = self.text("REDIS_URL") else { return Ok(None) };
         let url = self.url(&address)?;
         let mut store: StoreSettings = url.parse().map_err(|problem| {
             // The problem never has a password in it.
-            error("REDIS_URL", format!("and the variables beside it make no address: {problem}"))
+            error(
+                "REDIS_URL",
+                format!("and the variables beside it are not a valid address: {problem}"),
+            )
         })?;
         if let (StoreSettings::Redis { prefix, .. }, Some(own)) =
             (&mut store, self.text("CACHE_KEY_PREFIX"))
@@ -273,7 +286,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Ok(Some(store))
     }
 
-    /// Their address, type and secrets in one line.
+    /// Combines address, type and credentials into a URL.
     fn url(&self, address: &str) -> Result<String> {
         let tls = self.switch("REDIS_TLS")?;
         let redis = if tls { "rediss" } else { "redis" };
@@ -285,8 +298,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Ok(match &*kind {
             "" | "SINGLE" if address.contains("://") => self.complete(address, &login, &options)?,
             "CLUSTER" | "SENTINEL" if address.contains("://") => {
-                let problem =
-                    "has a scheme, and there is a REDIS_TYPE as well: leave one of them out";
+                let problem = "has a scheme, which excludes REDIS_TYPE";
                 return Err(error("REDIS_URL", problem));
             }
             "" | "SINGLE" if socket == "unix" || address.starts_with('/') => {
@@ -299,15 +311,20 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             "CLUSTER" => format!("{redis}+cluster://{login}{address}{options}"),
             "SENTINEL" => {
                 let (master, sentinels) = address.split_once(',').ok_or_else(|| {
-                    error("REDIS_URL", "lacks sentinels: write `master,host:26379,host:26379`")
+                    error("REDIS_URL", "lacks sentinels: expected `master,host:26379,host:26379`")
                 })?;
                 format!("{redis}+sentinel://{login}{sentinels}/{master}{options}")
             }
-            _ => return Err(error("REDIS_TYPE", "is not one of SINGLE, SENTINEL and CLUSTER")),
+            _ => {
+                return Err(error(
+                    "REDIS_TYPE",
+                    "is invalid: expected SINGLE, SENTINEL or CLUSTER",
+                ));
+            }
         })
     }
 
-    /// An address that has a scheme, with what the variables beside it say.
+    /// Adds credentials and options to an address with a scheme.
     fn complete(&self, address: &str, login: &str, options: &str) -> Result<String> {
         let (scheme, rest) = address.split_once("://").unwrap_or(("redis", address));
         let (base, shape) = scheme.split_at(scheme.find('+').unwrap_or(scheme.len()));
@@ -321,7 +338,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         let own = authority.rfind('@').map(|at| &rest[..=at]);
         let login = match own {
             Some(own) if !login.is_empty() && own != login => {
-                let problem = "is another login than the one in REDIS_URL: leave one of them out";
+                let problem = "differs from the credentials in REDIS_URL: unset one of them";
                 return Err(error("REDIS_AUTH", problem));
             }
             Some(_) => "",
@@ -359,13 +376,13 @@ fn error(variable: &'static str, problem: impl Into<String>) -> EnvironmentError
     EnvironmentError { variable, problem: problem.into() }
 }
 
-/// `password` or `user:password`, as it stands in an address.
+/// Formats `password` or `user:password` for a URL.
 fn login(auth: &str) -> String {
     let (user, password) = auth.split_once(':').unwrap_or(("", auth));
     format!("{}:{}@", escape(user), escape(password))
 }
 
-/// What is not plain, as `%` and two digits.
+/// Percent-encodes a text.
 fn escape(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let mut escaped = String::with_capacity(text.len());
@@ -391,7 +408,7 @@ mod tests {
         Deployment::read(|name| variables.get(name).map(|value| (*value).to_owned()))
     }
 
-    /// A deployment that says this besides where its files are.
+    /// Creates a deployment with these variables and a directory of rules.
     fn deployed(variables: &[(&str, &str)]) -> Result<Deployment> {
         let files = [("RUNTIME_ROOT", "/data"), ("RUNTIME_SUBDIRECTORY", "ratelimit")];
         read(&[&files, variables].concat()).map(|deployment| deployment.unwrap())
@@ -409,14 +426,14 @@ mod tests {
     }
 
     #[test]
-    fn other_environments_are_left_alone() {
+    fn other_environments_are_ignored() {
         assert!(read(&[]).unwrap().is_none());
         let other = [("REDIS_URL", "x:1"), ("PORT", "no"), ("RUNTIME_ROOT", "")];
         assert!(read(&other).unwrap().is_none());
     }
 
     #[test]
-    fn theirs_says_where_everything_is() {
+    fn defaults_are_those_of_envoyproxy_ratelimit() {
         let deployment = deployed(&[]).unwrap();
         assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/config"));
         assert_eq!(deployment.options, Options::default());
@@ -424,14 +441,14 @@ mod tests {
         assert_eq!(deployment.log, Logging { level: "warn", json: false });
         let mut settings = Settings::new(PolicySet::new([]).unwrap());
         deployment.apply(&mut settings);
-        assert_eq!(settings.http, Bind::At(([0, 0, 0, 0], 8080).into()));
-        assert_eq!(settings.grpc, Bind::At(([0, 0, 0, 0], 8081).into()));
+        assert_eq!(settings.listen[ListenerId::Http], Bind::At(([0, 0, 0, 0], 8080).into()));
+        assert_eq!(settings.listen[ListenerId::Grpc], Bind::At(([0, 0, 0, 0], 8081).into()));
         assert_eq!(settings.store, StoreSettings::default());
         assert!(!settings.shadow && settings.security.grpc_tls.is_none());
     }
 
     #[test]
-    fn everything_that_has_an_effect_is_read() {
+    fn supported_variables_are_read() {
         let deployment = deployed(&[
             ("RUNTIME_APPDIRECTORY", "rules"),
             ("HOST", "::1"),
@@ -467,8 +484,8 @@ mod tests {
         assert_eq!(deployment.warnings, [about]);
         let mut settings = Settings::new(PolicySet::new([]).unwrap());
         deployment.apply(&mut settings);
-        assert_eq!(settings.http, Bind::At("[::1]:9090".parse().unwrap()));
-        assert_eq!(settings.grpc, Bind::At(([127, 0, 0, 1], 9091).into()));
+        assert_eq!(settings.listen[ListenerId::Http], Bind::At("[::1]:9090".parse().unwrap()));
+        assert_eq!(settings.listen[ListenerId::Grpc], Bind::At(([127, 0, 0, 1], 9091).into()));
         assert!(settings.shadow);
         assert!(settings.security.tls.is_none());
         let tls = settings.security.grpc_tls.unwrap();
@@ -478,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_redis_becomes_an_address() {
+    fn every_kind_of_redis_becomes_a_url() {
         for (variables, expected) in [
             (
                 &[("REDIS_URL", "a:1"), ("REDIS_AUTH", "p@ss/wörd")][..],
@@ -534,81 +551,82 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_said() {
+    fn unsupported_settings_are_errors() {
         for (variables, expected) in [
             (
                 &[("BACKEND_TYPE", "memcache")][..],
-                "BACKEND_TYPE asks for memcache, which cannot count exactly: use Redis or Valkey, \
-                 or leave it and REDIS_URL out to count in memory",
+                "BACKEND_TYPE is memcache, which is not supported: use Redis or Valkey, or unset it and \
+                 REDIS_URL to count in memory",
             ),
             (
                 &[("CONFIG_TYPE", "GRPC_XDS_SOTW")],
-                "CONFIG_TYPE asks for rules over xDS, which are not read: put them in files",
+                "CONFIG_TYPE is xDS, which is not supported: use files",
             ),
             (
                 &[("GRPC_UDS", "/x")],
-                "GRPC_UDS asks for a unix socket, where nothing listens: set GRPC_HOST and GRPC_PORT",
+                "GRPC_UDS is a unix socket, which is not supported: set GRPC_HOST and GRPC_PORT",
             ),
-            (&[("SHADOW_MODE", "yes")], "SHADOW_MODE is neither true nor false: write one of them"),
+            (&[("SHADOW_MODE", "yes")], "SHADOW_MODE is invalid: expected true or false"),
             (
                 &[("LOG_LEVEL", "loud")],
-                "LOG_LEVEL is not one of ERROR, WARN, INFO, DEBUG and TRACE",
+                "LOG_LEVEL is invalid: expected ERROR, WARN, INFO, DEBUG or TRACE",
             ),
-            (&[("PORT", "80800")], "PORT is not a port: write a number from 0 to 65535"),
-            (&[("HOST", "here")], "HOST is `here`: write an address, such as 0.0.0.0"),
+            (&[("PORT", "80800")], "PORT is not a port: expected a number from 0 to 65535"),
+            (&[("HOST", "here")], "HOST is `here`: expected an address, such as 0.0.0.0"),
             (
                 &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("LIMIT_LIMIT_HEADER", "a b")],
-                "LIMIT_LIMIT_HEADER is not the name of a header",
+                "LIMIT_LIMIT_HEADER is not a header name",
             ),
             (
                 &[("GRPC_SERVER_USE_TLS", "true")],
-                "GRPC_SERVER_TLS_CERT is not set, but GRPC_SERVER_USE_TLS is: name a PEM file",
+                "GRPC_SERVER_TLS_CERT is not set, but GRPC_SERVER_USE_TLS is: expected the path of a PEM file",
             ),
             (
                 &[("REDIS_URL", "main"), ("REDIS_TYPE", "SENTINEL")],
-                "REDIS_URL lacks sentinels: write `master,host:26379,host:26379`",
+                "REDIS_URL lacks sentinels: expected `master,host:26379,host:26379`",
             ),
             (
                 &[("REDIS_URL", "a:1"), ("REDIS_TYPE", "ring")],
-                "REDIS_TYPE is not one of SINGLE, SENTINEL and CLUSTER",
+                "REDIS_TYPE is invalid: expected SINGLE, SENTINEL or CLUSTER",
             ),
             (
                 &[("REDIS_URL", "redis://me:x@a:1"), ("REDIS_AUTH", "me:y")],
-                "REDIS_AUTH is another login than the one in REDIS_URL: leave one of them out",
+                "REDIS_AUTH differs from the credentials in REDIS_URL: unset one of them",
             ),
             (
                 &[("REDIS_URL", "/run/redis.sock"), ("REDIS_TLS", "true")],
-                "REDIS_TLS asks for TLS, which a unix socket does not have: leave it out",
+                "REDIS_TLS cannot be used with a unix socket",
             ),
             (
                 &[("REDIS_URL", "redis+unix:///run/redis.sock"), ("REDIS_TLS", "true")],
-                "REDIS_TLS asks for TLS, which a unix socket does not have: leave it out",
+                "REDIS_TLS cannot be used with a unix socket",
             ),
             (
                 &[("REDIS_URL", "redis://a:1"), ("REDIS_TYPE", "cluster")],
-                "REDIS_URL has a scheme, and there is a REDIS_TYPE as well: leave one of them out",
+                "REDIS_URL has a scheme, which excludes REDIS_TYPE",
             ),
         ] {
             assert_eq!(problem(variables), expected);
         }
         let secret = problem(&[("REDIS_URL", "a:port"), ("REDIS_AUTH", "hidden")]);
-        assert!(secret.starts_with("REDIS_URL and the variables beside it make no address: "));
+        assert!(
+            secret.starts_with("REDIS_URL and the variables beside it are not a valid address: ")
+        );
         assert!(!secret.contains("hidden"), "{secret}");
     }
 
     #[test]
-    fn everything_about_a_second_redis_is_said_to_have_no_effect() {
+    fn variables_of_a_second_redis_are_warnings() {
         for end in ["", "_URL", "_TYPE", "_AUTH", "_TLS", "_POOL_SIZE", "_SENTINEL_AUTH"] {
             let name = format!("REDIS_PERSECOND{end}");
             let warnings = deployed(&[(&name, "x")]).unwrap().warnings;
-            let expected =
-                format!("{name} has no effect: limits per second count in the same store");
+            let expected = format!("{name} has no effect: limits per second use the same store");
             assert_eq!(warnings, [expected]);
         }
     }
 
     #[test]
-    fn a_password_is_in_no_debug_form() {
+    fn debug_hides_the_password() {
         let deployment = deployed(&[("REDIS_URL", "a:1"), ("REDIS_AUTH", "hidden")]).unwrap();
         assert!(!format!("{deployment:?}").contains("hidden"));
     }

@@ -1,8 +1,8 @@
-//! The files of envoyproxy/ratelimit, as they are written, and where in them something is wrong.
+//! Rule files of envoyproxy/ratelimit, and errors with their location.
 //!
-//! Everything their files may say is read. What only ours may say: several documents in a file; in a `rate_limit` an
-//! `algorithm`, a `burst`, and a `period` or any length as the `unit` (`30s`, `5m`); beside it `rate_limits`, a list of
-//! limits that all apply, and `failure`, what happens when the store cannot answer.
+//! Every field of envoyproxy/ratelimit is accepted. Extensions: several documents in a file; in a `rate_limit` an
+//! `algorithm`, a `burst`, and a `period` or any duration as the `unit` (`30s`, `5m`); beside it `rate_limits`, a list
+//! of limits that all apply, and `failure`, the failure mode.
 
 use std::{
     fmt, fs, io,
@@ -14,59 +14,59 @@ use serde_saphyr::{Location, Spanned};
 
 use crate::config::{masked, message};
 
-/// The text of a file, with its name for errors.
+/// The path and the text of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct RuleFile {
     pub(crate) file: PathBuf,
     pub(crate) text: String,
 }
 
-/// What is wrong in a file, where, and what to write instead.
+/// An error in a file, with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FileError {
+pub struct FileError {
     pub(crate) message: String,
     pub(crate) file: PathBuf,
-    /// From 1; 0 if it is about the file as a whole.
+    /// From 1; 0 for the file as a whole.
     pub(crate) line: u64,
-    /// From 1; 0 if it is about the file as a whole.
+    /// From 1; 0 for the file as a whole.
     pub(crate) column: u64,
-    /// That line, shortened; empty if there is none.
+    /// The line, shortened; empty for the file as a whole.
     pub(crate) snippet: String,
 }
 
-/// One document: a domain.
+/// A document: the descriptors of a domain.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Root {
+pub(super) struct RuleDocument {
     pub(super) domain: Spanned<String>,
-    pub(super) descriptors: Option<Vec<Spanned<Descriptor>>>,
+    pub(super) descriptors: Option<Vec<Spanned<RuleDescriptor>>>,
 }
 
-/// A key, and perhaps a value, at one level.
+/// A key, and optionally a value.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Descriptor {
+pub(super) struct RuleDescriptor {
     pub(super) key: Option<Spanned<String>>,
     pub(super) value: Option<Spanned<String>>,
-    pub(super) rate_limit: Option<Spanned<RateLimit>>,
-    pub(super) rate_limits: Option<Spanned<Vec<Spanned<RateLimit>>>>,
+    pub(super) rate_limit: Option<Spanned<RuleLimit>>,
+    pub(super) rate_limits: Option<Spanned<Vec<Spanned<RuleLimit>>>>,
     pub(super) descriptors: Option<Vec<Spanned<Self>>>,
     pub(super) shadow_mode: Option<bool>,
     pub(super) quota_mode: Option<bool>,
     pub(super) share_threshold: Option<Spanned<bool>>,
     pub(super) metadata: Option<serde_json::Map<String, serde_json::Value>>,
     pub(super) failure: Option<Spanned<String>>,
-    /// Says how their metrics are named. Ours have the names of policies.
+    /// Ignored, as is the next: metrics are labelled by policy.
     #[serde(rename = "detailed_metric")]
     _detailed_metric: Option<bool>,
     #[serde(rename = "value_to_metric")]
     _value_to_metric: Option<bool>,
 }
 
-/// How much, and how it is counted.
+/// A limit.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RateLimit {
+pub(super) struct RuleLimit {
     pub(super) name: Option<Spanned<String>>,
     pub(super) unit: Option<Spanned<String>>,
     pub(super) period: Option<Spanned<String>>,
@@ -77,75 +77,55 @@ pub(super) struct RateLimit {
     pub(super) burst: Option<Spanned<u64>>,
 }
 
-/// A rule that is left out where this one applies.
+/// A rule that does not apply where this one does.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Replaces {
     pub(super) name: Option<String>,
 }
 
-/// How many bytes a file may have: far more than ten thousand rules.
-const MAX_BYTES: u64 = 16 * 1024 * 1024;
-/// How many folders may be in one another.
+/// Maximum depth of nested directories.
 const MAX_DEPTH: usize = 16;
 
-impl Source {
-    /// A file, or all files of a directory and of those below, in the order of their names.
-    pub(crate) fn read(path: &Path) -> Result<Vec<Self>, FileError> {
-        let files = Self::files(path)
-            .map_err(|error| FileError::whole(path, format!("it cannot be read: {error}")))?;
-        files.iter().map(|file| Self::open(file)).collect()
-    }
-
-    /// Which files [`Source::read`] would open. None at all is an error: nothing would be limited.
+impl RuleFile {
+    /// Returns the file, or all files below a directory in the order of their names. No file is an error: nothing would
+    /// be limited.
     pub(crate) fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
         if !fs::metadata(path)?.is_dir() {
             return Ok(vec![path.to_owned()]);
         }
         let mut files = Vec::new();
-        gather(path, 0, &mut files)?;
+        collect_files(path, 0, &mut files)?;
         if files.is_empty() {
-            let message = "there is no file in it or below, but for names that begin with a dot: \
-                           put files of rules there, such as config.yaml with `domain: edge`";
+            let message = "the directory contains no rule files (hidden files are ignored): add one, such as \
+                           config.yaml with `domain: edge`";
             return Err(io::Error::new(io::ErrorKind::NotFound, message));
         }
         files.sort_unstable();
         Ok(files)
     }
 
-    fn open(path: &Path) -> Result<Self, FileError> {
-        let failed =
-            |error: io::Error| FileError::whole(path, format!("it cannot be read: {error}"));
-        let length = fs::metadata(path).map_err(failed)?.len();
-        if length > MAX_BYTES {
-            let message = format!("it has {length} bytes, and {MAX_BYTES} are read: split it");
-            return Err(FileError::whole(path, message));
-        }
-        let text = fs::read_to_string(path).map_err(failed)?;
-        Ok(Self { file: path.to_owned(), text })
-    }
-
-    /// The documents of the file.
-    pub(super) fn parse(&self) -> Result<Vec<Root>, FileError> {
+    /// Parses the documents of the file.
+    pub(super) fn parse(&self) -> Result<Vec<RuleDocument>, FileError> {
         let options = serde_saphyr::options! { with_snippet: false };
         let parsed = serde_saphyr::from_multiple_with_options(&self.text, options);
-        let roots: Vec<Root> = parsed.map_err(|error| {
+        let roots: Vec<RuleDocument> = parsed.map_err(|error| {
             let said = message(error.without_snippet());
             let error = self.error(error.location(), said.escape_debug());
-            // What is no rule may be anything, also the address of a store.
+            // The line may be anything, even the URL of a store.
             let (snippet, _) = masked(self.line(error.line), 0);
             FileError { snippet: shorten(&snippet, 120), ..error }
         })?;
         match roots.is_empty() {
             true => {
                 Err(self
-                    .error(None, "there are no rules in it: write `domain: edge` and descriptors"))
+                    .error(None, "the file has no rules: expected `domain: edge` and descriptors"))
             }
             false => Ok(roots),
         }
     }
 
-    /// An error at a place of this file.
+    /// Creates an error at a location of this file.
     pub(super) fn error(
         &self,
         at: impl Into<Option<Location>>,
@@ -162,18 +142,19 @@ impl Source {
         }
     }
 
-    /// A line by its number, or nothing if there is none.
+    /// Returns a line by its number, or an empty text.
     fn line(&self, number: u64) -> &str {
         let place = usize::try_from(number).unwrap_or(usize::MAX).checked_sub(1);
         place.and_then(|place| self.text.lines().nth(place)).unwrap_or_default()
     }
 }
 
-/// Every file in a folder and below, whatever its name ends in, as envoyproxy/ratelimit has it. Links are followed, as
-/// Kubernetes makes them, and what they lead to is in folders that begin with a dot, as do files of editors.
-fn gather(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<()> {
+/// Collects every file below a directory with any extension, as envoyproxy/ratelimit does. Follows links, which
+/// Kubernetes uses, and skips hidden files and directories.
+fn collect_files(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<()> {
     if depth > MAX_DEPTH {
-        let message = format!("folders are more than {MAX_DEPTH} deep, or go round in circles");
+        let message =
+            format!("directories are nested more than {MAX_DEPTH} levels deep, or form a cycle");
         return Err(io::Error::other(message));
     }
     for entry in fs::read_dir(folder)? {
@@ -183,7 +164,7 @@ fn gather(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<(
             continue;
         }
         if path.is_dir() {
-            gather(&path, depth + 1, files)?;
+            collect_files(&path, depth + 1, files)?;
         } else if path.is_file() {
             files.push(path);
         }
@@ -191,20 +172,13 @@ fn gather(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::Result<(
     Ok(())
 }
 
-/// At most `length` characters of what somebody wrote, safe to print.
+/// Returns at most `length` characters of a text, escaped for display.
 pub(super) fn shorten(text: &str, length: usize) -> String {
     let mut short: String = text.chars().take(length).flat_map(char::escape_debug).collect();
     if text.chars().nth(length).is_some() {
         short.push('…');
     }
     short
-}
-
-impl FileError {
-    fn whole(path: &Path, message: String) -> Self {
-        let file = path.to_owned();
-        Self { message, file, line: 0, column: 0, snippet: String::new() }
-    }
 }
 
 impl std::error::Error for FileError {}
@@ -223,8 +197,8 @@ impl fmt::Display for FileError {
     }
 }
 
-/// Reads a text that may be anything as a file.
+/// Parses arbitrary text as a file, for fuzzing.
 pub(crate) fn read_bytes(text: &str) {
-    let source = Source { file: "fuzz.yaml".into(), text: text.to_owned() };
+    let source = RuleFile { file: "fuzz.yaml".into(), text: text.to_owned() };
     drop(super::Rules::parse(&[source], super::Options::default()));
 }

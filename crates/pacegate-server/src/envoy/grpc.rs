@@ -1,4 +1,4 @@
-//! gRPC by hand: one message in, one message out, over HTTP/2.
+//! The gRPC listener: unary calls over HTTP/2.
 
 use std::{
     borrow::Cow,
@@ -29,15 +29,15 @@ use tokio::{
 use tracing::Instrument;
 
 use super::{
-    answer,
-    decide::{AskError, Decided, decide, decide_in_time},
+    decide::{EnvoyDecision, EnvoyError, decide, decide_before},
     preface,
-    proto::{Health, HealthCheckRequest, HealthCheckResponse, RateLimitRequest},
+    proto::{HealthCheckRequest, HealthCheckResponse, RateLimitRequest, ServingStatus},
+    response,
 };
 use crate::{
-    audit::Wire,
     config::Bounds,
     gate::{Gate, Revision},
+    listeners::ListenerId,
     metrics::ListenerMetrics,
     service::{
         Access, Drain, INLINE_DENIED, InFlight, InlineExecutor, Keys, Peer, Protocol, Quiet, Share,
@@ -46,7 +46,7 @@ use crate::{
     trace,
 };
 
-/// The listener that Envoy asks.
+/// The gRPC listener for Envoy.
 #[derive(Debug)]
 pub(crate) struct Grpc {
     gate: Arc<Gate>,
@@ -56,17 +56,17 @@ pub(crate) struct Grpc {
     violations: Quiet,
 }
 
-/// How calls end, for [`ListenerMetrics`].
+/// Outcomes of calls, for [`ListenerMetrics`].
 pub(crate) const CODES: [&str; 2] = ["ok", "error"];
 
-/// How a call ended, if not well.
+/// A failed call.
 #[derive(Debug, PartialEq, Eq)]
 struct Failure {
     code: GrpcCode,
     message: Cow<'static, str>,
 }
 
-/// The codes of gRPC that are used here.
+/// Status codes of gRPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrpcCode {
     InvalidArgument = 3,
@@ -80,10 +80,10 @@ enum GrpcCode {
     Unauthenticated = 16,
 }
 
-/// A message, and whether a failure mode decided it.
-type Answered = Result<(Bytes, bool), Failure>;
+/// A message, and whether a failure mode decided.
+type CallResult = Result<(Bytes, bool), Failure>;
 
-/// One message and what comes after it, or nothing.
+/// A message with trailers, or an empty body.
 #[derive(Debug)]
 struct Reply {
     message: Option<Bytes>,
@@ -92,30 +92,30 @@ struct Reply {
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
-/// Those whose health can be asked for: all, theirs by its name, and theirs by that of its service.
+/// Service names for health checks.
 const SERVICES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-/// Marks in the initial metadata an answer that a failure mode decided, because the store did not answer.
+/// Initial metadata of a response that a failure mode decided because the store did not answer.
 const DEGRADED: HeaderName = HeaderName::from_static("pacegate-degraded");
 const TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
-/// A byte that says whether the message is compressed, and four for its length.
+/// Length of the message prefix: the compression flag, and four bytes for the length.
 const PREFIX: usize = 5;
-/// Requests that one connection may have open.
-const STREAMS: u32 = 100;
-/// What a client may send before it is read: the least that HTTP/2 has.
+/// Concurrent streams of a connection.
+const MAX_STREAMS: u32 = 100;
+/// HTTP/2 flow-control window: the minimum of the protocol.
 const WINDOW_BYTES: u32 = 65_535;
-/// What HTTP/2 takes of an answer before the client reads it.
+/// HTTP/2 send buffer of a stream.
 const SEND_BYTES: usize = 16 << 10;
-/// Envoy's `max_request_headers_kb` is 60 by default. HTTP/2 counts 32 bytes more for each of at most 100 headers.
+/// Room for the default of Envoy's `max_request_headers_kb` (60), plus 32 bytes for each of up to 100 headers.
 const MIN_METADATA_BYTES: usize = 80 << 10;
-/// The longest message of a health check, which needs no API key.
-const HEALTH_BYTES: usize = 256;
+/// Maximum size of a health check, which needs no API key.
+const MAX_HEALTH_BYTES: usize = 256;
 
 impl Grpc {
-    /// Answers by what is in force.
+    /// Creates the listener.
     pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
         let in_flight = InFlight::new(gate.revision().settings.bounds.request_bytes);
         Self { gate, metrics, in_flight, violations: Quiet::default() }
@@ -133,7 +133,7 @@ impl Protocol for Grpc {
             () = drain.clone().grace_over() => return,
         };
         let Some(io) = begun else {
-            tracing::debug!(%peer, "no HTTP/2 connection");
+            tracing::debug!(%peer, "closed a connection without an HTTP/2 preface");
             return;
         };
         let watch = Watch::new(peer, self.in_flight.share(), true);
@@ -141,7 +141,7 @@ impl Protocol for Grpc {
         let (gate, metrics, calls) = (self.gate.clone(), self.metrics.clone(), watch.clone());
         let service = service_fn(move |request| {
             let (gate, metrics, watch) = (gate.clone(), metrics.clone(), calls.clone());
-            // On the heap, which gets it back once the answer is made. HTTP/2 keeps a stream until the answer is read.
+            // On the heap, and freed before the response is read: HTTP/2 keeps the stream until then.
             Box::pin(async move {
                 let _open = watch.begin(Version::HTTP_2);
                 let begun = Instant::now();
@@ -175,13 +175,13 @@ impl Protocol for Grpc {
     }
 }
 
-/// A silent client is pinged, and has to answer in time.
+/// Configures HTTP/2, with pings to detect dead clients.
 fn builder(bounds: &Bounds) -> Builder<InlineExecutor> {
     let mut builder = Builder::new(InlineExecutor);
     builder
         .timer(TokioTimer::new())
         .auto_date_header(false)
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(MAX_STREAMS)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_header_list_size(metadata_bytes(bounds))
@@ -191,8 +191,8 @@ fn builder(bounds: &Bounds) -> Builder<InlineExecutor> {
     builder
 }
 
-/// Metadata that a call may have. HTTP/2 answers more of it with an error before the call is seen here, and Envoy lets
-/// requests pass on errors. So it is all that an Envoy takes from its own clients by default, with room for its own.
+/// Returns the maximum size of metadata. More is an HTTP/2 error before the call arrives, and Envoy lets requests pass
+/// on errors. So the minimum is what Envoy accepts from its own clients by default.
 fn metadata_bytes(bounds: &Bounds) -> u32 {
     u32::try_from(bounds.header_bytes.max(MIN_METADATA_BYTES)).unwrap_or(u32::MAX)
 }
@@ -216,7 +216,7 @@ async fn respond(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Resp
     let answered = match request.uri().path() {
         SHOULD_RATE_LIMIT => should_rate_limit(gate, watch, request).await,
         HEALTH_CHECK => health_check(gate, watch, request).await,
-        _ => Err(Failure::new(GrpcCode::Unimplemented, "there is no such method")),
+        _ => Err(Failure::new(GrpcCode::Unimplemented, "unknown method")),
     };
     let mut response = match answered {
         Ok((message, is_degraded)) => {
@@ -232,7 +232,7 @@ async fn respond(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Resp
         }
         Err(failure) => {
             if failure.code == GrpcCode::Unauthenticated {
-                gate.audit().rejected_key(Wire::Grpc, None);
+                gate.audit().rejected_key(ListenerId::Grpc, None);
             }
             failed(&failure)
         }
@@ -241,43 +241,43 @@ async fn respond(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Resp
     response
 }
 
-async fn should_rate_limit(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Answered {
+async fn should_rate_limit(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> CallResult {
     let (mut head, body) = request.into_parts();
-    // Nothing is read for a client without an API key.
+    // Checked before the body is read.
     known(Keys(&gate.revision().settings.security.credentials), &head.headers)?;
     let deadline = head.headers.get(TIMEOUT).and_then(deadline);
-    // Metadata may be large, and its message late.
+    // Metadata may be large, and the message slow, so only the API key is kept.
     let key = head.headers.remove(header::AUTHORIZATION).map(|key| (header::AUTHORIZATION, key));
     head.headers = HeaderMap::from_iter(key);
     let bounds = gate.revision().settings.bounds;
     let message = match receive(body, &bounds, bounds.request_bytes, watch.share()).await {
         Err(failure) if failure.code == GrpcCode::ResourceExhausted => {
-            return Ok((refuse_unread(gate), false));
+            return Ok((deny_unread(gate), false));
         }
         received => received?,
     };
     let request = RateLimitRequest::decode(message)
-        .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "not a RateLimitRequest"))?;
+        .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "invalid RateLimitRequest"))?;
     let revision = gate.revision();
     let keys = Keys(&revision.settings.security.credentials);
     if keys.are_needed() {
         permit(&revision, &head.headers, &request)?;
     }
-    let Decided { response, is_degraded } = match deadline {
-        Some(deadline) => decide_in_time(&revision, &request, deadline).await?,
+    let EnvoyDecision { response, is_degraded } = match deadline {
+        Some(deadline) => decide_before(&revision, &request, deadline).await?,
         None => decide(&revision, &request).await?,
     };
     Ok((framed(&response), is_degraded))
 }
 
-/// When a call has to be answered: after three quarters of its `grpc-timeout`, which leaves time for the way back. A
-/// value that is not one is ignored.
+/// Returns the deadline of a call: three quarters of its `grpc-timeout`, which leaves time for the response. Invalid
+/// values are ignored.
 fn deadline(timeout: &HeaderValue) -> Option<tokio::time::Instant> {
     let timeout = parse_timeout(timeout.to_str().ok()?)?;
     tokio::time::Instant::now().checked_add(timeout * 3 / 4)
 }
 
-/// Up to eight digits and a unit, such as `20m` for 20 ms.
+/// Parses up to eight digits and a unit, such as `20m` for 20 ms.
 fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let is_number = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
@@ -293,9 +293,9 @@ fn parse_timeout(text: &str) -> Option<Duration> {
     }
 }
 
-/// Denies what is too large to be read: Envoy would let an error pass, and clients choose what it sends along.
-fn refuse_unread(gate: &Gate) -> Bytes {
-    framed(&answer::refusal(0, gate.revision().settings.shadow))
+/// Denies a request that is too large: Envoy would let it pass on an error, and clients can influence its size.
+fn deny_unread(gate: &Gate) -> Bytes {
+    framed(&response::denial(0, gate.revision().settings.shadow))
 }
 
 fn permit(
@@ -304,9 +304,9 @@ fn permit(
     request: &RateLimitRequest,
 ) -> Result<(), Failure> {
     let access = known(Keys(&revision.settings.security.credentials), headers)?;
-    let domain = std::str::from_utf8(&request.domain).map_err(|_| AskError::NotText)?;
+    let domain = std::str::from_utf8(&request.domain).map_err(|_| EnvoyError::NotText)?;
     if !access.allows(request.scope(), domain) {
-        let message = "this API key may not do that in this domain";
+        let message = "the API key does not permit this in this domain";
         return Err(Failure::new(GrpcCode::PermissionDenied, message));
     }
     if request.is_inline(revision) && !access.allows_inline() {
@@ -318,7 +318,7 @@ fn permit(
 fn known<'a>(keys: Keys<'a>, headers: &HeaderMap) -> Result<Access<'a>, Failure> {
     keys.access(bearer(headers)).ok_or(Failure::new(
         GrpcCode::Unauthenticated,
-        "send a known API key as `authorization: Bearer KEY`",
+        "missing or unknown API key: send `authorization: Bearer KEY`",
     ))
 }
 
@@ -328,27 +328,28 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
 }
 
-async fn health_check(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Answered {
+async fn health_check(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> CallResult {
     let bounds = gate.revision().settings.bounds;
-    let most = HEALTH_BYTES.min(bounds.request_bytes);
-    let message = receive(request.into_body(), &bounds, most, watch.share()).await?;
+    let max = MAX_HEALTH_BYTES.min(bounds.request_bytes);
+    let message = receive(request.into_body(), &bounds, max, watch.share()).await?;
     let question = HealthCheckRequest::decode(message)
-        .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "not a HealthCheckRequest"))?;
+        .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "invalid HealthCheckRequest"))?;
     if !SERVICES.contains(&&*question.service) {
-        return Err(Failure::new(GrpcCode::NotFound, "there is no such service"));
+        return Err(Failure::new(GrpcCode::NotFound, "unknown service"));
     }
-    let health = if gate.is_draining() { Health::NotServing } else { Health::Serving };
+    let health =
+        if gate.is_draining() { ServingStatus::NotServing } else { ServingStatus::Serving };
     Ok((framed(&HealthCheckResponse { status: health.into() }), false))
 }
 
-/// The one message of a call, of at most `most` bytes. No timer is set for a message that has arrived.
+/// Reads the message of a call, of at most `max` bytes. A message that has already arrived needs no timer.
 async fn receive(
     body: Incoming,
     bounds: &Bounds,
-    most: usize,
+    max: usize,
     share: Option<&Arc<Share>>,
 ) -> Result<Bytes, Failure> {
-    let mut reading = pin!(gather(body, most, share));
+    let mut reading = pin!(gather(body, max, share));
     let once = std::future::poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
     let gathered = match once {
         Poll::Ready(gathered) => gathered,
@@ -358,23 +359,23 @@ async fn receive(
 }
 
 async fn within<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, Failure> {
-    let late = |_| Failure::new(GrpcCode::DeadlineExceeded, "the request took too long to arrive");
+    let late = |_| Failure::new(GrpcCode::DeadlineExceeded, "timed out while reading the request");
     timeout(time, work).await.map_err(late)
 }
 
-/// Everything a client sends, which counts until it is dropped. One frame, as most send it, is not copied.
+/// Reads a body, which counts towards `share` until dropped. Does not copy a single frame.
 async fn gather(
     mut body: Incoming,
-    most: usize,
+    max: usize,
     share: Option<&Arc<Share>>,
 ) -> Result<Bytes, Failure> {
     let mut all = BytesMut::new();
     let mut held = share.map(|share| share.hold(0)).transpose()?;
     while let Some(frame) = body.frame().await {
         let frame =
-            frame.map_err(|_| Failure::new(GrpcCode::Internal, "the request did not arrive"))?;
+            frame.map_err(|_| Failure::new(GrpcCode::Internal, "the request is incomplete"))?;
         let Ok(data) = frame.into_data() else { continue };
-        if all.len() + data.len() > most.saturating_add(PREFIX) {
+        if all.len() + data.len() > max.saturating_add(PREFIX) {
             return Err(Failure::new(GrpcCode::ResourceExhausted, "the request is too large"));
         }
         let is_whole = body.is_end_stream();
@@ -398,14 +399,14 @@ async fn gather(
 
 fn unframed(mut data: Bytes) -> Result<Bytes, Failure> {
     if data.len() < PREFIX {
-        return Err(Failure::new(GrpcCode::Internal, "the request holds no message"));
+        return Err(Failure::new(GrpcCode::Internal, "the request has no message"));
     }
     if data.get_u8() != 0 {
         return Err(Failure::new(GrpcCode::Unimplemented, "send messages uncompressed"));
     }
     let length = data.get_u32();
     if usize::try_from(length) != Ok(data.len()) {
-        return Err(Failure::new(GrpcCode::Internal, "the request is not one whole message"));
+        return Err(Failure::new(GrpcCode::Internal, "expected exactly one message"));
     }
     Ok(data)
 }
@@ -415,12 +416,12 @@ fn framed(message: &impl Message) -> Bytes {
     let mut data = BytesMut::with_capacity(PREFIX + length);
     data.put_u8(0);
     data.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    // A buffer that grows takes any message.
+    // Encoding into a growing buffer cannot fail.
     let _ = message.encode(&mut data);
     data.freeze()
 }
 
-/// The status alone, in the headers.
+/// Creates a trailers-only response.
 fn failed(failure: &Failure) -> Response<Reply> {
     let mut response = Response::new(Reply::EMPTY);
     let headers = response.headers_mut();
@@ -431,7 +432,7 @@ fn failed(failure: &Failure) -> Response<Reply> {
     response
 }
 
-/// As gRPC wants it: printable ASCII, all else as `%` and two digits.
+/// Percent-encodes a message as gRPC requires.
 fn escape(message: &str) -> String {
     let mut escaped = String::with_capacity(message.len());
     for byte in message.bytes() {
@@ -451,18 +452,18 @@ impl Failure {
 
 impl From<TooMuch> for Failure {
     fn from(_: TooMuch) -> Self {
-        Self::new(GrpcCode::ResourceExhausted, "too much is in flight on this connection")
+        Self::new(GrpcCode::ResourceExhausted, "too many requests in flight on this connection")
     }
 }
 
-impl From<AskError> for Failure {
-    fn from(error: AskError) -> Self {
+impl From<EnvoyError> for Failure {
+    fn from(error: EnvoyError) -> Self {
         let code = match &error {
-            AskError::Check(_) | AskError::Store(_) => GrpcCode::Unavailable,
-            AskError::EmptyDomain
-            | AskError::NoDescriptors
-            | AskError::Unit
-            | AskError::NotText => GrpcCode::InvalidArgument,
+            EnvoyError::Check(_) | EnvoyError::Store(_) => GrpcCode::Unavailable,
+            EnvoyError::EmptyDomain
+            | EnvoyError::NoDescriptors
+            | EnvoyError::Unit
+            | EnvoyError::NotText => GrpcCode::InvalidArgument,
         };
         Self { code, message: Cow::Owned(error.to_string()) }
     }
@@ -505,14 +506,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_have_their_length_before_them() {
-        let message = HealthCheckResponse { status: Health::Serving.into() };
+    fn messages_are_prefixed_with_their_length() {
+        let message = HealthCheckResponse { status: ServingStatus::Serving.into() };
         assert_eq!(&*framed(&message), [0, 0, 0, 0, 2, 8, 1]);
         assert_eq!(unframed(framed(&message)).unwrap(), &[8, 1][..]);
     }
 
     #[test]
-    fn other_frames_are_refused() {
+    fn invalid_frames_are_rejected() {
         for (data, code) in [
             (&[][..], GrpcCode::Internal),
             (&[0, 0, 0, 0], GrpcCode::Internal),

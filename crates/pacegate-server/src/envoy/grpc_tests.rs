@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{
     CODES,
-    file::Source,
+    file::RuleFile,
     grpc::Grpc,
     proto::{
         Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse,
@@ -126,9 +126,9 @@ async fn call(
     let trailers = body.trailers().cloned().unwrap_or_default();
     // The status stands in the headers if there is nothing else, and after the message otherwise.
     let message = body.to_bytes();
-    let told: &HeaderMap = if message.is_empty() { &headers } else { &trailers };
-    let status = told["grpc-status"].to_str().unwrap().parse().unwrap();
-    let text = told.get("grpc-message").map_or("", |text| text.to_str().unwrap());
+    let reply: &HeaderMap = if message.is_empty() { &headers } else { &trailers };
+    let status = reply["grpc-status"].to_str().unwrap().parse().unwrap();
+    let text = reply.get("grpc-message").map_or("", |text| text.to_str().unwrap());
     (message, status, text.to_owned())
 }
 
@@ -148,22 +148,22 @@ async fn a_client_is_answered_with_trailers() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_answered_has_a_status() {
+async fn invalid_calls_have_a_status() {
     let mut settings = settings();
     settings.bounds.request_bytes = 100;
     let (_server, mut client) = connect(settings).await;
     for (path, body, status, text) in [
-        ("/any.Service/Method", question("d"), 12, "there is no such method"),
-        ("/grpc.health.v1.Health/Watch", framed(b""), 12, "there is no such method"),
-        (ASK, framed(&[0xff]), 3, "not a RateLimitRequest"),
-        (ASK, framed(b""), 3, "the domain is empty: name one"),
-        (ASK, framed(b"\x0a\x01d"), 3, "there is no descriptor: send at least one"),
+        ("/any.Service/Method", question("d"), 12, "unknown method"),
+        ("/grpc.health.v1.Health/Watch", framed(b""), 12, "unknown method"),
+        (ASK, framed(&[0xff]), 3, "invalid RateLimitRequest"),
+        (ASK, framed(b""), 3, "the domain is empty"),
+        (ASK, framed(b"\x0a\x01d"), 3, "expected at least one descriptor"),
         (ASK, Bytes::from_static(b"\x01\0\0\0\0"), 12, "send messages uncompressed"),
-        (ASK, Bytes::from_static(b"\0\0\0\0\x01"), 13, "the request is not one whole message"),
-        (ASK, Bytes::new(), 13, "the request holds no message"),
+        (ASK, Bytes::from_static(b"\0\0\0\0\x01"), 13, "expected exactly one message"),
+        (ASK, Bytes::new(), 13, "the request has no message"),
         (HEALTH, framed(&[0; 101]), 8, "the request is too large"),
-        (HEALTH, framed(b"\x0a\x01x"), 5, "there is no such service"),
-        (HEALTH, framed(&[0xff]), 3, "not a HealthCheckRequest"),
+        (HEALTH, framed(b"\x0a\x01x"), 5, "unknown service"),
+        (HEALTH, framed(&[0xff]), 3, "invalid HealthCheckRequest"),
     ] {
         let answer = call(&mut client, path, body, None).await;
         assert_eq!(answer, (Bytes::new(), status, text.to_owned()), "{path}");
@@ -175,14 +175,14 @@ async fn what_cannot_be_answered_has_a_status() {
 }
 
 fn of_rules(text: &str) -> Settings {
-    let source = Source { file: "rules.yaml".into(), text: text.to_owned() };
+    let source = RuleFile { file: "rules.yaml".into(), text: text.to_owned() };
     let rules = Rules::parse(&[source], Options::default()).unwrap();
     let mut settings = Settings::new(rules.beside(&PolicySet::new([]).unwrap()).unwrap());
     settings.rules = Arc::new(rules);
     settings
 }
 
-/// What is answered to these descriptors: the code, and how many statuses.
+/// Returns the code and the number of statuses for these descriptors.
 async fn answer(client: &mut Client, descriptors: Vec<RateLimitDescriptor>) -> (Code, usize) {
     let request = RateLimitRequest { domain: "d".into(), descriptors, hits_addend: 0 };
     let (message, status, text) = call(client, ASK, framed(&request.encode_to_vec()), None).await;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value as Json;
 
 use super::{
-    decide::{AskError, Decided, decide},
+    decide::{EnvoyDecision, EnvoyError, decide},
     metadata,
     proto::{
         Code, DescriptorStatus, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
@@ -164,8 +164,8 @@ impl JsonRequest {
     pub(crate) async fn decide(
         revision: &Revision,
         message: &RateLimitRequest,
-    ) -> Result<(JsonResponse, bool), AskError> {
-        let Decided { response, is_degraded } = decide(revision, message).await?;
+    ) -> Result<(JsonResponse, bool), EnvoyError> {
+        let EnvoyDecision { response, is_degraded } = decide(revision, message).await?;
         Ok((response.into(), is_degraded))
     }
 }

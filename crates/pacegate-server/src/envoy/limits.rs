@@ -1,4 +1,4 @@
-//! What a `rate_limit` of a file says, as a [`Limit`].
+//! Parses the `rate_limit` of a rule as a [`Limit`].
 
 use std::time::Duration;
 
@@ -6,55 +6,58 @@ use pacegate::{Algorithm, Limit};
 use serde_saphyr::{Location, Spanned};
 
 use super::{
-    file::{FileError, RateLimit, Source, shorten},
+    file::{FileError, RuleFile, RuleLimit, shorten},
     proto::Unit,
 };
 
-/// A limit, and how it is shown to Envoy.
+/// A limit, and its form for Envoy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bound {
     pub(super) limit: Limit,
     /// The unit nearest to the period.
     pub(super) unit: Unit,
-    /// Whether their service could not have said it.
+    /// Whether envoyproxy/ratelimit cannot express it.
     pub(super) is_extension: bool,
 }
 
 impl Bound {
     pub(super) fn new(limit: Limit) -> Self {
         let unit = Unit::nearest(limit.period());
-        let theirs = limit.algorithm() == Algorithm::FixedWindow
+        let is_standard = limit.algorithm() == Algorithm::FixedWindow
             && unit.period() == Some(limit.period())
             && u32::try_from(limit.amount()).is_ok();
-        Self { limit, unit, is_extension: !theirs }
+        Self { limit, unit, is_extension: !is_standard }
     }
 
-    /// The limit that `requests_per_unit`, `unit` and our extensions say.
-    pub(super) fn read(source: &Source, item: &Spanned<RateLimit>) -> Result<Self, FileError> {
-        let said = &item.value;
+    /// Parses a limit from `requests_per_unit`, `unit` and our extensions.
+    pub(super) fn read(source: &RuleFile, item: &Spanned<RuleLimit>) -> Result<Self, FileError> {
+        let written = &item.value;
         let period = period(source, item)?;
-        let Some(amount) = &said.requests_per_unit else {
-            let message = "`requests_per_unit` is missing: write how many, or 0 to deny everything";
+        let Some(amount) = &written.requests_per_unit else {
+            let message = "missing `requests_per_unit`; 0 denies everything";
             return Err(source.error(item.referenced, message));
         };
         let limit = Limit::new(amount.value, period)
             .map_err(|error| source.error(amount.referenced, error))?;
-        let limit = with_burst(source, limit, said.burst.as_ref())?;
-        Ok(Self::new(with_algorithm(source, limit, said.algorithm.as_ref())?))
+        let limit = with_burst(source, limit, written.burst.as_ref())?;
+        Ok(Self::new(with_algorithm(source, limit, written.algorithm.as_ref())?))
     }
 }
 
-/// A rule for which nothing is counted says nothing of how.
-pub(super) fn check_unlimited(source: &Source, said: &RateLimit) -> Result<(), FileError> {
+/// Rejects settings of a limit beside `unlimited`.
+pub(super) fn check_unlimited(source: &RuleFile, written: &RuleLimit) -> Result<(), FileError> {
     let beside = [
-        ("unit", said.unit.as_ref().filter(|unit| !unit.value.is_empty()).map(|it| it.referenced)),
-        ("period", said.period.as_ref().map(|it| it.referenced)),
-        ("algorithm", said.algorithm.as_ref().map(|it| it.referenced)),
-        ("burst", said.burst.as_ref().map(|it| it.referenced)),
+        (
+            "unit",
+            written.unit.as_ref().filter(|unit| !unit.value.is_empty()).map(|it| it.referenced),
+        ),
+        ("period", written.period.as_ref().map(|it| it.referenced)),
+        ("algorithm", written.algorithm.as_ref().map(|it| it.referenced)),
+        ("burst", written.burst.as_ref().map(|it| it.referenced)),
     ];
     match beside.into_iter().find_map(|(field, at)| Some((field, at?))) {
         Some((field, at)) => {
-            let message = format!("`unlimited` needs no `{field}`: leave one of them out");
+            let message = format!("`unlimited` and `{field}` exclude each other");
             Err(source.error(at, message))
         }
         None => Ok(()),
@@ -62,7 +65,7 @@ pub(super) fn check_unlimited(source: &Source, said: &RateLimit) -> Result<(), F
 }
 
 fn with_burst(
-    source: &Source,
+    source: &RuleFile,
     limit: Limit,
     burst: Option<&Spanned<u64>>,
 ) -> Result<Limit, FileError> {
@@ -71,7 +74,7 @@ fn with_burst(
 }
 
 fn with_algorithm(
-    source: &Source,
+    source: &RuleFile,
     limit: Limit,
     name: Option<&Spanned<String>>,
 ) -> Result<Limit, FileError> {
@@ -82,17 +85,18 @@ fn with_algorithm(
         .parse()
         .map_err(|error| failed(format!("`{}`: {error}", shorten(&name.value, 40))))?;
     if algorithm.holds_permits() {
-        let message = "Envoy cannot return a permit: write another algorithm than concurrency";
+        let message =
+            "concurrency limits need permits, which Envoy cannot release: use another algorithm";
         return Err(failed(message.to_owned()));
     }
     limit.with_algorithm(algorithm).map_err(|error| failed(error.to_string()))
 }
 
-/// What the limit is per.
-fn period(source: &Source, item: &Spanned<RateLimit>) -> Result<Duration, FileError> {
+/// Parses the period of a limit.
+fn period(source: &RuleFile, item: &Spanned<RuleLimit>) -> Result<Duration, FileError> {
     let (text, at): (&str, Location) = match (&item.value.unit, &item.value.period) {
         (Some(_), Some(period)) => {
-            let message = "`unit` and `period` say the same: leave one of them out";
+            let message = "`unit` and `period` exclude each other";
             return Err(source.error(period.referenced, message));
         }
         (Some(text), None) | (None, Some(text)) => (&text.value, text.referenced),
@@ -100,7 +104,7 @@ fn period(source: &Source, item: &Spanned<RateLimit>) -> Result<Duration, FileEr
     };
     parse_period(text).ok_or_else(|| {
         let message = format!(
-            "`{}` is no unit: write second, minute, hour, day, week, month or year, \
+            "unknown unit `{}`: expected second, minute, hour, day, week, month or year, \
              or a period such as 30s or 5m",
             shorten(text, 40)
         );
@@ -108,14 +112,14 @@ fn period(source: &Source, item: &Spanned<RateLimit>) -> Result<Duration, FileEr
     })
 }
 
-/// One of their units, in any case, or one of our periods.
+/// Parses a unit of Envoy in any case, or a period such as `30s`.
 fn parse_period(text: &str) -> Option<Duration> {
     let text = text.to_ascii_lowercase();
     let unit = Unit::BY_LENGTH.into_iter().find(|(unit, _)| unit.word() == text);
     if let Some((_, seconds)) = unit {
         return Some(Duration::from_secs(seconds));
     }
-    // A limit may also have words after its period.
+    // Rejects words after the period, which are valid in a limit.
     let one_word = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
     let limit: Limit = one_word.then(|| format!("1/{text}").parse())?.ok()?;
     Some(limit.period())
@@ -126,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn periods_are_their_units_and_any_length() {
+    fn periods_are_units_or_durations() {
         for (text, seconds) in [
             ("second", Some(1)),
             ("MINUTE", Some(60)),
@@ -148,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_they_can_say_is_no_extension() {
+    fn standard_limits_are_no_extension() {
         for (limit, is_extension) in [
             ("5/minute", false),
             ("5/7d", false),

@@ -1,7 +1,5 @@
 //! Envoy's rate limit service: its protocol, and the files and environment of envoyproxy/ratelimit.
 
-mod answer;
-mod ask;
 #[cfg(test)]
 mod cases_tests;
 mod compile;
@@ -18,14 +16,16 @@ mod name;
 mod pattern;
 mod preface;
 pub(crate) mod proto;
+mod resolve;
+mod response;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
 
-pub(crate) use decide::{AskError, decide_bytes};
-pub(crate) use environment::Deployment;
+pub(crate) use decide::{EnvoyError, decide_bytes};
 pub use environment::Logging;
-pub(crate) use file::{FileError, Source as RuleFile, read_bytes};
+pub(crate) use environment::{Deployment, EnvironmentError};
+pub(crate) use file::{FileError, RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
 pub(crate) use json::{JsonRequest, JsonResponse};
 pub use rules::WrittenRule;

@@ -1,12 +1,12 @@
-//! Values with `*` in them.
+//! Values with wildcards.
 
 use memchr::memmem;
 
-/// A text in which each `*` stands for any bytes, also for none.
+/// A text in which each `*` matches any number of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pattern {
     prefix: Box<[u8]>,
-    /// What must come between, in this order.
+    /// Parts between prefix and suffix, in this order.
     middle: Box<[Box<[u8]>]>,
     suffix: Box<[u8]>,
 }

@@ -1,4 +1,4 @@
-//! The first bytes of an HTTP/2 connection, which have to come in time.
+//! The preface of an HTTP/2 connection, read with a timeout.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 
-/// A connection that gives out its preface again before it goes on.
+/// A connection that replays its preface to the HTTP/2 server.
 #[derive(Debug)]
 pub(super) struct Prefaced<I> {
     rest: &'static [u8],
@@ -21,8 +21,7 @@ pub(super) struct Prefaced<I> {
 
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Waits for the preface. `None` if it does not come, or something else does: whoever opens connections and says
-/// nothing would otherwise keep them.
+/// Reads the preface. Returns `None` on a timeout or other bytes, so that silent clients do not hold connections.
 pub(super) async fn read<I: AsyncRead + Unpin>(mut io: I, time: Duration) -> Option<Prefaced<I>> {
     let mut first = [0; PREFACE.len()];
     let read = timeout(time, io.read_exact(&mut first)).await;

@@ -1,15 +1,14 @@
-//! The messages on the wire: `envoy.service.ratelimit.v3` and what it uses, and `grpc.health.v1`.
+//! Protobuf messages of `envoy.service.ratelimit.v3` and `grpc.health.v1`.
 //!
-//! Written by hand after the field numbers of Envoy's API, version 3. Fields that this service neither reads nor writes
-//! are left out; what a client sends in them is skipped. Text that only passes through is kept as bytes of the
-//! message it came in, so that reading a request copies none of it.
+//! Unused fields are omitted, and skipped when decoding. Text that is only passed on is kept as a slice of the message,
+//! so that decoding does not copy it.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
 
-/// What Envoy asks.
+/// `envoy.service.ratelimit.v3.RateLimitRequest`.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct RateLimitRequest {
     #[prost(bytes = "bytes", tag = "1")]
@@ -21,23 +20,23 @@ pub(crate) struct RateLimitRequest {
     pub(crate) hits_addend: u32,
 }
 
-/// One thing to be limited.
+/// `envoy.extensions.common.ratelimit.v3.RateLimitDescriptor`.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct RateLimitDescriptor {
     #[prost(message, repeated, tag = "1")]
     pub(crate) entries: Vec<Entry>,
-    /// Used in place of what is configured.
+    /// Replaces the configured limit.
     #[prost(message, optional, tag = "2")]
     pub(crate) limit: Option<RateLimitOverride>,
-    /// Used in place of the request's. 0 asks without taking.
+    /// Replaces that of the request. 0 is a peek.
     #[prost(message, optional, tag = "3")]
     pub(crate) hits_addend: Option<u64>,
-    /// The hits are given back.
+    /// Whether the hits are refunded.
     #[prost(bool, tag = "4")]
     pub(crate) is_negative_hits: bool,
 }
 
-/// One key and its value.
+/// A key and a value.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Entry {
     #[prost(bytes = "bytes", tag = "1")]
@@ -46,7 +45,7 @@ pub(crate) struct Entry {
     pub(crate) value: Bytes,
 }
 
-/// A limit that comes with the request.
+/// A limit in the request.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct RateLimitOverride {
     #[prost(uint32, tag = "1")]
@@ -55,7 +54,7 @@ pub(crate) struct RateLimitOverride {
     pub(crate) unit: i32,
 }
 
-/// What Envoy is told.
+/// `envoy.service.ratelimit.v3.RateLimitResponse`.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct RateLimitResponse {
     #[prost(enumeration = "Code", tag = "1")]
@@ -69,7 +68,7 @@ pub(crate) struct RateLimitResponse {
     pub(crate) dynamic_metadata: Option<Struct>,
 }
 
-/// What became of one descriptor.
+/// The result for one descriptor.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct DescriptorStatus {
     #[prost(enumeration = "Code", tag = "1")]
@@ -93,7 +92,7 @@ pub(crate) struct RateLimit {
     pub(crate) name: Bytes,
 }
 
-/// Whether a descriptor, or the whole request, is within its limit.
+/// The result for a descriptor or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
 pub(crate) enum Code {
@@ -102,7 +101,7 @@ pub(crate) enum Code {
     OverLimit = 2,
 }
 
-/// What a limit is per. The same numbers in requests and answers; the week came last.
+/// The unit of a limit, with the same numbers in requests and responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Enumeration)]
 #[repr(i32)]
 pub(crate) enum Unit {
@@ -144,13 +143,13 @@ pub(crate) struct Struct {
 /// `google.protobuf.Value`.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Value {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6")]
-    pub(crate) kind: Option<Kind>,
+    #[prost(oneof = "ValueKind", tags = "1, 2, 3, 4, 5, 6")]
+    pub(crate) kind: Option<ValueKind>,
 }
 
-/// What a [`Value`] is.
+/// The variants of a [`Value`].
 #[derive(Clone, PartialEq, Oneof)]
-pub(crate) enum Kind {
+pub(crate) enum ValueKind {
     #[prost(int32, tag = "1")]
     Null(i32),
     #[prost(double, tag = "2")]
@@ -162,12 +161,12 @@ pub(crate) enum Kind {
     #[prost(message, tag = "5")]
     Struct(Struct),
     #[prost(message, tag = "6")]
-    List(List),
+    ListValue(ListValue),
 }
 
 /// `google.protobuf.ListValue`.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct List {
+pub(crate) struct ListValue {
     #[prost(message, repeated, tag = "1")]
     pub(crate) values: Vec<Value>,
 }
@@ -182,14 +181,14 @@ pub(crate) struct HealthCheckRequest {
 /// `grpc.health.v1.HealthCheckResponse`.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(crate) struct HealthCheckResponse {
-    #[prost(enumeration = "Health", tag = "1")]
+    #[prost(enumeration = "ServingStatus", tag = "1")]
     pub(crate) status: i32,
 }
 
-/// Whether a service takes requests.
+/// `grpc.health.v1.HealthCheckResponse.ServingStatus`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
 #[repr(i32)]
-pub(crate) enum Health {
+pub(crate) enum ServingStatus {
     Unknown = 0,
     Serving = 1,
     NotServing = 2,
@@ -197,7 +196,7 @@ pub(crate) enum Health {
 }
 
 impl Unit {
-    /// From the shortest to the longest, with the seconds of each. A month has 30 days and a year 365.
+    /// All units from the shortest to the longest, with their seconds. A month has 30 days and a year 365.
     pub(crate) const BY_LENGTH: [(Self, u64); 7] = [
         (Self::Second, 1),
         (Self::Minute, 60),
@@ -208,7 +207,7 @@ impl Unit {
         (Self::Year, 31_536_000),
     ];
 
-    /// The word for it in their files, in lower case.
+    /// Returns the name in rule files, in lower case.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -222,13 +221,13 @@ impl Unit {
         }
     }
 
-    /// How long it is; `None` for the unknown one.
+    /// Returns the duration, or `None` for the unknown unit.
     pub(crate) fn period(self) -> Option<std::time::Duration> {
         let (_, seconds) = Self::BY_LENGTH.into_iter().find(|(unit, _)| *unit == self)?;
         Some(std::time::Duration::from_secs(seconds))
     }
 
-    /// The unit nearest to a period by ratio: 30 s are nearer to a minute than to a second.
+    /// Returns the unit nearest to a period by ratio: 30 s are nearer to a minute than to a second.
     pub(crate) fn nearest(period: std::time::Duration) -> Self {
         let millis = period.as_millis();
         let mut nearest = Self::Second;
@@ -242,15 +241,15 @@ impl Unit {
     }
 }
 
-impl From<Kind> for Value {
-    fn from(kind: Kind) -> Self {
+impl From<ValueKind> for Value {
+    fn from(kind: ValueKind) -> Self {
         Self { kind: Some(kind) }
     }
 }
 
 impl From<&str> for Value {
     fn from(text: &str) -> Self {
-        Kind::Text(text.to_owned()).into()
+        ValueKind::Text(text.to_owned()).into()
     }
 }
 
@@ -266,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_read_from_its_bytes() {
+    fn requests_are_decoded() {
         let bytes: &[u8] = &[
             0x0a, 0x01, b'd', // domain
             0x12, 0x14, // a descriptor
             0x0a, 0x08, 0x0a, 0x01, b'k', 0x12, 0x03, b'v', b'a', b'l', // an entry
             0x12, 0x04, 0x08, 0x05, 0x10, 0x07, // an override: 5 per week
-            0x1a, 0x00, // hits of 0, said so
-            0x20, 0x01, // to be given back
+            0x1a, 0x00, // explicit hits of 0
+            0x20, 0x01, // negative hits
             0x78, 0x05, // unknown field 15
             0x18, 0x96, 0x01, // 150 hits
         ];
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn hits_that_are_not_given_are_not_zero() {
+    fn missing_hits_are_not_zero() {
         let request = RateLimitDescriptor::decode(Bytes::new()).unwrap();
         assert_eq!(request.hits_addend, None);
         let three: &[u8] = &[0x1a, 0x02, 0x08, 0x03];
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_written_to_the_byte() {
+    fn responses_are_encoded() {
         let status = DescriptorStatus {
             code: Code::OverLimit.into(),
             current_limit: Some(RateLimit {
@@ -340,12 +339,12 @@ mod tests {
     fn health_is_one_byte_each() {
         let request: &[u8] = &[0x0a, 0x02, b'r', b'l'];
         assert_eq!(HealthCheckRequest::decode(request).unwrap().service, "rl");
-        let response = HealthCheckResponse { status: Health::NotServing.into() };
+        let response = HealthCheckResponse { status: ServingStatus::NotServing.into() };
         assert_eq!(response.encode_to_vec(), [0x08, 0x02]);
     }
 
     #[test]
-    fn units_are_numbered_as_theirs() {
+    fn units_have_the_numbers_of_envoy() {
         let numbers = Unit::BY_LENGTH.map(|(unit, _)| i32::from(unit));
         assert_eq!(numbers, [1, 2, 3, 4, 7, 5, 6]);
         assert_eq!(Unit::Unknown.period(), None);

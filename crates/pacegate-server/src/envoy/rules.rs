@@ -1,4 +1,4 @@
-//! Which limit a descriptor leads to.
+//! Compiled rules, and the lookup of the rule for a descriptor.
 
 use std::{
     collections::{HashMap, hash_map},
@@ -13,40 +13,39 @@ use pacegate::{
 
 use super::{
     compile,
-    file::{FileError, Source},
+    file::{FileError, RuleFile},
     limits::Bound,
     pattern::Pattern,
     proto::{Entry, Struct},
 };
 use crate::stand_in;
 
-/// What the files of envoyproxy/ratelimit say, compiled. Never changed: a reload makes another.
+/// The compiled rules of envoyproxy/ratelimit files. Immutable: a reload replaces them.
 ///
-/// How long it takes to find a rule does not grow with the number of descriptors at one level, but for those with a `*`
-/// in the value of the same key.
+/// The time of a lookup does not depend on the number of descriptors at one level, except for values of the same key
+/// with a `*`.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     pub(super) domains: HashMap<Box<[u8]>, Level>,
-    /// One for each rule with a limit, in the order of the files. They cover no request by themselves: only
-    /// descriptors lead to them.
+    /// One policy for each rule with a limit, in the order of the files. Only descriptors select them.
     pub(super) policies: Vec<Policy>,
-    /// All of them as they are written, in the order of the files.
+    /// The rules as written, in the order of the files.
     pub(super) written: Vec<WrittenRule>,
     pub(super) options: Options,
 }
 
-/// A rule as its file has it.
+/// A rule as written in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenRule {
-    /// Under which its limits are counted.
+    /// The policy of the rule.
     pub policy: PolicyName,
     /// The domain of the file.
     pub domain: String,
-    /// The keys that lead to it, with their values where the file gives any.
-    pub way: Vec<(String, Option<String>)>,
-    /// The keys by whose values it counts.
+    /// The keys from the domain to the rule, with the values that the file gives.
+    pub path: Vec<(String, Option<String>)>,
+    /// The keys whose values are counted separately.
     pub per: Vec<String>,
-    /// None: unlimited.
+    /// Empty: unlimited.
     pub limits: Vec<Limit>,
     /// True if the rule only counts.
     pub shadow: bool,
@@ -54,18 +53,18 @@ pub struct WrittenRule {
     pub quota: bool,
 }
 
-/// What their environment says about all rules.
+/// Options of all rules, from the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// Several files may have descriptors of one domain.
+    /// Whether several files may have descriptors of one domain.
     pub(crate) merge_domains: bool,
-    /// Every rule is in quota mode.
+    /// Whether all rules are in quota mode.
     pub(crate) quota_mode: bool,
-    /// Headers that Envoy adds to its answer; `None` for none.
+    /// Headers that Envoy adds to its response.
     pub(crate) headers: Option<HeaderNames>,
 }
 
-/// What the headers are called.
+/// Names of the rate limit headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeaderNames {
     pub(crate) limit: String,
@@ -83,87 +82,95 @@ pub(super) struct Level {
 #[derive(Debug, Default)]
 struct Keyed {
     exact: HashMap<Box<[u8]>, Node>,
-    /// In the order of the file; the first that matches is taken.
+    /// In the order of the file; the first match wins.
     wildcards: Vec<(Box<str>, Pattern, Node)>,
-    /// For every other value.
+    /// For all other values.
     bare: Option<Node>,
 }
 
 /// A file and a line.
 pub(super) type Place = (PathBuf, u64);
 
-/// One descriptor of a file.
+/// A descriptor of a file.
 #[derive(Debug, Default)]
 pub(super) struct Node {
-    /// Its file and the line there, for errors.
+    /// Location, for errors.
     pub(super) place: Place,
     pub(super) rule: Option<Rule>,
     pub(super) below: Level,
 }
 
-/// What applies to descriptors that end here.
+/// The limits of a descriptor.
 #[derive(Debug)]
 pub(crate) struct Rule {
-    /// Under which its limits are counted.
+    /// The policy of the rule.
     pub(super) policy: PolicyName,
-    /// Theirs, which need not be unique; may be empty.
+    /// The name in the file, which need not be unique; may be empty.
     pub(super) name: Bytes,
-    /// All of them apply. None at all: unlimited.
+    /// Limits, all of which apply. Empty: unlimited.
     pub(super) bounds: Vec<Bound>,
-    /// The entries whose values are the key.
+    /// Indexes of the entries whose values are the key.
     pub(super) varying: Vec<usize>,
     /// Names of rules that do not apply where this one does.
     pub(super) replaces: Vec<Box<str>>,
     pub(super) shadow: bool,
     pub(super) quota: bool,
-    /// What Envoy is told besides.
+    /// Metadata for Envoy.
     pub(super) metadata: Option<Struct>,
 }
 
-/// Whose budget a descriptor draws on.
+/// The key of a descriptor.
 #[derive(Debug)]
-pub(super) enum Subject<'a> {
-    /// The value of one entry, as it is.
-    One(KeyRef<'a>),
-    /// None of them, or several, or what stands for one that is too long.
-    Made(KeyBuf),
+pub(super) enum DescriptorKey<'a> {
+    /// The value of one entry.
+    Borrowed(KeyRef<'a>),
+    /// Several values, none, or a digest of a long one.
+    Owned(KeyBuf),
 }
 
 impl Rules {
-    /// Reads a file, or every file of a directory.
+    /// Loads a file, or every file of a directory.
     #[cfg(test)]
     pub(crate) fn load(path: &std::path::Path, options: Options) -> Result<Self, FileError> {
-        Self::parse(&Source::read(path)?, options)
+        let environment = crate::config::Environment::of(|_| None);
+        let files = crate::config::rule_files(path, &environment).map_err(|error| FileError {
+            message: error.to_string(),
+            file: path.to_owned(),
+            line: 0,
+            column: 0,
+            snippet: String::new(),
+        })?;
+        Self::parse(&files, options)
     }
 
-    /// Reads what several files say together.
-    pub(crate) fn parse(sources: &[Source], options: Options) -> Result<Self, FileError> {
+    /// Parses files.
+    pub(crate) fn parse(sources: &[RuleFile], options: Options) -> Result<Self, FileError> {
         compile::rules(sources, options)
     }
 
-    /// These policies together with those of the rules.
+    /// Returns these policies together with those of the rules.
     pub(crate) fn beside(&self, native: &PolicySet) -> Result<PolicySet, PolicyError> {
         PolicySet::new(native.policies().iter().chain(&self.policies).cloned())
     }
 
-    /// How many policies there are of these rules.
+    /// Returns the number of policies.
     pub(crate) fn policies(&self) -> usize {
         self.policies.len()
     }
 
-    /// The rules as they are written, for people.
+    /// Returns the rules as written.
     pub(crate) fn written(&self) -> &[WrittenRule] {
         &self.written
     }
 
-    /// The descriptors of a domain; `None` if no file has it.
+    /// Returns the descriptors of a domain, or `None` if no file has it.
     pub(super) fn domain(&self, name: &[u8]) -> Option<&Level> {
         self.domains.get(name)
     }
 }
 
 impl Level {
-    /// The rule of a descriptor: each entry goes one level down, and only the last one's counts.
+    /// Finds the rule of a descriptor: each entry descends one level, and the last one has the rule.
     pub(super) fn rule(&self, entries: &[Entry]) -> Option<&Rule> {
         let (last, before) = entries.split_last()?;
         let mut level = self;
@@ -173,7 +180,7 @@ impl Level {
         level.node(last)?.rule.as_ref()
     }
 
-    /// The value as it is before any with a `*`, and these before the key alone.
+    /// Finds the node of an entry: an exact value before wildcards, and these before the key alone.
     fn node(&self, entry: &Entry) -> Option<&Node> {
         let keyed = self.keys.get(&*entry.key)?;
         let wildcard = |value: &[u8]| {
@@ -184,7 +191,7 @@ impl Level {
         exact.or_else(|| wildcard(&entry.value)).or(keyed.bare.as_ref())
     }
 
-    /// Adds a descriptor. `Err` with the place of the one that is there already.
+    /// Adds a descriptor. Returns the location of a duplicate as an error.
     pub(super) fn insert(
         &mut self,
         key: &str,
@@ -220,7 +227,7 @@ impl Level {
 }
 
 impl Rule {
-    /// The policy that counts for it.
+    /// Returns the policy of the rule.
     pub(super) fn to_policy(&self, written: &WrittenRule, failure: FailureMode) -> Policy {
         let mut policy = Policy::new(self.policy, written.limits.iter().copied())
             .in_domain(&written.domain)
@@ -234,24 +241,24 @@ impl Rule {
         self.bounds.is_empty()
     }
 
-    /// Whose budget it is for these entries.
-    pub(super) fn subject<'a>(&self, entries: &'a [Entry]) -> Subject<'a> {
+    /// Returns the key for these entries.
+    pub(super) fn key<'a>(&self, entries: &'a [Entry]) -> DescriptorKey<'a> {
         if let [place] = *self.varying
             && let Some(entry) = entries.get(place)
         {
-            return Subject::One(KeyRef::new(&entry.value));
+            return DescriptorKey::Borrowed(KeyRef::new(&entry.value));
         }
         let mut key = KeyBuf::empty();
         for place in &self.varying {
             key.push(entries.get(*place).map(|entry| &*entry.value));
         }
-        Subject::Made(key)
+        DescriptorKey::Owned(key)
     }
 }
 
-impl Subject<'_> {
-    /// Everything that a descriptor says, for a limit that no rule stands for. The first part sets these keys apart
-    /// from those that others count under [`PolicyName::AD_HOC`].
+impl DescriptorKey<'_> {
+    /// Creates a key of all entries, for a limit in the request. The first part separates these keys from other keys of
+    /// [`PolicyName::AD_HOC`].
     pub(super) fn whole(domain: &[u8], entries: &[Entry]) -> Self {
         let mut key = KeyBuf::empty();
         key.push(Some(b"envoy"));
@@ -260,23 +267,23 @@ impl Subject<'_> {
             key.push(Some(&entry.key));
             key.push(Some(&entry.value));
         }
-        Self::Made(key)
+        Self::Owned(key)
     }
 
-    /// With a stand-in for every part that has more bytes than this.
-    pub(super) fn bounded(self, most: usize) -> Self {
-        stand_in::key(self.as_key(), most).map_or(self, Self::Made)
+    /// Replaces every part of more than `max` bytes by its digest.
+    pub(super) fn bounded(self, max: usize) -> Self {
+        stand_in::key(self.as_key(), max).map_or(self, Self::Owned)
     }
 
     pub(super) fn as_key(&self) -> KeyRef<'_> {
         match self {
-            Self::One(key) => *key,
-            Self::Made(key) => key.as_ref(),
+            Self::Borrowed(key) => *key,
+            Self::Owned(key) => key.as_ref(),
         }
     }
 }
 
-/// Where rules are looked for by deployments of envoyproxy/ratelimit.
+/// Returns the directory of rules in a deployment of envoyproxy/ratelimit.
 pub(super) fn runtime_path(root: &str, subdirectory: &str, app: &str) -> PathBuf {
     let mut path = PathBuf::from(root);
     path.extend([subdirectory, app].into_iter().filter(|part| !part.is_empty()));

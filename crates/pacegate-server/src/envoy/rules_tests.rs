@@ -7,13 +7,13 @@ use pacegate::{
 };
 
 use super::{
-    file::{FileError, Source},
+    file::{FileError, RuleFile},
     proto::{Entry, Unit},
     rules::{Options, Rule, Rules},
 };
 
-fn source(text: &str) -> Source {
-    Source { file: "rules.yaml".into(), text: text.to_owned() }
+fn source(text: &str) -> RuleFile {
+    RuleFile { file: "rules.yaml".into(), text: text.to_owned() }
 }
 
 fn rules(text: &str) -> Rules {
@@ -94,7 +94,7 @@ fn the_most_specific_is_taken() {
 }
 
 #[test]
-fn each_value_that_is_not_in_the_file_has_its_own_budget() {
+fn each_other_value_has_its_own_counter() {
     let rules = rules(
         "
 domain: d
@@ -123,13 +123,12 @@ descriptors:
     ] {
         let rule = find(&rules, pairs).unwrap();
         let entries = entries(pairs);
-        let subject = rule.subject(&entries);
         assert_eq!(rule.policy.as_str(), policy);
-        assert_eq!(subject.as_key().to_string(), key, "{pairs:?}");
+        assert_eq!(rule.key(&entries).as_key().to_string(), key, "{pairs:?}");
     }
     let keys = [[("a", "1"), ("b", "2, 3")], [("a", "1, 2"), ("b", "3")]].map(|pairs| {
         let entries = entries(&pairs);
-        find(&rules, &pairs).unwrap().subject(&entries).as_key().to_buf()
+        find(&rules, &pairs).unwrap().key(&entries).as_key().to_buf()
     });
     assert_ne!(keys[0], keys[1]);
 }
@@ -197,7 +196,7 @@ fn only_descriptors_lead_to_their_policies() {
     assert_eq!(set.covering(&request).count(), 0);
 }
 
-/// A text, the line of what is wrong, what stands there, and the message.
+/// A text, the line of the error, the text at the error, and the message.
 type Mistake = (String, u64, &'static str, String);
 
 fn one(descriptor: &str) -> String {
@@ -205,8 +204,8 @@ fn one(descriptor: &str) -> String {
 }
 
 fn mistakes_in_descriptors() -> Vec<Mistake> {
-    let key = "the key of a descriptor is missing: write one, such as `key: user`";
-    let there = "is already in line 3: write its limits there, as `rate_limits`";
+    let key = "missing key of a descriptor: expected one, such as `key: user`";
+    let there = "already in line 3; use `rate_limits` there for several limits";
     let two = "{unit: day, requests_per_unit: 1}, {unit: 24h, requests_per_unit: 2}";
     let text = str::to_owned;
     vec![
@@ -214,13 +213,13 @@ fn mistakes_in_descriptors() -> Vec<Mistake> {
             text("domain: ''"),
             1,
             "''",
-            text("the domain is empty: write a name, such as `domain: edge`"),
+            text("the domain is empty: expected a name, such as `domain: edge`"),
         ),
         (
             text("domain: d\n---\ndomain: d"),
             3,
             "d",
-            text("domain `d` is already in rules.yaml:1: write it once"),
+            text("duplicate domain `d`: already in rules.yaml:1"),
         ),
         (one("{key: ''}"), 3, "''", text(key)),
         (one("{value: v}"), 3, "{value", text(key)),
@@ -228,104 +227,116 @@ fn mistakes_in_descriptors() -> Vec<Mistake> {
             one("{key: k, value: v}\n  - {key: k, value: v}"),
             4,
             "k, value: v}",
-            format!("descriptor `k` with value `v` {there}"),
+            format!("duplicate descriptor `k` with value `v`: {there}"),
         ),
         (
             one("{key: k, value: v*}\n  - {key: k, value: v*}"),
             4,
             "k, value: v*}",
-            format!("descriptor `k` with value `v*` {there}"),
+            format!("duplicate descriptor `k` with value `v*`: {there}"),
         ),
-        (one("{key: k}\n  - {key: k}"), 4, "k}", format!("descriptor `k` without a value {there}")),
+        (
+            one("{key: k}\n  - {key: k}"),
+            4,
+            "k}",
+            format!("duplicate descriptor `k` without a value: {there}"),
+        ),
         (
             one("{key: k, value: v, share_threshold: true}"),
             3,
             "true",
-            text("`share_threshold` is for values with a `*`: leave it out"),
+            text("`share_threshold` requires a value with a `*`"),
         ),
         (
             one("{key: k, failure: sometimes}"),
             3,
             "sometimes",
-            text("`sometimes` is no failure mode: write open, closed or local"),
+            text("unknown failure mode `sometimes`: expected open, closed or local"),
         ),
         (
             one(&format!("{{key: k, rate_limits: [{two}]}}")),
             3,
             "{unit: 24h",
-            text("`1/day` and `2/day` would count in one place: leave the larger out"),
+            text("`1/day` and `2/day` share a counter: remove the larger"),
         ),
         (
             one("{key: k, rate_limits: [], rate_limit: {unit: day, requests_per_unit: 1}}"),
             3,
             "[]",
-            text("there is a `rate_limit` as well: write all of them in `rate_limits`"),
+            text("`rate_limit` and `rate_limits` exclude each other"),
         ),
         (
             one("{key: k, rate_limits: [{unlimited: true}]}"),
             3,
             "{unlimited",
-            text("`unlimited` is for a `rate_limit` alone: leave it out"),
+            text("`unlimited` is not allowed in `rate_limits`"),
         ),
     ]
 }
 
 fn mistakes_in_limits() -> Vec<Mistake> {
     let limit = |limit: &str| one(&format!("{{key: k, rate_limit: {{{limit}}}}}"));
-    let units = "write second, minute, hour, day, week, month or year, \
+    let units = "expected second, minute, hour, day, week, month or year, \
                  or a period such as 30s or 5m";
-    let amount = "`requests_per_unit` is missing: write how many, or 0 to deny everything";
+    let amount = "missing `requests_per_unit`; 0 denies everything";
     let text = str::to_owned;
     vec![
         (
             limit("unit: fortnight, requests_per_unit: 1"),
             3,
             "fortnight",
-            format!("`fortnight` is no unit: {units}"),
+            format!("unknown unit `fortnight`: {units}"),
         ),
-        (limit("requests_per_unit: 1"), 3, "{requests_per_unit", format!("`` is no unit: {units}")),
+        (
+            limit("requests_per_unit: 1"),
+            3,
+            "{requests_per_unit",
+            format!("unknown unit ``: {units}"),
+        ),
         (limit("unit: minute"), 3, "{unit", text(amount)),
         (
             limit("unit: minute, unlimited: true"),
             3,
             "minute",
-            text("`unlimited` needs no `unit`: leave one of them out"),
+            text("`unlimited` and `unit` exclude each other"),
         ),
         (
             limit("unit: day, requests_per_unit: 1, name: n, replaces: [{name: n}]"),
             3,
             "{name: n}]",
-            text("a rule cannot replace itself: write the name of another"),
+            text("a rule cannot replace itself"),
         ),
         (
             limit("unit: day, requests_per_unit: 1, replaces: [{name: ''}]"),
             3,
             "{name: ''}]",
-            text("`replaces` needs the name of a rule: write `- name: other`"),
+            text("`replaces` requires the name of a rule: expected `- name: other`"),
         ),
         (
             limit("unit: day, requests_per_unit: 1, algorithm: concurrency"),
             3,
             "concurrency",
-            text("Envoy cannot return a permit: write another algorithm than concurrency"),
+            text(
+                "concurrency limits need permits, which Envoy cannot release: use another algorithm",
+            ),
         ),
         (
             limit("unit: day, period: 5m, requests_per_unit: 1"),
             3,
             "5m",
-            text("`unit` and `period` say the same: leave one of them out"),
+            text("`unit` and `period` exclude each other"),
         ),
     ]
 }
 
-/// What a file says from the place of an error on.
+/// Returns the text of a file from the location of an error.
 fn pointed_at<'t>(text: &'t str, error: &FileError) -> &'t str {
     let line = text.lines().nth(usize::try_from(error.line).unwrap() - 1).unwrap();
     &line[usize::try_from(error.column).unwrap() - 1..]
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn errors_have_a_location() {
     for (text, line, at, message) in
         mistakes_in_descriptors().into_iter().chain(mistakes_in_limits())
     {
@@ -361,7 +372,7 @@ fn text_that_is_no_file_of_theirs_is_refused() {
 }
 
 #[test]
-fn what_has_the_wrong_form_is_told_what_to_write() {
+fn errors_name_the_expected_form() {
     let of = |field: &str| one(&format!("{{key: k, {field}}}"));
     let limit = |field: &str| of(&format!("rate_limit: {{unit: day, {field}}}"));
     for (text, message) in [
@@ -377,8 +388,8 @@ fn what_has_the_wrong_form_is_told_what_to_write() {
         ),
         ("domain: d\ndescriptors: [".to_owned(), "this is not YAML as it should be: "),
     ] {
-        let told = error(&text).message;
-        assert!(told.starts_with(message), "{text}: {told}");
+        let reply = error(&text).message;
+        assert!(reply.starts_with(message), "{text}: {reply}");
     }
     assert_eq!(error(&of("shadow_mode: maybe")).message, "expected `true` or `false`");
 }
@@ -410,7 +421,7 @@ fn a_directory_is_all_of_its_files_in_order() {
 
     write("e.yaml", "domain: a\ndescriptors: [{key: l}]");
     let error = load(false).unwrap_err();
-    assert!(error.message.starts_with("domain `a` is already in "), "{error}");
+    assert!(error.message.starts_with("duplicate domain `a`: already in "), "{error}");
     assert!(error.file.ends_with("e.yaml"));
     assert!(load(true).is_ok());
 
@@ -418,7 +429,7 @@ fn a_directory_is_all_of_its_files_in_order() {
     let error = load(true).unwrap_err();
     let first = folder.path().join("a.yaml");
     let said = format!(
-        "descriptor `k` without a value is already in {}:2: write its limits there, as `rate_limits`",
+        "duplicate descriptor `k` without a value: already in {}:2; use `rate_limits` there for several limits",
         first.display()
     );
     assert_eq!(error.message, said);
@@ -429,18 +440,21 @@ fn a_directory_is_all_of_its_files_in_order() {
     assert!(error.file.ends_with("g.txt"), "{error}");
 
     let error = Rules::load(Path::new("/nowhere/at/all"), Options::default()).unwrap_err();
-    assert!(error.to_string().starts_with("/nowhere/at/all: it cannot be read: "), "{error}");
+    assert!(
+        error.to_string().starts_with("/nowhere/at/all: cannot read /nowhere/at/all: "),
+        "{error}"
+    );
 }
 
 #[test]
-fn where_there_are_no_rules_is_an_error() {
+fn missing_rules_are_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let load = || Rules::load(folder.path(), Options::default()).unwrap_err();
     std::fs::create_dir(folder.path().join("config")).unwrap();
     std::fs::write(folder.path().join(".hidden.yaml"), "domain: a").unwrap();
     let expected = format!(
-        "{}: it cannot be read: there is no file in it or below, but for names that begin with a dot: \
-         put files of rules there, such as config.yaml with `domain: edge`",
+        "{0}: cannot read {0}: the directory contains no rule files (hidden files are ignored): \
+         add one, such as config.yaml with `domain: edge`",
         folder.path().display()
     );
     assert_eq!(load().to_string(), expected);
@@ -449,13 +463,13 @@ fn where_there_are_no_rules_is_an_error() {
     let error = load();
     assert_eq!(
         (&error.file, &*error.message),
-        (&empty, "there are no rules in it: write `domain: edge` and descriptors")
+        (&empty, "the file has no rules: expected `domain: edge` and descriptors")
     );
     std::fs::remove_file(empty).unwrap();
     std::os::unix::fs::symlink(".", folder.path().join("loop")).unwrap();
     let error = load();
     assert!(
-        error.message.ends_with("folders are more than 16 deep, or go round in circles"),
+        error.message.ends_with("directories are nested more than 16 levels deep, or form a cycle"),
         "{error}"
     );
 }

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Context, HttpResult, Problem,
+    Context, HttpResult, ProblemDetails,
     bodies::Done,
     read_request,
     request::{parse, parse_query},
@@ -69,18 +69,18 @@ pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
     let seconds = body.seconds.unwrap_or(DEFAULT_SECONDS);
     if !(1..=MAX_SECONDS).contains(&seconds) {
         let detail = format!("invalid `seconds`: expected 1 to {MAX_SECONDS} (30 days)");
-        return Err(Problem::request(detail));
+        return Err(ProblemDetails::request(detail));
     }
     let named = NamedKey::new(&body.policy, &body.key, &revision, access)?;
     let access = revision.access_to(&head.headers, Scope::Admin, named.domain)?;
     if body.key.chars().count() > SHOWN {
         // The dashboard shows no more of it.
         let detail = format!("the key exceeds {SHOWN} characters");
-        return Err(Problem::bounds(detail));
+        return Err(ProblemDetails::bounds(detail));
     }
     let blocks = revision.engine.blocks();
     let until = blocks.add(named.policy, named.key.clone(), Duration::from_secs(seconds));
-    let until = until.map_err(|error| Problem::too_many_blocks(error.to_string()))?;
+    let until = until.map_err(|error| ProblemDetails::too_many_blocks(error.to_string()))?;
     shared.gate.audit().keys("block", &access, &[(named.policy, named.key.as_ref())]);
     json(&BlockResponse::new(named.policy, &named.key, until))
 }
@@ -92,7 +92,7 @@ pub(super) async fn unblock(shared: Context, request: Request) -> HttpResult {
     let revision = shared.gate.revision();
     let access = revision.access(request.headers())?;
     let (policy, key) = name_in_query(&request)?
-        .ok_or_else(|| Problem::request("the parameters `policy` and `key` are required"))?;
+        .ok_or_else(|| ProblemDetails::request("the parameters `policy` and `key` are required"))?;
     let access = match find(&policy, &revision, access) {
         Some((_, domain)) => revision.access_to(request.headers(), Scope::Admin, domain)?,
         None => revision.access_everywhere(request.headers(), Scope::Admin)?,
@@ -110,8 +110,8 @@ pub(super) async fn unblock(shared: Context, request: Request) -> HttpResult {
     json(&Done { limits: lifted.len() })
 }
 
-/// Finds a policy by its name. Returns the policy, or `None` for inline limits, and its domain. Policies of domains that
-/// the API key does not cover are not found.
+/// Finds a policy by its name. Returns the policy, or `None` for inline limits, and its domain. Does not find policies
+/// of domains that the API key does not cover.
 ///
 /// Does not parse the name: parsed policy names stay in memory.
 fn find<'r>(
@@ -133,20 +133,20 @@ pub(super) fn find_name<'r>(
     policy: &str,
     revision: &'r Revision,
     access: Access<'_>,
-) -> Result<(PolicyName, &'r str), Problem> {
+) -> Result<(PolicyName, &'r str), ProblemDetails> {
     let (found, domain) = find(policy, revision, access).ok_or_else(|| no_policy(access))?;
     Ok((found.map_or(PolicyName::AD_HOC, |policy| policy.name), domain))
 }
 
-fn no_policy(access: Access<'_>) -> Problem {
+fn no_policy(access: Access<'_>) -> ProblemDetails {
     match access.allows_everywhere(Scope::Check) {
-        true => Problem::unknown_policy(),
-        false => Problem::forbidden("unknown policy in the domains that the API key covers"),
+        true => ProblemDetails::unknown_policy(),
+        false => ProblemDetails::forbidden("unknown policy in the domains that the API key covers"),
     }
 }
 
 /// Returns the parameters `policy` and `key`, or `None` without a `policy`.
-fn name_in_query(request: &Request) -> Result<Option<(String, String)>, Problem> {
+fn name_in_query(request: &Request) -> Result<Option<(String, String)>, ProblemDetails> {
     let mut pairs = parse_query(request.uri())?;
     if pairs.iter().all(|(name, _)| name != "policy") {
         return Ok(None);
@@ -157,7 +157,7 @@ fn name_in_query(request: &Request) -> Result<Option<(String, String)>, Problem>
         [(first, key), (second, policy)] if first == "key" && second == "policy" => {
             Ok(Some((std::mem::take(policy), std::mem::take(key))))
         }
-        _ => Err(Problem::request("`policy` needs a `key` and no other parameter")),
+        _ => Err(ProblemDetails::request("`policy` needs a `key` and no other parameter")),
     }
 }
 
@@ -174,15 +174,15 @@ impl<'r> NamedKey<'r> {
         key: &str,
         revision: &'r Revision,
         access: Access<'_>,
-    ) -> Result<Self, Problem> {
+    ) -> Result<Self, ProblemDetails> {
         let settings = &revision.settings;
         if key.len() > settings.bounds.key_bytes.saturating_mul(settings.bounds.attributes) {
-            return Err(Problem::bounds("the key is too long"));
+            return Err(ProblemDetails::bounds("the key is too long"));
         }
         let (found, domain) = find(policy, revision, access).ok_or_else(|| no_policy(access))?;
         let key = key_of(found, key).ok_or_else(|| {
             let per = found.map(|policy| policy.per.join(", ")).unwrap_or_default();
-            Problem::request(match per.is_empty() {
+            ProblemDetails::request(match per.is_empty() {
                 true => {
                     "invalid `key`: this policy has a single counter, so leave it empty".to_owned()
                 }
@@ -199,18 +199,18 @@ impl<'r> NamedKey<'r> {
     pub(super) fn from_query(
         request: &Request,
         revision: &'r Revision,
-    ) -> Result<Option<Self>, Problem> {
+    ) -> Result<Option<Self>, ProblemDetails> {
         let access = revision.access(request.headers())?;
         let name = name_in_query(request)?;
         name.map(|(policy, key)| Self::new(&policy, &key, revision, access)).transpose()
     }
 
     /// Returns the policy. Inline limits are an error: the server does not know them.
-    pub(super) fn configured_policy(&self) -> Result<PolicyName, Problem> {
+    pub(super) fn configured_policy(&self) -> Result<PolicyName, ProblemDetails> {
         match self.policy {
             PolicyName::AD_HOC => {
                 let detail = "the server does not store inline limits: use `key` and `limit`";
-                Err(Problem::request(detail))
+                Err(ProblemDetails::request(detail))
             }
             policy => Ok(policy),
         }

@@ -8,7 +8,7 @@ use pacegate_redis::{RedisStats, ServerStats};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::Problem;
+use super::ProblemDetails;
 use crate::{
     explain::{ConditionModel, Seconds},
     gate::State,
@@ -64,7 +64,7 @@ pub(super) struct BatchResponse {
 #[serde(untagged)]
 pub(super) enum BatchAnswer {
     Decision(CheckResponse),
-    Error { error: Problem },
+    Error { error: ProblemDetails },
 }
 
 /// The decision, and a permit if the request is allowed and a concurrency limit applies.

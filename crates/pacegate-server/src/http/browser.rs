@@ -1,21 +1,24 @@
-//! Requests that a page of another site can make a browser send. They are rejected before anything is read of them.
+//! Rejects requests that pages of other sites make a browser send, before their body is read.
 //!
-//! Without API keys, being able to connect is the only permission, and every page in a browser on this machine can
-//! connect. Two rules keep such pages out. A request must name a host that this server is known by, so a page cannot
-//! point its own name at a loopback address (DNS rebinding). And a request that a browser marks as sent by another
-//! origin is rejected (`Origin`, `Sec-Fetch-Site`).
+//! Without API keys, every client that can connect has access, including every page in a browser on this machine. Two
+//! rules keep such pages out. A request must name a known host of this server, so that a page cannot point its own name
+//! at a loopback address (DNS rebinding). And requests that a browser marks as sent by another origin are rejected
+//! (`Origin`, `Sec-Fetch-Site`).
 
 use std::net::IpAddr;
 
 use http::{HeaderMap, Request, header, uri::Authority};
 
-use super::Problem;
-use crate::config::{Bind, Settings};
+use super::ProblemDetails;
+use crate::{
+    config::{Bind, Settings},
+    listeners::ListenerId,
+};
 
-/// Paths that hold no data and change nothing. Load balancers ask for them by any name, or by none.
+/// Paths without data or effects. Load balancers request them with any host, or none.
 const HEALTH: [&str; 3] = ["/healthz", "/readyz", "/healthcheck"];
 
-/// The page itself holds no data, and links on other sites may lead to it.
+/// The page itself, which has no data. Links on other sites may lead to it.
 const PAGE: &str = "/";
 
 /// Headers by which a proxy describes a request at `/v1/auth`. Pages of other sites cannot send them.
@@ -31,58 +34,60 @@ const PROXIED: [&str; 8] = [
 ];
 
 /// Rejects a request without one valid host, for an unknown host, or from a page of another site.
-pub(super) fn check<B>(settings: &Settings, request: &Request<B>) -> Result<(), Problem> {
+pub(super) fn check<B>(settings: &Settings, request: &Request<B>) -> Result<(), ProblemDetails> {
     let path = request.uri().path();
     let is_health = HEALTH.contains(&path);
     let host = match named_host(request)? {
         Some(host) => host,
         None if is_health => return Ok(()),
-        None => return Err(Problem::bad_host("the request has no `Host`")),
+        None => return Err(ProblemDetails::bad_host("the request has no `Host`")),
     };
     if is_health {
         return Ok(());
     }
     let is_open = settings.security.credentials.is_empty();
-    let is_loopback = match settings.http {
+    let is_loopback = match settings.listen[ListenerId::Http] {
         Bind::At(address) => address.ip().to_canonical().is_loopback(),
         Bind::Off => true,
     };
     let is_checked = (is_open && is_loopback) || !settings.hosts.is_empty();
     if is_checked && !is_known(&host, is_loopback, &settings.hosts) {
-        return Err(Problem::host());
+        return Err(ProblemDetails::host());
     }
     let headers = request.headers();
     let is_proxied = path == "/v1/auth" && PROXIED.iter().any(|name| headers.contains_key(*name));
     if is_open && path != PAGE && !is_proxied && is_cross_site(headers, &host) {
-        return Err(Problem::cross_site());
+        return Err(ProblemDetails::cross_site());
     }
     Ok(())
 }
 
 /// Returns the host that a request names: its `Host`, `:authority`, or both if they agree.
-fn named_host<B>(request: &Request<B>) -> Result<Option<Authority>, Problem> {
+fn named_host<B>(request: &Request<B>) -> Result<Option<Authority>, ProblemDetails> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let (host, other) = (hosts.next(), hosts.next());
     if other.is_some() {
-        return Err(Problem::bad_host("the request has more than one `Host`"));
+        return Err(ProblemDetails::bad_host("the request has more than one `Host`"));
     }
     let host = host.map(|host| Authority::try_from(host.as_bytes())).transpose();
-    let host = host.map_err(|_| Problem::bad_host("the `Host` is not a host with a port"))?;
+    let host = host.map_err(|_| {
+        ProblemDetails::bad_host("invalid `Host`: expected a host and an optional port")
+    })?;
     match (host, request.uri().authority()) {
         (Some(host), Some(target)) if host != *target => {
-            Err(Problem::bad_host("`Host` is another host than that of the request's target"))
+            Err(ProblemDetails::bad_host("`Host` differs from the host of the request target"))
         }
         (Some(host), _) => Ok(Some(host)),
         (None, target) => Ok(target.cloned()),
     }
 }
 
-/// Whether this server is known by a host: `localhost`, an address that leads here, or a configured name.
+/// Returns whether a host is a known name of this server: `localhost`, one of its addresses, or a configured name.
 fn is_known(host: &Authority, is_loopback: bool, hosts: &[String]) -> bool {
     let name = host.host().trim_start_matches('[').trim_end_matches(']');
     let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
     let is_local = match name.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
-        // A browser on this machine reaches the loopback by the unspecified address, too: no program needs it.
+        // Browsers on this machine also reach the loopback by the unspecified address, which no client needs.
         Ok(ip) if is_loopback => ip.is_loopback(),
         Ok(ip) => !ip.is_unspecified(),
         Err(_) => name == "localhost" || name.ends_with(".localhost"),
@@ -90,7 +95,7 @@ fn is_known(host: &Authority, is_loopback: bool, hosts: &[String]) -> bool {
     is_local || hosts.contains(&name)
 }
 
-/// Whether a browser says that a page of another origin sends this.
+/// Returns whether a browser marked the request as sent by a page of another origin.
 fn is_cross_site(headers: &HeaderMap, host: &Authority) -> bool {
     let is_own_site = |site: &[u8]| matches!(site, b"same-origin" | b"none");
     let mut sites = headers.get_all("sec-fetch-site").iter();
@@ -99,7 +104,7 @@ fn is_cross_site(headers: &HeaderMap, host: &Authority) -> bool {
         || origins.any(|origin| !is_own_origin(origin.as_bytes(), host))
 }
 
-/// Whether an `Origin` is that of this host. Ports may be left out where they are those of the scheme.
+/// Returns whether an `Origin` is this host. The default port of the scheme may be omitted.
 fn is_own_origin(origin: &[u8], host: &Authority) -> bool {
     let (rest, port) = match (origin.strip_prefix(b"http://"), origin.strip_prefix(b"https://")) {
         (Some(rest), _) => (rest, 80),

@@ -8,7 +8,7 @@ use hyper::body::Body;
 use pacegate::{Charge, Decision};
 
 use super::{
-    Context, HttpResult, Problem, Shared,
+    Context, HttpResult, ProblemDetails, Shared,
     bodies::{BatchAnswer, BatchResponse, CheckResponse},
     read_json, read_request,
     request::{self, Check, CheckBody, CheckLimits, Object},
@@ -51,10 +51,10 @@ pub(super) async fn batch(shared: Context, request: Request) -> HttpResult {
     let checks = bodies.iter().map(|Object(body)| {
         let check = body.validate(bounds)?;
         if !access.allows(Scope::Check, check.domain()) {
-            return Err(Problem::forbidden("the API key does not cover this domain"));
+            return Err(ProblemDetails::forbidden("the API key does not cover this domain"));
         }
         if check.is_inline() && !access.allows_inline() {
-            return Err(Problem::inline());
+            return Err(ProblemDetails::inline());
         }
         Ok(check)
     });
@@ -70,7 +70,7 @@ pub(super) async fn batch(shared: Context, request: Request) -> HttpResult {
 }
 
 /// Charges all limits of a check, or none.
-pub(super) async fn decide(engine: &Engine, check: &Check<'_>) -> Result<Decision, Problem> {
+pub(super) async fn decide(engine: &Engine, check: &Check<'_>) -> Result<Decision, ProblemDetails> {
     match check {
         Check::Policies(request) => Ok(engine.check(request).await?),
         Check::Inline { cost, id, .. } => {
@@ -83,16 +83,17 @@ pub(super) async fn decide(engine: &Engine, check: &Check<'_>) -> Result<Decisio
 /// Decides checks independently: in one store call if each has a single limit, else concurrently.
 async fn decide_each(
     engine: &Engine,
-    checks: Vec<Result<Check<'_>, Problem>>,
-) -> Vec<Result<Decision, Problem>> {
+    checks: Vec<Result<Check<'_>, ProblemDetails>>,
+) -> Vec<Result<Decision, ProblemDetails>> {
     let limits: Vec<_> =
         checks.iter().flatten().map(|check| (check, check.limits(engine))).collect();
     let charges = limits.iter().map(|(check, limits)| single_charge(check, limits));
-    let decisions: Vec<Result<Decision, Problem>> = match charges.collect::<Option<Vec<_>>>() {
+    let decisions: Vec<Result<Decision, ProblemDetails>> = match charges.collect::<Option<Vec<_>>>()
+    {
         Some(charges) => {
             let mut decisions = Vec::new();
             engine.check_each(&charges, &mut decisions).await;
-            decisions.into_iter().map(|decision| decision.map_err(Problem::from)).collect()
+            decisions.into_iter().map(|decision| decision.map_err(ProblemDetails::from)).collect()
         }
         None => join_all(checks.iter().flatten().map(|check| decide(engine, check))).await,
     };

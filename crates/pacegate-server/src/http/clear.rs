@@ -4,7 +4,7 @@ use axum::extract::Request;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Context, HttpResult, Problem, block, read_request, request, response::json};
+use super::{Context, HttpResult, ProblemDetails, block, read_request, request, response::json};
 use crate::{config::Scope, engine::ClearTarget};
 
 /// The keys to clear: those of one policy, or those of all policies of a domain. Exactly one field is required.
@@ -38,7 +38,7 @@ pub(super) async fn clear(shared: Context, request: Request) -> HttpResult {
             (ClearTarget::Policy(policy), domain)
         }
         (None, Some(domain)) => (ClearTarget::Domain(domain), &**domain),
-        _ => return Err(Problem::request("write either a `policy` or a `domain`")),
+        _ => return Err(ProblemDetails::request("write either a `policy` or a `domain`")),
     };
     let access = revision.access_to(&head.headers, Scope::Admin, domain)?;
     let keys = revision.engine.clear(target).await?;

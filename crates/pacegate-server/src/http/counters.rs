@@ -1,10 +1,10 @@
 //! Operations on counters other than checks: peek, reset, refund, and permits.
 
 use axum::{extract::Request, response::Response};
-use pacegate::{Charge, Permit};
+use pacegate::Charge;
 
 use super::{
-    Context, HttpResult, Problem, Shared,
+    Context, HttpResult, ProblemDetails, Shared,
     block::NamedKey,
     bodies::{AcquireResponse, CheckResponse, Done, StateResponse},
     permit::{PermitResponseBody, UnsentPermit},
@@ -83,14 +83,14 @@ pub(super) async fn refund(shared: Context, request: Request) -> HttpResult {
 }
 
 /// `POST /v1/acquire`: a check that holds units of concurrency limits under a permit.
-pub(super) async fn acquire(shared: Context, request: Request) -> Result<Response, Problem> {
+pub(super) async fn acquire(shared: Context, request: Request) -> Result<Response, ProblemDetails> {
     let (head, body) = read_request(&shared, request).await?;
     let body = CheckBody::parse_without_id(&body)?;
     let revision = shared.gate.revision();
     let check = body.validate(&revision.settings.bounds)?;
     revision.access_for(&head.headers, Scope::Check, &check)?;
     let limits = check.limits(&revision.engine);
-    let permit = Permit::new_id();
+    let permit = revision.engine.charges().new_permit_id();
     let charges = with_permit(limits.charges(check.cost())?, permit);
     let now = shared.now();
     let decision = revision.engine.verdict(&charges, None).await?.decision;
@@ -140,7 +140,7 @@ async fn change_permit(shared: &Shared, request: Request, change: PermitChange) 
         }
         PermitChange::Renew => {
             if charges.is_empty() || !revision.engine.renew(&charges).await? {
-                return Err(Problem::permit_lost());
+                return Err(ProblemDetails::permit_lost());
             }
         }
     }

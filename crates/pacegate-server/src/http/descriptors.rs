@@ -4,7 +4,7 @@ use axum::extract::Request;
 use http::StatusCode;
 
 use super::{
-    Context, HttpResult, Problem, read_body, request,
+    Context, HttpResult, ProblemDetails, read_body, request,
     response::{content, mark_degraded},
 };
 use crate::envoy::JsonRequest;
@@ -18,7 +18,7 @@ pub(super) async fn json(shared: Context, request: Request) -> HttpResult {
     let domain = str::from_utf8(&message.domain).unwrap_or_default();
     let access = revision.access_to(&head.headers, message.scope(), domain)?;
     if message.is_inline(&revision) && !access.allows_inline() {
-        return Err(Problem::inline());
+        return Err(ProblemDetails::inline());
     }
     let (response, is_degraded) = JsonRequest::decide(&revision, &message).await?;
     let status =

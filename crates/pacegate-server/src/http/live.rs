@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    Context, HttpResult, Problem, Shared,
+    Context, HttpResult, ProblemDetails, Shared,
     block::BlockResponse,
     bodies::{PolicyModel, ServerModel},
     request::parse_query,
@@ -140,7 +140,7 @@ struct LiveKey {
     exact: bool,
 }
 
-/// How the store is doing.
+/// State of the store.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 enum LiveStore {
@@ -242,13 +242,15 @@ pub(super) async fn live(shared: Context, request: Request) -> HttpResult {
 }
 
 /// Returns the parameter `since`. Default: 0.
-fn since(uri: &Uri) -> Result<u64, Problem> {
+fn since(uri: &Uri) -> Result<u64, ProblemDetails> {
     match &*parse_query(uri)? {
         [] => Ok(0),
-        [(name, value)] if name == "since" => {
-            value.parse().map_err(|_| Problem::request("invalid `since`: expected whole seconds"))
-        }
-        _ => Err(Problem::request("unknown parameter: expected `since`, a Unix time in seconds")),
+        [(name, value)] if name == "since" => value
+            .parse()
+            .map_err(|_| ProblemDetails::request("invalid `since`: expected whole seconds")),
+        _ => Err(ProblemDetails::request(
+            "unknown parameter: expected `since`, a Unix time in seconds",
+        )),
     }
 }
 

@@ -45,11 +45,11 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 pub(crate) use self::check::check_bytes;
-use self::{connection::CountedBody, problem::Problem, request::Check, response::DEGRADED};
+use self::{connection::CountedBody, problem::ProblemDetails, request::Check, response::DEGRADED};
 use crate::{
-    audit::Wire,
     config::{Bounds, Scope},
     gate::{Gate, Revision},
+    listeners::ListenerId,
     metrics::{ListenerMetrics, Metrics},
     service::{Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch},
     trace,
@@ -90,7 +90,7 @@ struct Shared {
 type HttpResponse = Response<Full<Bytes>>;
 
 /// The result of a handler.
-type HttpResult = Result<HttpResponse, Problem>;
+type HttpResult = Result<HttpResponse, ProblemDetails>;
 
 /// The first argument of handlers.
 type Context = State<Arc<Shared>>;
@@ -171,7 +171,7 @@ async fn handle(
         }
     };
     let mut response = match has_room {
-        false => Problem::busy().into_http().map(Either::Left),
+        false => ProblemDetails::busy().into_http().map(Either::Left),
         true => {
             let span = trace::request("http", request.headers());
             let dispatch = dispatch(&shared, router, request);
@@ -185,7 +185,7 @@ async fn handle(
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     if response.status() == StatusCode::UNAUTHORIZED {
-        shared.gate.audit().rejected_key(Wire::Http, None);
+        shared.gate.audit().rejected_key(ListenerId::Http, None);
     }
     if response.headers().contains_key(DEGRADED) {
         shared.listener.count_degraded(1);
@@ -217,7 +217,7 @@ async fn dispatch(shared: &Shared, router: Router, request: Request<Incoming>) -
             return routed.await.unwrap_or_else(|never| match never {}).map(Either::Right);
         }
     };
-    result.unwrap_or_else(Problem::into_http).map(Either::Left)
+    result.unwrap_or_else(ProblemDetails::into_http).map(Either::Left)
 }
 
 fn code(status: StatusCode) -> usize {
@@ -229,27 +229,27 @@ fn code(status: StatusCode) -> usize {
 async fn read_request(
     shared: &Shared,
     request: axum::extract::Request,
-) -> Result<(Parts, Bytes), Problem> {
+) -> Result<(Parts, Bytes), ProblemDetails> {
     let (head, body) = request.into_parts();
     let body = read_json(shared, &head, body).await?;
     Ok((head, body))
 }
 
 /// Reads a JSON body, if the API key is known or none is needed.
-async fn read_json<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, Problem>
+async fn read_json<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, ProblemDetails>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     // Checked first: without an API key, clients get no other error.
     shared.gate.revision().access(&head.headers)?;
     if !head.headers.get(header::CONTENT_TYPE).is_some_and(is_json) {
-        return Err(Problem::content_type());
+        return Err(ProblemDetails::content_type());
     }
     receive(shared, head, body).await
 }
 
 /// Reads a body of any type, if the API key is known or none is needed.
-async fn read_body<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, Problem>
+async fn read_body<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, ProblemDetails>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -257,7 +257,7 @@ where
     receive(shared, head, body).await
 }
 
-async fn receive<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, Problem>
+async fn receive<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, ProblemDetails>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -269,7 +269,9 @@ where
         Poll::Ready(done) => done,
         Poll::Pending => {
             let _held = share.map(|share| share.hold(size(&head.headers))).transpose()?;
-            timeout(bounds.read_timeout, reading).await.unwrap_or_else(|_| Err(Problem::slow()))
+            timeout(bounds.read_timeout, reading)
+                .await
+                .unwrap_or_else(|_| Err(ProblemDetails::slow()))
         }
     }
 }
@@ -282,21 +284,25 @@ fn is_json(content_type: &HeaderValue) -> bool {
 }
 
 /// Reads a body of at most `max` bytes, which count towards `share` until dropped. Does not copy a single frame.
-async fn collect<B>(mut body: B, max: usize, share: Option<&Arc<Share>>) -> Result<Bytes, Problem>
+async fn collect<B>(
+    mut body: B,
+    max: usize,
+    share: Option<&Arc<Share>>,
+) -> Result<Bytes, ProblemDetails>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     let announced = body.size_hint().lower();
     if usize::try_from(announced).map_or(true, |bytes| bytes > max) {
-        return Err(Problem::too_large(max));
+        return Err(ProblemDetails::too_large(max));
     }
     let mut all = BytesMut::new();
     let mut held = share.map(|share| share.hold(0)).transpose()?;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Problem::request("the body is incomplete"))?;
+        let frame = frame.map_err(|_| ProblemDetails::request("the body is incomplete"))?;
         let Ok(data) = frame.into_data() else { continue };
         if all.len() + data.len() > max {
-            return Err(Problem::too_large(max));
+            return Err(ProblemDetails::too_large(max));
         }
         if let Some(held) = &mut held {
             held.grow(data.len())?;
@@ -328,13 +334,13 @@ impl Shared {
 
 impl Revision {
     /// Returns the permissions of the API key in these headers.
-    fn access(&self, headers: &HeaderMap) -> Result<Access<'_>, Problem> {
+    fn access(&self, headers: &HeaderMap) -> Result<Access<'_>, ProblemDetails> {
         let keys = Keys(&self.settings.security.credentials);
         if !keys.are_needed() {
-            return keys.access(None).ok_or_else(Problem::unauthorized);
+            return keys.access(None).ok_or_else(ProblemDetails::unauthorized);
         }
         let key = headers.get(header::AUTHORIZATION).and_then(bearer);
-        keys.access(key).ok_or_else(Problem::unauthorized)
+        keys.access(key).ok_or_else(ProblemDetails::unauthorized)
     }
 
     /// Returns the permissions of the API key, which must include this scope in a domain.
@@ -343,10 +349,10 @@ impl Revision {
         headers: &HeaderMap,
         scope: Scope,
         domain: &str,
-    ) -> Result<Access<'_>, Problem> {
+    ) -> Result<Access<'_>, ProblemDetails> {
         let access = self.access(headers)?;
         if !access.allows(scope, domain) {
-            return Err(Problem::forbidden(match scope {
+            return Err(ProblemDetails::forbidden(match scope {
                 Scope::Check => "the API key does not cover this domain",
                 Scope::Admin => "an API key with the scope `admin` for this domain is required",
             }));
@@ -360,19 +366,23 @@ impl Revision {
         headers: &HeaderMap,
         scope: Scope,
         check: &Check<'_>,
-    ) -> Result<Access<'_>, Problem> {
+    ) -> Result<Access<'_>, ProblemDetails> {
         let access = self.access_to(headers, scope, check.domain())?;
         if check.is_inline() && !access.allows_inline() {
-            return Err(Problem::inline());
+            return Err(ProblemDetails::inline());
         }
         Ok(access)
     }
 
     /// Returns the permissions of the API key, which must include this scope in all domains.
-    fn access_everywhere(&self, headers: &HeaderMap, scope: Scope) -> Result<Access<'_>, Problem> {
+    fn access_everywhere(
+        &self,
+        headers: &HeaderMap,
+        scope: Scope,
+    ) -> Result<Access<'_>, ProblemDetails> {
         let access = self.access(headers)?;
         if !access.allows_everywhere(scope) {
-            return Err(Problem::forbidden(match scope {
+            return Err(ProblemDetails::forbidden(match scope {
                 Scope::Check => "an API key for all domains is required",
                 Scope::Admin => "an API key with the scope `admin` for all domains is required",
             }));

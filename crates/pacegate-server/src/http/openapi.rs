@@ -7,7 +7,7 @@ use bytes::Bytes;
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::{Problem, Shared, routes::routes};
+use super::{ProblemDetails, Shared, routes::routes};
 
 /// An endpoint: its handler, and its description.
 pub(super) struct Route {
@@ -72,7 +72,7 @@ fn generate() -> Value {
         "info": {
             "title": "Pacegate",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "A rate limiter. For each request it returns allow or deny, the units left, and when to retry.",
+            "description": "A rate limiter: allows or denies requests, and returns when to retry.",
             "license": { "name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0" },
         },
         "paths": paths,
@@ -89,11 +89,14 @@ impl Route {
         path: &'static str,
         operations: &'static str,
         handler: MethodRouter<Arc<Shared>>,
-        summary: &'static str,
     ) -> Self {
-        let (needs_admin, parameters, body) = (false, &[][..], None);
+        let (summary, needs_admin, parameters, body) = ("", false, &[][..], None);
         let responses = Vec::new();
         Self { path, handler, operations, summary, needs_admin, parameters, body, responses }
+    }
+
+    pub(super) fn summary(self, summary: &'static str) -> Self {
+        Self { summary, ..self }
     }
 
     /// States that the endpoint requires the scope `admin`.
@@ -146,7 +149,11 @@ impl Route {
 
     /// Adds an error response.
     pub(super) fn problem(self, status: u16, description: &'static str) -> Self {
-        self.response(status, description, &[("application/problem+json", schema::<Problem>)])
+        self.response(
+            status,
+            description,
+            &[("application/problem+json", schema::<ProblemDetails>)],
+        )
     }
 
     /// Adds error responses with their usual descriptions.

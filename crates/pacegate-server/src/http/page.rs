@@ -1,5 +1,5 @@
-//! The dashboard: a page and its files, embedded in the program. The files contain no data and need no API key; the page
-//! loads its data from the API like any other client.
+//! The dashboard: a page and its files, embedded in the program. The files contain no data and need no API key; the
+//! page loads its data from the API like any other client.
 
 use std::{
     hash::{BuildHasher, BuildHasherDefault, DefaultHasher},

@@ -10,13 +10,14 @@ use serde::{Serialize, Serializer};
 use super::HttpResponse;
 use crate::{
     config::Bounds,
-    envoy::AskError,
+    envoy::EnvoyError,
     service::{INLINE_DENIED, TooMuch},
 };
 
 /// An error as in RFC 9457. A denial is not an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub(super) struct Problem {
+#[schemars(rename = "Problem")]
+pub(super) struct ProblemDetails {
     /// `urn:pacegate:problem:` and a name that stays the same when texts change.
     #[serde(serialize_with = "with_prefix")]
     r#type: &'static str,
@@ -33,7 +34,7 @@ pub(super) struct Problem {
 /// The number of characters of a detail, which may quote the request.
 const MAX_DETAIL_CHARS: usize = 400;
 
-impl Problem {
+impl ProblemDetails {
     fn new(
         status: StatusCode,
         r#type: &'static str,
@@ -196,20 +197,20 @@ fn as_number<S: Serializer>(status: &StatusCode, serializer: S) -> Result<S::Ok,
     serializer.serialize_u16(status.as_u16())
 }
 
-impl From<TooMuch> for Problem {
+impl From<TooMuch> for ProblemDetails {
     fn from(_: TooMuch) -> Self {
         Self::busy()
     }
 }
 
-impl From<CostError> for Problem {
+impl From<CostError> for ProblemDetails {
     fn from(error: CostError) -> Self {
         let title = "The cost exceeds a limit";
         Self::new(StatusCode::BAD_REQUEST, "cost", title, error.to_string())
     }
 }
 
-impl From<StoreError> for Problem {
+impl From<StoreError> for ProblemDetails {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Unsupported(_) => {
@@ -223,7 +224,7 @@ impl From<StoreError> for Problem {
     }
 }
 
-impl From<CheckError> for Problem {
+impl From<CheckError> for ProblemDetails {
     fn from(error: CheckError) -> Self {
         match error {
             CheckError::Cost(error) => error.into(),
@@ -233,17 +234,17 @@ impl From<CheckError> for Problem {
     }
 }
 
-impl From<AskError> for Problem {
-    fn from(error: AskError) -> Self {
+impl From<EnvoyError> for ProblemDetails {
+    fn from(error: EnvoyError) -> Self {
         match error {
-            AskError::Check(error) => error.into(),
-            AskError::Store(error) => error.into(),
+            EnvoyError::Check(error) => error.into(),
+            EnvoyError::Store(error) => error.into(),
             other => Self::request(other.to_string()),
         }
     }
 }
 
-impl IntoResponse for Problem {
+impl IntoResponse for ProblemDetails {
     fn into_response(self) -> Response {
         self.into_http().map(axum::body::Body::new)
     }

@@ -13,7 +13,7 @@ use pacegate_redis::Layout;
 use smallvec::SmallVec;
 
 use super::{
-    Context, HttpResult, Problem, Shared,
+    Context, HttpResult, ProblemDetails, Shared,
     bodies::SeedResponse,
     request::parse_query,
     response::{DecisionResponse, key_of, no_store},
@@ -26,7 +26,7 @@ use crate::{
 
 /// `/v1/auth` with any method: checks the request that a proxy describes in headers.
 pub(super) async fn auth(shared: &Shared, head: &Parts) -> HttpResult {
-    let options = Options::from_query(head)?;
+    let options = AuthOptions::from_query(head)?;
     let revision = shared.gate.revision();
     let bounds = &revision.settings.bounds;
     revision.access_to(&head.headers, Scope::Check, &options.domain)?;
@@ -53,8 +53,9 @@ pub(super) async fn auth(shared: &Shared, head: &Parts) -> HttpResult {
 pub(super) async fn seed(shared: Context, http_request: HttpRequest) -> HttpResult {
     let pairs = parse_query(http_request.uri())?;
     let user = pairs.iter().find(|(name, _)| name == "userId");
-    let (_, user) = user
-        .ok_or_else(|| Problem::request("missing parameter `userId`, as in /check?userId=alice"))?;
+    let (_, user) = user.ok_or_else(|| {
+        ProblemDetails::request("missing parameter `userId`, as in /check?userId=alice")
+    })?;
     let revision = shared.gate.revision();
     revision.access_to(http_request.headers(), Scope::Check, "")?;
     let request = Request::new().with("userId", user);
@@ -91,7 +92,7 @@ async fn current_count(shared: &Shared, decision: &Decision, user: &str) -> u64 
     }
 }
 
-/// Returns the text of RLaaS. With a limit of 0, which never admits, clients are told to retry after a window.
+/// Returns the text of RLaaS. With a limit of 0, which never admits, the retry time is one window.
 fn seed_text(decision: &Decision) -> String {
     if decision.is_allowed() {
         return "User is allowed".to_owned();
@@ -139,21 +140,21 @@ enum ForwardedBy {
 }
 
 /// Query parameters, which the configuration of the proxy sets.
-struct Options {
+struct AuthOptions {
     domain: String,
     proxy: ForwardedBy,
 }
 
-type Attributes<'a> = SmallVec<[(Cow<'a, str>, Cow<'a, [u8]>); 8]>;
+type HeaderAttributes<'a> = SmallVec<[(Cow<'a, str>, Cow<'a, [u8]>); 8]>;
 
 /// Prefix of headers that become attributes.
 const ATTRIBUTE_PREFIX: &str = "x-pacegate-";
 
-/// Attributes that only the headers of the proxy set.
+/// HeaderAttributes that only the headers of the proxy set.
 const RESERVED: [&str; 4] = [Request::PATH, "method", "host", "ip"];
 
-impl Options {
-    fn from_query(head: &Parts) -> Result<Self, Problem> {
+impl AuthOptions {
+    fn from_query(head: &Parts) -> Result<Self, ProblemDetails> {
         let mut options = Self { domain: String::new(), proxy: ForwardedBy::Original };
         for (name, value) in parse_query(&head.uri)? {
             match (&*name, &*value) {
@@ -162,12 +163,12 @@ impl Options {
                 ("deny", "429") => options.proxy = ForwardedBy::Forwarded,
                 ("deny", _) => {
                     let detail = "invalid `deny`: expected 403 (nginx) or 429 (Traefik, Caddy)";
-                    return Err(Problem::request(detail));
+                    return Err(ProblemDetails::request(detail));
                 }
                 (other, _) => {
                     let detail =
                         format!("unknown parameter `{other}`, expected `domain` or `deny`");
-                    return Err(Problem::request(detail));
+                    return Err(ProblemDetails::request(detail));
                 }
             }
         }
@@ -200,10 +201,10 @@ fn attributes<'a>(
     headers: &'a HeaderMap,
     proxy: ForwardedBy,
     bounds: &Bounds,
-) -> Result<Attributes<'a>, Problem> {
+) -> Result<HeaderAttributes<'a>, ProblemDetails> {
     let [uri, method, host, address] = proxy.names();
     let value = |name| headers.get(name).map(|value| value.as_bytes());
-    let mut attributes = Attributes::new();
+    let mut attributes = HeaderAttributes::new();
     let mut add = |name: &'static str, value: Option<Cow<'a, [u8]>>| {
         attributes.extend(value.map(|value| (Cow::Borrowed(name), value)));
     };
@@ -219,7 +220,7 @@ fn attributes<'a>(
         }
     }
     match attributes.len() > bounds.attributes {
-        true => Err(Problem::too_many_attributes(bounds)),
+        true => Err(ProblemDetails::too_many_attributes(bounds)),
         false => Ok(attributes),
     }
 }

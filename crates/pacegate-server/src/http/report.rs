@@ -4,7 +4,7 @@ use axum::extract::Request;
 use http::{HeaderMap, StatusCode};
 
 use super::{
-    Context, HttpResult, Problem, Shared,
+    Context, HttpResult, ProblemDetails, Shared,
     bodies::{Health, PolicyList, PolicyModel, Reloaded, StatsResponse},
     openapi::document,
     read_request,
@@ -52,7 +52,7 @@ async fn explain_check(shared: &Shared, headers: &HeaderMap, body: &CheckBody<'_
     let Check::Policies(request) = &check else {
         let detail =
             "policies do not apply to a `key` with a `limit`: GET /v1/state returns its state";
-        return Err(Problem::request(detail));
+        return Err(ProblemDetails::request(detail));
     };
     json(&explain(&revision.engine, revision.number, request).await?)
 }
@@ -65,8 +65,8 @@ pub(super) async fn reload(shared: Context, request: Request) -> HttpResult {
     tracing::info!(target: "audit", action = "reload", credential, "requested a reload");
     let reload = shared.reload.clone();
     let result = tokio::task::spawn_blocking(move || reload()).await;
-    let result = result.map_err(|_| Problem::unavailable("the reload was interrupted"))?;
-    let revision = result.map_err(|error| Problem::reload_failed(error.to_string()))?;
+    let result = result.map_err(|_| ProblemDetails::unavailable("the reload was interrupted"))?;
+    let revision = result.map_err(|error| ProblemDetails::reload_failed(error.to_string()))?;
     json(&Reloaded { revision })
 }
 
@@ -78,7 +78,7 @@ pub(super) async fn healthz() -> HttpResult {
 /// `GET /readyz`: the readiness check. A server without its store is ready: failure modes apply.
 pub(super) async fn readyz(shared: Context, request: Request) -> HttpResult {
     if shared.gate.is_draining() {
-        return Err(Problem::draining());
+        return Err(ProblemDetails::draining());
     }
     let outage = StoreOutage::of(&shared.gate);
     let degraded = Some(outage.is_some());
@@ -90,7 +90,7 @@ pub(super) async fn readyz(shared: Context, request: Request) -> HttpResult {
 pub(super) async fn metrics(shared: Context, request: Request) -> HttpResult {
     shared.gate.revision().access_everywhere(request.headers(), Scope::Check)?;
     let text = shared.metrics.encode();
-    let text = text.map_err(|_| Problem::unavailable("cannot encode the metrics"))?;
+    let text = text.map_err(|_| ProblemDetails::unavailable("cannot encode the metrics"))?;
     Ok(content(StatusCode::OK, Metrics::CONTENT_TYPE, text.into()))
 }
 

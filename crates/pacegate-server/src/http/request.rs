@@ -12,7 +12,7 @@ use serde::{
 };
 use smallvec::SmallVec;
 
-use super::Problem;
+use super::ProblemDetails;
 use crate::{
     ad_hoc::{self, AdHocError, Limits, MOST_LIMITS},
     config::Bounds,
@@ -135,46 +135,53 @@ const PARAMETERS: &str =
 const EITHER_FORM: &str = "write either `key` and `limit`, or `attributes` and `domain`";
 
 /// Parses a JSON object.
-pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
+pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ProblemDetails> {
     let parsed: Result<Object<T>, _> = serde_json::from_slice(body);
-    parsed.map(|Object(value)| value).map_err(|error| Problem::request(error.to_string()))
+    parsed.map(|Object(value)| value).map_err(|error| ProblemDetails::request(error.to_string()))
 }
 
 /// Parses the body of a batch of at most `max` requests.
-pub(super) fn parse_batch(body: &[u8], max: usize) -> Result<Vec<Object<CheckBody<'_>>>, Problem> {
+pub(super) fn parse_batch(
+    body: &[u8],
+    max: usize,
+) -> Result<Vec<Object<CheckBody<'_>>>, ProblemDetails> {
     // Counts first: an empty request takes 3 bytes of a body and several hundred in memory.
     let counted: BatchBody<IgnoredAny> = parse(body)?;
     let count = counted.requests.len();
     if count > max {
-        return Err(Problem::request(format!("{count} requests exceed the maximum of {max}")));
+        return Err(ProblemDetails::request(format!(
+            "{count} requests exceed the maximum of {max}"
+        )));
     }
     let batch: BatchBody<_> = parse(body)?;
     Ok(batch.requests)
 }
 
 /// Parses the query of a URI.
-pub(super) fn parse_query(uri: &Uri) -> Result<Vec<(String, String)>, Problem> {
+pub(super) fn parse_query(uri: &Uri) -> Result<Vec<(String, String)>, ProblemDetails> {
     let query = Query::try_from_uri(uri);
-    query.map(|Query(pairs)| pairs).map_err(|error| Problem::request(error.body_text()))
+    query.map(|Query(pairs)| pairs).map_err(|error| ProblemDetails::request(error.body_text()))
 }
 
 impl<'a> CheckBody<'a> {
     /// Parses the body of an endpoint that is not a check, and so takes no `id`.
-    pub(super) fn parse_without_id(body: &'a [u8]) -> Result<Self, Problem> {
+    pub(super) fn parse_without_id(body: &'a [u8]) -> Result<Self, ProblemDetails> {
         let body: Self = parse(body)?;
         match body.id {
-            Some(_) => Err(Problem::request("`id` is for checks only")),
+            Some(_) => Err(ProblemDetails::request("`id` is for checks only")),
             None => Ok(body),
         }
     }
 
     /// Validates the request.
-    pub(super) fn validate(&self, bounds: &Bounds) -> Result<Check<'_>, Problem> {
+    pub(super) fn validate(&self, bounds: &Bounds) -> Result<Check<'_>, ProblemDetails> {
         let cost = self.cost.unwrap_or(1);
         let id = self.id.as_ref().map(|Text(id)| id.as_bytes());
         if id.is_some_and(|id| !(1..=Request::MAX_ID).contains(&id.len())) {
             let max = Request::MAX_ID;
-            return Err(Problem::request(format!("invalid `id`: expected from 1 to {max} bytes")));
+            return Err(ProblemDetails::request(format!(
+                "invalid `id`: expected from 1 to {max} bytes"
+            )));
         }
         let (key, limit) = match (&self.key, &self.limit) {
             (None, None) => {
@@ -183,25 +190,26 @@ impl<'a> CheckBody<'a> {
                     None => Ok(request),
                     Some(id) => request.id(id),
                 };
-                let request = request.map_err(|error| Problem::request(error.to_string()))?;
+                let request =
+                    request.map_err(|error| ProblemDetails::request(error.to_string()))?;
                 return Ok(Check::Policies(request));
             }
             (Some(_), None) => {
                 let detail =
                     "`key` needs a `limit`, such as \"100/minute\"; for policies, use `attributes`";
-                return Err(Problem::request(detail));
+                return Err(ProblemDetails::request(detail));
             }
-            (None, Some(_)) => return Err(Problem::request("`limit` needs a `key`")),
+            (None, Some(_)) => return Err(ProblemDetails::request("`limit` needs a `key`")),
             (Some(Text(key)), Some(limit)) => (key, limit),
         };
         if self.domain.is_some() || self.attributes.is_some() {
-            return Err(Problem::request(EITHER_FORM));
+            return Err(ProblemDetails::request(EITHER_FORM));
         }
         check_length("the key", key, bounds)?;
         Ok(Check::Inline { key, limits: limit.parse()?, cost, id })
     }
 
-    fn request(&self, bounds: &Bounds) -> Result<Request<'_>, Problem> {
+    fn request(&self, bounds: &Bounds) -> Result<Request<'_>, ProblemDetails> {
         let mut request = Request::new();
         if let Some(Text(domain)) = &self.domain {
             check_length("the domain", domain, bounds)?;
@@ -209,13 +217,13 @@ impl<'a> CheckBody<'a> {
         }
         let attributes = self.attributes.as_ref().map_or(&[][..], |Attributes(pairs)| pairs);
         if attributes.len() > bounds.attributes {
-            return Err(Problem::too_many_attributes(bounds));
+            return Err(ProblemDetails::too_many_attributes(bounds));
         }
         for (index, (Text(name), Text(value))) in attributes.iter().enumerate() {
             check_length("the name of an attribute", name, bounds)?;
             check_length("the value of an attribute", value, bounds)?;
             if attributes[..index].iter().any(|(Text(other), _)| other == name) {
-                return Err(Problem::request(format!("duplicate attribute `{name}`")));
+                return Err(ProblemDetails::request(format!("duplicate attribute `{name}`")));
             }
             request = request.with(name, &**value);
         }
@@ -225,7 +233,7 @@ impl<'a> CheckBody<'a> {
 
 impl CheckBody<'static> {
     /// Parses query parameters: `domain`, any number of `attribute=NAME:VALUE`, or `key` and any number of `limit`.
-    pub(super) fn from_query(uri: &Uri) -> Result<Self, Problem> {
+    pub(super) fn from_query(uri: &Uri) -> Result<Self, ProblemDetails> {
         let mut body = Self::default();
         let mut limits = Vec::new();
         for (name, value) in parse_query(uri)? {
@@ -237,19 +245,20 @@ impl CheckBody<'static> {
                     None
                 }
                 "attribute" => {
-                    let (name, value) =
-                        value.split_once(':').ok_or_else(|| Problem::request(INVALID_ATTRIBUTE))?;
+                    let (name, value) = value
+                        .split_once(':')
+                        .ok_or_else(|| ProblemDetails::request(INVALID_ATTRIBUTE))?;
                     let Attributes(pairs) = body.attributes.get_or_insert_default();
                     pairs.push((name.to_owned().into(), value.to_owned().into()));
                     None
                 }
                 other => {
                     let detail = format!("unknown parameter `{other}`: {PARAMETERS}");
-                    return Err(Problem::request(detail));
+                    return Err(ProblemDetails::request(detail));
                 }
             };
             if replaced.is_some() {
-                return Err(Problem::request(format!("duplicate parameter `{name}`")));
+                return Err(ProblemDetails::request(format!("duplicate parameter `{name}`")));
             }
         }
         body.limit = (!limits.is_empty()).then_some(LimitTexts::Many(limits));
@@ -259,7 +268,7 @@ impl CheckBody<'static> {
 
 impl<'a> PermitBody<'a> {
     /// Returns the permit and the request that acquired it.
-    pub(super) fn split(self) -> Result<(u128, CheckBody<'a>), Problem> {
+    pub(super) fn split(self) -> Result<(u128, CheckBody<'a>), ProblemDetails> {
         let Self { domain, attributes, key, limit, cost, permit: Text(permit) } = self;
         let is_hex =
             (1..=32).contains(&permit.len()) && permit.bytes().all(|b| b.is_ascii_hexdigit());
@@ -267,38 +276,44 @@ impl<'a> PermitBody<'a> {
             u128::from_str_radix(&permit, 16).ok().filter(|_| is_hex).ok_or_else(|| {
                 let detail =
                     "invalid `permit`: expected the 32 hexadecimal digits of POST /v1/acquire";
-                Problem::request(detail)
+                ProblemDetails::request(detail)
             })?;
         Ok((permit, CheckBody { domain, attributes, key, limit, cost, id: None }))
     }
 }
 
 impl LimitTexts<'_> {
-    fn parse(&self) -> Result<Limits, Problem> {
+    fn parse(&self) -> Result<Limits, ProblemDetails> {
         let texts = match self {
             Self::One(text) => std::slice::from_ref(text),
             Self::Many(texts) => texts,
         };
         if texts.is_empty() {
-            return Err(Problem::request("`limit` needs at least one limit"));
+            return Err(ProblemDetails::request("`limit` needs at least one limit"));
         }
         let mut limits = Limits::new();
         for Text(text) in texts {
             if text.len() > MAX_LIMIT_BYTES {
-                return Err(Problem::bounds(format!("a limit exceeds {MAX_LIMIT_BYTES} bytes")));
+                return Err(ProblemDetails::bounds(format!(
+                    "a limit exceeds {MAX_LIMIT_BYTES} bytes"
+                )));
             }
             ad_hoc::add(&mut limits, text).map_err(|error| match error {
-                AdHocError::TooMany => Problem::bounds(format!("more than {MOST_LIMITS} limits")),
-                error => Problem::limit(error.to_string()),
+                AdHocError::TooMany => {
+                    ProblemDetails::bounds(format!("more than {MOST_LIMITS} limits"))
+                }
+                error => ProblemDetails::limit(error.to_string()),
             })?;
         }
         Ok(limits)
     }
 }
 
-fn check_length(name: &str, text: &str, bounds: &Bounds) -> Result<(), Problem> {
+fn check_length(name: &str, text: &str, bounds: &Bounds) -> Result<(), ProblemDetails> {
     match bounds.key_bytes {
-        max if text.len() > max => Err(Problem::bounds(format!("{name} exceeds {max} bytes"))),
+        max if text.len() > max => {
+            Err(ProblemDetails::bounds(format!("{name} exceeds {max} bytes")))
+        }
         _ => Ok(()),
     }
 }

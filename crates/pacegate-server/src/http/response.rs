@@ -7,7 +7,7 @@ use pacegate::{Decision, Request, Timestamp};
 use pacegate_http::{Headers, problem::QUOTA_EXCEEDED};
 use serde::Serialize;
 
-use super::{HttpResponse, HttpResult, Problem, bodies::CheckResponse};
+use super::{HttpResponse, HttpResult, ProblemDetails, bodies::CheckResponse};
 use crate::{explain::Seconds, gate::Revision};
 
 /// A decision with everything that its response needs.
@@ -120,13 +120,13 @@ pub(super) fn content(status: StatusCode, kind: &'static str, body: Bytes) -> Ht
     no_store(response)
 }
 
-/// Tells caches not to store a response.
+/// Forbids caches to store a response.
 pub(super) fn no_store(mut response: HttpResponse) -> HttpResponse {
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-impl From<serde_json::Error> for Problem {
+impl From<serde_json::Error> for ProblemDetails {
     fn from(error: serde_json::Error) -> Self {
         Self::unavailable(format!("cannot write the response: {error}"))
     }

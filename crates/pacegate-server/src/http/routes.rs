@@ -10,7 +10,7 @@ use axum::{
 use schemars::{Schema, json_schema};
 
 use super::{
-    Context, HttpResult, Problem, Shared,
+    Context, HttpResult, ProblemDetails, Shared,
     block::{self, BlockRequest, BlockResponse},
     bodies::{
         AcquireResponse, BatchResponse, CheckResponse, Done, Health, PolicyList, Reloaded,
@@ -102,98 +102,74 @@ pub(super) fn routes() -> Vec<Route> {
 fn checks() -> Vec<Route> {
     let problem = ("application/problem+json", schema::<CheckResponse> as SchemaOf);
     vec![
-        Route::new("/v1/check", "post check", post(checked), "Checks one request")
+        Route::new("/v1/check", "post check", post(checked))
+            .summary("Checks one request")
             .body::<CheckBody<'_>>("Request to check")
             .decision(
                 &[(JSON, schema::<CheckResponse>)],
                 &[(JSON, schema::<CheckResponse>), problem],
             )
             .errors(BODY_ERRORS),
-        Route::new(
-            "/v1/check/batch",
-            "post checkBatch",
-            post(check::batch),
-            "Checks several requests independently",
-        )
-        .body::<BatchBody<CheckBody<'_>>>("Requests to check")
-        .returns::<BatchResponse>("Decisions in the order of the requests")
-        .errors(&[400, 401, 408, 413, 415]),
-        Route::new(
-            "/v1/acquire",
-            "post acquire",
-            post(counters::acquire),
-            "Checks a request and holds units of its concurrency limits",
-        )
-        .body::<CheckBody<'_>>("Request to check")
-        .decision(&[(JSON, schema::<AcquireResponse>)], &[(JSON, schema::<AcquireResponse>)])
-        .errors(BODY_ERRORS),
-        Route::new(
-            "/v1/release",
-            "post release",
-            post(counters::release),
-            "Releases a permit; does nothing if it has expired",
-        )
-        .body::<PermitBody<'_>>("Request that acquired the permit, and the permit")
-        .returns::<Done>("The permit is not held")
-        .errors(BODY_ERRORS),
-        Route::new(
-            "/v1/renew",
-            "post renew",
-            post(counters::renew),
-            "Extends a permit by its full period",
-        )
-        .body::<PermitBody<'_>>("Request that acquired the permit, and the permit")
-        .returns::<Done>("The permit is held for another period")
-        .errors(BODY_ERRORS)
-        .problem(409, "The permit has expired"),
+        Route::new("/v1/check/batch", "post checkBatch", post(check::batch))
+            .summary("Checks several requests independently")
+            .body::<BatchBody<CheckBody<'_>>>("Requests to check")
+            .returns::<BatchResponse>("Decisions in the order of the requests")
+            .errors(&[400, 401, 408, 413, 415]),
+        Route::new("/v1/acquire", "post acquire", post(counters::acquire))
+            .summary("Checks a request and holds units of its concurrency limits")
+            .body::<CheckBody<'_>>("Request to check")
+            .decision(&[(JSON, schema::<AcquireResponse>)], &[(JSON, schema::<AcquireResponse>)])
+            .errors(BODY_ERRORS),
+        Route::new("/v1/release", "post release", post(counters::release))
+            .summary("Releases a permit; does nothing if it has expired")
+            .body::<PermitBody<'_>>("Request that acquired the permit, and the permit")
+            .returns::<Done>("The permit is not held")
+            .errors(BODY_ERRORS),
+        Route::new("/v1/renew", "post renew", post(counters::renew))
+            .summary("Extends a permit by its full period")
+            .body::<PermitBody<'_>>("Request that acquired the permit, and the permit")
+            .returns::<Done>("The permit is held for another period")
+            .errors(BODY_ERRORS)
+            .problem(409, "The permit has expired"),
     ]
 }
 
 fn counters() -> Vec<Route> {
     vec![
-        Route::new(
-            "/v1/state",
-            "get peek",
-            get(counters::peek),
-            "Returns the state of limits without charging them",
-        )
-        .parameters(CHECK_QUERY)
-        .returns::<StateResponse>("State of the limits")
-        .errors(QUERY_ERRORS),
-        Route::new("/v1/state", "delete reset", delete(counters::reset), "Resets counters")
+        Route::new("/v1/state", "get peek", get(counters::peek))
+            .summary("Returns the state of limits without charging them")
+            .parameters(CHECK_QUERY)
+            .returns::<StateResponse>("State of the limits")
+            .errors(QUERY_ERRORS),
+        Route::new("/v1/state", "delete reset", delete(counters::reset))
+            .summary("Resets counters")
             .admin()
             .parameters(CHECK_QUERY)
             .returns::<Done>("The counters are reset")
             .errors(QUERY_ERRORS),
-        Route::new("/v1/refund", "post refund", post(counters::refund), "Refunds units")
+        Route::new("/v1/refund", "post refund", post(counters::refund))
+            .summary("Refunds units")
             .admin()
             .body::<CheckBody<'_>>(
                 "Request that was charged; `cost` is the number of units to refund",
             )
             .returns::<Done>("The units are refunded, at most as many as were used")
             .errors(BODY_ERRORS),
-        Route::new(
-            "/v1/clear",
-            "post clear",
-            post(clear::clear),
-            "Clears all keys of a policy or a domain; memory store only",
-        )
-        .admin()
-        .body::<ClearRequest>("Keys to clear")
-        .returns::<ClearResponse>("The keys are cleared")
-        .errors(BODY_ERRORS),
-        Route::new(
-            "/v1/block",
-            "post block",
-            post(block::block),
-            "Denies a key of a policy for some time",
-        )
-        .admin()
-        .body::<BlockRequest>("Key to block, and for how long")
-        .returns::<BlockResponse>("This process denies the key until then")
-        .errors(BODY_ERRORS)
-        .problem(409, "Too many keys are blocked"),
-        Route::new("/v1/block", "delete unblock", delete(block::unblock), "Removes a block")
+        Route::new("/v1/clear", "post clear", post(clear::clear))
+            .summary("Clears all keys of a policy or a domain; memory store only")
+            .admin()
+            .body::<ClearRequest>("Keys to clear")
+            .returns::<ClearResponse>("The keys are cleared")
+            .errors(BODY_ERRORS),
+        Route::new("/v1/block", "post block", post(block::block))
+            .summary("Denies a key of a policy for some time")
+            .admin()
+            .body::<BlockRequest>("Key to block, and for how long")
+            .returns::<BlockResponse>("This process denies the key until then")
+            .errors(BODY_ERRORS)
+            .problem(409, "Too many keys are blocked"),
+        Route::new("/v1/block", "delete unblock", delete(block::unblock))
+            .summary("Removes a block")
             .admin()
             .parameters(BLOCK_QUERY)
             .returns::<Done>("The key is not blocked; `limits` is 0 if it was not blocked before")
@@ -203,42 +179,27 @@ fn counters() -> Vec<Route> {
 
 fn reports() -> Vec<Route> {
     vec![
-        Route::new(
-            "/v1/explain",
-            "get explain",
-            get(report::explain_query),
-            "Explains which policies apply to a request",
-        )
-        .parameters(&CHECK_QUERY[..4])
-        .returns::<Explanation>("Result for each policy")
-        .errors(QUERY_ERRORS),
-        Route::new(
-            "/v1/explain",
-            "post explainBody",
-            post(report::explain_body),
-            "Explains which policies apply to a request in the body",
-        )
-        .body::<CheckBody<'_>>("Request to explain")
-        .returns::<Explanation>("Result for each policy")
-        .errors(BODY_ERRORS),
-        Route::new(
-            "/v1/policies",
-            "get policies",
-            get(report::policies),
-            "Lists the policies of the domains that the API key covers",
-        )
-        .returns::<PolicyList>("Policies")
-        .errors(&[401]),
-        Route::new(
-            "/v1/stats",
-            "get stats",
-            get(report::stats),
-            "Returns the counts of this process",
-        )
-        .admin()
-        .returns::<StatsResponse>("Counts")
-        .errors(&[401, 403]),
-        Route::new("/v1/live", "get live", get(live::live), "Returns what the dashboard shows")
+        Route::new("/v1/explain", "get explain", get(report::explain_query))
+            .summary("Explains which policies apply to a request")
+            .parameters(&CHECK_QUERY[..4])
+            .returns::<Explanation>("Result for each policy")
+            .errors(QUERY_ERRORS),
+        Route::new("/v1/explain", "post explainBody", post(report::explain_body))
+            .summary("Explains which policies apply to a request in the body")
+            .body::<CheckBody<'_>>("Request to explain")
+            .returns::<Explanation>("Result for each policy")
+            .errors(BODY_ERRORS),
+        Route::new("/v1/policies", "get policies", get(report::policies))
+            .summary("Lists the policies of the domains that the API key covers")
+            .returns::<PolicyList>("Policies")
+            .errors(&[401]),
+        Route::new("/v1/stats", "get stats", get(report::stats))
+            .summary("Returns the counts of this process")
+            .admin()
+            .returns::<StatsResponse>("Counts")
+            .errors(&[401, 403]),
+        Route::new("/v1/live", "get live", get(live::live))
+            .summary("Returns what the dashboard shows")
             .admin()
             .parameters(SINCE)
             .returns::<LiveResponse>("Counts and keys of this process")
@@ -249,27 +210,28 @@ fn reports() -> Vec<Route> {
 fn operations() -> Vec<Route> {
     const OPEN_METRICS: &str = "application/openmetrics-text";
     vec![
-        Route::new("/v1/reload", "post reload", post(report::reload), "Reloads the configuration")
+        Route::new("/v1/reload", "post reload", post(report::reload))
+            .summary("Reloads the configuration")
             .admin()
             .returns::<Reloaded>("Configuration reloaded")
             .errors(&[401, 403, 422, 503]),
-        Route::new("/healthz", "get healthz", get(report::healthz), "Liveness check")
+        Route::new("/healthz", "get healthz", get(report::healthz))
+            .summary("Liveness check")
             .returns::<Health>("The process is alive"),
-        Route::new("/readyz", "get readyz", get(report::readyz), "Readiness check")
+        Route::new("/readyz", "get readyz", get(report::readyz))
+            .summary("Readiness check")
             .returns::<Health>("Ready; `degraded` if the store is unreachable")
             .errors(&[503]),
-        Route::new(
-            "/healthcheck",
-            "get healthcheck",
-            get(report::readyz),
-            "Readiness check at the path of envoyproxy/ratelimit",
-        )
-        .returns::<Health>("Ready; `degraded` if the store is unreachable")
-        .errors(&[503]),
-        Route::new("/metrics", "get metrics", get(report::metrics), "Prometheus metrics")
+        Route::new("/healthcheck", "get healthcheck", get(report::readyz))
+            .summary("Readiness check at the path of envoyproxy/ratelimit")
+            .returns::<Health>("Ready; `degraded` if the store is unreachable")
+            .errors(&[503]),
+        Route::new("/metrics", "get metrics", get(report::metrics))
+            .summary("Prometheus metrics")
             .response(200, "Metrics in the OpenMetrics format", &[(OPEN_METRICS, schema::<String>)])
             .errors(&[401, 403, 503]),
-        Route::new("/openapi.json", "get openapi", get(report::openapi), "Returns this document")
+        Route::new("/openapi.json", "get openapi", get(report::openapi))
+            .summary("Returns this document")
             .returns::<serde_json::Map<String, serde_json::Value>>("OpenAPI 3.1 document")
             .errors(&[401]),
     ]
@@ -278,31 +240,24 @@ fn operations() -> Vec<Route> {
 fn proxies() -> Vec<Route> {
     let seed = &[(JSON, schema::<SeedResponse> as SchemaOf), (TEXT, schema::<String>)];
     vec![
-        Route::new(
-            "/v1/auth",
-            "get auth, post authPost",
-            any(authorized),
-            "Checks the request that a proxy describes in headers",
-        )
-        .parameters(AUTH_PARAMETERS)
-        .decision(&[], &[])
-        .errors(&[400, 401])
-        .response(403, "Denied if `deny` is 403; or the API key does not permit this", &[])
-        .limit_headers(),
-        Route::new("/check", "get seedCheck", get(proxy::seed), "Checks a user as RLaaS does")
+        Route::new("/v1/auth", "get auth, post authPost", any(authorized))
+            .summary("Checks the request that a proxy describes in headers")
+            .parameters(AUTH_PARAMETERS)
+            .decision(&[], &[])
+            .errors(&[400, 401])
+            .response(403, "Denied if `deny` is 403; or the API key does not permit this", &[])
+            .limit_headers(),
+        Route::new("/check", "get seedCheck", get(proxy::seed))
+            .summary("Checks a user as RLaaS does")
             .parameters(USER_ID)
             .decision(seed, seed)
             .errors(&[400, 401, 403]),
-        Route::new(
-            "/json",
-            "post descriptors",
-            post(descriptors::json),
-            "Checks descriptors as envoyproxy/ratelimit does",
-        )
-        .body::<JsonRequest>("RateLimitRequest in its JSON form")
-        .returns::<JsonResponse>("Allowed")
-        .response(429, "Denied", &[(JSON, schema::<JsonResponse>)])
-        .errors(&[400, 401, 403, 408, 413, 503]),
+        Route::new("/json", "post descriptors", post(descriptors::json))
+            .summary("Checks descriptors as envoyproxy/ratelimit does")
+            .body::<JsonRequest>("RateLimitRequest in its JSON form")
+            .returns::<JsonResponse>("Allowed")
+            .response(429, "Denied", &[(JSON, schema::<JsonResponse>)])
+            .errors(&[400, 401, 403, 408, 413, 503]),
     ]
 }
 
@@ -311,8 +266,8 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .into_iter()
         .fold(Router::new(), |router, route| router.route(route.path, route.handler));
     page::add(router)
-        .fallback(async || Problem::not_found())
-        .method_not_allowed_fallback(async || Problem::method())
+        .fallback(async || ProblemDetails::not_found())
+        .method_not_allowed_fallback(async || ProblemDetails::method())
         .with_state(shared)
 }
 

@@ -257,7 +257,7 @@ mod tests {
     #[tokio::test]
     async fn replies_are_written_before_many_accumulate() {
         let policy = |n: usize| {
-            let policy = Policy::new(format!("p{n}").parse().unwrap(), [Limit::per_hour(1)]);
+            let policy = Policy::new(format!("p{n}"), [Limit::per_hour(1)]);
             policy.matching("path", Condition::equal(format!("/{n}")))
         };
         let policies = PolicySet::new((0..200).map(policy)).unwrap();

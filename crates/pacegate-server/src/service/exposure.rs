@@ -1,6 +1,6 @@
-use crate::config::{Bind, Security, Settings};
+use crate::{config::Settings, listeners::exposed};
 
-/// What a listener lacks that others can reach.
+/// A listener that other machines can reach without TLS or API keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} would listen on {address}, which others can reach, without {missing}")]
 pub struct Exposed {
@@ -9,29 +9,11 @@ pub struct Exposed {
     missing: &'static str,
 }
 
-/// Refuses to listen where others can reach it without certificates and credentials, unless that is wanted.
+/// Rejects listeners that other machines can reach without TLS and API keys, unless the settings allow it.
 pub(crate) fn check_exposure(settings: &Settings) -> Result<(), Exposed> {
-    let Settings { http, grpc, resp, security, .. } = settings;
-    for (name, bind) in [("http", http), ("grpc", grpc), ("resp", resp)] {
-        if let Bind::At(address) = *bind
-            && !address.ip().to_canonical().is_loopback()
-            && let Some(missing) = missing(security, name)
-        {
-            return Err(Exposed { name, address, missing });
-        }
-    }
-    Ok(())
-}
-
-/// What a listener that others can reach lacks.
-pub(crate) fn missing(security: &Security, listener: &str) -> Option<&'static str> {
-    let tls = security.tls_of(listener);
-    let has_clients = tls.is_some_and(|tls| tls.client_ca.is_some());
-    match (tls, has_clients || !security.credentials.is_empty()) {
-        _ if security.insecure => None,
-        (Some(_), true) => None,
-        (None, false) => Some("certificates (tls) and API keys (keys)"),
-        (None, true) => Some("certificates (tls)"),
-        (Some(_), false) => Some("API keys (keys) or the clients' authority (tls.client_ca)"),
-    }
+    let (name, address, missing) = match exposed(settings).next() {
+        Some(exposed) => exposed,
+        None => return Ok(()),
+    };
+    Err(Exposed { name, address, missing })
 }

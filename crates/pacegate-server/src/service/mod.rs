@@ -1,4 +1,4 @@
-//! What all listeners have in common: sockets, threads, bounds, certificates, credentials, and an orderly end.
+//! The parts that all listeners share: sockets, threads, bounds, certificates, API keys and shutdown.
 
 mod accept;
 mod access;
@@ -20,7 +20,7 @@ pub(crate) use accept::{Listener, Protocol};
 pub(crate) use access::{Access, INLINE_DENIED, Keys};
 pub(crate) use drain::{Drain, DrainSwitch, GRACE};
 pub(crate) use executor::InlineExecutor;
-pub(crate) use exposure::{Exposed, check_exposure, missing};
+pub(crate) use exposure::{Exposed, check_exposure};
 pub(crate) use files::connections_each;
 pub(crate) use in_flight::{Held, InFlight, Share, TooMuch, Unread};
 pub(crate) use pace::unauthenticated_turn;

@@ -46,7 +46,7 @@ pub(crate) fn assert_is_in_file(path: &Path, text: &str) {
 }
 
 #[test]
-fn bad_files_are_told_what_is_wrong_and_what_to_write() {
+fn errors_of_bad_files_name_the_problem_and_a_fix() {
     let files = files("bad");
     assert!(files.len() > 30, "{}", files.len());
     for path in files {
@@ -91,7 +91,7 @@ fn errors_do_not_repeat_secrets() {
 }
 
 #[test]
-fn good_files_say_what_they_said() {
+fn good_files_have_the_expected_settings() {
     for path in files("good") {
         let settings = read_file(&path).unwrap();
         assert_is_in_file(&path.with_extension("txt"), &told(&settings));
@@ -106,7 +106,7 @@ fn told(settings: &Settings) -> String {
 }
 
 #[test]
-fn nothing_said_is_the_default() {
+fn files_without_policies_have_default_settings() {
     for text in ["{}", "policies:\n", "policies: []\n"] {
         let settings = read(text, "pacegate.yaml", &environment()).unwrap();
         assert_eq!(settings.policies.policies().len(), 0, "{text}");
@@ -123,7 +123,7 @@ fn the_default_is_one_policy_by_key() {
 }
 
 #[test]
-fn what_the_default_only_mentions_can_be_read_too() {
+fn commented_settings_of_the_default_file_are_valid() {
     let mut text = String::new();
     for line in DEFAULT_CONFIG.lines().filter(|line| !line.starts_with("store:")) {
         let mentioned = line.trim_start().strip_prefix("# ").filter(|_| !line.contains("$schema"));
@@ -154,13 +154,13 @@ fn from_root(path: &str) -> PathBuf {
 }
 
 #[test]
-fn the_shipped_schema_is_that_of_the_types() {
+fn the_shipped_schema_matches_the_types() {
     let text = format!("{:#}\n", schema());
     assert_is_in_file(&from_root("crates/pacegate-server/schema/pacegate.schema.json"), &text);
 }
 
 #[test]
-fn the_reference_is_that_of_the_types() {
+fn the_reference_matches_the_types() {
     assert_is_in_file(&from_root("docs/configuration.md"), &reference());
 }
 
@@ -174,7 +174,7 @@ fn said(path: &[&str], value: &serde_json::Value) -> String {
 }
 
 #[test]
-fn the_defaults_in_the_schema_are_those_in_force() {
+fn the_defaults_in_the_schema_are_the_actual_defaults() {
     let schema = schema();
     let plain = told(&read("{}", "pacegate.yaml", &environment()).unwrap());
     let mut tried = 0;
@@ -200,7 +200,7 @@ fn the_defaults_in_the_schema_are_those_in_force() {
 }
 
 #[test]
-fn the_defaults_of_stores_and_policies_are_those_in_force() {
+fn the_defaults_of_stores_and_policies_are_the_actual_defaults() {
     let schema = schema();
     let (redis, memory) = ("store: {url: redis://a", "store: {");
     let policy = "policies: [{name: a, limit: 5/minute, per: [x]";

@@ -106,7 +106,7 @@ fn noise_is_survived() {
 }
 
 #[test]
-fn what_grows_when_it_is_read_is_refused() {
+fn files_that_expand_are_rejected() {
     let mut bomb = String::from("a: &a0 [x, x, x, x, x, x, x, x, x]\n");
     for level in 1..12 {
         let aliases = vec![format!("*a{}", level - 1); 9].join(", ");
@@ -127,13 +127,13 @@ fn what_grows_when_it_is_read_is_refused() {
 }
 
 #[test]
-fn a_file_has_an_end() {
+fn the_size_of_a_file_is_bounded() {
     let told = refusal(&" ".repeat(16 * 1024 * 1024 + 1));
     assert!(told.starts_with("the file has 16777217 bytes: write at most 16777216"), "{told}");
 }
 
 #[test]
-fn what_is_shown_of_a_line_is_short_and_harmless() {
+fn quoted_lines_are_short_and_escaped() {
     let told =
         refusal(&format!("# é\nlisten: {{http: \"\u{9b}31m{}\", x: 1}}\n", "a".repeat(10_000)));
     assert!(told.lines().all(|line| line.chars().count() < 200), "{told}");

@@ -411,14 +411,14 @@ pub(super) mod tests {
 
     pub(super) fn limits() -> impl Strategy<Value = Limit> {
         let amount = prop_oneof![0..4_u64, 1..10_000_u64, Just(Limit::MAX_AMOUNT), any::<u64>()];
-        let millis = prop_oneof![1..5_u64, 1..100_000_u64, Just(3_660 * 86_400_000)];
+        let micros = prop_oneof![1..5_000_u64, 1..100_000_000_u64, Just(3_660 * 86_400_000_000)];
         let algorithm = prop_oneof![
             Just(Algorithm::FixedWindow),
             Just(Algorithm::SlidingWindow),
             Just(Algorithm::TokenBucket),
         ];
-        (amount, millis, algorithm).prop_filter_map("a limit", |(amount, millis, algorithm)| {
-            let limit = Limit::new(amount, Duration::from_millis(millis)).ok()?;
+        (amount, micros, algorithm).prop_filter_map("a limit", |(amount, micros, algorithm)| {
+            let limit = Limit::new(amount, Duration::from_micros(micros)).ok()?;
             limit.with_algorithm(algorithm).ok()
         })
     }

@@ -10,8 +10,8 @@ pub use text::ParseLimitError;
 
 /// An amount per period, counted by an [`Algorithm`].
 ///
-/// Can be parsed from and formatted as text: `100/minute`, `10/second burst 20`, `5/30s`, `3/250ms
-/// sliding-log`. Every existing limit is valid, so code that uses one need not check it again.
+/// Can be parsed from and formatted as text: `100/minute`, `10/second burst 20`, `5/30s`, `1/500us`,
+/// `3/250ms sliding-log`. Every existing limit is valid, so code that uses one need not check it again.
 ///
 /// ```
 /// use pacegate::{Algorithm, Limit};
@@ -47,8 +47,8 @@ pub enum LimitError {
         /// The given algorithm.
         algorithm: Algorithm,
     },
-    /// Not a whole number of milliseconds, or out of range.
-    #[error("the period {0:?} is not a whole number of milliseconds from 1ms to 3660d")]
+    /// A period of zero, or a longer one than ten years.
+    #[error("the period {0:?} is out of range: expected more than 0 and at most 3660d")]
     Period(Duration),
     /// A burst of 0, or a burst with an amount of 0.
     #[error("a burst must be at least 1, on an amount of at least 1")]
@@ -93,11 +93,53 @@ impl Limit {
         Self::small(amount, 86_400_000_000)
     }
 
-    /// Creates a limit of `amount` per `period`, a whole number of milliseconds.
+    /// Creates a limit of `amount` per `period`.
+    ///
+    /// Time is counted in microseconds. A finer period is rounded up to a whole microsecond, which never admits more.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pacegate::Limit;
+    ///
+    /// let limit = Limit::new(5, Duration::from_nanos(333_333_333))?;
+    /// assert_eq!(limit.to_string(), "5/333334us");
+    /// # Ok::<(), pacegate::LimitError>(())
+    /// ```
     pub fn new(amount: u64, period: Duration) -> Result<Self, LimitError> {
         let period_micros = period_micros(period)?;
         let limit = Self { amount, period_micros, burst: 0, algorithm: Algorithm::FixedWindow };
         limit.validated()
+    }
+
+    /// Creates a limit of one unit every `interval`: a token bucket with a burst of 1, so that two units are never
+    /// closer together.
+    ///
+    /// The rate is exact to the nanosecond: where the interval is not a whole number of microseconds, the limit is
+    /// a multiple of it. Only intervals above three days are rounded up to a whole microsecond.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pacegate::Limit;
+    ///
+    /// assert_eq!(Limit::every(Duration::from_micros(500))?, "1/500us burst 1".parse()?);
+    /// assert_eq!(Limit::every(Duration::from_nanos(1_500))?, "2/3us burst 1".parse()?);
+    /// let third = Limit::every(Duration::from_nanos(333_333_333))?.with_burst(5)?;
+    /// assert_eq!(third.to_string(), "1000/333333333us burst 5");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn every(interval: Duration) -> Result<Self, LimitError> {
+        // The smallest number of intervals that is a whole number of microseconds.
+        let nanos = interval.subsec_nanos() % 1_000;
+        let amount = [1_u32, 2, 4, 5, 8, 10, 20, 25, 40, 50, 100, 125, 200, 250, 500, 1_000]
+            .into_iter()
+            .find(|amount| (nanos * amount).is_multiple_of(1_000))
+            .unwrap_or(1);
+        let exact = interval.checked_mul(amount).filter(|period| *period <= MAX_PERIOD);
+        let limit = match exact {
+            Some(period) => Self::new(amount.into(), period),
+            None => Self::new(1, interval),
+        };
+        limit?.with_burst(1)
     }
 
     /// Sets the burst: the number of units that can be admitted at one instant. The limit becomes a token
@@ -206,11 +248,10 @@ impl std::fmt::Debug for Limit {
 const MAX_PERIOD: Duration = Duration::from_secs(3_660 * 86_400);
 
 fn period_micros(period: Duration) -> Result<u64, LimitError> {
-    let whole_millis = period.subsec_nanos().is_multiple_of(1_000_000);
-    if period.is_zero() || period > MAX_PERIOD || !whole_millis {
+    if period.is_zero() || period > MAX_PERIOD {
         return Err(LimitError::Period(period));
     }
-    u64::try_from(period.as_micros()).map_err(|_| LimitError::Period(period))
+    Ok(crate::algorithm::micros(period))
 }
 
 #[cfg(test)]
@@ -230,10 +271,7 @@ mod tests {
             Limit::new(Limit::MAX_AMOUNT + 1, second),
             Err(LimitError::AmountTooLarge { .. })
         ));
-        for period in [0, 1, 999, 1_000_001] {
-            let period = Duration::from_micros(period);
-            assert_eq!(Limit::new(1, period), Err(LimitError::Period(period)));
-        }
+        assert_eq!(Limit::new(1, Duration::ZERO), Err(LimitError::Period(Duration::ZERO)));
         assert!(Limit::new(1, MAX_PERIOD).is_ok());
         assert!(Limit::new(1, MAX_PERIOD + second).is_err());
         assert!(Limit::new(1, Duration::MAX).is_err());
@@ -250,6 +288,28 @@ mod tests {
         assert!(Limit::per_second(10_001).with_algorithm(Algorithm::SlidingLog).is_err());
         let day = Limit::per_day(1).with_burst(7_000_000_000);
         assert!(matches!(day, Err(LimitError::BurstTooLarge { .. })), "{day:?}");
+    }
+
+    #[test]
+    fn a_period_is_rounded_up_to_a_microsecond() {
+        for (nanos, micros) in [(1, 1), (999, 1), (1_000, 1), (1_001, 2), (333_333_333, 333_334)] {
+            let limit = Limit::new(1, Duration::from_nanos(nanos)).unwrap();
+            assert_eq!(limit.period(), Duration::from_micros(micros), "{nanos}");
+            assert_eq!(limit.to_string().parse(), Ok(limit));
+        }
+    }
+
+    #[test]
+    fn one_unit_every_interval_is_exact() {
+        for nanos in [1, 500, 999, 1_000, 1_500, 123_456_789, 333_333_333, 86_400_000_000_001] {
+            let limit = Limit::every(Duration::from_nanos(nanos)).unwrap();
+            let period = u128::from(nanos) * u128::from(limit.amount());
+            assert_eq!((limit.period().as_nanos(), limit.capacity()), (period, 1), "{nanos}");
+        }
+        let month = Duration::new(30 * 86_400, 1);
+        let rounded = Limit::every(month).unwrap();
+        assert_eq!(rounded.period(), Duration::from_micros(30 * 86_400_000_000 + 1));
+        assert!(Limit::every(Duration::ZERO).is_err() && Limit::every(Duration::MAX).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-use std::{fmt, str::FromStr, time::Duration};
+use std::{convert::Infallible, fmt, str::FromStr, time::Duration};
 
 use super::{Limit, LimitError};
 use crate::algorithm::Algorithm;
@@ -18,16 +18,16 @@ enum Problem {
     #[error("the amount `{0}` is not a whole number; write one, such as `100/minute`")]
     Amount(String),
     #[error(
-        "the period `{0}` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`"
+        "the period `{0}` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `500us`, `2h`"
     )]
     Period(String),
     #[error("after `burst` comes a whole number, such as `10/second burst 20`")]
     Burst,
     #[error("`{word}` is neither `burst` nor an algorithm ({})", Algorithm::names())]
     Word { word: String },
-    #[error("`burst` is there twice: keep one of them")]
+    #[error("`burst` is given twice: keep one of them")]
     TwoBursts,
-    #[error("an algorithm is there twice, `{0}` and `{1}`: keep one of them")]
+    #[error("an algorithm is given twice, `{0}` and `{1}`: keep one of them")]
     TwoAlgorithms(Algorithm, Algorithm),
     #[error(transparent)]
     Impossible(#[from] LimitError),
@@ -46,6 +46,13 @@ impl TryFrom<String> for Limit {
 
     fn try_from(text: String) -> Result<Self, ParseLimitError> {
         text.parse()
+    }
+}
+
+/// For a [`Limit`] given as itself where text is accepted too.
+impl From<Infallible> for ParseLimitError {
+    fn from(never: Infallible) -> Self {
+        match never {}
     }
 }
 
@@ -123,13 +130,15 @@ fn parse_number(text: &str) -> Option<u64> {
     text.replace('_', "").parse().ok()
 }
 
-const UNITS: [(&[&str], u64); 6] = [
-    (&["ms", "millisecond", "milliseconds"], 1),
-    (&["s", "sec", "second", "seconds"], 1_000),
-    (&["m", "min", "minute", "minutes"], 60_000),
-    (&["h", "hr", "hour", "hours"], 3_600_000),
-    (&["d", "day", "days"], 86_400_000),
-    (&["w", "week", "weeks"], 604_800_000),
+/// The names of each unit, and its microseconds.
+const UNITS: [(&[&str], u64); 7] = [
+    (&["us", "µs", "microsecond", "microseconds"], 1),
+    (&["ms", "millisecond", "milliseconds"], 1_000),
+    (&["s", "sec", "second", "seconds"], 1_000_000),
+    (&["m", "min", "minute", "minutes"], 60_000_000),
+    (&["h", "hr", "hour", "hours"], 3_600_000_000),
+    (&["d", "day", "days"], 86_400_000_000),
+    (&["w", "week", "weeks"], 604_800_000_000),
 ];
 
 fn parse_period(text: &str) -> Result<Duration, Problem> {
@@ -137,8 +146,8 @@ fn parse_period(text: &str) -> Result<Duration, Problem> {
     let letters = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
     let (count, unit) = text.split_at(letters);
     let count: u64 = if count.is_empty() { 1 } else { count.parse().map_err(|_| bad())? };
-    let (_, millis) = UNITS.iter().find(|(names, _)| names.contains(&unit)).ok_or_else(bad)?;
-    count.checked_mul(*millis).map(Duration::from_millis).ok_or_else(bad)
+    let (_, micros) = UNITS.iter().find(|(names, _)| names.contains(&unit)).ok_or_else(bad)?;
+    count.checked_mul(*micros).map(Duration::from_micros).ok_or_else(bad)
 }
 
 /// Displays a period in the largest unit that divides it.
@@ -146,17 +155,18 @@ struct Period(Duration);
 
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let millis = self.0.as_millis();
+        let micros = self.0.as_micros();
         let (short, long, unit) = [
-            ("d", "day", 86_400_000),
-            ("h", "hour", 3_600_000),
-            ("m", "minute", 60_000),
-            ("s", "second", 1_000),
+            ("d", "day", 86_400_000_000),
+            ("h", "hour", 3_600_000_000),
+            ("m", "minute", 60_000_000),
+            ("s", "second", 1_000_000),
+            ("ms", "ms", 1_000),
         ]
         .into_iter()
-        .find(|(_, _, unit)| millis.is_multiple_of(*unit))
-        .unwrap_or(("ms", "ms", 1));
-        match millis / unit {
+        .find(|(_, _, unit)| micros.is_multiple_of(*unit))
+        .unwrap_or(("us", "us", 1));
+        match micros / unit {
             1 => f.write_str(long),
             count => write!(f, "{count}{short}"),
         }
@@ -190,6 +200,11 @@ mod tests {
             ("7 per 2hours", "7/2h"),
             ("1/week", "1/7d"),
             ("1/1ms", "1/ms"),
+            ("1/500us", "1/500us"),
+            ("2/1500 us", ""),
+            ("2/1500µs", "2/1500us"),
+            ("2/2000us", "2/2ms"),
+            ("1/us burst 3", "1/us burst 3"),
             ("9/90s sliding-log", "9/90s sliding-log"),
             ("9/90s token-bucket", "9/90s token-bucket"),
             ("9/90s token-bucket burst 4", "9/90s burst 4"),
@@ -220,7 +235,8 @@ mod tests {
 
     #[test]
     fn says_what_is_wrong() {
-        let period = "is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `2h`";
+        let period =
+            "is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `500us`, `2h`";
         let whole = "is not a whole number; write one, such as `100/minute`";
         let names = "(fixed-window, sliding-window, sliding-log, token-bucket, concurrency)";
         for (text, problem) in [
@@ -238,24 +254,24 @@ mod tests {
             ("1/s bucket", format!("`bucket` is neither `burst` nor an algorithm {names}")),
             (
                 "1/0s",
-                "the period 0ns is not a whole number of milliseconds from 1ms to 3660d".to_owned(),
+                "the period 0ns is out of range: expected more than 0 and at most 3660d".to_owned(),
             ),
             ("1/s burst 0", "a burst must be at least 1, on an amount of at least 1".to_owned()),
             (
                 "1/s burst 2 fixed-window",
                 "fixed-window has no burst: leave it out, or use token-bucket".to_owned(),
             ),
-            ("10/s burst 20 burst 2000", "`burst` is there twice: keep one of them".to_owned()),
-            ("10/s burst 20 burst 20", "`burst` is there twice: keep one of them".to_owned()),
-            ("9/s burst 2 burst", "`burst` is there twice: keep one of them".to_owned()),
+            ("10/s burst 20 burst 2000", "`burst` is given twice: keep one of them".to_owned()),
+            ("10/s burst 20 burst 20", "`burst` is given twice: keep one of them".to_owned()),
+            ("9/s burst 2 burst", "`burst` is given twice: keep one of them".to_owned()),
             (
                 "5/s sliding-log fixed-window",
-                "an algorithm is there twice, `sliding-log` and `fixed-window`: keep one of them"
+                "an algorithm is given twice, `sliding-log` and `fixed-window`: keep one of them"
                     .to_owned(),
             ),
             (
                 "5/s token-bucket burst 9 token-bucket",
-                "an algorithm is there twice, `token-bucket` and `token-bucket`: keep one of them"
+                "an algorithm is given twice, `token-bucket` and `token-bucket`: keep one of them"
                     .to_owned(),
             ),
             (

@@ -15,7 +15,7 @@ mod words;
 
 use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
-use crate::{Counter, KeyRef, Limit, Request};
+use crate::{Counter, KeyRef, Limit, ParseLimitError, Request};
 
 pub use glob::{Glob, GlobError};
 pub use lease::{Lease, ParseLeaseError};
@@ -36,7 +36,7 @@ pub(crate) use set::{Planned, Target};
 /// use pacegate::{Limiter, Request};
 /// use pacegate::policy::{Condition, Policy, PolicySet};
 ///
-/// let login = Policy::new("login-per-ip".parse()?, ["5/minute sliding-window".parse()?])
+/// let login = Policy::new("login-per-ip", ["5/minute sliding-window"])
 ///     .matching("path", Condition::equal("/login"))
 ///     .per(["ip"]);
 /// let limiter = Limiter::builder().policies(PolicySet::new([login])?).build()?;
@@ -76,6 +76,8 @@ pub struct Policy {
     /// several processes hold leases, up to as much as they hold may be denied that would have been admitted. None:
     /// every decision is the store's.
     pub lease: Option<Lease>,
+    /// The first invalid argument of [`Policy::new`], reported by [`PolicySet::new`].
+    invalid: Option<PolicyError>,
 }
 
 /// Other limits for the requests of a policy that look a certain way.
@@ -145,8 +147,40 @@ pub enum Missing {
 }
 
 impl Policy {
-    /// A policy that covers every request of the default domain, with one budget for all of them.
-    pub fn new(name: PolicyName, limits: impl IntoIterator<Item = Limit>) -> Self {
+    /// Creates a policy that covers every request of the default domain, with one budget for all of them.
+    ///
+    /// The name and the limits may be text. [`PolicySet::new`] returns an error if the text is invalid.
+    ///
+    /// ```
+    /// use pacegate::{Limit, policy::{Policy, PolicySet}};
+    ///
+    /// let policy = Policy::new("api", ["10/second burst 20", "1000/hour"]);
+    /// assert_eq!(policy.limits[1], Limit::per_hour(1_000));
+    ///
+    /// let error = PolicySet::new([Policy::new("api", ["10/fortnight"])]).unwrap_err();
+    /// assert!(error.to_string().starts_with("policy `api`: `10/fortnight` is not a limit"));
+    /// ```
+    pub fn new<L>(
+        name: impl TryInto<PolicyName, Error: Into<PolicyNameError>>,
+        limits: impl IntoIterator<Item = L>,
+    ) -> Self
+    where
+        L: TryInto<Limit, Error: Into<ParseLimitError>>,
+    {
+        let (name, mut invalid) = match name.try_into() {
+            Ok(name) => (name, None),
+            Err(error) => (PolicyName::DEFAULT, Some(PolicyError::InvalidName(error.into()))),
+        };
+        let mut valid = Vec::new();
+        for limit in limits {
+            match limit.try_into() {
+                Ok(limit) => valid.push(limit),
+                Err(error) if invalid.is_none() => {
+                    invalid = Some(PolicyError::InvalidLimit { policy: name, error: error.into() });
+                }
+                Err(_) => {}
+            }
+        }
         Self {
             name,
             domain: String::new(),
@@ -154,13 +188,14 @@ impl Policy {
             paths: Paths::default(),
             per: Vec::new(),
             missing: Missing::default(),
-            limits: limits.into_iter().collect(),
+            limits: valid,
             overrides: Vec::new(),
             mode: Mode::default(),
             failure: FailureMode::default(),
             max_cost: None,
             tag: Tag::default(),
             lease: None,
+            invalid,
         }
     }
 

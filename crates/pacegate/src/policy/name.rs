@@ -1,4 +1,4 @@
-use std::{collections::HashSet, fmt, str::FromStr};
+use std::{collections::HashSet, convert::Infallible, fmt, str::FromStr};
 
 use parking_lot::Mutex;
 
@@ -38,6 +38,29 @@ impl FromStr for PolicyName {
             return Err(PolicyNameError(name.chars().take(80).collect()));
         }
         Ok(Self(intern(name)))
+    }
+}
+
+impl TryFrom<&str> for PolicyName {
+    type Error = PolicyNameError;
+
+    fn try_from(name: &str) -> Result<Self, PolicyNameError> {
+        name.parse()
+    }
+}
+
+impl TryFrom<String> for PolicyName {
+    type Error = PolicyNameError;
+
+    fn try_from(name: String) -> Result<Self, PolicyNameError> {
+        name.parse()
+    }
+}
+
+/// For a [`PolicyName`] given as itself where text is accepted too.
+impl From<Infallible> for PolicyNameError {
+    fn from(never: Infallible) -> Self {
+        match never {}
     }
 }
 

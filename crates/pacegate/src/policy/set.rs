@@ -8,9 +8,10 @@ use smallvec::SmallVec;
 
 use super::{
     Condition, FailureMode, Lease, Match, Mode, Override, Paths, Policy, PolicyName,
+    PolicyNameError,
     view::{Forms, View},
 };
-use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, Request};
+use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, ParseLimitError, Request};
 
 /// Policies that are in force together, compiled for lookup.
 ///
@@ -94,6 +95,17 @@ type Places = HashMap<Vec<u8>, Vec<usize>>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
+    /// The text given as the name of a policy is not one.
+    #[error(transparent)]
+    InvalidName(PolicyNameError),
+    /// The text given as a limit is not one.
+    #[error("policy `{policy}`: {error}")]
+    InvalidLimit {
+        /// The policy.
+        policy: PolicyName,
+        /// The reason.
+        error: ParseLimitError,
+    },
     /// State is kept by name, so two policies of one name would share it.
     #[error("two policies are named `{0}`: give each a name of its own")]
     DuplicateName(PolicyName),
@@ -167,6 +179,9 @@ impl PolicySet {
         let policies: Vec<_> = policies.into_iter().map(normalize).collect::<Result<_, _>>()?;
         let mut names = HashSet::new();
         for policy in &policies {
+            if let Some(error) = &policy.invalid {
+                return Err(error.clone());
+            }
             if !names.insert(policy.name) {
                 return Err(PolicyError::DuplicateName(policy.name));
             }
@@ -315,11 +330,6 @@ impl PolicySet {
     /// Whether the key of some planned limits is the [`Request::KEY`] itself, which may have several parts.
     pub(crate) fn is_by_key(&self, planned: &Planned) -> bool {
         self.inner.policies[planned.policy].per == [Request::KEY]
-    }
-
-    /// What a store places the state of `key` by.
-    pub(crate) fn tag<'a>(&'a self, target: &Target, key: KeyRef<'a>) -> KeyRef<'a> {
-        self.inner.policies[target.policy].tag_of(key)
     }
 
     /// The limits of a policy for a key, and if wanted, those of its overrides that can have counted the key.
@@ -559,8 +569,8 @@ mod tests {
     fn looked_at(count: usize) -> [usize; 3] {
         let limit = Limit::per_second(1);
         let policies = (0..count).map(|n| {
-            let policy = Policy::new(format!("p{n}").parse().unwrap(), [limit])
-                .matching("method", Condition::equal("GET"));
+            let policy =
+                Policy::new(format!("p{n}"), [limit]).matching("method", Condition::equal("GET"));
             match n % 2 {
                 0 => policy.matching("path", Condition::equal(format!("/api/{n}"))),
                 _ => policy

@@ -70,7 +70,7 @@ impl Policy {
     }
 
     /// The tag of a key of this policy.
-    pub(super) fn tag_of<'a>(&'a self, key: KeyRef<'a>) -> KeyRef<'a> {
+    pub(crate) fn tag_of<'a>(&'a self, key: KeyRef<'a>) -> KeyRef<'a> {
         match &self.tag {
             Tag::Key => key,
             Tag::Name(name) => KeyRef::new(name.as_bytes()),

@@ -9,7 +9,7 @@ use pacegate_testkit::Random;
 use crate::limit;
 
 fn policy(name: &str, text: &str) -> Policy {
-    Policy::new(name.parse().unwrap(), [limit(text)])
+    Policy::new(name, [limit(text)])
 }
 
 fn limiter(policies: impl IntoIterator<Item = Policy>) -> Limiter {
@@ -108,16 +108,16 @@ fn a_policy_may_cap_what_one_request_costs() {
 fn contradictory_policies_are_refused() {
     let twice = PolicySet::new([policy("a", "1/s"), policy("a", "2/s")]).unwrap_err();
     assert_eq!(twice.to_string(), "two policies are named `a`: give each a name of its own");
-    let none = PolicySet::new([Policy::new("a".parse().unwrap(), [])]).unwrap_err();
+    let none = PolicySet::new([Policy::new("a", <[pacegate::Limit; 0]>::default())]).unwrap_err();
     assert_eq!(none, PolicyError::NoLimit("a".parse().unwrap()));
     let nothing = PolicySet::new([policy("a", "1/s").max_cost(0)]).unwrap_err();
     assert_eq!(nothing, PolicyError::NoCost("a".parse().unwrap()));
-    let same = Policy::new("a".parse().unwrap(), [limit("1/s"), limit("2/s")]);
+    let same = Policy::new("a", [limit("1/s"), limit("2/s")]);
     assert_eq!(
         PolicySet::new([same]).unwrap_err().to_string(),
         "policy `a` has two limits of one algorithm and period, `1/second` and `2/second`"
     );
-    let other = Policy::new("a".parse().unwrap(), [limit("1/s"), limit("2/s token-bucket")]);
+    let other = Policy::new("a", [limit("1/s"), limit("2/s token-bucket")]);
     assert!(PolicySet::new([other]).is_ok());
 }
 
@@ -285,16 +285,16 @@ fn check_all_reports_shadow_denials_in_any_order() {
         charge
     };
     for order in [[true, false], [false, true]] {
-        let decision = limiter.check_all(&order.map(charge)).unwrap();
+        let decision = limiter.charges().check(&order.map(charge)).unwrap();
         assert!(decision.is_allowed() && decision.is_shadow_denied());
         let shared = SharedLimiter::from(limiter.clone());
-        let decision = pollster::block_on(shared.check_all(&order.map(charge))).unwrap();
+        let decision = pollster::block_on(shared.charges().check(&order.map(charge))).unwrap();
         assert!(decision.is_allowed() && decision.is_shadow_denied());
     }
     let mut too_much = charge(false).cost(2);
     too_much.limit = limit("1/hour");
     let too_much = [charge(true), too_much];
-    assert!(limiter.check_all(&too_much).unwrap().is_shadow_denied(), "never an error");
+    assert!(limiter.charges().check(&too_much).unwrap().is_shadow_denied(), "never an error");
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn the_first_override_that_covers_a_request_holds() {
 #[test]
 fn a_shadow_policy_counts_a_request_once() {
     for (limits, shown) in [(["1/hour", "3/day"], "none fits"), (["1/hour", "9/day"], "one fits")] {
-        let tried = Policy::new("tried".parse().unwrap(), limits.map(limit)).shadow();
+        let tried = Policy::new("tried", limits.map(limit)).shadow();
         let limiter = limiter([policy("enforced", "9/hour"), tried]);
         assert!(limiter.check_request(&Request::new().cost(5)).unwrap().is_shadow_denied());
         let tried = limiter.stats().policies[1];

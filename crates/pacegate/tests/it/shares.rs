@@ -7,8 +7,8 @@ use std::{
 };
 
 use pacegate::{
-    Algorithm, Charge, Decision, Limit, Limiter, ManualClock, MemoryStore, Policy, PolicyName,
-    PolicySet, Request, SharedLimiter, Source, Store, StoreError,
+    Algorithm, Charge, Decision, Limit, Limiter, ManualClock, MemoryStore, Outcomes, Policy,
+    PolicyName, PolicySet, Reply, Request, SharedLimiter, Source, Store, StoreError, Update,
 };
 
 const ROOM: usize = 1_200;
@@ -16,9 +16,7 @@ const ROOM: usize = 1_200;
 const GUARANTEED: usize = 200;
 
 fn policies(text: &str) -> PolicySet {
-    let policy = |name: &str| {
-        Policy::new(name.parse().unwrap(), [crate::limit(text)]).in_domain(name).per(["user"])
-    };
+    let policy = |name: &str| Policy::new(name, [crate::limit(text)]).in_domain(name).per(["user"]);
     PolicySet::new(["shop", "bank"].map(policy)).unwrap()
 }
 
@@ -34,7 +32,7 @@ fn ask(limiter: &Limiter, domain: &str, user: &str) -> Decision {
 
 /// Charges one unit under a limit that comes with the request.
 fn ask_inline(limiter: &Limiter, key: &str, limit: Limit) -> Decision {
-    limiter.check_all(&[Charge::new(PolicyName::AD_HOC, key, limit)]).unwrap()
+    limiter.charges().check(&[Charge::new(PolicyName::AD_HOC, key, limit)]).unwrap()
 }
 
 /// Sends requests of `users` new users of a domain.
@@ -184,7 +182,7 @@ fn a_domain_is_cleared_of_policies_that_are_gone() {
     let limiter = two_domains("1/day");
     flood(&limiter, "shop", 10);
     assert!(ask(&limiter, "bank", "alice").is_allowed());
-    let moved = Policy::new("bank".parse().unwrap(), [crate::limit("1/day")]).in_domain("vault");
+    let moved = Policy::new("bank", [crate::limit("1/day")]).in_domain("vault");
     let limiter = limiter.with_policies(PolicySet::new([moved.per(["user"])]).unwrap());
     assert!(!ask(&limiter, "vault", "alice").is_allowed(), "it is still the same counter");
     assert_eq!(limiter.clear_domain("shop"), 10);
@@ -209,27 +207,12 @@ fn a_request_that_waits_for_a_cleared_key_is_admitted() {
 struct Plain(MemoryStore);
 
 impl Store for Plain {
-    fn charge<'a>(
-        &'a self,
-        charges: &'a [Charge<'a>],
-    ) -> pacegate::Answer<'a, Vec<pacegate::algorithm::Outcome>> {
-        self.0.charge(charges)
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        self.0.charge(charges, id)
     }
 
-    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.0.refund(charge)
-    }
-
-    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.0.reset(charge)
-    }
-
-    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.0.release(charge)
-    }
-
-    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, bool> {
-        self.0.renew(charge)
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.0.update(charge, update)
     }
 }
 

@@ -338,11 +338,11 @@ fn a_permit_that_nobody_told_of_is_found_within_a_second() {
         crate::limit("1/hour concurrency"),
     )
     .counter(pacegate::Counter::Policy)
-    .holding(Permit::new_id());
-    assert!(limiter.check_all(&[held]).unwrap().is_allowed());
+    .holding(limiter.charges().new_permit_id());
+    assert!(limiter.charges().check(&[held]).unwrap().is_allowed());
     let mut waiter = Waiting::of(limiter.acquire_within("key", 60 * SECOND));
     assert!(waiter.poll().is_none());
-    limiter.release_all(&[held]);
+    limiter.charges().release(&[held]);
     assert_eq!(clock.next_wake(), Some(clock.now().after(SECOND)));
     clock.advance(SECOND);
     assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
@@ -375,7 +375,7 @@ fn what_stands_beside_a_permit_is_known_to_take_long() {
 
 #[test]
 fn where_nothing_is_limited_a_permit_is_there_at_once() {
-    let elsewhere = Policy::new("elsewhere".parse().unwrap(), [crate::limit("1/hour concurrency")])
+    let elsewhere = Policy::new("elsewhere", [crate::limit("1/hour concurrency")])
         .matching("path", pacegate::policy::Condition::equal("/x"));
     let limiter = Limiter::builder().policies(PolicySet::new([elsewhere]).unwrap());
     let limiter = limiter.build().unwrap();
@@ -526,9 +526,7 @@ fn a_cost_that_never_fits_fails_in_a_queue_as_well() {
 
 #[test]
 fn a_policy_in_shadow_mode_keeps_nobody_waiting() {
-    let policy = |name: &str, text: &str| {
-        Policy::new(name.parse().unwrap(), [crate::limit(text)]).per(["key"])
-    };
+    let policy = |name: &str, text: &str| Policy::new(name, [crate::limit(text)]).per(["key"]);
     let tried = policy("tried", "2/day sliding-window").shadow();
     let policies = PolicySet::new([policy("real", "2/second burst 2"), tried]).unwrap();
     let clock = ManualClock::new();

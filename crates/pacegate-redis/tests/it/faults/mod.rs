@@ -203,7 +203,7 @@ impl Limiters {
 }
 
 fn limiter(store: &RedisStore, name: &str, limit: Limit, mode: FailureMode) -> SharedLimiter {
-    let policy = Policy::new(name.parse().unwrap(), [limit]).per([Request::KEY]).failing(mode);
+    let policy = Policy::new(name, [limit]).per([Request::KEY]).failing(mode);
     SharedLimiter::new(store.clone(), PolicySet::new([policy]).unwrap())
 }
 

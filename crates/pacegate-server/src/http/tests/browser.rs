@@ -7,7 +7,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
 
 use super::*;
-use crate::config::Bind;
+use crate::{config::Bind, listeners::ListenerId};
 
 /// One request for each kind of path: reads, checks, administration.
 const ALL: [&str; 8] = [
@@ -123,7 +123,7 @@ async fn a_form_cannot_charge_or_reload_by_the_unspecified_address() {
         is(403, "host")
     );
     let mut settings = Settings::new(policies());
-    settings.http = Bind::At("10.0.0.7:8080".parse().unwrap());
+    settings.listen[ListenerId::Http] = Bind::At("10.0.0.7:8080".parse().unwrap());
     let exposed = Server::with(settings);
     let form = "Host: 10.0.0.7:8080\r\nOrigin: http://evil.example\r\n";
     assert_eq!(ask(&exposed, "POST /json", form).await, is(403, "cross-site"));
@@ -131,7 +131,7 @@ async fn a_form_cannot_charge_or_reload_by_the_unspecified_address() {
 }
 
 #[tokio::test]
-async fn a_proxy_passes_on_what_its_clients_browsers_say() {
+async fn a_proxy_may_forward_browser_headers() {
     let server = Server::new();
     let browser = "Host: localhost\r\nSec-Fetch-Site: cross-site\r\nOrigin: http://a.example\r\n";
     for described in ["X-Original-URI: /", "X-Forwarded-Uri: /", "X-Forwarded-For: 203.0.113.7"] {
@@ -147,7 +147,7 @@ async fn configured_hosts_are_known_and_then_no_others() {
     let mut settings = Settings::new(policies());
     settings.hosts = vec!["limits.example".to_owned()];
     for http in ["127.0.0.1:8080", "10.0.0.7:8080"] {
-        settings.http = Bind::At(http.parse().unwrap());
+        settings.listen[ListenerId::Http] = Bind::At(http.parse().unwrap());
         let server = Server::with(settings.clone());
         for (host, status) in [
             ("limits.example", 200),
@@ -175,7 +175,7 @@ async fn with_keys_or_beyond_the_loopback_any_host_will_do() {
     let live = Reply::parse(&keyed.exchange(head.as_bytes()).await).json();
     assert_eq!(live["authorized"], json!({ "admin": true, "keys_configured": true }));
     let mut settings = Settings::new(policies());
-    settings.http = Bind::At("10.0.0.7:8080".parse().unwrap());
+    settings.listen[ListenerId::Http] = Bind::At("10.0.0.7:8080".parse().unwrap());
     assert_eq!(ask(&Server::with(settings), "GET /v1/live", "Host: pacegate\r\n").await.0, 200);
 }
 

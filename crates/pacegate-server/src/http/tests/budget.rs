@@ -25,7 +25,7 @@ async fn a_peek_charges_nothing() {
         );
         assert_eq!(state.header("cache-control"), Some("no-store"));
     }
-    // A denial is told, but nothing was asked for: 200.
+    // A peek reports a denial with status 200.
     server.check(r#"{"key":"k+ä","limit":"1/hour"}"#).await;
     let denied = server.get("/v1/state?key=k%2B%C3%A4&limit=1/hour&limit=2/minute").await;
     let json = denied.json();

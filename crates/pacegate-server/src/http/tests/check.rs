@@ -53,7 +53,7 @@ async fn a_denial_says_when_to_come_back() {
     ] {
         assert_eq!(denied.header(name), Some(value), "{name}");
     }
-    // What it says is true: one second more than the whole seconds is enough, and not before.
+    // The retry time is exact: admitted then, and denied a microsecond earlier.
     server.clock.advance(Duration::from_micros(58_499_999));
     assert_eq!(server.check(ALICE).await.status, 429);
     assert_eq!(server.check(ALICE).await.header("retry-after"), Some("1"));
@@ -61,7 +61,7 @@ async fn a_denial_says_when_to_come_back() {
     assert_eq!(server.check(ALICE).await.status, 200);
 }
 
-/// Moves on by a microsecond whenever somebody looks.
+/// A clock that advances by a microsecond whenever it is read.
 #[derive(Clone, Debug)]
 struct Restless(ManualClock);
 
@@ -114,7 +114,7 @@ async fn a_key_may_bring_its_own_limits() {
 }
 
 #[tokio::test]
-async fn without_a_policy_there_is_nothing_to_tell() {
+async fn without_a_policy_there_are_no_rate_limit_headers() {
     let reply = Server::new().check(r#"{"attributes":{"nobody":"asks"}}"#).await;
     assert_eq!(reply.status, 200);
     let names: Vec<_> = reply.headers.iter().map(|(name, _)| name.as_str()).collect();
@@ -142,7 +142,7 @@ async fn headers_are_a_setting() {
 }
 
 #[tokio::test]
-async fn limits_of_every_kind_are_told_in_headers() {
+async fn every_kind_of_limit_has_headers() {
     let server = Server::new();
     for (limit, policy, state, capacity) in [
         ("5/250ms", "\"ad-hoc\";q=5;pacegate-ms=250", "\"ad-hoc\";r=4;t=1", "5"),
@@ -172,7 +172,7 @@ async fn limits_of_every_kind_are_told_in_headers() {
 }
 
 #[tokio::test]
-async fn what_is_written_parses_as_structured_fields() {
+async fn headers_parse_as_structured_fields() {
     let server = Server::new();
     let mut seed = 7_u64;
     for _ in 0..300 {

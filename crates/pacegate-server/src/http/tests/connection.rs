@@ -39,7 +39,7 @@ async fn connections_are_kept_and_requests_pipelined() {
 }
 
 #[tokio::test]
-async fn whoever_takes_too_long_is_not_waited_for() {
+async fn slow_clients_time_out() {
     let server = impatient();
     // A head that never ends.
     assert_eq!(server.exchange(b"GET /healthz HTTP/1.1\r\nHost:").await, b"");
@@ -55,7 +55,7 @@ async fn whoever_takes_too_long_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_drain_answers_what_was_sent_and_closes() {
+async fn a_drain_answers_requests_and_closes() {
     let server = Server::new();
     let mut busy = server.connect();
     busy.write_all(PING.as_bytes()).await.unwrap();
@@ -113,7 +113,7 @@ async fn a_drain_ends_a_pipeline_that_does_not() {
     let (read, ()) = tokio::join!(reader.read_to_end(&mut answers), flood);
     read.unwrap();
     let answers = replies(&answers);
-    // A megabyte, but for what was left in a buffer.
+    // A megabyte, less the rest of a buffer.
     assert!(answers.len() > (1_000 << 10) / PING.len(), "{}", answers.len());
     assert_eq!(answers.last().unwrap().header("connection"), Some("close"));
 }

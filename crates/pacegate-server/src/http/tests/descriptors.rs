@@ -28,7 +28,7 @@ fn settings_of(rules: &str) -> Settings {
 }
 
 #[tokio::test]
-async fn what_envoy_would_ask_is_answered_in_json() {
+async fn descriptors_are_answered_in_json() {
     let server = Server::with(settings());
     let limit = json!({"name": "per-user", "requestsPerUnit": 2, "unit": "MINUTE"});
     for remaining in [1, 0] {
@@ -52,7 +52,7 @@ async fn what_envoy_would_ask_is_answered_in_json() {
 }
 
 #[tokio::test]
-async fn a_block_of_who_gets_something_back_lets_nobody_else_pass_for_nothing() {
+async fn a_blocked_refund_does_not_change_other_descriptors() {
     let server = Server::with(settings());
     let block = r#"{"policy":"edge.user","key":"alice"}"#;
     assert_eq!(server.post("/v1/block", block).await.status, 200);
@@ -61,10 +61,14 @@ async fn a_block_of_who_gets_something_back_lets_nobody_else_pass_for_nothing() 
         r#"], "isNegativeHits": true}, {"entries": [{"key": "user", "value": "bob"}]}]}"#,
     );
     for (code, left) in [("OK", json!(1)), ("OK", json!(null)), ("OVER_LIMIT", json!(null))] {
-        let told = server.post("/json", &both).await.json();
-        let status = &told["statuses"][1];
-        assert_eq!((&told["overallCode"], &status["code"]), (&json!(code), &json!(code)), "{told}");
-        assert_eq!(status["limitRemaining"], left, "{told}");
+        let reply = server.post("/json", &both).await.json();
+        let status = &reply["statuses"][1];
+        assert_eq!(
+            (&reply["overallCode"], &status["code"]),
+            (&json!(code), &json!(code)),
+            "{reply}"
+        );
+        assert_eq!(status["limitRemaining"], left, "{reply}");
     }
 }
 
@@ -113,17 +117,15 @@ async fn a_rule_knows_how_many_values_name_a_key() {
         (below, "t, api, u", "invalid `key`: expected the values of `tenant, user`"),
     ] {
         let block = json!({ "policy": policy, "key": key }).to_string();
-        let told = server.post("/v1/block", &block).await;
-        assert_eq!(told.status, 400, "{policy} {key}");
-        assert!(told.json()["detail"].as_str().unwrap().starts_with(per), "{told:?}");
+        let reply = server.post("/v1/block", &block).await;
+        assert_eq!(reply.status, 400, "{policy} {key}");
+        assert!(reply.json()["detail"].as_str().unwrap().starts_with(per), "{reply:?}");
     }
 }
 
 #[tokio::test]
 async fn a_policy_in_shadow_mode_does_not_speak_for_those_that_deny() {
-    let policy = |name: &str, limit: &str| {
-        Policy::new(name.parse().unwrap(), [limit.parse().unwrap()]).in_domain("s")
-    };
+    let policy = |name: &str, limit: &str| Policy::new(name, [limit]).in_domain("s");
     for apart in [false, true] {
         let tried = policy("tried", "1/minute").shadow();
         let set = PolicySet::new([tried, policy("own", "2/minute"), policy("idle", "9/minute")]);
@@ -134,11 +136,11 @@ async fn a_policy_in_shadow_mode_does_not_speak_for_those_that_deny() {
         let server = Server::with(settings);
         let ask = r#"{"domain": "s", "descriptors": [{"entries": [{"key": "k"}]}]}"#;
         for (code, left) in [("OK", json!(1)), ("OK", json!(null)), ("OVER_LIMIT", json!(null))] {
-            let told = server.post("/json", ask).await.json();
-            let status = &told["statuses"][0];
+            let reply = server.post("/json", ask).await.json();
+            let status = &reply["statuses"][0];
             let limit = json!({ "name": "own", "requestsPerUnit": 2, "unit": "MINUTE" });
             assert_eq!((&status["code"], &status["currentLimit"]), (&json!(code), &limit));
-            assert_eq!(status["limitRemaining"], left, "{told}");
+            assert_eq!(status["limitRemaining"], left, "{reply}");
         }
     }
     let server = Server::with(Settings::new(
@@ -147,17 +149,17 @@ async fn a_policy_in_shadow_mode_does_not_speak_for_those_that_deny() {
     ));
     for _ in 0..2 {
         let ask = r#"{"domain": "s", "descriptors": [{"entries": [{"key": "k"}]}]}"#;
-        let told = server.post("/json", ask).await.json();
-        assert_eq!(told["statuses"][0]["currentLimit"]["name"], "tried");
-        assert_eq!(told["overallCode"], "OK");
+        let reply = server.post("/json", ask).await.json();
+        assert_eq!(reply["statuses"][0]["currentLimit"]["name"], "tried");
+        assert_eq!(reply["overallCode"], "OK");
     }
 }
 
 #[tokio::test]
-async fn a_rule_is_told_from_a_policy() {
+async fn rules_are_marked_in_the_list_of_policies() {
     let server = Server::with(settings());
-    let told = server.get("/v1/policies").await.json();
-    let all = told["policies"].as_array().unwrap();
+    let reply = server.get("/v1/policies").await.json();
+    let all = reply["policies"].as_array().unwrap();
     let rules: Vec<_> = all.iter().filter(|policy| policy["envoy"] == true).collect();
     let names: Vec<_> = rules.iter().map(|policy| &policy["name"]).collect();
     assert_eq!(names, ["edge.user"]);
@@ -198,7 +200,7 @@ async fn long_values_count_by_policies_of_ours_too() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_answered_is_a_problem() {
+async fn invalid_requests_are_problems() {
     let server = Server::with(settings());
     for body in ["", "{", "[]", r#"{"domain": "edge"}"#, r#"{"descriptors": [{}]}"#, r#"{"a": 1}"#]
     {

@@ -1,8 +1,8 @@
-//! What nobody should send, and somebody will.
+//! Malformed and hostile requests.
 
 use super::*;
 
-/// Bodies that no check takes, and a part of what is said about them.
+/// Invalid bodies of a check, and a part of the error.
 const REFUSED: &[(&str, &str)] = &[
     ("", "EOF while parsing"),
     ("{", "EOF while parsing"),
@@ -175,7 +175,7 @@ async fn sizes_types_and_methods_have_their_own_answers() {
 }
 
 #[tokio::test]
-async fn what_is_no_http_ends_the_connection() {
+async fn other_protocols_close_the_connection() {
     let mut settings = Settings::new(policies());
     settings.bounds.header_bytes = 8_192;
     let server = Server::with(settings);

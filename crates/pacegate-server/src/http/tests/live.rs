@@ -12,7 +12,7 @@ fn of<'a>(live: &'a Value, policy: &str) -> &'a Value {
 }
 
 #[tokio::test]
-async fn what_was_decided_is_told_by_policy_second_and_key() {
+async fn decisions_are_counted_by_policy_second_and_key() {
     let server = Server::new();
     let start = server.clock.now().as_micros() / 1_000_000;
     for _ in 0..5 {
@@ -67,7 +67,7 @@ async fn what_was_decided_is_told_by_policy_second_and_key() {
 }
 
 #[tokio::test]
-async fn whoever_has_a_part_of_the_history_gets_the_rest() {
+async fn since_returns_the_rest_of_the_history() {
     let server = Server::new();
     for second in [100, 101, 102] {
         server.check(ALICE).await;
@@ -106,7 +106,7 @@ async fn hostile_keys_are_shown_and_are_not_taken_for_others() {
 }
 
 #[tokio::test]
-async fn however_many_watch_the_store_is_asked_once_a_second() {
+async fn usage_is_measured_once_a_second_for_all_clients() {
     let server = Server::new();
     let used = async || of(&server.get("/v1/live").await.json(), "api")["used"].clone();
     server.check(ALICE).await;
@@ -122,7 +122,7 @@ async fn however_many_watch_the_store_is_asked_once_a_second() {
 }
 
 #[tokio::test]
-async fn a_look_asks_nothing_of_a_store_that_is_away() {
+async fn usage_is_not_measured_while_the_store_is_unreachable() {
     let mut settings = Settings::new(policies());
     let (url, prefix) = ("redis://127.0.0.1:1".to_owned(), "t:".to_owned());
     settings.store = StoreSettings::Redis { url, prefix, deadline: Duration::from_millis(50) };
@@ -151,7 +151,7 @@ async fn a_block_does_not_fill_a_budget() {
 }
 
 #[tokio::test]
-async fn nobody_guesses_how_full_a_budget_with_overrides_is() {
+async fn policies_with_overrides_have_no_usage() {
     let pro = Match::any().and("plan", Condition::equal("pro"));
     let policy = policies().policies()[0].clone().overriding(pro, ["9/minute".parse().unwrap()]);
     let server = Server::with(Settings::new(PolicySet::new([policy]).unwrap()));
@@ -187,9 +187,9 @@ async fn a_blocked_key_is_denied_until_the_block_is_over() {
     let batch = server.post("/v1/check/batch", &batch).await.json();
     let allowed = [0, 1, 2].map(|place| batch["answers"][place]["allowed"] == true);
     assert_eq!(allowed, [false, true, false]);
-    let told = server.post("/v1/explain", ALICE).await.json();
-    assert_eq!(told["policies"][0]["limits"][0]["source"], "blocked");
-    assert_eq!((&told["allowed"], &told["policy"]), (&json!(false), &json!("api")));
+    let reply = server.post("/v1/explain", ALICE).await.json();
+    assert_eq!(reply["policies"][0]["limits"][0]["source"], "blocked");
+    assert_eq!((&reply["allowed"], &reply["policy"]), (&json!(false), &json!("api")));
     // Denials by hand are counted as all others are, and take nothing. A look is none.
     let live = server.get("/v1/live").await.json();
     assert_eq!((&of(&live, "api")["allowed"], &of(&live, "api")["denied"]), (&json!(2), &json!(3)));
@@ -219,9 +219,9 @@ async fn one_block_denies_all_that_a_request_would_take() {
     assert_eq!((counts("login"), counts("shop")), ((0, 2), (0, 0)));
     let state = server.get("/v1/state?domain=shop&attribute=path:/login&attribute=ip:::1").await;
     let limits = state.json()["limits"].clone();
-    let told: Vec<_> = (0..3).map(|n| (&limits[n]["source"], &limits[n]["remaining"])).collect();
+    let reply: Vec<_> = (0..3).map(|n| (&limits[n]["source"], &limits[n]["remaining"])).collect();
     let (by_hand, here) = (json!("blocked"), json!("store"));
-    assert_eq!(told, [(&by_hand, &json!(0)), (&by_hand, &json!(0)), (&here, &json!(10))]);
+    assert_eq!(reply, [(&by_hand, &json!(0)), (&by_hand, &json!(0)), (&here, &json!(10))]);
     let lifted = server.send("DELETE /v1/block?policy=login&key=::1", "", "").await;
     assert_eq!((lifted.status, &*lifted.body), (200, r#"{"limits":1}"#));
     let again = server.send("DELETE /v1/block?policy=login&key=::1", "", "").await;
@@ -230,10 +230,10 @@ async fn one_block_denies_all_that_a_request_would_take() {
 }
 
 #[tokio::test]
-async fn a_block_is_lifted_by_what_is_shown_whatever_became_of_its_policy() {
+async fn a_block_is_removed_by_its_text_after_its_policy_changed() {
     let server = Server::new();
     let set = |per: Option<&[&str]>| {
-        let api = Policy::new("api".parse().unwrap(), ["3/minute".parse().unwrap()]);
+        let api = Policy::new("api", ["3/minute"]);
         let api = per.map(|per| api.per(per.iter().copied()));
         let others = policies().policies()[1..].to_vec();
         server.gate.replace(Settings::new(PolicySet::new(others.into_iter().chain(api)).unwrap()));
@@ -258,7 +258,7 @@ async fn a_block_is_lifted_by_what_is_shown_whatever_became_of_its_policy() {
 }
 
 #[tokio::test]
-async fn the_block_of_a_policy_that_is_gone_is_lifted_by_whoever_may_do_everything() {
+async fn a_block_of_a_removed_policy_needs_admin_everywhere() {
     let mut settings = Settings::new(policies());
     settings.security.credentials = vec![
         credential("shop", "shop", Scope::Admin, &["shop"]),
@@ -292,7 +292,7 @@ async fn a_block_denies_in_shadow_mode_and_after_a_reload() {
 }
 
 #[tokio::test]
-async fn the_other_listeners_deny_what_is_blocked() {
+async fn all_listeners_deny_blocked_keys() {
     let server = Server::new();
     for block in [r#"{"policy":"api","key":"alice"}"#, r#"{"policy":"ad-hoc","key":"k"}"#] {
         assert_eq!(server.post("/v1/block", block).await.status, 200);
@@ -322,18 +322,18 @@ async fn the_other_listeners_deny_what_is_blocked() {
         for (ip, status, code) in [("10.0.0.1", 429, "OVER_LIMIT"), ("10.0.0.2", 200, "OK")] {
             let entries = json!([{ "key": "ip", "value": ip }]);
             let ask = json!({ "domain": "shop", "descriptors": [{ "entries": entries }] });
-            let told = server.post("/json", &ask.to_string()).await;
-            assert_eq!(told.status, status, "{descriptors:?} {mode:?} {told:?}");
-            assert_eq!(told.json()["overallCode"], code, "{descriptors:?} {mode:?}");
-            assert_eq!(told.json()["statuses"][0]["code"], code, "{descriptors:?} {mode:?}");
+            let reply = server.post("/json", &ask.to_string()).await;
+            assert_eq!(reply.status, status, "{descriptors:?} {mode:?} {reply:?}");
+            assert_eq!(reply.json()["overallCode"], code, "{descriptors:?} {mode:?}");
+            assert_eq!(reply.json()["statuses"][0]["code"], code, "{descriptors:?} {mode:?}");
         }
     }
 }
 
 #[tokio::test]
 async fn a_block_holds_where_an_override_lifts_the_limit() {
-    let any = Policy::new("any".parse().unwrap(), ["9/minute".parse().unwrap()]).in_domain("d");
-    let lifted = Policy::new("lifted".parse().unwrap(), ["3/minute".parse().unwrap()])
+    let any = Policy::new("any", ["9/minute"]).in_domain("d");
+    let lifted = Policy::new("lifted", ["3/minute"])
         .in_domain("d")
         .per(["user"])
         .overriding(Match::any().and("plan", Condition::equal("pro")), []);
@@ -348,12 +348,12 @@ async fn a_block_holds_where_an_override_lifts_the_limit() {
         let state = "/v1/state?domain=d&attribute=user:x&attribute=plan:pro";
         assert_eq!(server.check(pro).await.status, 200);
         assert_eq!(server.post("/v1/block", r#"{"policy":"lifted","key":"x"}"#).await.status, 200);
-        let told = server.check(pro).await;
-        assert_eq!((told.status, &told.json()["source"]), (429, &json!("blocked")));
-        assert_eq!(told.json()["policy"], "lifted");
+        let reply = server.check(pro).await;
+        assert_eq!((reply.status, &reply.json()["source"]), (429, &json!("blocked")));
+        assert_eq!(reply.json()["policy"], "lifted");
         assert_eq!(server.check(other).await.status, 200);
-        let told = server.post("/v1/check/batch", &batch).await.json();
-        let answers = told["answers"].as_array().unwrap().iter();
+        let reply = server.post("/v1/check/batch", &batch).await.json();
+        let answers = reply["answers"].as_array().unwrap().iter();
         assert_eq!(answers.map(|one| &one["allowed"]).collect::<Vec<_>>(), [false, true]);
         assert_eq!(server.post("/v1/acquire", pro).await.status, 429);
         assert_eq!(server.get(state).await.json()["source"], "blocked");
@@ -361,12 +361,12 @@ async fn a_block_holds_where_an_override_lifts_the_limit() {
         let resp = b"PACEGATE.CHECK DOMAIN d ATTR user x plan pro\r\n";
         let answer = crate::resp::answer_all(server.gate.clone(), resp).await;
         assert!(answer.starts_with(b"*18\r\n$7\r\nallowed\r\n:0\r\n"));
-        let told = server
+        let reply = server
             .post("/v1/explain", r#"{"domain":"d","attributes":{"user":"x","plan":"pro"}}"#)
             .await
             .json();
-        assert_eq!((&told["allowed"], &told["policy"]), (&json!(false), &json!("lifted")));
-        assert_eq!(told["policies"][count - 1]["limits"][0]["source"], "blocked");
+        assert_eq!((&reply["allowed"], &reply["policy"]), (&json!(false), &json!("lifted")));
+        assert_eq!(reply["policies"][count - 1]["limits"][0]["source"], "blocked");
         let given = server.post("/v1/refund", pro).await;
         assert_eq!(given.json(), json!({ "limits": count - 1 }), "where nothing was counted");
         let lift = server.send("DELETE /v1/block?policy=lifted&key=x", "", "").await;
@@ -381,7 +381,7 @@ async fn a_block_holds_where_an_override_lifts_the_limit() {
 }
 
 #[tokio::test]
-async fn only_what_can_be_blocked_is() {
+async fn invalid_blocks_are_rejected() {
     let server = Server::new();
     for wrong in [
         r#"{"policy":"none","key":"a"}"#,
@@ -420,7 +420,7 @@ async fn only_what_can_be_blocked_is() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_shown_is_looked_at_and_emptied_by_name() {
+async fn a_shown_key_can_be_peeked_and_reset() {
     let server = Server::new();
     let ip = r#"{"domain":"shop","attributes":{"path":"/login","ip":"::1"}}"#;
     server.check(ip).await;

@@ -48,9 +48,7 @@ pub(super) struct Reply {
 
 /// What most tests are about: `user` by the minute, and a shop with several policies.
 pub(super) fn policies() -> PolicySet {
-    let policy = |name: &str, limits: &[&str]| {
-        Policy::new(name.parse().unwrap(), limits.iter().map(|limit| limit.parse().unwrap()))
-    };
+    let policy = |name: &str, limits: &[&str]| Policy::new(name, limits.iter().copied());
     PolicySet::new([
         policy("api", &["3/minute"]).matching("user", Condition::Present).per(["user"]),
         policy("login", &["2/minute", "3/hour"])

@@ -54,7 +54,7 @@ async fn every_file_is_served_with_strict_headers() {
 }
 
 #[tokio::test]
-async fn what_a_browser_has_is_not_sent_again() {
+async fn unchanged_assets_are_not_sent_again() {
     let server = Server::new();
     let first = server.get("/assets/chart.js").await;
     let tag = first.header("etag").unwrap();

@@ -16,9 +16,7 @@ const FAST: &str = "6000/minute burst 6000";
 
 fn exports_and_static_files(fast: &str) -> PolicySet {
     let files = Match::any().and("path", Condition::Glob("/static/**".parse().unwrap()));
-    let policy = Policy::new("site".parse().unwrap(), [SLOW.parse().unwrap()])
-        .per(["ip"])
-        .overriding(files, [fast.parse().unwrap()]);
+    let policy = Policy::new("site", [SLOW]).per(["ip"]).overriding(files, [fast.parse().unwrap()]);
     PolicySet::new([policy]).unwrap()
 }
 
@@ -69,7 +67,7 @@ async fn an_override_does_not_drain_its_policy_on_redis() {
 
 /// What an override has used carries over to another amount when the configuration is read again.
 #[tokio::test]
-async fn a_reload_keeps_what_an_override_has_used() {
+async fn a_reload_keeps_the_usage_of_an_override() {
     let server = Server::with(Settings::new(exports_and_static_files("5/minute burst 5")));
     let file = request("/static/x");
     assert_eq!(admitted(&server, &file, 9).await, 5);

@@ -4,8 +4,8 @@ use std::{net::IpAddr, sync::Arc};
 
 use super::{CommandError, RespSession};
 use crate::{
-    audit::Wire,
     gate::{Gate, Revision},
+    listeners::ListenerId,
     service::{Guesses, Keys},
 };
 
@@ -61,7 +61,8 @@ impl RespSession {
     }
 
     fn reject_key(&mut self, gate: &Gate) {
-        gate.audit().rejected_key(Wire::Resp, self.peer.as_ref().map(|(address, _)| *address));
+        gate.audit()
+            .rejected_key(ListenerId::Resp, self.peer.as_ref().map(|(address, _)| *address));
         self.wrong_keys += 1;
         self.is_over |= self.wrong_keys == MAX_WRONG_KEYS;
     }

@@ -14,7 +14,7 @@ use super::{
     table::Table,
 };
 use crate::{
-    Limit,
+    Limit, Outcomes,
     algorithm::{self, Outcome},
 };
 
@@ -115,7 +115,13 @@ impl MemoryStore {
     }
 
     /// Decides the slots of one request, all or nothing, and says when.
-    pub(crate) fn charge_all(&self, slots: &[Slot<'_>]) -> (Vec<Outcome>, u64) {
+    pub(crate) fn charge_all(&self, slots: &[Slot<'_>]) -> (Outcomes, u64) {
+        if let [slot] = slots
+            && !slot.limit.algorithm().keeps_log()
+        {
+            let (outcome, now) = self.charge_cell(slot);
+            return (Outcomes::from_iter([outcome]), now);
+        }
         let inner = &*self.inner;
         let mut locked = inner.lock_all(slots);
         let (now, tend) = locked.settle(inner);
@@ -196,8 +202,8 @@ impl Inner {
         locked: &mut Locked<'a>,
         slots: &[Slot<'_>],
         now: u64,
-    ) -> Vec<Outcome> {
-        let mut outcomes = Vec::with_capacity(slots.len());
+    ) -> Outcomes {
+        let mut outcomes = Outcomes::with_capacity(slots.len());
         let mut undo = SmallVec::<[Undo; 4]>::new();
         for (place, slot) in slots.iter().enumerate() {
             let (shard, spare) = locked.parts(place);
@@ -206,14 +212,14 @@ impl Inner {
             undo.push(step);
         }
         let fits = |(slot, outcome): (&Slot<'_>, &Outcome)| outcome.is_admitted() || !slot.enforced;
-        if slots.iter().zip(&outcomes).all(fits) {
+        if slots.iter().zip(&*outcomes).all(fits) {
             return outcomes;
         }
         for (place, (slot, step)) in slots.iter().zip(undo).enumerate().rev() {
             let (shard, spare) = locked.parts(place);
             self.undo(shard, spare, slot, step);
         }
-        for (place, (slot, outcome)) in slots.iter().zip(&mut outcomes).enumerate() {
+        for (place, (slot, outcome)) in slots.iter().zip(outcomes.as_mut_slice()).enumerate() {
             if outcome.is_admitted() {
                 let (shard, spare) = locked.parts(place);
                 let (untouched, _) = self.apply(shard, spare, &Slot { cost: 0, ..*slot }, now);

@@ -26,6 +26,7 @@ mod tenants;
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
+use smallvec::SmallVec;
 
 #[cfg(pacegate_loom)]
 use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -41,10 +42,10 @@ use self::{
     spare::Spares,
     table::Table,
 };
-use super::{Answer, Charge, Store};
+use super::{Charge, Store};
 use crate::{
-    Counter, KeyRef, Limit,
-    algorithm::{self, Outcome, State},
+    Counter, KeyRef, Limit, Outcomes, Reply, StoreError, Update,
+    algorithm::{self, State},
     clock::{Clock, Disciplined, SystemClock},
     policy::PolicyName,
 };
@@ -318,12 +319,15 @@ impl MemoryStore {
         }
     }
 
-    /// [`Store::charge`], without the wait.
-    pub(crate) fn charge_together(&self, charges: &[Charge<'_>]) -> Vec<Outcome> {
-        let scopes: Vec<_> = charges.iter().map(|charge| self.scope_of(charge)).collect();
-        let slots: Vec<_> =
-            charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope)).collect();
-        self.charge_all(&slots).0
+    /// Changes a counter without a decision. `false` if a permit to renew has expired.
+    pub(crate) fn update_slot(&self, slot: &Slot<'_>, update: Update) -> bool {
+        match update {
+            Update::Refund => self.refund(slot),
+            Update::Reset => self.reset(slot),
+            Update::Release => self.release(slot),
+            Update::Renew => return self.renew(slot),
+        }
+        true
     }
 }
 
@@ -338,45 +342,24 @@ impl Default for MemoryStore {
 
 /// Answers at once: for code that takes any store.
 impl Store for MemoryStore {
-    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        ready(self.charge_together(charges))
-    }
-
-    fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
-        let scope = self.scope_of(charge);
-        let slot = self.slot(charge, &scope);
-        match charge.limit.algorithm().keeps_log() {
-            true => self.charge_all(&[slot]).0.pop(),
-            false => Some(self.charge_cell(&slot).0),
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        if id.is_some() {
+            return Reply::Ready(Err(StoreError::no_ids()));
         }
+        let scopes: SmallVec<[Scope; 4]> =
+            charges.iter().map(|charge| self.scope_of(charge)).collect();
+        let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
+        Reply::Ready(Ok(self.charge_all(&slots.collect::<SmallVec<[Slot<'_>; 4]>>()).0))
     }
 
-    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.refund(&self.slot(charge, &self.scope_of(charge)));
-        ready(())
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        let scope = self.scope_of(charge);
+        Reply::Ready(Ok(self.update_slot(&self.slot(charge, &scope), update)))
     }
 
-    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.reset(&self.slot(charge, &self.scope_of(charge)));
-        ready(())
+    fn clear(&self, policies: &[PolicyName]) -> Reply<'_, u64> {
+        Reply::Ready(Ok(self.clear(policies)))
     }
-
-    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.release(&self.slot(charge, &self.scope_of(charge)));
-        ready(())
-    }
-
-    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
-        ready(self.renew(&self.slot(charge, &self.scope_of(charge))))
-    }
-
-    fn clear<'a>(&'a self, policies: &'a [PolicyName]) -> Answer<'a, u64> {
-        ready(self.clear(policies))
-    }
-}
-
-fn ready<'a, T: Send + 'a>(value: T) -> Answer<'a, T> {
-    Box::pin(std::future::ready(Ok(value)))
 }
 
 impl Inner {

@@ -1,4 +1,4 @@
-//! What Envoy is told: a status for each descriptor, and besides that headers and metadata.
+//! The response to Envoy: a status for each descriptor, headers and metadata.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,28 @@ use bytes::Bytes;
 use pacegate::{Algorithm, Decision};
 
 use super::{
-    ask::{Asked, Limits},
-    decide::Finding,
+    decide::DescriptorResult,
     limits::Bound,
     proto::{
-        Code, DescriptorStatus, Duration, HeaderValue, Kind, List, RateLimit, RateLimitResponse,
-        Struct, Value,
+        Code, DescriptorStatus, Duration, HeaderValue, ListValue, RateLimit, RateLimitResponse,
+        Struct, Value, ValueKind,
     },
+    resolve::{DescriptorLimits, ResolvedDescriptor},
     rules::{HeaderNames, Options},
 };
 use crate::engine::Engine;
 
-/// The answer, given what became of each descriptor.
+/// Creates the response from the results of all descriptors.
 pub(super) fn response(
     engine: &Engine,
     options: &Options,
-    asked: &[Asked<'_>],
-    findings: &[Finding],
+    resolved: &[ResolvedDescriptor<'_>],
+    results: &[DescriptorResult],
     is_over: bool,
 ) -> RateLimitResponse {
-    let both = || asked.iter().zip(findings);
-    let statuses: Vec<_> = both().map(|(asked, finding)| status(engine, asked, finding)).collect();
+    let both = || resolved.iter().zip(results);
+    let statuses: Vec<_> =
+        both().map(|(resolved, result)| status(engine, resolved, result)).collect();
     let names = options.headers.as_ref();
     RateLimitResponse {
         overall_code: code(is_over),
@@ -36,8 +37,8 @@ pub(super) fn response(
     }
 }
 
-/// The answer to more than is looked at: as many statuses, none with a limit.
-pub(super) fn refusal(descriptors: usize, shadow: bool) -> RateLimitResponse {
+/// Creates a denial without limits, for a request that exceeds the bounds.
+pub(super) fn denial(descriptors: usize, shadow: bool) -> RateLimitResponse {
     let status = DescriptorStatus { code: code(true), ..DescriptorStatus::default() };
     RateLimitResponse {
         overall_code: code(!shadow),
@@ -50,43 +51,51 @@ fn code(is_over: bool) -> i32 {
     if is_over { Code::OverLimit } else { Code::Ok }.into()
 }
 
-fn status(engine: &Engine, asked: &Asked<'_>, finding: &Finding) -> DescriptorStatus {
-    let is_unlimited = match &asked.limits {
-        Limits::Unlimited => true,
-        Limits::Rule(rule, _) => rule.is_unlimited(),
+fn status(
+    engine: &Engine,
+    resolved: &ResolvedDescriptor<'_>,
+    result: &DescriptorResult,
+) -> DescriptorStatus {
+    let is_unlimited = match &resolved.limits {
+        DescriptorLimits::Unlimited => true,
+        DescriptorLimits::Rule(rule, _) => rule.is_unlimited(),
         _ => false,
     };
-    let code = code(finding.is_blocked || (finding.is_over && !asked.is_shadow()));
-    let Some((place, decision)) = finding.spoken else {
+    let code = code(result.is_blocked || (result.is_over && !resolved.is_shadow()));
+    let Some((place, decision)) = result.tightest else {
         let limit_remaining = if is_unlimited { u32::MAX } else { 0 };
         return DescriptorStatus { code, limit_remaining, ..DescriptorStatus::default() };
     };
     DescriptorStatus {
         code,
-        current_limit: current_limit(asked, place, &decision),
+        current_limit: current_limit(resolved, place, &decision),
         limit_remaining: clamp(decision.remaining()),
         duration_until_reset: Some(reset(engine, &decision)),
     }
 }
 
-/// The limit that spoke, as far as Envoy's units can say it.
-fn current_limit(asked: &Asked<'_>, place: usize, decision: &Decision) -> Option<RateLimit> {
-    let bound = bound(asked, place, decision)?;
-    let name = match &asked.limits {
-        Limits::Rule(rule, _) => rule.name.clone(),
-        Limits::Native(_) => name(decision),
+/// Returns the limit that decided, rounded to a unit of Envoy.
+fn current_limit(
+    resolved: &ResolvedDescriptor<'_>,
+    place: usize,
+    decision: &Decision,
+) -> Option<RateLimit> {
+    let bound = bound(resolved, place, decision)?;
+    let name = match &resolved.limits {
+        DescriptorLimits::Rule(rule, _) => rule.name.clone(),
+        DescriptorLimits::Native(_) => name(decision),
         _ => Bytes::new(),
     };
     let (requests_per_unit, unit) = (clamp(bound.limit.amount()), bound.unit.into());
     Some(RateLimit { requests_per_unit, unit, name })
 }
 
-fn bound(asked: &Asked<'_>, place: usize, decision: &Decision) -> Option<Bound> {
-    match &asked.limits {
-        Limits::Rule(rule, _) => rule.bounds.get(place).copied(),
-        Limits::Override(bound, _) => Some(*bound),
-        Limits::Native(_) => decision.limit().map(Bound::new),
-        Limits::None | Limits::Unlimited => None,
+fn bound(resolved: &ResolvedDescriptor<'_>, place: usize, decision: &Decision) -> Option<Bound> {
+    match &resolved.limits {
+        DescriptorLimits::Rule(rule, _) => rule.bounds.get(place).copied(),
+        DescriptorLimits::Override(bound, _) => Some(*bound),
+        DescriptorLimits::Native(_) => decision.limit().map(Bound::new),
+        DescriptorLimits::None | DescriptorLimits::Unlimited => None,
     }
 }
 
@@ -95,7 +104,7 @@ fn name(decision: &Decision) -> Bytes {
     Bytes::from_static(name.as_bytes())
 }
 
-/// Whole seconds, rounded up, as theirs are. A fixed window ends also if nothing of it is used, or can be.
+/// Returns the seconds until the reset, rounded up. A fixed window ends even if it is unused.
 fn reset(engine: &Engine, decision: &Decision) -> Duration {
     let window = decision.limit().filter(|limit| limit.algorithm() == Algorithm::FixedWindow);
     let micros = match (decision.reset_after().as_micros(), window) {
@@ -113,8 +122,8 @@ fn clamp(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// About the descriptor that is over its limit, of several the one that is so for longest, or else the one with the
-/// least remaining.
+/// Returns the headers for the tightest descriptor: the one that is over its limit for longest, otherwise the one with
+/// the fewest units left.
 fn headers(names: &HeaderNames, statuses: &[DescriptorStatus]) -> Vec<HeaderValue> {
     let limited = statuses.iter().filter(|status| status.current_limit.is_some());
     let reset = |status: &DescriptorStatus| {
@@ -135,31 +144,33 @@ fn headers(names: &HeaderNames, statuses: &[DescriptorStatus]) -> Vec<HeaderValu
     ]
 }
 
-/// What units and names cannot say: the true limit where it is one of our extensions, and what the file adds.
-fn metadata<'a>(findings: impl Iterator<Item = (&'a Asked<'a>, &'a Finding)>) -> Option<Struct> {
+/// Returns metadata for limits that Envoy's units cannot express, and the `metadata` of rules.
+fn metadata<'a>(
+    results: impl Iterator<Item = (&'a ResolvedDescriptor<'a>, &'a DescriptorResult)>,
+) -> Option<Struct> {
     let mut limits = Vec::new();
-    for (number, (asked, finding)) in (0_u32..).zip(findings) {
-        let Some((place, decision)) = finding.spoken else { continue };
-        let extra = asked.rule().and_then(|rule| rule.metadata.as_ref());
-        let bound = bound(asked, place, &decision).filter(|bound| bound.is_extension);
+    for (number, (resolved, result)) in (0_u32..).zip(results) {
+        let Some((place, decision)) = result.tightest else { continue };
+        let extra = resolved.rule().and_then(|rule| rule.metadata.as_ref());
+        let bound = bound(resolved, place, &decision).filter(|bound| bound.is_extension);
         if extra.is_none() && bound.is_none() {
             continue;
         }
         let mut fields = BTreeMap::from([
-            ("descriptor".to_owned(), Kind::Number(f64::from(number)).into()),
+            ("descriptor".to_owned(), ValueKind::Number(f64::from(number)).into()),
             ("limit".to_owned(), text(decision.limit())),
             ("policy".to_owned(), text(decision.policy())),
         ]);
         if let Some(extra) = extra {
-            fields.insert("metadata".to_owned(), Kind::Struct(extra.clone()).into());
+            fields.insert("metadata".to_owned(), ValueKind::Struct(extra.clone()).into());
         }
-        limits.push(Kind::Struct(Struct { fields }).into());
+        limits.push(ValueKind::Struct(Struct { fields }).into());
     }
-    let list = Kind::List(List { values: limits });
-    let is_empty = matches!(&list, Kind::List(list) if list.values.is_empty());
+    let list = ValueKind::ListValue(ListValue { values: limits });
+    let is_empty = matches!(&list, ValueKind::ListValue(list) if list.values.is_empty());
     (!is_empty).then(|| Struct { fields: BTreeMap::from([("limits".to_owned(), list.into())]) })
 }
 
 fn text(value: Option<impl ToString>) -> Value {
-    Kind::Text(value.map(|value| value.to_string()).unwrap_or_default()).into()
+    ValueKind::Text(value.map(|value| value.to_string()).unwrap_or_default()).into()
 }

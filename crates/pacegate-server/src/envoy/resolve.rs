@@ -1,0 +1,268 @@
+//! The limits of each descriptor, and the charges to them.
+
+use std::ops::Range;
+
+use pacegate::{Charge, Counter, Limit, PolicyName, Request};
+use smallvec::SmallVec;
+
+use super::{
+    decide::EnvoyError,
+    limits::Bound,
+    proto::{RateLimitDescriptor, RateLimitRequest, Unit},
+    rules::{DescriptorKey, Level, Rule},
+};
+use crate::{
+    config::{Bounds, Scope},
+    gate::Revision,
+    stand_in::BoundedPlan,
+};
+
+/// A descriptor with the limits that apply to it.
+#[derive(Debug)]
+pub(super) struct ResolvedDescriptor<'a> {
+    pub(super) limits: DescriptorLimits<'a>,
+    /// A cost of 0 is a peek.
+    pub(super) cost: u64,
+    /// Whether the cost is refunded.
+    pub(super) refund: bool,
+}
+
+/// The limits of a descriptor.
+#[derive(Debug)]
+pub(super) enum DescriptorLimits<'a> {
+    /// No rule or policy applies.
+    None,
+    /// A rule with `unlimited`.
+    Unlimited,
+    /// The limits of a rule.
+    Rule(&'a Rule, DescriptorKey<'a>),
+    /// The limit in the request.
+    Override(Bound, DescriptorKey<'a>),
+    /// Policies, in a domain without rules.
+    Native(Box<BoundedPlan<'a>>),
+}
+
+/// The charges of a request.
+#[derive(Debug)]
+pub(super) struct RequestCharges<'a> {
+    pub(super) charges: SmallVec<[Charge<'a>; 4]>,
+    /// One entry for each descriptor.
+    pub(super) parts: SmallVec<[DescriptorCharges; 4]>,
+}
+
+/// The charges of one descriptor.
+#[derive(Clone, Debug)]
+pub(super) struct DescriptorCharges {
+    /// The range of its charges.
+    pub(super) range: Range<usize>,
+    /// Whether the cost exceeds the capacity of a limit, so that its charges are peeks.
+    pub(super) is_too_large: bool,
+}
+
+impl RateLimitRequest {
+    /// Returns the scope that the request needs: refunds need `admin`.
+    pub(crate) fn scope(&self) -> Scope {
+        let refunds = self.descriptors.iter().any(|descriptor| descriptor.is_negative_hits);
+        if refunds { Scope::Admin } else { Scope::Check }
+    }
+
+    /// Returns whether the request has an inline limit that applies. Policies ignore such limits.
+    pub(crate) fn is_inline(&self, revision: &Revision) -> bool {
+        let has_limit = self.descriptors.iter().any(|descriptor| descriptor.limit.is_some());
+        has_limit && revision.settings.rules.domain(&self.domain).is_some()
+    }
+}
+
+/// Rejects a request without a domain or descriptors.
+pub(super) fn check(request: &RateLimitRequest) -> Result<(), EnvoyError> {
+    if request.domain.is_empty() {
+        return Err(EnvoyError::EmptyDomain);
+    }
+    if request.descriptors.is_empty() {
+        return Err(EnvoyError::NoDescriptors);
+    }
+    Ok(())
+}
+
+/// Returns whether a request exceeds the bounds. It is then denied: Envoy would let a request pass on an error.
+pub(super) fn exceeds_bounds(request: &RateLimitRequest, bounds: &Bounds) -> bool {
+    let descriptors = &request.descriptors;
+    descriptors.len() > bounds.attributes
+        || descriptors.iter().any(|descriptor| descriptor.entries.len() > bounds.attributes)
+}
+
+/// Finds the limits of each descriptor.
+pub(super) fn resolve<'a>(
+    revision: &'a Revision,
+    request: &'a RateLimitRequest,
+) -> Result<SmallVec<[ResolvedDescriptor<'a>; 4]>, EnvoyError> {
+    let level = revision.settings.rules.domain(&request.domain);
+    let most = revision.settings.bounds.key_bytes;
+    let mut resolved = SmallVec::new();
+    for descriptor in &request.descriptors {
+        let limits = match level {
+            Some(level) => by_rules(level, &request.domain, descriptor, most)?,
+            None => by_policies(revision, &request.domain, descriptor)?,
+        };
+        let hits = descriptor.hits_addend.unwrap_or(u64::from(request.hits_addend.max(1)));
+        resolved.push(ResolvedDescriptor {
+            limits,
+            cost: hits,
+            refund: descriptor.is_negative_hits,
+        });
+    }
+    remove_replaced(&mut resolved);
+    Ok(resolved)
+}
+
+fn by_rules<'a>(
+    level: &'a Level,
+    domain: &[u8],
+    descriptor: &'a RateLimitDescriptor,
+    most: usize,
+) -> Result<DescriptorLimits<'a>, EnvoyError> {
+    let entries = &*descriptor.entries;
+    if let Some(given) = &descriptor.limit {
+        let unit = Unit::try_from(given.unit).unwrap_or(Unit::Unknown);
+        let period = unit.period().ok_or(EnvoyError::Unit)?;
+        let limit =
+            Limit::new(u64::from(given.requests_per_unit), period).map_err(|_| EnvoyError::Unit)?;
+        let subject = DescriptorKey::whole(domain, entries).bounded(most);
+        return Ok(DescriptorLimits::Override(Bound::new(limit), subject));
+    }
+    Ok(match level.rule(entries) {
+        None => DescriptorLimits::None,
+        Some(rule) if rule.is_unlimited() && rule.replaces.is_empty() => {
+            DescriptorLimits::Unlimited
+        }
+        Some(rule) => DescriptorLimits::Rule(rule, rule.key(entries).bounded(most)),
+    })
+}
+
+/// Plans a descriptor as a request whose attributes are its entries.
+fn by_policies<'a>(
+    revision: &'a Revision,
+    domain: &'a [u8],
+    descriptor: &'a RateLimitDescriptor,
+) -> Result<DescriptorLimits<'a>, EnvoyError> {
+    let text = |bytes: &'a [u8]| std::str::from_utf8(bytes).map_err(|_| EnvoyError::NotText);
+    let mut request = Request::new().in_domain(text(domain)?);
+    for entry in &descriptor.entries {
+        request = request.with(text(&entry.key)?, &entry.value);
+    }
+    let most = revision.settings.bounds.key_bytes;
+    let plan = BoundedPlan::new(&revision.engine, &request, most);
+    Ok(if plan.is_empty() {
+        DescriptorLimits::None
+    } else {
+        DescriptorLimits::Native(Box::new(plan))
+    })
+}
+
+/// Removes rules that other rules of the request replace by name. A replaced rule still replaces others.
+fn remove_replaced(resolved: &mut SmallVec<[ResolvedDescriptor<'_>; 4]>) {
+    let replaces =
+        resolved.iter().any(|one| one.rule().is_some_and(|rule| !rule.replaces.is_empty()));
+    if !replaces {
+        return;
+    }
+    let replaced: SmallVec<[usize; 4]> = (0..resolved.len())
+        .filter(|&place| {
+            let name =
+                resolved[place].rule().map(|rule| &*rule.name).filter(|name| !name.is_empty());
+            name.is_some_and(|name| {
+                let lists = resolved
+                    .iter()
+                    .filter_map(ResolvedDescriptor::rule)
+                    .flat_map(|rule| &rule.replaces);
+                lists.into_iter().any(|other| other.as_bytes() == name)
+            })
+        })
+        .collect();
+    for place in replaced {
+        if resolved[place].rule().is_some_and(|rule| !rule.is_unlimited()) {
+            resolved[place].limits = DescriptorLimits::None;
+        }
+    }
+}
+
+impl<'a> ResolvedDescriptor<'a> {
+    pub(super) fn rule(&self) -> Option<&'a Rule> {
+        match self.limits {
+            DescriptorLimits::Rule(rule, _) => Some(rule),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the rule is in quota mode: quotas deny only if all of them are exceeded.
+    pub(super) fn is_quota(&self) -> bool {
+        self.rule().is_some_and(|rule| rule.quota && !rule.shadow && !rule.is_unlimited())
+    }
+
+    /// Returns whether the descriptor never denies.
+    pub(super) fn is_shadow(&self) -> bool {
+        self.refund || self.rule().is_some_and(|rule| rule.shadow)
+    }
+
+    /// Adds its charges.
+    fn add_charges(&'a self, charges: &mut SmallVec<[Charge<'a>; 4]>) -> DescriptorCharges {
+        let start = charges.len();
+        let enforced = !self.is_shadow();
+        let mut is_too_large = false;
+        let mut add = |(policy, counter), bounds: &[Bound], subject: &'a DescriptorKey<'_>| {
+            let key = subject.as_key();
+            let charge = |bound: &Bound| Charge::new(policy, key, bound.limit).counter(counter);
+            let charge = |bound: &Bound| charge(bound).enforced(enforced).cost(self.cost);
+            charges.extend(bounds.iter().map(charge));
+            is_too_large = bounds.iter().any(|bound| self.exceeds(&bound.limit));
+        };
+        match &self.limits {
+            DescriptorLimits::None | DescriptorLimits::Unlimited => {}
+            DescriptorLimits::Rule(rule, subject) => {
+                add((rule.policy, Counter::Policy), &rule.bounds, subject);
+            }
+            // The client chooses the limit, so each limit has its own counter.
+            DescriptorLimits::Override(bound, subject) => {
+                let counter = (PolicyName::AD_HOC, Counter::Limit);
+                add(counter, std::slice::from_ref(bound), subject);
+            }
+            DescriptorLimits::Native(plan) => match self.plan_charges(plan) {
+                Some(planned) => charges.extend(planned),
+                None => {
+                    is_too_large = true;
+                    // A cost of 0 never exceeds a limit.
+                    charges.extend(plan.charges(0).unwrap_or_default());
+                }
+            },
+        }
+        if is_too_large {
+            charges[start..].iter_mut().for_each(|charge| charge.cost = 0);
+        }
+        DescriptorCharges { range: start..charges.len(), is_too_large }
+    }
+
+    /// Returns the charges of policies, or `None` if the cost exceeds a capacity. Refunds are capped at the capacity.
+    fn plan_charges<'p>(&self, plan: &'p BoundedPlan<'_>) -> Option<Vec<Charge<'p>>> {
+        let mut cost = self.cost;
+        loop {
+            match plan.charges(cost) {
+                Ok(charges) => return Some(charges),
+                Err(error) if self.refund && error.max < cost => cost = error.max,
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Returns whether the cost exceeds the capacity of a limit.
+    fn exceeds(&self, limit: &Limit) -> bool {
+        !self.refund && self.cost > limit.capacity() && limit.amount() > 0
+    }
+}
+
+impl<'a> RequestCharges<'a> {
+    pub(super) fn new(resolved: &'a [ResolvedDescriptor<'a>]) -> Self {
+        let mut charges = SmallVec::new();
+        let parts = resolved.iter().map(|resolved| resolved.add_charges(&mut charges)).collect();
+        Self { charges, parts }
+    }
+}
