@@ -255,6 +255,26 @@ pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
 }
 
+/// Formats a time with three digits or so, rounded up: a client that waits this long does not come too early.
+pub(super) fn short_time(time: Duration) -> String {
+    let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let (unit, step, decimals) = match micros {
+        0 => return "0s".to_owned(),
+        1..1_000 => return format!("{micros}us"),
+        1_000..1_000_000 => ("ms", 100, 1),
+        1_000_000..10_000_000 => ("s", 10_000, 2),
+        _ => ("s", 100_000, 1),
+    };
+    let steps = micros.div_ceil(step);
+    let scale = 10_u64.pow(decimals);
+    let (whole, rest) = (steps / scale, steps % scale);
+    let rest = format!("{rest:0>width$}", width = decimals as usize);
+    match rest.trim_end_matches('0') {
+        "" => format!("{whole}{unit}"),
+        rest => format!("{whole}.{rest}{unit}"),
+    }
+}
+
 /// Parses the response of a server, if it has one of the expected statuses and contains these fields.
 /// Anything else at the address, such as a proxy, responds with other statuses and often with JSON too.
 pub(super) fn understood(
@@ -274,4 +294,27 @@ pub(super) fn understood(
     }
     let detail = ["detail", "title"].iter().find_map(|name| value[name].as_str());
     bail!("the server responded with status {status}: {}", detail.unwrap_or("no details"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_few_digits_and_are_rounded_up() {
+        for (micros, expected) in [
+            (0, "0s"),
+            (7, "7us"),
+            (1_000, "1ms"),
+            (1_234, "1.3ms"),
+            (250_000, "250ms"),
+            (999_999, "1000ms"),
+            (1_000_001, "1.01s"),
+            (1_500_000, "1.5s"),
+            (59_999_756, "60s"),
+            (3_600_000_000, "3600s"),
+        ] {
+            assert_eq!(short_time(Duration::from_micros(micros)), expected);
+        }
+    }
 }

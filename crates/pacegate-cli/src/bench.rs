@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use super::Trouble;
 use pacegate_server::config::Environment;
 use pacegate_tools::bench::{
-    Check, Costs, Dialect, Keys, Length, Load, Ran, Rate, Reading, Report, Rule, Script, Target,
-    Wanted, Windows, check,
+    BenchReport, Check, Costs, Dialect, KeyDistribution, Length, Load, Ran, Rate, Reading, Rule,
+    Script, Target, Wanted, Windows, check,
 };
 
 /// Measure a rate limiter and check its decisions
@@ -87,7 +87,7 @@ struct Asking {
 
     /// Key distribution: hot, uniform:N or zipf:N,EXPONENT
     #[arg(long, value_name = "KEYS", default_value = "uniform:100000")]
-    keys: Keys,
+    keys: KeyDistribution,
 
     /// Cost of a request, or several with weights: 1:90,10:10
     #[arg(long, value_name = "COSTS", default_value = "1")]
@@ -169,7 +169,7 @@ struct Loading {
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "requests")]
     warm_up: Option<Duration>,
 
-    /// Report the CPU time of this process: the server, if it runs on this machine
+    /// BenchReport the CPU time of this process: the server, if it runs on this machine
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
 
@@ -357,7 +357,7 @@ fn with_progress(load: &Load, target: &Arc<Target>) -> anyhow::Result<Ran> {
     Ok(ran)
 }
 
-fn report(args: &Args, limit: Limit, mut ran: Ran) -> Report {
+fn report(args: &Args, limit: Limit, mut ran: Ran) -> BenchReport {
     let check = (args.check > 0).then(|| {
         let skew = u64::try_from(args.skew.as_micros()).unwrap_or(u64::MAX / 4);
         let used = args.asking.prefix.is_some();
@@ -366,7 +366,7 @@ fn report(args: &Args, limit: Limit, mut ran: Ran) -> Report {
         let complete = history.full_from().is_none();
         Check { verdict: check(&rule, history), complete, denials: !used }
     });
-    Report { asked: asked(args, limit), ran, check }
+    BenchReport { asked: asked(args, limit), ran, check }
 }
 
 /// Returns the parameters of the run, for the report.
@@ -375,9 +375,9 @@ fn asked(args: &Args, limit: Limit) -> Vec<(&'static str, Value)> {
     let dialect = asking.dialect.or_else(|| Dialect::of(&args.url)).map_or("", Dialect::name);
     let server = args.url.rsplit('@').next().unwrap_or_default();
     let keys = match asking.keys {
-        Keys::Hot => "hot".to_owned(),
-        Keys::Uniform(count) => format!("uniform:{count}"),
-        Keys::Zipf(count, exponent) => format!("zipf:{count},{exponent}"),
+        KeyDistribution::Hot => "hot".to_owned(),
+        KeyDistribution::Uniform(count) => format!("uniform:{count}"),
+        KeyDistribution::Zipf(count, exponent) => format!("zipf:{count},{exponent}"),
     };
     vec![
         ("server", json!(server)),
@@ -392,12 +392,12 @@ fn asked(args: &Args, limit: Limit) -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn print_json(report: &Report) -> io::Result<()> {
+fn print_json(report: &BenchReport) -> io::Result<()> {
     let mut output = io::stdout().lock();
     writeln!(output, "{}", report.json()).and_then(|()| output.flush())
 }
 
-fn print(report: &Report) -> io::Result<()> {
+fn print(report: &BenchReport) -> io::Result<()> {
     let mut output = anstream::stdout().lock();
     write!(output, "{report}")?;
     if let Some(check) = report.check {

@@ -138,10 +138,10 @@ fn words(answer: &Value) -> String {
     let rest = match (answer["allowed"] == true, asking::time(answer, "retry_after")) {
         (true, _) => {
             let reset = asking::time(answer, "reset_after").unwrap_or_default();
-            format!("resets in {reset:?}")
+            format!("resets in {}", asking::short_time(reset))
         }
         (false, None) => "never admitted".to_owned(),
-        (false, Some(wait)) => format!("retry in {wait:?}"),
+        (false, Some(wait)) => format!("retry in {}", asking::short_time(wait)),
     };
     let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
     format!("{verb} by {by}, {remaining} remaining, {rest}{degraded}{}", shadow(answer))

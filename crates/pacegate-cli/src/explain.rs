@@ -51,25 +51,25 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let runtime = runtime.map_err(|error| {
         Trouble::new(error, "cannot start", "check the limits for threads and open files")
     })?;
-    runtime.block_on(tell(args))
+    runtime.block_on(print_explanation(args))
 }
 
-async fn tell(args: &Args) -> Result<ExitCode, Trouble> {
+async fn print_explanation(args: &Args) -> Result<ExitCode, Trouble> {
     let judge = args.asking.judge().await?;
-    let told = told(&judge, &args.asking).await.map_err(|error| {
+    let explanation = explanation(&judge, &args.asking).await.map_err(|error| {
         let hint = asking::hint(&error, "check that the server or the store is running");
         Trouble::new(error, "cannot explain", hint)
     })?;
-    let text = if args.json { format!("{told}\n") } else { words(&told) };
+    let text = if args.json { format!("{explanation}\n") } else { text_of(&explanation) };
     let mut output = io::stdout().lock();
     output
         .write_all(text.as_bytes())
         .and_then(|()| output.flush())
         .map_err(|error| Trouble::output(error, "cannot print the explanation"))?;
-    Ok(ExitCode::from(u8::from(told["allowed"] != true)))
+    Ok(ExitCode::from(u8::from(explanation["allowed"] != true)))
 }
 
-async fn told(judge: &Judge, asking: &Asking) -> anyhow::Result<Value> {
+async fn explanation(judge: &Judge, asking: &Asking) -> anyhow::Result<Value> {
     match judge {
         Judge::Here(engine) => Ok(engine.explain(&asking.request(0)).await?),
         Judge::There(client) => {
@@ -81,9 +81,9 @@ async fn told(judge: &Judge, asking: &Asking) -> anyhow::Result<Value> {
 }
 
 /// Formats an explanation, with one paragraph per policy.
-fn words(told: &Value) -> String {
+fn text_of(explanation: &Value) -> String {
     let (mut text, mut is_covered) = (String::new(), false);
-    for policy in told["policies"].as_array().into_iter().flatten() {
+    for policy in explanation["policies"].as_array().into_iter().flatten() {
         let name = shown(&policy["policy"]);
         match &policy["unmet"] {
             Value::Null => {
@@ -95,10 +95,10 @@ fn words(told: &Value) -> String {
             }
         }
     }
-    if told["omitted"].as_u64() > Some(0) {
-        let _ = writeln!(text, "- {} more do not match", told["omitted"]);
+    if explanation["omitted"].as_u64() > Some(0) {
+        let _ = writeln!(text, "- {} more do not match", explanation["omitted"]);
     }
-    let _ = match (told["allowed"] == true, told["policy"].as_str()) {
+    let _ = match (explanation["allowed"] == true, explanation["policy"].as_str()) {
         (true, None) if is_covered => writeln!(text, "allowed: only policies in shadow mode match"),
         (true, None) => writeln!(text, "allowed: no policy matches"),
         (true, Some(policy)) => writeln!(text, "allowed; {policy} is the tightest policy"),
@@ -119,7 +119,7 @@ fn covered(text: &mut String, name: &str, policy: &Value) {
     for limit in policy["limits"].as_array().into_iter().flatten() {
         let state = match (limit["allowed"] == true, asking::time(limit, "retry_after")) {
             (true, _) => format!("{} remaining", limit["remaining"]),
-            (false, Some(wait)) => format!("exhausted, retry in {wait:?}"),
+            (false, Some(wait)) => format!("exhausted, retry in {}", asking::short_time(wait)),
             (false, None) => "always denies".to_owned(),
         };
         let _ = writeln!(text, "    {}: {state}", shown(&limit["limit"]));

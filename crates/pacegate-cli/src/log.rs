@@ -1,4 +1,4 @@
-//! Where the program says what it does: one line for each event, on standard error.
+//! The log on standard error, and traces.
 
 use std::{io, num::NonZeroU32};
 
@@ -12,28 +12,28 @@ use super::Trouble;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct LogArgs {
-    /// What to tell: error, warn, info (unless said), debug, or by module: info,pacegate_server=debug
+    /// Log level [default: info]: error, warn, info, debug, or by module: info,pacegate_server=debug
     #[arg(long = "log", value_name = "LEVEL", env = "PACEGATE_LOG")]
     level: Option<String>,
 
-    /// How to tell it: text unless said
+    /// Log format [default: text]
     #[arg(long = "log-format", value_name = "FORMAT", env = "PACEGATE_LOG_FORMAT")]
     format: Option<Format>,
 
-    /// Send traces to this collector, by OTLP over HTTP, such as http://127.0.0.1:4318
+    /// Send traces to this OTLP/HTTP collector, such as http://127.0.0.1:4318
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     traces: Option<String>,
 
-    /// Of requests whose caller is not traced, begin a trace for one in so many
+    /// Trace one in N requests whose caller sends no trace context
     #[arg(long, value_name = "N", default_value = "100", env = "PACEGATE_TRACE_ONE_IN")]
     trace_one_in: NonZeroU32,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
-    /// For people
+    /// Plain text
     Text,
-    /// One object of JSON per line
+    /// One JSON object per line
     Json,
 }
 
@@ -41,25 +41,26 @@ enum Format {
 /// listeners log such connections themselves, at a limited rate. A level that names a library overrides its entry.
 const LIBRARIES: &str = "h2=error,hyper=error,rustls=error";
 
-/// From now on, events are told, and requests traced if somebody wants that. What is returned has to be kept for as
-/// long. Called within a runtime. What the arguments do not say, `deployment` may.
+/// Starts the log and, if a collector is given, traces. Keep the returned exporter while the program runs. Must be
+/// called within a runtime. `deployment` has the defaults of an envoyproxy/ratelimit deployment.
 pub(super) fn start(
     args: &LogArgs,
     deployment: Option<Logging>,
 ) -> Result<Option<Exporter>, Trouble> {
     let level = args.level.as_deref().or(deployment.map(|it| it.level)).unwrap_or("info");
     let unusable = |error: anyhow::Error| {
-        let hint = "write error, warn, info or debug, or a list such as info,pacegate_server=debug";
-        Trouble::new(error, "cannot use --log", hint)
+        let hint =
+            "expected error, warn, info or debug, or a list such as info,pacegate_server=debug";
+        Trouble::new(error, "invalid --log", hint)
     };
     if let Some(stray) = stray(level) {
-        return Err(unusable(anyhow!("`{stray}` is neither a level nor a module with one")));
+        return Err(unusable(anyhow!("invalid level `{stray}`")));
     }
     let filter = EnvFilter::try_new(format!("{LIBRARIES},{level}"))
         .map_err(|error| unusable(error.into()))?;
     let exporter = args.traces.as_deref().map(|url| Exporter::new(url, args.trace_one_in.get()));
     let exporter = exporter.transpose().map_err(|error| {
-        Trouble::new(error, "cannot use --traces", "write for example http://127.0.0.1:4318")
+        Trouble::new(error, "invalid --traces", "expected a URL such as http://127.0.0.1:4318")
     })?;
     let events = fmt::layer().with_writer(io::stderr);
     let theirs = deployment.filter(|it| it.json).map_or(Format::Text, |_| Format::Json);
@@ -69,20 +70,20 @@ pub(super) fn start(
     };
     let registry = tracing_subscriber::registry();
     let started = match &exporter {
-        // One filter for all: what it leaves out costs nothing, and libraries would tell a lot.
+        // One filter for everything: filtered events cost nothing.
         None => registry.with(events).with(filter).try_init(),
         Some(exporter) => {
             registry.with(events.with_filter(filter)).with(exporter.layer()).try_init()
         }
     };
     started.map_err(|error| {
-        let hint = "this is a mistake of Pacegate's";
-        Trouble::new(anyhow!(error), "cannot begin to log", hint)
+        let hint = "please report this bug";
+        Trouble::new(anyhow!(error), "cannot start the log", hint)
     })?;
     Ok(exporter)
 }
 
-/// A word that is no level. To the filter it would be the name of a module, and all others would be silent.
+/// Returns a word that is not a level. The filter would take it for a module and silence all others.
 fn stray(filter: &str) -> Option<&str> {
     let mut words = filter.split(',').map(str::trim).filter(|word| !word.contains(['=', '[']));
     words.find(|word| !word.is_empty() && word.parse::<LevelFilter>().is_err())

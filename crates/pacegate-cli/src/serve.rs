@@ -95,7 +95,7 @@ Examples:
 #[derive(Clone, Copy, Debug)]
 struct BindText(Bind);
 
-/// What the program is told from outside.
+/// Signals that reload or end the server.
 struct Signals {
     hangup: Signal,
     terminate: Signal,
@@ -136,7 +136,7 @@ impl Args {
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| {
-        Trouble::new(error, "cannot begin", "see whether the system is out of threads or files")
+        Trouble::new(error, "cannot start", "check the limits for threads and open files")
     })?;
     let source = source(args);
     runtime.block_on(async {
@@ -144,7 +144,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
         warn_of_visible_password(args);
         let code = serve(source, args.workers).await;
         if let Some(traces) = traces {
-            // It waits for what it sends from here.
+            // Blocks until the last spans are sent.
             let _ = tokio::task::spawn_blocking(move || traces.finish()).await;
         }
         code
@@ -180,12 +180,12 @@ fn source(args: &Args) -> ConfigSource {
 
 async fn serve(source: ConfigSource, threads: Option<NonZeroUsize>) -> Result<ExitCode, Trouble> {
     let settings = source.load().map_err(|error| {
-        let hint = "pacegate validate FILE checks a file; docs/configuration.md has all there is";
+        let hint = "check the file with pacegate validate FILE; see docs/configuration.md";
         Trouble::new(error, "cannot use the configuration", hint)
     })?;
     if settings.listen.all_off() {
-        let error = anyhow::anyhow!("all listeners are off, so that nobody can ask");
-        let hint = "give one of --http, --grpc and --resp an address, such as 127.0.0.1:8080";
+        let error = anyhow::anyhow!("all listeners are off");
+        let hint = "set an address for --http, --grpc or --resp, such as 127.0.0.1:8080";
         return Err(Trouble::new(error, "cannot serve", hint));
     }
     let server = Server::bind(settings).map_err(|error| {
@@ -193,20 +193,20 @@ async fn serve(source: ConfigSource, threads: Option<NonZeroUsize>) -> Result<Ex
         Trouble::new(error, "cannot serve", hint)
     })?;
     let reloader = server.reloader(source);
-    // Whoever reads that it is ready may send signals.
+    // Before the line `ready`, after which signals may arrive.
     let signals = Signals::listen().map_err(|error| {
-        Trouble::new(error, "cannot listen for signals", "see whether the system is out of files")
+        Trouble::new(error, "cannot listen for signals", "check the limit for open files")
     })?;
     server.wait_for_store().await;
     greet(&server);
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(reload_on_signal(signals.hangup, reloader.clone()));
-    let end = ended(signals.terminate, signals.interrupt);
+    let end = end_signal(signals.terminate, signals.interrupt);
     let clean = server.run(reloader, threads, end).await.map_err(|error| {
-        Trouble::new(error, "cannot serve", "see whether the system is out of threads or files")
+        Trouble::new(error, "cannot serve", "check the limits for threads and open files")
     })?;
     if !clean {
-        tracing::warn!("connections were cut that did not end in time");
+        tracing::warn!("closed connections that did not drain in time");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -214,11 +214,11 @@ async fn serve(source: ConfigSource, threads: Option<NonZeroUsize>) -> Result<Ex
 fn hint(error: &StartError) -> &'static str {
     match error {
         StartError::Exposed(_) => {
-            "configure both, listen on 127.0.0.1, or if the network keeps others out: --insecure"
+            "configure both, listen on 127.0.0.1, or use --insecure in a private network"
         }
-        StartError::Bind { .. } => "choose another address, port 0 for any that is free, or off",
-        StartError::Open(_) => "pacegate doctor URL looks at a store",
-        StartError::Tls(_) => "name files in PEM form that this user may read",
+        StartError::Bind { .. } => "choose another address, port 0 for a free port, or off",
+        StartError::Open(_) => "check the store with pacegate doctor URL",
+        StartError::Tls(_) => "use PEM files that this user can read",
     }
 }
 
@@ -255,13 +255,13 @@ fn greet(server: &Server) {
 async fn reload_on_signal(mut hangups: Signal, reloader: Arc<Reloader>) {
     while hangups.recv().await.is_some() {
         let reloader = reloader.clone();
-        // What is wrong is logged where it is found.
+        // The reloader logs errors.
         let _ = tokio::task::spawn_blocking(move || reloader.reload()).await;
     }
 }
 
-/// Waits until somebody wants the program to end.
-async fn ended(mut terminate: Signal, mut interrupt: Signal) {
+/// Waits for a signal to end.
+async fn end_signal(mut terminate: Signal, mut interrupt: Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}

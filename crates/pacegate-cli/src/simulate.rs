@@ -17,8 +17,8 @@ use pacegate_server::{
 use pacegate_tools::{
     grouped,
     simulate::{
-        Format, Found, Generate, Kind, Map, Page, Pattern, Place, Progress, Report, Search, Spec,
-        Study, SuggestionReport, Target, Traffic, Variant, Words, span, tryable,
+        Format, Found, Generate, Goal, Kind, Map, Page, Pattern, Place, Progress, Report, Search,
+        Spec, Study, SuggestionReport, Traffic, Variant, Words, span, tryable,
     },
 };
 
@@ -74,7 +74,7 @@ struct Tried {
     #[arg(long = "algorithm", value_name = "NAME", conflicts_with = "config")]
     algorithms: Vec<Algorithm>,
 
-    /// Search for the limit that meets a target: "deny at most 0.1%" or "no client above 20/second"
+    /// Search for the limit that meets a target: "touch at most 1% of clients" or "deny at most 0.1%"
     #[arg(long, value_name = "TARGET")]
     suggest: Option<String>,
 
@@ -166,9 +166,8 @@ Examples:
   Write an HTML report with charts:
     pacegate simulate access.log --limit 100/minute --html report.html
 
-  Search for the tightest limit that denies at most 0.1% of requests:
-    pacegate simulate access.log --limit 100/minute \\
-      --suggest 'deny at most 0.1%'
+  Search for the tightest limit that affects at most 1% of clients:
+    pacegate simulate access.log --suggest 'touch at most 1% of clients'
 
   Compare algorithms, or two config files:
     pacegate simulate access.log --limit 60/minute \\
@@ -210,13 +209,15 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     };
     let variants: Result<Vec<Variant>, _> = tried.sets.into_iter().map(build).collect();
     let mut variants = variants.map_err(unplayable)?;
-    let span = study.replay(&mut variants, &mut |requests| watcher.tell(requests));
+    let span = study.replay(&mut variants, &mut |requests| watcher.show(requests));
     let span = span.map_err(unplayable)?;
     watcher.end(span.seen.requests);
     let mut report = Report::new(source(args), &span, &variants, args.telling.top);
-    report.suggestion = suggestion;
+    if let Some(suggestion) = suggestion {
+        report.add_suggestion(suggestion, &variants);
+    }
     report.notes.extend(tried.notes);
-    tell(&report, &args.telling)?;
+    show(&report, &args.telling)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -273,7 +274,7 @@ impl Tried {
     /// Returns the period to search with if no limit is given.
     fn period_of_target(&self) -> Limit {
         match self.suggest.as_deref().map(str::parse) {
-            Some(Ok(Target::Above(limit))) => limit,
+            Some(Ok(Goal::Above(limit))) => limit,
             _ => Limit::per_minute(1),
         }
     }
@@ -308,7 +309,7 @@ impl Tried {
             let hint = "--suggest works with one policy and one algorithm at a time";
             Trouble::new(anyhow!(error), "cannot use --suggest", hint)
         };
-        let target: Target = text.parse().map_err(unusable)?;
+        let target: Goal = text.parse().map_err(unusable)?;
         let [(name, policies)] = &mut *tried.sets else {
             return Err(unusable("cannot be combined with a comparison".to_owned()));
         };
@@ -320,10 +321,10 @@ impl Tried {
         let like = policies[place].limits.first().copied();
         let like = like.ok_or_else(|| unusable("the policy has no limit".to_owned()))?;
         if let Some(place) = study.read_once() {
-            return Err(unplayable(pacegate_tools::simulate::Trouble::Again(place)));
+            return Err(unplayable(pacegate_tools::simulate::SimulateError::Again(place)));
         }
         let search = Search { study, policies, place, like, target };
-        let found = search.run(&mut |requests| watcher.tell(requests)).map_err(unplayable)?;
+        let found = search.run(&mut |requests| watcher.show(requests)).map_err(unplayable)?;
         let report = SuggestionReport::new((target, text), &policies[place], &like, &found);
         if let (Found::Limit(found), Some(first)) = (found, policies[place].limits.first_mut()) {
             *first = found.limit;
@@ -447,7 +448,7 @@ fn source(args: &Args) -> String {
     }
 }
 
-fn tell(report: &Report, telling: &Telling) -> Result<(), Trouble> {
+fn show(report: &Report, telling: &Telling) -> Result<(), Trouble> {
     let unwritable = |error: io::Error| {
         Trouble::new(error, "cannot write the report", "check the output path and its permissions")
     };
@@ -503,7 +504,7 @@ impl Watcher {
         Self { bar, progress: study.progress.clone(), started: Instant::now(), length }
     }
 
-    fn tell(&mut self, requests: u64) {
+    fn show(&mut self, requests: u64) {
         if self.length.is_some() {
             self.bar.set_position(self.progress.bytes());
         } else {

@@ -84,8 +84,8 @@ async fn show(args: &Args) -> Result<(), Trouble> {
     }
     let view = View::new(args.server.clone());
     let ask = async move |since| {
-        let told = told(&client, since).await.map_err(|error| format!("{error:#}"))?;
-        serde_json::from_str(&told).map_err(|error| format!("invalid response: {error}"))
+        let response = response(&client, since).await.map_err(|error| format!("{error:#}"))?;
+        serde_json::from_str(&response).map_err(|error| format!("invalid response: {error}"))
     };
     top::run(view, args.interval, ask).await.map_err(|error| {
         Trouble::new(error, "cannot use the terminal", "try --once, which needs no terminal")
@@ -94,15 +94,15 @@ async fn show(args: &Args) -> Result<(), Trouble> {
 
 /// Prints the current data.
 async fn once(args: &Args, client: &Client) -> Result<(), Trouble> {
-    let told = told(client, 0)
+    let response = response(client, 0)
         .await
         .map_err(|error| Trouble::new(error, "cannot show live statistics", HINT))?;
     let not_understood = |error| Trouble::new(error, "invalid response", HINT);
     let text = if args.json {
-        serde_json::from_str::<serde::de::IgnoredAny>(&told).map_err(not_understood)?;
-        without_controls(&told) + "\n"
+        serde_json::from_str::<serde::de::IgnoredAny>(&response).map_err(not_understood)?;
+        without_controls(&response) + "\n"
     } else {
-        let live: Live = serde_json::from_str(&told).map_err(not_understood)?;
+        let live: Live = serde_json::from_str(&response).map_err(not_understood)?;
         let mut view = View::new(args.server.clone());
         view.take(live);
         top::plain(&view)
@@ -128,7 +128,7 @@ fn without_controls(json: &str) -> String {
 }
 
 /// Returns the response of the server, with the history after `since`.
-async fn told(client: &Client, since: u64) -> anyhow::Result<String> {
+async fn response(client: &Client, since: u64) -> anyhow::Result<String> {
     let (status, answer) = client.ask(&format!("/v1/live?since={since}"), None).await?;
     if status == http::StatusCode::NOT_FOUND {
         anyhow::bail!(

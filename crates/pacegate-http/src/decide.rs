@@ -234,7 +234,7 @@ impl Decide for Limiter {
 
     fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
         if !question.limits.is_empty() {
-            let decision = question.with_charges(|charges| self.check_all(charges));
+            let decision = question.with_charges(|charges| self.charges().check(charges));
             return Reply::Now(decision.map_err(CheckError::from));
         }
         Reply::Now(match (question.is_key(), question.cost) {
@@ -267,11 +267,11 @@ impl Decide for Limiter {
                 let refunded = question.refunded(by);
                 refunded.key.with(|key| match refunded.limits.is_empty() {
                     true => {
-                        let plan = self.plan(&refunded.request());
+                        let plan = self.charges().plan(&refunded.request());
                         let taken = refunded.taken(&plan, self.policies(), key, decision);
-                        self.refund_all(&taken);
+                        self.charges().refund(&taken);
                     }
-                    false => self.refund_all(&refunded.own_taken(key, decision)),
+                    false => self.charges().refund(&refunded.own_taken(key, decision)),
                 });
             }
         }
@@ -339,7 +339,7 @@ async fn decide_shared(
         let charge =
             |&(policy, limit): &_| Charge::new(policy, key.as_ref(), limit).cost(question.cost);
         let charges: SmallVec<[_; 1]> = question.limits.iter().map(charge).collect();
-        return limiter.check_all(&charges).await;
+        return limiter.charges().check(&charges).await;
     }
     match question.is_key() {
         true => limiter.check_cost(&question.key, question.cost).await,
@@ -361,12 +361,12 @@ async fn refund_shared(limiter: &SharedLimiter, refunded: &Question, decision: &
     let plan;
     let charges = match refunded.limits.is_empty() {
         true => {
-            plan = limiter.plan(&refunded.request());
+            plan = limiter.charges().plan(&refunded.request());
             refunded.taken(&plan, limiter.policies(), key, decision)
         }
         false => refunded.own_taken(key, decision),
     };
-    let _ = limiter.refund_all(&charges).await;
+    let _ = limiter.charges().refund(&charges).await;
 }
 
 /// What is left to charge where `asked` units were too many. Less every time, so asking on comes to an end.

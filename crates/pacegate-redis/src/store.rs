@@ -1,4 +1,3 @@
-mod charging;
 mod compensating;
 mod counters;
 mod releases;
@@ -12,7 +11,8 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use futures_util::stream::{self, StreamExt};
 use pacegate::{
-    Answer, Charge, Clock, Detached, Limit, PolicyName, Store, StoreError, algorithm::Outcome,
+    Charge, ChargeBuf, Clock, Limit, Outcomes, PolicyName, Reply, Store, StoreError, Task, Update,
+    algorithm::Outcome,
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -21,7 +21,6 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use charging::{Charging, Started};
 use releases::PendingReleases;
 use session::Session;
 
@@ -33,7 +32,7 @@ use crate::{
     fingerprint::Fingerprint,
     layout::{Layout, LayoutState},
     leases::{Drawn, Leases, Unspent},
-    responder::{self, Reply, Responder},
+    responder::{self, Responder},
     stats::{RedisStats, Totals},
     time::{MAX_DURATION, RoundTrip, Time},
     url::{RedisUrl, UrlError},
@@ -269,73 +268,38 @@ impl RedisStoreBuilder {
 const MAX_CONCURRENT_RETURNS: usize = 256;
 
 impl Store for RedisStore {
-    fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
-        let Inner { common, .. } = &*self.inner;
-        if common.layout.is_some() {
-            return None;
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        match &self.inner.common.layout {
+            None => self.inner.charge(charges, id),
+            Some(state) => self.inner.charge_counters(state, charges, id),
         }
-        self.inner.answer_one_locally(charge, common.names.fingerprinter.of(charge))
     }
 
-    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        self.charging(charges, None)
-    }
-
-    fn charge_once<'a>(
-        &'a self,
-        id: &'a [u8],
-        charges: &'a [Charge<'a>],
-    ) -> Answer<'a, Vec<Outcome>> {
-        self.charging(charges, Some(id))
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.inner.start_update(charge, update)
     }
 
     fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
         self.inner.supports(limits, leased)
     }
 
-    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.clone().change(charge, Action::Refund))
+    fn clear(&self, _: &[PolicyName]) -> Reply<'_, u64> {
+        Reply::Ready(Err(counters::no_clear()))
     }
 
-    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.clone().change(charge, Action::Reset))
-    }
-
-    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(self.inner.clone().change(charge, Action::Release))
-    }
-
-    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
-        Box::pin(async move {
-            if self.inner.common.layout.is_some() {
-                return Err(counters::no_permits());
-            }
-            let charge = self.inner.common.names.cell_charge(charge)?;
-            self.inner.opened().await;
-            self.inner.update(charge, Action::Renew).await
-        })
-    }
-
-    fn clear<'a>(&'a self, _: &'a [PolicyName]) -> Answer<'a, u64> {
-        Box::pin(std::future::ready(Err(counters::no_clear())))
-    }
-
-    fn detach(&self, work: Detached) {
-        self.inner.runtime().spawn(work);
+    fn spawn(&self, task: Task) {
+        self.inner.runtime().spawn(task);
     }
 }
 
-impl RedisStore {
-    fn charging<'a>(
-        &'a self,
-        charges: &'a [Charge<'a>],
-        id: Option<&'a [u8]>,
-    ) -> Answer<'a, Vec<Outcome>> {
-        match &self.inner.common.layout {
-            None => Box::pin(Charging::Start { store: self, charges, id }),
-            Some(state) => Box::pin(self.inner.charge_counters(state, charges, id)),
-        }
-    }
+/// The result of starting a charge.
+enum Started {
+    Answered(Outcomes),
+    Sent(responder::Reply),
+    /// The store is reconnecting on another runtime.
+    Opening,
+    /// Its cells are in several slots, or one cell has two limits.
+    Compensating(CellCharges),
 }
 
 impl Inner {
@@ -372,13 +336,50 @@ impl Inner {
         runtime.spawn(releases::retry(self.releases.clone(), self.this.clone()));
     }
 
+    /// Charges one request. The key is hashed, and the deny cache and the leases are searched, once.
+    fn charge(self: &Arc<Self>, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        match self.start(charges, id) {
+            Ok(Started::Answered(outcomes)) => Reply::Ready(Ok(outcomes)),
+            Ok(Started::Sent(answer)) => Reply::pending(outcomes_of(answer)),
+            Ok(Started::Compensating(cells)) => {
+                let charging = self.clone().charge_compensating(cells);
+                Reply::pending(async { charging.await.map(Outcomes::from) })
+            }
+            Ok(Started::Opening) => {
+                let charges = charges.iter().map(ChargeBuf::from).collect();
+                Reply::pending(self.clone().charge_when_open(charges, id.map(<[u8]>::to_vec)))
+            }
+            Err(error) => Reply::Ready(Err(error)),
+        }
+    }
+
+    async fn charge_when_open(
+        self: Arc<Self>,
+        charges: Vec<ChargeBuf>,
+        id: Option<Vec<u8>>,
+    ) -> Result<Outcomes, StoreError> {
+        self.opened().await;
+        let started = {
+            let charges: Vec<_> = charges.iter().map(ChargeBuf::as_charge).collect();
+            self.start(&charges, id.as_deref())?
+        };
+        match started {
+            Started::Answered(outcomes) => Ok(outcomes),
+            Started::Sent(answer) => outcomes_of(answer).await,
+            Started::Compensating(cells) => {
+                self.charge_compensating(cells).await.map(Outcomes::from)
+            }
+            Started::Opening => Err(gone()),
+        }
+    }
+
     fn start(
         self: &Arc<Self>,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<Started, StoreError> {
         if charges.is_empty() {
-            return Ok(Started::Answered(Vec::new()));
+            return Ok(Started::Answered(Outcomes::default()));
         }
         let names = &self.common.names;
         let fingerprints: SmallVec<[_; 1]> =
@@ -422,19 +423,21 @@ impl Inner {
         &self,
         charges: &[Charge<'_>],
         fingerprints: &[Fingerprint],
-    ) -> Option<Vec<Outcome>> {
+    ) -> Option<Outcomes> {
         if let ([charge], [fingerprint]) = (charges, fingerprints) {
-            return self.answer_one_locally(charge, *fingerprint).map(|outcome| vec![outcome]);
+            return self
+                .answer_one_locally(charge, *fingerprint)
+                .map(|outcome| [outcome].into_iter().collect());
         }
         let leased = charges.iter().all(|charge| charge.lease > 0);
         if let Some(outcomes) = leased.then(|| self.leases.spend(charges, fingerprints)).flatten() {
             self.common.totals.leased.add(1);
-            return Some(outcomes);
+            return Some(outcomes.into());
         }
         let pairs = fingerprints.iter().copied().zip(charges);
         let outcomes = self.common.deny_cache.answer(pairs)?;
         self.common.totals.denied_locally.add(1);
-        Some(outcomes)
+        Some(outcomes.into())
     }
 
     /// [`Inner::answer_locally`] for a request with one charge.
@@ -465,7 +468,7 @@ impl Inner {
         charges: CellCharges,
         times: u64,
         id: Option<&[u8]>,
-    ) -> Result<Reply, StoreError> {
+    ) -> Result<responder::Reply, StoreError> {
         let once = id.map(|id| self.common.names.answer(id, &charges));
         let worker = self.session().worker(&charges[0])?;
         let (responder, reply) = Responder::new();
@@ -511,31 +514,43 @@ impl Inner {
         returning.fold(Ok(()), async |so_far, updated| updated.map(drop).and(so_far)).await
     }
 
-    /// Runs as a separate task, so that local state is updated even if the caller stops waiting.
-    async fn change(
-        self: Arc<Self>,
-        charge: &Charge<'_>,
-        action: Action,
-    ) -> Result<(), StoreError> {
-        self.opened().await;
-        let (runtime, names) = (self.runtime(), &self.common.names);
-        let changing = match self.common.layout.clone() {
-            Some(state) => {
-                let op = counters::operation(charge, action)?;
-                let key = state.key(&names.fingerprinter, charge)?;
-                runtime.spawn(self.update_counter(state, key, op))
-            }
-            None => {
-                let charge = names.cell_charge(charge)?;
-                runtime.spawn(async move {
-                    match action {
-                        Action::Release => self.release(charge).await,
-                        action => self.update(charge, action).await.map(drop),
-                    }
-                })
-            }
+    /// Starts an update. Runs as a separate task, so that local state is updated even if the caller stops waiting.
+    fn start_update(self: &Arc<Self>, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        let action = match update {
+            Update::Refund => Action::Refund,
+            Update::Reset => Action::Reset,
+            Update::Release => Action::Release,
+            Update::Renew => Action::Renew,
+            _ => return Reply::Ready(Err(unknown_update(update))),
         };
-        changing.await.unwrap_or_else(|_| Err(gone()))
+        let (store, names) = (self.clone(), &self.common.names);
+        let Some(state) = self.common.layout.clone() else {
+            return match names.cell_charge(charge) {
+                Ok(charge) => Reply::pending(self.run_when_open(async move {
+                    match action {
+                        Action::Release => store.release(charge).await.map(|()| true),
+                        action => store.update(charge, action).await,
+                    }
+                })),
+                Err(error) => Reply::Ready(Err(error)),
+            };
+        };
+        let op = counters::operation(charge, action);
+        match op.and_then(|op| Ok((state.key(&names.fingerprinter, charge)?, op))) {
+            Ok((key, op)) => Reply::pending(self.run_when_open(async move {
+                store.update_counter(state, key, op).await.map(|()| true)
+            })),
+            Err(error) => Reply::Ready(Err(error)),
+        }
+    }
+
+    /// Runs an update as a task, once the store is connected.
+    async fn run_when_open(
+        &self,
+        update: impl Future<Output = Result<bool, StoreError>> + Send + 'static,
+    ) -> Result<bool, StoreError> {
+        self.opened().await;
+        self.runtime().spawn(update).await.unwrap_or_else(|_| Err(gone()))
     }
 
     /// Returns whether the update changed anything.
@@ -558,6 +573,14 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.releases.wake();
     }
+}
+
+async fn outcomes_of(answer: responder::Reply) -> Result<Outcomes, StoreError> {
+    answer.await.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes.into())
+}
+
+fn unknown_update(update: Update) -> StoreError {
+    StoreError::Unsupported(format!("unknown update {update:?}"))
 }
 
 fn gone() -> StoreError {

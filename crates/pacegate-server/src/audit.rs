@@ -1,4 +1,4 @@
-//! What operators do to budgets, for the log.
+//! The audit log.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},

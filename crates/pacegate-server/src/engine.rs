@@ -1,84 +1,75 @@
-//! The limiter behind all listeners: in this process or over a store, with one set of calls.
+//! The limiter behind all listeners, with blocks and with the deadlines of callers.
 
 use std::{slice, sync::Arc, time::Duration};
 
 use pacegate::{
-    Charge, CheckError, Decision, KeyRef, Limiter, Plan, PolicyName, PolicySet, Request,
-    SharedLimiter, Stats, StoreError, Timestamp, Verdict,
+    BatchDecision, Charge, Charges, CheckError, Decision, KeyRef, Limiter, Plan, PolicyName,
+    PolicySet, Request, SharedLimiter, Stats, StoreError, Timestamp,
 };
 use smallvec::SmallVec;
 use tokio::time::{Instant, timeout_at};
 
 use crate::blocks::Blocks;
 
-/// Decides. In memory every call is ready at once; over a store it waits for that.
-///
-/// What is blocked is denied here, for every listener alike.
+/// A limiter, in memory or over a store, that denies blocked keys for every listener.
 #[derive(Clone, Debug)]
 pub(crate) struct Engine {
-    limiter: Kind,
+    limiter: SharedLimiter,
     blocks: Arc<Blocks>,
-    /// When the caller needs an answer, whether or not the store has answered.
+    /// The time at which the caller needs an answer, even if the store has not answered.
     deadline: Option<Instant>,
 }
 
-/// What to clear.
+/// The keys to clear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClearTarget<'a> {
-    /// One policy, or [`PolicyName::AD_HOC`] for limits that came with requests.
+    /// Those of one policy, or of [`PolicyName::AD_HOC`] for inline limits.
     Policy(PolicyName),
-    /// All policies of a domain.
+    /// Those of all policies of a domain.
     Domain(&'a str),
 }
 
-#[derive(Clone, Debug)]
-enum Kind {
-    /// State in this process.
-    Memory(Limiter),
-    /// State in a store that others share.
-    Shared(SharedLimiter),
-}
-
 impl Engine {
-    /// With the state in this process.
+    /// Creates an engine with its counters in memory.
     pub(crate) fn memory(limiter: Limiter) -> Self {
-        Self::over(Kind::Memory(limiter))
+        Self::shared(limiter.into())
     }
 
-    /// With the state in a store that others share.
+    /// Creates an engine with its counters in the store of the limiter.
     pub(crate) fn shared(limiter: SharedLimiter) -> Self {
-        Self::over(Kind::Shared(limiter))
-    }
-
-    fn over(limiter: Kind) -> Self {
         Self { limiter, blocks: Arc::new(Blocks::new()), deadline: None }
     }
 
-    /// The same engine for a caller that stops waiting at this instant: failure modes decide if the store has not
-    /// answered by then.
+    /// Returns the calls for explicit charges, without blocks and deadlines.
+    pub(crate) fn charges(&self) -> Charges<'_, SharedLimiter> {
+        self.limiter.charges()
+    }
+
+    /// Returns an engine for a caller that stops waiting at this instant. If the store has not answered by then, failure
+    /// modes decide.
     pub(crate) fn answering_by(&self, deadline: Instant) -> Self {
         Self { deadline: Some(deadline), ..self.clone() }
     }
 
-    /// With another idea of the hour for its blocks, of which there are none then.
+    /// Returns an engine without blocks, with this clock for new ones.
     #[cfg(test)]
     pub(crate) fn with_clock(self, clock: impl pacegate::Clock) -> Self {
         Self { blocks: Arc::new(Blocks::with_clock(Arc::new(clock))), ..self }
     }
 
-    /// The keys that are denied by hand.
+    /// Returns the blocked keys.
     pub(crate) fn blocks(&self) -> &Blocks {
         &self.blocks
     }
 
-    /// The time as this process has it, which need not be that of a store.
+    /// Returns the time by the clock of this process, which may differ from that of the store.
     pub(crate) fn now(&self) -> Timestamp {
         self.blocks.now()
     }
 
-    /// Whether decisions are waited for, so that it is better to ask for several at once.
+    /// Returns `true` if decisions wait for a store, so that several should be requested at once.
     pub(crate) fn waits(&self) -> bool {
-        matches!(self.limiter, Kind::Shared(_))
+        !self.limiter.is_local()
     }
 
     /// Charges a request to every policy that covers it, all or nothing.
@@ -89,14 +80,10 @@ impl Engine {
                 return Ok(verdict.decision);
             }
         }
-        match &self.limiter {
-            Kind::Memory(_) if request.id_bytes().is_some() => Err(no_ids()),
-            Kind::Memory(limiter) => Ok(limiter.check_request(request)?),
-            Kind::Shared(limiter) => limiter.check_request(request).await,
-        }
+        self.limiter.check_request(request).await
     }
 
-    /// Which limits apply to a request, to be decided: a block holds also where an override lifts the limit.
+    /// Returns the limits to decide a request by: a block applies even if an override lifts the limit.
     pub(crate) fn plan(&self, request: &Request<'_>) -> Plan<'_> {
         let plan = self.plan_counted(request);
         match self.blocks.any() {
@@ -105,36 +92,27 @@ impl Engine {
         }
     }
 
-    /// Which limits a request was counted by, for giving back.
+    /// Returns the limits that a request was charged to, for a refund.
     pub(crate) fn plan_counted(&self, request: &Request<'_>) -> Plan<'_> {
-        match &self.limiter {
-            Kind::Memory(limiter) => limiter.plan(request),
-            Kind::Shared(limiter) => limiter.plan(request),
-        }
+        self.charges().plan(request)
     }
 
-    /// Which limits a policy has for a key, without those of overrides, of which nothing is known then.
+    /// Returns the limits of a policy for a key, without those of overrides, which depend on the request.
     pub(crate) fn plan_for(&self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'_> {
-        match &self.limiter {
-            Kind::Memory(limiter) => limiter.plan_for(policy, key),
-            Kind::Shared(limiter) => limiter.plan_for(policy, key),
-        }
+        self.charges().plan_for(policy, key)
     }
 
-    /// Everywhere that a policy may have counted a key.
+    /// Returns every limit of a policy that may have counted a key.
     pub(crate) fn plan_for_all(&self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'_> {
-        match &self.limiter {
-            Kind::Memory(limiter) => limiter.plan_for_all(policy, key),
-            Kind::Shared(limiter) => limiter.plan_for_all(policy, key),
-        }
+        self.charges().plan_for_all(policy, key)
     }
 
-    /// Decides charges, all or nothing. With an id it counts once, however often it is asked, if the store can.
+    /// Decides charges, all or nothing. With an id they count once, even if repeated, if the store supports ids.
     pub(crate) async fn verdict(
         &self,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
-    ) -> Result<Verdict, CheckError> {
+    ) -> Result<BatchDecision, CheckError> {
         if self.blocks.any()
             && let Some(verdict) = self.blocked(charges).await?
         {
@@ -147,21 +125,14 @@ impl Engine {
         &self,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
-    ) -> Result<Verdict, CheckError> {
-        let limiter = match (&self.limiter, id) {
-            (Kind::Memory(_), Some(_)) => return Err(no_ids()),
-            (Kind::Memory(limiter), None) => return Ok(limiter.verdict(charges)?),
-            (Kind::Shared(limiter), _) => limiter,
-        };
-        let answer = match id {
-            Some(id) => self.in_time(limiter.verdict_once(id, charges)).await,
-            None => self.in_time(limiter.verdict(charges)).await,
-        };
-        let late = || Ok(limiter.verdict_without_store(charges, &StoreError::TimedOut)?);
-        answer.unwrap_or_else(late)
+    ) -> Result<BatchDecision, CheckError> {
+        match self.in_time(self.charges().check_batch(charges, id)).await {
+            Some(answer) => answer,
+            None => Ok(self.charges().check_without_store(charges, &StoreError::TimedOut)?),
+        }
     }
 
-    /// The answer of the store; `None` if it has not come by the deadline.
+    /// Returns the answer of the store; `None` if there was none by the deadline.
     async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
         match self.deadline {
             None => Some(answer.await),
@@ -169,7 +140,7 @@ impl Engine {
         }
     }
 
-    /// Decides charges, each by itself, and adds the decisions to `decisions`.
+    /// Decides each charge separately, and adds the decisions to `decisions`.
     pub(crate) async fn check_each(
         &self,
         charges: &[Charge<'_>],
@@ -195,24 +166,19 @@ impl Engine {
         charges: &[Charge<'_>],
         decisions: &mut Vec<Result<Decision, CheckError>>,
     ) {
-        match &self.limiter {
-            Kind::Memory(limiter) => limiter.check_each(charges, decisions),
-            Kind::Shared(limiter) => {
-                let before = decisions.len();
-                if self.in_time(limiter.check_each(charges, decisions)).await.is_none() {
-                    decisions.truncate(before);
-                    let late = |charge| {
-                        let late = StoreError::TimedOut;
-                        Ok(limiter.verdict_without_store(slice::from_ref(charge), &late)?.decision)
-                    };
-                    decisions.extend(charges.iter().map(late));
-                }
-            }
+        let before = decisions.len();
+        if self.in_time(self.charges().check_each(charges, decisions)).await.is_none() {
+            decisions.truncate(before);
+            decisions.extend(charges.iter().map(|charge| {
+                let charge = slice::from_ref(charge);
+                let late = self.charges().check_without_store(charge, &StoreError::TimedOut)?;
+                Ok(late.decision)
+            }));
         }
     }
 
-    /// Denies charges of which one at least is blocked. The others take nothing, and tell how they stand.
-    async fn blocked(&self, charges: &[Charge<'_>]) -> Result<Option<Verdict>, CheckError> {
+    /// Denies charges of which at least one is blocked. The others are peeked, and take nothing.
+    async fn blocked(&self, charges: &[Charge<'_>]) -> Result<Option<BatchDecision>, CheckError> {
         let waits: SmallVec<[_; 4]> = charges.iter().map(|charge| self.wait(charge)).collect();
         if waits.iter().all(Option::is_none) {
             return Ok(None);
@@ -227,7 +193,7 @@ impl Engine {
                 verdict.each.extend(others.next());
                 continue;
             }
-            // The limits of a policy stand side by side, and are counted once.
+            // The limits of a policy are adjacent, and recorded once.
             let subject = Some((charge.policy, charge.key));
             let counted = if last == subject { charge.cost(0) } else { *charge };
             last = subject;
@@ -240,7 +206,7 @@ impl Engine {
         Ok(Some(verdict))
     }
 
-    /// Whether a policy that has blocks covers a request, as far as that is soon told.
+    /// Returns `false` if no policy with blocks applies to a request, as far as can be determined quickly.
     fn may_block(&self, request: &Request<'_>) -> bool {
         self.blocks.any_of(|name| self.policies().covers(name, request))
     }
@@ -250,104 +216,59 @@ impl Engine {
     }
 
     fn refuse(&self, charge: &Charge<'_>, wait: Option<Duration>) -> Decision {
-        // A block that has ended since is over with the tick that comes.
-        let wait = wait.unwrap_or(Duration::from_micros(1));
-        match &self.limiter {
-            Kind::Memory(limiter) => limiter.refuse(charge, Some(wait)),
-            Kind::Shared(limiter) => limiter.refuse(charge, Some(wait)),
-        }
+        // A block that has just ended denies until the next microsecond.
+        self.charges().deny(charge, Some(wait.unwrap_or(Duration::from_micros(1))))
     }
 
-    /// Gives back up to the cost of each charge, and no more than is used.
+    /// Returns up to the cost of each charge, and no more than is used.
     pub(crate) async fn refund(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        match &self.limiter {
-            Kind::Memory(limiter) => limiter.refund_all(charges),
-            Kind::Shared(limiter) => {
-                self.in_time(limiter.refund_all(charges)).await.ok_or(StoreError::TimedOut)??;
-            }
-        }
-        Ok(())
+        self.in_time(self.charges().refund(charges)).await.unwrap_or(Err(StoreError::TimedOut))
     }
 
-    /// Forgets what was charged to the keys of charges.
+    /// Removes the counters of charges.
     pub(crate) async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        match &self.limiter {
-            Kind::Memory(limiter) => limiter.reset_all(charges),
-            Kind::Shared(limiter) => limiter.reset_all(charges).await?,
-        }
-        Ok(())
+        self.charges().reset(charges).await
     }
 
-    /// Forgets all keys of a policy or a domain, and returns how many there were.
+    /// Removes all keys of a policy or a domain, and returns their number.
     pub(crate) async fn clear(&self, target: ClearTarget<'_>) -> Result<u64, StoreError> {
-        match (&self.limiter, target) {
-            (Kind::Memory(limiter), ClearTarget::Policy(policy)) => {
-                Ok(limiter.clear_policy(policy))
-            }
-            (Kind::Memory(limiter), ClearTarget::Domain(domain)) => {
-                Ok(limiter.clear_domain(domain))
-            }
-            (Kind::Shared(limiter), ClearTarget::Policy(policy)) => {
-                limiter.clear_policy(policy).await
-            }
-            (Kind::Shared(limiter), ClearTarget::Domain(domain)) => {
-                limiter.clear_domain(domain).await
-            }
+        match target {
+            ClearTarget::Policy(policy) => self.limiter.clear_policy(policy).await,
+            ClearTarget::Domain(domain) => self.limiter.clear_domain(domain).await,
         }
     }
 
-    /// Returns the permits of charges.
+    /// Releases the permits of charges.
     pub(crate) async fn release(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        match &self.limiter {
-            Kind::Memory(limiter) => limiter.release_all(charges),
-            Kind::Shared(limiter) => limiter.release_all(charges).await?,
-        }
-        Ok(())
+        self.charges().release(charges).await
     }
 
-    /// Starts the life of the permits of charges anew. `false` if any was gone.
+    /// Restarts the period of the permits of charges. `false` if one has expired.
     pub(crate) async fn renew(&self, charges: &[Charge<'_>]) -> Result<bool, StoreError> {
-        match &self.limiter {
-            Kind::Memory(limiter) => Ok(limiter.renew_all(charges)),
-            Kind::Shared(limiter) => limiter.renew_all(charges).await,
-        }
+        self.charges().renew(charges).await
     }
 
-    /// The policies in force.
+    /// Returns the policies.
     pub(crate) fn policies(&self) -> &PolicySet {
-        match &self.limiter {
-            Kind::Memory(limiter) => limiter.policies(),
-            Kind::Shared(limiter) => limiter.policies(),
-        }
+        self.limiter.policies()
     }
 
-    /// What has been decided so far, by this process.
+    /// Returns the statistics of this process.
     pub(crate) fn stats(&self) -> Stats {
-        match &self.limiter {
-            Kind::Memory(limiter) => limiter.stats(),
-            Kind::Shared(limiter) => limiter.stats(),
-        }
+        self.limiter.stats()
     }
 
-    /// Other policies on the same state, statistics and blocks.
+    /// Returns an engine with other policies on the same counters, statistics and blocks.
     pub(crate) fn with_policies(&self, policies: PolicySet) -> Self {
-        let limiter = match &self.limiter {
-            Kind::Memory(limiter) => Kind::Memory(limiter.with_policies(policies)),
-            Kind::Shared(limiter) => Kind::Shared(limiter.with_policies(policies)),
-        };
+        let limiter = self.limiter.with_policies(policies);
         Self { limiter, blocks: self.blocks.clone(), deadline: None }
     }
 }
 
-/// Whether the first denies, and for longer than the second.
+/// Returns `true` if the first decision denies for longer than the second.
 fn is_longer(one: &Decision, other: &Decision) -> bool {
     let wait = |decision: &Decision| decision.retry_after().unwrap_or(Duration::MAX);
     !one.is_allowed() && wait(one) > wait(other)
-}
-
-fn no_ids() -> CheckError {
-    let text = "the memory store takes no request ids: leave the id out, or use a Redis store";
-    CheckError::Store(StoreError::Unsupported(text.to_owned()))
 }
 
 #[cfg(test)]

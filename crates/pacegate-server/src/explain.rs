@@ -18,7 +18,7 @@ pub(crate) struct Explanation {
     pub(crate) domain: String,
     /// Revision of the configuration.
     pub(crate) revision: u64,
-    /// Whether one unit would be admitted now.
+    /// True if one unit would be admitted now.
     pub(crate) allowed: bool,
     /// The policy that decided.
     pub(crate) policy: Option<&'static str>,

@@ -1,4 +1,4 @@
-//! What Prometheus is told. Labels come from the configuration and from this program, never from requests.
+//! Metrics for Prometheus. Labels come from the configuration and the program, never from requests.
 
 use std::{
     fmt,
@@ -25,14 +25,14 @@ use crate::{
     service::Listener,
 };
 
-/// Everything that is measured, as text.
+/// All metrics of the server.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
     listeners: Vec<Arc<ListenerMetrics>>,
 }
 
-/// What one listener has answered, and how long that took. Each thread counts for itself.
+/// The responses of one listener and their times. Threads count separately.
 #[derive(Debug)]
 pub(crate) struct ListenerMetrics {
     name: &'static str,
@@ -59,7 +59,7 @@ struct Shard {
     degraded: AtomicU64,
 }
 
-/// Reads what is counted elsewhere when somebody asks.
+/// Collects the counters of other parts on each scrape.
 #[derive(Debug)]
 struct Scrape {
     gate: Arc<Gate>,
@@ -79,7 +79,7 @@ const BOUNDS: [u64; 14] = [
 ];
 
 impl Metrics {
-    /// What `gate` decides and these listeners answer.
+    /// Creates the metrics of the server and its listeners.
     pub(crate) fn new(gate: Arc<Gate>, listeners: Vec<Arc<ListenerMetrics>>) -> Self {
         let mut registry = Registry::default();
         let scrape = Scrape { gate, listeners: listeners.clone() };
@@ -87,16 +87,16 @@ impl Metrics {
         Self { registry, listeners }
     }
 
-    /// The listeners that are told of.
+    /// Returns the metrics of the listeners.
     pub(crate) fn listeners(&self) -> &[Arc<ListenerMetrics>] {
         &self.listeners
     }
 
-    /// Of the text from [`Metrics::encode`].
+    /// The content type of [`Metrics::encode`].
     pub(crate) const CONTENT_TYPE: &str =
         "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-    /// All of it in OpenMetrics' text form, as of now.
+    /// Returns the current metrics as OpenMetrics text.
     pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
         let mut out = String::new();
         text::encode(&mut out, &self.registry)?;
@@ -118,12 +118,12 @@ impl ListenerMetrics {
         Self { socket: Some(socket), ..self }
     }
 
-    /// Counts a request that was answered with the code at this place of the list, after so long.
+    /// Counts a response with the code at this index, and its time.
     pub(crate) fn count(&self, code: usize, took: Duration) {
         self.count_many(code, 1, took);
     }
 
-    /// Counts so many requests that were answered together.
+    /// Counts several responses that were sent together.
     pub(crate) fn count_many(&self, code: usize, requests: u64, took: Duration) {
         if requests == 0 {
             return;
@@ -137,7 +137,7 @@ impl ListenerMetrics {
         shard.nanos.fetch_add(nanos.wrapping_mul(requests), Ordering::Relaxed);
     }
 
-    /// Counts answers that a failure mode decided.
+    /// Counts responses that a failure mode decided.
     pub(crate) fn count_degraded(&self, answers: u64) {
         let shard = &self.shards[thread_number() % SHARDS];
         shard.degraded.fetch_add(answers, Ordering::Relaxed);
@@ -147,7 +147,7 @@ impl ListenerMetrics {
         self.name
     }
 
-    /// How many requests were answered.
+    /// Returns the number of responses.
     pub(crate) fn answered(&self) -> u64 {
         (0..self.codes.len()).map(|place| self.sum(|shard| &shard.codes[place])).sum()
     }
@@ -208,7 +208,7 @@ impl Latency {
     }
 }
 
-/// A small number for each thread that asks.
+/// Returns a small number for the current thread.
 fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -447,7 +447,7 @@ mod tests {
     const CODES: [&str; 2] = ["200", "429"];
 
     #[test]
-    fn all_threads_are_summed_up_when_somebody_asks() {
+    fn metrics_sum_up_all_threads() {
         let policies = PolicySet::of_limits(["5/hour sliding-log".parse().unwrap()]).unwrap();
         let limiter = Limiter::builder().policies(policies.clone()).build().unwrap();
         for (allowed, cost) in [(true, 1), (false, 5), (false, 5)] {

@@ -26,11 +26,11 @@ use tracing_subscriber::{Layer, filter::Targets, registry::LookupSpan};
 
 use crate::client::{Client, ClientError};
 
-/// Sends spans to a collector until it is dropped, and then what is left.
+/// Exports spans to a collector.
 #[derive(Debug)]
 pub struct Exporter(SdkTracerProvider);
 
-/// Why spans cannot be sent.
+/// The reason why traces cannot be exported.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant documents it")]
 pub enum TraceError {
@@ -73,7 +73,7 @@ impl Exporter {
         Ok(Self(provider))
     }
 
-    /// What hands spans of requests to it.
+    /// Returns the layer that passes request spans to the exporter.
     pub fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: tracing::Subscriber + for<'a> LookupSpan<'a>,
@@ -117,7 +117,7 @@ pub(crate) fn request(listener: &'static str, headers: &HeaderMap) -> Span {
     span
 }
 
-/// Tells the span of this request what was decided.
+/// Records the decision in the span of the current request.
 #[inline]
 pub(crate) fn decided(decision: &Decision) {
     if !IS_ON.load(Ordering::Relaxed) {

@@ -1,7 +1,8 @@
 use std::{future::Future, num::NonZeroU32, ops::Range, pin::pin, time::Duration};
 
 use pacegate::{
-    Algorithm, Charge, Counter, Key, Limit, Store, StoreError, Timestamp, algorithm::Outcome,
+    Algorithm, Charge, Counter, Key, Limit, Outcomes, Store, StoreError, Timestamp, Update,
+    algorithm::Outcome,
 };
 
 use crate::{History, Model, Op, Random, rates};
@@ -106,22 +107,31 @@ fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<O
             match call {
                 Call::Charge(cost, permit) => {
                     (charge.cost, charge.permit) = (cost, permit_id(permit));
-                    return work(store.charge(&[charge]).await).first().copied();
+                    return work(store.charge(&[charge], None).await).first().copied();
                 }
-                Call::Refund(cost) => work(store.refund(&charge.cost(cost)).await),
-                Call::Reset => work(store.reset(&charge).await),
+                Call::Refund(cost) => {
+                    work(store.update(&charge.cost(cost), Update::Refund).await);
+                }
+                Call::Reset => {
+                    work(store.update(&charge, Update::Reset).await);
+                }
                 Call::Release(permit) => {
                     charge.permit = permit_id(permit);
-                    work(store.release(&charge).await);
+                    work(store.update(&charge, Update::Release).await);
                 }
                 Call::Renew(permit) => {
                     charge.permit = permit_id(permit);
-                    work(store.renew(&charge).await);
+                    work(store.update(&charge, Update::Renew).await);
                 }
             }
             None
         })
     })
+}
+
+/// Charges one request.
+pub(crate) fn charge_request(subject: &impl Subject, charges: &[Charge<'_>]) -> Outcomes {
+    work(subject.block_on(async { subject.store().charge(charges, None).await }))
 }
 
 pub(crate) fn work<T>(answer: Result<T, StoreError>) -> T {
@@ -173,7 +183,7 @@ fn charge_all(
     order: &[usize],
     limits: &[Limit],
     cost: u64,
-) -> Vec<Outcome> {
+) -> Outcomes {
     let keys: Vec<String> = order.iter().map(|place| format!("all-{seed}-{place}")).collect();
     let policy = "conformance".parse().expect("valid policy name");
     let charges: Vec<_> = keys
@@ -184,7 +194,7 @@ fn charge_all(
             Charge::new(policy, key, limits[place]).cost(cost)
         })
         .collect();
-    work(subject.block_on(subject.store().charge(&charges)))
+    charge_request(subject, &charges)
 }
 
 /// Checks that the policy, the algorithm, the period and every part of the key distinguish states. On the counter of a
@@ -210,7 +220,7 @@ fn admits(subject: &impl Subject, policy: &str, key: impl Key, limit: Limit) -> 
     key.with(|key| {
         let charge = Charge::new(policy.parse().expect("a name"), key, limit);
         let charge = [charge.counter(Counter::Policy)];
-        work(subject.block_on(subject.store().charge(&charge)))[0].is_admitted()
+        charge_request(subject, &charge)[0].is_admitted()
     })
 }
 
@@ -226,7 +236,7 @@ fn unenforced_charges_never_deny(subject: &impl Subject) {
             let mut shadow = Charge::new(policy, pacegate::KeyRef::new(b"shadow"), one);
             shadow.enforced = false;
             let charges = [enforced, shadow];
-            let outcomes = work(subject.block_on(subject.store().charge(&charges)));
+            let outcomes = charge_request(subject, &charges);
             [outcomes[0].is_admitted(), outcomes[1].is_admitted()]
         })
         .collect();
@@ -249,7 +259,7 @@ fn the_same_key_twice(subject: &impl Subject) {
         let key = algorithm.name().as_bytes();
         let mut charge = Charge::new(policy, pacegate::KeyRef::new(key), limit);
         let ask = |charge| {
-            let outcomes = work(subject.block_on(subject.store().charge(&[charge, charge])));
+            let outcomes = charge_request(subject, &[charge, charge]);
             outcomes.iter().all(Outcome::is_admitted)
         };
         charge.permit = u128::from(algorithm == Algorithm::Concurrency);
@@ -291,5 +301,5 @@ fn nothing_is_never_something(subject: &impl Subject) {
 fn call_peek(subject: &impl Subject, policy: &str, key: &[u8], limit: Limit) -> Outcome {
     let policy = policy.parse().expect("valid policy name");
     let peek = [Charge::new(policy, pacegate::KeyRef::new(key), limit).cost(0)];
-    work(subject.block_on(subject.store().charge(&peek)))[0]
+    charge_request(subject, &peek)[0]
 }

@@ -6,7 +6,7 @@ use pacegate::{
     Algorithm, Charge, Counter, KeyRef, Limit, PolicyName, Timestamp, algorithm::Outcome,
 };
 
-use crate::{Model, Random, Subject, conformance::work};
+use crate::{Model, Random, Subject, conformance::charge_request};
 
 const POLICY: &str = "rates";
 
@@ -183,5 +183,5 @@ fn charge(
     let key = KeyRef::new(key.as_bytes());
     let charge =
         [Charge::new(policy, key, limit).counter(counter).cost(cost).holding(u128::from(permit))];
-    work(subject.block_on(subject.store().charge(&charge)))[0]
+    charge_request(subject, &charge)[0]
 }

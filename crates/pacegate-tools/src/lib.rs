@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod doctor;
+mod random;
 pub mod simulate;
 pub mod top;
 mod words;

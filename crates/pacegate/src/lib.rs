@@ -22,13 +22,13 @@ pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};
 pub use key::{Key, KeyBuf, KeyRef};
 pub use limit::{Limit, LimitError, ParseLimitError};
 pub use limiter::{
-    Admission, BuildError, CheckError, Limiter, LimiterBuilder, Permit, Plan, SharedLimiter,
-    SharedLimiterBuilder, SharedPermit, Verdict, WaitError,
+    Admission, BatchDecision, BuildError, Charges, CheckError, Limiter, LimiterBuilder, Permit,
+    Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, Wait, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};
 pub use stats::{PolicyStats, Stats, TopKey};
 pub use store::{
-    Answer, Charge, ChargeBuf, Counter, Detached, MemoryStore, MemoryUsage, ShareUsage, Store,
-    StoreError,
+    Charge, ChargeBuf, Counter, MemoryStore, MemoryUsage, Outcomes, PendingReply, Reply,
+    ShareUsage, Store, StoreError, Task, Update,
 };

@@ -94,7 +94,7 @@ pub fn reset(policy: &str, key: impl Key) {
 
 /// [`reset`] for functions that are given a `limiter`.
 pub fn reset_in(limiter: &Limiter, policy: &str, key: impl Key) {
-    key.with(|key| limiter.reset_all(&attribute::used(policy, key)));
+    key.with(|key| limiter.charges().reset(&attribute::used(policy, key)));
 }
 
 /// [`reset`] for functions that count in a shared limiter, which is [installed](shared()) or given.
@@ -104,5 +104,5 @@ pub async fn reset_shared(
     key: impl Key,
 ) -> Result<(), StoreError> {
     let key = key.with(|key| key.to_buf());
-    limiter.reset_all(&attribute::used(policy, key.as_ref())).await
+    limiter.charges().reset(&attribute::used(policy, key.as_ref())).await
 }

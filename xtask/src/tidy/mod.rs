@@ -4,6 +4,7 @@ mod blocks;
 mod files;
 mod links;
 mod named_tests;
+mod names;
 mod rules;
 
 use std::{
@@ -41,6 +42,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     );
     findings.extend(files::check(&files));
     findings.extend(named_tests::check(&files));
+    findings.extend(names::check(&files));
     findings.extend(blocks::check(&files));
     for finding in &findings {
         writeln!(io::stdout(), "{finding}")?;

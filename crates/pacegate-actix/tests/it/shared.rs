@@ -2,7 +2,6 @@
 
 use std::{
     cell::Cell,
-    future::ready,
     pin::pin,
     rc::Rc,
     sync::{
@@ -14,7 +13,7 @@ use std::{
 
 use actix_web::{App, HttpResponse, dev::Service as _, test::init_service, web};
 use pacegate::{
-    Answer, Charge, Limit, PolicySet, SharedLimiter, Store, StoreError, algorithm::Outcome,
+    Charge, Limit, Outcomes, PolicySet, Reply, SharedLimiter, Store, StoreError, Update,
 };
 use pacegate_actix::{Adjustment, RateLimit, Rules};
 
@@ -63,25 +62,15 @@ struct Away {
 }
 
 impl Store for Away {
-    fn charge<'a>(&'a self, _: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        Box::pin(ready(Err(StoreError::TimedOut)))
+    fn charge(&self, _: &[Charge<'_>], _: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        Reply::Ready(Err(StoreError::TimedOut))
     }
 
-    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.refunded.fetch_add(charge.cost, Relaxed);
-        Box::pin(ready(Ok(())))
-    }
-
-    fn reset<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(ready(Ok(())))
-    }
-
-    fn release<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(ready(Ok(())))
-    }
-
-    fn renew<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, bool> {
-        Box::pin(ready(Ok(true)))
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        if update == Update::Refund {
+            self.refunded.fetch_add(charge.cost, Relaxed);
+        }
+        Reply::Ready(Ok(true))
     }
 }
 

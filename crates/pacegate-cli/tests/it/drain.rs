@@ -297,5 +297,5 @@ fn connections_are_closed_after_the_drain_timeout() {
     let (status, log) = service.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?} {log}", begun.elapsed());
-    assert!(log.contains("connections were cut that did not end in time"), "{log}");
+    assert!(log.contains("closed connections that did not drain in time"), "{log}");
 }

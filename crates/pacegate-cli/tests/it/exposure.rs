@@ -34,8 +34,8 @@ fn refusal(args: &[&str]) -> (Option<i32>, String) {
 #[test]
 fn a_service_without_listeners_is_rejected() {
     let folder = Folder::with_config(POLICIES);
-    let said = "error: cannot serve: all listeners are off, so that nobody can ask\n\
-                hint: give one of --http, --grpc and --resp an address, such as 127.0.0.1:8080";
+    let said = "error: cannot serve: all listeners are off\n\
+                hint: set an address for --http, --grpc or --resp, such as 127.0.0.1:8080";
     let config = folder.config();
     let args = [&["serve", "--config", &config], &OFF[..]].concat();
     assert_eq!(refusal(&args), (Some(2), said.to_owned()));
@@ -59,8 +59,8 @@ fn a_public_address_requires_tls_and_keys() {
             }
             let text = format!(
                 "error: cannot serve: {name} would listen on {address}, which others can reach, \
-                 without {missing}\nhint: configure both, listen on 127.0.0.1, or if the network \
-                 keeps others out: --insecure"
+                 without {missing}\nhint: configure both, listen on 127.0.0.1, or use --insecure \
+                 in a private network"
             );
             assert_eq!(refusal(&args), (Some(2), text));
         }
@@ -109,7 +109,7 @@ fn an_address_in_use_is_reported() {
     args.extend(["--resp", &address]);
     let text = format!(
         "error: cannot serve: cannot listen for resp on {address}: Address already in use (os error 98)\n\
-         hint: choose another address, port 0 for any that is free, or off"
+         hint: choose another address, port 0 for a free port, or off"
     );
     assert_eq!(refusal(&args), (Some(2), text));
     assert_eq!(Client::connect(&address).unwrap().command(&["PING"]).unwrap().text(), "PONG");

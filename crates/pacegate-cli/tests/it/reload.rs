@@ -199,7 +199,7 @@ fn an_invalid_file_changes_nothing_and_is_reported_with_its_position() {
     assert_eq!(charge(&mut client), ("10/day".into(), 8), "the last good one is in force");
     service.signal("HUP");
     eventually(WITHIN, "it is logged again", || {
-        service.log().matches("those in force").count() == 4
+        service.log().matches("keeping the current configuration").count() == 4
     });
     folder.replace("pacegate.yaml", &policy("20/day"));
     until_revision(&mut client, 2);
@@ -372,7 +372,10 @@ fn changes_that_need_a_restart_are_logged() {
     until_revision(&mut client, 2);
     let log = service.log();
     assert!(log.contains("a changed store takes effect after a restart"), "{log}");
-    assert!(log.contains("listeners and paths of certificates stay as they are"), "{log}");
+    assert!(
+        log.contains("changed listeners and certificate paths take effect after a restart"),
+        "{log}"
+    );
     let answer = http.check(None, r#"{"attributes": {"key": "bob"}}"#).unwrap().json();
     assert_eq!((&answer["limit"], &answer["revision"]), (&"20/day".into(), &2.into()));
 }

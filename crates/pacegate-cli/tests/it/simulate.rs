@@ -600,6 +600,51 @@ fn no_client_exceeds_the_target_of_a_search() {
 }
 
 #[test]
+fn a_report_has_one_exact_peak() {
+    let log = Log::busy("4k");
+    let report = report(&[&log.path, "--limit", "20/minute", "--top", "1000"]);
+    let rule = Rule { algorithm: "fixed-window", amount: 20, period: 60 * SECOND, burst: 20 };
+    let exact = highest(&lines(&log.text()), &rule) as u64;
+    let policy = only(&report);
+    let most = |values: &Value| values.as_array().unwrap().iter().map(Value::as_u64).max().unwrap();
+    assert_eq!(policy["peak_admitted"], exact);
+    assert_eq!(most(&policy["timeline"]["admitted"]), Some(exact));
+    assert_eq!(policy["worst_bursts"][0]["admitted"], exact);
+    let busiest = policy["busiest"].as_array().unwrap();
+    let busiest = busiest.iter().map(|key| key["peak_admitted"].as_u64()).max().unwrap();
+    assert_eq!(busiest, Some(exact));
+}
+
+#[test]
+fn a_suggestion_states_its_headroom_and_a_valid_policy() {
+    let log = Log::generate("combined:1k", &["bursts clients=15 size=7 every=5m"]);
+    let found = report(&[&log.path, "--suggest", "touch at most 0 % of clients"]);
+    let suggestion = &found["suggestion"];
+    assert_eq!(suggestion["headroom"]["amount"], only(&found)["amount"]);
+    let file = log.file("suggested.yaml");
+    fs::write(&file, suggestion["yaml"].as_str().unwrap()).unwrap();
+    let again = report(&[&log.path, "--config", file.to_str().unwrap()]);
+    assert_eq!(only(&again)["limits"][0], suggestion["limit"]);
+    let title = found["finding"].as_str().unwrap();
+    assert!(title.starts_with("suggested limit: "), "{title}");
+}
+
+#[test]
+fn several_logs_and_policies_have_totals() {
+    let log = Log::busy("1k");
+    let file = log.file("two.yaml");
+    let policies = "policies:\n  - { name: a, per: ip, limit: 20/minute }\n  - { name: b, limit: 90/minute }\n";
+    fs::write(&file, policies).unwrap();
+    let file = file.to_str().unwrap();
+    let args = [&*log.path, &*log.path, "--config", file, "--against", file];
+    let finished = simulate(&args, b"");
+    let total = finished.stdout.lines().filter(|line| line.trim_start().starts_with("total "));
+    assert_eq!(total.count(), 2, "{}", finished.stdout);
+    let each = format!("  {}: 1,000 requests", log.path);
+    assert_eq!(finished.stdout.matches(&each).count(), 2, "{}", finished.stdout);
+}
+
+#[test]
 fn bursts_across_window_boundaries_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
@@ -859,7 +904,8 @@ fn the_html_report_opens_from_disk_and_escapes_keys() {
     page.wait_until("document.querySelectorAll('.chart svg path').length > 4");
     assert!(page.text("main").contains(HOSTILE));
     assert_eq!(page.evaluate("document.querySelectorAll('main img, main script').length"), 0);
-    assert!(page.text("h1").contains("Comparison of 2 variants"), "{}", page.text("h1"));
+    let title = page.text("h1");
+    assert!(title.starts_with("denied: 100/minute ") && title.contains(", 90/minute"), "{title}");
     page.click(".tabs button:nth-child(2)");
     page.wait_until("document.querySelector('.pill').textContent === '90/minute sliding-log'");
     assert_eq!(page.complaints(), Vec::<String>::new());

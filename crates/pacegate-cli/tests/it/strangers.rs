@@ -94,7 +94,7 @@ fn invalid_times_are_ignored() {
     let body =
         r#"{"allowed":true,"limit":"1/day","remaining":1,"reset_after":-1.5,"retry_after":1e300}"#;
     let told = check(&Stranger::new("200 OK", body).url());
-    let words = "1: allowed by 1/day, 1 remaining, resets in 0ns\n";
+    let words = "1: allowed by 1/day, 1 remaining, resets in 0s\n";
     assert_eq!((told.code, &*told.stdout), (Some(0), words), "{}", told.stderr);
     let body = r#"{"allowed":false,"policies":[{"policy":"a","limits":[{"limit":"1/day","allowed":false,
         "retry_after":1e300}]}],"policy":"a"}"#;

@@ -1,10 +1,11 @@
 //! Rate limit headers, parsed by a strict parser of structured fields (RFC 9651).
 
-use std::{future::ready, time::Duration};
+use std::time::Duration;
 
 use http::HeaderMap;
 use pacegate::{
-    Answer, Charge, Decision, Limit, Limiter, PolicySet, SharedLimiter, Store, Timestamp,
+    Charge, Decision, Limit, Limiter, Outcomes, PolicySet, Reply, SharedLimiter, Store, Timestamp,
+    Update,
     algorithm::{Origin, Outcome},
 };
 use pacegate_http::{
@@ -228,26 +229,14 @@ fn clients_that_wait_for_retry_after_are_admitted() {
 struct Remembers(Duration, Option<Timestamp>);
 
 impl Store for Remembers {
-    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
+    fn charge(&self, charges: &[Charge<'_>], _: Option<&[u8]>) -> Reply<'_, Outcomes> {
         let denied = Outcome::denied(0, Some(self.0), self.0).with_origin(Origin::DenyCache);
         let denied = self.1.map_or(denied, |instant| denied.with_decided_at(instant));
-        Box::pin(ready(Ok(vec![denied; charges.len()])))
+        Reply::Ready(Ok(charges.iter().map(|_| denied).collect()))
     }
 
-    fn refund<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(ready(Ok(())))
-    }
-
-    fn reset<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(ready(Ok(())))
-    }
-
-    fn release<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
-        Box::pin(ready(Ok(())))
-    }
-
-    fn renew<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, bool> {
-        Box::pin(ready(Ok(true)))
+    fn update(&self, _: &Charge<'_>, _: Update) -> Reply<'_, bool> {
+        Reply::Ready(Ok(true))
     }
 }
 

@@ -14,9 +14,8 @@ use std::{
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use pacegate::{
-    Charge, Clock, Counter, Limit, Limiter, ManualClock, MemoryStore, PolicySet, SharedLimiter,
-    Store, StoreError,
-    algorithm::Outcome,
+    Charge, Clock, Counter, Limit, Limiter, ManualClock, MemoryStore, Outcomes, PolicySet, Reply,
+    SharedLimiter, Store, StoreError, Update,
     policy::{FailureMode, Policy},
 };
 use pacegate_http::{
@@ -36,33 +35,21 @@ struct Remote {
 }
 
 impl Remote {
-    fn answer<'a, T: Send + 'a>(&self, answer: pacegate::Answer<'a, T>) -> pacegate::Answer<'a, T> {
+    fn answer<'a, T>(&self, answer: Reply<'a, T>) -> Reply<'a, T> {
         match self.away.load(Relaxed) {
-            true => Box::pin(ready(Err(StoreError::TimedOut))),
+            true => Reply::Ready(Err(StoreError::TimedOut)),
             false => answer,
         }
     }
 }
 
 impl Store for Remote {
-    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> pacegate::Answer<'a, Vec<Outcome>> {
-        self.answer(Store::charge(&*self.store, charges))
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        self.answer(self.store.charge(charges, id))
     }
 
-    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.answer(Store::refund(&*self.store, charge))
-    }
-
-    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.answer(Store::reset(&*self.store, charge))
-    }
-
-    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.answer(Store::release(&*self.store, charge))
-    }
-
-    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, bool> {
-        self.answer(Store::renew(&*self.store, charge))
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.answer(self.store.update(charge, update))
     }
 }
 
@@ -203,7 +190,7 @@ fn degraded_decisions_are_not_refunded() {
 async fn reset(store: &Remote, limit: Limit) {
     let key = pacegate::KeyBuf::empty();
     let charge = Charge::new("api".parse().unwrap(), key.as_ref(), limit).counter(Counter::Policy);
-    store.reset(&charge).await.unwrap();
+    store.update(&charge, Update::Reset).await.unwrap();
 }
 
 /// A policy in shadow mode that would have denied was not charged. What others took is given back.

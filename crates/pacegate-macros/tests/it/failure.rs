@@ -3,8 +3,7 @@
 use std::num::NonZeroU32;
 
 use pacegate::{
-    Answer, Charge, Denied, Limit, PolicySet, SharedLimiter, Store, StoreError,
-    algorithm::Outcome,
+    Charge, Denied, Limit, Outcomes, PolicySet, Reply, SharedLimiter, Store, StoreError, Update,
     policy::FailureMode::{self, Closed, Local},
 };
 use pacegate_macros::rate_limit;
@@ -15,31 +14,13 @@ use crate::admitted;
 #[derive(Debug)]
 struct Away(StoreError);
 
-impl Away {
-    fn answer<T: Send + 'static>(&self) -> Answer<'_, T> {
-        Box::pin(std::future::ready(Err(self.0.clone())))
-    }
-}
-
 impl Store for Away {
-    fn charge<'a>(&'a self, _: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        self.answer()
+    fn charge(&self, _: &[Charge<'_>], _: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        Reply::Ready(Err(self.0.clone()))
     }
 
-    fn refund<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.answer()
-    }
-
-    fn reset<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.answer()
-    }
-
-    fn release<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.answer()
-    }
-
-    fn renew<'a>(&'a self, _: &'a Charge<'a>) -> Answer<'a, bool> {
-        self.answer()
+    fn update(&self, _: &Charge<'_>, _: Update) -> Reply<'_, bool> {
+        Reply::Ready(Err(self.0.clone()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate::{Charge, Clock, KeyRef, Limit, PolicyName, Store, SystemClock};
+use pacegate::{Charge, Clock, KeyRef, Limit, PolicyName, Store, SystemClock, Update};
 
 use super::{Finding, Options, findings as table};
 use crate::{RedisStore, cell::Names, cluster::Range, store::RedisStoreBuilder, url::RedisUrl};
@@ -58,15 +58,17 @@ impl Trial {
 
     async fn try_one(&self, charge: Charge<'_>) -> Result<(), String> {
         let tried = self.charge_twice(charge).await;
-        let reset = self.store.reset(&charge).await.map_err(|error| error.to_string());
-        tried.and(reset)
+        let reset =
+            self.store.update(&charge, Update::Reset).await.map_err(|error| error.to_string());
+        tried.and(reset.map(drop))
     }
 
     async fn charge_twice(&self, charge: Charge<'_>) -> Result<(), String> {
         for (permit, expected) in [(1, true), (2, false)] {
             let mut charge = charge;
             charge.permit = permit;
-            let answered = self.store.charge(&[charge]).await.map_err(|error| error.to_string())?;
+            let answered =
+                self.store.charge(&[charge], None).await.map_err(|error| error.to_string())?;
             let outcome = answered.first().ok_or("no outcome")?;
             if outcome.is_admitted() != expected {
                 let word = if expected {

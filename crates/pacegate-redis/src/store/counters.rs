@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use pacegate::{Charge, Key, KeyRef, Limit, PolicyName, StoreError, algorithm::Outcome};
+use pacegate::{
+    Charge, Key, KeyRef, Limit, Outcomes, PolicyName, Reply, StoreError, algorithm::Outcome,
+};
 
 use super::{Inner, RedisStore, gone};
 use crate::{
@@ -43,27 +45,33 @@ impl Inner {
         rules.supports(limits, leased)
     }
 
-    pub(super) async fn charge_counters(
-        &self,
-        state: &LayoutState,
+    pub(super) fn charge_counters<'a>(
+        &'a self,
+        state: &'a LayoutState,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
-    ) -> Result<Vec<Outcome>, StoreError> {
+    ) -> Reply<'a, Outcomes> {
         if id.is_some() {
-            return Err(unsupported("does not support request ids"));
+            return Reply::Ready(Err(unsupported("does not support request ids")));
         }
         let fingerprinter = &self.common.names.fingerprinter;
         let keys: Result<Vec<_>, _> =
             charges.iter().map(|charge| state.key(fingerprinter, charge)).collect();
-        let keys = keys?;
+        let keys = match keys {
+            Ok(keys) => keys,
+            Err(error) => return Reply::Ready(Err(error)),
+        };
         let pairs = keys.iter().map(|key| key.fingerprint).zip(charges);
         if let Some(outcomes) = self.common.deny_cache.answer(pairs) {
             self.common.totals.denied_locally.add(1);
-            return Ok(outcomes);
+            return Reply::Ready(Ok(outcomes.into()));
         }
-        self.opened().await;
         let ops = charges.iter().map(|charge| CounterOp::Charge(charge.cost));
-        self.send_counters(state, keys.into_iter().zip(ops)).await
+        let requests: Vec<_> = keys.into_iter().zip(ops).collect();
+        Reply::pending(async move {
+            self.opened().await;
+            self.send_counters(state, requests.into_iter()).await.map(Outcomes::from)
+        })
     }
 
     async fn count(&self, key: KeyRef<'_>, limit: Limit) -> Result<u64, StoreError> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use pacegate::{
     Algorithm, Charge, Clock, KeyRef, Limit, ManualClock, MemoryStore, Store, Timestamp,
-    algorithm::{Origin, Outcome},
+    algorithm::Origin,
 };
 use pacegate_testkit::{
     Random, Subject,
@@ -72,13 +72,14 @@ fn follow(subject: &Timed, rounds: u64) {
                     charges(ask, permit)
                 })
                 .collect();
-            let expected: Vec<Vec<Outcome>> = asked
+            let expected: Vec<pacegate::Outcomes> = asked
                 .iter()
-                .map(|charges| subject.block_on(memory.charge(charges)).unwrap())
+                .map(|charges| subject.block_on(memory.charge(charges, None)).unwrap())
                 .collect();
-            let answers = subject.block_on(join_all(asked.iter().map(|c| subject.store.charge(c))));
+            let answers =
+                subject.block_on(join_all(asked.iter().map(|c| subject.store.charge(c, None))));
             for (place, (answer, expected)) in answers.into_iter().zip(expected).enumerate() {
-                let answer: Vec<_> =
+                let answer: pacegate::Outcomes =
                     answer.unwrap().iter().map(|o| o.with_origin(Origin::Store)).collect();
                 assert_eq!(answer, expected, "seed {seed}, request {place}: {:?}", asks[place]);
             }
@@ -112,7 +113,8 @@ fn a_hot_key_costs_one_key() {
     let subject = Timed::new(&server.url(), |builder| builder);
     let limit = Limit::per_day(600);
     let charge = [Charge::new("hot".parse().unwrap(), KeyRef::new(b"hot"), limit)];
-    let answers = subject.block_on(join_all((0..1_000).map(|_| subject.store.charge(&charge))));
+    let answers =
+        subject.block_on(join_all((0..1_000).map(|_| subject.store.charge(&charge, None))));
     let admitted: Vec<bool> = answers.into_iter().map(|a| a.unwrap()[0].is_admitted()).collect();
     assert!(admitted[..600].iter().all(|admitted| *admitted), "in order of arrival");
     assert!(!admitted[600..].iter().any(|admitted| *admitted));
@@ -132,7 +134,7 @@ fn many_keys_take_two_round_trips() {
     let charges: Vec<_> = charges.collect();
     for remaining in [1, 0] {
         let before = subject.store.stats();
-        let asked = join_all(charges.iter().map(|charge| subject.store.charge(charge)));
+        let asked = join_all(charges.iter().map(|charge| subject.store.charge(charge, None)));
         for answer in subject.block_on(asked) {
             assert_eq!(answer.unwrap()[0].remaining(), remaining);
         }
@@ -150,7 +152,7 @@ fn single_requests_take_one_call_each() {
     let subject = Timed::new(&server.url(), |builder| builder);
     let charge = [Charge::new("idle".parse().unwrap(), KeyRef::new(b"idle"), Limit::per_day(100))];
     for expected in (0..100).rev() {
-        let outcome = subject.block_on(subject.store.charge(&charge)).unwrap()[0];
+        let outcome = subject.block_on(subject.store.charge(&charge, None)).unwrap()[0];
         assert_eq!(outcome.remaining(), expected);
     }
     let stats = subject.store.stats();

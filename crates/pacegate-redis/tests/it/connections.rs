@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pacegate::{
-    Charge, Counter, Decision, KeyRef, Limit, Limiter, Policy, PolicyName, PolicySet, Request,
-    SharedLimiter, Store, Verdict,
+    BatchDecision, Charge, Counter, Decision, KeyRef, Limit, Limiter, Policy, PolicyName,
+    PolicySet, Request, SharedLimiter, Store,
     policy::{Condition, FailureMode::Closed},
 };
 use pacegate_redis::{ConnectError, RedisStore};
@@ -223,7 +223,7 @@ fn one_key_under_two_limits_is_charged_for_both_or_neither() {
             charge.counter(Counter::Policy)
         };
         let [few, many] = [Limit::per_day(3), Limit::per_day(5)].map(charge);
-        let allowed = |verdict: &Verdict| {
+        let allowed = |verdict: &BatchDecision| {
             let each = verdict.each.iter().map(Decision::is_allowed);
             (verdict.decision.is_allowed(), each.collect::<Vec<_>>())
         };
@@ -235,15 +235,23 @@ fn one_key_under_two_limits_is_charged_for_both_or_neither() {
             ([few, many], false, 1),
             ([many, few.cost(0)], false, 1),
         ] {
-            let (verdict, expected) =
-                (limiter.verdict(&charges).await.unwrap(), memory.verdict(&charges).unwrap());
+            let (verdict, expected) = (
+                limiter.charges().check_batch(&charges, None).await.unwrap(),
+                memory.charges().check_batch(&charges).unwrap(),
+            );
             assert_eq!(allowed(&verdict), allowed(&expected), "{charges:?}");
             assert_eq!(verdict.decision.is_allowed(), is_allowed, "{charges:?}");
             assert!(!verdict.decision.is_degraded());
-            let after = limiter.verdict(&[many.cost(0)]).await.unwrap().decision.remaining();
+            let after = limiter
+                .charges()
+                .check_batch(&[many.cost(0)], None)
+                .await
+                .unwrap()
+                .decision
+                .remaining();
             assert_eq!(after, left, "{charges:?}");
         }
-        let error = limiter.verdict_once(b"id", &[few, many]).await.unwrap_err();
+        let error = limiter.charges().check_batch(&[few, many], Some(b"id")).await.unwrap_err();
         assert!(error.to_string().contains("one key under two limits"), "{error}");
     });
 }
@@ -318,7 +326,7 @@ fn failed_connections_name_address_and_cause() {
             let named =
                 |error: &str| error.contains(&format!("{address}: ")) && error.contains(cause);
             let reported = async {
-                while !named(&store.charge(&[charge]).await.unwrap_err().to_string()) {
+                while !named(&store.charge(&[charge], None).await.unwrap_err().to_string()) {
                     tokio::task::yield_now().await;
                 }
             };

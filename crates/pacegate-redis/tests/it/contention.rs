@@ -182,7 +182,7 @@ async fn used(
     if placing == Placing::Together {
         charge.tag = KeyRef::new(name.as_bytes());
     }
-    limit.amount() - store.charge(&[charge]).await.unwrap()[0].remaining()
+    limit.amount() - store.charge(&[charge], None).await.unwrap()[0].remaining()
 }
 
 fn limit(algorithm: Algorithm) -> Limit {

@@ -108,5 +108,5 @@ async fn compare(cached: &RedisStore, plain: &RedisStore, algorithm: Algorithm) 
 }
 
 async fn one(store: &RedisStore, charge: Charge<'_>) -> Outcome {
-    store.charge(&[charge]).await.unwrap()[0]
+    store.charge(&[charge], None).await.unwrap()[0]
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use pacegate::{
-    Algorithm, Answer, Charge, Counter, KeyRef, Limit, ManualClock, MemoryStore, SharedLimiter,
-    Store, StoreError, Timestamp, algorithm::Outcome,
+    Algorithm, Charge, Counter, KeyRef, Limit, ManualClock, MemoryStore, Reply, SharedLimiter,
+    Store, StoreError, Timestamp, Update,
 };
 use pacegate_redis::{Layout, RedisStore};
 use pacegate_testkit::{
@@ -36,7 +36,7 @@ fn a_store_without_a_runtime_is_unavailable() {
     let runtime = two_threads();
     let store = runtime.block_on(connect(&server.url()));
     drop(runtime);
-    let answer = pollster::block_on(store.charge(&[charge(Limit::per_hour(1))]));
+    let answer = pollster::block_on(store.charge(&[charge(Limit::per_hour(1))], None));
     let ended = |why: &str| why.ends_with(": the store, or its runtime, has shut down");
     assert!(matches!(&answer, Err(StoreError::Unavailable(why)) if ended(why)), "{answer:?}");
 }
@@ -52,7 +52,7 @@ fn a_store_that_is_dropped_leaves_no_task_behind() {
         let builder = RedisStore::builder(&url).unwrap();
         let store = runtime.block_on(async { builder.connect_later() });
         let charges = [charge(Limit::per_hour(1))];
-        drop(runtime.block_on(store.charge(&charges)));
+        drop(runtime.block_on(store.charge(&charges, None)));
         assert!(runtime.metrics().num_alive_tasks() > 0);
         drop(store);
         let ended = || runtime.metrics().num_alive_tasks() == 0;
@@ -72,7 +72,7 @@ fn a_lease_larger_than_the_limit() {
         let lease = async {
             while store.stats().lease_units_outstanding < Limit::MAX_AMOUNT / 2 {
                 ticks.tick().await;
-                drop(store.charge(&[charge]).await);
+                drop(store.charge(&[charge], None).await);
             }
         };
         timeout(PATIENT, lease).await.unwrap();
@@ -90,9 +90,9 @@ fn draws_in_progress_are_returned() {
                 let key = turn.to_le_bytes();
                 let mut unit = charge(limit(100, algorithm));
                 (unit.key, unit.tag, unit.lease) = (KeyRef::new(&key), KeyRef::new(&key), 5);
-                assert!(store.charge(&[unit]).await.unwrap()[0].is_admitted());
+                assert!(store.charge(&[unit], None).await.unwrap()[0].is_admitted());
                 store.return_leases().await.unwrap();
-                let left = store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
+                let left = store.charge(&[unit.cost(0)], None).await.unwrap()[0].remaining();
                 assert_eq!(left, 99, "{algorithm}");
                 assert_eq!(store.stats().lease_units_outstanding, 0);
             }
@@ -112,7 +112,7 @@ fn many_leases_are_returned_in_few_round_trips() {
         async move {
             let mut unit = charge(limit(100, Algorithm::FixedWindow));
             (unit.key, unit.tag, unit.lease) = (KeyRef::new(&key), KeyRef::new(&key), lease);
-            store.charge(&[unit]).await.unwrap()[0].remaining()
+            store.charge(&[unit], None).await.unwrap()[0].remaining()
         }
     };
     for key in 0..KEYS {
@@ -138,28 +138,27 @@ fn cancelled_updates_take_effect() {
     let store = runtime.block_on(builder.deny_cache_for(LONG).connect()).unwrap();
     let mut leased = charge(limit(10, Algorithm::FixedWindow));
     leased.lease = 5;
-    runtime.block_on(store.charge(&[leased])).unwrap();
+    runtime.block_on(store.charge(&[leased], None)).unwrap();
     let outstanding = || store.stats().lease_units_outstanding;
     eventually(PATIENT, "a lease is drawn", || outstanding() == 5);
-    let give_up = |change: Answer<'_, ()>| {
+    let give_up = |change: Reply<'_, bool>| {
         server.pause();
         let answered = change.now_or_never();
         server.resume();
         assert!(answered.is_none(), "{answered:?}");
     };
-    give_up(store.reset(&leased));
+    give_up(store.update(&leased, Update::Reset));
     eventually(PATIENT, "the lease is forgotten", || outstanding() == 0);
     let unit = charge(limit(10, Algorithm::SlidingWindow));
-    let admitted = |cost| runtime.block_on(store.charge(&[unit.cost(cost)])).unwrap()[0];
-    type Change = for<'a> fn(&'a RedisStore, &'a Charge<'a>) -> Answer<'a, ()>;
-    for change in [RedisStore::reset as Change, RedisStore::refund] {
+    let admitted = |cost| runtime.block_on(store.charge(&[unit.cost(cost)], None)).unwrap()[0];
+    for update in [Update::Reset, Update::Refund] {
         assert!(admitted(10).is_admitted());
         assert!(!admitted(10).is_admitted());
         assert_eq!(store.stats().deny_cache_entries, 1);
-        give_up(change(&store, &unit));
+        give_up(store.update(&unit, update));
         eventually(PATIENT, "the denial is forgotten", || store.stats().deny_cache_entries == 0);
         assert!(admitted(1).is_admitted());
-        runtime.block_on(store.reset(&unit)).unwrap();
+        runtime.block_on(store.update(&unit, Update::Reset)).unwrap();
     }
 }
 
@@ -177,7 +176,7 @@ fn leases_expire_on_time() {
     let runtime = two_threads();
     let store = runtime.block_on(connect(&server.url()));
     let spend = |unit: Charge<'_>| -> u64 {
-        let asked = (0..30).map(|_| runtime.block_on(store.charge(&[unit])).unwrap()[0]);
+        let asked = (0..30).map(|_| runtime.block_on(store.charge(&[unit], None)).unwrap()[0]);
         asked.map(|outcome| u64::from(outcome.is_admitted())).sum()
     };
     let mut clean = 0;
@@ -187,7 +186,7 @@ fn leases_expire_on_time() {
         let limit = Limit::new(10, period).unwrap().with_algorithm(algorithm).unwrap();
         let mut unit = charge(limit);
         unit.lease = 5;
-        assert!(runtime.block_on(store.charge(&[unit])).is_ok());
+        assert!(runtime.block_on(store.charge(&[unit], None)).is_ok());
         let drawn = || store.stats().lease_units_outstanding > 0;
         let last = window();
         eventually(PATIENT, "something is drawn", || drawn() || window() > last);
@@ -211,7 +210,7 @@ fn token_buckets_are_not_leased() {
         let mut unit = charge(limit(100, Algorithm::TokenBucket));
         unit.lease = 50;
         for left in (0..100).rev() {
-            let outcome = store.charge(&[unit]).await.unwrap()[0];
+            let outcome = store.charge(&[unit], None).await.unwrap()[0];
             assert_eq!((outcome.is_admitted(), outcome.remaining()), (true, left));
         }
         assert_eq!((store.stats().leased, store.stats().lease_units_outstanding), (0, 0));
@@ -238,10 +237,10 @@ fn leases_deny_no_traffic_below_the_limit() {
                 stores.iter().for_each(|store| store.set_time(at));
                 turn += 1;
                 let asked = &stores[(turn / 7 % 3) as usize];
-                let outcome = asked.block_on(asked.store.charge(&[unit])).unwrap()[0];
+                let outcome = asked.block_on(asked.store.charge(&[unit], None)).unwrap()[0];
                 assert!(outcome.is_admitted(), "{algorithm}: {request} of window {window}");
                 // The draw follows the request that caused it, and the peek follows the draw.
-                asked.block_on(asked.store.charge(&[unit.cost(0)])).unwrap();
+                asked.block_on(asked.store.charge(&[unit.cost(0)], None)).unwrap();
             }
         }
         let leased: u64 = stores.iter().map(|store| store.store.stats().leased).sum();
@@ -256,12 +255,12 @@ fn undecidable_requests_are_rejected() {
         let store = connect(&cluster.url()).await;
         let two =
             [charge(limit(2, Algorithm::FixedWindow)), charge(limit(3, Algorithm::FixedWindow))];
-        let answer = store.charge_once(b"id", &two).await;
+        let answer = store.charge(&two, Some(b"id")).await;
         assert!(matches!(answer, Err(StoreError::Unsupported(_))), "two amounts: {answer:?}");
         let other = Charge::new("edges".parse().unwrap(), KeyRef::new(b"other"), two[0].limit);
-        let answer = store.charge_once(b"id", &[two[0], other]).await;
+        let answer = store.charge(&[two[0], other], Some(b"id")).await;
         assert!(matches!(answer, Err(StoreError::Unsupported(_))), "two slots: {answer:?}");
-        let left = store.charge(&[two[0].cost(0)]).await.unwrap()[0].remaining();
+        let left = store.charge(&[two[0].cost(0)], None).await.unwrap()[0].remaining();
         assert_eq!(left, 2, "nothing was charged");
     });
 }
@@ -281,9 +280,9 @@ fn a_limit_of_zero_keeps_the_state() {
         };
         let (ten, nothing) = (limit(10, algorithm), limit(0, algorithm));
         let ask = |store: &dyn Store, charges: &[Charge<'_>]| {
-            subject.block_on(store.charge(charges)).unwrap()
+            subject.block_on(store.charge(charges, None)).unwrap()
         };
-        let mut answers: [Vec<Vec<Outcome>>; 2] = Default::default();
+        let mut answers: [Vec<pacegate::Outcomes>; 2] = Default::default();
         for (store, answers) in
             [&memory as &dyn Store, &subject.store].into_iter().zip(&mut answers)
         {
@@ -291,7 +290,7 @@ fn a_limit_of_zero_keeps_the_state() {
             let mut eight = charge(ten).cost(8);
             eight.permit = u128::from(algorithm == Algorithm::Concurrency);
             answers.push(ask(store, &[eight]));
-            subject.block_on(store.refund(&charge(nothing).cost(1))).unwrap();
+            subject.block_on(store.update(&charge(nothing).cost(1), Update::Refund)).unwrap();
             set_time(start);
             // A single charge and two charges use different scripts.
             answers.push(ask(store, &[charge(nothing)]));
@@ -317,12 +316,13 @@ fn requests_with_ids_are_counted_once() {
                 if id % 2 == 0 {
                     proxy.cut_replies_after(id / 4);
                 }
-                while store.charge_once(&id.to_le_bytes(), &[unit]).await.is_err() {
+                while store.charge(&[unit], Some(&id.to_le_bytes())).await.is_err() {
                     lost += 1;
                     ticks.tick().await;
                 }
             }
-            let used = 1_000_000 - store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining();
+            let used =
+                1_000_000 - store.charge(&[unit.cost(0)], None).await.unwrap()[0].remaining();
             assert!(lost > 20, "{lost} answers were lost");
             assert_eq!(used, 200);
         });
@@ -340,7 +340,7 @@ fn a_stored_denial_does_not_deny_other_requests() {
         let mut id = 0_u64;
         loop {
             id += 1;
-            let denied = store.charge_once(&id.to_le_bytes(), &[one]).await.unwrap()[0];
+            let denied = store.charge(&[one], Some(&id.to_le_bytes())).await.unwrap()[0];
             if !denied.is_admitted() {
                 break;
             }
@@ -348,13 +348,13 @@ fn a_stored_denial_does_not_deny_other_requests() {
         // Through another store, so that this one learns nothing.
         let other = connect(&server.url()).await;
         while store.stats().calls > 0
-            && !other.charge(&[one.cost(0)]).await.unwrap()[0].is_admitted()
+            && !other.charge(&[one.cost(0)], None).await.unwrap()[0].is_admitted()
         {
             ticks.tick().await;
         }
-        let again = store.charge_once(&id.to_le_bytes(), &[one]).await.unwrap()[0];
+        let again = store.charge(&[one], Some(&id.to_le_bytes())).await.unwrap()[0];
         assert!(!again.is_admitted(), "the same answer");
-        assert!(store.charge(&[one]).await.unwrap()[0].is_admitted(), "a new window");
+        assert!(store.charge(&[one], None).await.unwrap()[0].is_admitted(), "a new window");
     });
 }
 
@@ -369,13 +369,13 @@ fn durations_of_any_length() {
             let store = builder().remember_ids_for(forever).connect().await.unwrap();
             let unit = charge(limit(10, Algorithm::FixedWindow));
             for _ in 0..3 {
-                let once = store.charge_once(b"id", &[unit]).await.unwrap()[0];
+                let once = store.charge(&[unit], Some(b"id")).await.unwrap()[0];
                 assert_eq!(once.remaining(), 9, "{forever:?}");
             }
-            assert_eq!(store.charge(&[unit.cost(0)]).await.unwrap()[0].remaining(), 9);
+            assert_eq!(store.charge(&[unit.cost(0)], None).await.unwrap()[0].remaining(), 9);
             let store =
                 builder().layout(layout.clone().ttl_slack(forever)).connect().await.unwrap();
-            assert_eq!(store.charge(&[unit]).await.unwrap()[0].remaining(), 9);
+            assert_eq!(store.charge(&[unit], None).await.unwrap()[0].remaining(), 9);
             let names = server.command(&["KEYS", "*"]);
             for name in names.items() {
                 assert!(server.command(&["PTTL", &name.text()]).int() > 0, "{name:?}");
@@ -396,7 +396,7 @@ fn a_batch_is_sent_again_without_cancelled_requests() {
         let builder = SharedLimiter::builder(store.clone());
         let limiter = builder.limit("2/hour concurrency").build().unwrap();
         // The server then knows the script that releases permits, but not the one that acquires them.
-        store.release(&charge(limit(2, Algorithm::Concurrency))).await.unwrap();
+        store.update(&charge(limit(2, Algorithm::Concurrency)), Update::Release).await.unwrap();
         proxy.set_delay(Duration::from_millis(200));
         let trips = store.stats().trips;
         let (gone, stays) = (limiter.acquire("key"), limiter.acquire("key"));

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use pacegate::{
     Algorithm, BuildError, Charge, Clock, Key, Limit, ManualClock, Policy, PolicySet,
-    SharedLimiter, Store, StoreError, SystemClock, Timestamp,
+    SharedLimiter, Store, StoreError, SystemClock, Timestamp, Update,
     algorithm::{Origin, Outcome},
     policy::Match,
 };
@@ -41,7 +41,7 @@ impl Ours {
     fn try_charge(&self, key: impl Key, limit: Limit, cost: u64) -> Result<Outcome, StoreError> {
         key.with(|key| {
             let charge = Charge::new("api".parse().unwrap(), key, limit).cost(cost);
-            self.runtime.block_on(self.store.charge(&[charge])).map(|outcomes| outcomes[0])
+            self.runtime.block_on(self.store.charge(&[charge], None)).map(|outcomes| outcomes[0])
         })
     }
 
@@ -52,14 +52,14 @@ impl Ours {
     fn refund(&self, key: &str, limit: Limit, cost: u64) {
         key.with(|key| {
             let charge = Charge::new("api".parse().unwrap(), key, limit).cost(cost);
-            self.runtime.block_on(self.store.refund(&charge)).unwrap();
+            self.runtime.block_on(self.store.update(&charge, Update::Refund)).unwrap();
         });
     }
 
     fn reset(&self, key: &str, limit: Limit) -> Result<(), StoreError> {
         key.with(|key| {
             let charge = Charge::new("api".parse().unwrap(), key, limit);
-            self.runtime.block_on(self.store.reset(&charge))
+            self.runtime.block_on(self.store.update(&charge, Update::Reset)).map(drop)
         })
     }
 }

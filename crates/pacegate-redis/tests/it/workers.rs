@@ -148,7 +148,7 @@ pub(crate) async fn charge_set(
             charge
         })
         .collect();
-    let outcomes = store.charge(&charges).await.unwrap();
+    let outcomes = store.charge(&charges, None).await.unwrap();
     outcomes.iter().all(|outcome| outcome.is_admitted())
 }
 
@@ -161,7 +161,7 @@ pub(crate) async fn charge(
     let key = KeyRef::new(key.as_bytes());
     let mut charge = Charge::new("contended".parse().unwrap(), key, limit);
     (charge.cost, charge.permit, charge.lease) = (cost, permit, lease);
-    store.charge(&[charge]).await.unwrap()[0]
+    store.charge(&[charge], None).await.unwrap()[0]
 }
 
 fn next_permit() -> u128 {

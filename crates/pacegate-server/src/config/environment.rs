@@ -1,4 +1,4 @@
-//! What a configuration may refer to, outside of its file.
+//! The environment variables and secret files that a configuration refers to.
 
 use std::{
     cell::RefCell,
@@ -9,10 +9,10 @@ use std::{
 
 use super::{files::Files, hint::shorten};
 
-/// Where a configuration finds the variables that it names.
+/// The source of environment variables and files for a configuration.
 pub struct Environment<'a> {
     variable: Lookup<'a>,
-    /// Whether secrets are looked up at all.
+    /// True if secrets are read.
     secrets: bool,
     files: Rc<Files>,
     /// The files of the secrets that were read.
@@ -65,7 +65,7 @@ impl<'a> Environment<'a> {
         Self { secrets: false, ..self }
     }
 
-    /// What a variable holds, if it is set.
+    /// Returns the value of a variable, if it is set.
     pub fn get(&self, name: &str) -> Option<String> {
         (self.variable)(name)
     }
@@ -89,7 +89,7 @@ impl<'a> Environment<'a> {
         self.secrets
     }
 
-    /// What a variable holds.
+    /// Returns the secret in a variable.
     pub(super) fn variable(&self, name: &str) -> Secret {
         if !self.secrets {
             return Ok(None);
@@ -101,7 +101,7 @@ impl<'a> Environment<'a> {
         }
     }
 
-    /// What a file holds, without the end of its last line.
+    /// Returns the secret in a file, without trailing line ends.
     pub(crate) fn file(&self, path: &Path) -> Secret {
         if !self.secrets {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The file as it is written. What it says is checked in `read`; these types also are its JSON Schema.
+//! The sections of the file. The JSON Schema and the reference page are made from these types.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,7 @@ use crate::listeners::{LISTENER_COUNT, ListenAddresses, ListenerId};
 #[serde(deny_unknown_fields)]
 #[schemars(title = "Pacegate")]
 pub(crate) struct Config {
-    /// Where state lives: `memory`, the address of a Redis or Valkey, or the parts of either.
+    /// The store for counters: `memory`, the address of a Redis or Valkey server, or a section with options.
     #[serde(default)]
     #[schemars(with = "StoreForm", extend("default" = "memory"))]
     #[schemars(
@@ -38,15 +38,15 @@ pub(crate) struct Config {
     #[schemars(with = "AdHoc")]
     pub(crate) ad_hoc: Option<AdHoc>,
 
-    /// Every policy counts and reports, and none denies: for a first day in production.
+    /// Puts every policy into shadow mode: it counts and reports, but does not deny.
     #[serde(default)]
     pub(crate) shadow: bool,
 
-    /// Where the service listens.
+    /// The addresses of the listeners.
     #[serde(default)]
     pub(crate) listen: Listen,
 
-    /// Which headers answers over HTTP carry.
+    /// The rate limit headers of HTTP responses.
     #[serde(default)]
     pub(crate) headers: Headers,
 
@@ -56,12 +56,12 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) problem_details: bool,
 
-    /// How several descriptors of one request by Envoy are charged.
+    /// The way that several descriptors of one Envoy request are charged.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(extend("default" = "together"))]
     pub(crate) descriptors: Descriptors,
 
-    /// The certificate of the service. Needed to listen beyond the loopback.
+    /// The certificate of the server. Required for listeners on public addresses.
     #[serde(default)]
     #[schemars(with = "Tls")]
     pub(crate) tls: Option<Tls>,
@@ -70,7 +70,7 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) keys: Vec<At<Key>>,
 
-    /// How much of anything an outsider may take up.
+    /// Limits on the resources that clients can use.
     #[serde(default)]
     pub(crate) bounds: BoundsSection,
 }
@@ -101,7 +101,7 @@ pub(crate) struct Store {
     #[schemars(with = "String", extend("default" = "pg:"))]
     pub(crate) prefix: Option<At<String>>,
 
-    /// How long a call to the store may take before the failure modes of the policies decide. Redis and Valkey only.
+    /// Deadline for a call to the store. After it, the failure modes of the policies apply. Redis and Valkey only.
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "100ms"))]
     pub(crate) deadline: Option<At<String>>,
@@ -135,12 +135,12 @@ pub(crate) struct Layout {
     #[schemars(example = "myapp:{key}:{window}")]
     pub(crate) template: At<String>,
 
-    /// How much longer than its window a counter lives, up to 365d.
+    /// Time that a counter outlives its window, up to 365d.
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "0s"))]
     pub(crate) ttl_slack: Option<At<String>>,
 
-    /// Whether every request sets the life of a counter anew, instead of the first one only.
+    /// Renews the expiry of a counter with every request, instead of the first one only.
     #[serde(default)]
     pub(crate) refresh_ttl: bool,
 }
@@ -159,12 +159,12 @@ pub(crate) struct Policy {
     #[schemars(with = "String", extend("default" = ""))]
     pub(crate) domain: Option<String>,
 
-    /// What the attributes of a request must be, all of them. Without it: every request of the domain.
+    /// Conditions on the attributes of a request, all of which must hold. Without it: every request of the domain.
     #[serde(default, rename = "match")]
     #[schemars(with = "Conditions")]
     pub(crate) matching: Option<Entries<Form<Condition>>>,
 
-    /// How the attribute `path` is compared in `match` and counted in `per`.
+    /// The form in which `match` compares and `per` counts the attribute `path`.
     #[serde(default)]
     #[schemars(with = "Paths", extend("default" = "normalized"))]
     pub(crate) paths: Option<Paths>,
@@ -176,7 +176,7 @@ pub(crate) struct Policy {
     #[schemars(example = &"user", example = ["tenant", "user"])]
     pub(crate) per: Option<At<Form<NoMap>>>,
 
-    /// What happens to a request that lacks an attribute of `per`.
+    /// The treatment of a request without an attribute of `per`.
     #[serde(default)]
     #[schemars(with = "Missing", extend("default" = "share"))]
     pub(crate) missing: Option<Missing>,
@@ -187,7 +187,7 @@ pub(crate) struct Policy {
     #[schemars(example = "100/minute", example = "5/30s sliding-log", example = ["10/second burst 20", "1000/hour"])]
     pub(crate) limit: At<Form<NoMap>>,
 
-    /// How all limits of this policy count, unless their texts say it.
+    /// The algorithm of all limits of this policy whose text does not name one.
     #[serde(default)]
     #[schemars(with = "Algorithm", extend("default" = "fixed-window"))]
     pub(crate) algorithm: Option<At<String>>,
@@ -207,12 +207,12 @@ pub(crate) struct Policy {
     #[serde(default)]
     pub(crate) overrides: Vec<Override>,
 
-    /// Whether it denies, or only counts and reports.
+    /// Enforces the limits, or only counts and reports.
     #[serde(default)]
     #[schemars(with = "Mode", extend("default" = "enforce"))]
     pub(crate) mode: Option<Mode>,
 
-    /// What happens when the store cannot answer.
+    /// The failure mode, which applies when the store does not answer.
     #[serde(default)]
     #[schemars(with = "FailureForm", extend("default" = "local"))]
     #[schemars(example = &"closed", example = serde_json::json!({"local": "1/3"}))]
@@ -225,7 +225,7 @@ pub(crate) struct Policy {
     #[schemars(example = 50, example = "5%")]
     pub(crate) lease: Option<At<String>>,
 
-    /// What its state is placed by on a cluster. Policies of one request with the same tag are charged in one step.
+    /// The hash tag of its keys on a cluster. Policies of one request with the same tag are charged in one step.
     #[serde(default)]
     #[schemars(with = "Tag", extend("default" = "key"))]
     pub(crate) tag: Option<At<Tag>>,
@@ -236,18 +236,18 @@ pub(crate) struct Policy {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Override {
-    /// Which of the policy's requests.
+    /// The requests of the policy that the override applies to.
     #[serde(rename = "match")]
     #[schemars(with = "Conditions")]
     pub(crate) matching: At<Entries<Form<Condition>>>,
 
-    /// What they get instead, or `unlimited`.
+    /// Their limits, or `unlimited`.
     #[schemars(with = "OneOrMany")]
     #[schemars(example = "1000/minute", example = &"unlimited")]
     pub(crate) limit: At<Form<NoMap>>,
 }
 
-/// What the value of an attribute must be: exactly one of these.
+/// A condition on the value of an attribute: exactly one of these.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Condition {
@@ -304,7 +304,7 @@ impl JsonSchema for Algorithm {
     }
 }
 
-/// Whether a policy denies.
+/// The mode of a policy.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
@@ -314,7 +314,7 @@ pub(crate) enum Mode {
     Shadow,
 }
 
-/// How the attribute `path` is compared and counted.
+/// The form in which the attribute `path` is compared and counted.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Paths {
@@ -327,7 +327,7 @@ pub(crate) enum Paths {
     Exact,
 }
 
-/// What happens to a request that lacks an attribute of `per`.
+/// The treatment of a request without an attribute of `per`.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Missing {
@@ -346,7 +346,7 @@ pub(crate) struct Failure {
     pub(crate) local: At<String>,
 }
 
-/// What the state of a policy is placed by on a cluster.
+/// The hash tag of the keys of a policy on a cluster.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Tag {
@@ -362,13 +362,13 @@ pub(crate) enum Tag {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AdHoc {
-    /// What happens when the store cannot answer.
+    /// The failure mode, which applies when the store does not answer.
     #[serde(default)]
     #[schemars(with = "FailureForm", extend("default" = "local"))]
     pub(crate) failure: Option<At<Form<Failure>>>,
 }
 
-/// Where the service listens: an address and a port, of which 0 is any that is free, or `off`.
+/// The addresses of the listeners: `HOST:PORT`, with port 0 for a free port, or `off`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Listen {
@@ -396,7 +396,7 @@ pub(crate) struct Listen {
     pub(crate) hosts: Vec<At<String>>,
 }
 
-/// Which headers tell a client about its limit. A denied one also gets `Retry-After`.
+/// The rate limit headers of responses. A denial also has `Retry-After`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Headers {
@@ -411,7 +411,7 @@ pub(crate) struct Headers {
     pub(crate) legacy: Option<Legacy>,
 }
 
-/// Which draft of the standard headers.
+/// The draft of the standard headers.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 pub(crate) enum Standard {
     /// As in drafts 8 to 11: `RateLimit: "api";r=12;t=3`.
@@ -425,7 +425,7 @@ pub(crate) enum Standard {
     Off,
 }
 
-/// What the number in `X-RateLimit-Reset` is.
+/// The meaning of the number in `X-RateLimit-Reset`.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Legacy {
@@ -441,7 +441,7 @@ pub(crate) enum Legacy {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Tls {
-    /// The chain of certificates, the service's own first.
+    /// The certificate chain, starting with the server's own certificate.
     #[schemars(example = "/etc/pacegate/tls.crt")]
     pub(crate) certificate: At<String>,
 
@@ -449,17 +449,17 @@ pub(crate) struct Tls {
     #[schemars(example = "/etc/pacegate/tls.key")]
     pub(crate) key: At<String>,
 
-    /// Who signs the certificates that clients must show. Without it they need not show any.
+    /// The certificate authority for client certificates. Without it, clients need none.
     #[serde(default)]
     #[schemars(with = "String")]
     pub(crate) client_ca: Option<At<String>>,
 }
 
-/// An API key. The key itself is never in this file: only where it is, or its hash.
+/// An API key. This file never contains the key itself, only its hash or its location.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Key {
-    /// Whose key it is, for logs.
+    /// The name of the API key, for logs.
     #[schemars(example = &"checkout")]
     pub(crate) name: At<String>,
 
@@ -478,7 +478,7 @@ pub(crate) struct Key {
     #[schemars(with = "String", example = &"CHECKOUT_KEY")]
     pub(crate) env: Option<At<String>>,
 
-    /// What it may be used for.
+    /// The permissions of the API key.
     #[serde(default, deserialize_with = "or_default")]
     #[schemars(extend("default" = "check"))]
     pub(crate) scope: Scope,

@@ -1,4 +1,4 @@
-//! The schemas of fields that are written in several forms, which are told apart by hand.
+//! The schemas of fields that have several forms.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub(super) enum OneOrMany {
     Many(Vec<String>),
 }
 
-/// What an attribute must be.
+/// A condition on an attribute.
 #[derive(JsonSchema)]
 #[schemars(untagged, rename = "ConditionForm")]
 #[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
@@ -46,7 +46,7 @@ pub(super) enum ConditionForm {
     Truth(bool),
     /// One of these values, to the letter.
     List(Vec<String>),
-    /// Whatever else can be said.
+    /// A condition of another kind.
     Parts(Box<Condition>),
 }
 
@@ -62,7 +62,7 @@ pub(super) enum FailureForm {
     Share(Failure),
 }
 
-/// What happens when the store cannot answer.
+/// The failure mode, which applies when the store does not answer.
 #[derive(JsonSchema)]
 #[schemars(rename_all = "kebab-case")]
 #[expect(dead_code, reason = "the schema of a form that is told apart by hand")]

@@ -1,6 +1,6 @@
-//! What somebody may have meant.
+//! Suggestions for misspelled words.
 
-/// At most 40 characters of what somebody wrote, safe to print.
+/// Returns at most 40 characters of a text, escaped.
 pub(crate) fn shorten(text: &str) -> String {
     let mut short: String = text.chars().take(40).flat_map(char::escape_debug).collect();
     if text.chars().nth(40).is_some() {
@@ -9,7 +9,7 @@ pub(crate) fn shorten(text: &str) -> String {
     short
 }
 
-/// What to write instead of `word`: the one that was likely meant, or all there are.
+/// Returns a suggestion for a wrong word: the similar choice, or all choices.
 pub(crate) fn among(word: &str, choices: &[&str]) -> String {
     if let Some(meant) = likely(word, choices) {
         return format!("did you mean `{meant}`?");
@@ -22,7 +22,7 @@ pub(crate) fn among(word: &str, choices: &[&str]) -> String {
     }
 }
 
-/// Words of other systems for what is called otherwise here.
+/// Names in other systems, with ours.
 const MEANINGS: [(&str, &str); 13] = [
     ("algo", "algorithm"),
     ("by", "per"),

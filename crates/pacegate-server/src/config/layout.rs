@@ -1,4 +1,4 @@
-//! Whose counters the store shares.
+//! The layout of the counters in the store.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub enum LayoutError {
     #[error("{}", reason(.0))]
     Limit(StoreError),
     #[error("policy `{policy}`: {error}")]
-    Policy { policy: PolicyName, error: Box<LayoutError> },
+    Policy { policy: PolicyName, error: Box<Self> },
 }
 
 fn reason(error: &StoreError) -> String {

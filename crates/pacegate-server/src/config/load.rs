@@ -3,19 +3,19 @@ use std::path::Path;
 use super::{ConfigError, Environment, Settings, read, rules, yaml};
 use crate::envoy::RuleFile;
 
-/// Why there are no settings.
+/// The reason why a configuration cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// Nothing could be read.
+    /// A file could not be read.
     #[error("cannot read {path}: {error}")]
     Unreadable {
         /// The file, as it was named.
         path: String,
-        /// Why not.
+        /// The error of the system.
         error: std::io::Error,
     },
-    /// What was read says something wrong.
+    /// A file is invalid.
     #[error(transparent)]
     Bad(#[from] ConfigError),
 }

@@ -1,4 +1,4 @@
-//! What must not be printed of a line of the configuration.
+//! Masks secrets in lines of the configuration before they are printed.
 
 /// The line with what may be secret in it replaced, and where the character at `column` is now.
 pub(crate) fn masked(line: &str, column: usize) -> (String, usize) {
@@ -75,18 +75,18 @@ const SECRET_WORDS: [&str; 3] = ["sha256", "key", "value"];
 const SECRET_PARTS: [&str; 9] =
     ["pass", "auth", "secret", "token", "pwd", "credential", "api_key", "apikey", "private"];
 
-/// What is said of an API key.
+/// The fields of an API key.
 const KEYS: [&str; 8] = ["name", "sha256", "file", "env", "scope", "domains", "inline", "key"];
 
-/// Whether the value of a field of this name may be secret.
+/// Returns true if a field of this name may have a secret value.
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase().replace('-', "_");
     let last = name.rsplit('_').next().unwrap_or_default();
     SECRET_WORDS.contains(&last) || SECRET_PARTS.iter().any(|part| name.contains(part))
 }
 
-/// Whether the line of this number belongs to the value of a secret field above it: an item of a list, a member of a
-/// map, or a further line of a text.
+/// Returns true if the line of this number belongs to the value of a secret field above it: an item of a list, a
+/// member of a map, or a further line of a text.
 fn is_below_secret(text: &str, number: usize) -> bool {
     let lines: Vec<&str> = text.lines().take(number + 1).collect();
     let Some((line, above)) = lines.split_last() else { return false };
@@ -119,7 +119,7 @@ fn indent(line: &str) -> usize {
 /// Fields whose values are addresses.
 const ADDRESSES: [&str; 2] = ["store", "url"];
 
-/// Which characters of a line are secret, from left to right and apart from each other.
+/// Returns the ranges of secret characters in a line, in order and without overlap.
 fn secrets(line: &str) -> Vec<std::ops::Range<usize>> {
     let chars: Vec<char> = line.chars().collect();
     let mut found: Vec<std::ops::Range<usize>> = Vec::new();
@@ -153,7 +153,7 @@ fn login(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
     (!is_port).then_some(start + colon + 1..start + end)
 }
 
-/// What follows `password: ` or `password=`, up to where a value may end.
+/// Returns the value after `password: ` or `password=`.
 fn field(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
     let is_name = |char: &&char| char.is_alphanumeric() || "_-".contains(**char);
     if place > 0 && (is_name(&&chars[place - 1]) || chars[place - 1] == '.') {

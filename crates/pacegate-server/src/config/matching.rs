@@ -1,4 +1,4 @@
-//! Conditions as they are written, and what they mean.
+//! Reads conditions.
 
 use pacegate::policy::{Condition, Match};
 
@@ -10,7 +10,7 @@ use super::{
     written::{scalar_text, texts},
 };
 
-/// What a request must look like.
+/// Reads the conditions of a policy or override.
 pub(super) fn matching(
     Entries(entries): &Entries<Form<file::Condition>>,
     problems: &mut Problems<'_>,

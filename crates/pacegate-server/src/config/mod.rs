@@ -1,4 +1,4 @@
-//! What the service is told: policies, where they count, who may ask, and where it listens.
+//! The configuration: policies, store, API keys and listeners.
 //!
 //! [`read`] makes [`Settings`] of a file, or says everything that is wrong with it. The form of the file is in
 //! `file.rs`, from which its JSON Schema is made, too.
@@ -19,6 +19,7 @@ mod place;
 mod placeholder;
 mod policies;
 mod problem;
+mod recover;
 mod reference;
 mod rlaas;
 mod rules;
@@ -58,7 +59,7 @@ use service::Reader;
 
 use crate::envoy::RuleFile;
 
-/// What the service does when it is given no file, with comments that say what else there is.
+/// The configuration of a server that is started without a file.
 pub const DEFAULT_CONFIG: &str = include_str!("default.yaml");
 
 /// Reads a configuration, in any [`FileFormat`]. `file` is where it came from: problems name it, and paths in it
@@ -80,7 +81,7 @@ pub fn read(
     }
 }
 
-/// What empties a file by mistake, such as a full disk, must not lift all limits.
+/// A file that was truncated by mistake, for example by a full disk, must not remove all limits.
 const NOTHING: &str = "the file says nothing: write `policies: []` if nothing is to be limited";
 
 fn read_pacegate(
@@ -88,9 +89,13 @@ fn read_pacegate(
     file: &str,
     environment: &Environment<'_>,
 ) -> Result<Settings, ConfigError> {
-    let written: Option<file::Config> = yaml::parse(text, file)?;
-    let written = written.ok_or_else(|| ConfigError::whole(file, NOTHING))?;
     let mut problems = Problems::new(file, text);
+    let written: Option<Option<file::Config>> = recover::parse(text, &mut problems);
+    let written = match written.flatten() {
+        Some(written) => written,
+        None if problems.is_empty() => return Err(ConfigError::whole(file, NOTHING)),
+        None => return problems.finish(None),
+    };
     let policies = written.policies.as_deref();
     let is_told_that_none = policies.is_some_and(<[_]>::is_empty);
     let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };

@@ -12,11 +12,11 @@ use serde_saphyr::{Location, Spanned};
 pub(crate) struct At<T> {
     pub(crate) value: T,
     pub(crate) place: Location,
-    /// Where it was written first, if it is an alias.
+    /// The place of its definition, if it is an alias.
     pub(crate) origin: Location,
 }
 
-/// What is not a list nor a map, as it was written.
+/// A value that is neither a list nor a map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scalar {
     /// Text.
@@ -45,7 +45,7 @@ pub(crate) struct Entries<T>(pub(crate) Vec<(At<String>, At<T>)>);
 
 /// A type whose forms are told apart by hand.
 pub(crate) trait Forms<'de>: Deserialize<'de> {
-    /// What to write, to end the sentence "expected".
+    /// The end of the sentence "expected ...".
     const EXPECTED: &'static str;
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Environment, hint::shorten};
 
-/// How deep placeholders may be nested, as in `${A:${B:60}}`.
+/// The maximum depth of nested placeholders, as in `${A:${B:60}}`.
 const MAX_DEPTH: usize = 8;
 
 /// The reason why a placeholder cannot be replaced.

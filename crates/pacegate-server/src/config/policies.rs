@@ -1,4 +1,4 @@
-//! From policies as they are written to policies as they are in force.
+//! Reads policies.
 
 use std::{collections::HashMap, slice};
 
@@ -291,7 +291,7 @@ fn attributes(per: &At<Form<NoMap>>, problems: &mut Problems<'_>) -> Option<Vec<
     Some(attributes)
 }
 
-/// What happens when the store cannot answer.
+/// Reads a failure mode.
 pub(super) fn failure(
     written: &At<Form<file::Failure>>,
     problems: &mut Problems<'_>,

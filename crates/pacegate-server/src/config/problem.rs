@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, where, and what to write instead.
+//! The mistakes in a configuration, with their positions.
 
 use std::fmt::{self, Display};
 
@@ -7,7 +7,7 @@ use serde_saphyr::Location;
 use super::mask::{masked_in, masked_message};
 use crate::envoy::FileError;
 
-/// Why a configuration cannot be used: everything that is wrong with it, up to [`ConfigError::MOST`] problems.
+/// The mistakes in a configuration, up to [`ConfigError::MOST`].
 ///
 /// Prints as one paragraph for each problem, with its line and a caret. Secrets in that line are masked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,13 +17,13 @@ pub struct ConfigError {
     left_out: usize,
 }
 
-/// One thing that is wrong with a configuration.
+/// One mistake in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Diagnostic {
-    /// What is wrong, and what to write instead.
+    /// The mistake and its correction.
     pub message: String,
-    /// Where; `None` if it is the file as a whole.
+    /// The position; `None` for the file as a whole.
     pub position: Option<Position>,
     /// The line as it is shown, and where in it to look.
     shown: Option<Shown>,
@@ -46,7 +46,7 @@ struct Shown {
     width: usize,
 }
 
-/// What has been found wrong with a file so far.
+/// The mistakes found in a file so far.
 #[derive(Debug)]
 pub(crate) struct Problems<'a> {
     file: &'a str,
@@ -56,7 +56,7 @@ pub(crate) struct Problems<'a> {
 }
 
 impl ConfigError {
-    /// The most problems that are told at once.
+    /// The maximum number of mistakes in one report.
     pub const MOST: usize = 20;
 
     /// The file, as it was named.
@@ -69,7 +69,7 @@ impl ConfigError {
         &self.problems
     }
 
-    /// How many more there are.
+    /// Returns the number of mistakes beyond the maximum.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
@@ -80,7 +80,7 @@ impl ConfigError {
         Self { file: file.to_owned(), problems: vec![problem], left_out: 0 }
     }
 
-    /// What is wrong with a file of envoyproxy/ratelimit's, which says this.
+    /// Converts an error in a file of envoyproxy/ratelimit with this text.
     pub(super) fn foreign(error: &FileError, text: &str) -> Self {
         let FileError { line, column, .. } = *error;
         let is_known = line > 0;
@@ -133,7 +133,7 @@ impl<'a> Problems<'a> {
         self.found.is_empty()
     }
 
-    /// How many there are, those left out included.
+    /// Returns the number of mistakes, including those beyond the maximum.
     pub(crate) fn count(&self) -> usize {
         self.found.len() + self.left_out
     }

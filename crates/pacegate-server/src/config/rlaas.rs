@@ -18,8 +18,8 @@ use super::{
     placeholder,
     policies::failure,
     problem::Problems,
+    recover,
     service::Reader,
-    yaml,
 };
 
 #[derive(Debug, Deserialize)]
@@ -46,8 +46,10 @@ pub(super) fn read(
     file: &str,
     environment: &Environment<'_>,
 ) -> Result<Settings, ConfigError> {
-    let Application { limiter, failure: written, service } = yaml::parse(text, file)?;
     let mut problems = Problems::new(file, text);
+    let application: Option<Application> = recover::parse(text, &mut problems);
+    let Some(application) = application else { return problems.finish(None) };
+    let Application { limiter, failure: written, service } = application;
     let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };
     let mut settings = Settings::new(none);
     let algo = algo(&limiter.value, environment, &mut problems);

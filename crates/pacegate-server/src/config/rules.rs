@@ -7,7 +7,7 @@ use pacegate::PolicySet;
 use super::{ConfigError, Settings};
 use crate::envoy::{Options, RuleFile, Rules};
 
-/// What several files say together.
+/// Reads several files as one configuration.
 pub(super) fn read(files: &[RuleFile]) -> Result<Settings, ConfigError> {
     let rules = Rules::parse(files, Options::default()).map_err(|error| {
         let text = files.iter().find(|file| file.file == error.file);

@@ -19,7 +19,7 @@ use super::{
     written::scalar_text,
 };
 
-/// What is needed to read the rest of a file.
+/// Reads all sections but the policies.
 pub(super) struct Reader<'a, 'p> {
     pub(super) file: &'a str,
     pub(super) environment: &'a Environment<'a>,
@@ -27,7 +27,7 @@ pub(super) struct Reader<'a, 'p> {
 }
 
 impl Reader<'_, '_> {
-    /// Everything but the policies. What is wrong is left as it is by default, for the problems are told anyway.
+    /// Reads all sections but the policies. An invalid field keeps its default, and is reported.
     pub(super) fn service(&mut self, written: &file::Config, settings: &mut Settings) {
         if let Some(store) = &written.store {
             self.store(store, settings);

@@ -21,23 +21,23 @@ use crate::{
     listeners::{ListenAddresses, ListenerId},
 };
 
-/// Everything that a configuration says, checked. What is not said is as in [`Settings::new`].
+/// A checked configuration. Fields that are absent from the file are as in [`Settings::new`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Where state lives.
+    /// The store for counters.
     pub store: StoreSettings,
-    /// Whose counters are shared, if the store is on Redis or Valkey.
+    /// The layout of the counters on Redis or Valkey.
     pub layout: Layout,
-    /// Whether every denied request reaches the store, if that is on Redis or Valkey.
+    /// True if every denied request reaches Redis or Valkey.
     pub count_denied: bool,
     /// The policies in force, those that only Envoy's descriptors lead to among them.
     pub policies: PolicySet,
-    /// Whether it is said that there are no policies but those of rules, and not just none of them.
+    /// True if the configuration states that it has no policies, instead of just having none.
     pub(crate) may_limit_nothing: bool,
-    /// What Envoy's descriptors lead to.
+    /// The rules for Envoy's descriptors.
     pub(crate) rules: Arc<Rules>,
-    /// What happens to limits that come with a request, such as those of `CL.THROTTLE`, when the store fails.
+    /// The failure mode of inline limits, such as those of `CL.THROTTLE`.
     pub ad_hoc_failure: FailureMode,
     /// Every policy reports and none denies.
     pub shadow: bool,
@@ -45,19 +45,19 @@ pub struct Settings {
     pub listen: ListenAddresses,
     /// Names that HTTP requests may have in their `Host`, in small letters, besides `localhost` and addresses.
     pub hosts: Vec<String>,
-    /// Which headers answers over HTTP carry.
+    /// The rate limit headers of HTTP responses.
     pub headers: Headers,
-    /// Whether denials over HTTP are problem details with the key.
+    /// True if HTTP denials are problem details with the key.
     pub problem_details: bool,
-    /// Whether the descriptors of one request by Envoy stand or fall together.
+    /// The way that several descriptors of one Envoy request are charged.
     pub descriptors: Descriptors,
-    /// Who may connect and ask.
+    /// TLS and API keys.
     pub security: Security,
-    /// How much of anything an outsider may take up.
+    /// Limits on the resources that clients can use.
     pub bounds: Bounds,
 }
 
-/// Where state lives. Its `Debug` form shows no password.
+/// The store for counters. Its `Debug` form shows no password.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreSettings {
@@ -70,24 +70,24 @@ pub enum StoreSettings {
     Redis {
         /// Any address that `pacegate_redis::RedisUrl` reads. It may hold a password: never print it as it is.
         url: String,
-        /// What the names of keys begin with.
+        /// The prefix of all keys.
         prefix: String,
-        /// How long a call may take.
+        /// The deadline for a call.
         deadline: Duration,
     },
 }
 
-/// Where a listener listens.
+/// The address of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Bind {
-    /// Nowhere.
+    /// The listener is off.
     Off,
-    /// Here; port 0 is any that is free.
+    /// This address; port 0 is a free port.
     At(SocketAddr),
 }
 
-/// How several descriptors of one request by Envoy are charged.
+/// The way that several descriptors of one Envoy request are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -99,7 +99,7 @@ pub enum Descriptors {
     Apart,
 }
 
-/// Who may connect and ask.
+/// TLS and API keys.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Security {
@@ -107,7 +107,7 @@ pub struct Security {
     pub tls: Option<TlsFiles>,
     /// The same for gRPC alone, before what holds for all listeners.
     pub grpc_tls: Option<TlsFiles>,
-    /// Whoever may ask. None at all: everybody who can connect.
+    /// API keys. Empty means no authentication.
     pub credentials: Vec<Credential>,
     /// Listens also where others can reach it without certificates or credentials: the network keeps them out.
     pub insecure: bool,
@@ -121,7 +121,7 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Who signs the certificates that clients must show. `None`: they need not show any.
+    /// The certificate authority for client certificates. `None`: clients need none.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -133,11 +133,11 @@ pub struct Credential {
     pub name: String,
     /// SHA-256 of the key.
     pub sha256: [u8; 32],
-    /// What it may be used for.
+    /// Its permissions.
     pub scope: Scope,
     /// The domains it may be used for; `None` for all.
     pub domains: Option<Vec<String>>,
-    /// Whether requests may bring their own limits.
+    /// True if it allows inline limits.
     pub inline: bool,
 }
 
@@ -190,7 +190,7 @@ impl Settings {
         Ok(())
     }
 
-    /// How many policies there are besides those of rules.
+    /// Returns the number of policies that do not come from rules.
     pub(crate) fn own_policies(&self) -> usize {
         self.policies.policies().len().saturating_sub(self.rules.policies())
     }

@@ -1,4 +1,4 @@
-//! What a configuration says that does not do what it seems to do.
+//! Warnings about valid configurations that are likely mistakes.
 
 use ipnet::IpNet;
 use pacegate::{
@@ -14,7 +14,7 @@ use crate::listeners::exposed;
 const MOST_PAIRS: usize = 20;
 const MOST_COMPARED: usize = 5_000;
 
-/// What is allowed, but likely not what was meant: a sentence for each.
+/// Returns a sentence for each likely mistake in a valid configuration.
 pub fn warnings(settings: &Settings) -> Vec<String> {
     let mut warnings = Vec::new();
     for policy in settings.policies.policies() {

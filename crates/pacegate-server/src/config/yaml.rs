@@ -1,12 +1,10 @@
 //! The one place that knows the YAML parser.
 
-use serde::de::DeserializeOwned;
 use serde_saphyr::{Error, MergeKeyPolicy, Options, UserMessageFormatter};
 
 use super::{
     ConfigError,
     hint::{among, shorten},
-    problem::Problems,
 };
 
 /// The longest file.
@@ -22,25 +20,8 @@ pub(crate) fn check_length(text: &str, file: &str) -> Result<(), ConfigError> {
     Err(ConfigError::whole(file, message))
 }
 
-/// Reads one document, or says what is wrong with its form.
-pub(crate) fn parse<T: DeserializeOwned>(text: &str, file: &str) -> Result<T, ConfigError> {
-    check_length(text, file)?;
-    serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
-        let error = error.without_snippet();
-        let mut problems = Problems::new(file, text);
-        match error.location() {
-            Some(location) => problems.add(location, message(error)),
-            None => return ConfigError::whole(file, message(error)),
-        }
-        match problems.finish(None::<()>) {
-            Err(error) => error,
-            Ok(()) => ConfigError::whole(file, "the file cannot be read"),
-        }
-    })
-}
-
 /// Room for 100,000 policies, and little for anything that grows when it is read.
-fn options() -> Options {
+pub(super) fn options() -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_events: 8_000_000,
@@ -65,7 +46,7 @@ fn options() -> Options {
     }
 }
 
-/// What is wrong, in the words of the project.
+/// Returns the message for an error of the parser.
 pub(crate) fn message(error: &Error) -> String {
     match error {
         Error::SerdeUnknownField { field, expected, .. } => {

@@ -1,7 +1,7 @@
 //! Operations on counters other than checks: peek, reset, refund, and permits.
 
 use axum::{extract::Request, response::Response};
-use pacegate::{Charge, Permit};
+use pacegate::Charge;
 
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
@@ -90,7 +90,7 @@ pub(super) async fn acquire(shared: Context, request: Request) -> Result<Respons
     let check = body.validate(&revision.settings.bounds)?;
     revision.access_for(&head.headers, Scope::Check, &check)?;
     let limits = check.limits(&revision.engine);
-    let permit = Permit::new_id();
+    let permit = revision.engine.charges().new_permit_id();
     let charges = with_permit(limits.charges(check.cost())?, permit);
     let now = shared.now();
     let decision = revision.engine.verdict(&charges, None).await?.decision;

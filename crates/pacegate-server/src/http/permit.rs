@@ -83,7 +83,7 @@ impl Body for PermitResponseBody {
 #[cfg(test)]
 mod tests {
     use http_body_util::BodyExt;
-    use pacegate::{KeyRef, Limit, Limiter, Permit, PolicySet};
+    use pacegate::{KeyRef, Limit, Limiter, PolicySet};
 
     use super::*;
 
@@ -95,12 +95,13 @@ mod tests {
         let engine = Engine::memory(limiter.clone());
         let charge = Charge::new("default".parse().unwrap(), KeyRef::new(b"alice"), limit);
         let taken = || {
-            let charges = [charge.holding(Permit::new_id())];
-            assert!(limiter.verdict(&charges).unwrap().decision.is_allowed());
+            let charges = [charge.holding(limiter.charges().new_permit_id())];
+            assert!(limiter.charges().check_batch(&charges).unwrap().decision.is_allowed());
             let unsent = Some(UnsentPermit::new(&engine, &charges));
             PermitResponseBody { body: Full::new(Bytes::from_static(b"{}")), unsent }
         };
-        let free = || limiter.verdict(&[charge.cost(0)]).unwrap().decision.is_allowed();
+        let free =
+            || limiter.charges().check_batch(&[charge.cost(0)]).unwrap().decision.is_allowed();
         drop(taken());
         // Lets the release run on the only worker of this runtime.
         tokio::task::yield_now().await;

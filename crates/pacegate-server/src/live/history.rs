@@ -5,12 +5,12 @@ use std::{
 
 use pacegate::{PolicyName, PolicyStats, Stats};
 
-/// How many requests each policy let pass and denied in each of the last seconds.
+/// The decisions of each policy in each of the last seconds.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     /// Without gaps, oldest first.
     seconds: VecDeque<Second>,
-    /// What was counted when it was last looked.
+    /// The totals at the last update.
     totals: HashMap<PolicyName, [u64; KINDS]>,
 }
 
@@ -18,7 +18,7 @@ pub(crate) struct History {
 struct Second {
     /// When it ended, since the epoch.
     end: u64,
-    /// Of those policies that did anything.
+    /// The counts of the active policies.
     counts: Vec<(PolicyName, [u32; KINDS])>,
 }
 
@@ -38,13 +38,13 @@ pub(crate) struct Counts {
 const KINDS: usize = 5;
 
 impl History {
-    /// How far back it goes.
+    /// The number of seconds that are kept.
     pub(crate) const SECONDS: usize = 300;
 
     /// Seconds that the clock may go back before it all begins anew.
     const SMALL_STEP: u64 = 5;
 
-    /// So many policies are remembered of each second, those that did most.
+    /// The number of policies that are kept for each second: those with the most decisions.
     const POLICIES: usize = 256;
 
     /// Takes note of what was counted by the end of a second. Seconds that were missed had nothing; what is new is of
@@ -76,7 +76,7 @@ impl History {
         (first.unwrap_or(next), self.after(since).count())
     }
 
-    /// What these policies did in the seconds after `since`.
+    /// Returns the decisions of these policies in the seconds after `since`.
     pub(crate) fn counts(&self, since: u64, policies: &[PolicyName]) -> Vec<Counts> {
         let length = self.after(since).count();
         let mut all = vec![Counts::zeros(length); policies.len()];
@@ -154,7 +154,7 @@ impl Second {
     }
 }
 
-/// Leaves those that did most.
+/// Keeps the policies with the most decisions.
 fn cut(counts: &mut Vec<(PolicyName, [u32; KINDS])>) {
     if counts.len() > History::POLICIES {
         let all =

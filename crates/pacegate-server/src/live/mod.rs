@@ -1,4 +1,4 @@
-//! What the service did in the last minutes, for those who watch it: the dashboard and `pacegate top`.
+//! The history of the last minutes, for the dashboard and `pacegate top`.
 
 mod history;
 mod name;
@@ -15,7 +15,7 @@ pub(crate) use self::{
 };
 use crate::gate::Gate;
 
-/// What is remembered for those who watch. Decisions know nothing of it.
+/// The recent history of the server.
 #[derive(Debug)]
 pub(crate) struct Live {
     started: Timestamp,
@@ -23,7 +23,7 @@ pub(crate) struct Live {
     used: tokio::sync::Mutex<Option<Used>>,
 }
 
-/// How much of its budget the fullest of the busiest keys of each policy had used.
+/// The highest usage among the busiest keys of each policy.
 #[derive(Debug)]
 pub(crate) struct Used {
     /// When, in seconds since the epoch, and by which revision.
@@ -33,7 +33,7 @@ pub(crate) struct Used {
 }
 
 impl Live {
-    /// Begins now.
+    /// Creates an empty history that starts now.
     pub(crate) fn new() -> Self {
         Self {
             started: SystemClock::new().now(),
@@ -42,12 +42,12 @@ impl Live {
         }
     }
 
-    /// When it began.
+    /// Returns the time of the start.
     pub(crate) fn started(&self) -> Timestamp {
         self.started
     }
 
-    /// What was found when last looked. Whoever looks again holds it meanwhile, so that others wait instead.
+    /// The last known usage. The lock is held during an update, so that other readers wait for it.
     pub(crate) fn used(&self) -> &tokio::sync::Mutex<Option<Used>> {
         &self.used
     }
@@ -58,20 +58,20 @@ impl Live {
     }
 }
 
-/// Takes note of what was decided, at the end of every second, for as long as it is polled.
+/// Records the decisions at the end of every second. Never returns.
 pub(crate) async fn watch(gate: Arc<Gate>) {
     let clock = SystemClock::new();
     loop {
         let into = clock.now().as_micros() % SECOND;
         sleep(Duration::from_micros(SECOND - into)).await;
-        // Timers may be a little early.
+        // Timers may fire a little early.
         look(&gate, (clock.now().as_micros() + SECOND / 2) / SECOND);
     }
 }
 
 const SECOND: u64 = 1_000_000;
 
-/// Takes note of what was decided up to the end of this second.
+/// Records the decisions up to the end of this second.
 pub(crate) fn look(gate: &Gate, second: u64) {
     let revision = gate.revision();
     revision.engine.blocks().expire();

@@ -2,7 +2,7 @@
 
 use pacegate::{KeyBuf, KeyRef, Policy};
 
-/// So many characters of a key are shown.
+/// The number of characters of a key that are shown.
 pub(crate) const SHOWN: usize = 200;
 
 const ABSENT: &str = "(absent)";
@@ -70,7 +70,7 @@ mod tests {
         for &(name, value) in attributes {
             request = request.with(name, value);
         }
-        limiter.plan(&request).charges(1).unwrap()[0].key.to_buf()
+        limiter.charges().plan(&request).charges(1).unwrap()[0].key.to_buf()
     }
 
     #[test]

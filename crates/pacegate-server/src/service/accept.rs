@@ -21,7 +21,7 @@ use tokio::{
 use super::{Drain, Keys, Peer, Quiet, Sources, Tls, Workers, WriteDeadline};
 use crate::gate::Gate;
 
-/// Speaks one protocol on connections.
+/// Implements a protocol on connections.
 pub(crate) trait Protocol: Send + Sync + 'static {
     /// Serves a connection to its end. Once the drain has begun it answers what it has read, and ends.
     fn serve<I>(&self, io: I, peer: Peer, drain: Drain) -> impl Future<Output = ()> + Send
@@ -48,7 +48,7 @@ pub(crate) struct Listener {
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// How long a client may take over its part of a TLS handshake.
+/// The deadline for a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// After an accept that failed for want of files or memory.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -77,12 +77,12 @@ impl Listener {
         Ok(Self { name, socket, address, most, room, sources, refused, refusals })
     }
 
-    /// What it is called in logs and metrics.
+    /// Returns the name in logs and metrics.
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Where it is bound, with the port that was found if any would do.
+    /// Returns the bound address, with the actual port.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -182,7 +182,7 @@ async fn connection<P: Protocol>(
     permit: OwnedSemaphorePermit,
 ) {
     let Ok(stream) = TcpStream::from_std(stream) else { return };
-    // What cannot be set is slower, and nothing else.
+    // Without this option the connection is only slower.
     let _ = stream.set_nodelay(true);
     let write_timeout = protocol.gate().revision().settings.bounds.write_timeout;
     let stream = WriteDeadline::new(stream, write_timeout);

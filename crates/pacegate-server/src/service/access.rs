@@ -7,7 +7,7 @@ use crate::config::{Credential, Scope};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keys<'a>(pub(crate) &'a [Credential]);
 
-/// What somebody may do.
+/// The permissions of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access<'a> {
     /// `None` where there are no credentials, and everybody may do everything.
@@ -15,17 +15,17 @@ pub(crate) struct Access<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// Whether whoever shows no key may do anything.
+    /// Returns true if requests need an API key.
     pub(crate) fn are_needed(self) -> bool {
         !self.0.is_empty()
     }
 
-    /// What the owner of `key` may do; `None` if it is no key of anybody.
+    /// Returns the permissions of an API key, or `None` if the key is unknown.
     pub(crate) fn access(self, key: Option<&[u8]>) -> Option<Access<'a>> {
         self.access_by_digest(key.map(Self::digest).as_ref())
     }
 
-    /// What is kept of a key.
+    /// Returns the digest of an API key.
     pub(crate) fn digest(key: &[u8]) -> [u8; 32] {
         Sha256::digest(key).into()
     }
@@ -46,7 +46,7 @@ impl<'a> Keys<'a> {
 }
 
 impl Access<'_> {
-    /// Whether this may be done in `domain`.
+    /// Returns true if this is allowed in `domain`.
     pub(crate) fn allows(&self, scope: Scope, domain: &str) -> bool {
         self.credential.is_none_or(|credential| {
             let covers = |domains: &Vec<String>| domains.iter().any(|own| own == domain);
@@ -54,29 +54,29 @@ impl Access<'_> {
         })
     }
 
-    /// Whether requests may bring their own limits.
+    /// Returns true if inline limits are allowed.
     pub(crate) fn allows_inline(&self) -> bool {
         self.credential.is_none_or(|credential| credential.inline)
     }
 
-    /// Whether this may be done everywhere.
+    /// Returns true if this is allowed in all domains.
     pub(crate) fn allows_everywhere(&self, scope: Scope) -> bool {
         self.credential
             .is_none_or(|credential| credential.scope >= scope && credential.domains.is_none())
     }
 
-    /// Whether an API key was shown.
+    /// Returns true if the request has an API key.
     pub(crate) fn is_authenticated(&self) -> bool {
         self.credential.is_some()
     }
 
-    /// Whom to name in logs.
+    /// Returns the name of the API key for logs.
     pub(crate) fn name(&self) -> &str {
         self.credential.map_or("anybody", |credential| &credential.name)
     }
 }
 
-/// How an API key gets the permission that a request with its own limits lacks.
+/// The message for inline limits without permission.
 pub(crate) const INLINE_DENIED: &str =
     "inline limits need an API key with `inline: true`: set it under `keys` in the configuration";
 

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::{sync::watch, time::sleep};
 
-/// Tells connections that the service is going away.
+/// Notifies connections of the shutdown.
 #[derive(Debug)]
 pub(crate) struct DrainSwitch(watch::Sender<bool>);
 

@@ -1,4 +1,4 @@
-//! What all listeners have in common: sockets, threads, bounds, certificates, credentials, and an orderly end.
+//! The parts that all listeners share: sockets, threads, bounds, certificates, API keys and shutdown.
 
 mod accept;
 mod access;

@@ -18,7 +18,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::config::TlsFiles;
 
-/// The certificate that connections are met with.
+/// The certificate of a listener.
 #[derive(Debug)]
 pub(crate) struct Tls {
     files: TlsFiles,
@@ -26,7 +26,7 @@ pub(crate) struct Tls {
     config: ArcSwap<ServerConfig>,
 }
 
-/// Why certificates cannot be used.
+/// The reason why certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("cannot read {}: {error}", file.display())]
@@ -59,7 +59,7 @@ impl Tls {
         self.config.store(config);
     }
 
-    /// What is read.
+    /// Returns the files that are read.
     pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
         let TlsFiles { certificate, key, client_ca } = &self.files;
         [Some(certificate), Some(key), client_ca.as_ref()]
@@ -68,7 +68,7 @@ impl Tls {
             .map(PathBuf::as_path)
     }
 
-    /// Whether clients have to show a certificate.
+    /// Returns true if clients need a certificate.
     pub(super) fn verifies_clients(&self) -> bool {
         self.files.client_ca.is_some()
     }

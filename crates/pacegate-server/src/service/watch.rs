@@ -110,7 +110,7 @@ const MAX_KEYLESS_PER_SECOND: u64 = 8;
 const MAX_UNAUTHENTICATED_UNREAD: usize = 32;
 /// Bytes of pipelined requests that are answered after the drain has begun.
 const MAX_DRAINED_BYTES: usize = 1 << 20;
-/// How often a busy connection is looked at after the grace of a drain.
+/// The interval between checks of a busy connection after the grace period of a drain.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Drives `connection` to its end. `close` starts its graceful shutdown.
@@ -162,7 +162,7 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Whether a connection ended because of what the client sent, and not because the socket did.
+/// Returns true if a connection ended because of a protocol violation by the client.
 pub(crate) fn is_violation(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -222,7 +222,7 @@ impl Watch {
         self.is_http2().then_some(&self.share)
     }
 
-    /// Whether a request of this connection has shown an API key, or none is needed.
+    /// True if a request of this connection had an API key, or none is needed.
     pub(crate) fn is_authenticated(&self) -> bool {
         self.is_authenticated.load(Ordering::Relaxed)
     }
@@ -381,7 +381,7 @@ impl<'a> Patience<'a> {
         (Due::Close, next.min(until))
     }
 
-    /// Whether the client has left an answer unread for too long.
+    /// Returns true if the client has left a response unread for too long.
     fn has_unread(&mut self, now: Instant) -> bool {
         if now < self.period_ends {
             return false;

@@ -17,8 +17,8 @@ function share(part, all) {
   const percent = (100 * part) / all;
   if (percent < 0.0001) return "< 0.0001 %";
   const digits = percent < 0.01 ? 4 : percent < 10 ? 2 : 1;
-  // Truncate instead of rounding, so that 100 % always means all.
-  return `${(Math.floor(percent * 10 ** digits + 1e-9) / 10 ** digits).toFixed(digits)} %`;
+  // Only the whole is 100 %.
+  return part >= all ? "100 %" : `${Math.min(percent, 99.9).toFixed(digits)} %`;
 }
 
 const steps = [[86400, "day"], [3600, "hour"], [60, "min"], [1, "s"]];
@@ -63,20 +63,14 @@ function table(head, rows) {
 }
 
 function heading() {
-  const { traffic, variants, suggestion } = report;
-  const [first] = variants;
-  const [policy] = first.policies;
-  let title = `${share(first.denied, first.requests)} of requests denied`;
-  if (first.policies.length === 1) {
-    title = `${policy.limits.join(" and ")} would deny ${share(missed(policy), policy.requests)} of requests`;
-    if (policy.per.length) title += `, from ${whole(policy.keys.touched)} of ${whole(policy.keys.seen)} clients`;
-  }
-  if (variants.length > 1) title = `Comparison of ${variants.length} variants`;
-  if (suggestion?.limit) title = `Suggested limit: ${suggestion.limit} (${suggestion.target})`;
+  const { traffic, finding } = report;
+  document.title = `Pacegate: ${finding}`;
   return make("header", {},
     make("div", { className: "brand", text: "Pacegate simulate" }),
-    make("h1", { text: title }),
-    make("p", { text: traffic.source }),
+    make("h1", { text: finding }),
+    ...(traffic.files?.length > 1
+      ? traffic.files.map((file) => make("p", { text: `${file.name}: ${whole(file.requests)} requests` }))
+      : [make("p", { text: traffic.source })]),
     make("p", { text: `${when(traffic.from)} to ${when(traffic.to)}, ${roughly(traffic.seconds)}` }));
 }
 
@@ -102,17 +96,25 @@ function suggestion() {
   }
   const tried = [`${suggestion.limit} ${suggestion.told}`];
   if (suggestion.next) tried.push(`${suggestion.next[0]} ${suggestion.next_told}`);
+  const { headroom } = suggestion;
+  tried.push(headroom
+    ? `Headroom: ${headroom.share}. The busiest client without denials sends ${whole(headroom.peak)} of ${whole(headroom.amount)} in any ${headroom.period}.`
+    : "Headroom: none. Every client has denied requests.");
   section.append(
     make("h3", { text: `Suggested for policy ${suggestion.policy}, ${whose(suggestion.per)}` }),
     make("div", { className: "limit", text: suggestion.limit }),
     make("ul", {}, ...tried.map((text) => make("li", { text }))),
-    make("p", { className: "hint", text: `${suggestion.next ? "Both" : "It was"} replayed over all traffic; ${suggestion.tried} limits tried in ${suggestion.passes} passes.` }));
+    make("p", { className: "hint", text: `${suggestion.next ? "Both" : "It was"} replayed over all traffic; ${suggestion.tried} limits tried in ${suggestion.passes} passes.` }),
+    make("pre", { text: suggestion.yaml }));
   return [section];
 }
 
 function comparison() {
   const { variants } = report;
   if (variants.length < 2) return [];
+  const total = (variant) => (variant.policies.length < 2 ? [] : [[
+    "", "total", whole(variant.allowed), whole(missed(variant)), share(missed(variant), variant.requests), "", "", "",
+  ]]);
   const rows = variants.flatMap((variant) => variant.policies.map((policy, place) => [
     place === 0 ? variant.name : "",
     policy.name,
@@ -122,7 +124,7 @@ function comparison() {
     `${whole(policy.keys.touched)} of ${whole(policy.keys.seen)}`,
     `${whole(policy.peak_admitted)} of ${whole(policy.amount)}/${policy.period}`,
     whole(policy.bursts),
-  ]));
+  ]).concat(total(variant)));
   const head = ["", "policy", "allowed", "denied", "share", "clients denied", "most admitted", "bursts"];
   const section = card("Comparison", "Most admitted: by one client within any one period. Bursts: above the limit, across a window boundary.", table(head, rows));
   const host = make("div");

@@ -2,7 +2,7 @@
 
 /// One request and its outcome. Times are microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct Exchange {
     /// Time just before the request was sent: a lower bound of the server's decision time.
     pub sent: u64,
     /// Microseconds from `sent` until the response was read, rounded up; [`NEVER`] if no response arrived.
@@ -21,19 +21,19 @@ pub enum Answer {
     Unknown,
 }
 
-/// Value of [`Entry::took`] for a request without a response.
+/// Value of [`Exchange::took`] for a request without a response.
 pub(crate) const NEVER: u32 = u32::MAX;
 
 /// The requests of a run, up to a maximum.
 #[derive(Debug)]
 pub struct History {
-    entries: Vec<Entry>,
+    entries: Vec<Exchange>,
     most: usize,
     /// Send time of the first request that was dropped because the history was full.
     full_from: Option<u64>,
 }
 
-impl Entry {
+impl Exchange {
     /// Returns the time at which the response was read: an upper bound of the server's decision time.
     pub fn received(&self) -> u64 {
         match self.took {
@@ -48,7 +48,7 @@ impl History {
         Self { entries: Vec::new(), most, full_from: None }
     }
 
-    pub fn push(&mut self, entry: Entry) {
+    pub fn push(&mut self, entry: Exchange) {
         if self.entries.len() < self.most {
             return self.entries.push(entry);
         }
@@ -66,7 +66,7 @@ impl History {
         };
     }
 
-    pub fn entries_mut(&mut self) -> &mut [Entry] {
+    pub fn entries_mut(&mut self) -> &mut [Exchange] {
         &mut self.entries
     }
 
@@ -80,8 +80,8 @@ impl History {
 mod tests {
     use super::*;
 
-    fn entry(sent: u64) -> Entry {
-        Entry { sent, took: 5, key: 0, cost: 1, answer: Answer::Allowed }
+    fn entry(sent: u64) -> Exchange {
+        Exchange { sent, took: 5, key: 0, cost: 1, answer: Answer::Allowed }
     }
 
     #[test]
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_missing_response_leaves_the_decision_time_open() {
         assert_eq!(entry(10).received(), 15);
-        assert!(Entry { took: NEVER, ..entry(10) }.received() > u64::MAX / 4);
-        assert_eq!(size_of::<Entry>(), 24);
+        assert!(Exchange { took: NEVER, ..entry(10) }.received() > u64::MAX / 4);
+        assert_eq!(size_of::<Exchange>(), 24);
     }
 }

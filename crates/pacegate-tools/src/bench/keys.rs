@@ -2,9 +2,11 @@
 
 use std::{str::FromStr, sync::Arc};
 
+use crate::random::Random;
+
 /// The key distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Keys {
+pub enum KeyDistribution {
     /// One key.
     Hot,
     /// N keys with equal probability.
@@ -43,10 +45,6 @@ enum Source {
     Prepared(Arc<[u32]>),
 }
 
-/// xorshift64*: cheap, and random enough to choose keys.
-#[derive(Clone, Debug)]
-struct Random(u64);
-
 /// Maximum number of keys.
 const MOST_KEYS: u32 = 100_000_000;
 /// Maximum number of keys of a Zipf distribution.
@@ -58,7 +56,7 @@ const COSTS: usize = 1 << 12;
 /// Maximum number of costs in a mix.
 const MOST_COSTS: usize = 16;
 
-impl FromStr for Keys {
+impl FromStr for KeyDistribution {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -114,25 +112,25 @@ impl Costs {
 }
 
 impl Draw {
-    pub(crate) fn new(keys: Keys, costs: &Costs, seed: u64) -> Self {
+    pub(crate) fn new(keys: KeyDistribution, costs: &Costs, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let keys = match keys {
-            Keys::Hot => Source::One,
-            Keys::Uniform(count) => Source::Any(count),
-            Keys::Zipf(count, exponent) => {
+            KeyDistribution::Hot => Source::One,
+            KeyDistribution::Uniform(count) => Source::Any(count),
+            KeyDistribution::Zipf(count, exponent) => {
                 Source::Prepared(prepared(&zipf(count, exponent), &mut random))
             }
         };
         let costs = match costs.shares.len() {
             0 | 1 => Arc::default(),
-            _ => (0..COSTS).map(|_| random.share(&costs.shares)).collect(),
+            _ => (0..COSTS).map(|_| draw_share(&mut random, &costs.shares)).collect(),
         };
         Self { random, keys, costs }
     }
 
     /// Returns a generator for another thread, with a different random sequence.
     pub(crate) fn other(&self, which: u64) -> Self {
-        let random = Random::new(self.random.0 ^ (which + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let random = self.random.other(which + 1);
         Self { random, ..self.clone() }
     }
 
@@ -140,48 +138,29 @@ impl Draw {
     pub(crate) fn next(&mut self) -> (u32, usize) {
         let key = match &self.keys {
             Source::One => 0,
-            Source::Any(count) => self.random.below(*count),
-            Source::Prepared(keys) => keys[self.random.below(PREPARED as u32) as usize],
+            Source::Any(count) => self.random.below((*count).into()) as u32,
+            Source::Prepared(keys) => keys[self.random.below(PREPARED as u64) as usize],
         };
         let cost = match self.costs.is_empty() {
             true => 0,
-            false => usize::from(self.costs[self.random.below(COSTS as u32) as usize]),
+            false => usize::from(self.costs[self.random.below(COSTS as u64) as usize]),
         };
         (key, cost)
     }
 }
 
-impl Random {
-    fn new(seed: u64) -> Self {
-        // A state of 0 would stay 0.
-        let mut random = Self(seed.wrapping_mul(0xd129_0d3d_6a5b_71c9) | 1);
-        random.next();
-        random
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, bound: u32) -> u32 {
-        (((self.next() >> 32) * u64::from(bound)) >> 32) as u32
-    }
-
-    fn share(&mut self, shares: &[Share]) -> u8 {
-        let all: u32 = shares.iter().map(|share| share.weight).sum();
-        let mut drawn = self.below(all);
-        let place = shares.iter().position(|share| match drawn.checked_sub(share.weight) {
-            Some(rest) => {
-                drawn = rest;
-                false
-            }
-            None => true,
-        });
-        place.unwrap_or(0) as u8
-    }
+/// Draws the index of a share by weight.
+fn draw_share(random: &mut Random, shares: &[Share]) -> u8 {
+    let all: u32 = shares.iter().map(|share| share.weight).sum();
+    let mut drawn = random.below(all.into());
+    let place = shares.iter().position(|share| match drawn.checked_sub(share.weight.into()) {
+        Some(rest) => {
+            drawn = rest;
+            false
+        }
+        None => true,
+    });
+    place.unwrap_or(0) as u8
 }
 
 /// Returns the cumulative weights; the last element is the total.
@@ -202,8 +181,8 @@ fn zipf(count: u32, exponent: f64) -> Vec<u64> {
 fn prepared(sums: &[u64], random: &mut Random) -> Arc<[u32]> {
     let all = sums.last().copied().unwrap_or(1);
     let draw = |_| {
-        let drawn = (u128::from(random.next()) * u128::from(all)) >> 64;
-        sums.partition_point(|&sum| u128::from(sum) <= drawn) as u32
+        let drawn = random.below(all);
+        sums.partition_point(|&sum| sum <= drawn) as u32
     };
     (0..PREPARED).map(draw).collect()
 }
@@ -233,14 +212,14 @@ mod tests {
 
     #[test]
     fn costs_follow_their_weights() {
-        let mut draw = Draw::new(Keys::Hot, &"1:90,10:10".parse().unwrap(), 7);
+        let mut draw = Draw::new(KeyDistribution::Hot, &"1:90,10:10".parse().unwrap(), 7);
         let tens = (0..100_000).filter(|_| draw.next().1 == 1).count();
         assert!((9_000..11_000).contains(&tens), "{tens}");
     }
 
     #[test]
     fn threads_differ_and_runs_repeat() {
-        let draw = Draw::new(Keys::Uniform(1 << 30), &"1".parse().unwrap(), 7);
+        let draw = Draw::new(KeyDistribution::Uniform(1 << 30), &"1".parse().unwrap(), 7);
         let some = |mut draw: Draw| (0..8).map(|_| draw.next().0).collect::<Vec<_>>();
         assert_eq!(some(draw.other(0)), some(draw.other(0)));
         assert_ne!(some(draw.other(0)), some(draw.other(1)));
@@ -249,9 +228,9 @@ mod tests {
     #[test]
     fn invalid_keys_and_costs_are_rejected() {
         for text in ["", "cold", "uniform", "uniform:0", "uniform:x", "zipf:5,x", "zipf:5,11"] {
-            assert!(text.parse::<Keys>().is_err(), "{text}");
+            assert!(text.parse::<KeyDistribution>().is_err(), "{text}");
         }
-        assert_eq!("zipf:5".parse(), Ok(Keys::Zipf(5, 1.0)));
+        assert_eq!("zipf:5".parse(), Ok(KeyDistribution::Zipf(5, 1.0)));
         for text in ["", "0", "1:0", "x", "1:2:3", "1,,2"] {
             assert!(text.parse::<Costs>().is_err(), "{text}");
         }

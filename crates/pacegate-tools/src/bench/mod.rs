@@ -10,8 +10,8 @@ mod target;
 
 pub use self::{
     check::{Rule, Windows, check},
-    keys::{Costs, Keys},
+    keys::{Costs, KeyDistribution},
     load::{Length, Load, Ran, Rate},
-    report::{Check, Report},
+    report::{BenchReport, Check},
     target::{Dialect, Reading, Script, Target, Wanted},
 };

@@ -9,7 +9,7 @@ use super::{check::Verdict, load::Ran};
 
 /// Everything that is reported about a run.
 #[derive(Debug)]
-pub struct Report {
+pub struct BenchReport {
     /// The parameters of the run: names and values.
     pub asked: Vec<(&'static str, Value)>,
     /// The measurement.
@@ -37,7 +37,7 @@ const BAR: u64 = 50;
 /// Maximum number of lines of the histogram.
 const LINES: usize = 24;
 
-impl Report {
+impl BenchReport {
     /// Returns true if the check found nothing wrong.
     pub fn is_clean(&self) -> bool {
         self.check.is_none_or(|check| check.is_clean())
@@ -150,7 +150,7 @@ impl fmt::Display for Check {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let record = &self.ran.record;
         for (name, value) in &self.asked {

@@ -14,7 +14,7 @@ pub use self::{
     pattern::{Generate, Kind, Pattern, span},
     replay::{Variant, tryable},
     report::{Page, Report, SuggestionReport, Words},
-    suggest::{Found, Search, Target},
+    suggest::{Found, Goal, Search},
     traffic::{Format, Map, Place, Progress, Spec},
 };
 
@@ -25,6 +25,7 @@ use pacegate::{
 
 use self::{
     pattern::Crowd,
+    tally::window::Window,
     traffic::{Attributes, Seen},
 };
 
@@ -51,14 +52,14 @@ pub enum Traffic {
 }
 
 /// Statistics about the traffic.
-#[derive(Clone, Debug, Default)]
-pub struct Span {
+#[derive(Clone, Debug)]
+pub struct TrafficSummary {
     /// Counts of lines and requests.
     pub seen: Seen,
     pub(crate) first: u64,
     pub(crate) last: u64,
-    /// The most requests within a calendar second and a calendar minute.
-    pub peak_second: Peak,
+    /// The most requests within any one second and any one minute.
+    pub(crate) peak_second: Peak,
     pub(crate) peak_minute: Peak,
     /// True if all timestamps are whole seconds.
     pub whole_seconds: bool,
@@ -68,20 +69,19 @@ pub struct Span {
     pub unused: Vec<String>,
 }
 
-/// The maximum number of events within one of equal time steps.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Peak {
-    step: u64,
-    count: u64,
-    pub(crate) most: u64,
+/// The maximum number of events within any one period.
+#[derive(Clone, Debug)]
+pub(crate) struct Peak {
+    window: Window,
+    pub(crate) most: u32,
 }
 
 /// Reasons why traffic cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant documents it")]
-pub enum Trouble {
+pub enum SimulateError {
     #[error(transparent)]
-    Traffic(#[from] traffic::Trouble),
+    Traffic(#[from] traffic::TrafficError),
     #[error(transparent)]
     Policy(#[from] PolicyError),
     #[error(transparent)]
@@ -99,7 +99,7 @@ const SECOND: u64 = 1_000_000;
 
 impl Study {
     /// Creates a variant with policies to try.
-    pub fn variant(&self, name: String, policies: PolicySet) -> Result<Variant, Trouble> {
+    pub fn variant(&self, name: String, policies: PolicySet) -> Result<Variant, SimulateError> {
         Ok(Variant::new(name, policies, self.most_keys)?)
     }
 
@@ -119,11 +119,11 @@ impl Study {
         &self,
         variants: &mut [Variant],
         watch: &mut dyn FnMut(u64),
-    ) -> Result<Span, Trouble> {
+    ) -> Result<TrafficSummary, SimulateError> {
         match &self.traffic {
             Traffic::Logs(spec) => self.replay_logs(spec, variants, watch),
             Traffic::Patterns(patterns, start, seed) => {
-                let mut first: Option<Span> = None;
+                let mut first: Option<TrafficSummary> = None;
                 // Clients react to decisions, so each variant gets separate clients. The report shows the
                 // first one's traffic.
                 for variant in variants {
@@ -134,7 +134,7 @@ impl Study {
                         None => first = Some(span),
                     }
                 }
-                Ok(first.unwrap_or_default())
+                Ok(first.unwrap_or_else(TrafficSummary::new))
             }
         }
     }
@@ -144,9 +144,9 @@ impl Study {
         spec: &Spec,
         variants: &mut [Variant],
         watch: &mut dyn FnMut(u64),
-    ) -> Result<Span, Trouble> {
+    ) -> Result<TrafficSummary, SimulateError> {
         let attributes = looked_at(variants);
-        let mut span = Span::new();
+        let mut span = TrafficSummary::new();
         let mut requests = 0_u64;
         span.seen = spec.read(&attributes, &self.progress, |entry| {
             let mut request = Request::new().in_domain(&self.domain);
@@ -176,8 +176,8 @@ impl Study {
         mut crowd: Crowd,
         variant: &mut Variant,
         watch: &mut dyn FnMut(u64),
-    ) -> Span {
-        let mut span = Span::new();
+    ) -> TrafficSummary {
+        let mut span = TrafficSummary::new();
         while let Some(visit) = crowd.visit() {
             let request = Request::new()
                 .in_domain(&self.domain)
@@ -201,11 +201,18 @@ impl Study {
     }
 }
 
-impl Span {
+impl TrafficSummary {
     fn new() -> Self {
-        let peak = |step| Peak { step, ..Peak::default() };
-        let (peak_second, peak_minute) = (peak(0), peak(0));
-        Self { peak_second, peak_minute, whole_seconds: true, ..Self::default() }
+        Self {
+            seen: Seen::default(),
+            first: 0,
+            last: 0,
+            peak_second: Peak::new(SECOND),
+            peak_minute: Peak::new(60 * SECOND),
+            whole_seconds: true,
+            missing: Vec::new(),
+            unused: Vec::new(),
+        }
     }
 
     /// Adds attributes that no request has.
@@ -221,16 +228,18 @@ impl Span {
         }
         self.last = at;
         self.whole_seconds &= at.is_multiple_of(SECOND);
-        self.peak_second.note(at / SECOND);
-        self.peak_minute.note(at / (60 * SECOND));
+        self.peak_second.note(at);
+        self.peak_minute.note(at);
     }
 }
 
 impl Peak {
-    fn note(&mut self, step: u64) {
-        self.count = if step == self.step { self.count + 1 } else { 1 };
-        self.step = step;
-        self.most = self.most.max(self.count);
+    fn new(period: u64) -> Self {
+        Self { window: Window::new(period), most: 0 }
+    }
+
+    fn note(&mut self, at: u64) {
+        self.most = self.most.max(self.window.add(at, true).asked);
     }
 }
 

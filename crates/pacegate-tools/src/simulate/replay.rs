@@ -46,7 +46,7 @@ pub struct Variant {
 
 /// The decision as a client sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Answer {
+pub struct ClientDecision {
     pub allowed: bool,
     /// True if a policy in shadow mode would have denied the request.
     pub shadow_denied: bool,
@@ -119,7 +119,7 @@ impl Variant {
     }
 
     /// Decides a request. `at` must not be earlier than that of the last request.
-    pub fn decide(&mut self, request: &Request<'_>, at: u64) -> Answer {
+    pub fn decide(&mut self, request: &Request<'_>, at: u64) -> ClientDecision {
         let answer = match self.single {
             true => self.decide_one(request, at),
             false => self.decide_all(request, at),
@@ -142,14 +142,14 @@ impl Variant {
 
     /// Fast path for a single limit: runs the algorithm on a state that is stored next to the key's tally,
     /// which saves a second lookup.
-    fn decide_one(&mut self, request: &Request<'_>, at: u64) -> Answer {
+    fn decide_one(&mut self, request: &Request<'_>, at: u64) -> ClientDecision {
         let Self { limiter, tallies, ceiling, .. } = self;
         let ([policy], [tally]) = (limiter.policies().policies(), &mut **tallies) else {
-            return Answer::UNLIMITED;
+            return ClientDecision::UNLIMITED;
         };
         let covered = limiter.policies().covers(policy.name, request);
         let (true, [limit]) = (covered, &*policy.limits) else {
-            return Answer::UNLIMITED;
+            return ClientDecision::UNLIMITED;
         };
         let value = policy.per.first().and_then(|attribute| policy.value(request, attribute));
         let mut absent = KeyBuf::empty();
@@ -160,7 +160,7 @@ impl Variant {
                 absent.as_ref()
             }
         };
-        let mut answer = Answer { covered: true, ..Answer::UNLIMITED };
+        let mut answer = ClientDecision { covered: true, ..ClientDecision::UNLIMITED };
         tally.count(key, at, limit, |state| {
             let outcome = limit.step(state, Timestamp::from_micros(at), 1);
             answer.allowed = outcome.is_admitted();
@@ -174,15 +174,15 @@ impl Variant {
     }
 
     /// General path through the library: matching policies, keys, charges and the memory store.
-    fn decide_all(&mut self, request: &Request<'_>, at: u64) -> Answer {
+    fn decide_all(&mut self, request: &Request<'_>, at: u64) -> ClientDecision {
         self.clock.0.store(at, Ordering::Relaxed);
         let Self { limiter, tallies, places, ceiling, .. } = self;
-        let plan = limiter.plan(request);
+        let plan = limiter.charges().plan(request);
         let charges = plan.charges(1).unwrap_or_else(|error| {
             unreachable!("one unit never exceeds the capacity of a limit: {error}");
         });
         // Bypass the limiter: its statistics use real time.
-        let mut asked = pin!(limiter.store().charge(&charges));
+        let mut asked = pin!(limiter.store().charge(&charges, None));
         let Poll::Ready(Ok(outcomes)) =
             asked.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         else {
@@ -215,11 +215,11 @@ impl Variant {
                 note(ceiling, place, first.key, at);
             }
         }
-        Answer { allowed, shadow_denied, covered: !plan.is_empty(), retry_after }
+        ClientDecision { allowed, shadow_denied, covered: !plan.is_empty(), retry_after }
     }
 }
 
-impl Answer {
+impl ClientDecision {
     const UNLIMITED: Self =
         Self { allowed: true, shadow_denied: false, covered: false, retry_after: None };
 

@@ -1,18 +1,18 @@
 //! Searches for the limit that meets a target, by replaying the traffic.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap},
     str::FromStr,
 };
 
 use foldhash::fast::RandomState;
 use pacegate::{KeyBuf, KeyRef, Limit, LimitError, Policy, PolicySet};
 
-use super::{Study, Trouble, replay::Variant, report::percent};
+use super::{SimulateError, Study, replay::Variant, report::percent, tally::window::Window};
 
 /// The target of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum Goal {
     /// Deny at most this many of a million requests.
     Denied(u64),
     /// Deny requests of at most this many of a million clients.
@@ -57,18 +57,17 @@ pub struct Outcome {
     pub highest: Option<u64>,
 }
 
-/// Finds the most that a key is admitted within any one period. Exact: stores the time of every admission
-/// that still matters.
+/// Finds the most that a key is admitted within any one period of the target.
 #[derive(Clone, Debug)]
 pub struct Ceiling {
     /// Index of the checked policy.
     policy: usize,
-    amount: usize,
+    amount: u64,
     period: u64,
-    keys: HashMap<KeyBuf, VecDeque<u64>, RandomState>,
+    keys: HashMap<KeyBuf, Window, RandomState>,
     /// Number of keys from which on inactive keys are removed.
     room: usize,
-    highest: usize,
+    highest: u64,
 }
 
 const MILLION: u64 = 1_000_000;
@@ -77,19 +76,20 @@ const AT_ONCE: u64 = 8;
 /// Maximum amount of a target, because [`Ceiling`] stores that many times per key.
 const MAX_CEILING: u64 = 10_000;
 
-const HOW: &str = "expected \"deny at most 0.1%\", \"deny at most 1% of clients\" or \"no client above 20/second\"";
+const HOW: &str = "expected \"deny at most 0.1%\", \"touch at most 1% of clients\" or \"no client above 20/second\"";
 
-impl FromStr for Target {
+impl FromStr for Goal {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("invalid target `{text}`: {HOW}");
+        let text = text.replace(" %", "%");
         let words: Vec<&str> = text.split_whitespace().collect();
         match *words {
             ["deny", "at", "most", share] | ["deny", "at", "most", share, "of", "requests"] => {
                 millionths(share).map(Self::Denied).ok_or_else(wrong)
             }
-            ["deny", "at", "most", share, "of", "clients"] => {
+            ["deny" | "touch", "at", "most", share, "of", "clients"] => {
                 millionths(share).map(Self::Touched).ok_or_else(wrong)
             }
             ["no", "client", "above", limit] => {
@@ -118,7 +118,7 @@ fn millionths(text: &str) -> Option<u64> {
     share.checked_add(padded.parse().ok()?).filter(|share| *share <= MILLION)
 }
 
-impl Target {
+impl Goal {
     fn is_met(self, outcome: &Outcome) -> bool {
         let within = |part: u64, whole: u64, most: u64| {
             u128::from(part) * u128::from(MILLION) <= u128::from(whole) * u128::from(most)
@@ -165,13 +165,13 @@ pub struct Search<'a> {
     /// The form of the limit; only the amount changes.
     pub like: Limit,
     /// The target to meet.
-    pub target: Target,
+    pub target: Goal,
 }
 
 impl Search<'_> {
     /// Narrows down the amount, several per pass, until one that meets the target is next to one that does
     /// not. Both were replayed, so the result holds even if the outcome is not monotonic in the amount.
-    pub fn run(&self, watch: &mut dyn FnMut(u64)) -> Result<Found, Trouble> {
+    pub fn run(&self, watch: &mut dyn FnMut(u64)) -> Result<Found, SimulateError> {
         let mut known = BTreeMap::new();
         let mut amounts: Vec<u64> = (0..12).map(|power| 4_u64.pow(power)).collect();
         let mut passes = 0;
@@ -229,7 +229,7 @@ impl Search<'_> {
         amounts: &[u64],
         known: &mut BTreeMap<u64, Outcome>,
         watch: &mut dyn FnMut(u64),
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SimulateError> {
         let (mut variants, mut tried) = (Vec::new(), Vec::new());
         for &amount in amounts {
             let Ok(limit) = self.limit(amount) else { continue };
@@ -239,7 +239,7 @@ impl Search<'_> {
             }
             let mut variant = self.study.variant(limit.to_string(), PolicySet::new(policies)?)?;
             variant.ceiling = match self.target {
-                Target::Above(ceiling) => Some(Ceiling::new(&ceiling, self.place)),
+                Goal::Above(ceiling) => Some(Ceiling::new(&ceiling, self.place)),
                 _ => None,
             };
             variants.push(variant);
@@ -274,7 +274,7 @@ impl Search<'_> {
             denied: tally.denied + tally.shadow_denied,
             clients: keys.seen,
             touched: keys.touched,
-            highest: variant.ceiling.as_ref().map(|ceiling| ceiling.highest as u64),
+            highest: variant.ceiling.as_ref().map(|ceiling| ceiling.highest),
         }
     }
 
@@ -300,9 +300,15 @@ fn between(low: u64, high: u64) -> Vec<u64> {
 
 impl Ceiling {
     fn new(limit: &Limit, policy: usize) -> Self {
-        let amount = usize::try_from(limit.amount().min(MAX_CEILING)).unwrap_or_default();
         let period = u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX);
-        Self { policy, amount, period, keys: HashMap::default(), room: 100_000, highest: 0 }
+        Self {
+            policy,
+            amount: limit.amount(),
+            period,
+            keys: HashMap::default(),
+            room: 100_000,
+            highest: 0,
+        }
     }
 
     /// Records a request that a policy admitted.
@@ -313,14 +319,10 @@ impl Ceiling {
         let key = key.to_buf();
         if self.keys.len() >= self.room && !self.keys.contains_key(&key) {
             let period = self.period;
-            self.keys.retain(|_, instants| instants.back().is_some_and(|last| at - last < period));
+            self.keys.retain(|_, window| window.last().is_some_and(|last| at - last < period));
             self.room = self.room.max(2 * self.keys.len());
         }
-        let instants = self.keys.entry(key).or_default();
-        while instants.front().is_some_and(|first| at - first >= self.period) {
-            instants.pop_front();
-        }
-        instants.push_back(at);
-        self.highest = self.highest.max(instants.len());
+        let window = self.keys.entry(key).or_insert_with(|| Window::new(self.period));
+        self.highest = self.highest.max(window.add(at, true).admitted.into());
     }
 }

@@ -17,7 +17,7 @@ pub struct Live {
     pub(super) draining: bool,
     pub(super) policies: Vec<Policy>,
     pub(super) policies_total: usize,
-    pub(super) history: History,
+    pub(super) history: Chart,
     pub(super) top: Top,
     pub(super) blocked: Vec<Block>,
     pub(super) blocked_total: u64,
@@ -51,7 +51,7 @@ pub(super) struct Limit {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct History {
+pub(super) struct Chart {
     pub(super) from: u64,
     pub(super) length: usize,
     pub(super) policies: HashMap<String, Counts>,

@@ -47,12 +47,12 @@ pub fn plain(view: &View) -> String {
 
 /// Table rows. The first `left` columns are left-aligned, the others right-aligned, except the last, which is
 /// not padded.
-struct Rows {
+struct TextRows {
     left: usize,
     rows: Vec<Vec<String>>,
 }
 
-fn policies(view: &View) -> Rows {
+fn policies(view: &View) -> TextRows {
     let head = ["POLICY", "LIMIT", "ALLOWED/s", "DENIED/s", "SHADOW/s", "ALLOWED", "DENIED"];
     let head = head.into_iter().chain(["SHADOW", "USED", "LAST 5 MINUTES"]);
     let mut rows = vec![head.map(str::to_owned).collect::<Vec<_>>()];
@@ -66,19 +66,19 @@ fn policies(view: &View) -> Rows {
         row.push(bars(&history, end, BARS, MOST).iter().map(|bar| bar.bar).collect());
         rows.push(row);
     }
-    Rows { left: 2, rows }
+    TextRows { left: 2, rows }
 }
 
-fn top(title: &str, keys: &[TopKey]) -> Rows {
+fn top(title: &str, keys: &[TopKey]) -> TextRows {
     let head = [&title.to_uppercase(), "ALLOWED", "DENIED", "KEY"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(keys.iter().map(|top| {
         vec![shown(&top.policy), grouped(top.allowed), grouped(top.denied), shown(&top.key)]
     }));
-    Rows { left: 1, rows }
+    TextRows { left: 1, rows }
 }
 
-fn table(Rows { left, rows }: &Rows) -> String {
+fn table(TextRows { left, rows }: &TextRows) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));

@@ -20,7 +20,7 @@ pub struct View {
     pub(super) scroll: usize,
     pub(super) is_paused: bool,
     pub(super) has_help: bool,
-    pub(super) trouble: Option<Trouble>,
+    pub(super) trouble: Option<ConnectionError>,
     /// Time since the view was opened.
     pub(super) now: Duration,
 }
@@ -37,7 +37,7 @@ pub(super) struct Seconds {
 
 /// The error of the last request for data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(super) struct ConnectionError {
     /// Time since the view was opened when the errors began.
     pub(super) since: Duration,
     pub(super) error: String,
@@ -104,7 +104,7 @@ impl View {
     /// Records that the request for data failed.
     pub fn fail(&mut self, error: String) {
         let since = self.trouble.take().map_or(self.now, |trouble| trouble.since);
-        self.trouble = Some(Trouble { since, error });
+        self.trouble = Some(ConnectionError { since, error });
     }
 
     /// Advances the clock of the view.

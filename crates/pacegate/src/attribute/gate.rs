@@ -45,7 +45,7 @@ pub async fn admit<G: WaitingGate + Sync + ?Sized>(gate: &G, asked: Asked) -> Re
 
 impl Gate for Limiter {
     fn decide(&self, asked: Asked) -> Result<Pass, Denied> {
-        let decision = asked.with_charges(|charges| self.check_all(charges));
+        let decision = asked.with_charges(|charges| self.charges().check(charges));
         asked.conclude(decision.map_err(Into::into))?;
         Ok(Pass::of(self, asked))
     }
@@ -59,7 +59,7 @@ impl WaitingGate for Limiter {
 
 impl WaitingGate for SharedLimiter {
     async fn admit(&self, asked: Asked) -> Result<Pass, Denied> {
-        asked.conclude(self.check_all(&asked.charges()).await)?;
+        asked.conclude(self.charges().check(&asked.charges()).await)?;
         Ok(Pass::of_shared(self, asked))
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use crate::{
-    Algorithm, Charge, CheckError, Decision, Denied, Key, KeyBuf, KeyRef, Limit, Permit,
+    Algorithm, Charge, CheckError, Decision, Denied, Key, KeyBuf, KeyRef, Limit,
     policy::{FailureMode, PolicyName},
 };
 
@@ -98,7 +98,7 @@ impl Site {
             failure: self.failure,
             key: key.with(|key| key.to_buf()),
             cost,
-            permit: if holds { Permit::new_id() } else { 0 },
+            permit: if holds { crate::limiter::new_permit_id() } else { 0 },
         }
     }
 

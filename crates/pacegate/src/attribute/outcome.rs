@@ -96,10 +96,12 @@ impl Drop for Pass {
         let Some(held) = self.0.take() else { return };
         let Held { by, asked } = *held;
         match by {
-            Holder::Memory(limiter) => asked.with_charges(|charges| limiter.release_all(charges)),
-            Holder::Shared(limiter) => limiter.clone().detach(Box::pin(async move {
+            Holder::Memory(limiter) => {
+                asked.with_charges(|charges| limiter.charges().release(charges))
+            }
+            Holder::Shared(limiter) => limiter.clone().spawn(Box::pin(async move {
                 // A failure is counted, and the store retries.
-                let _ = limiter.release_all(&asked.charges()).await;
+                let _ = limiter.charges().release(&asked.charges()).await;
             })),
         }
     }

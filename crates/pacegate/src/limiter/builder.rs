@@ -1,13 +1,13 @@
 use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
 
-use super::{Limiter, SharedLimiter, core::Core, path::Path, turnstile::Turnstile};
+use super::{Limiter, SharedLimiter, evaluator::Evaluator, wait_queue::WaitQueue};
 use crate::{
     Limit, MemoryStore, ParseLimitError, PolicySet, Store, StoreError,
     clock::{Clock, Sleep, Timestamp},
     policy::{PolicyError, PolicyName},
 };
 
-/// Builds a [`Limiter`], or with a [`Store`] a [`SharedLimiter`]. What is wrong with any setting is told by `build`.
+/// Builds a [`Limiter`], or with a [`Store`] a [`SharedLimiter`]. `build` reports the first invalid setting.
 #[derive(Debug, Default)]
 #[must_use = "call `build`"]
 pub struct LimiterBuilder<S = ()> {
@@ -23,34 +23,34 @@ pub struct LimiterBuilder<S = ()> {
 /// Builds a [`SharedLimiter`].
 pub type SharedLimiterBuilder = LimiterBuilder<Arc<dyn Store>>;
 
-/// Why a limiter cannot be built.
+/// The reason why a limiter cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A limit given as text is not one.
+    /// The text of a limit is invalid.
     #[error(transparent)]
     Limit(#[from] ParseLimitError),
     /// The limits or policies contradict each other.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// Neither a limit nor policies.
-    #[error("there is nothing to limit by: call `limit` or `policies`")]
+    /// Neither a limit nor policies were set.
+    #[error("no limit: call `limit` or `policies`")]
     NoLimit,
-    /// Both limits and policies.
-    #[error("give either limits or policies: a limit for every key is a policy too")]
+    /// Both limits and policies were set.
+    #[error("set either limits or policies: add the limit as a policy")]
     LimitAndPolicies,
     /// The store can never count the limits of a policy.
     #[error("policy `{policy}`: {error}")]
     Store {
         /// The policy.
         policy: PolicyName,
-        /// Why not.
+        /// The reason.
         error: StoreError,
     },
 }
 
 impl LimiterBuilder {
-    /// The limiter, or the first thing that is wrong.
+    /// Builds the limiter, or returns the first error.
     pub fn build(self) -> Result<Limiter, BuildError> {
         Ok(Limiter::new(self.finish()?.1))
     }
@@ -69,11 +69,11 @@ impl SharedLimiterBuilder {
         }
     }
 
-    /// The limiter, or the first thing that is wrong.
+    /// Builds the limiter, or returns the first error.
     pub fn build(self) -> Result<SharedLimiter, BuildError> {
-        let (store, core) = self.finish()?;
-        check_support(&*store, &core.path.policies)?;
-        Ok(SharedLimiter::over(store, core))
+        let (store, evaluator) = self.finish()?;
+        check_support(&*store, &evaluator.policies)?;
+        Ok(SharedLimiter { evaluator: Arc::new(evaluator), store: Some(store) })
     }
 }
 
@@ -90,10 +90,10 @@ fn check_support(store: &dyn Store, policies: &PolicySet) -> Result<(), BuildErr
     Ok(())
 }
 
-/// The settings that both have. Where there is a store, `max_keys` is for the memory to fall back on, and the clock is
-/// for that and for waiting: the store has a time of its own.
+/// The settings of both. With a store, `max_keys` bounds the local fallback, and the clock is used for that and for
+/// waiting: the store has a clock of its own.
 impl<S> LimiterBuilder<S> {
-    /// Gives each key this limit, besides those given before: text such as `"100/minute"`, or a [`Limit`].
+    /// Adds a limit for each key: text such as `"100/minute"`, or a [`Limit`].
     pub fn limit<L>(mut self, limit: L) -> Self
     where
         L: TryInto<Limit>,
@@ -106,27 +106,27 @@ impl<S> LimiterBuilder<S> {
         self
     }
 
-    /// Uses these policies.
+    /// Sets the policies.
     pub fn policies(self, policies: PolicySet) -> Self {
         Self { policies: Some(policies), ..self }
     }
 
-    /// Holds at most so many keys, and at least one; a million unless you say otherwise.
+    /// Sets the maximum number of keys, at least one. Default: 1,000,000.
     pub fn max_keys(self, max_keys: usize) -> Self {
         Self { max_keys: Some(max_keys), ..self }
     }
 
-    /// Lets at most so many callers wait for one key; 1,000 unless you say otherwise.
+    /// Sets the maximum number of callers that wait for one key. Default: 1,000.
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         Self { max_waiters: Some(max_waiters), ..self }
     }
 
-    /// Takes the time from this clock instead of the system's.
+    /// Sets the clock. Default: the system's clock.
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Some(Arc::new(clock)), ..self }
     }
 
-    fn finish(self) -> Result<(S, Core), BuildError> {
+    fn finish(self) -> Result<(S, Evaluator), BuildError> {
         if let Some(error) = self.error {
             return Err(error);
         }
@@ -138,11 +138,11 @@ impl<S> LimiterBuilder<S> {
         };
         let max_keys = self.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
         let memory = match self.clock {
-            Some(clock) => MemoryStore::new(max_keys, Shared(clock)),
+            Some(clock) => MemoryStore::new(max_keys, SharedClock(clock)),
             None => MemoryStore::bounded(max_keys),
         };
-        let turnstile = self.max_waiters.map_or_else(Turnstile::default, Turnstile::new);
-        Ok((self.store, Core::new(Path::new(policies), memory, turnstile)))
+        let wait_queue = self.max_waiters.map_or_else(WaitQueue::default, WaitQueue::new);
+        Ok((self.store, Evaluator::new(policies, memory, wait_queue)))
     }
 }
 
@@ -160,10 +160,10 @@ impl TryFrom<&str> for Limit {
     }
 }
 
-/// A clock behind a pointer is a clock.
-struct Shared(Arc<dyn Clock>);
+/// A clock behind a pointer.
+struct SharedClock(Arc<dyn Clock>);
 
-impl Clock for Shared {
+impl Clock for SharedClock {
     fn now(&self) -> Timestamp {
         self.0.now()
     }
@@ -177,7 +177,7 @@ impl Clock for Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for SharedClock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

@@ -4,10 +4,10 @@ use super::{Limiter, SharedLimiter};
 use crate::{PolicyName, StoreError};
 
 impl Limiter {
-    /// Removes all keys of a policy, and returns their number. Requests are decided meanwhile; those after the call
-    /// start with a full budget.
+    /// Removes all keys of a policy, and returns their number. Does not block requests; those after the call start with
+    /// unused counters.
     ///
-    /// [`PolicyName::AD_HOC`] clears the limits that came with requests. Takes some milliseconds for a million keys.
+    /// [`PolicyName::AD_HOC`] clears inline limits. Takes some milliseconds for a million keys.
     ///
     /// ```
     /// use pacegate::{Limiter, PolicyName};
@@ -22,34 +22,38 @@ impl Limiter {
         self.clear(&[policy])
     }
 
-    /// [`Limiter::clear_policy`] for all policies of a domain, including those that this limiter no longer has.
+    /// Removes all keys of all policies of a domain, including those that this limiter no longer has.
     pub fn clear_domain(&self, domain: &str) -> u64 {
-        self.clear(&self.inner.core.memory.policies_in(domain))
+        self.clear(&self.evaluator.memory.policies_in(domain))
     }
 
     fn clear(&self, policies: &[PolicyName]) -> u64 {
-        let cleared = self.inner.core.memory.clear(policies);
-        self.inner.core.turnstile.nudge_all();
+        let cleared = self.evaluator.memory.clear(policies);
+        self.evaluator.wait_queue.notify_all();
         cleared
     }
 }
 
 impl SharedLimiter {
-    /// Removes all keys of a policy, here and in the store, and returns the number of those in the store.
+    /// Removes all keys of a policy, in this process and in the store, and returns the number of those in the store.
+    ///
     /// [`StoreError::Unsupported`] if the store cannot find them, as on Redis; then nothing is removed.
     pub async fn clear_policy(&self, policy: PolicyName) -> Result<u64, StoreError> {
         self.clear(&[policy]).await
     }
 
-    /// [`SharedLimiter::clear_policy`] for all policies of a domain, including those that this limiter no longer has.
+    /// Removes all keys of all policies of a domain, including those that this limiter no longer has.
     pub async fn clear_domain(&self, domain: &str) -> Result<u64, StoreError> {
-        self.clear(&self.inner.core.memory.policies_in(domain)).await
+        self.clear(&self.evaluator.memory.policies_in(domain)).await
     }
 
     async fn clear(&self, policies: &[PolicyName]) -> Result<u64, StoreError> {
-        let cleared = self.inner.heard(self.inner.store.clear(policies).await)?;
-        self.inner.core.memory.clear(policies);
-        self.inner.core.turnstile.nudge_all();
-        Ok(cleared)
+        let cleared = match &self.store {
+            None => 0,
+            Some(store) => self.evaluator.record_failure(store.clear(policies).await)?,
+        };
+        let in_memory = self.evaluator.memory.clear(policies);
+        self.evaluator.wait_queue.notify_all();
+        Ok(if self.is_local() { in_memory } else { cleared })
     }
 }

@@ -1,11 +1,11 @@
-//! Many futures at once.
+//! Runs many futures concurrently.
 
 use std::{
     future::{Future, poll_fn},
     task::Poll,
 };
 
-/// What all of them return, in their order. All are started before any is waited for.
+/// Returns the outputs of all futures, in their order. All are polled before any is waited for.
 pub(super) async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut running: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
     let mut results: Vec<_> = running.iter().map(|_| None).collect();

@@ -1,51 +1,75 @@
-use std::cell::RefCell;
+//! Permits of concurrency limits: units that are held until their holder returns them.
 
 use smallvec::SmallVec;
 
 use super::{
-    Limiter,
-    core::Core,
-    path::{Item, Items},
+    CheckError, Limiter, SharedLimiter,
+    evaluator::Evaluator,
+    permit_id::new_permit_id,
+    resolve::{Resolved, ResolvedCharge, ResolvedCharges},
 };
 use crate::{
-    Algorithm, CostError, Decision, Denied, Key, KeyBuf, Request, store::memory::identity::Identity,
+    Charge, ChargeBuf, CostError, Decision, Denied, Key, Limit, PolicyName, Request, StoreError,
+    Update, policy::FailureMode, store::memory::identity::Identity,
 };
 
 /// Units of a concurrency limit, held until this is dropped.
 ///
-/// A permit also ends by itself when it is older than the limit's period, so that a holder that hangs cannot keep its
-/// place for ever; whoever needs longer [renews](Self::renew) it in time.
+/// A permit expires when it is older than the period of its limit, so that a holder that hangs does not keep its place
+/// for ever. [Renew](Self::renew) it to hold it longer.
 #[derive(Debug)]
 #[must_use = "dropping a permit returns it"]
 pub struct Permit {
     limiter: Limiter,
-    held: Held,
+    held: HeldPermits,
+}
+
+/// Units of a concurrency limit, held in a store until this is [released](Self::release) or dropped.
+///
+/// A permit expires when it is older than the period of its limit, so that a process that has crashed does not keep its
+/// place for ever. [Renew](Self::renew) it to hold it longer. If the store did not answer, the permit is held in this
+/// process only.
+#[derive(Debug)]
+#[must_use = "dropping a permit returns it"]
+pub struct SharedPermit {
+    limiter: SharedLimiter,
+    held: HeldPermits,
+    /// Held in the memory of this process. The store may hold it too, if only its answer was lost.
+    degraded: bool,
+    /// Released already.
+    returned: bool,
 }
 
 /// A decision, with a permit if it was allowed.
 #[derive(Debug)]
 #[must_use = "dropping an admission returns its permit"]
 pub struct Admission<P = Permit> {
-    /// What was decided.
+    /// The decision.
     pub decision: Decision,
-    /// What is now held, if allowed.
+    /// The permit, if allowed.
     pub permit: Option<P>,
 }
 
-/// What a permit is a permit of.
+/// The permits that one request holds.
 #[derive(Debug, Default)]
-pub(super) struct Held {
-    /// The concurrency limits, by their places in the policy set, each with the key.
-    limits: SmallVec<[(usize, KeyBuf); 1]>,
-    /// Where somebody may wait for it.
-    pub(super) queue: Option<Identity>,
-    pub(super) id: u128,
+pub(super) struct HeldPermits {
+    charges: SmallVec<[ChargeBuf; 1]>,
+    /// The queue of callers that wait for such permits.
+    queue: Option<Identity>,
+}
+
+/// Permits that the store was asked for. Dropping this releases them: the caller stopped waiting for the answer, so it
+/// does not have them, but the store may have taken them.
+#[derive(Debug)]
+pub(super) struct UnansweredPermits {
+    limiter: SharedLimiter,
+    held: HeldPermits,
 }
 
 impl Limiter {
     /// Takes a permit for `key` under a [concurrency](crate::Algorithm::Concurrency) limit.
     ///
-    /// Other limits of the same key are charged as [`Limiter::check`] would, all or nothing.
+    /// Other limits of the key are charged as by [`Limiter::check`], all or nothing.
     ///
     /// ```
     /// use pacegate::Limiter;
@@ -59,169 +83,272 @@ impl Limiter {
     /// # Ok::<(), pacegate::BuildError>(())
     /// ```
     pub fn acquire(&self, key: impl Key) -> Admission {
-        key.with(|key| {
-            self.inner.with_items(key, |items| self.admit(items, 1)).unwrap_or_else(|error| {
-                unreachable!("one unit fits every limit: {error}");
-            })
-        })
+        let admitted = key.with(|key| {
+            self.evaluator.with_key(key, 1, new_permit_id(), |charges| self.admit(charges))
+        });
+        admitted.unwrap_or_else(|error| unreachable!("one unit fits every limit: {error}"))
     }
 
-    /// [`Limiter::acquire`] for a request and the policies that cover it.
+    /// Takes a permit for `key` under this limit, instead of the limits of the policies. See [`Limiter::check_with`].
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_second(100));
+    /// let jobs = "1/30s concurrency".parse()?;
+    /// let permit = limiter.acquire_with("alice", jobs).into_result()?;
+    /// assert!(limiter.acquire_with("alice", jobs).permit.is_none());
+    /// # drop(permit);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn acquire_with(&self, key: impl Key, limit: Limit) -> Admission {
+        let admitted = key.with(|key| {
+            let charge = Charge::new(PolicyName::AD_HOC, key, limit).holding(new_permit_id());
+            let limit = self.evaluator.bind_one(&charge);
+            self.admit(SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]))
+        });
+        admitted.unwrap_or_else(|error| unreachable!("one unit fits every limit: {error}"))
+    }
+
+    /// Takes permits for a request under the policies that apply to it. See [`Limiter::acquire`].
     pub fn acquire_request(&self, request: &Request<'_>) -> Result<Admission, CostError> {
-        let plan = self.inner.core.path.policies.plan(request);
-        self.admit(super::items(&plan), request.units())
+        let plan = self.evaluator.policies.plan(request);
+        self.admit(self.evaluator.charges_of(&plan, request.units(), new_permit_id()))
     }
 
-    fn admit(&self, items: Items<'_>, cost: u64) -> Result<Admission, CostError> {
-        let id = next_id();
-        let decision = self.inner.charge(items.clone(), cost, id)?;
-        let permit = decision.is_allowed().then(|| self.permit(&items, id));
+    fn admit(&self, charges: ResolvedCharges<'_>) -> Result<Admission, CostError> {
+        let resolved = Resolved::new(charges, false)?;
+        let decision = self.evaluator.check(&resolved);
+        let permit = decision.is_allowed().then(|| self.permit(self.evaluator.hold(&resolved)));
         Ok(Admission { decision, permit })
     }
 
-    /// Permit `id`, which has been taken.
-    pub(super) fn permit(&self, items: &[Item<'_>], id: u128) -> Permit {
-        Permit { limiter: self.clone(), held: self.inner.core.hold(items, id) }
+    pub(super) fn permit(&self, held: HeldPermits) -> Permit {
+        Permit { limiter: self.clone(), held }
+    }
+}
+
+impl SharedLimiter {
+    /// Takes a permit for `key` under a [concurrency](crate::Algorithm::Concurrency) limit.
+    ///
+    /// Other limits of the key are charged as by [`SharedLimiter::check`], all or nothing. If the call is cancelled, or
+    /// denied because the store did not answer, a permit that the store may have taken is released.
+    ///
+    /// ```
+    /// # pollster::block_on(async {
+    /// use pacegate::{MemoryStore, SharedLimiter};
+    ///
+    /// let limiter = SharedLimiter::builder(MemoryStore::default());
+    /// let limiter = limiter.limit("1/30s concurrency").build()?;
+    /// let permit = limiter.acquire("alice").await?.into_result()?;
+    /// assert!(limiter.acquire("alice").await?.permit.is_none());
+    /// permit.release().await?;
+    /// assert!(limiter.acquire("alice").await?.permit.is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn acquire(&self, key: impl Key) -> Result<Admission<SharedPermit>, CheckError> {
+        let plan = key.with(|key| self.evaluator.plan_key(key));
+        self.admit(self.evaluator.charges_of(&plan, 1, new_permit_id())).await
+    }
+
+    /// Takes a permit for `key` under this limit, instead of the limits of the policies. See [`Limiter::check_with`].
+    pub async fn acquire_with(
+        &self,
+        key: impl Key,
+        limit: Limit,
+    ) -> Result<Admission<SharedPermit>, CheckError> {
+        let key = key.with(|key| key.to_buf());
+        let charge = Charge::new(PolicyName::AD_HOC, &key, limit).holding(new_permit_id());
+        let limit = self.evaluator.bind_one(&charge);
+        self.admit(SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)])).await
+    }
+
+    /// Takes permits for a request under the policies that apply to it. Its [id](Request::id) is ignored, because a
+    /// permit has one holder.
+    pub async fn acquire_request(
+        &self,
+        request: &Request<'_>,
+    ) -> Result<Admission<SharedPermit>, CheckError> {
+        let plan = self.evaluator.policies.plan(request);
+        self.admit(self.evaluator.charges_of(&plan, request.units(), new_permit_id())).await
+    }
+
+    async fn admit(
+        &self,
+        charges: ResolvedCharges<'_>,
+    ) -> Result<Admission<SharedPermit>, CheckError> {
+        let resolved = Resolved::new(charges, false)?;
+        let evaluation = self.evaluate(&resolved, None).await?;
+        self.evaluator.record(&resolved.charges, &evaluation);
+        let decision = evaluation.decision;
+        let held = decision.is_allowed().then(|| self.evaluator.hold(&resolved));
+        let permit = held.map(|held| self.permit(held, decision.is_degraded()));
+        Ok(Admission { decision, permit })
+    }
+
+    pub(super) fn permit(&self, held: HeldPermits, degraded: bool) -> SharedPermit {
+        SharedPermit { limiter: self.clone(), held, degraded, returned: false }
+    }
+
+    /// Releases permits, and wakes a caller that waits for them.
+    async fn release(&self, held: &HeldPermits) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        // All of them, even if one fails.
+        for charge in &held.charges {
+            let charge = charge.as_charge();
+            let limit = self.evaluator.bind_one(&charge);
+            let charge = ResolvedCharge::of_charge(&limit, &charge);
+            result = result.and(self.update(&charge, Update::Release).await.map(drop));
+        }
+        if result.is_ok() {
+            self.evaluator.notify(held.queue);
+        }
+        result
+    }
+
+    /// Releases permits without waiting for the store. Failures are recorded, and the store retries.
+    pub(super) fn release_later(&self, held: HeldPermits) {
+        match &self.store {
+            None => self.evaluator.release(&held),
+            Some(store) => {
+                let limiter = self.clone();
+                store.spawn(Box::pin(async move { drop(limiter.release(&held).await) }));
+            }
+        }
     }
 }
 
 impl<P> Admission<P> {
-    /// The permit, or the denial as an error.
+    /// Returns the permit, or the denial as an error.
     pub fn into_result(self) -> Result<P, Denied> {
-        let decision = self.decision.into_result();
-        match (decision, self.permit) {
+        match (self.decision.into_result(), self.permit) {
             (Ok(_), Some(permit)) => Ok(permit),
             (Err(denied), _) => Err(denied),
-            (Ok(_), None) => unreachable!("what is allowed comes with a permit"),
+            (Ok(_), None) => unreachable!("an allowed admission has a permit"),
         }
     }
 }
 
 impl Permit {
-    /// Returns a new id for a [charge](crate::Charge::permit) to a concurrency limit, for callers that keep permits
-    /// themselves, as a server does for its clients.
-    ///
-    /// The id is 128 bits from the operating system's random number generator, so knowing other ids does not help to
-    /// guess it. It is never 0, which means no permit.
-    ///
-    /// # Panics
-    ///
-    /// If the operating system returns no random bytes.
-    pub fn new_id() -> u128 {
-        next_id()
-    }
-
-    /// Starts the permit's life anew. `false` if it had already ended: then somebody else may hold its place.
-    #[must_use = "a lost permit means that somebody else may run"]
+    /// Restarts the permit's period. Returns `false` if it had expired: another request may hold its place.
+    #[must_use = "a permit that has expired no longer protects its holder"]
     pub fn renew(&self) -> bool {
-        self.limiter.inner.core.renew(&self.held)
+        self.limiter.evaluator.renew(&self.held, |_| true)
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.limiter.inner.core.release(&self.held);
+        self.limiter.evaluator.release(&self.held);
     }
 }
 
-impl Held {
-    pub(super) fn items(&self) -> impl Iterator<Item = Item<'_>> {
-        self.limits.iter().map(|(target, key)| (*target, key.as_ref()))
+impl SharedPermit {
+    /// Releases the permit, and waits until the store has confirmed it. On an error the release is retried in the
+    /// background, and the permit expires at the end of its period at the latest.
+    pub async fn release(mut self) -> Result<(), StoreError> {
+        if !self.degraded {
+            self.limiter.release(&self.held).await?;
+            self.returned = true;
+        }
+        Ok(())
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.limits.is_empty()
-    }
-}
-
-impl Core {
-    /// What permit `id` of a request is a permit of.
-    pub(super) fn hold(&self, items: &[Item<'_>], id: u128) -> Held {
-        let concurrent =
-            |item: &&Item<'_>| self.path.target(**item).limit.algorithm() == Algorithm::Concurrency;
-        let limits = items.iter().filter(concurrent);
-        let limits = limits.map(|(target, key)| (*target, key.to_buf())).collect();
-        Held { limits, queue: self.queue_of(items), id }
-    }
-
-    /// Returns a permit that is held in memory.
-    pub(super) fn release(&self, held: &Held) {
-        held.items().for_each(|item| self.memory.release(&self.slot(item, 0, held.id)));
-        self.nudge(held.queue);
-    }
-
-    /// Renews a permit that is held in memory. `false` if it is gone.
-    pub(super) fn renew(&self, held: &Held) -> bool {
-        self.renew_items(held.items(), held.id)
-    }
-
-    /// Renews permit `id` of these limits in memory. One in shadow mode may never have held it.
-    pub(super) fn renew_items<'a>(&self, items: impl Iterator<Item = Item<'a>>, id: u128) -> bool {
-        let lost = |item: &Item<'_>| {
-            !self.memory.renew(&self.slot(*item, 0, id)) && self.path.target(*item).enforced
-        };
-        // All of them, also after one is lost.
-        items.filter(lost).count() == 0
-    }
-}
-
-/// Random bytes for the next ids of a thread. One system call fills it for [`IDS_PER_CALL`] ids.
-struct RandomIds {
-    bytes: [u8; ID_BYTES * IDS_PER_CALL],
-    used: usize,
-}
-
-const ID_BYTES: usize = size_of::<u128>();
-const IDS_PER_CALL: usize = 16;
-
-impl RandomIds {
-    const fn empty() -> Self {
-        Self { bytes: [0; ID_BYTES * IDS_PER_CALL], used: ID_BYTES * IDS_PER_CALL }
-    }
-
-    fn next(&mut self) -> u128 {
-        if self.used == self.bytes.len() {
-            if let Err(error) = getrandom::fill(&mut self.bytes) {
-                panic!("the operating system returned no random bytes: {error}");
+    /// Restarts the permit's period. Returns `false` if it had expired: another request may hold its place.
+    ///
+    /// If the store does not answer, a permit of a policy that fails [open](FailureMode::Open) is kept.
+    pub async fn renew(&self) -> Result<bool, StoreError> {
+        let evaluator = &self.limiter.evaluator;
+        if self.degraded {
+            // A limit that fails open has admitted without counting, so it cannot expire.
+            return Ok(evaluator.renew(&self.held, |failure| failure != FailureMode::Open));
+        }
+        let (mut kept, mut error) = (true, None);
+        // All of them, even if one fails.
+        for charge in &self.held.charges {
+            let charge = charge.as_charge();
+            let limit = evaluator.bind_one(&charge);
+            let charge = ResolvedCharge::of_charge(&limit, &charge);
+            match self.limiter.update(&charge, Update::Renew).await {
+                // A limit in shadow mode may not have admitted it.
+                Ok(renewed) => kept &= renewed || !limit.enforced,
+                Err(failed) => error = error.or(Some(failed)),
             }
-            self.used = 0;
         }
-        let mut id = [0; ID_BYTES];
-        let next = self.used + ID_BYTES;
-        id.copy_from_slice(&self.bytes[self.used..next]);
-        // An id that was returned does not stay in memory.
-        self.bytes[self.used..next].fill(0);
-        self.used = next;
-        u128::from_le_bytes(id).max(1)
+        error.map_or(Ok(kept), Err)
     }
 }
 
-/// Returns an id for [`Permit::new_id`].
-pub(super) fn next_id() -> u128 {
-    thread_local! {
-        static IDS: RefCell<RandomIds> = const { RefCell::new(RandomIds::empty()) };
+/// Releases the permit without waiting for the store, by [`Store::spawn`](crate::Store::spawn).
+impl Drop for SharedPermit {
+    fn drop(&mut self) {
+        if self.returned || self.held.charges.is_empty() {
+            return;
+        }
+        if self.degraded {
+            self.limiter.evaluator.release(&self.held);
+        }
+        self.limiter.release_later(std::mem::take(&mut self.held));
     }
-    IDS.with_borrow_mut(RandomIds::next)
 }
 
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::next_id;
-
-    #[test]
-    fn ids_use_all_128_bits_and_do_not_follow_from_each_other() {
-        let mut ids: Vec<u128> = (0..1_000).map(|_| next_id()).collect();
-        ids.extend(std::thread::spawn(|| [(); 1_000].map(|()| next_id())).join().unwrap());
-        let differences: HashSet<u128> =
-            ids.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
-        assert_eq!(differences.len(), ids.len() - 1, "no two steps are alike");
-        for bit in 0..128 {
-            let set = ids.iter().filter(|id| (*id >> bit) & 1 == 1).count();
-            // 1,000 of 2,000 are expected; the standard deviation is 22.
-            assert!((800..1_200).contains(&set), "bit {bit} is set in {set} of 2,000 ids");
+impl UnansweredPermits {
+    /// Returns `None` if the request takes no permit.
+    pub(super) fn new(limiter: &SharedLimiter, resolved: &Resolved<'_>) -> Option<Self> {
+        if !resolved.sent().iter().any(|charge| charge.permit != 0) {
+            return None;
         }
-        assert!(!ids.contains(&0));
+        let held = limiter.evaluator.hold(resolved);
+        (!held.charges.is_empty()).then(|| Self { limiter: limiter.clone(), held })
+    }
+
+    /// Keeps the permits: the answer arrived, so the caller knows which it holds.
+    pub(super) fn answered(mut self) {
+        self.held.charges.clear();
+    }
+}
+
+impl Drop for UnansweredPermits {
+    fn drop(&mut self) {
+        if !self.held.charges.is_empty() {
+            self.limiter.release_later(std::mem::take(&mut self.held));
+        }
+    }
+}
+
+impl Evaluator {
+    /// Returns the permits that a request takes.
+    pub(super) fn hold(&self, resolved: &Resolved<'_>) -> HeldPermits {
+        let takes = |charge: &&ResolvedCharge<'_>| charge.permit != 0 && charge.cost > 0;
+        let charges = resolved.sent().iter().filter(takes);
+        HeldPermits {
+            charges: charges.map(|charge| ChargeBuf::from(&self.to_charge(charge))).collect(),
+            queue: self.queue_of(&resolved.charges),
+        }
+    }
+
+    /// Releases permits that are held in memory.
+    fn release(&self, held: &HeldPermits) {
+        for charge in &held.charges {
+            let charge = charge.as_charge();
+            let limit = self.bind_one(&charge);
+            self.update(&ResolvedCharge::of_charge(&limit, &charge), Update::Release);
+        }
+        self.notify(held.queue);
+    }
+
+    /// Renews permits that are held in memory under limits whose failure mode `is_counted`. `false` if one has expired.
+    fn renew(&self, held: &HeldPermits, is_counted: impl Fn(FailureMode) -> bool) -> bool {
+        let has_expired = |charge: &&ChargeBuf| {
+            let charge = charge.as_charge();
+            let limit = self.bind_one(&charge);
+            // A limit in shadow mode may not have admitted it.
+            is_counted(limit.failure)
+                && !self.update(&ResolvedCharge::of_charge(&limit, &charge), Update::Renew)
+                && limit.enforced
+        };
+        // All of them, even if one has expired.
+        held.charges.iter().filter(has_expired).count() == 0
     }
 }

@@ -1,77 +1,85 @@
-use std::{slice, sync::Arc};
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Waker},
+};
 
 use smallvec::SmallVec;
 
 use super::{
-    Limiter, SharedLimiterBuilder, charges,
-    core::Core,
+    Charges, Limiter, SharedLimiterBuilder,
+    evaluator::{Evaluation, Evaluator},
     join::join_all,
-    path::{Answered, Fit, Item, Items, Path},
-    permit,
-    turnstile::Turnstile,
-    unanswered::Unanswered,
+    permit::UnansweredPermits,
+    permit_id::new_permit_id,
+    resolve::{Resolved, ResolvedCharge, ResolvedCharges},
+    wait_queue::WaitQueue,
 };
 use crate::{
-    Algorithm, Charge, CostError, Decision, Detached, Key, KeyBuf, KeyRef, Limit, MemoryStore,
-    PolicySet, Request, Stats, Store, StoreError, algorithm::Outcome, policy::Target,
+    Charge, CostError, Decision, Key, Limit, MemoryStore, Outcomes, PolicyName, PolicySet, Reply,
+    Request, Stats, Store, StoreError, Task, Update,
+    policy::{FailureMode, Planned},
 };
 
-/// Decides whether a request may pass now, over any [`Store`].
+/// A rate limiter over any [`Store`].
 ///
-/// The same policies, decisions and statistics as [`Limiter`]; only the calls wait for the store. A store that fails
-/// is no error either: each policy then decides by its [failure mode](crate::policy::FailureMode), and the decision
-/// says that it is [degraded](Decision::is_degraded). An error is a mistake of the caller, and never a denial.
+/// It has the policies, decisions and statistics of a [`Limiter`]; its calls are asynchronous. If the store fails, each
+/// policy decides by its [failure mode](crate::policy::FailureMode), and the decision is
+/// [degraded](Decision::is_degraded). An error is a mistake of the caller, never a denial.
+///
+/// Cheap to clone; clones share everything.
 ///
 /// ```
 /// # pollster::block_on(async {
-/// use pacegate::{Limit, MemoryStore, PolicySet, SharedLimiter};
+/// use pacegate::{MemoryStore, SharedLimiter};
 ///
-/// let policies = PolicySet::of_limits([Limit::per_minute(2)])?;
-/// let limiter = SharedLimiter::new(MemoryStore::default(), policies);
+/// let limiter = SharedLimiter::builder(MemoryStore::default()).limit("2/minute").build()?;
 /// assert!(limiter.check("alice").await?.is_allowed());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SharedLimiter {
-    pub(super) inner: Arc<Inner>,
+    /// Its memory is the fallback if the store fails.
+    pub(super) evaluator: Arc<Evaluator>,
+    /// `None`: the memory of the evaluator.
+    pub(super) store: Option<Arc<dyn Store>>,
 }
 
-#[derive(Debug)]
-pub(super) struct Inner {
-    /// Its memory is what there is to fall back on.
-    pub(super) core: Core,
-    pub(super) store: Arc<dyn Store>,
-    /// One plain policy by key, with one limit: nothing to plan, nothing to fold and no permit to return.
-    is_single: bool,
-}
-
-/// Why there is no decision.
+/// The reason why there is no decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// The cost could never be admitted: the caller's mistake.
+    /// The cost can never be admitted: a mistake of the caller.
     #[error(transparent)]
     Cost(#[from] CostError),
-    /// The store cannot do what was asked.
+    /// The store does not support the call.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
+/// The start of a check: concluded at once, or waiting for the store.
+enum Started<'a> {
+    Done(Result<Decision, StoreError>),
+    Waiting(crate::PendingReply<'a, Outcomes>, Option<UnansweredPermits>),
+}
+
 impl SharedLimiter {
-    /// A limiter over `store`, with the defaults.
+    /// Creates a limiter over `store`, with the defaults.
     pub fn new(store: impl Store, policies: PolicySet) -> Self {
-        let core = Core::new(Path::new(policies), MemoryStore::default(), Turnstile::default());
-        Self::over(Arc::new(store), core)
+        let evaluator = Evaluator::new(policies, MemoryStore::default(), WaitQueue::default());
+        Self { evaluator: Arc::new(evaluator), store: Some(Arc::new(store)) }
     }
 
-    /// A limiter over `store` with limits, policies, a clock or bounds of your choice.
+    /// Returns a builder for a limiter over `store`.
     ///
     /// ```
     /// # pollster::block_on(async {
-    /// use pacegate::{MemoryStore, SharedLimiter};
+    /// use std::sync::Arc;
+    /// use pacegate::{MemoryStore, SharedLimiter, Store};
     ///
-    /// let limiter = SharedLimiter::builder(MemoryStore::default()).limit("2/minute").build()?;
+    /// let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
+    /// let limiter = SharedLimiter::builder(store).limit("2/minute").build()?;
     /// assert!(limiter.check("alice").await?.is_allowed());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # }).unwrap();
@@ -80,277 +88,326 @@ impl SharedLimiter {
         SharedLimiterBuilder::over(store)
     }
 
-    pub(super) fn over(store: Arc<dyn Store>, core: Core) -> Self {
-        let policies = &core.path.policies;
-        let holds = |target: &Target| target.limit.algorithm() == Algorithm::Concurrency;
-        let is_single = policies.direct() == Some(0..1) && !policies.targets().iter().any(holds);
-        Self { inner: Arc::new(Inner { core, store, is_single }) }
-    }
-
-    /// Charges one unit to `key` if every limit has room, and to none of them otherwise.
+    /// Charges one unit to `key` if every limit has room, and nothing otherwise.
     ///
-    /// On a [concurrency](crate::Algorithm::Concurrency) limit this takes a unit that cannot be released: it ends with
-    /// the period. Use `acquire` there.
+    /// On a [concurrency](crate::Algorithm::Concurrency) limit this takes a unit that cannot be released: it expires
+    /// with the period. Use [`SharedLimiter::acquire`] there.
     pub async fn check(&self, key: impl Key) -> Result<Decision, CheckError> {
         self.check_cost(key, 1).await
     }
 
-    /// Charges `cost` units.
+    /// Charges `cost` units to `key` if every limit has room, and nothing otherwise.
     pub async fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CheckError> {
-        if self.inner.is_single {
-            if let Some(decision) = key.with(|key| self.inner.check_now(key, cost)) {
-                return Ok(decision);
-            }
-            let key = key.with(|key| key.to_buf());
-            return self.inner.check_single(key, cost).await;
+        let evaluator = &*self.evaluator;
+        let Some(store) = &self.store else {
+            return key.with(|key| evaluator.check_key(key, cost)).map_err(CheckError::from);
+        };
+        if !evaluator.is_direct() {
+            let plan = key.with(|key| evaluator.plan_key(key));
+            return self.check_plan(&plan, cost, None).await;
         }
-        let plan = key.with(|key| self.inner.core.path.plan_key(key));
-        self.inner.charge(super::items(&plan), cost, None).await
+        // Resolved again after the answer, so that only the key and the reply live across the wait.
+        let permit = new_permit_if(evaluator.direct_has_permits());
+        let start = |charges: ResolvedCharges<'_>| {
+            let resolved = Resolved::new(charges, false)?;
+            Ok(match self.start(store, &resolved, None) {
+                Reply::Ready(answer) => Started::Done(self.finish(&resolved, answer)),
+                Reply::Pending(pending) => {
+                    Started::Waiting(pending, UnansweredPermits::new(self, &resolved))
+                }
+            })
+        };
+        let started: Result<_, CostError> =
+            key.with(|key| evaluator.with_key(key, cost, permit, start));
+        match started? {
+            Started::Done(decision) => Ok(decision?),
+            Started::Waiting(pending, unanswered) => {
+                let answer = pending.await;
+                if let Some(unanswered) = unanswered {
+                    unanswered.answered();
+                }
+                let finish = |charges: ResolvedCharges<'_>| {
+                    Ok(self.finish(&Resolved::new(charges, false)?, answer)?)
+                };
+                key.with(|key| evaluator.with_key(key, cost, permit, finish))
+            }
+        }
     }
 
-    /// Tells whether one unit would be admitted, without charging anything.
+    /// Returns the decision for one unit, without charging it.
     pub async fn peek(&self, key: impl Key) -> Result<Decision, CheckError> {
         self.check_cost(key, 0).await
     }
 
-    /// Charges one unit to each key, as [`SharedLimiter::check`] would. The store is asked for all of them at the same
-    /// time, so that it may answer several at once; which of two equal keys is decided first is not said.
+    /// Charges one unit to `key` under this limit, instead of the limits of the policies.
+    ///
+    /// See [`Limiter::check_with`]. If the store fails, the failure mode for
+    /// [no policy](PolicySet::failing_ad_hoc) applies.
+    pub async fn check_with(&self, key: impl Key, limit: Limit) -> Result<Decision, CheckError> {
+        let key = key.with(|key| key.to_buf());
+        self.charges().check(&[Charge::new(PolicyName::AD_HOC, &key, limit)]).await
+    }
+
+    /// Charges one unit to each key. The calls to the store run concurrently, so the order of two equal keys is
+    /// unspecified.
     pub async fn check_many<K: Key>(&self, keys: &[K]) -> Result<Vec<Decision>, CheckError> {
-        let checks = keys.iter().map(|key| {
-            let plan = key.with(|key| self.inner.core.path.plan_key(key));
-            async move { self.inner.charge(super::items(&plan), 1, None).await }
-        });
-        join_all(checks).await.into_iter().collect()
+        if self.store.is_none() {
+            let mut decisions = Vec::new();
+            self.evaluator.check_many(keys, &mut decisions);
+            return Ok(decisions);
+        }
+        join_all(keys.iter().map(|key| self.check(key))).await.into_iter().collect()
     }
 
-    /// Charges a request to every policy that covers it, all or nothing. One with an [id](Request::id) is counted once,
-    /// however often it is asked, by stores that [can](Store::charge_once); for others it is an error.
+    /// Charges a request to all policies that apply to it, all or nothing.
+    ///
+    /// A request with an [id](Request::id) counts once, even if it is repeated. If the store does not support ids, that
+    /// is an error.
     pub async fn check_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
-        let plan = self.inner.core.path.policies.plan(request);
-        self.inner.charge(super::items(&plan), request.units(), request.id_bytes()).await
+        let plan = self.evaluator.policies.plan(request);
+        self.check_plan(&plan, request.units(), request.id_bytes()).await
     }
 
-    /// Charges several keys under several limits, all or nothing. [`SharedLimiter::verdict`] tells more.
-    pub async fn check_all(&self, charges: &[Charge<'_>]) -> Result<Decision, CheckError> {
-        Ok(self.verdict(charges).await?.decision)
+    /// Returns the decision for one unit of a request, without charging it.
+    pub async fn peek_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
+        self.check_plan(&self.evaluator.policies.plan(request), 0, None).await
     }
 
-    /// Gives back up to `cost` units, and no more than are used in the store. Permits are left to those who hold them.
+    async fn check_plan(
+        &self,
+        plan: &[Planned],
+        cost: u64,
+        id: Option<&[u8]>,
+    ) -> Result<Decision, CheckError> {
+        let mut resolved = Resolved::new(self.evaluator.charges_of(plan, cost, 0), false)?;
+        if self.store.is_some() {
+            resolved.fill_permits();
+        }
+        let evaluation = self.evaluate(&resolved, id).await?;
+        self.evaluator.record(&resolved.charges, &evaluation);
+        Ok(evaluation.decision)
+    }
+
+    /// Returns up to `cost` units to `key`, and no more than are used. Permits are not affected: their holders release
+    /// them. Continues with the other limits if one fails, and returns the first error.
     pub async fn refund(&self, key: impl Key, cost: u64) -> Result<(), StoreError> {
-        let plan = key.with(|key| self.inner.core.path.plan_key(key));
-        let items = super::items(&plan);
-        for &item in &items {
-            self.inner.refund(&self.inner.charge_of(item, cost, 0)).await?;
-        }
-        self.inner.core.nudge(self.inner.core.queue_of(&items));
-        Ok(())
+        let plan = key.with(|key| self.evaluator.plan_key(key));
+        self.update_all(&self.evaluator.charges_of(&plan, cost, 0), Update::Refund).await
     }
 
-    /// Forgets what was charged to a key, here and in the store. If the store fails, what is here is forgotten all the
-    /// same.
+    /// Returns the cost of a request to all policies that apply to it, and no more than is used. See
+    /// [`SharedLimiter::refund`].
+    pub async fn refund_request(&self, request: &Request<'_>) -> Result<(), StoreError> {
+        let plan = self.evaluator.policies.plan(request);
+        self.update_all(&self.evaluator.charges_of(&plan, request.units(), 0), Update::Refund).await
+    }
+
+    /// Removes the counters of `key`, in this process and in the store. If the store fails, those in this process are
+    /// removed nevertheless.
     pub async fn reset(&self, key: impl Key) -> Result<(), StoreError> {
-        let plan = key.with(|key| self.inner.core.path.plan_key(key));
-        let items = super::items(&plan);
-        let mut result = Ok(());
-        // All of them, also after one has failed.
-        for &item in &items {
-            self.inner.core.memory.reset(&self.inner.core.slot(item, 0, 0));
-            let charge = self.inner.charge_of(item, 0, 0);
-            result = result.and(self.inner.heard(self.inner.store.reset(&charge).await));
-        }
-        self.inner.core.nudge(self.inner.core.queue_of(&items));
-        result
+        let plan = key.with(|key| self.evaluator.plan_key(key));
+        self.update_all(&self.evaluator.charges_of(&plan, 0, 0), Update::Reset).await
     }
 
-    /// The same limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
+    /// Creates a limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
     pub fn with_limit(&self, limit: Limit) -> Self {
         self.with_policies(PolicySet::of_limit(limit))
     }
 
-    /// A limiter with other policies on the same store and statistics. See [`Limiter::with_policies`].
+    /// Creates a limiter with other policies on the same store and statistics. See [`Limiter::with_policies`].
     pub fn with_policies(&self, policies: PolicySet) -> Self {
-        let core = self.inner.core.succeeded_by(policies);
-        Self::over(self.inner.store.clone(), core)
+        let evaluator = Arc::new(self.evaluator.with_policies(policies));
+        Self { evaluator, store: self.store.clone() }
     }
 
-    /// What has been decided so far, by this process.
+    /// Returns the calls for explicit charges.
+    pub fn charges(&self) -> Charges<'_, Self> {
+        Charges { evaluator: &self.evaluator, limiter: self }
+    }
+
+    /// Returns the statistics of this process.
     pub fn stats(&self) -> Stats {
-        self.inner.core.stats()
+        self.evaluator.stats()
     }
 
-    /// Has the store see to `work`, which nobody waits for.
-    pub(crate) fn detach(&self, work: Detached) {
-        self.inner.store.detach(work);
-    }
-
-    /// The policies in force.
+    /// Returns the policies.
     pub fn policies(&self) -> &PolicySet {
-        &self.inner.core.path.policies
+        &self.evaluator.policies
+    }
+
+    /// Runs a task that no caller waits for.
+    pub(crate) fn spawn(&self, mut task: Task) {
+        match &self.store {
+            Some(store) => store.spawn(task),
+            // In memory every call is ready at once.
+            None => drop(task.as_mut().poll(&mut Context::from_waker(Waker::noop()))),
+        }
+    }
+
+    /// Returns `true` if the counters are in the memory of this process, as after `SharedLimiter::from(limiter)`. Then
+    /// every call is answered without waiting.
+    pub fn is_local(&self) -> bool {
+        self.store.is_none()
     }
 }
 
-/// A limiter of this process, for code that takes any: with the same policies, on the same state. Its statistics go on
-/// from where those of the other stand, and from then on each counts its own.
+/// A [`Limiter`] for code that takes any store: the same policies, counters and statistics.
 impl From<Limiter> for SharedLimiter {
     fn from(limiter: Limiter) -> Self {
-        let core = limiter.inner.core.succeeded_by(limiter.policies().clone());
-        Self::over(Arc::new(core.memory.clone()), core)
+        Self { evaluator: limiter.evaluator, store: None }
     }
 }
 
-impl Inner {
-    /// The decision, if the store need not be waited for.
-    fn check_now(&self, key: KeyRef<'_>, cost: u64) -> Option<Decision> {
-        let (path, item) = (&self.core.path, (0, key));
-        path.fit_one(item, cost).ok()?;
-        let charge = self.charge_of(item, cost, 0);
-        let outcome = self.store.charge_now(&charge)?;
-        let decision = Decision::of(charge.policy, charge.limit, outcome);
-        path.count_one(item, cost, &decision, || self.core.memory.now());
-        Some(decision)
+/// The policies and the kind of store, on one line. Never keys.
+impl fmt::Debug for SharedLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let store = if self.is_local() { "memory" } else { "shared" };
+        let policies = self.policies().policies().len();
+        write!(f, "SharedLimiter {{ policies: {policies}, store: {store} }}")
     }
+}
 
-    /// What [`Inner::charge`] does, for the common case and nothing but it: what it need not carry it need not copy.
-    async fn check_single(&self, key: KeyBuf, cost: u64) -> Result<Decision, CheckError> {
-        let (path, item) = (&self.core.path, (0, key.as_ref()));
-        path.fit_one(item, cost)?;
-        let charge = self.charge_of(item, cost, 0);
-        match self.store.charge(slice::from_ref(&charge)).await.as_deref() {
-            Ok(&[outcome]) => {
-                let decision = Decision::of(charge.policy, charge.limit, outcome);
-                path.count_one(item, cost, &decision, || self.core.memory.now());
-                Ok(decision)
-            }
-            // The rest is rare, and the same for all.
-            Ok(outcomes) => self.fall_back_one(item, &charge, miscounted(outcomes.len(), 1)),
-            Err(error) => self.fall_back_one(item, &charge, error.clone()),
-        }
-    }
-
-    fn fall_back_one(
+impl SharedLimiter {
+    /// Charges the store, or decides by failure modes if it fails. Records nothing.
+    ///
+    /// If the call is cancelled, permits that the store may have taken are released.
+    pub(super) async fn evaluate(
         &self,
-        item: Item<'_>,
-        charge: &Charge<'_>,
-        error: StoreError,
-    ) -> Result<Decision, CheckError> {
-        if let Err(error @ StoreError::Unsupported(_)) = self.heard(Err::<(), _>(error)) {
-            return Err(error.into());
+        resolved: &Resolved<'_>,
+        id: Option<&[u8]>,
+    ) -> Result<Evaluation, StoreError> {
+        let Some(store) = &self.store else {
+            // A peek changes nothing, so it can be repeated without an id.
+            return match id.filter(|_| resolved.takes_units()) {
+                Some(_) => Err(StoreError::no_ids()),
+                None => Ok(self.evaluator.evaluate(resolved)),
+            };
+        };
+        let answer = match self.start(store, resolved, id) {
+            Reply::Ready(answer) => answer,
+            Reply::Pending(pending) => {
+                let unanswered = UnansweredPermits::new(self, resolved);
+                let answer = pending.await;
+                if let Some(unanswered) = unanswered {
+                    unanswered.answered();
+                }
+                answer
+            }
+        };
+        self.conclude(resolved, answer)
+    }
+
+    /// Starts to charge the store. Without charges, the store is not called.
+    fn start<'s>(
+        &self,
+        store: &'s Arc<dyn Store>,
+        resolved: &Resolved<'_>,
+        id: Option<&[u8]>,
+    ) -> Reply<'s, Outcomes> {
+        if resolved.sent().is_empty() {
+            return Reply::Ready(Ok(Outcomes::default()));
         }
-        let fit = self.core.path.fit([item].into_iter().collect(), charge.cost)?;
-        let answered = self.core.fall_back(&fit, charge.permit);
-        self.core.path.count(&fit, &answered);
-        Ok(answered.decision)
+        let charges = resolved.sent().iter().map(|charge| self.evaluator.to_charge(charge));
+        let charges: SmallVec<[Charge<'_>; 1]> = charges.collect();
+        store.charge(&charges, id.filter(|_| resolved.takes_units()))
     }
 
-    async fn charge(
-        self: &Arc<Self>,
-        items: Items<'_>,
-        cost: u64,
-        id: Option<&[u8]>,
-    ) -> Result<Decision, CheckError> {
-        let fit = self.core.path.fit(items, cost)?;
-        let holds =
-            |&item: &_| self.core.path.target(item).limit.algorithm() == Algorithm::Concurrency;
-        let permit = if fit.items.iter().any(holds) { permit::next_id() } else { 0 };
-        let answered = self.ask(&fit, permit, id).await?;
-        self.core.path.count(&fit, &answered);
-        Ok(answered.decision)
-    }
-
-    /// Charges the store, or where it fails, falls back. Counts nothing yet. Permits of a request that is not allowed
-    /// are returned, if the store may have taken them.
-    pub(super) async fn ask(
-        self: &Arc<Self>,
-        fit: &Fit<'_>,
-        permit: u128,
-        id: Option<&[u8]>,
-    ) -> Result<Answered, StoreError> {
-        let charge = |&item: &_| self.charge_of(item, fit.cost, permit);
-        let charges: SmallVec<[_; 1]> = fit.items.iter().map(charge).collect();
-        // A peek changes nothing, so it can be asked as often as one likes.
-        match self.charge_store(&charges, id.filter(|_| fit.cost > 0)).await {
+    /// Combines the answer of the store, or decides by failure modes if it failed. Records nothing but the failure.
+    ///
+    /// If the store may have taken permits of a request that is then denied, they are released.
+    fn conclude(
+        &self,
+        resolved: &Resolved<'_>,
+        answer: Result<Outcomes, StoreError>,
+    ) -> Result<Evaluation, StoreError> {
+        let expected = resolved.sent().len();
+        let answer = answer.and_then(|outcomes| match outcomes.len() {
+            count if count == expected => Ok(outcomes),
+            count => Err(StoreError::Failed(format!("{count} outcomes for {expected} charges"))),
+        });
+        match self.evaluator.record_failure(answer) {
             Ok(outcomes) => {
-                let decision = self.core.path.fold(fit, &outcomes);
-                Ok(Answered { decision, outcomes, now: self.core.memory.now() })
+                let now = self.evaluator.memory.now();
+                Ok(self.evaluator.conclude(resolved, outcomes, now, false))
             }
             Err(error @ StoreError::Unsupported(_)) => Err(error),
             Err(error) => {
-                let answered = self.core.fall_back(fit, permit);
-                self.return_unless(answered.decision.allowed, &charges, &error);
-                Ok(answered)
+                let evaluation = self.evaluator.evaluate_fallback(resolved);
+                if !evaluation.decision.allowed && error.is_uncertain() {
+                    drop(UnansweredPermits::new(self, resolved));
+                }
+                Ok(evaluation)
             }
         }
     }
 
-    /// Returns the permits of charges that failed, unless the caller was allowed to hold them nevertheless.
-    pub(super) fn return_unless(
-        self: &Arc<Self>,
-        allowed: bool,
-        charges: &[Charge<'_>],
-        error: &StoreError,
-    ) {
-        if !allowed && error.is_uncertain() {
-            drop(Unanswered::of(self, charges));
-        }
+    /// [`SharedLimiter::conclude`], and records the decision.
+    fn finish(
+        &self,
+        resolved: &Resolved<'_>,
+        answer: Result<Outcomes, StoreError>,
+    ) -> Result<Decision, StoreError> {
+        let evaluation = self.conclude(resolved, answer)?;
+        self.evaluator.record(&resolved.charges, &evaluation);
+        Ok(evaluation.decision)
     }
 
-    /// Returns one outcome for each charge, or an error. Without charges, the store is not asked. If this is cancelled,
-    /// permits that the store may have taken are returned.
-    pub(super) async fn charge_store(
-        self: &Arc<Self>,
-        charges: &[Charge<'_>],
-        id: Option<&[u8]>,
-    ) -> Result<Vec<Outcome>, StoreError> {
-        if charges.is_empty() {
-            return Ok(Vec::new());
-        }
-        if let ([charge], None) = (charges, id)
-            && let Some(outcome) = self.store.charge_now(charge)
-        {
-            return Ok(vec![outcome]);
-        }
-        let unanswered = Unanswered::of(self, charges);
-        let outcomes = match id {
-            Some(id) => self.store.charge_once(id, charges).await,
-            None => self.store.charge(charges).await,
+    /// Changes one counter without a decision, and wakes a caller that waits for its key.
+    ///
+    /// Changes in memory too, because units may have been taken there when the store failed. Refunds are the exception:
+    /// the same units would be returned twice.
+    pub(super) async fn update(
+        &self,
+        charge: &ResolvedCharge<'_>,
+        update: Update,
+    ) -> Result<bool, StoreError> {
+        let evaluator = &*self.evaluator;
+        let Some(store) = &self.store else {
+            return Ok(evaluator.update_and_notify(charge, update));
         };
-        if let Some(unanswered) = unanswered {
-            unanswered.answered();
+        let in_memory = update != Update::Refund && evaluator.update(charge, update);
+        match update {
+            // All units of a concurrency limit in the store have an id, by which their holders release them.
+            Update::Refund if charge.limit.has_permits() => return Ok(true),
+            Update::Renew if in_memory => return Ok(true),
+            _ => {}
         }
-        self.heard(outcomes.and_then(|outcomes| {
-            if outcomes.len() == charges.len() {
-                return Ok(outcomes);
+        let reply = store.update(&evaluator.to_charge(charge), update);
+        let answer = match reply {
+            Reply::Ready(answer) => answer,
+            Reply::Pending(pending) => pending.await,
+        };
+        let answer = evaluator.record_failure(answer);
+        if update != Update::Renew {
+            // After a failed release, an attempt of a waiting caller would fail too.
+            if answer.is_ok() || update == Update::Reset {
+                evaluator.notify(evaluator.queue_of(std::slice::from_ref(charge)));
             }
-            Err(miscounted(outcomes.len(), charges.len()))
-        }))
-    }
-
-    /// Gives back what a charge took. All that a concurrency limit admits here has an id, by which it is returned: the
-    /// store would look in vain for units without one.
-    pub(super) async fn refund(&self, charge: &Charge<'_>) -> Result<(), StoreError> {
-        if charge.limit.algorithm() == Algorithm::Concurrency {
-            return Ok(());
+            return answer;
         }
-        self.heard(self.store.refund(charge).await)
-    }
-
-    /// Counts an answer that did not come.
-    pub(super) fn heard<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
-        if let Err(error) = &answer
-            && !matches!(error, StoreError::Unsupported(_))
-        {
-            self.core.path.meter.count_store_failure(error);
+        match answer {
+            // It may have been admitted without being counted.
+            Err(error) if charge.limit.failure == FailureMode::Open && !error.is_unsupported() => {
+                Ok(true)
+            }
+            answer => answer,
         }
-        answer
     }
 
-    pub(super) fn charge_of<'a>(&'a self, item: Item<'a>, cost: u64, permit: u128) -> Charge<'a> {
-        let target = self.core.path.target(item);
-        let permit = if target.limit.algorithm() == Algorithm::Concurrency { permit } else { 0 };
-        Charge { permit, ..charges::charge(&self.core.path.policies, target, item.1, cost) }
+    /// Changes all of these counters, even if one fails, and returns the first error.
+    pub(super) async fn update_all(
+        &self,
+        charges: &[ResolvedCharge<'_>],
+        update: Update,
+    ) -> Result<(), StoreError> {
+        let mut result = Ok(());
+        for charge in charges {
+            result = result.and(self.update(charge, update).await.map(drop));
+        }
+        result
     }
 }
 
-fn miscounted(outcomes: usize, charges: usize) -> StoreError {
-    StoreError::Failed(format!("{outcomes} outcomes for {charges} charges"))
+fn new_permit_if(needed: bool) -> u128 {
+    if needed { new_permit_id() } else { 0 }
 }

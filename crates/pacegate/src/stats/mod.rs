@@ -162,15 +162,16 @@ impl Meter {
         next
     }
 
-    /// Counts one request at `now` (in microseconds).
-    #[inline]
+    /// Counts one request with a cost of 1 at `now` (in microseconds).
+    #[cfg(test)]
     pub(crate) fn count(&self, policy: usize, event: Event, key: KeyRef<'_>, now: u64) {
         if let Some(weight) = self.tally().add(policy, event, now) {
             self.look((policy, event), key, now, weight);
         }
     }
 
-    /// [`Meter::count`] for a request with this cost.
+    /// Counts one request with this cost at `now` (in microseconds).
+    #[inline]
     pub(crate) fn count_cost(
         &self,
         policy: usize,
@@ -179,11 +180,9 @@ impl Meter {
         key: KeyRef<'_>,
         now: u64,
     ) {
-        if cost > 1 {
-            let units = &self.tally().of(policy)[EXTRA_UNITS + event as usize];
-            units.store(units.load(Ordering::Relaxed).wrapping_add(cost - 1), Ordering::Relaxed);
+        if let Some(weight) = self.tally().add_cost(policy, event, cost, now) {
+            self.look((policy, event), key, now, weight);
         }
-        self.count(policy, event, key, now);
     }
 
     /// Counts a request that was decided without the store, in addition to its outcome.
@@ -296,6 +295,16 @@ impl Counters {
     pub(crate) fn add(&self, policy: usize, event: Event, now: u64) -> Option<u32> {
         bump(&self.of(policy)[event as usize]);
         self.sampler.weight(now)
+    }
+
+    /// [`Counters::add`] for a request with this cost.
+    #[inline]
+    pub(crate) fn add_cost(&self, policy: usize, event: Event, cost: u64, now: u64) -> Option<u32> {
+        if cost > 1 {
+            let units = &self.of(policy)[EXTRA_UNITS + event as usize];
+            units.store(units.load(Ordering::Relaxed).wrapping_add(cost - 1), Ordering::Relaxed);
+        }
+        self.add(policy, event, now)
     }
 
     #[inline]

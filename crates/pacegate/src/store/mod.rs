@@ -1,152 +1,151 @@
-//! Where state lives: the [`Store`] trait, and the store in this process's memory.
+//! The [`Store`] trait, and the store in the memory of this process.
 
 mod counter;
 pub(crate) mod memory;
+mod reply;
 
 use std::{
     fmt,
-    future::{Future, ready},
+    future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Waker},
 };
 
 use crate::{
-    KeyBuf, KeyRef, Limit,
-    algorithm::Outcome,
+    Algorithm, KeyBuf, KeyRef, Limit,
     policy::{FailureMode, PolicyName},
 };
 
 pub use counter::Counter;
 pub use memory::{MemoryStore, MemoryUsage, ShareUsage};
+pub use reply::{Outcomes, PendingReply, Reply};
 
-/// Keeps the state of keys and changes it one charge at a time.
+/// Holds counters, and charges them.
 ///
-/// Implement this to share budgets through a place of your own; the conformance suite in `pacegate-testkit` tells
-/// whether it answers as the others do. What it must promise:
+/// Implement this to share limits through a database of your own. `pacegate-testkit` has a conformance suite that
+/// compares a store with the reference model. A store must be:
 ///
-/// - **Atomic.** The charges of one call are decided and written in one step that nothing else comes between.
-/// - **All or nothing.** If any [enforced](Charge::enforced) charge does not fit, none is taken. One that is not
-///   enforced is taken if it fits and the enforced ones do; it never stands in their way.
-/// - **One clock.** Time comes from the store, not from the caller.
-/// - **Denials are free.** A denied charge and a cost of 0 change nothing.
+/// - **Atomic.** The charges of one call are decided and written in one step.
+/// - **All or nothing.** If any [enforced](Charge::enforced) charge does not fit, none is taken. A charge that is not
+///   enforced is taken if it fits and all enforced charges fit; it never denies.
+/// - **On one clock.** Time comes from the store, not from the caller.
+/// - **Unchanged by denials.** A denied charge and a cost of 0 change nothing.
 ///
-/// The charges were checked: no cost is above its limit's capacity, except where the amount is 0, which denies.
+/// Limiters check costs before: no cost is above the capacity of its limit, unless the amount is 0, which denies.
+///
+/// Calls start at once and return a [`Reply`]. A reply may borrow the store, but not the charges: encode the command,
+/// send it, and return a future for the answer. A reply that is dropped before it is polled may have charged.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Decides the charges of one request. The outcomes are in the order of the charges.
+    /// Charges one request, and returns one outcome for each charge, in their order.
     ///
-    /// When the request as a whole is denied, a charge that would have fit says so and reports what remains untouched.
-    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>>;
+    /// If the request is denied, a charge that would have fit is reported as admitted, with the units that remain
+    /// without it. Answer [`Reply::Ready`] if there is nothing to wait for: it spares a heap allocation.
+    ///
+    /// With an `id`, the same charges with the same id within a short time get the same answer and count once, for a
+    /// caller that does not know if its charges were taken. The store limits for how long and how often an answer is
+    /// repeated; after that the charges count again. Other charges with the id count separately. An id has up to
+    /// [`Request::MAX_ID`](crate::Request::MAX_ID) bytes. A store without ids returns
+    /// [`StoreError::no_ids`].
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes>;
 
-    /// [`Store::charge`] of this one charge, for a store that need not wait: it spares the caller a future.
-    ///
-    /// `Some` is the answer, and what it admits has been taken. `None` has changed nothing, and [`Store::charge`] is
-    /// called next. It is asked before every charge that has no id and comes alone, so it must be quick and must not
-    /// block. A store that stands before another and does something of its own in `charge` does so here, too, or leaves
-    /// the default, which is always `None`.
-    fn charge_now(&self, charge: &Charge<'_>) -> Option<Outcome> {
-        let _ = charge;
-        None
-    }
+    /// Changes one counter without a decision. The answer is `false` if a permit to renew has expired, otherwise `true`.
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool>;
 
-    /// As [`Store::charge`], but the same charges with the same `id` within a short time give the same answer and count
-    /// once: for a caller that does not know whether its charges were taken. The store says how long that is, and
-    /// bounds how often an answer is repeated: after that, the charges count as new ones. Other charges are not
-    /// mistaken for them. An id has up to [`Request::MAX_ID`](crate::Request::MAX_ID) bytes.
+    /// Returns an error if the store can never count these limits of one policy. `leased`: the policy has a lease.
     ///
-    /// By default [unsupported](StoreError::Unsupported).
-    fn charge_once<'a>(
-        &'a self,
-        id: &'a [u8],
-        charges: &'a [Charge<'a>],
-    ) -> Answer<'a, Vec<Outcome>> {
-        let _ = (id, charges);
-        Box::pin(ready(Err(StoreError::Unsupported("it takes no request ids".to_owned()))))
-    }
-
-    /// Returns an error if the store can never count these limits of one policy. `leased` is whether
-    /// the policy has a lease. Called when a limiter is built, so that a mistake shows there and not at the first
-    /// check.
-    ///
-    /// Default: every limit can be counted.
+    /// Called when a limiter is built, so that a mistake shows there and not at the first check. Default: every limit
+    /// can be counted.
     fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
         let _ = (limits, leased);
         Ok(())
     }
 
-    /// Gives back up to `charge.cost` units, and no more than are used.
-    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
-
-    /// Forgets what was charged to a key.
-    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
-
-    /// Returns the permit `charge.permit` of a concurrency limit. Returning one that is gone changes nothing.
-    ///
-    /// A store that can be unreachable retries a release that failed until it succeeds or the permit has expired: the
-    /// error is for the caller's information. This is also how a limiter returns a permit whose charge was not
-    /// answered.
-    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()>;
-
-    /// Starts the life of the permit `charge.permit` anew. `false` if it is gone.
-    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool>;
-
     /// Removes all keys of these policies, and returns their number.
     ///
-    /// By default [unsupported](StoreError::Unsupported): a store need not be able to find the keys of a policy.
-    fn clear<'a>(&'a self, policies: &'a [PolicyName]) -> Answer<'a, u64> {
+    /// Default: [unsupported](StoreError::Unsupported), because a store may be unable to find the keys of a policy.
+    fn clear(&self, policies: &[PolicyName]) -> Reply<'_, u64> {
         let _ = policies;
         let reason = "it cannot find the keys of a policy: reset keys one by one".to_owned();
-        Box::pin(ready(Err(StoreError::Unsupported(reason))))
+        Reply::Ready(Err(StoreError::Unsupported(reason)))
     }
 
-    /// Sees to `work` while nobody waits for it: what a dropped permit still has to tell the store. It is called from
-    /// `drop`, on any thread, inside a runtime or not, so it must not block.
+    /// Runs a task that no caller waits for, such as the release of a dropped permit. Must not block: it is called from
+    /// `drop`, on any thread, with or without an async runtime.
     ///
-    /// The default polls `work` once, which is enough for a store whose answers are always ready. A store that has to
-    /// wait for them hands it to its runtime instead; otherwise the permit only ends with its period.
-    fn detach(&self, mut work: Detached) {
-        let _ = work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    /// Default: polls the task once, which suffices if all replies are ready. A store that waits for answers passes the
+    /// task to its runtime; otherwise permits end only with their period.
+    fn spawn(&self, mut task: Task) {
+        let _ = task.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     }
 }
 
-/// What [`Store::detach`] sees to. It calls the store, and keeps it alive.
-pub type Detached = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A task for [`Store::spawn`]. It calls the store, and keeps it alive.
+pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What a store returns: a future, since most stores are elsewhere.
-pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+/// A change of a counter for [`Store::update`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Update {
+    /// Returns up to `cost` units, and no more than are used.
+    Refund,
+    /// Removes the counter of the key.
+    Reset,
+    /// Returns the permit `charge.permit` of a concurrency limit. If it has expired, nothing changes.
+    ///
+    /// A store that can be unreachable retries a failed release until it succeeds or the permit has expired; it reports
+    /// the error nevertheless. Limiters also release permits whose charge was not answered.
+    Release,
+    /// Restarts the period of the permit `charge.permit`.
+    Renew,
+}
 
-/// What a store is asked for one key.
+/// A limit to apply to a key, as a store gets it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Charge<'a> {
-    /// Which policy's budget. State is kept apart by policy, counter, algorithm, period and key.
+    /// The policy. Counters are separate for each policy, counter, algorithm, period and key.
     pub policy: PolicyName,
-    /// Which of the policy's counters. Stores name it by [`Counter::to_words`].
+    /// One of the policy's counters. Stores name it by [`Counter::to_words`].
     pub counter: Counter,
-    /// Whose budget.
+    /// The key.
     pub key: KeyRef<'a>,
-    /// What the state is placed by: charges with equal tags can be decided in one step also by a store that is spread
-    /// over servers. Always the same for one policy and key. Stores in one place need not look at it.
+    /// Decides where a distributed store puts the counter: charges with equal tags can be decided in one step. Always
+    /// the same for one policy and key. A store in one place ignores it.
     pub tag: KeyRef<'a>,
-    /// How much, and how it is counted.
+    /// The limit.
     pub limit: Limit,
-    /// Units wanted; 0 asks whether one would be admitted.
+    /// Units to take. 0 is a peek: the outcome is that of one unit, and nothing is taken.
     pub cost: u64,
-    /// Whether the request depends on this charge. One that is not enforced is counted, but never denies.
+    /// The maximum cost of the policy. A higher cost is an error, or in shadow mode a denial.
+    pub max_cost: u64,
+    /// `false` in shadow mode: the charge is counted, but never denies.
     pub enforced: bool,
-    /// The id under which a concurrency limit holds the units; 0 for all others.
+    /// The id under which a concurrency limit holds the units; 0 for other limits.
     pub permit: u128,
-    /// Units that the store may draw ahead and spend without asking; 0 for none. A store may always draw fewer.
+    /// Units that the store may take in advance and then admit without a call; 0 for none. A store may take fewer.
     pub lease: u64,
-    /// What happens to this charge when the store cannot answer, in place of what the limiter's policies say.
+    /// The failure mode for this charge. `None`: that of the policy.
     pub failure: Option<FailureMode>,
 }
 
 impl<'a> Charge<'a> {
-    /// One unit of `key`'s budget under `policy`, placed by the key, without a lease. The key is text, bytes, or by
-    /// [`Key::with`](crate::Key::with) anything that a limiter takes.
+    /// Creates a charge of one unit to a key, tagged by the key, without a lease.
     ///
     /// Each amount and burst has [a separate counter](Counter::Limit). To charge the limits of a policy, use the
     /// charges of a [`Plan`](crate::Plan).
+    ///
+    /// The key is text, bytes or a [`KeyRef`]. For a tuple or another [`Key`](crate::Key), take a [`KeyBuf`] first:
+    ///
+    /// ```
+    /// use pacegate::{Charge, KeyBuf, Limit, Limiter};
+    ///
+    /// let key = KeyBuf::from_key(("eu", 42));
+    /// let charge = Charge::new("api".parse()?, &key, Limit::per_minute(1));
+    /// let limiter = Limiter::memory(Limit::per_minute(1));
+    /// assert!(limiter.charges().check(&[charge])?.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(policy: PolicyName, key: impl Into<KeyRef<'a>>, limit: Limit) -> Self {
         let key = key.into();
         Self {
@@ -156,6 +155,7 @@ impl<'a> Charge<'a> {
             tag: key,
             limit,
             cost: 1,
+            max_cost: u64::MAX,
             enforced: true,
             permit: 0,
             lease: 0,
@@ -163,39 +163,48 @@ impl<'a> Charge<'a> {
         }
     }
 
-    /// The same charge on another counter.
+    /// Sets the counter.
     #[must_use]
     pub fn counter(self, counter: Counter) -> Self {
         Self { counter, ..self }
     }
 
-    /// The same charge for another cost.
+    /// Sets the cost.
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
         Self { cost, ..self }
     }
 
-    /// The same charge, held under this [permit](crate::Permit::new_id) if its limit is one of concurrency.
+    /// Sets the id of the permit. Ignored unless the limit is a concurrency limit.
     #[must_use]
     pub fn holding(self, permit: u128) -> Self {
-        let holds = self.limit.algorithm() == crate::Algorithm::Concurrency;
+        let holds = self.limit.algorithm() == Algorithm::Concurrency;
         Self { permit: if holds { permit } else { 0 }, ..self }
     }
 
-    /// The same charge, with a failure mode of its own.
+    /// Sets the failure mode.
     #[must_use]
     pub fn failing(self, failure: FailureMode) -> Self {
         Self { failure: Some(failure), ..self }
     }
 
-    /// The same charge, on which nothing depends unless `enforced`.
+    /// Enforces the charge, or puts it in shadow mode.
     #[must_use]
     pub fn enforced(self, enforced: bool) -> Self {
         Self { enforced, ..self }
     }
+
+    /// Returns `true` if two charges differ in nothing but key, cost and permit.
+    #[inline]
+    pub(crate) fn has_same_limit(&self, other: &Charge<'_>) -> bool {
+        (self.policy, self.counter, self.limit, self.max_cost)
+            == (other.policy, other.counter, other.limit, other.max_cost)
+            && (self.enforced, self.lease, self.failure)
+                == (other.enforced, other.lease, other.failure)
+    }
 }
 
-/// A [`Charge`] that owns its key: for a permit that outlives the request that took it.
+/// A [`Charge`] that owns its key, for a permit that outlives the request that took it.
 #[derive(Clone, Debug)]
 pub struct ChargeBuf {
     /// With an empty key and tag.
@@ -205,7 +214,7 @@ pub struct ChargeBuf {
 }
 
 impl ChargeBuf {
-    /// The charge.
+    /// Returns the charge.
     pub fn as_charge(&self) -> Charge<'_> {
         Charge { key: self.key.as_ref(), tag: self.tag.as_ref(), ..self.charge }
     }
@@ -213,43 +222,89 @@ impl ChargeBuf {
 
 impl From<&Charge<'_>> for ChargeBuf {
     fn from(charge: &Charge<'_>) -> Self {
-        let Charge { policy, counter, key, tag, limit, .. } = *charge;
-        let Charge { cost, enforced, permit, lease, failure, .. } = *charge;
-        let empty = Charge::new(policy, KeyRef::new(b""), limit);
-        let charge = Charge { counter, cost, enforced, permit, lease, failure, ..empty };
+        let empty = KeyRef::new(b"");
+        let Charge { policy, counter, key, tag, limit, cost, max_cost, .. } = *charge;
+        let Charge { enforced, permit, lease, failure, .. } = *charge;
+        let charge = Charge {
+            policy,
+            counter,
+            key: empty,
+            tag: empty,
+            limit,
+            cost,
+            max_cost,
+            enforced,
+            permit,
+            lease,
+            failure,
+        };
         Self { charge, key: key.to_buf(), tag: tag.to_buf() }
     }
 }
 
-/// Why a store could not answer. A denial is never one of these.
+/// The reason why a store did not answer. A denial is never an error.
 ///
-/// All but `Unsupported` are the store's failure: a charge is then decided by the failure mode of each policy.
+/// Except for `Unsupported`, the store has failed, and the failure mode of each policy decides.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// No answer in time. Whether the charge was taken is unknown.
+    /// There was no answer before the deadline. The charge may have been taken.
     #[error("the store did not answer in time")]
     TimedOut,
-    /// The store cannot be reached, or refused the charge. Nothing was taken.
+    /// The store cannot be reached, or rejected the charge. Nothing was taken.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// The connection was lost before the answer came. Whether the charge was taken is unknown.
+    /// The connection was lost before the answer arrived. The charge may have been taken.
     #[error("the store did not answer: {0}")]
     Interrupted(String),
-    /// The store cannot do what was asked, now or later: the caller's mistake.
+    /// The store never supports this call: a mistake of the caller.
     #[error("the store cannot do this: {0}")]
     Unsupported(String),
-    /// Something that should not happen, such as a foreign value under one of our keys.
+    /// An unexpected failure, such as a foreign value under one of our keys. The charge may have been taken.
     #[error("the store failed: {0}")]
     Failed(String),
 }
 
 impl StoreError {
-    /// Whether the charge may have been taken although it failed.
+    /// Creates the error of a store that does not support [request ids](crate::Request::id).
+    pub fn no_ids() -> Self {
+        let text = "the memory store takes no request ids: leave the id out, or use a Redis store";
+        Self::Unsupported(text.to_owned())
+    }
+
+    /// Returns `true` if the call is a mistake of the caller, not a failure of the store.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Unsupported(_))
+    }
+
+    /// Returns `true` if the charge may have been taken although it failed.
     pub(crate) fn is_uncertain(&self) -> bool {
         match self {
             Self::TimedOut | Self::Interrupted(_) | Self::Failed(_) => true,
             Self::Unavailable(_) | Self::Unsupported(_) => false,
         }
+    }
+}
+
+/// A shared store, also `Arc<dyn Store>`.
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        (**self).charge(charges, id)
+    }
+
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        (**self).update(charge, update)
+    }
+
+    fn supports(&self, limits: &[Limit], leased: bool) -> Result<(), StoreError> {
+        (**self).supports(limits, leased)
+    }
+
+    fn clear(&self, policies: &[PolicyName]) -> Reply<'_, u64> {
+        (**self).clear(policies)
+    }
+
+    fn spawn(&self, task: Task) {
+        (**self).spawn(task);
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pacegate::{
-    Charge, CheckError, CostError, Counter, Decision, KeyBuf, KeyRef, Limiter, ManualClock, Permit,
-    Policy, PolicyName, PolicySet, PolicyStats, Request, SharedLimiter,
+    Charge, CheckError, CostError, Counter, Decision, KeyBuf, KeyRef, Limiter, ManualClock, Policy,
+    PolicyName, PolicySet, PolicyStats, Request, SharedLimiter,
     policy::{Condition, Match, PolicyError},
 };
 use proptest::prelude::*;
@@ -26,10 +26,10 @@ fn charge(policy: &str, key: &'static [u8], text: &str) -> Charge<'static> {
 fn a_verdict_tells_of_each_charge() {
     let (limiter, _) = limiter([policy("unused", "1/hour")]);
     let both = [charge("a", b"k", "3/hour"), charge("b", b"k", "1/hour")];
-    let verdict = limiter.verdict(&both).unwrap();
+    let verdict = limiter.charges().check_batch(&both).unwrap();
     assert!(verdict.decision.is_allowed());
     assert_eq!(verdict.each.iter().map(Decision::remaining).collect::<Vec<_>>(), [2, 0]);
-    let verdict = limiter.verdict(&both).unwrap();
+    let verdict = limiter.charges().check_batch(&both).unwrap();
     assert_eq!(verdict.decision.policy().unwrap().as_str(), "b");
     let each: Vec<_> = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining())).collect();
     assert_eq!(each, [(true, 2), (false, 0)], "what would have fit says so, and is untouched");
@@ -40,11 +40,11 @@ fn charges_are_counted_under_their_policy_or_ad_hoc() {
     let (limiter, _) = limiter([policy("known", "2/hour").per(["user"])]);
     let known = charge("known", b"alice", "2/hour").counter(Counter::Policy);
     for _ in 0..3 {
-        let _ = limiter.check_all(&[known]).unwrap();
+        let _ = limiter.charges().check(&[known]).unwrap();
     }
     let mut decisions = Vec::new();
     let own = charge("ad-hoc", b"alice", "2/hour");
-    limiter.check_each(&[own, known, own, own, own.cost(0)], &mut decisions);
+    limiter.charges().check_each(&[own, known, own, own, own.cost(0)], &mut decisions);
     let stats = limiter.stats();
     assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (2, 2));
     assert_eq!((stats.ad_hoc.allowed, stats.ad_hoc.denied), (2, 1), "a peek is not counted");
@@ -60,18 +60,18 @@ fn a_plan_is_what_a_request_is_charged() {
     let all = policy("all", "9/hour").max_cost(3);
     let (limiter, _) = limiter([by_user, seen, all]);
     let request = Request::new().with("user", "alice");
-    let plan = limiter.plan(&request);
+    let plan = limiter.charges().plan(&request);
     let charges = plan.charges(2).unwrap();
     let shown: Vec<_> = charges.iter().map(|c| (c.policy.as_str(), c.cost, c.enforced)).collect();
     assert_eq!(shown, [("by-user", 2, true), ("seen", 2, false), ("all", 2, true)]);
-    let verdict = limiter.verdict(&charges).unwrap();
+    let verdict = limiter.charges().check_batch(&charges).unwrap();
     assert!(verdict.decision.is_allowed() && verdict.decision.is_shadow_denied());
     assert!(!verdict.each[1].is_allowed());
     assert_eq!(limiter.check_request(&request).unwrap().remaining(), 2);
     let CostError { cost: 4, max: 3, .. } = plan.charges(4).unwrap_err() else {
         panic!("max_cost")
     };
-    assert!(limiter.plan(&Request::new().in_domain("else")).is_empty());
+    assert!(limiter.charges().plan(&Request::new().in_domain("else")).is_empty());
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_lifted_limit_is_charged_where_it_is_wanted() {
         let is_meant = |policy: PolicyName, key: KeyRef<'_>| {
             (policy.as_str(), key) == ("c", KeyRef::new(b"x"))
         };
-        let plan = limiter.plan(request).with_lifted(is_meant);
+        let plan = limiter.charges().plan(request).with_lifted(is_meant);
         let charges = plan.charges(cost).unwrap();
         charges.iter().map(|charge| (charge.policy.as_str(), charge.cost)).collect()
     };
@@ -100,12 +100,12 @@ fn a_policy_that_never_matches_is_charged_by_name_only() {
     let mut never = policy("named", "1/hour");
     never.matching = Match::never();
     let (limiter, _) = limiter([never]);
-    assert!(limiter.plan(&Request::new()).is_empty());
-    assert!(limiter.plan(&Request::new().with("", "")).is_empty());
+    assert!(limiter.charges().plan(&Request::new()).is_empty());
+    assert!(limiter.charges().plan(&Request::new().with("", "")).is_empty());
     assert!(limiter.policies().get("named".parse().unwrap()).is_some());
     let own = charge("named", b"k", "1/hour");
-    assert!(limiter.check_all(&[own]).unwrap().is_allowed());
-    assert!(!limiter.check_all(&[own]).unwrap().is_allowed());
+    assert!(limiter.charges().check(&[own]).unwrap().is_allowed());
+    assert!(!limiter.charges().check(&[own]).unwrap().is_allowed());
     assert_eq!(limiter.stats().policies[0].denied, 1);
 }
 
@@ -121,18 +121,18 @@ fn what_charges_took_is_given_back() {
     let shared = SharedLimiter::from(limiter.clone());
     let own = [charge("a", b"k", "2/hour").cost(2)];
     for round in 0..2 {
-        assert!(limiter.check_all(&own).unwrap().is_allowed());
-        assert!(!limiter.check_all(&own).unwrap().is_allowed());
+        assert!(limiter.charges().check(&own).unwrap().is_allowed());
+        assert!(!limiter.charges().check(&own).unwrap().is_allowed());
         match round {
-            0 => limiter.refund_all(&own),
-            _ => limiter.reset_all(&own),
+            0 => limiter.charges().refund(&own),
+            _ => limiter.charges().reset(&own),
         }
     }
     for round in 0..2 {
-        assert!(limiter.check_all(&own).unwrap().is_allowed());
+        assert!(limiter.charges().check(&own).unwrap().is_allowed());
         match round {
-            0 => pollster::block_on(shared.refund_all(&own)).unwrap(),
-            _ => pollster::block_on(shared.reset_all(&own)).unwrap(),
+            0 => pollster::block_on(shared.charges().refund(&own)).unwrap(),
+            _ => pollster::block_on(shared.charges().reset(&own)).unwrap(),
         }
     }
 }
@@ -141,20 +141,20 @@ fn what_charges_took_is_given_back() {
 fn permits_are_held_by_their_ids() {
     let (limiter, _) = limiter([policy("unused", "1/hour")]);
     let shared = SharedLimiter::from(limiter.clone());
-    let permits = [Permit::new_id(), Permit::new_id()];
+    let permits = [limiter.charges().new_permit_id(), limiter.charges().new_permit_id()];
     assert_ne!(permits[0], permits[1]);
     let [first, second] =
         permits.map(|permit| [charge("jobs", b"k", "1/30s concurrency").holding(permit)]);
-    assert!(limiter.check_all(&first).unwrap().is_allowed());
-    assert!(!limiter.check_all(&second).unwrap().is_allowed());
-    assert!(limiter.renew_all(&first) && !limiter.renew_all(&second));
-    limiter.release_all(&second);
-    assert!(!limiter.check_all(&second).unwrap().is_allowed(), "it was not held");
-    limiter.release_all(&first);
-    assert!(pollster::block_on(shared.check_all(&second)).unwrap().is_allowed());
-    assert_eq!(pollster::block_on(shared.renew_all(&second)), Ok(true));
-    pollster::block_on(shared.release_all(&second)).unwrap();
-    assert_eq!(pollster::block_on(shared.renew_all(&second)), Ok(false));
+    assert!(limiter.charges().check(&first).unwrap().is_allowed());
+    assert!(!limiter.charges().check(&second).unwrap().is_allowed());
+    assert!(limiter.charges().renew(&first) && !limiter.charges().renew(&second));
+    limiter.charges().release(&second);
+    assert!(!limiter.charges().check(&second).unwrap().is_allowed(), "it was not held");
+    limiter.charges().release(&first);
+    assert!(pollster::block_on(shared.charges().check(&second)).unwrap().is_allowed());
+    assert_eq!(pollster::block_on(shared.charges().renew(&second)), Ok(true));
+    pollster::block_on(shared.charges().release(&second)).unwrap();
+    assert_eq!(pollster::block_on(shared.charges().renew(&second)), Ok(false));
 }
 
 const LIMITS: [&str; 6] = [
@@ -183,12 +183,12 @@ proptest! {
             })
             .collect();
         let mut together = Vec::new();
-        batch.check_each(&charges, &mut together);
+        batch.charges().check_each(&charges, &mut together);
         let shared = SharedLimiter::from(limiter([policy("unused", "1/hour")]).0);
         let mut over_store = Vec::new();
-        pollster::block_on(shared.check_each(&charges, &mut over_store));
+        pollster::block_on(shared.charges().check_each(&charges, &mut over_store));
         for ((charge, decision), shared) in charges.iter().zip(together).zip(over_store) {
-            prop_assert_eq!(&decision, &single.check_all(&[*charge]).map_err(CheckError::from));
+            prop_assert_eq!(&decision, &single.charges().check(&[*charge]).map_err(CheckError::from));
             prop_assert_eq!(decision.ok(), shared.ok());
         }
     }
@@ -214,17 +214,18 @@ fn a_permit_that_was_charged_twice_is_returned_as_a_whole() {
     let limiter = Limiter::builder().limit("1/second").max_keys(4).clock(clock.clone());
     let limiter = limiter.build().unwrap();
     for round in 0..100 {
-        let held = charge("p", b"k", "4/minute concurrency").holding(Permit::new_id());
+        let held =
+            charge("p", b"k", "4/minute concurrency").holding(limiter.charges().new_permit_id());
         for _ in 0..2 {
-            assert!(limiter.check_all(&[held]).unwrap().is_allowed(), "round {round}");
+            assert!(limiter.charges().check(&[held]).unwrap().is_allowed(), "round {round}");
         }
         clock.advance(Duration::from_secs(40));
-        assert!(limiter.renew_all(&[held]));
+        assert!(limiter.charges().renew(&[held]));
         clock.advance(Duration::from_secs(40));
         let peek = charge("p", b"k", "4/minute concurrency").cost(0);
-        assert_eq!(limiter.check_all(&[peek]).unwrap().remaining(), 2, "both are renewed");
-        limiter.release_all(&[held]);
-        assert_eq!(limiter.check_all(&[peek]).unwrap().remaining(), 4);
+        assert_eq!(limiter.charges().check(&[peek]).unwrap().remaining(), 2, "both are renewed");
+        limiter.charges().release(&[held]);
+        assert_eq!(limiter.charges().check(&[peek]).unwrap().remaining(), 4);
     }
 }
 
@@ -236,23 +237,23 @@ fn a_key_that_is_charged_twice_is_charged_the_sum() {
     {
         let (limiter, clock) = limiter([policy("unused", "1/hour")]);
         let one = |cost| charge("p", b"k", text).cost(cost);
-        let verdict = limiter.verdict(&[one(6), one(4)]).unwrap();
+        let verdict = limiter.charges().check_batch(&[one(6), one(4)]).unwrap();
         assert!(verdict.decision.is_allowed(), "{text}");
         assert_eq!(verdict.each.iter().map(Decision::remaining).collect::<Vec<_>>(), [4, 0]);
-        let denied = limiter.check_all(&[one(3), one(3)]).unwrap();
+        let denied = limiter.charges().check(&[one(3), one(3)]).unwrap();
         let wait = denied.retry_after().unwrap();
         clock.advance(wait - Duration::from_micros(1));
-        assert!(!limiter.check_all(&[one(3), one(3)]).unwrap().is_allowed(), "{text}");
+        assert!(!limiter.charges().check(&[one(3), one(3)]).unwrap().is_allowed(), "{text}");
         clock.advance(Duration::from_micros(1));
-        assert!(limiter.check_all(&[one(3), one(3)]).unwrap().is_allowed(), "{text}");
+        assert!(limiter.charges().check(&[one(3), one(3)]).unwrap().is_allowed(), "{text}");
         clock.advance(Duration::from_secs(3));
-        let verdict = limiter.verdict(&[one(6), one(6)]).unwrap();
+        let verdict = limiter.charges().check_batch(&[one(6), one(6)]).unwrap();
         let each = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining()));
         assert_eq!(each.collect::<Vec<_>>(), [(true, 10), (false, 4)], "{text}");
         assert_eq!((verdict.decision.is_allowed(), verdict.decision.retry_after()), (false, None));
         // Another key denies: nothing was taken of this one.
         let other = charge("q", b"k", "0/hour");
-        let verdict = limiter.verdict(&[one(3), one(3), other]).unwrap();
+        let verdict = limiter.charges().check_batch(&[one(3), one(3), other]).unwrap();
         let each = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining()));
         assert_eq!(each.collect::<Vec<_>>(), [(true, 10), (true, 10), (false, 0)], "{text}");
     }
@@ -262,7 +263,7 @@ fn a_key_that_is_charged_twice_is_charged_the_sum() {
 fn a_charge_that_is_not_enforced_does_not_stand_in_the_way_of_its_own_key() {
     let (limiter, _) = limiter([policy("unused", "1/hour")]);
     let enforced = charge("p", b"k", "1/minute");
-    let verdict = limiter.verdict(&[enforced.enforced(false), enforced]).unwrap();
+    let verdict = limiter.charges().check_batch(&[enforced.enforced(false), enforced]).unwrap();
     assert!(verdict.decision.is_allowed() && verdict.decision.is_shadow_denied());
     assert_eq!(verdict.each.iter().map(Decision::is_allowed).collect::<Vec<_>>(), [false, true]);
 }
@@ -274,7 +275,7 @@ fn many_charges_are_joined_like_few() {
     let charge = |key: &'static [u8]| charge("p", key, "10/hour").cost(2);
     let keys: Vec<&'static [u8]> = keys.into_iter().map(|key| &*key.to_vec().leak()).collect();
     let twice: Vec<_> = keys.iter().chain(&keys).map(|key| charge(key)).collect();
-    let verdict = limiter.verdict(&twice).unwrap();
+    let verdict = limiter.charges().check_batch(&twice).unwrap();
     assert!(verdict.decision.is_allowed());
     let remaining: Vec<_> = verdict.each.iter().map(Decision::remaining).collect();
     assert_eq!((&remaining[..300], &remaining[300..]), (&[8; 300][..], &[6; 300][..]));
@@ -292,8 +293,8 @@ fn what_denies_is_what_is_counted() {
         ([enforced, enforced.cost(0)], (1, 1, 0)),
     ] {
         let (limiter, _) = limiter([policy("unused", "1/hour")]);
-        assert!(limiter.check_all(&[enforced]).unwrap().is_allowed());
-        assert!(!limiter.check_all(&order).unwrap().is_allowed());
+        assert!(limiter.charges().check(&[enforced]).unwrap().is_allowed());
+        assert!(!limiter.charges().check(&order).unwrap().is_allowed());
         let PolicyStats { allowed, denied, shadow_denied, .. } = limiter.stats().ad_hoc;
         assert_eq!((allowed, denied, shadow_denied), counted, "{order:?}");
     }
@@ -311,10 +312,10 @@ fn a_key_is_planned_for_each_counter_that_a_policy_may_have_for_it() {
         .overriding(by("plan", "pro"), [limit("60/hour")])
         .overriding(by("plan", "staff"), []);
     let (limiter, _) = limiter([api]);
-    let plan = limiter.plan_for_all("api".parse().unwrap(), KeyRef::new(b"alice"));
+    let plan = limiter.charges().plan_for_all("api".parse().unwrap(), KeyRef::new(b"alice"));
     let limits: Vec<_> = plan.charges(1).unwrap().iter().map(|charge| charge.limit).collect();
     assert_eq!(limits, ["5/hour", "6/hour", "50/hour", "90/day"].map(limit));
-    let plan = limiter.plan_for("api".parse().unwrap(), KeyRef::new(b"alice"));
+    let plan = limiter.charges().plan_for("api".parse().unwrap(), KeyRef::new(b"alice"));
     assert_eq!(plan.charges(1).unwrap().len(), 1);
 }
 
@@ -331,7 +332,7 @@ fn overrides_of_other_parts_of_a_key_are_left_out() {
     let planned = |parts: [Option<&str>; 2]| -> Vec<_> {
         let mut key = KeyBuf::empty();
         parts.iter().for_each(|part| key.push(part.map(str::as_bytes)));
-        let plan = limiter.plan_for_all("api".parse().unwrap(), key.as_ref());
+        let plan = limiter.charges().plan_for_all("api".parse().unwrap(), key.as_ref());
         plan.charges(1).unwrap().iter().map(|charge| charge.limit.amount()).collect()
     };
     assert_eq!(planned([Some("alice"), Some("export")]), [5, 6, 8]);

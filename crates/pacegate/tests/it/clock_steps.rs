@@ -98,8 +98,9 @@ fn a_clock_that_wavers_gives_nothing_away_to_requests_of_several_keys() {
             pacegate::Charge::new(policy, pacegate::KeyRef::new(names[place].as_bytes()), limit)
         };
         let (ahead, other) = (charge(0, 2), charge(1, 1));
-        let allowed =
-            |charges: &[pacegate::Charge<'_>]| limiter.check_all(charges).unwrap().is_allowed();
+        let allowed = |charges: &[pacegate::Charge<'_>]| {
+            limiter.charges().check(charges).unwrap().is_allowed()
+        };
         assert!(allowed(&[ahead]));
         back();
         assert!(allowed(&[ahead, other]));

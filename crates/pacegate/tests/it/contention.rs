@@ -84,7 +84,7 @@ fn overlapping_sets_are_all_or_nothing() {
             let key = KeyRef::new(names[place].as_bytes());
             Charge::new(policy, key, limit_of(keys[place])).cost(cost)
         };
-        limiter.check_all(&[charge(0), charge(1)]).unwrap()
+        limiter.charges().check(&[charge(0), charge(1)]).unwrap()
     };
     let taken: [AtomicUsize; KEYS] = Default::default();
     rounds(
@@ -106,7 +106,7 @@ fn overlapping_sets_are_all_or_nothing() {
                 let key_of = name(round, key);
                 let peek =
                     Charge::new(policy, KeyRef::new(key_of.as_bytes()), limit_of(key)).cost(0);
-                let left = limiter.check_all(&[peek]).unwrap().remaining() as usize;
+                let left = limiter.charges().check(&[peek]).unwrap().remaining() as usize;
                 assert_eq!(used + left, AMOUNT as usize, "round {round}, key {key}");
             }
         },

@@ -147,13 +147,16 @@ fn check_all_charges_different_keys_and_limits() {
         Charge::new(name.parse().unwrap(), KeyRef::new(key.as_bytes()), limit(text))
     };
     let both = [charge("ip", "1.2.3.4", "3/hour"), charge("user", "alice", "2/hour burst 2")];
-    let answers = [(); 3].map(|()| limiter.check_all(&both).unwrap());
+    let answers = [(); 3].map(|()| limiter.charges().check(&both).unwrap());
     assert_eq!(answers.map(|decision| decision.is_allowed()), [true, true, false]);
     assert_eq!(answers[2].policy().unwrap().as_str(), "user");
     let other = [charge("ip", "1.2.3.4", "3/hour"), charge("user", "bob", "2/hour burst 2")];
-    assert!(limiter.check_all(&other).unwrap().is_allowed(), "the denied request cost nothing");
-    assert_eq!(limiter.check_all(&other).unwrap().policy().unwrap().as_str(), "ip");
-    let error = limiter.check_all(&[charge("ip", "x", "3/hour").cost(4)]).unwrap_err();
+    assert!(
+        limiter.charges().check(&other).unwrap().is_allowed(),
+        "the denied request cost nothing"
+    );
+    assert_eq!(limiter.charges().check(&other).unwrap().policy().unwrap().as_str(), "ip");
+    let error = limiter.charges().check(&[charge("ip", "x", "3/hour").cost(4)]).unwrap_err();
     assert_eq!((error.cost, error.max), (4, 3));
 }
 

@@ -74,7 +74,7 @@ fn room_is_given_back_once() {
     let never = Charge::new("never".parse().unwrap(), KeyRef::new(b"k"), Limit::per_day(0));
     let own = keys.iter().map(|key| Charge::new("p".parse().unwrap(), KeyRef::new(key), forgetful));
     let charges: Vec<_> = own.chain([never]).collect();
-    assert!(!limiter.check_all(&charges).unwrap().is_allowed());
+    assert!(!limiter.charges().check(&charges).unwrap().is_allowed());
     assert_eq!(limiter.store().usage().keys, 0);
 }
 
@@ -123,7 +123,7 @@ fn an_algorithm_that_remembers_nothing_takes_nothing_from_others() {
     for key in 0..50_000_u32 {
         let name = (key % 10_000).to_le_bytes();
         let charge = Charge::new("free".parse().unwrap(), KeyRef::new(&name), free);
-        assert!(limiter.check_all(&[charge]).unwrap().is_allowed());
+        assert!(limiter.charges().check(&[charge]).unwrap().is_allowed());
     }
     assert_eq!((0..50_000_u32).filter(|key| limiter.check(*key).is_allowed()).count(), 0);
     assert_eq!(limiter.store().usage().keys, 50_000);

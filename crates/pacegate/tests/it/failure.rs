@@ -187,7 +187,7 @@ fn charges_have_the_failure_mode_of_their_policy_or_that_of_none() {
     let charge =
         |policy: &str| Charge::new(policy.parse().unwrap(), KeyRef::new(b"key"), limit("2/hour"));
     let ask = |limiter: &SharedLimiter, charges: &[Charge<'_>]| {
-        let verdict = pollster::block_on(limiter.verdict(charges)).unwrap();
+        let verdict = pollster::block_on(limiter.charges().check_batch(charges, None)).unwrap();
         assert!(verdict.decision.is_degraded());
         verdict.each.iter().map(Decision::is_allowed).collect::<Vec<_>>()
     };
@@ -212,7 +212,7 @@ fn a_charge_keeps_its_failure_mode_beside_another() {
     let (limiter, _, _) = degraded([policy("known", "2/hour")]);
     let charge = Charge::new("own".parse().unwrap(), KeyRef::new(b"key"), limit("2/hour"));
     let both = [charge.failing(Closed), charge.failing(Open)];
-    let verdict = pollster::block_on(limiter.verdict(&both)).unwrap();
+    let verdict = pollster::block_on(limiter.charges().check_batch(&both, None)).unwrap();
     assert!(!verdict.decision.is_allowed());
     assert_eq!(verdict.each.iter().map(Decision::is_allowed).collect::<Vec<_>>(), [false, true]);
 }
@@ -265,7 +265,7 @@ fn a_charge_may_say_for_itself() {
     let (limiter, _, _) = degraded([policy("api", "2/hour").failing(Closed)]);
     let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"k"), limit("2/hour"));
     let admitted = |charge: Charge<'_>| {
-        let ask = || pollster::block_on(limiter.check_all(&[charge])).unwrap().is_allowed();
+        let ask = || pollster::block_on(limiter.charges().check(&[charge])).unwrap().is_allowed();
         (0..5).filter(|_| ask()).count()
     };
     let modes = [charge, charge.failing(Open), charge.failing(local(1, 2)), charge.failing(Closed)];
@@ -288,11 +288,11 @@ fn a_permit_of_a_policy_that_fails_open_is_not_lost() {
 #[test]
 fn charges_that_fail_open_keep_their_permits_while_the_store_is_away() {
     let (limiter, store, _) = degraded([policy("open", "5/minute concurrency").failing(Open)]);
-    let permit = pacegate::Permit::new_id();
+    let permit = limiter.charges().new_permit_id();
     let held = Charge::new("open".parse().unwrap(), KeyRef::new(b"k"), limit("1/30s concurrency"));
     let held = held.holding(permit);
-    let renew = |charge: Charge<'_>| pollster::block_on(limiter.renew_all(&[charge]));
-    assert!(pollster::block_on(limiter.check_all(&[held])).unwrap().is_allowed());
+    let renew = |charge: Charge<'_>| pollster::block_on(limiter.charges().renew(&[charge]));
+    assert!(pollster::block_on(limiter.charges().check(&[held])).unwrap().is_allowed());
     assert_eq!(renew(held), Ok(true));
     assert_eq!(renew(held.failing(Closed)), Err(StoreError::TimedOut));
     store.fail(StoreError::Unsupported("permits".into()));
@@ -331,10 +331,10 @@ fn charges_in_shadow_mode_lose_no_permit() {
     let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"k"), limit("1/30s concurrency"));
     for (permit, enforced, kept) in [(1, true, true), (2, false, true), (3, true, false)] {
         let charge = charge.enforced(enforced).holding(permit);
-        let _ = own.check_all(&[charge]).unwrap();
-        let _ = pollster::block_on(limiter.check_all(&[charge])).unwrap();
-        assert_eq!(own.renew_all(&[charge]), kept, "{permit}");
-        assert_eq!(pollster::block_on(limiter.renew_all(&[charge])), Ok(kept), "{permit}");
+        let _ = own.charges().check(&[charge]).unwrap();
+        let _ = pollster::block_on(limiter.charges().check(&[charge])).unwrap();
+        assert_eq!(own.charges().renew(&[charge]), kept, "{permit}");
+        assert_eq!(pollster::block_on(limiter.charges().renew(&[charge])), Ok(kept), "{permit}");
     }
 }
 

@@ -101,7 +101,7 @@ fn a_request_of_many_new_keys_is_charged_for_each_of_them() {
                 let keys = names.iter().map(|name| pacegate::KeyRef::new(name.as_bytes()));
                 let charge = |key| Charge::new(PolicyName::DEFAULT, key, crate::limit(text));
                 let charges: Vec<_> = keys.map(charge).collect();
-                limiter.check_all(&charges).unwrap().is_allowed()
+                limiter.charges().check(&charges).unwrap().is_allowed()
             })
             .count();
         assert_eq!(admitted, 2, "{text}: two requests of four keys fit into ten");
@@ -226,7 +226,10 @@ fn a_denied_request_gives_its_room_back() {
             let key = pacegate::KeyRef::new(key.as_bytes());
             let never = Charge::new("never".parse().unwrap(), key, crate::limit("0/hour"));
             let charges = [Charge::new(PolicyName::DEFAULT, key, crate::limit(text)), never];
-            assert!((0..20).all(|_| !limiter.check_all(&charges).unwrap().is_allowed()), "{text}");
+            assert!(
+                (0..20).all(|_| !limiter.charges().check(&charges).unwrap().is_allowed()),
+                "{text}"
+            );
         };
         deny("first");
         assert_eq!(limiter.store().usage().keys, 0, "{text}");
@@ -265,7 +268,7 @@ fn shared_budgets_are_bounded_too() {
         let ask = |n: usize| {
             let policy = format!("p{n}").parse().unwrap();
             let charge = Charge::new(policy, pacegate::KeyRef::new(b"key"), crate::limit(text));
-            limiter.check_all(&[charge]).unwrap()
+            limiter.charges().check(&[charge]).unwrap()
         };
         assert!((0..4_096).all(|n| ask(n).is_allowed()), "{text}");
         let denied = ask(4_096);
@@ -288,7 +291,7 @@ fn shared_logs_are_bounded_too() {
             clock.advance(std::time::Duration::from_micros(1));
             let policy = format!("p{}", n / 10_000).parse().unwrap();
             let charge = Charge::new(policy, "key", crate::limit("10000/hour sliding-log"));
-            let decision = limiter.check_all(&[charge]).unwrap();
+            let decision = limiter.charges().check(&[charge]).unwrap();
             assert_eq!(decision.source(), Source::Overflow);
             decision.is_allowed()
         });

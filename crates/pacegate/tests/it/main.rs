@@ -1,6 +1,7 @@
 //! Everything that can be said of the engine from outside.
 #![allow(clippy::unwrap_used, reason = "tests tell by panicking")]
 
+mod agreement;
 mod algorithms;
 mod bounds;
 mod charges;

@@ -285,16 +285,16 @@ fn check_all_reports_shadow_denials_in_any_order() {
         charge
     };
     for order in [[true, false], [false, true]] {
-        let decision = limiter.check_all(&order.map(charge)).unwrap();
+        let decision = limiter.charges().check(&order.map(charge)).unwrap();
         assert!(decision.is_allowed() && decision.is_shadow_denied());
         let shared = SharedLimiter::from(limiter.clone());
-        let decision = pollster::block_on(shared.check_all(&order.map(charge))).unwrap();
+        let decision = pollster::block_on(shared.charges().check(&order.map(charge))).unwrap();
         assert!(decision.is_allowed() && decision.is_shadow_denied());
     }
     let mut too_much = charge(false).cost(2);
     too_much.limit = limit("1/hour");
     let too_much = [charge(true), too_much];
-    assert!(limiter.check_all(&too_much).unwrap().is_shadow_denied(), "never an error");
+    assert!(limiter.charges().check(&too_much).unwrap().is_shadow_denied(), "never an error");
 }
 
 #[test]

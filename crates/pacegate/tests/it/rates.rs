@@ -106,10 +106,10 @@ fn what_an_override_has_used_carries_over_to_another_amount() {
 #[test]
 fn a_reset_of_a_key_reaches_the_counters_of_its_overrides() {
     let (limiter, _) = limiter(site([(path("/static/**"), limit("3/minute burst 3"))]));
-    let plan = limiter.plan_for_all("site".parse().unwrap(), KeyRef::new(b"203.0.113.7"));
+    let plan = limiter.charges().plan_for_all("site".parse().unwrap(), KeyRef::new(b"203.0.113.7"));
     for _ in 0..2 {
         assert_eq!((take(&limiter, "/export"), take(&limiter, "/static/x")), (10, 3));
-        limiter.reset_all(&plan.charges(0).unwrap());
+        limiter.charges().reset(&plan.charges(0).unwrap());
     }
 }
 
@@ -117,10 +117,10 @@ fn a_reset_of_a_key_reaches_the_counters_of_its_overrides() {
 #[test]
 fn charges_with_other_amounts_count_apart() {
     type Check = fn(&Limiter, &Charge<'_>) -> bool;
-    let one: Check = |limiter, charge| limiter.check_all(&[*charge]).unwrap().is_allowed();
+    let one: Check = |limiter, charge| limiter.charges().check(&[*charge]).unwrap().is_allowed();
     let batch: Check = |limiter, charge| {
         let mut decisions = Vec::new();
-        limiter.check_each(&[*charge, charge.cost(0)], &mut decisions);
+        limiter.charges().check_each(&[*charge, charge.cost(0)], &mut decisions);
         decisions[0].as_ref().unwrap().is_allowed()
     };
     for check in [one, batch] {
@@ -136,7 +136,7 @@ fn charges_with_other_amounts_count_apart() {
         }
         assert_eq!(admitted, 11);
         let both = [slow, fast].map(|charge| charge.cost(0));
-        let verdict = limiter.verdict(&both).unwrap();
+        let verdict = limiter.charges().check_batch(&both).unwrap();
         assert_eq!(verdict.each[0].remaining(), 0);
         assert!(verdict.each[1].remaining() > 5_900, "{verdict:?}");
     }

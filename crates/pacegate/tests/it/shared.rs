@@ -10,8 +10,9 @@ use std::{
 };
 
 use pacegate::{
-    Answer, Charge, CheckError, Clock, Decision, Detached, KeyBuf, KeyRef, Limiter, ManualClock,
-    MemoryStore, Permit, Policy, PolicySet, Request, SharedLimiter, Store, StoreError, WaitError,
+    Charge, CheckError, Clock, Decision, KeyBuf, KeyRef, Limiter, ManualClock, MemoryStore,
+    Outcomes, Policy, PolicySet, Reply, Request, SharedLimiter, Store, StoreError, Task, Update,
+    WaitError,
     algorithm::Outcome,
     policy::{FailureMode, Lease},
 };
@@ -37,8 +38,8 @@ struct Hands {
     /// What can be told of any charge without a wait.
     at_once: Option<Outcome>,
     /// What was answered to the requests with these ids.
-    once: HashMap<Vec<u8>, Vec<Outcome>>,
-    detached: Vec<Detached>,
+    once: HashMap<Vec<u8>, Outcomes>,
+    spawned: Vec<Task>,
 }
 
 /// One charge of a call.
@@ -82,16 +83,16 @@ impl Double {
     }
 
     /// Sees to what was left behind. Returns how much there was.
-    fn run_detached(&self) -> usize {
-        let detached = std::mem::take(&mut self.hands.lock().unwrap().detached);
-        detached.into_iter().map(pollster::block_on).count()
+    fn run_spawned(&self) -> usize {
+        let spawned = std::mem::take(&mut self.hands.lock().unwrap().spawned);
+        spawned.into_iter().map(pollster::block_on).count()
     }
 
     fn answer<'a, T: Send + 'a>(
         &'a self,
         charges: &[Charge<'_>],
-        answer: impl FnOnce() -> Answer<'a, T>,
-    ) -> Answer<'a, T> {
+        answer: impl FnOnce() -> Result<T, StoreError>,
+    ) -> Reply<'a, T> {
         let mut hands = self.hands.lock().unwrap();
         hands.asked.extend(charges.iter().map(|charge| Asked {
             policy: charge.policy.to_string(),
@@ -101,13 +102,10 @@ impl Double {
         }));
         let failing = hands.failing.clone();
         drop(hands);
-        let answer = match failing {
-            Some(error) => Box::pin(async move { Err(error) }),
-            None => answer(),
-        };
-        Box::pin(async move {
+        let answer = failing.map_or_else(answer, Err);
+        Reply::pending(async move {
             poll_fn(|cx| self.poll_held(cx)).await;
-            answer.await
+            answer
         })
     }
 
@@ -123,51 +121,30 @@ impl Double {
 }
 
 impl Store for Double {
-    fn charge_now(&self, _: &Charge<'_>) -> Option<Outcome> {
-        self.hands.lock().unwrap().at_once
-    }
-
-    fn charge<'a>(&'a self, charges: &'a [Charge<'a>]) -> Answer<'a, Vec<Outcome>> {
-        self.answer(charges, || self.store.charge(charges))
-    }
-
-    fn charge_once<'a>(
-        &'a self,
-        id: &'a [u8],
-        charges: &'a [Charge<'a>],
-    ) -> Answer<'a, Vec<Outcome>> {
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        if let ([_], None, Some(outcome)) = (charges, id, self.hands.lock().unwrap().at_once) {
+            return Reply::Ready(Ok([outcome].into_iter().collect()));
+        }
         self.answer(charges, || {
+            let Some(id) = id else { return ready(self.store.charge(charges, None)) };
             let known = self.hands.lock().unwrap().once.get(id).cloned();
-            Box::pin(async {
-                let outcomes = match known {
-                    Some(outcomes) => outcomes,
-                    None => self.store.charge(charges).await?,
-                };
-                self.hands.lock().unwrap().once.insert(id.to_vec(), outcomes.clone());
-                Ok(outcomes)
-            })
+            let outcomes = known.map_or_else(|| ready(self.store.charge(charges, None)), Ok)?;
+            self.hands.lock().unwrap().once.insert(id.to_vec(), outcomes.clone());
+            Ok(outcomes)
         })
     }
 
-    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.answer(&[*charge], || Store::refund(&self.store, charge))
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.answer(&[*charge], || ready(self.store.update(charge, update)))
     }
 
-    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.answer(&[*charge], || Store::reset(&self.store, charge))
+    fn spawn(&self, task: Task) {
+        self.hands.lock().unwrap().spawned.push(task);
     }
+}
 
-    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, ()> {
-        self.answer(&[*charge], || Store::release(&self.store, charge))
-    }
-
-    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> Answer<'a, bool> {
-        self.answer(&[*charge], || Store::renew(&self.store, charge))
-    }
-
-    fn detach(&self, work: Detached) {
-        self.hands.lock().unwrap().detached.push(work);
-    }
+fn ready<T: Unpin>(reply: Reply<'_, T>) -> Result<T, StoreError> {
+    pollster::block_on(reply)
 }
 
 impl fmt::Debug for Double {
@@ -238,28 +215,28 @@ fn what_can_be_told_at_once_is_not_waited_for() {
     for decision in [
         check(&limiter, "alice"),
         pollster::block_on(by_request.check_request(&Request::new())).unwrap(),
-        pollster::block_on(limiter.verdict(&[own])).unwrap().decision,
+        pollster::block_on(limiter.charges().check_batch(&[own], None)).unwrap().decision,
     ] {
         assert_eq!((decision.is_allowed(), decision.retry_after()), (false, Some(SECOND)));
     }
     assert_eq!(store.asked(), [], "nothing was asked for");
     assert_eq!(limiter.stats().policies[0].denied, 1, "and all is counted");
 
-    let pair = pollster::block_on(limiter.verdict(&[own, other])).unwrap();
+    let pair = pollster::block_on(limiter.charges().check_batch(&[own, other], None)).unwrap();
     assert!(pair.decision.is_allowed(), "only all together can tell of several");
     store.hands.lock().unwrap().at_once = None;
     assert!(check(&limiter, "alice").is_allowed());
     assert_eq!(store.asked().len(), 3);
 }
 
-/// What the memory store tells at once it tells the same way when asked, also of keys that it has no room for.
+/// A single charge takes a shorter path than several. Both give the same outcomes, also for keys that share a counter.
 #[test]
-fn memory_answers_at_once_as_it_would_later() {
+fn a_single_charge_is_decided_as_one_of_several() {
     let algorithms =
         ["", " sliding-window", " token-bucket", " sliding-log", " concurrency"].into_iter();
     for text in algorithms.map(|algorithm| format!("3/minute{algorithm}")) {
         let clock = ManualClock::new();
-        let [now, later] = [(); 2].map(|()| MemoryStore::new(2, clock.clone()));
+        let [single, several] = [(); 2].map(|()| MemoryStore::new(2, clock.clone()));
         let costs = [(1, true), (0, true), (3, true), (2, false), (1, false), (1, true)];
         for (key, (permit, (cost, enforced))) in ["a", "b", "c", "a"]
             .into_iter()
@@ -268,11 +245,16 @@ fn memory_answers_at_once_as_it_would_later() {
             let key = KeyRef::new(key.as_bytes());
             let charge = Charge::new("api".parse().unwrap(), key, limit(&text));
             let charge = charge.cost(*cost).enforced(*enforced).holding(1 + permit as u128);
-            let asked = pollster::block_on(later.charge(&[charge])).unwrap();
-            assert_eq!(now.charge_now(&charge), Some(asked[0]), "{text} at {cost}");
+            let peek = Charge::new("other".parse().unwrap(), key, limit(&text)).cost(0);
+            let outcomes = ready(several.charge(&[charge, peek], None)).unwrap();
+            assert_eq!(
+                ready(single.charge(&[charge], None)).unwrap()[0],
+                outcomes[0],
+                "{text} at {cost}"
+            );
         }
         let held = |store: &MemoryStore| (store.usage().keys, store.usage().overflowed);
-        assert_eq!(held(&now), held(&later));
+        assert_eq!(held(&single), held(&several));
     }
 }
 
@@ -518,7 +500,7 @@ fn a_permit_is_held_in_the_store_until_it_is_released() {
     clock.advance(40 * SECOND);
     assert!(acquire().permit.is_none(), "renewed in time");
     assert_eq!(pollster::block_on(permit.release()), Ok(()));
-    assert_eq!(store.run_detached(), 0, "nothing is left to say");
+    assert_eq!(store.run_spawned(), 0, "nothing is left to say");
     let permit = acquire().into_result().unwrap();
     clock.advance(60 * SECOND);
     assert_eq!(pollster::block_on(permit.renew()), Ok(false), "ended by itself");
@@ -533,7 +515,7 @@ fn a_dropped_permit_is_returned_without_waiting() {
     assert!(waiter.poll().is_none());
     drop(permit);
     assert!(acquire().permit.is_none(), "the store has not heard of it yet");
-    assert_eq!(store.run_detached(), 1);
+    assert_eq!(store.run_spawned(), 1);
     assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()), "and is told at once");
 
     // A store whose answers are ready needs nobody to see to it.
@@ -552,12 +534,12 @@ fn an_acquire_that_is_cancelled_gives_back_what_it_may_have_taken() {
     assert!(cancelled.poll().is_none());
     drop(cancelled);
     store.let_go();
-    assert_eq!(store.run_detached(), 1);
+    assert_eq!(store.run_spawned(), 1);
     let again = pollster::block_on(limiter.acquire("key")).unwrap();
     assert!(again.permit.is_some());
     // What was denied has nothing to give back.
     assert!(pollster::block_on(limiter.acquire("key")).unwrap().permit.is_none());
-    assert_eq!(store.run_detached(), 0);
+    assert_eq!(store.run_spawned(), 0);
 }
 
 /// The way of a service, which chooses the ids of permits itself.
@@ -566,17 +548,27 @@ fn a_verdict_that_is_cancelled_gives_back_what_it_may_have_taken() {
     let (limiter, store, _) = limiter("1/hour concurrency");
     let policy = limiter.policies().policies()[0].name;
     let charge = Charge::new(policy, "key", limit("1/hour concurrency"));
-    let charges = || [charge.holding(Permit::new_id())];
+    let charges = || [charge.holding(limiter.charges().new_permit_id())];
     store.hold();
     let cancelled = charges();
-    let mut cancelled = Waiting::of(limiter.verdict(&cancelled));
+    let mut cancelled = Waiting::of(limiter.charges().check_batch(&cancelled, None));
     assert!(cancelled.poll().is_none());
     drop(cancelled);
     store.let_go();
-    assert_eq!(store.run_detached(), 1);
-    assert!(pollster::block_on(limiter.verdict(&charges())).unwrap().decision.is_allowed());
-    assert!(!pollster::block_on(limiter.verdict(&charges())).unwrap().decision.is_allowed());
-    assert_eq!(store.run_detached(), 0, "these were answered");
+    assert_eq!(store.run_spawned(), 1);
+    assert!(
+        pollster::block_on(limiter.charges().check_batch(&charges(), None))
+            .unwrap()
+            .decision
+            .is_allowed()
+    );
+    assert!(
+        !pollster::block_on(limiter.charges().check_batch(&charges(), None))
+            .unwrap()
+            .decision
+            .is_allowed()
+    );
+    assert_eq!(store.run_spawned(), 0, "these were answered");
 }
 
 #[test]
@@ -592,11 +584,16 @@ fn a_denial_without_an_answer_gives_back_what_may_have_been_taken() {
     ] {
         store.fail(error.clone());
         assert!(pollster::block_on(limiter.acquire("key")).unwrap().permit.is_none());
-        assert_eq!(store.run_detached(), returned, "{error}");
+        assert_eq!(store.run_spawned(), returned, "{error}");
         let charge = Charge::new("api".parse().unwrap(), "key", limit("1/hour concurrency"));
-        let charges = [charge.holding(Permit::new_id())];
-        assert!(!pollster::block_on(limiter.verdict(&charges)).unwrap().decision.is_allowed());
-        assert_eq!(store.run_detached(), returned, "{error}");
+        let charges = [charge.holding(limiter.charges().new_permit_id())];
+        assert!(
+            !pollster::block_on(limiter.charges().check_batch(&charges, None))
+                .unwrap()
+                .decision
+                .is_allowed()
+        );
+        assert_eq!(store.run_spawned(), returned, "{error}");
         assert_eq!(limiter.stats().last_store_failure, Some(error));
     }
 }
@@ -616,13 +613,13 @@ fn permits_of_a_store_can_be_waited_for() {
     assert_eq!(pollster::block_on(first.renew()), Ok(true));
     assert!(waiters[1].poll_if_woken().is_none(), "its turn");
     drop(first);
-    assert_eq!(store.run_detached(), 1);
+    assert_eq!(store.run_spawned(), 1);
     let second = waiters[1].poll_if_woken().unwrap().unwrap();
     clock.advance(30 * SECOND);
     let third = waiters[2].poll_if_woken().map(|result| result.map(|_| ()));
     assert_eq!(third, Some(Err(WaitError::TimedOut)));
     drop(second);
-    assert_eq!(store.run_detached(), 1, "whoever got none has nothing to give back");
+    assert_eq!(store.run_spawned(), 1, "whoever got none has nothing to give back");
     let own = limiter.stats().policies[0];
     assert_eq!((own.allowed, own.denied), (3, 1));
 }
@@ -657,7 +654,7 @@ fn a_wait_for_a_permit_that_is_cancelled_gives_back_what_it_may_have_taken() {
     assert!(cancelled.poll().is_none());
     drop(cancelled);
     store.let_go();
-    assert_eq!(store.run_detached(), 1);
+    assert_eq!(store.run_spawned(), 1);
     assert!(pollster::block_on(limiter.acquire_within("key", Duration::ZERO)).is_ok());
 }
 
@@ -674,7 +671,7 @@ fn waiting_for_a_permit_goes_on_while_the_store_is_away() {
     for looks in 1..=3 {
         assert_eq!(store.asked().len(), 1, "look {looks}");
         // The store may have taken what it did not answer to.
-        assert_eq!(store.run_detached(), 1, "look {looks}");
+        assert_eq!(store.run_spawned(), 1, "look {looks}");
         assert_eq!(store.asked().len(), 1, "given back, look {looks}");
         assert!(waiter.poll_if_woken().is_none(), "what is given back is no reason to look");
         clock.advance(SECOND);
@@ -693,7 +690,7 @@ fn a_permit_taken_while_the_store_is_away_is_held_here() {
     let permit = acquire().into_result().unwrap();
     let denied = acquire();
     assert!(denied.permit.is_none() && denied.decision.is_degraded());
-    assert_eq!(store.run_detached(), 1, "its answer was lost: the store may have taken it");
+    assert_eq!(store.run_spawned(), 1, "its answer was lost: the store may have taken it");
     clock.advance(40 * SECOND);
     assert_eq!(pollster::block_on(permit.renew()), Ok(true));
     clock.advance(40 * SECOND);
@@ -705,9 +702,9 @@ fn a_permit_taken_while_the_store_is_away_is_held_here() {
     store.fail(StoreError::Unavailable("away".into()));
     let away = || StoreError::Unavailable("away".into());
     assert_eq!(pollster::block_on(held.renew()), Err(away()));
-    store.run_detached();
+    store.run_spawned();
     assert_eq!(pollster::block_on(held.release()), Err(away()));
-    assert_eq!(store.run_detached(), 1, "told once more");
+    assert_eq!(store.run_spawned(), 1, "told once more");
 }
 
 #[test]
@@ -740,7 +737,7 @@ fn a_refund_does_not_ask_for_permits() {
     assert_eq!(store.asked().len(), 1, "the window alone");
     let jobs =
         Charge::new("jobs".parse().unwrap(), KeyRef::new(b"key"), limit("3/minute concurrency"));
-    pollster::block_on(limiter.refund_all(&[jobs, jobs.holding(1)])).unwrap();
+    pollster::block_on(limiter.charges().refund(&[jobs, jobs.holding(1)])).unwrap();
     assert_eq!(store.asked(), []);
 }
 
@@ -759,9 +756,9 @@ fn a_reset_goes_on_after_one_has_failed() {
     assert_eq!(spend(), [true, true, false]);
     store.asked();
     let request = Request::new().with("key", "key");
-    let plan = limiter.plan(&request);
+    let plan = limiter.charges().plan(&request);
     let charges = plan.charges(1).unwrap();
-    assert_eq!(pollster::block_on(limiter.reset_all(&charges)), Err(away));
+    assert_eq!(pollster::block_on(limiter.charges().reset(&charges)), Err(away));
     assert_eq!(store.asked().len(), 2);
     assert_eq!(spend(), [true, true, false]);
 }
@@ -777,7 +774,7 @@ fn every_future_can_be_sent() {
     sent(limiter.check("key"));
     sent(limiter.check_many(&["key"]));
     sent(limiter.check_request(&request));
-    sent(limiter.check_all(&charges));
+    sent(limiter.charges().check(&charges));
     sent(limiter.until_ready("key", SECOND));
     sent(limiter.acquire_within("key", SECOND));
     sent(limiter.acquire("key"));

@@ -7,8 +7,8 @@ use std::{
 };
 
 use pacegate::{
-    Algorithm, Charge, Decision, Limit, Limiter, ManualClock, MemoryStore, Policy, PolicyName,
-    PolicySet, Request, SharedLimiter, Source, Store, StoreError,
+    Algorithm, Charge, Decision, Limit, Limiter, ManualClock, MemoryStore, Outcomes, Policy,
+    PolicyName, PolicySet, Reply, Request, SharedLimiter, Source, Store, StoreError, Update,
 };
 
 const ROOM: usize = 1_200;
@@ -32,7 +32,7 @@ fn ask(limiter: &Limiter, domain: &str, user: &str) -> Decision {
 
 /// Charges one unit under a limit that comes with the request.
 fn ask_inline(limiter: &Limiter, key: &str, limit: Limit) -> Decision {
-    limiter.check_all(&[Charge::new(PolicyName::AD_HOC, key, limit)]).unwrap()
+    limiter.charges().check(&[Charge::new(PolicyName::AD_HOC, key, limit)]).unwrap()
 }
 
 /// Sends requests of `users` new users of a domain.
@@ -207,27 +207,12 @@ fn a_request_that_waits_for_a_cleared_key_is_admitted() {
 struct Plain(MemoryStore);
 
 impl Store for Plain {
-    fn charge<'a>(
-        &'a self,
-        charges: &'a [Charge<'a>],
-    ) -> pacegate::Answer<'a, Vec<pacegate::algorithm::Outcome>> {
-        self.0.charge(charges)
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        self.0.charge(charges, id)
     }
 
-    fn refund<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.0.refund(charge)
-    }
-
-    fn reset<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.0.reset(charge)
-    }
-
-    fn release<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, ()> {
-        self.0.release(charge)
-    }
-
-    fn renew<'a>(&'a self, charge: &'a Charge<'a>) -> pacegate::Answer<'a, bool> {
-        self.0.renew(charge)
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.0.update(charge, update)
     }
 }
 

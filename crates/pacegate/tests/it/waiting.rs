@@ -338,11 +338,11 @@ fn a_permit_that_nobody_told_of_is_found_within_a_second() {
         crate::limit("1/hour concurrency"),
     )
     .counter(pacegate::Counter::Policy)
-    .holding(Permit::new_id());
-    assert!(limiter.check_all(&[held]).unwrap().is_allowed());
+    .holding(limiter.charges().new_permit_id());
+    assert!(limiter.charges().check(&[held]).unwrap().is_allowed());
     let mut waiter = Waiting::of(limiter.acquire_within("key", 60 * SECOND));
     assert!(waiter.poll().is_none());
-    limiter.release_all(&[held]);
+    limiter.charges().release(&[held]);
     assert_eq!(clock.next_wake(), Some(clock.now().after(SECOND)));
     clock.advance(SECOND);
     assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));

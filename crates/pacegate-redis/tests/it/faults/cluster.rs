@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use pacegate::{Algorithm, Charge, Key, KeyRef, Limit, Store, StoreError, algorithm::Outcome};
+use pacegate::{Algorithm, Charge, Key, KeyRef, Limit, Store, StoreError, Update};
 use pacegate_redis::{Layout, RedisStore};
 use pacegate_testkit::servers::{Cluster, Flavor, Proxy, Reply, eventually};
 use tokio::time::timeout;
@@ -78,7 +78,7 @@ impl Charging {
                     if turn % 4 == 0 && one != other {
                         charges.push(charge(&keys, other));
                     }
-                    let outcomes = store.charge(&charges).await.unwrap();
+                    let outcomes = store.charge(&charges, None).await.unwrap();
                     if outcomes.iter().all(|outcome| outcome.is_admitted()) {
                         admitted[one].fetch_add(1, SeqCst);
                         let second = charges.get(1).map(|_| &admitted[other]);
@@ -108,7 +108,7 @@ impl Charging {
         let mut counts = Vec::new();
         for place in 0..KEYS {
             let mut count = self.admitted[place].load(SeqCst);
-            while store.charge(&[charge(&self.keys, place)]).await.unwrap()[0].is_admitted() {
+            while store.charge(&[charge(&self.keys, place)], None).await.unwrap()[0].is_admitted() {
                 count += 1;
             }
             counts.push(count);
@@ -124,7 +124,7 @@ fn slots_migrate_under_load() {
         let cluster = Cluster::start(flavor, 3, 0);
         let limiters = Limiters::connect_patiently(&cluster.url());
         let Limiters { runtime, store, .. } = &limiters;
-        runtime.block_on(store.charge(&[charge(&keys("first"), 0)])).unwrap();
+        runtime.block_on(store.charge(&[charge(&keys("first"), 0)], None)).unwrap();
         let slot = only_slot(&cluster);
         for round in 1..=12 {
             let to = (cluster.owner(slot) + round) % 3;
@@ -135,10 +135,13 @@ fn slots_migrate_under_load() {
             charging.progress(100);
             cluster.begin_move(slot, to);
             charging.progress(100);
-            let redirects = store.stats().redirects;
+            let (redirects, turns) = (store.stats().redirects, charging.turns.load(SeqCst));
             cluster.migrate_keys(slot, to, KEYS / 2);
-            // Requests for two keys wait until both are on one server, so the load may make no progress.
-            eventually(PATIENT, "redirects", || store.stats().redirects > redirects + 20);
+            // Requests for two keys are redirected until both are on one server.
+            eventually(PATIENT, "requests or redirects", || {
+                let is_redirected = store.stats().redirects > redirects + 50;
+                is_redirected || charging.turns.load(SeqCst) > turns + 200
+            });
             while cluster.migrate_keys(slot, to, 100) > 0 {}
             cluster.end_move(slot, to);
             charging.progress(100);
@@ -166,7 +169,7 @@ fn a_slot_is_half_migrated() {
         let store = &limiters.store;
         let old = keys("old");
         for place in 0..KEYS {
-            limiters.runtime.block_on(store.charge(&[charge(&old, place)])).unwrap();
+            limiters.runtime.block_on(store.charge(&[charge(&old, place)], None)).unwrap();
         }
         let slot = only_slot(&cluster);
         let (from, to) = (cluster.owner(slot), (cluster.owner(slot) + 1) % 3);
@@ -182,7 +185,7 @@ fn a_slot_is_half_migrated() {
             let answers = limiters.runtime.block_on(all_at_once(store, [&old, &new]));
             (asked, failed) = (asked + answers.len(), failed + failures(&answers));
             let pair = [charge(&old, 0), charge(&new, 1)];
-            pairs += failures(&[limiters.runtime.block_on(store.charge(&pair))]);
+            pairs += failures(&[limiters.runtime.block_on(store.charge(&pair, None))]);
         }
         let log = load.end(&limiters);
         log.assert_timely("half moved");
@@ -198,14 +201,14 @@ fn a_slot_is_half_migrated() {
     }
 }
 
-type Answer = Result<Vec<Outcome>, StoreError>;
+type Answer = Result<pacegate::Outcomes, StoreError>;
 
 /// Charges each key in a separate request, all at the same time.
 async fn all_at_once(store: &RedisStore, sets: [&Vec<String>; 2]) -> Vec<Answer> {
     let mut asking = tokio::task::JoinSet::new();
     for (place, keys) in (0..KEYS).flat_map(|place| sets.map(|keys| (place, keys.clone()))) {
         let store = store.clone();
-        asking.spawn(async move { store.charge(&[charge(&keys, place)]).await });
+        asking.spawn(async move { store.charge(&[charge(&keys, place)], None).await });
     }
     asking.join_all().await
 }
@@ -265,9 +268,9 @@ fn a_cluster_starts_after_the_store() {
 }
 
 /// Charges three keys in three slots; returns whether there was an answer.
-async fn charge_apart(store: &RedisStore, limit: Limit) -> Result<Vec<Outcome>, StoreError> {
+async fn charge_apart(store: &RedisStore, limit: Limit) -> Result<pacegate::Outcomes, StoreError> {
     let charges = ["a", "b", "c"].map(|key| apart(key, limit));
-    store.charge(&charges).await
+    store.charge(&charges, None).await
 }
 
 fn apart(key: &'static str, limit: Limit) -> Charge<'static> {
@@ -289,7 +292,7 @@ fn requests_over_several_servers_keep_the_deadline() {
             runtime.block_on(giving_up);
         }
         let used = |key| {
-            let peeked = runtime.block_on(store.charge(&[apart(key, limit).cost(0)]));
+            let peeked = runtime.block_on(store.charge(&[apart(key, limit).cost(0)], None));
             peeked.map_or(0, |outcomes| 1_000_000 - outcomes[0].remaining())
         };
         let all = || ["a", "b", "c"].map(used);
@@ -334,7 +337,7 @@ fn a_denial_stands_if_another_server_hangs() {
         let store = runtime.block_on(builder.deadline(Duration::from_secs(1)).connect()).unwrap();
         let long = Duration::from_secs(1_000 * 3_600);
         let spent = apart("spent", Limit::new(1, long).unwrap());
-        let charge = |charges: &[Charge<'_>]| runtime.block_on(store.charge(charges));
+        let charge = |charges: &[Charge<'_>]| runtime.block_on(store.charge(charges, None));
         let place = node_of(&cluster, || drop(charge(&[spent]).unwrap()));
         let others = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
         let found = others.into_iter().find_map(|key| {
@@ -366,7 +369,7 @@ fn redirections_without_a_host_are_followed() {
         let builder = RedisStore::builder(&cluster.url()).unwrap().deadline(PATIENT);
         let store = runtime.block_on(builder.connect()).unwrap();
         let unit = apart("a", Limit::new(10, Duration::from_secs(1_000 * 3_600)).unwrap());
-        let left = || runtime.block_on(store.charge(&[unit])).unwrap()[0].remaining();
+        let left = || runtime.block_on(store.charge(&[unit], None)).unwrap()[0].remaining();
         assert_eq!(left(), 9);
         let slot = only_slot(&cluster);
         for expected in [8, 7] {
@@ -388,7 +391,7 @@ fn a_slot_without_a_server_is_found_again() {
         let limiters = Limiters::connect(&cluster.url());
         let Limiters { runtime, store, .. } = &limiters;
         let keys = keys("given");
-        let fails = || runtime.block_on(store.charge(&[charge(&keys, 0)])).err();
+        let fails = || runtime.block_on(store.charge(&[charge(&keys, 0)], None)).err();
         assert_eq!(fails(), None);
         let slot = only_slot(&cluster).to_string();
         for node in cluster.nodes() {
@@ -420,7 +423,7 @@ fn keys_are_emptied_while_their_slot_migrates() {
             charge.holding(permit)
         };
         let left = |unit: Charge<'_>| {
-            let outcomes = runtime.block_on(store.charge(&[unit])).unwrap();
+            let outcomes = runtime.block_on(store.charge(&[unit], None)).unwrap();
             outcomes[0].remaining()
         };
         (0..KEYS).for_each(|place| assert_eq!(left(two(place, 1)), 3));
@@ -432,9 +435,11 @@ fn keys_are_emptied_while_their_slot_migrates() {
             eventually(PATIENT, "all is past", over);
             assert_eq!(left(two(place, 1)), 3);
             match two(place, 1).limit.algorithm() {
-                Algorithm::Concurrency => runtime.block_on(store.release(&two(place, 1))).unwrap(),
-                _ => runtime.block_on(store.refund(&two(place, 1))).unwrap(),
-            }
+                Algorithm::Concurrency => {
+                    runtime.block_on(store.update(&two(place, 1), Update::Release)).unwrap()
+                }
+                _ => runtime.block_on(store.update(&two(place, 1), Update::Refund)).unwrap(),
+            };
             // The key is gone, and the next charge creates it on the other server.
             assert_eq!(left(two(place, 1)), 3);
         }
@@ -457,7 +462,7 @@ fn a_shared_log_is_emptied_while_its_slot_migrates() {
         "alice".with(|key| {
             let limit = "5/minute sliding-log".parse().unwrap();
             let unit = Charge::new("api".parse().unwrap(), key, limit);
-            let outcomes = runtime.block_on(store.charge(&[unit])).unwrap();
+            let outcomes = runtime.block_on(store.charge(&[unit], None)).unwrap();
             assert_eq!(outcomes[0].remaining(), 4, "{flavor}");
         });
         assert_eq!(owner.command(&["ZCARD", "sw:alice"]).int(), 1, "what is past is gone");

@@ -161,7 +161,7 @@ fn commands_with_a_lost_reply_run_once() {
         let builder = RedisStore::builder(&proxy.url()).unwrap().deadline(PATIENT);
         let store = runtime.block_on(builder.connect()).unwrap();
         // The server has to know the script; otherwise the reply NOSCRIPT would be cut off.
-        runtime.block_on(store.charge(&[unit()])).unwrap();
+        runtime.block_on(store.charge(&[unit()], None)).unwrap();
         let (mut answered, mut unknown) = (1, 0);
         for bytes in 0..200 {
             // Reconnects are delayed more and more if no connection ever answers.
@@ -184,7 +184,7 @@ fn commands_with_a_lost_reply_run_once() {
 async fn five(store: &RedisStore) -> bool {
     let calls = store.stats().calls;
     let charges = [unit()];
-    let charge = || store.charge(&charges);
+    let charge = || store.charge(&charges, None);
     let (a, b, c, d, e) = tokio::join!(charge(), charge(), charge(), charge(), charge());
     let answers = [a, b, c, d, e];
     for answer in &answers {
@@ -203,7 +203,7 @@ async fn left(store: &RedisStore) -> u64 {
     let mut ticks = tokio::time::interval(Duration::from_millis(1));
     loop {
         ticks.tick().await;
-        if let Ok(outcomes) = store.charge(&[unit().cost(0)]).await {
+        if let Ok(outcomes) = store.charge(&[unit().cost(0)], None).await {
             return outcomes[0].remaining();
         }
     }

@@ -3,7 +3,7 @@
 use std::{future::Future, pin::pin, task::Context, time::Duration};
 
 use pacegate::{
-    Charge, KeyRef, Limit, Permit, Policy, PolicySet, Request, SharedLimiter, policy::FailureMode,
+    Charge, KeyRef, Limit, Policy, PolicySet, Request, SharedLimiter, policy::FailureMode,
 };
 use pacegate_redis::RedisStore;
 use pacegate_testkit::servers::{Cluster, Flavor, Proxy, Server, eventually};
@@ -127,8 +127,11 @@ fn late_verdicts_return_their_permits() {
         for _ in 0..5 {
             setup.wait_until_connected();
             setup.proxy.set_delay(DELAY);
-            let charges = [charge(Permit::new_id())];
-            let late = setup.runtime.block_on(setup.limiter.verdict(&charges)).unwrap();
+            let charges = [charge(setup.limiter.charges().new_permit_id())];
+            let late = setup
+                .runtime
+                .block_on(setup.limiter.charges().check_batch(&charges, None))
+                .unwrap();
             assert!(late.decision.is_degraded() && !late.decision.is_allowed());
             setup.proxy.set_delay(Duration::ZERO);
         }
@@ -176,7 +179,10 @@ fn dropped_acquires_return_their_permits() {
         for _ in 0..3 {
             setup.drop_when_admitted(|| setup.limiter.acquire(KEY));
             setup.drop_when_admitted(|| async {
-                setup.limiter.verdict(&[charge(Permit::new_id())]).await
+                {
+                    let charges = setup.limiter.charges();
+                    charges.check_batch(&[charge(charges.new_permit_id())], None).await
+                }
             });
         }
         setup.assert_all_free();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate::{Algorithm, Charge, KeyRef, Limit, Store, StoreError, algorithm::Outcome};
+use pacegate::{Algorithm, Charge, KeyRef, Limit, Store, StoreError, Update, algorithm::Outcome};
 use pacegate_redis::RedisStore;
 use pacegate_testkit::servers::{Flavor, Reply, Server, eventually};
 
@@ -27,7 +27,7 @@ async fn patient(url: &str) -> RedisStore {
 }
 
 async fn one(store: &RedisStore, charge: Charge<'_>) -> Result<Outcome, StoreError> {
-    store.charge(&[charge]).await.map(|outcomes| outcomes[0])
+    store.charge(&[charge], None).await.map(|outcomes| outcomes[0])
 }
 
 /// Returns the keys of the store.
@@ -77,7 +77,7 @@ async fn beside(store: &RedisStore, bad: Charge<'_>) {
     let [a, b, c, d, e] = Algorithm::BUILT_IN.map(|algorithm| one(store, ten(algorithm, "good")));
     let both = [ten(Algorithm::FixedWindow, "good"), bad];
     let (wrong, a, b, c, d, e, both) =
-        tokio::join!(one(store, bad), a, b, c, d, e, store.charge(&both));
+        tokio::join!(one(store, bad), a, b, c, d, e, store.charge(&both, None));
     assert_eq!(store.stats().calls, calls + 1, "one batch");
     for good in [a, b, c, d, e] {
         assert_eq!(good.unwrap().remaining(), 9);
@@ -95,7 +95,7 @@ async fn beside(store: &RedisStore, bad: Charge<'_>) {
     assert!(matches!(both, Err(StoreError::Failed(_))), "{both:?}");
     let untouched = one(store, ten(Algorithm::FixedWindow, "good").cost(0)).await.unwrap();
     assert_eq!(untouched.remaining(), 8, "all or nothing");
-    drop((store.refund(&bad).await, store.release(&bad).await));
+    drop((store.update(&bad, Update::Refund).await, store.update(&bad, Update::Release).await));
     assert!(store.is_connected(), "a wrong value is no reason to reconnect");
 }
 
@@ -140,11 +140,11 @@ fn out_of_memory() {
                 assert_eq!(charge(algorithm, "old").unwrap().remaining(), left, "{algorithm}");
             }
             assert!(!charge(algorithm, "old").unwrap().is_admitted());
-            runtime.block_on(store.refund(&old)).unwrap();
+            runtime.block_on(store.update(&old, Update::Refund)).unwrap();
             assert_eq!(charge(algorithm, "old").unwrap().remaining(), 0, "{algorithm}");
             let both = [old.cost(0), ten(algorithm, "new")];
-            assert!(runtime.block_on(store.charge(&both)).is_err());
-            let with_id = runtime.block_on(store.charge_once(b"id", &[old.cost(0)])).unwrap();
+            assert!(runtime.block_on(store.charge(&both, None)).is_err());
+            let with_id = runtime.block_on(store.charge(&[old.cost(0)], Some(b"id"))).unwrap();
             assert!(!with_id[0].is_admitted(), "{algorithm}");
         }
         assert_eq!(names(&server).len(), Algorithm::BUILT_IN.len());

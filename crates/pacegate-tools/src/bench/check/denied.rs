@@ -3,7 +3,7 @@
 
 use pacegate::{Algorithm, Limit};
 
-use super::{Requests, Rule, Span, Windows};
+use super::{Interval, Requests, Rule, Windows};
 
 /// Counts the denied requests that the limit had room for at every instant at which they can have been
 /// decided.
@@ -12,7 +12,7 @@ pub(super) fn wrongly_denied(rule: &Rule, requests: &Requests) -> u64 {
         return 0;
     }
     let charged = Charged::new(&rule.limit, &requests.charged);
-    let is_wrong = |span: &&Span| match (rule.limit.algorithm(), rule.windows) {
+    let is_wrong = |span: &&Interval| match (rule.limit.algorithm(), rule.windows) {
         (Algorithm::TokenBucket, _) => charged.fits_token_bucket(span),
         (Algorithm::FixedWindow, Windows::Aligned) | (Algorithm::SlidingWindow, _) => {
             charged.fits_windows(span)
@@ -49,7 +49,7 @@ struct Sum {
 }
 
 impl<'a> Charged<'a> {
-    fn new(limit: &'a Limit, charged: &[Span]) -> Self {
+    fn new(limit: &'a Limit, charged: &[Interval]) -> Self {
         let period = limit.period().as_micros() as u64;
         let answered = sums(charged.iter().map(|span| (span.to, span.units)));
         let owed = match limit.algorithm() {
@@ -60,7 +60,7 @@ impl<'a> Charged<'a> {
         Self { limit, period, sent, answered, owed }
     }
 
-    fn fits_token_bucket(&self, denied: &Span) -> bool {
+    fn fits_token_bucket(&self, denied: &Interval) -> bool {
         let period = i128::from(self.period);
         let before = self.answered.partition_point(|sum| sum.time <= denied.from);
         let (owed, done) = match before.checked_sub(1) {
@@ -76,7 +76,7 @@ impl<'a> Charged<'a> {
         owed + wanted * period <= i128::from(self.limit.capacity()) * period
     }
 
-    fn fits_log(&self, denied: &Span) -> bool {
+    fn fits_log(&self, denied: &Interval) -> bool {
         let gone = match denied.from.checked_sub(self.period) {
             Some(time) => up_to(&self.answered, time),
             None => 0,
@@ -86,12 +86,12 @@ impl<'a> Charged<'a> {
     }
 
     /// Checks every window in which the request may have been decided.
-    fn fits_windows(&self, denied: &Span) -> bool {
+    fn fits_windows(&self, denied: &Interval) -> bool {
         let (first, last) = (denied.from / self.period, denied.to / self.period);
         last - first < MOST_WINDOWS && (first..=last).all(|window| self.fits_in(window, denied))
     }
 
-    fn fits_in(&self, window: u64, denied: &Span) -> bool {
+    fn fits_in(&self, window: u64, denied: &Interval) -> bool {
         let start = window * self.period;
         let before = |time: u64| time.checked_sub(1).map_or(0, |last| up_to(&self.answered, last));
         let end = denied.to.min(start + self.period - 1);

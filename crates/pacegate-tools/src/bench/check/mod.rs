@@ -9,7 +9,7 @@ mod tests;
 
 use pacegate::Limit;
 
-use super::history::{Answer, Entry, History};
+use super::history::{Answer, Exchange, History};
 
 /// The limit that a server has to enforce, and how exactly it can be checked.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +43,7 @@ pub struct Verdict {
     pub over_admitted: u64,
     /// Requests that every server which enforces the limit would have admitted.
     pub wrongly_denied: u64,
-    /// Keys with at least one finding.
+    /// KeyDistribution with at least one finding.
     pub keys_wronged: u64,
     /// The key with the most over-admitted units, and their number.
     pub worst: Option<(u32, u64)>,
@@ -51,7 +51,7 @@ pub struct Verdict {
 
 /// A request and the interval in which it was decided, inclusive at both ends.
 #[derive(Clone, Copy, Debug)]
-struct Span {
+struct Interval {
     from: u64,
     to: u64,
     units: u64,
@@ -61,10 +61,10 @@ struct Span {
 #[derive(Debug, Default)]
 struct Requests {
     /// Sorted by `to`.
-    allowed: Vec<Span>,
+    allowed: Vec<Interval>,
     /// Everything that may have been charged.
-    charged: Vec<Span>,
-    denied: Vec<Span>,
+    charged: Vec<Interval>,
+    denied: Vec<Interval>,
     /// True if these are all requests that the key ever had.
     whole: bool,
 }
@@ -94,12 +94,12 @@ pub fn check(rule: &Rule, history: &mut History) -> Verdict {
 impl Requests {
     /// Sorts one key's entries into the lists. Skips denials that may have come after a missing request,
     /// because they prove nothing.
-    fn fill(&mut self, entries: &[Entry], skew: u64, full_from: u64) {
+    fn fill(&mut self, entries: &[Exchange], skew: u64, full_from: u64) {
         self.allowed.clear();
         self.charged.clear();
         self.denied.clear();
         for entry in entries {
-            let span = Span::new(entry, skew);
+            let span = Interval::new(entry, skew);
             match entry.answer {
                 Answer::Allowed => {
                     self.allowed.push(span);
@@ -113,8 +113,8 @@ impl Requests {
     }
 }
 
-impl Span {
-    fn new(entry: &Entry, skew: u64) -> Self {
+impl Interval {
+    fn new(entry: &Exchange, skew: u64) -> Self {
         Self {
             from: entry.sent.saturating_sub(skew),
             to: entry.received() + skew,

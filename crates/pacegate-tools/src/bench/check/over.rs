@@ -6,7 +6,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use pacegate::{Algorithm, Limit};
 
-use super::{Requests, Rule, Span, Windows};
+use super::{Interval, Requests, Rule, Windows};
 
 /// Counts the units that the limit cannot have admitted.
 pub(super) fn over_admitted(rule: &Rule, requests: &Requests) -> u64 {
@@ -24,7 +24,7 @@ pub(super) fn over_admitted(rule: &Rule, requests: &Requests) -> u64 {
 
 /// Token bucket: for every interval `[a, b]`, the units decided within it are at most the burst plus the
 /// refill.
-fn token_bucket(limit: &Limit, allowed: &[Span]) -> u64 {
+fn token_bucket(limit: &Limit, allowed: &[Interval]) -> u64 {
     let (amount, period) = (i128::from(limit.amount()), period(limit));
     let capacity = i128::from(limit.capacity()) * period;
     let mut starts: Vec<u64> = allowed.iter().map(|span| span.from).collect();
@@ -113,7 +113,7 @@ impl Kept {
 }
 
 /// Sliding log: the units decided within less than one period are at most the amount.
-fn sliding_log(limit: &Limit, allowed: &[Span]) -> u64 {
+fn sliding_log(limit: &Limit, allowed: &[Interval]) -> u64 {
     let mut recent = Recent::new(micros(limit), limit.amount());
     allowed.iter().map(|span| span.units - recent.keep(span)).sum()
 }
@@ -134,7 +134,7 @@ impl Recent {
     }
 
     /// Returns how many units of the span may still fit.
-    fn room(&mut self, span: &Span) -> u64 {
+    fn room(&mut self, span: &Interval) -> u64 {
         while let Some(&Reverse((from, units))) = self.spans.peek()
             && from + self.period <= span.to
         {
@@ -148,13 +148,13 @@ impl Recent {
         }
     }
 
-    fn keep(&mut self, span: &Span) -> u64 {
+    fn keep(&mut self, span: &Interval) -> u64 {
         let units = self.room(span);
         self.put(span, units);
         units
     }
 
-    fn put(&mut self, span: &Span, units: u64) {
+    fn put(&mut self, span: &Interval, units: u64) {
         if span.from + self.period > span.to {
             self.sum += units;
             self.spans.push(Reverse((span.from, units)));
@@ -164,7 +164,7 @@ impl Recent {
 
 /// Sliding window: the weighted sum of the units that are certainly in the previous and in the current window
 /// is at most the amount.
-fn sliding_window(limit: &Limit, allowed: &[Span]) -> u64 {
+fn sliding_window(limit: &Limit, allowed: &[Interval]) -> u64 {
     let (amount, whole, length) = (i128::from(limit.amount()), period(limit), micros(limit));
     let (mut window, mut before, mut now, mut over) = (0, 0_i128, 0_i128, 0);
     for span in allowed {
@@ -186,7 +186,7 @@ fn sliding_window(limit: &Limit, allowed: &[Span]) -> u64 {
 }
 
 /// Aligned fixed window: distributes each window's amount, earliest deadline first.
-fn aligned(limit: &Limit, allowed: &[Span]) -> u64 {
+fn aligned(limit: &Limit, allowed: &[Interval]) -> u64 {
     let (length, amount) = (micros(limit), limit.amount());
     let mut coming: Vec<(u64, u64, u64)> =
         allowed.iter().map(|span| (span.from / length, span.to / length, span.units)).collect();
@@ -252,7 +252,7 @@ fn anchored(limit: &Limit, requests: &Requests) -> u64 {
 }
 
 /// Returns for every request the earliest send time among it and all later ones.
-fn earliest_from_here(spans: &[Span]) -> Vec<u64> {
+fn earliest_from_here(spans: &[Interval]) -> Vec<u64> {
     let mut earliest: Vec<u64> = spans.iter().map(|span| span.from).collect();
     for place in (1..earliest.len()).rev() {
         earliest[place - 1] = earliest[place - 1].min(earliest[place]);

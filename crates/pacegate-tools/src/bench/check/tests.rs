@@ -18,12 +18,12 @@ fn rule(limit: &str) -> Rule {
     Rule { limit: limit.parse().unwrap(), windows: Windows::Aligned, skew: 0, used: false }
 }
 
-fn entry(sent: u64, took: u32, cost: u32, answer: Answer) -> Entry {
-    Entry { sent, took, key: 0, cost, answer }
+fn entry(sent: u64, took: u32, cost: u32, answer: Answer) -> Exchange {
+    Exchange { sent, took, key: 0, cost, answer }
 }
 
 /// Returns (over-admitted units, wrongly denied requests).
-fn judged(rule: &Rule, entries: &[Entry]) -> (u64, u64) {
+fn judged(rule: &Rule, entries: &[Exchange]) -> (u64, u64) {
     let mut history = History::new(usize::MAX);
     entries.iter().for_each(|&entry| history.push(entry));
     let verdict = check(rule, &mut history);
@@ -32,7 +32,7 @@ fn judged(rule: &Rule, entries: &[Entry]) -> (u64, u64) {
 }
 
 /// Creates `requests` simultaneous requests, the first `admitted` of which are allowed.
-fn burst(at: u64, requests: usize, admitted: usize) -> Vec<Entry> {
+fn burst(at: u64, requests: usize, admitted: usize) -> Vec<Exchange> {
     let answer = |place| if place < admitted { Answer::Allowed } else { Answer::Denied };
     (0..requests).map(|place| entry(at, 900, 1, answer(place))).collect()
 }
@@ -54,7 +54,7 @@ struct Story {
 }
 
 /// Returns the model's decision for each request, with the instant at which it was made.
-fn told(story: &Story) -> Vec<(u64, Entry)> {
+fn told(story: &Story) -> Vec<(u64, Exchange)> {
     let (mut now, mut model) = (START, Model::new(story.limit));
     let decide = |step: &Step| {
         now += step.pause;
@@ -68,7 +68,7 @@ fn told(story: &Story) -> Vec<(u64, Entry)> {
     story.steps.iter().map(decide).collect()
 }
 
-fn entries(told: &[(u64, Entry)]) -> Vec<Entry> {
+fn entries(told: &[(u64, Exchange)]) -> Vec<Exchange> {
     told.iter().map(|(_, entry)| *entry).collect()
 }
 
@@ -172,7 +172,7 @@ proptest! {
             let took = u32::try_from(step.there + step.back).unwrap();
             entry(now - step.there, took, u32::try_from(cost).unwrap(), answer)
         };
-        let entries: Vec<Entry> = story.steps.iter().map(&mut decide).collect();
+        let entries: Vec<Exchange> = story.steps.iter().map(&mut decide).collect();
         let rule = Rule { limit, windows: Windows::Anchored, skew: 0, used: false };
         prop_assert_eq!(judged(&rule, &entries), (0, 0));
     }
@@ -237,7 +237,7 @@ fn requests_across_a_window_edge_may_belong_to_either_window() {
     let across = burst(edge - 400, 10, 10);
     let after = burst(edge + 1_000, 10, 10);
     let rule = rule("20/second");
-    let all = |parts: &[&[Entry]]| parts.concat();
+    let all = |parts: &[&[Exchange]]| parts.concat();
     assert_eq!(judged(&rule, &all(&[&before, &across, &after])), (0, 0));
     assert_eq!(judged(&rule, &all(&[&before, &across, &across, &after])), (0, 0));
     assert_eq!(judged(&rule, &all(&[&before, &across, &across, &across, &after])), (10, 0));
@@ -297,7 +297,7 @@ fn keys_are_checked_independently() {
     let mut history = History::new(usize::MAX);
     for key in 0..5 {
         let admitted = if key == 3 { 14 } else { 10 };
-        burst(START, 20, admitted).iter().for_each(|&one| history.push(Entry { key, ..one }));
+        burst(START, 20, admitted).iter().for_each(|&one| history.push(Exchange { key, ..one }));
     }
     let verdict = check(&rule, &mut history);
     let expected = Verdict {

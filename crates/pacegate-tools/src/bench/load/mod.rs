@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::{
     cpu,
-    keys::{Costs, Draw, Keys},
+    keys::{Costs, Draw, KeyDistribution},
     target::Target,
 };
 pub use pace::Rate;
@@ -33,7 +33,7 @@ use worker::Worker;
 #[derive(Clone, Debug)]
 pub struct Load {
     /// Distribution of the keys.
-    pub keys: Keys,
+    pub keys: KeyDistribution,
     /// Costs of the requests.
     pub costs: Costs,
     /// Number of connections.

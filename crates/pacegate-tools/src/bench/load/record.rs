@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 
 use super::Timer;
 use crate::bench::{
-    history::{Answer, Entry, History, NEVER},
+    history::{Answer, Exchange, History, NEVER},
     target::Reply,
 };
 
@@ -110,7 +110,7 @@ impl Record {
         self.last = self.last.max(now);
         self.wait_in_vain(timer, 1, asked.due, now);
         let sent = timer.wall + asked.sent / 1_000;
-        let entry = Entry { sent, took: NEVER, key: asked.key, cost, answer: Answer::Unknown };
+        let entry = Exchange { sent, took: NEVER, key: asked.key, cost, answer: Answer::Unknown };
         self.history.push(entry);
     }
 
@@ -131,7 +131,7 @@ impl Record {
         let sent = timer.wall + asked.sent / 1_000;
         let took = timer.wall + now / 1_000 + 1 - sent;
         let took = u32::try_from(took).unwrap_or(NEVER);
-        self.history.push(Entry { sent, took, key: asked.key, cost, answer });
+        self.history.push(Exchange { sent, took, key: asked.key, cost, answer });
     }
 
     pub(super) fn join(&mut self, other: Self) {

@@ -9,7 +9,7 @@ use super::{
 
 /// Parses responses.
 #[derive(Clone, Debug)]
-pub struct Reader {
+pub struct HttpReader {
     says: Says,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn prepare<'a>(
         let quoted = json!(key).to_string();
         Template::new(text.as_bytes(), quoted.trim_matches('"').as_bytes())
     };
-    Ok((Protocol::Http(Reader { says }), Greeting::default(), Box::new(write)))
+    Ok((Protocol::Http(HttpReader { says }), Greeting::default(), Box::new(write)))
 }
 
 fn head(wanted: &Wanted<'_>, dialect: Dialect, url: &Url<'_>) -> String {
@@ -70,7 +70,7 @@ fn head(wanted: &Wanted<'_>, dialect: Dialect, url: &Url<'_>) -> String {
     format!("POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n{key}")
 }
 
-impl Reader {
+impl HttpReader {
     #[inline]
     pub(super) fn read(&self, input: &[u8]) -> Result<Option<(usize, Reply)>, Garbled> {
         let Some(end) = memchr::memmem::find(input, b"\r\n\r\n") else {
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     fn read(says: Says, input: &str) -> Option<(usize, Reply)> {
-        Reader { says }.read(input.as_bytes()).unwrap()
+        HttpReader { says }.read(input.as_bytes()).unwrap()
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn malformed_responses_are_rejected() {
-        let reader = Reader { says: Says::Status };
+        let reader = HttpReader { says: Says::Status };
         for input in [
             "SSH-2.0\r\n\r\n",
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",

@@ -109,15 +109,15 @@ pub(super) struct Template {
 /// Protocol state of one connection.
 #[derive(Debug)]
 pub enum Wire {
-    Resp(resp::Reader),
-    Http(http::Reader),
+    Resp(resp::RespReader),
+    Http(http::HttpReader),
     Rls(Box<rls::Session>),
 }
 
 #[derive(Clone, Debug)]
 enum Protocol {
-    Resp(resp::Reader),
-    Http(http::Reader),
+    Resp(resp::RespReader),
+    Http(http::HttpReader),
     Rls,
 }
 

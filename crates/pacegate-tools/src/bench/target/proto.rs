@@ -18,12 +18,12 @@ pub(super) struct RateLimitRequest {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RateLimitDescriptor {
     #[prost(message, repeated, tag = "1")]
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<DescriptorEntry>,
 }
 
 /// A key and its value.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Entry {
+pub(super) struct DescriptorEntry {
     #[prost(bytes = "bytes", tag = "1")]
     pub(super) key: Bytes,
     #[prost(bytes = "bytes", tag = "2")]

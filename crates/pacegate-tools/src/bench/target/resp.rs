@@ -32,7 +32,7 @@ pub enum Reading {
 
 /// Parses replies.
 #[derive(Clone, Debug)]
-pub struct Reader {
+pub struct RespReader {
     reading: Reading,
     amount: u64,
 }
@@ -94,7 +94,7 @@ pub(super) fn prepare<'a>(
         _ => check_words(wanted, key.clone()),
     };
     let write = Box::new(move |cost| Template::new(&command(&words(cost)), key.as_bytes()));
-    Ok((Protocol::Resp(Reader { reading, amount: limit.amount() }), greeting, write))
+    Ok((Protocol::Resp(RespReader { reading, amount: limit.amount() }), greeting, write))
 }
 
 /// Builds PACEGATE.CHECK commands, for policies or for an inline limit.
@@ -198,7 +198,7 @@ fn command(words: &[String]) -> Vec<u8> {
     bytes
 }
 
-impl Reader {
+impl RespReader {
     #[inline]
     pub(super) fn read(&self, input: &[u8]) -> Result<Option<(usize, Reply)>, Garbled> {
         let Some((length, first)) = value(input, DEPTH)? else { return Ok(None) };
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     fn read(reading: Reading, input: &str) -> Option<(usize, Reply)> {
-        Reader { reading, amount: 10 }.read(input.as_bytes()).unwrap()
+        RespReader { reading, amount: 10 }.read(input.as_bytes()).unwrap()
     }
 
     #[test]
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn malformed_replies_are_rejected() {
-        let reader = Reader { reading: Reading::One, amount: 1 };
+        let reader = RespReader { reading: Reading::One, amount: 1 };
         let deep = "*1\r\n".repeat(20);
         for input in ["hello\r\n", ":1\n", ":x\r\n", "$99999999\r\n", &deep, "\r\n"] {
             assert!(reader.read(input.as_bytes()).is_err(), "{input:?}");

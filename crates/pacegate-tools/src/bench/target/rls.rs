@@ -8,7 +8,9 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use prost::Message;
 
-use super::proto::{Code, Entry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse};
+use super::proto::{
+    Code, DescriptorEntry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
+};
 use super::{Garbled, Greeting, Prepared, Protocol, Reply, Template, Url, Wanted, sample_key};
 
 /// The state of one HTTP/2 connection.
@@ -92,8 +94,10 @@ pub(super) fn prepare<'a>(wanted: &'a Wanted<'_>, url: &Url<'_>) -> Prepared<'a>
 
 fn request(wanted: &Wanted<'_>, key: &str, cost: u32) -> RateLimitRequest {
     let name = wanted.attribute.unwrap_or("key").as_bytes();
-    let entry =
-        Entry { key: Bytes::copy_from_slice(name), value: Bytes::copy_from_slice(key.as_bytes()) };
+    let entry = DescriptorEntry {
+        key: Bytes::copy_from_slice(name),
+        value: Bytes::copy_from_slice(key.as_bytes()),
+    };
     RateLimitRequest {
         domain: Bytes::copy_from_slice(wanted.domain.as_bytes()),
         descriptors: vec![RateLimitDescriptor { entries: vec![entry] }],

@@ -2,11 +2,8 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use super::{
-    random::Random,
-    spec::{Kind, Pattern},
-};
-use crate::simulate::replay::Answer;
+use super::spec::{Kind, Pattern};
+use crate::{random::Random, simulate::replay::ClientDecision};
 
 #[derive(Debug)]
 pub(super) struct Clients {
@@ -88,7 +85,7 @@ impl Clients {
     }
 
     /// Schedules the client's next request, depending on the decision.
-    pub(super) fn answer(&mut self, at: u64, client: u64, answer: Option<&Answer>) {
+    pub(super) fn answer(&mut self, at: u64, client: u64, answer: Option<&ClientDecision>) {
         let Some(step) = self.current.take() else { return };
         let Pattern { rate, greedy, every, size, .. } = self.pattern;
         let next = match self.pattern.kind {
@@ -123,7 +120,7 @@ impl Clients {
     }
 
     /// Returns how long a client of a retry storm waits before its next request.
-    fn patience(&self, answer: Option<&Answer>) -> u64 {
+    fn patience(&self, answer: Option<&ClientDecision>) -> u64 {
         match answer {
             Some(answer) if !answer.allowed => match answer.retry_after_secs() {
                 Some(seconds) if self.pattern.obey => seconds * SECOND,

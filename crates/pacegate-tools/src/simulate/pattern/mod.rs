@@ -1,14 +1,14 @@
 //! Synthetic traffic from patterns such as `greedy clients=1000 rate=50/second for=1h`.
 
 mod clients;
-mod random;
 mod spec;
 mod write;
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use self::{clients::Clients, random::Random};
-use super::replay::Answer;
+use self::clients::Clients;
+use super::replay::ClientDecision;
+use crate::random::Random;
 
 pub use self::{
     spec::{Kind, Pattern, span},
@@ -59,7 +59,7 @@ impl Crowd {
     }
 
     /// Reports the decision to the client, which may retry.
-    pub(crate) fn answer(&mut self, visit: &Visit, answer: Option<&Answer>) {
+    pub(crate) fn answer(&mut self, visit: &Visit, answer: Option<&ClientDecision>) {
         let clients = &mut self.patterns[visit.pattern];
         clients.answer(visit.at, visit.client, answer);
         if let Some(at) = clients.next() {

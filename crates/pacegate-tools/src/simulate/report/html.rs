@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Report, Trouble};
+use super::{Report, SimulateError};
 
 /// A self-contained page that loads nothing from elsewhere.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ const SCRIPT: &str = include_str!("../../../assets/report/report.js");
 
 impl Page {
     /// Renders a report. `charts` is the JavaScript module that draws the charts.
-    pub fn new(report: &Report, charts: &'static str) -> Result<Self, Trouble> {
+    pub fn new(report: &Report, charts: &'static str) -> Result<Self, SimulateError> {
         let data = serde_json::to_string(report)?;
         // Keys are untrusted input: escape everything that could end the script element.
         let data = data.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");

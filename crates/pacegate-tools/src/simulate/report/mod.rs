@@ -10,16 +10,19 @@ use serde::Serialize;
 use self::change::Change;
 pub use self::{html::Page, text::Words};
 use super::{
-    Span, Trouble,
+    SimulateError, TrafficSummary,
     replay::Variant,
-    suggest::{Found, Outcome, Target},
+    suggest::{Found, Goal, Outcome},
     tally::{Columns, KeyCounts, KeyTally, PolicyTally, Timeline, shown},
     traffic::{Seen, instant::rfc3339_text},
 };
+use crate::words::grouped;
 
 /// The complete report.
 #[derive(Debug, Serialize)]
 pub struct Report {
+    /// The result in one sentence: the title of the text and of the page.
+    pub finding: String,
     pub(crate) traffic: TrafficReport,
     /// The variants in the given order.
     pub variants: Vec<VariantReport>,
@@ -79,7 +82,7 @@ pub struct PolicyReport {
     /// The most requests of one key, and the most admitted ones, within any one period of the first limit.
     pub peak_asked: u64,
     pub peak_admitted: u64,
-    /// The most requests of one key within a calendar second.
+    /// The most requests of one key within any one second.
     pub peak_second: u64,
     /// Number of times a key was admitted more than the amount within one period, across the boundary of a
     /// fixed window.
@@ -130,18 +133,66 @@ pub struct SuggestionReport {
     pub(crate) next_told: Option<String>,
     pub(crate) passes: u64,
     pub(crate) tried: u64,
+    /// The distance of clients without denials to the suggested limit.
+    pub headroom: Option<Headroom>,
+    /// The policy with the suggested limit, for a config file.
+    pub yaml: Option<String>,
+}
+
+/// The distance between a limit and the clients that it does not deny.
+#[derive(Clone, Debug, Serialize)]
+pub struct Headroom {
+    /// The most requests of a client without denials within any one period.
+    pub(crate) peak: u64,
+    /// The amount of the limit.
+    pub(crate) amount: u64,
+    pub(crate) period: String,
+    /// The unused part of the amount, in percent.
+    pub(crate) share: String,
+}
+
+impl Headroom {
+    /// Returns `None` if all clients have denied requests.
+    fn new(policy: &Policy, tally: &PolicyTally) -> Option<Self> {
+        let limit = policy.limits.first()?;
+        let untouched = tally.keys.iter().filter(|(_, key)| key.all_denied() == 0);
+        let peak = untouched.map(|(_, key)| u64::from(key.peak_asked)).max()?;
+        let amount = limit.amount();
+        let share = percent(amount.saturating_sub(peak), amount);
+        Some(Self { peak, amount, period: period(limit), share })
+    }
+}
+
+/// Formats a policy with another first limit as part of a config file.
+fn policy_yaml(policy: &Policy, limit: &Limit) -> String {
+    let limits = std::iter::once(limit).chain(policy.limits.iter().skip(1));
+    let limits: Vec<String> = limits.map(Limit::to_string).collect();
+    let limits = match &*limits {
+        [limit] => limit.clone(),
+        limits => format!("[{}]", limits.join(", ")),
+    };
+    let is_plain = policy.matching.is_any()
+        && policy.domain.is_empty()
+        && policy.overrides.is_empty()
+        && policy.mode == Mode::Enforce;
+    let (rest, per) = match (is_plain, &*policy.per) {
+        (false, _) => (" # keep its other fields", String::new()),
+        (true, []) => ("", String::new()),
+        (true, per) => ("", format!("    per: [{}]\n", per.join(", "))),
+    };
+    format!("policies:\n  - name: {}{rest}\n{per}    limit: {limits}\n", policy.name)
 }
 
 impl Report {
     /// Creates a report that lists the `top` keys of each policy.
-    pub fn new(source: String, span: &Span, variants: &[Variant], top: usize) -> Self {
+    pub fn new(source: String, span: &TrafficSummary, variants: &[Variant], top: usize) -> Self {
         let traffic = TrafficReport {
             source,
             from: rfc3339_text(span.first),
             to: rfc3339_text(span.last),
             seconds: (span.last - span.first) / 1_000_000,
-            peak_second: span.peak_second.most,
-            peak_minute: span.peak_minute.most,
+            peak_second: span.peak_second.most.into(),
+            peak_minute: span.peak_minute.most.into(),
             seen: span.seen.clone(),
         };
         let others = variants.iter().skip(1);
@@ -152,18 +203,77 @@ impl Report {
         let mut timelines: Vec<_> = variants.iter().map(|one| one.timeline.clone()).collect();
         Timeline::align(&mut timelines.iter_mut().collect::<Vec<_>>());
         let told = variants.iter().zip(&timelines);
+        let variant_reports: Vec<_> =
+            told.map(|(one, timeline)| VariantReport::new(one, timeline, top)).collect();
         Self {
+            finding: finding(&variant_reports),
             traffic,
-            variants: told.map(|(one, timeline)| VariantReport::new(one, timeline, top)).collect(),
+            variants: variant_reports,
             changes,
             suggestion: None,
             notes: notes(span, variants),
         }
     }
+
+    /// Adds the result of a search, whose limit the only variant has.
+    pub fn add_suggestion(&mut self, mut suggestion: SuggestionReport, variants: &[Variant]) {
+        if let Some(limit) = &suggestion.limit {
+            let per = whose(&suggestion.per);
+            self.finding =
+                format!("suggested limit: {limit} {per} (target: {})", suggestion.target);
+        }
+        let policies = variants.iter().flat_map(|one| one.policies().iter().zip(&one.tallies));
+        let searched = policies.filter(|(policy, _)| policy.name.as_str() == suggestion.policy);
+        suggestion.headroom =
+            searched.filter_map(|(policy, tally)| Headroom::new(policy, tally)).next();
+        self.suggestion = Some(suggestion);
+    }
+}
+
+/// Describes the result in one sentence.
+fn finding(variants: &[VariantReport]) -> String {
+    let [variant] = variants else {
+        let share = |one: &VariantReport| {
+            format!("{} {}", one.name, percent(one.all_denied(), one.requests))
+        };
+        let shares: Vec<String> = variants.iter().map(share).collect();
+        return format!("denied: {}", shares.join(", "));
+    };
+    let (subject, requests, denied, shadow) = match &*variant.policies {
+        [policy] => {
+            let subject = format!("{} {}", policy.limits.join(" and "), whose(&policy.per));
+            (subject, policy.requests, policy.all_denied(), policy.shadow)
+        }
+        _ => (variant.name.clone(), variant.requests, variant.all_denied(), variant.denied == 0),
+    };
+    let verb = if shadow && denied > 0 { "would deny" } else { "denies" };
+    let clients = match &*variant.policies {
+        [policy] if !policy.per.is_empty() && denied > 0 => {
+            let about = if policy.keys.exact { "" } else { "about " };
+            let [touched, seen] = [policy.keys.touched, policy.keys.seen].map(grouped);
+            format!(", from {about}{touched} of {seen} clients")
+        }
+        _ => String::new(),
+    };
+    match denied {
+        0 => format!("{subject} {verb} none of {} requests", grouped(requests)),
+        denied => {
+            let share = percent(denied, requests);
+            format!("{subject} {verb} {share} of {} requests{clients}", grouped(requests))
+        }
+    }
+}
+
+/// Describes whose requests a policy counts together.
+fn whose(per: &[String]) -> String {
+    match per {
+        [] => "shared by all clients".to_owned(),
+        per => format!("per {}", per.join(" and ")),
+    }
 }
 
 /// Collects notes on missing attributes, coarse timestamps and estimates.
-fn notes(span: &Span, variants: &[Variant]) -> Vec<String> {
+fn notes(span: &TrafficSummary, variants: &[Variant]) -> Vec<String> {
     let mut notes = Vec::new();
     if let [first, others @ ..] = variants
         && others.iter().any(|other| other.requests() != first.requests())
@@ -229,6 +339,13 @@ impl VariantReport {
                 .map(|(policy, tally)| PolicyReport::new(policy, tally, top))
                 .collect(),
         }
+    }
+}
+
+impl VariantReport {
+    /// Returns the number of requests that were denied or, in shadow mode, would have been.
+    pub(crate) fn all_denied(&self) -> u64 {
+        self.denied + self.shadow_denied
     }
 }
 
@@ -299,12 +416,7 @@ impl KeyReport {
 
 impl SuggestionReport {
     /// Creates the report of a search.
-    pub fn new(
-        (target, text): (Target, &str),
-        policy: &Policy,
-        like: &Limit,
-        found: &Found,
-    ) -> Self {
+    pub fn new((target, text): (Goal, &str), policy: &Policy, like: &Limit, found: &Found) -> Self {
         let any = matches!(found, Found::Any);
         let found = match found {
             Found::Limit(suggestion) => Some(suggestion),
@@ -324,6 +436,8 @@ impl SuggestionReport {
             next_told: next.map(|(_, outcome)| target.told(&outcome)),
             passes: found.map_or(0, |found| found.passes),
             tried: found.map_or(0, |found| found.tried),
+            headroom: None,
+            yaml: found.map(|found| policy_yaml(policy, &found.limit)),
         }
     }
 }
@@ -335,23 +449,29 @@ fn period(limit: &Limit) -> String {
     rest.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// Formats a share in percent, with more decimals for small values.
+/// Formats a share in percent, rounded, with more decimals for small values. Only the whole is 100%.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 || part == 0 {
         return "0%".to_owned();
     }
-    let millionths = u128::from(part) * 1_000_000 / u128::from(whole);
-    let (whole, decimals) = (millionths / 10_000, millionths % 10_000);
-    match whole {
-        0 if decimals == 0 => "<0.0001%".to_owned(),
-        0 if decimals < 100 => format!("0.{decimals:04}%"),
-        0..10 => format!("{whole}.{:02}%", decimals / 100),
-        _ => format!("{whole}.{}%", decimals / 1_000),
+    if part >= whole {
+        return "100%".to_owned();
+    }
+    let (part, whole) = (u128::from(part), u128::from(whole));
+    let scaled = |scale: u128| (2 * part * 100 * scale + whole) / (2 * whole);
+    match scaled(10_000) {
+        0 => "<0.0001%".to_owned(),
+        1..100 => format!("0.{:04}%", scaled(10_000)),
+        100..100_000 => format!("{}.{:02}%", scaled(100) / 100, scaled(100) % 100),
+        _ => {
+            let tenths = scaled(10).min(999);
+            format!("{}.{}%", tenths / 10, tenths % 10)
+        }
     }
 }
 
 /// Converts JSON errors into errors of this module.
-impl From<serde_json::Error> for Trouble {
+impl From<serde_json::Error> for SimulateError {
     fn from(error: serde_json::Error) -> Self {
         Self::Print(error)
     }

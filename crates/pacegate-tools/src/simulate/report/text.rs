@@ -6,9 +6,9 @@ use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::{
-    KeyReport, PolicyReport, Report, SuggestionReport, VariantReport,
+    Headroom, KeyReport, PolicyReport, Report, SuggestionReport, VariantReport,
     change::{Change, KeyChange, PolicyChange},
-    percent,
+    percent, whose,
 };
 use crate::words::grouped;
 
@@ -27,11 +27,12 @@ const KEY_WIDTH: usize = 40;
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { traffic, variants, changes, suggestion, notes } = self.0;
-        writeln!(f, "{BOLD}{}{BOLD:#}", traffic.source)?;
+        let Report { finding, traffic, variants, changes, suggestion, notes } = self.0;
+        writeln!(f, "{BOLD}{}{BOLD:#}\n", printable(finding))?;
         writeln!(
             f,
-            "{} requests in {}, {} to {}; peak: {} per second, {} per minute",
+            "{}: {} requests in {}, {} to {}; peak: {} per second, {} per minute",
+            traffic.source,
             grouped(traffic.seen.requests),
             lasting(traffic.seconds),
             traffic.from,
@@ -39,6 +40,11 @@ impl fmt::Display for Words<'_> {
             grouped(traffic.peak_second),
             grouped(traffic.peak_minute),
         )?;
+        if traffic.seen.files.len() > 1 {
+            for file in &traffic.seen.files {
+                writeln!(f, "  {}: {} requests", file.name, grouped(file.requests))?;
+            }
+        }
         lost(f, self.0)?;
         if let Some(suggestion) = suggestion {
             suggested(f, suggestion)?;
@@ -84,9 +90,7 @@ fn suggested(f: &mut fmt::Formatter<'_>, suggestion: &SuggestionReport) -> fmt::
     let Some((limit, told)) = limit.as_ref().zip(told.as_ref()) else {
         return writeln!(f, "\nno limit of this form meets the target: {target}");
     };
-    let per = whose(&suggestion.per);
-    writeln!(f, "\nsuggested limit: {BOLD}{limit}{BOLD:#} {per} (target: {target})")?;
-    writeln!(f, "  {GOOD}{limit}{GOOD:#} {told}")?;
+    writeln!(f, "\n  {GOOD}{limit}{GOOD:#} {told}")?;
     if let Some(((next, _), told)) = next.as_ref().zip(next_told.as_ref()) {
         writeln!(f, "  {BAD}{next}{BAD:#} {told}")?;
     }
@@ -94,7 +98,17 @@ fn suggested(f: &mut fmt::Formatter<'_>, suggestion: &SuggestionReport) -> fmt::
     writeln!(
         f,
         "  {QUIET}{subject} replayed over all traffic; {tried} limits tried in {passes} passes{QUIET:#}"
-    )
+    )?;
+    match &suggestion.headroom {
+        None => writeln!(f, "  headroom: none; every client has denied requests")?,
+        Some(Headroom { peak, amount, period, share }) => writeln!(
+            f,
+            "  headroom: {share}; the busiest client without denials sends {} of {} in any {period}",
+            grouped(*peak),
+            grouped(*amount)
+        )?,
+    }
+    write!(f, "\n{}", suggestion.yaml.as_deref().unwrap_or_default())
 }
 
 /// Writes the results of one policy.
@@ -167,7 +181,7 @@ fn peaks(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
     )
 }
 
-fn key_table(title: &str, keys: &[KeyReport], period: &str) -> Lines {
+fn key_table(title: &str, keys: &[KeyReport], period: &str) -> IndentedTable {
     let peak = |what: &str| format!("{what}/{period}");
     let mut table = table([
         title.to_owned(),
@@ -192,7 +206,7 @@ fn key_table(title: &str, keys: &[KeyReport], period: &str) -> Lines {
             grouped(key.peak_admitted.into()),
         ]);
     }
-    Lines(table)
+    IndentedTable(table)
 }
 
 fn side_by_side(f: &mut fmt::Formatter<'_>, variants: &[VariantReport]) -> fmt::Result {
@@ -224,8 +238,18 @@ fn side_by_side(f: &mut fmt::Formatter<'_>, variants: &[VariantReport]) -> fmt::
                 grouped(policy.bursts),
             ]);
         }
+        if variant.policies.len() > 1 {
+            let denied = variant.all_denied();
+            let [total, allowed, denied, share] = [
+                "total".to_owned(),
+                grouped(variant.allowed),
+                grouped(denied),
+                percent(denied, variant.requests),
+            ];
+            table.add_row([String::new(), total, allowed, denied, share]);
+        }
     }
-    write!(f, "\n{}\n", Lines(table))?;
+    write!(f, "\n{}\n", IndentedTable(table))?;
     let width = variants.iter().map(|variant| short(&variant.name).chars().count()).max();
     let width = width.unwrap_or_default();
     for variant in variants {
@@ -270,7 +294,7 @@ fn key_changes(f: &mut fmt::Formatter<'_>, title: &str, keys: &[KeyChange]) -> f
         let [before, after] = key.denied.map(grouped);
         table.add_row([short(&key.key), grouped(key.requests), before, after]);
     }
-    write!(f, "{}", Lines(table))
+    write!(f, "{}", IndentedTable(table))
 }
 
 /// Creates a table without borders: the first column is text, the others are numbers.
@@ -284,9 +308,9 @@ fn table<const N: usize>(head: [String; N]) -> Table {
 }
 
 /// Displays a table with indentation.
-struct Lines(Table);
+struct IndentedTable(Table);
 
-impl fmt::Display for Lines {
+impl fmt::Display for IndentedTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, line) in self.0.lines().enumerate() {
             let style = if place == 0 { QUIET } else { Style::new() };
@@ -318,14 +342,6 @@ fn plot(values: &[u64], width: usize) -> String {
     };
     let plot: String = sums.iter().map(bar).collect();
     plot.trim_end().to_owned()
-}
-
-fn whose(per: &[String]) -> String {
-    if per.is_empty() {
-        "shared by all clients".to_owned()
-    } else {
-        format!("per {}", per.join(" and "))
-    }
 }
 
 fn lasting(seconds: u64) -> String {
@@ -370,6 +386,10 @@ mod tests {
         assert_eq!(percent(1, 30_000), "0.0033%");
         assert_eq!(percent(1, 30_000_000), "<0.0001%");
         assert_eq!(percent(999, 1_000), "99.9%");
+        assert_eq!(percent(2_711, 24_284), "11.2%");
+        assert_eq!(percent(1, 327), "0.31%");
+        assert_eq!(percent(9_999, 10_000), "99.9%", "only the whole is 100%");
+        assert_eq!(percent(7, 7), "100%");
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(crate) type KeyText = SmallVec<[u8; 24]>;
 
 /// The keys of a policy. If there are too many, inactive keys are removed, except the most notable ones.
 #[derive(Debug)]
-pub struct Keys {
+pub struct KeyTallies {
     keys: HashMap<KeyText, KeyTally, RandomState>,
     /// Number of keys from which on inactive keys are removed.
     most: usize,
@@ -36,28 +36,32 @@ pub struct KeyTally {
     pub shadow_denied: u64,
     /// Requests that this policy would have allowed and another one denied.
     pub elsewhere: u64,
-    /// Time of the last request.
+    /// Time of the last request, and whether it was admitted.
     seen: u64,
-    /// Time of the last request that counts for the peaks, and whether it was admitted.
-    last: u64,
     last_admitted: bool,
     /// True if the peaks refer to the base limit. Requests under an override count only while there are no
     /// others.
     plain: bool,
-    second: u64,
-    in_second: u32,
-    /// The most requests within a calendar second.
+    /// The most requests within any one second.
     pub peak_second: u32,
-    /// The most requests within one period of its limit.
+    /// The most requests within any one period of its limit.
     pub peak_asked: u32,
-    /// The most admitted requests within one period of its limit.
+    /// The most admitted requests within any one period of its limit.
     pub peak_admitted: u32,
     /// The last fixed window in which more than the amount was admitted within one period.
     burst: u64,
     /// State of the algorithm, used by the fast path for a single limit.
     state: State,
-    /// Allocated only for keys with more than an occasional request.
-    window: Option<Box<Window>>,
+    /// Allocated for keys with more than one request.
+    windows: Option<Box<RecentRequests>>,
+}
+
+/// The recent requests of one key.
+#[derive(Clone, Debug)]
+struct RecentRequests {
+    second: Window,
+    /// One period of the limit.
+    period: Window,
 }
 
 /// Outcome of one request under a policy.
@@ -82,7 +86,7 @@ pub struct KeyCounts {
 /// Number of inactive keys to keep, by each measure.
 const STANDING_OUT: usize = 10_000;
 
-impl Keys {
+impl KeyTallies {
     pub fn new(most: usize, rest: u64) -> Self {
         let most = most.max(4 * STANDING_OUT);
         let (all, touched) = (Distinct::default(), Distinct::default());
@@ -189,17 +193,14 @@ impl Default for KeyTally {
             shadow_denied: 0,
             elsewhere: 0,
             seen: 0,
-            last: 0,
             last_admitted: false,
             plain: false,
-            second: 0,
-            in_second: 0,
             peak_second: 0,
             peak_asked: 0,
             peak_admitted: 0,
             burst: 0,
             state: State::EMPTY,
-            window: None,
+            windows: None,
         }
     }
 }
@@ -218,41 +219,45 @@ impl KeyTally {
     }
 
     fn count(&mut self, at: u64, (period, plain): (u64, bool), event: Event) -> Sums {
-        self.seen = at;
-        let second = at / 1_000_000;
-        self.in_second = if second == self.second { self.in_second.saturating_add(1) } else { 1 };
-        self.second = second;
-        self.peak_second = self.peak_second.max(self.in_second);
+        let is_first = self.requests() == 0;
         let admitted = event == Event::Allowed;
+        let before = (self.seen, self.last_admitted);
+        (self.seen, self.last_admitted) = (at, admitted);
         *match event {
             Event::Allowed => &mut self.allowed,
             Event::Denied => &mut self.denied,
             Event::ShadowDenied => &mut self.shadow_denied,
             Event::Elsewhere => &mut self.elsewhere,
         } += 1;
+        if is_first {
+            self.plain = plain;
+            (self.peak_second, self.peak_asked, self.peak_admitted) = (1, 1, admitted.into());
+            return Sums { asked: 1, admitted: admitted.into() };
+        }
+        let windows =
+            self.windows.get_or_insert_with(|| Box::new(RecentRequests::new(period, before)));
+        self.peak_second = self.peak_second.max(windows.second.add(at, admitted).asked);
         if self.plain && !plain {
             return Sums::default();
         }
-        let is_first = self.peak_asked == 0 || plain != self.plain;
-        if is_first {
-            (self.plain, self.window) = (plain, None);
+        if self.plain != plain {
+            windows.period = Window::new(period);
+            (self.plain, self.peak_asked, self.peak_admitted) = (plain, 0, 0);
         }
-        let recent = !is_first && at.saturating_sub(self.last) < period;
-        let sums = match &mut self.window {
-            Some(window) => window.add(at, admitted),
-            None if recent => {
-                let mut window = Box::new(Window::new(period, self.last));
-                window.add(self.last, self.last_admitted);
-                let sums = window.add(at, admitted);
-                self.window = Some(window);
-                sums
-            }
-            None => Sums { asked: 1, admitted: u32::from(admitted) },
-        };
-        (self.last, self.last_admitted) = (at, admitted);
+        let sums = windows.period.add(at, admitted);
         self.peak_asked = self.peak_asked.max(sums.asked);
         self.peak_admitted = self.peak_admitted.max(sums.admitted);
         sums
+    }
+}
+
+impl RecentRequests {
+    /// Creates windows that contain one event.
+    fn new(period: u64, (at, admitted): (u64, bool)) -> Self {
+        let mut windows = Self { second: Window::new(1_000_000), period: Window::new(period) };
+        windows.second.add(at, admitted);
+        windows.period.add(at, admitted);
+        windows
     }
 }
 

@@ -3,14 +3,14 @@
 mod distinct;
 mod keys;
 mod timeline;
-mod window;
+pub(crate) mod window;
 
 use std::time::Duration;
 
 use pacegate::{Algorithm, KeyRef, Limit, Policy, algorithm::State};
 
 pub(crate) use self::{
-    keys::{Event, KeyCounts, KeyTally, KeyText, Keys, shown},
+    keys::{Event, KeyCounts, KeyTallies, KeyTally, KeyText, shown},
     timeline::{Columns, Timeline},
 };
 
@@ -22,7 +22,7 @@ pub struct PolicyTally {
     pub shadow_denied: u64,
     /// Requests that this policy would have allowed and another one denied.
     pub elsewhere: u64,
-    pub keys: Keys,
+    pub keys: KeyTallies,
     pub timeline: Timeline,
     pub bursts: Bursts,
     /// The limit that the timeline refers to: the first limit for requests without an override.
@@ -60,7 +60,10 @@ impl PolicyTally {
             denied: 0,
             shadow_denied: 0,
             elsewhere: 0,
-            keys: Keys::new(most_keys, policy.limits.iter().map(rest).max().unwrap_or_default()),
+            keys: KeyTallies::new(
+                most_keys,
+                policy.limits.iter().map(rest).max().unwrap_or_default(),
+            ),
             timeline: Timeline::default(),
             bursts: Bursts::default(),
             plain: policy.limits.first().copied(),

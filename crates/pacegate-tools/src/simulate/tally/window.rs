@@ -1,97 +1,140 @@
-//! Counts events within a sliding period, with a resolution of a twentieth of it.
+//! Counts events within a sliding period.
 
-/// Requests and admissions of one key in the period that ends now.
+use std::collections::VecDeque;
+
+/// Requests and admissions in the period that ends with the last event, wherever it begins.
 ///
-/// The period is divided into twenty parts. The oldest part, which is only partly within the period, is not
-/// counted. So the sums may be too low by the events of one part, but never too high: a reported excess is
-/// real.
+/// Exact for up to a million different times within one period. If there are more, neighbours are merged at the
+/// earlier time, so the sums can be too low by at most the events of one such pair.
 #[derive(Clone, Debug)]
-pub(super) struct Window {
-    /// Microseconds per part.
-    part: u64,
-    /// Number of the newest part, counted from the Unix epoch.
-    newest: u64,
-    parts: [Sums; PARTS],
+pub(crate) struct Window {
+    /// In microseconds.
+    period: u64,
+    /// The times within the period, oldest first, with their events.
+    times: VecDeque<(u64, Sums)>,
     sums: Sums,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sums {
-    pub(super) asked: u32,
-    pub(super) admitted: u32,
+pub(crate) struct Sums {
+    pub(crate) asked: u32,
+    pub(crate) admitted: u32,
 }
 
-const PARTS: usize = 20;
+/// Maximum number of times that are kept.
+const MAX_TIMES: usize = 1 << 20;
+/// Capacity above which an empty window returns its memory.
+const MAX_IDLE_TIMES: usize = 64;
 
 impl Window {
-    pub(super) fn new(period: u64, at: u64) -> Self {
-        let part = period.div_ceil(PARTS as u64).max(1);
-        let (parts, sums) = ([Sums::default(); PARTS], Sums::default());
-        Self { part, newest: at / part, parts, sums }
+    pub(crate) fn new(period: u64) -> Self {
+        Self { period, times: VecDeque::new(), sums: Sums::default() }
     }
 
     /// Counts an event, which must not be earlier than the last one, and returns the sums including it.
     #[inline]
-    pub(super) fn add(&mut self, at: u64, admitted: bool) -> Sums {
-        let number = at / self.part;
-        if number != self.newest {
-            self.move_to(number);
+    pub(crate) fn add(&mut self, at: u64, admitted: bool) -> Sums {
+        while let Some(&(first, gone)) = self.times.front()
+            && at.saturating_sub(first) >= self.period
+        {
+            self.times.pop_front();
+            self.sums.asked = self.sums.asked.saturating_sub(gone.asked);
+            self.sums.admitted = self.sums.admitted.saturating_sub(gone.admitted);
         }
-        let part = &mut self.parts[place(number)];
-        part.asked = part.asked.saturating_add(1);
-        self.sums.asked = self.sums.asked.saturating_add(1);
-        if admitted {
-            part.admitted = part.admitted.saturating_add(1);
-            self.sums.admitted = self.sums.admitted.saturating_add(1);
+        if self.times.is_empty() && self.times.capacity() > MAX_IDLE_TIMES {
+            self.times = VecDeque::new();
         }
+        let event = Sums { asked: 1, admitted: u32::from(admitted) };
+        match self.times.back_mut() {
+            Some((last, sums)) if *last == at => sums.add(event),
+            _ => {
+                if self.times.len() >= MAX_TIMES {
+                    self.merge_neighbours();
+                }
+                self.times.push_back((at, event));
+            }
+        }
+        self.sums.add(event);
         self.sums
     }
 
-    fn move_to(&mut self, number: u64) {
-        let passed = number.saturating_sub(self.newest);
-        if passed >= PARTS as u64 {
-            self.parts = [Sums::default(); PARTS];
-            self.sums = Sums::default();
-        } else {
-            for gone in self.newest + 1..=number {
-                let Sums { asked, admitted } = std::mem::take(&mut self.parts[place(gone)]);
-                self.sums.asked = self.sums.asked.saturating_sub(asked);
-                self.sums.admitted = self.sums.admitted.saturating_sub(admitted);
+    /// Returns the time of the last event.
+    pub(crate) fn last(&self) -> Option<u64> {
+        self.times.back().map(|(at, _)| *at)
+    }
+
+    fn merge_neighbours(&mut self) {
+        let mut times = VecDeque::with_capacity(self.times.len());
+        let mut rest = self.times.drain(..);
+        while let Some((at, mut sums)) = rest.next() {
+            if let Some((_, next)) = rest.next() {
+                sums.add(next);
             }
+            times.push_back((at, sums));
         }
-        self.newest = number;
+        drop(rest);
+        self.times = times;
     }
 }
 
-fn place(number: u64) -> usize {
-    usize::try_from(number % PARTS as u64).unwrap_or_default()
+impl Sums {
+    fn add(&mut self, other: Self) {
+        self.asked = self.asked.saturating_add(other.asked);
+        self.admitted = self.admitted.saturating_add(other.admitted);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn sums_are_never_too_high_and_too_low_by_at_most_one_part() {
-        let mut random = 7_u64;
-        let (period, mut at) = (60_000_000, 0);
-        let mut window = Window::new(period, 0);
-        let mut all: Vec<(u64, bool)> = Vec::new();
-        for _ in 0..20_000 {
+    /// Returns times with pauses and with several events at once, and whether each event is admitted.
+    fn events(count: usize) -> Vec<(u64, bool)> {
+        let (mut random, mut at) = (7_u64, 0);
+        let mut event = || {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let gap = if random >> 60 == 0 { 30_000_000 } else { random >> 44 };
-            at += gap;
-            all.push((at, random >> 63 == 0));
-            let sums = window.add(at, random >> 63 == 0);
-            let within = |length: u64| {
-                let recent = all.iter().rev().take_while(|(then, _)| at - then < length);
-                recent.fold((0, 0), |(asked, admitted), (_, yes)| {
-                    (asked + 1, admitted + u32::from(*yes))
-                })
+            at += match random >> 60 {
+                0 => 30_000_000,
+                1..4 => 0,
+                _ => random >> 44,
             };
-            let (most, least) = (within(period), within(period - period / 20));
-            assert!((least.0..=most.0).contains(&sums.asked), "{sums:?} {most:?} {least:?}");
-            assert!((least.1..=most.1).contains(&sums.admitted));
+            (at, random >> 63 == 0)
+        };
+        (0..count).map(|_| event()).collect()
+    }
+
+    fn within(events: &[(u64, bool)], period: u64) -> Sums {
+        let now = events[events.len() - 1].0;
+        let recent = events.iter().rev().take_while(|(then, _)| now - then < period);
+        recent.fold(Sums::default(), |sums, (_, admitted)| Sums {
+            asked: sums.asked + 1,
+            admitted: sums.admitted + u32::from(*admitted),
+        })
+    }
+
+    #[test]
+    fn sums_are_exact() {
+        let events = events(20_000);
+        let mut window = Window::new(60_000_000);
+        for (place, (at, admitted)) in events.iter().enumerate() {
+            let sums = window.add(*at, *admitted);
+            assert_eq!(sums, within(&events[..=place], 60_000_000));
+        }
+    }
+
+    #[test]
+    fn merged_times_are_never_too_high_and_keep_all_events() {
+        let events = events(1_000);
+        let mut window = Window::new(60_000_000);
+        for (place, (at, admitted)) in events.iter().enumerate() {
+            let sums = window.add(*at, *admitted);
+            let exact = within(&events[..=place], 60_000_000);
+            assert!(sums.asked <= exact.asked && sums.admitted <= exact.admitted);
+            if place % 10 == 0 {
+                window.merge_neighbours();
+                let kept: u32 = window.times.iter().map(|(_, sums)| sums.asked).sum();
+                assert_eq!(kept, window.sums.asked);
+            }
         }
     }
 }

@@ -19,13 +19,13 @@ pub(super) struct Csv {
     names: Vec<Vec<String>>,
     time: Vec<String>,
     /// The column assignment, once the heading is parsed.
-    columns: Option<Columns>,
+    columns: Option<ColumnMap>,
     /// The separator, detected from the first line.
     separator: Option<u8>,
 }
 
 #[derive(Debug)]
-struct Columns {
+struct ColumnMap {
     time: Option<usize>,
     /// For each column, the indexes of the attributes that it provides.
     attributes: Vec<SmallVec<[usize; 1]>>,
@@ -49,7 +49,7 @@ impl Csv {
             map.fields().next().is_some() && map.fields().all(|field| number(field).is_some());
         let columns = numbered.then(|| {
             let place = |names: &[String]| names.first().and_then(|name| number(name));
-            Columns::new(place(&time), names.iter().map(|names| place(names)))
+            ColumnMap::new(place(&time), names.iter().map(|names| place(names)))
         });
         Self { instants: Instants::default(), names, time, columns, separator: None }
     }
@@ -101,7 +101,7 @@ impl Csv {
             wanted.iter().find_map(is)
         };
         let attributes = self.names.iter().map(|names| place(names));
-        self.columns = Some(Columns::new(place(&self.time), attributes));
+        self.columns = Some(ColumnMap::new(place(&self.time), attributes));
         true
     }
 
@@ -125,7 +125,7 @@ impl Csv {
     }
 }
 
-impl Columns {
+impl ColumnMap {
     fn new(time: Option<usize>, places: impl Iterator<Item = Option<usize>>) -> Self {
         let mut attributes: Vec<SmallVec<_>> = Vec::new();
         for (attribute, column) in places.enumerate() {

@@ -34,7 +34,7 @@ pub struct Map(Vec<(String, String)>);
 
 /// A parser for log lines.
 #[derive(Debug)]
-pub(super) enum Reader {
+pub(super) enum LineParser {
     Combined(Combined),
     Json(JsonLines),
     Csv(Csv),
@@ -162,18 +162,18 @@ impl Format {
         })
     }
 
-    pub(super) fn reader(self, attributes: &Attributes, map: &Map) -> Reader {
+    pub(super) fn reader(self, attributes: &Attributes, map: &Map) -> LineParser {
         match self {
             Self::Auto | Self::Common | Self::Combined => {
-                Reader::Combined(Combined::new(attributes, map))
+                LineParser::Combined(Combined::new(attributes, map))
             }
-            Self::Json => Reader::Json(JsonLines::new(attributes, map)),
-            Self::Csv => Reader::Csv(Csv::new(attributes, map)),
+            Self::Json => LineParser::Json(JsonLines::new(attributes, map)),
+            Self::Csv => LineParser::Csv(Csv::new(attributes, map)),
         }
     }
 }
 
-impl Reader {
+impl LineParser {
     /// Returns true if an entry may contain line breaks.
     pub(super) fn spans_lines(&self) -> bool {
         matches!(self, Self::Csv(_))

@@ -5,8 +5,8 @@ use std::{io::Read, ops::Range};
 use memchr::{memchr, memchr_iter};
 
 use super::{
-    Malformed, Trouble,
-    format::{End, Format, Map, Reader},
+    Malformed, TrafficError,
+    format::{End, Format, LineParser, Map},
     open::{Place, Progress},
     row::{Attributes, Rows},
 };
@@ -16,7 +16,7 @@ use super::{
 pub(super) struct Lines {
     name: String,
     input: Box<dyn Read>,
-    reader: Reader,
+    reader: LineParser,
     rows: Rows,
     /// Index of the next row.
     next: usize,
@@ -36,12 +36,12 @@ pub(super) struct Lines {
     usual: usize,
     most: usize,
     window: u64,
-    pub(super) counts: Counts,
+    pub(super) counts: LineCounts,
 }
 
 /// Line counts of a log.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct LineCounts {
     pub(super) lines: u64,
     pub(super) malformed: u64,
     /// Position and error of the first malformed lines.
@@ -67,8 +67,8 @@ impl Lines {
         spec: &super::Spec,
         attributes: &Attributes,
         progress: &Progress,
-    ) -> Result<Self, Trouble> {
-        let unreadable = |error| Trouble::Read(place.name(), error);
+    ) -> Result<Self, TrafficError> {
+        let unreadable = |error| TrafficError::Read(place.name(), error);
         let input = place.open(progress).map_err(unreadable)?;
         let files = spec.places.len().max(1);
         let usual = (BATCHES / files).clamp(FIRST_BATCH, USUAL_BATCH);
@@ -88,7 +88,7 @@ impl Lines {
             usual,
             most: (MAX_BATCHES / files).clamp(usual, MAX_BATCH),
             window: spec.window,
-            counts: Counts::default(),
+            counts: LineCounts::default(),
         };
         lines.fill().map_err(unreadable)?;
         lines.drop_mark();
@@ -97,7 +97,7 @@ impl Lines {
             format => Some(format),
         };
         if format.is_none() && lines.filled > 0 {
-            return Err(Trouble::Unknown(place.name()));
+            return Err(TrafficError::Unknown(place.name()));
         }
         lines.reader = format.unwrap_or_default().reader(attributes, &spec.map);
         lines.parse();
@@ -125,17 +125,17 @@ impl Lines {
     }
 
     /// Advances to the row after it.
-    pub(super) fn advance(&mut self) -> Result<(), Trouble> {
+    pub(super) fn advance(&mut self) -> Result<(), TrafficError> {
         self.next += 1;
         self.settle()
     }
 
     /// Reads batches until a row is ready or the log has ended.
-    fn settle(&mut self) -> Result<(), Trouble> {
+    fn settle(&mut self) -> Result<(), TrafficError> {
         while self.next >= self.ready && !(self.ended && self.kept == 0) {
             self.keep();
             self.grow();
-            self.fill().map_err(|error| Trouble::Read(self.name.clone(), error))?;
+            self.fill().map_err(|error| TrafficError::Read(self.name.clone(), error))?;
             self.parse();
         }
         Ok(())
@@ -258,7 +258,7 @@ impl Lines {
         Some((start..start + end, Some(wrong)))
     }
 
-    /// Counts the line breaks within an entry.
+    /// LineCounts the line breaks within an entry.
     fn breaks(&self, line: &Range<usize>) -> u64 {
         match self.reader.spans_lines() {
             true => memchr_iter(b'\n', &self.rows.text[line.clone()]).count() as u64,
@@ -287,7 +287,7 @@ impl Lines {
     fn malformed(&mut self, what: Malformed) {
         self.counts.malformed += 1;
         if self.counts.examples.len() < MAX_EXAMPLES {
-            let Self { name, counts: Counts { lines, .. }, .. } = self;
+            let Self { name, counts: LineCounts { lines, .. }, .. } = self;
             let place = format!("{name}:{lines}: {what}");
             self.counts.examples.push(place);
         }

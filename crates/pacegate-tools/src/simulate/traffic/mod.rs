@@ -44,13 +44,23 @@ pub struct Seen {
     pub malformed_examples: Vec<String>,
     /// Lines that were out of order by more than the window; each counts at the time of the line before it.
     pub late: u64,
+    /// The logs, in the given order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<FileRequests>,
     /// For each attribute, the number of requests that have it.
     #[serde(skip)]
     pub with: Vec<u64>,
 }
 
+/// The number of requests of one log.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct FileRequests {
+    pub(crate) name: String,
+    pub(crate) requests: u64,
+}
+
 /// A request of a log, valid until the next one is read.
-pub(crate) struct Entry<'a> {
+pub(crate) struct LogRequest<'a> {
     /// Microseconds since the Unix epoch; never less than that of the previous entry.
     pub at: u64,
     lines: &'a Lines,
@@ -58,7 +68,7 @@ pub(crate) struct Entry<'a> {
 
 /// Reasons why logs cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum TrafficError {
     /// Opening or reading the file failed.
     #[error("cannot read {0}")]
     Read(String, #[source] io::Error),
@@ -96,29 +106,32 @@ impl Spec {
         &self,
         attributes: &Attributes,
         progress: &Progress,
-        mut each: impl FnMut(&Entry<'_>) -> bool,
-    ) -> Result<Seen, Trouble> {
+        mut each: impl FnMut(&LogRequest<'_>) -> bool,
+    ) -> Result<Seen, TrafficError> {
         let open = |place| Lines::open(place, self, attributes, progress);
         let mut logs: Vec<Lines> = self.places.iter().map(open).collect::<Result<_, _>>()?;
-        let mut seen = Seen { with: vec![0; attributes.0.len()], ..Seen::default() };
+        let file = |place: &Place| FileRequests { name: place.name(), requests: 0 };
+        let files = self.places.iter().map(file).collect();
+        let mut seen = Seen { with: vec![0; attributes.0.len()], files, ..Seen::default() };
         let mut now = 0;
         'all: while let Some((log, until)) = first(&logs) {
             let lines = &mut logs[log];
             while let Some(at) = lines.at().filter(|at| (*at, log) <= until) {
                 seen.requests += 1;
+                seen.files[log].requests += 1;
                 seen.late += u64::from(at < now);
                 now = now.max(at);
                 for (attribute, count) in seen.with.iter_mut().enumerate() {
                     *count += u64::from(lines.value(attribute).is_some());
                 }
-                if !each(&Entry { at: now, lines }) {
+                if !each(&LogRequest { at: now, lines }) {
                     break 'all;
                 }
                 lines.advance()?;
             }
         }
         if seen.requests == 0 && logs.iter().all(|lines| lines.counts.malformed == 0) {
-            return Err(Trouble::Empty(match &*self.places {
+            return Err(TrafficError::Empty(match &*self.places {
                 [place] => format!("{} is", place.name()),
                 places => format!("all {} logs are", places.len()),
             }));
@@ -136,7 +149,7 @@ fn first(logs: &[Lines]) -> Option<(usize, (u64, usize))> {
     Some((log, until.unwrap_or((u64::MAX, usize::MAX))))
 }
 
-impl Entry<'_> {
+impl LogRequest<'_> {
     /// Returns the value of an attribute, by its index.
     #[inline]
     pub(crate) fn value(&self, attribute: usize) -> Option<&[u8]> {
@@ -145,7 +158,7 @@ impl Entry<'_> {
 }
 
 impl Seen {
-    fn count(mut self, logs: &[Lines]) -> Result<Self, Trouble> {
+    fn count(mut self, logs: &[Lines]) -> Result<Self, TrafficError> {
         for lines in logs {
             self.lines += lines.counts.lines;
             self.malformed += lines.counts.malformed;
@@ -155,7 +168,7 @@ impl Seen {
         }
         match self.malformed_examples.first() {
             Some(first) if self.requests == 0 => {
-                Err(Trouble::AllMalformed { lines: self.lines, first: first.clone() })
+                Err(TrafficError::AllMalformed { lines: self.lines, first: first.clone() })
             }
             _ => Ok(self),
         }

@@ -18,7 +18,7 @@ pub(super) struct Rows {
     /// Values that differ from their text in the line, such as decoded ones.
     extra: Vec<u8>,
     rows: Vec<Row>,
-    spans: Vec<Span>,
+    spans: Vec<TextSpan>,
     /// Number of spans per row.
     width: usize,
     /// Attributes whose values are normalised.
@@ -33,12 +33,12 @@ pub(super) struct Row {
     /// Index of its first span.
     first: u32,
     /// Position of its line.
-    pub(super) line: Span,
+    pub(super) line: TextSpan,
 }
 
 /// A range of the text or of `extra`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
+pub(super) struct TextSpan {
     start: u32,
     length: u32,
 }
@@ -65,11 +65,11 @@ pub(super) struct Values<'a> {
 /// Maximum length of a value in bytes: the default limit of the server. Keys consist of values.
 const MAX_VALUE: usize = 1_024;
 
-const ABSENT: Span = Span { start: 0, length: u32::MAX };
+const ABSENT: TextSpan = TextSpan { start: 0, length: u32::MAX };
 /// Marks a span in `extra`.
 const ADDED: u32 = 1 << 31;
 
-impl Span {
+impl TextSpan {
     /// Creates a span of the text. Batches are far smaller than the maximum offset.
     pub(super) fn new(start: usize, length: usize) -> Self {
         let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX >> 2);
@@ -115,7 +115,7 @@ impl Rows {
         self.spans.resize(first + self.width, ABSENT);
         // Move the text out so that the parser can borrow it while spans are written.
         let text = std::mem::take(&mut self.text);
-        let span = Span::new(line.start, line.len());
+        let span = TextSpan::new(line.start, line.len());
         let mut values = Values { base: span.start, first, too_long: false, rows: self };
         let found = read(&text[line], &mut values);
         let too_long = values.too_long;
@@ -146,7 +146,7 @@ impl Rows {
         if span.length == ABSENT.length {
             return None;
         }
-        let place = Span { start: span.start & !ADDED, ..span }.range();
+        let place = TextSpan { start: span.start & !ADDED, ..span }.range();
         let text = if span.start & ADDED == 0 { &self.text } else { &self.extra };
         Some(&text[place])
     }
@@ -155,7 +155,7 @@ impl Rows {
 impl Values<'_> {
     /// Stores a value that appears unchanged in the line.
     pub(super) fn put(&mut self, attribute: usize, line: &[u8], place: std::ops::Range<usize>) {
-        let start = self.base + Span::new(place.start, 0).start;
+        let start = self.base + TextSpan::new(place.start, 0).start;
         let value = &line[place];
         let spelt = match self.rows.spellings[attribute] {
             Spelling::Any => Cow::Borrowed(value),
@@ -163,7 +163,7 @@ impl Values<'_> {
         };
         let span = match spelt {
             // Always a prefix of the value.
-            Cow::Borrowed(same) => Span { start, ..Span::new(0, same.len()) },
+            Cow::Borrowed(same) => TextSpan { start, ..TextSpan::new(0, same.len()) },
             Cow::Owned(other) => self.added(&other),
         };
         self.set(attribute, span);
@@ -178,15 +178,15 @@ impl Values<'_> {
         self.set(attribute, span);
     }
 
-    fn set(&mut self, attribute: usize, span: Span) {
+    fn set(&mut self, attribute: usize, span: TextSpan) {
         self.too_long |= span.length as usize > MAX_VALUE;
         self.rows.spans[self.first + attribute] = span;
     }
 
-    fn added(&mut self, value: &[u8]) -> Span {
-        let span = Span::new(self.rows.extra.len(), value.len());
+    fn added(&mut self, value: &[u8]) -> TextSpan {
+        let span = TextSpan::new(self.rows.extra.len(), value.len());
         self.rows.extra.extend_from_slice(value);
-        Span { start: span.start | ADDED, ..span }
+        TextSpan { start: span.start | ADDED, ..span }
     }
 }
 

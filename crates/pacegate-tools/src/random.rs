@@ -2,14 +2,20 @@
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(super) fn number(&mut self) -> u64 {
+    /// Returns a generator with a different sequence.
+    pub(crate) fn other(&self, which: u64) -> Self {
+        let mut seed = Self(self.0 ^ which);
+        Self(seed.number())
+    }
+
+    pub(crate) fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,14 +24,15 @@ impl Random {
     }
 
     /// Returns a number below `bound`.
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
+    #[inline]
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         let wide = u128::from(self.number()) * u128::from(bound);
         u64::try_from(wide >> 64).unwrap_or_default()
     }
 
     /// Returns a number below `bound`, with a preference for small ones: some clients send far more requests
     /// than others.
-    pub(super) fn skewed(&mut self, bound: u64) -> u64 {
+    pub(crate) fn skewed(&mut self, bound: u64) -> u64 {
         let once = self.below(bound);
         let twice = self.below(once + 1);
         self.below(twice + 1)
@@ -33,7 +40,7 @@ impl Random {
 
     /// Draws the time between two random requests with this mean: a rough approximation of an exponential
     /// distribution.
-    pub(super) fn gap(&mut self, mean: u64) -> u64 {
+    pub(crate) fn gap(&mut self, mean: u64) -> u64 {
         let most = mean.saturating_mul(2).max(1);
         let even = self.below(most + 1);
         // Half of the gaps are short, so that requests cluster.

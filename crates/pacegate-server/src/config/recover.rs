@@ -1,0 +1,184 @@
+//! Finds all mistakes in the form of a file, not only the first.
+//!
+//! The parser stops at the first mistake. So the entry with the mistake is overwritten with spaces, which leaves the
+//! position of everything else unchanged, and the rest is parsed again.
+
+use std::ops::Range;
+
+use serde::de::DeserializeOwned;
+use serde_saphyr::{Error, Location};
+
+use super::{ConfigError, problem::Problems, yaml};
+
+/// A longer file is parsed once, because each further mistake costs another pass.
+const MAX_RECOVERED_BYTES: usize = 1024 * 1024;
+
+/// Each mistake takes up to two passes: one for itself, and one for the entry that is empty without it.
+const MAX_PASSES: usize = 2 * ConfigError::MOST;
+
+/// An entry of a block map or an item of a block list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct BlockNode {
+    /// The column of its first character, from 0.
+    indent: usize,
+    /// Its lines, from 0.
+    lines: Range<usize>,
+}
+
+/// Parses one document without the entries that have mistakes, which are added to `problems`. `None` if nothing is left
+/// to parse, or if the text is not YAML.
+pub(super) fn parse<T: DeserializeOwned>(text: &str, problems: &mut Problems<'_>) -> Option<T> {
+    let mut text = text.to_owned();
+    let mut removed: Vec<Range<usize>> = Vec::new();
+    for _ in 0..MAX_PASSES {
+        let error = match serde_saphyr::from_str_with_options(&text, yaml::options()) {
+            Ok(value) => return Some(value),
+            Err(error) => error,
+        };
+        let error = error.without_snippet();
+        let place = error.location().unwrap_or(Location::UNKNOWN);
+        let node = find(&text, place, error);
+        let is_consequence = node
+            .as_ref()
+            .is_some_and(|node| removed.iter().any(|lines| node.lines.contains(&lines.start)));
+        if !is_consequence {
+            problems.add(place, yaml::message(error));
+        }
+        let node = node.filter(|_| text.len() <= MAX_RECOVERED_BYTES)?;
+        text = node.blank(&text);
+        removed.push(node.lines);
+    }
+    None
+}
+
+/// Returns the entry to remove because of an error, or `None` if the parser could not go on without it.
+fn find(text: &str, place: Location, error: &Error) -> Option<BlockNode> {
+    let line = usize::try_from(place.line()).ok()?.checked_sub(1)?;
+    let column = usize::try_from(place.column()).ok()?.checked_sub(1)?;
+    let lines: Vec<&str> = text.lines().collect();
+    let node = match error {
+        Error::SerdeMissingField { .. } => BlockNode::parent(&lines, line, column)?,
+        Error::SerdeUnknownField { .. }
+        | Error::SerdeUnknownVariant { .. }
+        | Error::SerdeInvalidType { .. }
+        | Error::DuplicateMappingKey { .. }
+        | Error::Unexpected { .. }
+        | Error::ExternallyTaggedEnumExpectedScalarOrMapping { .. }
+        | Error::NullIntoString { .. }
+        | Error::InvalidBooleanStrict { .. }
+        | Error::InvalidScalar { .. }
+        | Error::UnsupportedTag { .. }
+        | Error::Message { .. } => BlockNode::at(&lines, line, column)?,
+        _ => return None,
+    };
+    // An entry in braces over several lines looks like a block entry.
+    let is_whole =
+        lines.get(node.lines.clone())?.iter().map(|line| depth(line)).sum::<isize>() == 0;
+    let before = lines[..node.lines.start].iter().map(|line| depth(line)).sum::<isize>();
+    (is_whole && before == 0).then_some(node)
+}
+
+/// Returns how many more brackets and braces a line opens than it closes.
+fn depth(line: &str) -> isize {
+    let line = line.split(" #").next().unwrap_or_default();
+    let count = |chars: [char; 2]| isize::try_from(line.matches(chars).count()).unwrap_or(0);
+    count(['{', '[']) - count(['}', ']'])
+}
+
+impl BlockNode {
+    /// Returns the innermost entry or item that begins on this line, at this column or before.
+    fn at(lines: &[&str], line: usize, column: usize) -> Option<Self> {
+        let starts = starts(lines.get(line)?);
+        let start = starts.iter().rev().find(|start| **start <= column).or(starts.first());
+        Some(Self::new(lines, line, *start?))
+    }
+
+    /// Returns the entry or item around the one at this place.
+    fn parent(lines: &[&str], line: usize, column: usize) -> Option<Self> {
+        let indent = Self::at(lines, line, column)?.indent;
+        for line in (0..=line).rev() {
+            let outer = starts(lines[line]).into_iter().rev().find(|start| *start < indent);
+            if let Some(start) = outer {
+                return Some(Self::new(lines, line, start));
+            }
+        }
+        None
+    }
+
+    fn new(lines: &[&str], line: usize, indent: usize) -> Self {
+        let is_item = is_item_at(lines[line], indent);
+        let belongs = |line: &&&str| match starts(line).first() {
+            None => true,
+            // A list may be at the indentation of its field.
+            Some(&start) => {
+                start > indent || (start == indent && !is_item && is_item_at(line, start))
+            }
+        };
+        let end = line + 1 + lines[line + 1..].iter().take_while(belongs).count();
+        Self { indent, lines: line..end }
+    }
+
+    /// Overwrites the node with spaces.
+    fn blank(&self, text: &str) -> String {
+        let mut lines: Vec<String> = text.split('\n').map(str::to_owned).collect();
+        for number in self.lines.clone() {
+            let Some(line) = lines.get_mut(number) else { break };
+            let kept = if number == self.lines.start { self.indent } else { 0 };
+            *line = line[..kept.min(line.len())].to_owned()
+                + &" ".repeat(line.len().saturating_sub(kept));
+        }
+        lines.join("\n")
+    }
+}
+
+fn is_item_at(line: &str, start: usize) -> bool {
+    let rest = &line[start..];
+    rest.starts_with("- ") || rest.trim_end() == "-"
+}
+
+/// Returns the columns at which items and entries begin on a line: in `  - name: a`, 2 and 4. None for a line that is
+/// empty or a comment.
+fn starts(line: &str) -> Vec<usize> {
+    let mut starts = Vec::new();
+    let mut place = 0;
+    loop {
+        let rest = line[place..].trim_start_matches(' ');
+        place = line.len() - rest.len();
+        if rest.trim_end().is_empty() || rest.starts_with('#') {
+            return starts;
+        }
+        starts.push(place);
+        match rest.strip_prefix("- ") {
+            Some(_) => place += 2,
+            None => return starts,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_and_items_begin_after_dashes() {
+        assert_eq!(starts("  - name: a"), [2, 4]);
+        assert_eq!(starts("- - a"), [0, 2, 4]);
+        assert_eq!(starts("name: - a"), [0]);
+        assert!(starts("   ").is_empty() && starts("  # - a").is_empty());
+    }
+
+    #[test]
+    fn a_node_ends_where_the_next_one_begins() {
+        let text = "a:\n  b: 1\n\n  c: 2\nd:\n- e: 1\n  f: 2\n- g\nh: 1";
+        let lines: Vec<_> = text.lines().collect();
+        let node = |line, column| BlockNode::at(&lines, line, column).unwrap().lines;
+        assert_eq!([node(0, 0), node(1, 5), node(4, 0)], [0..4, 1..3, 4..8]);
+        assert_eq!([node(5, 0), node(5, 2), node(6, 5)], [5..7, 5..6, 6..7]);
+        let parent = |line, column| BlockNode::parent(&lines, line, column).unwrap();
+        assert_eq!(parent(3, 2), BlockNode { indent: 0, lines: 0..4 });
+        assert_eq!(parent(5, 2), BlockNode { indent: 0, lines: 5..7 });
+        let blank = BlockNode::at(&lines, 5, 2).unwrap().blank(text);
+        assert_eq!(blank, text.replace("- e: 1", "-     "));
+        assert_eq!(blank.len(), text.len());
+    }
+}

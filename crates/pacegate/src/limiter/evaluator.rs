@@ -1,0 +1,374 @@
+//! The steps that decide a request: resolve, charge, combine, record. [`Limiter`](super::Limiter) and
+//! [`SharedLimiter`](super::SharedLimiter) are handles over this.
+
+use std::{ops::Range, slice};
+
+use smallvec::SmallVec;
+
+use super::{
+    combine::{combine, event},
+    resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges, max_cost},
+    wait_queue::WaitQueue,
+};
+use crate::{
+    Charge, CostError, Decision, KeyRef, MemoryStore, Outcomes, PolicyName, Request, Stats,
+    StoreError,
+    algorithm::Outcome,
+    policy::{Planned, PolicySet, Target},
+    stats::{Event, Meter},
+    store::{
+        Update,
+        memory::{Slot, identity::Identity},
+    },
+};
+
+/// The policies, their state in memory, their statistics, and the callers that wait for units.
+pub(super) struct Evaluator {
+    pub(super) policies: PolicySet,
+    pub(super) meter: Meter,
+    /// The store of a `Limiter`, and the fallback of a `SharedLimiter`.
+    pub(super) memory: MemoryStore,
+    pub(super) wait_queue: WaitQueue,
+    /// In the order of [`PolicySet::targets`].
+    limits: Box<[BoundLimit]>,
+    /// The limits of the only policy, if it counts every request by its key: nothing to match.
+    direct: Option<Range<usize>>,
+    /// `true` if there is one direct limit with a fixed-size state: the fast path of `check`.
+    is_single: bool,
+}
+
+/// The result of charging a request, before it is recorded.
+#[derive(Debug)]
+pub(super) struct Evaluation {
+    pub(super) decision: Decision,
+    /// One for each charge of the caller.
+    pub(super) outcomes: Outcomes,
+    /// In microseconds.
+    pub(super) now: u64,
+}
+
+impl Evaluator {
+    pub(super) fn new(policies: PolicySet, memory: MemoryStore, wait_queue: WaitQueue) -> Self {
+        let meter = Meter::new(names(&policies));
+        Self::with_meter(policies, meter, memory, wait_queue)
+    }
+
+    fn with_meter(
+        policies: PolicySet,
+        meter: Meter,
+        memory: MemoryStore,
+        wait_queue: WaitQueue,
+    ) -> Self {
+        let all = policies.policies().iter();
+        memory.register(all.map(|policy| (policy.name, &*policy.domain)));
+        let bind = |target: &Target| {
+            let policy = &policies.policies()[target.policy];
+            BoundLimit {
+                policy: target.name,
+                counter: target.counter,
+                limit: target.limit,
+                scope: memory.scope(target.name, target.counter, &target.limit),
+                max_cost: max_cost(&target.limit, policy.max_cost.unwrap_or(u64::MAX)),
+                enforced: target.enforced,
+                lease: target.lease,
+                failure: policy.failure,
+                stats_index: target.policy,
+            }
+        };
+        let limits: Box<[BoundLimit]> = policies.targets().iter().map(bind).collect();
+        let direct = policies.direct();
+        let is_single =
+            direct.is_some() && matches!(&*limits, [limit] if !limit.limit.algorithm().keeps_log());
+        Self { policies, meter, memory, wait_queue, limits, direct, is_single }
+    }
+
+    /// Creates an evaluator for other policies on the same state and statistics.
+    pub(super) fn with_policies(&self, policies: PolicySet) -> Self {
+        let meter = self.meter.succeeded_by(names(&policies));
+        Self::with_meter(policies, meter, self.memory.clone(), self.wait_queue.clone())
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.meter.stats(self.memory.now())
+    }
+
+    /// The limit of the fast path.
+    #[inline]
+    pub(super) fn single(&self) -> Option<&BoundLimit> {
+        if self.is_single { self.limits.first() } else { None }
+    }
+
+    /// Returns `true` if a direct limit is a concurrency limit.
+    pub(super) fn direct_has_permits(&self) -> bool {
+        self.limits.iter().any(BoundLimit::has_permits)
+    }
+
+    /// Returns `true` if nothing has to be matched: one policy counts every request by its key.
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+}
+
+/// Resolve.
+impl Evaluator {
+    /// Returns the policies that apply to a request that is only a key.
+    pub(super) fn plan_key(&self, key: KeyRef<'_>) -> SmallVec<[Planned; 4]> {
+        if let Some(targets) = self.direct.clone() {
+            return SmallVec::from_iter([Planned { policy: 0, targets, key: key.to_buf() }]);
+        }
+        let request = Request::new().with(Request::KEY, key.as_bytes());
+        let mut plan = self.policies.plan(&request);
+        for planned in plan.iter_mut().filter(|planned| self.policies.is_by_key(planned)) {
+            planned.key = key.to_buf();
+        }
+        plan
+    }
+
+    /// Returns a charge for each limit of a plan.
+    pub(super) fn charges_of<'a>(
+        &'a self,
+        plan: &'a [Planned],
+        cost: u64,
+        permit: u128,
+    ) -> ResolvedCharges<'a> {
+        let limits = plan.iter().flat_map(|planned| {
+            let limits = &self.limits[planned.targets.clone()];
+            limits.iter().map(|limit| (limit, planned.key.as_ref()))
+        });
+        limits.map(|(limit, key)| ResolvedCharge::new(limit, key, cost, permit)).collect()
+    }
+
+    /// Calls `then` with the charges of a request that is only a key.
+    #[inline]
+    pub(super) fn with_key<R>(
+        &self,
+        key: KeyRef<'_>,
+        cost: u64,
+        permit: u128,
+        then: impl FnOnce(ResolvedCharges<'_>) -> R,
+    ) -> R {
+        match &self.direct {
+            Some(direct) => {
+                let limits = self.limits[direct.clone()].iter();
+                let charge = |limit| ResolvedCharge::new(limit, key, cost, permit);
+                then(limits.map(charge).collect())
+            }
+            None => {
+                let plan = self.plan_key(key);
+                then(self.charges_of(&plan, cost, permit))
+            }
+        }
+    }
+
+    /// Binds explicit charges to limits. Those of a policy share its counters, all others have their own.
+    pub(super) fn bind(&self, charges: &[Charge<'_>]) -> SmallVec<[BoundLimit; 2]> {
+        charges.iter().map(|charge| self.bind_one(charge)).collect()
+    }
+
+    pub(super) fn bind_one(&self, charge: &Charge<'_>) -> BoundLimit {
+        let place = self.policies.place(charge.policy);
+        let target = place.and_then(|place| self.policies.target_of(place, charge));
+        let scope = match target {
+            Some(target) => self.limits[target].scope,
+            None => self.memory.scope_of(charge),
+        };
+        BoundLimit {
+            policy: charge.policy,
+            counter: charge.counter,
+            limit: charge.limit,
+            scope,
+            max_cost: max_cost(&charge.limit, charge.max_cost),
+            enforced: charge.enforced,
+            lease: charge.lease,
+            failure: charge.failure.unwrap_or_else(|| self.policies.failure_of(charge.policy)),
+            stats_index: place.unwrap_or(self.meter.ad_hoc()),
+        }
+    }
+
+    /// Returns the index of a policy in the statistics.
+    pub(super) fn stats_index(&self, policy: PolicyName) -> usize {
+        self.policies.place(policy).unwrap_or(self.meter.ad_hoc())
+    }
+
+    /// Returns a charge as a store gets it.
+    pub(super) fn to_charge<'a>(&'a self, charge: &ResolvedCharge<'a>) -> Charge<'a> {
+        let BoundLimit { policy, counter, limit, enforced, lease, failure, .. } = *charge.limit;
+        let tag = match charge.tag {
+            Some(tag) => *tag,
+            None => self.policies.policies()[charge.limit.stats_index].tag_of(charge.key),
+        };
+        Charge {
+            policy,
+            counter,
+            key: charge.key,
+            tag,
+            limit,
+            cost: charge.cost,
+            max_cost: charge.limit.max_cost,
+            enforced,
+            permit: charge.permit,
+            lease,
+            failure: Some(failure),
+        }
+    }
+}
+
+/// Charge.
+impl Evaluator {
+    /// Charges memory and records the decision.
+    pub(super) fn check(&self, resolved: &Resolved<'_>) -> Decision {
+        let evaluation = self.evaluate(resolved);
+        self.record(&resolved.charges, &evaluation);
+        evaluation.decision
+    }
+
+    /// [`Evaluator::check`] for the only limit, if it is a [single](Self::single) one.
+    #[inline]
+    pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>, cost: u64) -> Decision {
+        let charge = ResolvedCharge::new(limit, key, cost, 0);
+        let (outcome, now) = self.memory.charge_cell(&self.slot(&charge));
+        let (charges, outcomes) = (slice::from_ref(&charge), slice::from_ref(&outcome));
+        let decision = combine(charges, outcomes, false);
+        self.record_policy(charges, outcomes, &decision, now);
+        decision
+    }
+
+    /// Charges a key of this cost, all or nothing.
+    #[inline]
+    pub(super) fn check_key(&self, key: KeyRef<'_>, cost: u64) -> Result<Decision, CostError> {
+        if let Some(single) = self.single() {
+            single.check_cost(cost)?;
+            return Ok(self.check_single(single, key, cost));
+        }
+        self.with_key(key, cost, 0, |charges| Ok(self.check(&Resolved::new(charges, false)?)))
+    }
+
+    /// Charges memory, all or nothing. Records nothing.
+    pub(super) fn evaluate(&self, resolved: &Resolved<'_>) -> Evaluation {
+        let slots: SmallVec<[Slot<'_>; 4]> =
+            resolved.sent().iter().map(|charge| self.slot(charge)).collect();
+        let (outcomes, now) = self.memory.charge_all(&slots);
+        self.conclude(resolved, outcomes, now, false)
+    }
+
+    /// Combines the outcomes of the charges that were [sent](Resolved::sent) to a store.
+    pub(super) fn conclude(
+        &self,
+        resolved: &Resolved<'_>,
+        outcomes: Outcomes,
+        now: u64,
+        degraded: bool,
+    ) -> Evaluation {
+        let outcomes = resolved.split_outcomes(outcomes);
+        let decision = combine(&resolved.charges, &outcomes, degraded);
+        Evaluation { decision, outcomes, now }
+    }
+
+    /// Changes a counter in memory without a decision. `false` if a permit has expired.
+    pub(super) fn update(&self, charge: &ResolvedCharge<'_>, update: Update) -> bool {
+        self.memory.update_slot(&self.slot(charge), update)
+    }
+
+    /// Changes a counter in memory, and wakes a caller that waits for its key.
+    pub(super) fn update_and_notify(&self, charge: &ResolvedCharge<'_>, update: Update) -> bool {
+        let updated = self.update(charge, update);
+        if update != Update::Renew {
+            self.notify(self.queue_of(slice::from_ref(charge)));
+        }
+        updated
+    }
+
+    #[inline]
+    pub(super) fn slot<'a>(&self, charge: &ResolvedCharge<'a>) -> Slot<'a> {
+        let limit = charge.limit;
+        Slot {
+            scope: &limit.scope,
+            id: self.memory.identity(&limit.scope, charge.key),
+            limit: &limit.limit,
+            cost: charge.cost,
+            permit: charge.permit,
+            enforced: limit.enforced,
+        }
+    }
+}
+
+/// Record.
+impl Evaluator {
+    /// Records a request: one event for each policy and key, whose charges are adjacent.
+    pub(super) fn record(&self, charges: &[ResolvedCharge<'_>], evaluation: &Evaluation) {
+        let Evaluation { decision, outcomes, now } = evaluation;
+        let mut outcomes = &**outcomes;
+        for charges in charges
+            .chunk_by(|one, other| (one.limit.policy, one.key) == (other.limit.policy, other.key))
+        {
+            let (own, rest) = outcomes.split_at(charges.len());
+            outcomes = rest;
+            self.record_policy(charges, own, decision, *now);
+        }
+    }
+
+    /// Records the charges of one policy and key.
+    #[inline]
+    fn record_policy(
+        &self,
+        charges: &[ResolvedCharge<'_>],
+        outcomes: &[Outcome],
+        decision: &Decision,
+        now: u64,
+    ) {
+        if let Some(event) = event(charges, outcomes, decision.allowed) {
+            let cost = charges.iter().map(|charge| charge.cost).max().unwrap_or(0);
+            let place = charges[0].limit.stats_index;
+            self.meter.count_cost(place, event, cost, charges[0].key, now);
+            if decision.is_degraded() {
+                self.meter.count_degraded(place);
+            }
+        }
+    }
+
+    /// Records a request that gave up before it was evaluated, as denied by its first enforced policy.
+    pub(super) fn record_unserved(&self, charges: &[ResolvedCharge<'_>]) {
+        let first = charges.iter().find(|charge| charge.limit.enforced && charge.cost > 0);
+        if let Some(charge) = first {
+            let now = self.memory.now();
+            let index = charge.limit.stats_index;
+            self.meter.count_cost(index, Event::Denied, charge.cost, charge.key, now);
+        }
+    }
+
+    /// Records a failure of the store. An unsupported call is a mistake of the caller instead.
+    pub(super) fn record_failure<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
+        if let Err(error) = &answer
+            && !matches!(error, StoreError::Unsupported(_))
+        {
+            self.meter.count_store_failure(error);
+        }
+        answer
+    }
+}
+
+/// Notify.
+impl Evaluator {
+    /// Returns the wait queue of a request: that of its first limit.
+    pub(super) fn queue_of(&self, charges: &[ResolvedCharge<'_>]) -> Option<Identity> {
+        charges.first().map(|charge| self.memory.identity(&charge.limit.scope, charge.key))
+    }
+
+    /// Wakes the first caller in a wait queue, because units were returned.
+    pub(super) fn notify(&self, queue: Option<Identity>) {
+        if let Some(queue) = queue {
+            self.wait_queue.notify(queue);
+        }
+    }
+}
+
+/// Describes itself without keys: a limiter ends up in logs.
+impl std::fmt::Debug for Evaluator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Evaluator").field("policies", &self.policies.policies().len()).finish()
+    }
+}
+
+fn names(policies: &PolicySet) -> Vec<PolicyName> {
+    policies.policies().iter().map(|policy| policy.name).collect()
+}

@@ -1,0 +1,60 @@
+//! Decides by failure modes, if the store does not answer.
+
+use smallvec::SmallVec;
+
+use super::{
+    evaluator::{Evaluation, Evaluator},
+    resolve::{Resolved, ResolvedCharge},
+};
+use crate::{
+    Limit,
+    algorithm::{NEVER, Outcome},
+    policy::FailureMode,
+    store::memory::Slot,
+};
+
+impl Evaluator {
+    /// Decides a request by the failure modes of its limits, all or nothing. Records nothing.
+    pub(super) fn evaluate_fallback(&self, resolved: &Resolved<'_>) -> Evaluation {
+        let sent = resolved.sent();
+        let shares: SmallVec<[Option<Limit>; 4]> = sent.iter().map(local_share).collect();
+        let counted = sent.iter().zip(&shares).filter_map(|(charge, share)| {
+            Some(Slot { limit: share.as_ref()?, ..self.slot(charge) })
+        });
+        let counted: SmallVec<[Slot<'_>; 4]> = counted.collect();
+        let (charged, now) = self.memory.charge_all(&counted);
+        let mut charged = charged.iter();
+        let outcomes = sent.iter().zip(&shares).map(|(charge, share)| {
+            let charged = share.and_then(|_| charged.next());
+            outcome(&charge.limit.limit, charged.copied())
+        });
+        self.conclude(resolved, outcomes.collect(), now, true)
+    }
+}
+
+/// Returns the limit to apply in memory instead of a limit in the store; `None` to admit without counting.
+fn local_share(charge: &ResolvedCharge<'_>) -> Option<Limit> {
+    let limit = &charge.limit.limit;
+    let nothing = limit.share(0, std::num::NonZeroU32::MIN);
+    match charge.limit.failure {
+        // An amount of 0 denies everything, with or without a store.
+        FailureMode::Open => (limit.amount() == 0).then_some(nothing),
+        FailureMode::Closed => Some(nothing),
+        FailureMode::Local { numerator, denominator } => {
+            let share = limit.share(numerator, denominator);
+            Some(if charge.cost > share.capacity() { nothing } else { share })
+        }
+    }
+}
+
+/// Returns the outcome for a limit, given that of its share. A failure of the store never denies permanently.
+fn outcome(limit: &Limit, charged: Option<Outcome>) -> Outcome {
+    match charged {
+        None => Outcome::taken(limit.capacity(), 0),
+        Some(outcome) if outcome.retry_after == NEVER && limit.amount() > 0 => {
+            let retry_after = FailureMode::RETRY_AFTER.as_micros() as u64;
+            Outcome::refused(outcome.remaining, retry_after, retry_after)
+        }
+        Some(outcome) => outcome,
+    }
+}

@@ -1,0 +1,69 @@
+//! Ids of permits.
+
+use std::cell::RefCell;
+
+/// Random bytes for the next ids of a thread. One system call provides [`IDS_PER_CALL`] ids.
+struct RandomIds {
+    bytes: [u8; ID_BYTES * IDS_PER_CALL],
+    used: usize,
+}
+
+const ID_BYTES: usize = size_of::<u128>();
+const IDS_PER_CALL: usize = 16;
+
+impl RandomIds {
+    const fn empty() -> Self {
+        Self { bytes: [0; ID_BYTES * IDS_PER_CALL], used: ID_BYTES * IDS_PER_CALL }
+    }
+
+    fn next(&mut self) -> u128 {
+        if self.used == self.bytes.len() {
+            if let Err(error) = getrandom::fill(&mut self.bytes) {
+                panic!("the operating system returned no random bytes: {error}");
+            }
+            self.used = 0;
+        }
+        let mut id = [0; ID_BYTES];
+        let next = self.used + ID_BYTES;
+        id.copy_from_slice(&self.bytes[self.used..next]);
+        // An id that was returned does not stay in memory.
+        self.bytes[self.used..next].fill(0);
+        self.used = next;
+        u128::from_le_bytes(id).max(1)
+    }
+}
+
+/// Returns a new id for a permit: 128 bits from the random number generator of the operating system, so that knowing
+/// other ids does not help to guess it. Never 0, which means no permit.
+///
+/// # Panics
+///
+/// Panics if the operating system returns no random bytes.
+pub(crate) fn new_permit_id() -> u128 {
+    thread_local! {
+        static IDS: RefCell<RandomIds> = const { RefCell::new(RandomIds::empty()) };
+    }
+    IDS.with_borrow_mut(RandomIds::next)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::new_permit_id;
+
+    #[test]
+    fn ids_use_all_bits_and_are_unpredictable() {
+        let mut ids: Vec<u128> = (0..1_000).map(|_| new_permit_id()).collect();
+        ids.extend(std::thread::spawn(|| [(); 1_000].map(|()| new_permit_id())).join().unwrap());
+        let differences: HashSet<u128> =
+            ids.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
+        assert_eq!(differences.len(), ids.len() - 1, "no two differences are equal");
+        for bit in 0..128 {
+            let set = ids.iter().filter(|id| (*id >> bit) & 1 == 1).count();
+            // 1,000 of 2,000 are expected; the standard deviation is 22.
+            assert!((800..1_200).contains(&set), "bit {bit} is set in {set} of 2,000 ids");
+        }
+        assert!(!ids.contains(&0));
+    }
+}

@@ -1,0 +1,158 @@
+//! Step 1 of 4, resolve: the limits that apply to a request, each with its key and cost.
+
+use smallvec::SmallVec;
+
+use super::{
+    merge::{MergedCharges, has_repeats},
+    permit_id::new_permit_id,
+};
+use crate::{
+    Algorithm, Charge, CostError, Counter, KeyRef, Limit, Outcomes, PolicyName,
+    policy::FailureMode, store::memory::identity::Scope,
+};
+
+/// A limit with everything that is known about it before a request arrives.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BoundLimit {
+    pub(super) policy: PolicyName,
+    pub(super) counter: Counter,
+    pub(super) limit: Limit,
+    /// The hash seeds of its keys in memory.
+    pub(super) scope: Scope,
+    /// The highest cost that can ever be admitted.
+    pub(super) max_cost: u64,
+    pub(super) enforced: bool,
+    pub(super) lease: u64,
+    pub(super) failure: FailureMode,
+    /// Index of the policy in the statistics.
+    pub(super) stats_index: usize,
+}
+
+/// One limit to apply to one key. Refers to the limit, so that lists of charges are cheap to build.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ResolvedCharge<'a> {
+    pub(super) limit: &'a BoundLimit,
+    pub(super) key: KeyRef<'a>,
+    pub(super) cost: u64,
+    /// The id of the permit; 0 without one.
+    pub(super) permit: u128,
+    /// The tag of an explicit charge. `None`: the tag that the policy derives from the key.
+    pub(super) tag: Option<&'a KeyRef<'a>>,
+}
+
+/// A list of charges. Up to four need no heap allocation.
+pub(super) type ResolvedCharges<'a> = SmallVec<[ResolvedCharge<'a>; 4]>;
+
+/// The charges of one request, none of which is too expensive to be ever admitted, unless in shadow mode.
+#[derive(Debug)]
+pub(super) struct Resolved<'a> {
+    /// In the order of the caller.
+    pub(super) charges: ResolvedCharges<'a>,
+    /// The charges as the store gets them, if that differs.
+    merged: Option<Box<MergedCharges<'a>>>,
+}
+
+impl BoundLimit {
+    /// Returns an error if the cost can never be admitted.
+    #[inline]
+    pub(super) fn check_cost(&self, cost: u64) -> Result<(), CostError> {
+        if cost <= self.max_cost {
+            return Ok(());
+        }
+        Err(CostError { cost, policy: self.policy, max: self.max_cost })
+    }
+
+    /// Returns `true` if the limit could hold this many units at once. An amount of 0 holds, and denies, any cost.
+    pub(super) fn can_hold(&self, units: u64) -> bool {
+        self.limit.amount() == 0 || units <= self.limit.capacity()
+    }
+
+    /// Returns `true` if the units are permits, which their holders return.
+    #[inline]
+    pub(super) fn has_permits(&self) -> bool {
+        self.limit.algorithm() == Algorithm::Concurrency
+    }
+}
+
+/// Returns the highest cost that a limit can ever admit, given the maximum cost of its policy.
+pub(super) fn max_cost(limit: &Limit, of_policy: u64) -> u64 {
+    let capacity = if limit.amount() == 0 { u64::MAX } else { limit.capacity() };
+    of_policy.min(capacity)
+}
+
+impl<'a> ResolvedCharge<'a> {
+    #[inline]
+    pub(super) fn new(limit: &'a BoundLimit, key: KeyRef<'a>, cost: u64, permit: u128) -> Self {
+        let permit = if limit.has_permits() { permit } else { 0 };
+        Self { limit, key, cost, permit, tag: None }
+    }
+
+    /// Binds an explicit charge to its limit.
+    pub(super) fn of_charge(limit: &'a BoundLimit, charge: &'a Charge<'a>) -> Self {
+        let Charge { key, cost, permit, ref tag, .. } = *charge;
+        Self { limit, key, cost, permit, tag: Some(tag) }
+    }
+}
+
+impl<'a> Resolved<'a> {
+    /// Checks the costs. Set `may_repeat` if two charges may share a counter, as explicit charges can.
+    ///
+    /// Enforced charges come first in what the store gets, so that a charge in shadow mode never takes their place.
+    #[inline]
+    pub(super) fn new(charges: ResolvedCharges<'a>, may_repeat: bool) -> Result<Self, CostError> {
+        let mut fits = true;
+        for charge in &charges {
+            match charge.limit.check_cost(charge.cost) {
+                Err(error) if charge.limit.enforced => return Err(error),
+                checked => fits &= checked.is_ok(),
+            }
+        }
+        let in_order = charges.is_sorted_by_key(|charge| !charge.limit.enforced);
+        let is_final = fits && in_order && !(may_repeat && has_repeats(&charges));
+        let merged = (!is_final).then(|| Box::new(MergedCharges::new(&charges)));
+        Ok(Self { charges, merged })
+    }
+
+    /// Returns the charges that the store gets.
+    #[inline]
+    pub(super) fn sent(&self) -> &[ResolvedCharge<'a>] {
+        self.merged.as_ref().map_or(&self.charges, |merged| &merged.charges)
+    }
+
+    /// Turns the outcomes of the charges that were [sent](Self::sent) into those of the charges of the caller.
+    #[inline]
+    pub(super) fn split_outcomes(&self, outcomes: Outcomes) -> Outcomes {
+        match &self.merged {
+            None => outcomes,
+            Some(merged) => merged.split_outcomes(&self.charges, &outcomes),
+        }
+    }
+
+    /// Takes permits under this id: for a request, whose permits are all returned together.
+    pub(super) fn set_permit(&mut self, id: u128) {
+        for charge in self.sent_mut().iter_mut().filter(|charge| charge.limit.has_permits()) {
+            charge.permit = id;
+        }
+    }
+
+    /// Gives an id to the permits that have none: a store tells permits apart by their ids.
+    pub(super) fn fill_permits(&mut self) {
+        for charge in self.sent_mut() {
+            if charge.limit.has_permits() && charge.permit == 0 {
+                charge.permit = new_permit_id();
+            }
+        }
+    }
+
+    /// Returns `true` unless this is a peek.
+    pub(super) fn takes_units(&self) -> bool {
+        self.charges.iter().any(|charge| charge.cost > 0)
+    }
+
+    fn sent_mut(&mut self) -> &mut [ResolvedCharge<'a>] {
+        match &mut self.merged {
+            Some(merged) => &mut merged.charges,
+            None => &mut self.charges,
+        }
+    }
+}
