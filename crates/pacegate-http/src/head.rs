@@ -14,8 +14,8 @@ pub trait Head {
     /// routers too, where the URI lacks the prefix.
     fn path(&self) -> &str;
 
-    /// Returns the authority of the request line, with its port and user information if it has them. HTTP/2 requests have
-    /// it; HTTP/1 requests have the header `Host` instead.
+    /// Returns the authority of the request line, with its port and user information if it has them. HTTP/2 requests
+    /// have it; HTTP/1 requests have the header `Host` instead.
     fn authority(&self) -> Option<&str>;
 
     /// Returns the values of all lines of a header, in order.

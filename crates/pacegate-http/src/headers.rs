@@ -93,8 +93,8 @@ const ZERO: HeaderValue = HeaderValue::from_static("0");
 /// The numbers below 10,000 as four digits each, so that their values need no allocation.
 static NUMBERS: [u8; 40_000] = numbers();
 
-/// Shared header values of the first 64 limits, kept for the life of the process. Limits come from configuration; values
-/// of further limits are built for each response.
+/// Shared header values of the first 64 limits, kept for the life of the process. Limits come from configuration;
+/// values of further limits are built for each response.
 static KNOWN: [OnceLock<Known>; 64] = [const { OnceLock::new() }; 64];
 
 impl Headers {

@@ -20,8 +20,8 @@ use crate::{
 /// A limiter with the rules of a middleware: the key, the cost and the limits of a request, which requests are skipped,
 /// and how denials are answered.
 ///
-/// With the default type parameters it is a tower layer, see [`RateLimitLayer`]. `Q` is the head of a request and `A` the
-/// head of a response. Middleware for a framework with other types is an adapter that calls [`Rules::ask`],
+/// With the default type parameters it is a tower layer, see [`RateLimitLayer`]. `Q` is the head of a request and `A`
+/// the head of a response. Middleware for a framework with other types is an adapter that calls [`Rules::ask`],
 /// [`Rules::decide`], [`Rules::refuse`] and [`Rules::settle`] in this order.
 pub struct Rules<L, Q = request::Parts, A = response::Parts> {
     limiter: L,
@@ -113,8 +113,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// Counts requests by the key that `resolver` returns.
     ///
     /// A request without a key is answered with 400; [`ResolveExt`](crate::ResolveExt) has other choices.
-    /// [`Limiter::check`](pacegate::Limiter::check) with the same key uses the same counter. For a key of several parts,
-    /// combine resolvers: a second call replaces the first.
+    /// [`Limiter::check`](pacegate::Limiter::check) with the same key uses the same counter. For a key of several
+    /// parts, combine resolvers: a second call replaces the first.
     #[must_use]
     pub fn by(self, resolver: impl Resolve<Q>) -> Self {
         self.attribute(Request::KEY, resolver)
@@ -178,12 +178,12 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
 
     /// Corrects the charge when the response is known, before it is sent: refunds units, or charges more.
     ///
-    /// To count only some responses, charge every request and refund the others: this is exact. If requests cost 0 first
-    /// and are charged afterwards, requests that run at the same time can exceed the limit.
+    /// To count only some responses, charge every request and refund the others: this is exact. If requests cost 0
+    /// first and are charged afterwards, requests that run at the same time can exceed the limit.
     ///
     /// A request without a response keeps its charge, for example if its client disconnects or the service fails. No
-    /// units are refunded for a degraded decision, because the store was not charged, or if the window of the charge has
-    /// ended, because the current window has other requests.
+    /// units are refunded for a degraded decision, because the store was not charged, or if the window of the charge
+    /// has ended, because the current window has other requests.
     ///
     /// The headers show the decision before the correction. The next response shows the corrected counter.
     #[must_use]

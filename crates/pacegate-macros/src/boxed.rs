@@ -1,5 +1,5 @@
-//! Methods that `#[async_trait]` has expanded to functions that return a boxed future. It expands before us, because it is
-//! on the impl block.
+//! Methods that `#[async_trait]` has expanded to functions that return a boxed future. It expands before us, because
+//! it is on the impl block.
 
 use proc_macro2::{Delimiter, Group, Ident, TokenStream, TokenTree};
 use syn::Signature;

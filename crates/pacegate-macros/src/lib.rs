@@ -49,16 +49,17 @@ use crate::{args::Args, block::Item};
 ///
 /// - `"10/minute"`, first, one or more: the limits, checked by the compiler. They are charged all or nothing.
 /// - `limit = EXPR`: a [`pacegate::Limit`] instead, evaluated for each call.
-/// - `key = EXPR`: the key to count by, any [`pacegate::Key`], taken by reference (each part of a tuple too). Default: all
-///   calls share one counter.
+/// - `key = EXPR`: the key to count by, any [`pacegate::Key`], taken by reference (each part of a tuple too). Default:
+///   all calls share one counter.
 /// - `scope = "global"` or `scope = "key"`: states whether there is a key, so that the compiler reports a missing one.
 /// - `cost = EXPR`: units, an unsigned integer; 0 is a peek. Default: 1.
 /// - `name = "mail"`: the policy. Functions of one name share their counters. Default: the path of the function.
 /// - `limiter = EXPR`: a [`pacegate::Limiter`] or, for async functions, a [`pacegate::SharedLimiter`]. Default: async
 ///   functions use the [installed](pacegate::registry) limiter, others count in memory.
-/// - `limiter = "bulk"`: for async functions, the limiter [installed](pacegate::registry::install_named) under this name.
-/// - `failure = "open"`, `"closed"` or `"local"`, or a constant [`FailureMode`](pacegate::policy::FailureMode): the failure
-///   mode. Default: that of the limiter.
+/// - `limiter = "bulk"`: for async functions, the limiter [installed](pacegate::registry::install_named) under this
+///   name.
+/// - `failure = "open"`, `"closed"` or `"local"`, or a constant [`FailureMode`](pacegate::policy::FailureMode): the
+///   failure mode. Default: that of the limiter.
 /// - `enabled = EXPR`: a switch, evaluated for each call. If it is `false`, the call is not limited.
 /// - `on_denied = |denied| ..`: the return value of a denied call. Default: `Err(denied.into())`.
 /// - `crate = PATH`: the path of the crate `pacegate`, if it is renamed or reexported. Default: `::pacegate`.

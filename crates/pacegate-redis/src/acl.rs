@@ -14,8 +14,8 @@ pub const ACL_RULES: &str = "-@all +ping +info +select +time +eval +evalsha +clu
     +lindex +llen +lset +ltrim +rpush +rpop \
     +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore";
 
-/// Additional rules for a store with the [layout](crate::Layout) of another limiter. The key pattern is then that of the
-/// layout, such as `~rl:*` for `rl:{key}:{window}`.
+/// Additional rules for a store with the [layout](crate::Layout) of another limiter. The key pattern is then that of
+/// the layout, such as `~rl:*` for `rl:{key}:{window}`.
 pub const LAYOUT_ACL_RULES: &str = "+incrby +decrby +pttl +zpopmax";
 
 /// The ACL rules for a user of the sentinels, which are queried for the master only.

@@ -1,8 +1,8 @@
 //! Requests that one script call decides.
 //!
-//! Requests with the same cell and cost form one run, so a hot key costs the server one step however many requests there
-//! are. The server returns the states before the call. [`Replay`] computes the answer of each request from them, in
-//! order of arrival and with the same steps as the memory store.
+//! Requests with the same cell and cost form one run, so a hot key costs the server one step however many requests
+//! there are. The server returns the states before the call. [`Replay`] computes the answer of each request from them,
+//! in order of arrival and with the same steps as the memory store.
 
 use std::collections::HashMap;
 

@@ -150,7 +150,8 @@ mod tests {
     use super::*;
     use crate::fingerprint::Fingerprinter;
 
-    /// The time of the state that is remembered after two deny_cache, the second of them by a clock that has stepped back.
+    /// The time of the state that is remembered after two deny_cache, the second of them by a clock that has stepped
+    /// back.
     fn cached_time(max_age: Duration) -> u64 {
         let cache = DenyCache::new(10, max_age, Time::Server);
         let limit = Limit::per_minute(1);

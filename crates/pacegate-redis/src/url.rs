@@ -17,8 +17,8 @@ use crate::link::{Access, Address, Tls};
 ///
 /// `rediss` instead of `redis` uses TLS and verifies the server; `valkey` and `valkeys` are aliases. With TLS,
 /// `?ca=FILE` sets the CA certificates and `?cert=FILE&key=FILE` the client certificate. `?sentinel_user=…` and
-/// `?sentinel_password=…` are the credentials for the sentinels. In users and passwords, percent-encode everything except
-/// letters, digits and `-._~`.
+/// `?sentinel_password=…` are the credentials for the sentinels. In users and passwords, percent-encode everything
+/// except letters, digits and `-._~`.
 #[derive(Clone, Debug)]
 pub struct RedisUrl {
     pub(crate) servers: Servers,

@@ -45,8 +45,8 @@ impl Engine {
         self.limiter.charges()
     }
 
-    /// Returns an engine for a caller that stops waiting at this instant. If the store has not answered by then, failure
-    /// modes decide.
+    /// Returns an engine for a caller that stops waiting at this instant. If the store has not answered by then,
+    /// failure modes decide.
     pub(crate) fn answering_by(&self, deadline: Instant) -> Self {
         Self { deadline: Some(deadline), ..self.clone() }
     }

@@ -10,9 +10,9 @@ use crate::{
 
 /// The answer for one request: allowed or denied, the remaining units, and when to retry.
 ///
-/// If several limits apply, the numbers are those of the tightest one: of the limits that deny, the one with the longest
-/// wait; if all admit, the one with the fewest units left. Two decisions are equal if they differ only in the time at
-/// which they were made.
+/// If several limits apply, the numbers are those of the tightest one: of the limits that deny, the one with the
+/// longest wait; if all admit, the one with the fewest units left. Two decisions are equal if they differ only in the
+/// time at which they were made.
 #[derive(Clone, Copy)]
 pub struct Decision {
     pub(crate) allowed: bool,

@@ -12,8 +12,9 @@ use smallvec::SmallVec;
 
 /// A value that identifies a counter: text, bytes, a number, an address, a `bool`, an option, or a tuple of these.
 ///
-/// Numbers and addresses are encoded as text, so that `42_u64` here and `"42"` over the network are the same key. Tuples
-/// are encoded with the length of each part: `("ab", "c")` and `("a", "bc")` are different keys, whatever they contain.
+/// Numbers and addresses are encoded as text, so that `42_u64` here and `"42"` over the network are the same key.
+/// Tuples are encoded with the length of each part: `("ab", "c")` and `("a", "bc")` are different keys, whatever they
+/// contain.
 ///
 /// Implement it for your own types by delegating to their fields:
 ///

@@ -46,7 +46,8 @@ texts! {
     Source;
 }
 
-/// The JSON form of a decision, also of `POST /v1/check` and of the CLI. Times are in seconds, exact to the microsecond.
+/// The JSON form of a decision, also of `POST /v1/check` and of the CLI. Times are in seconds, exact to the
+/// microsecond.
 ///
 /// `policy`, `limit` and `remaining` are null if no policy applies. `retry_after` is null if the request was allowed or
 /// never will be. To add fields, flatten a decision into a struct with `#[serde(flatten)]`.

@@ -61,7 +61,9 @@ fn sleeping_tests(file: &File) -> Vec<Finding> {
 }
 
 fn floats(file: &File) -> Vec<Finding> {
-    let exact = file.is_rust() && file.path.starts_with("crates/pacegate/src/");
+    // JSON writes times as fractions of a second, after the decision.
+    let is_display = file.path == "crates/pacegate/src/serialize.rs";
+    let exact = file.is_rust() && file.path.starts_with("crates/pacegate/src/") && !is_display;
     find(file, exact, |line| {
         let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
         let float = words.find(|word| ["f32", "f64"].contains(word))?;

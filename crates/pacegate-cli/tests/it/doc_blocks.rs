@@ -1,7 +1,7 @@
 //! Runs the blocks of the documentation that no other test runs. A block names its test in the line before it:
 //! `<!-- test: config_blocks_are_valid -->`.
 
-use std::{env, fs, path::Path, process::Command};
+use std::{env, ffi::OsStr, fs, path::Path, process::Command};
 
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ fn commands<'a>(block: &'a Block, prompt: &str) -> Vec<(&'a str, String)> {
 /// Runs a command of a page in a folder, where `pacegate` is the program under test. Returns all output.
 fn run_shell(folder: &Path, command: &str) -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_pacegate")).parent().unwrap();
-    let path = format!("{}:{}", program.display(), env::var("PATH").unwrap());
+    let path = [program.as_os_str(), &env::var_os("PATH").unwrap()].join(OsStr::new(":"));
     let mut shell = Command::new("sh");
     let output =
         shell.args(["-c", command]).current_dir(folder).env("PATH", path).output().unwrap();

@@ -16,8 +16,8 @@ use super::body::MakeBody;
 use crate::{Decide, Question, Reply, Rules};
 
 pin_project! {
-    /// The response future of [`RateLimit`](super::RateLimit). It completes with a response of the inner service or with
-    /// a rejection, and fails only if the inner service fails.
+    /// The response future of [`RateLimit`](super::RateLimit). It completes with a response of the inner service or
+    /// with a rejection, and fails only if the inner service fails.
     pub struct ResponseFuture<S, L, M, ReqB, ResB>
     where
         S: Service<Request<ReqB>>,

@@ -16,9 +16,9 @@ use crate::{Asked, Decide, Reply, Rules};
 /// A service that serves only requests within their limits. An admitted request has its
 /// [`Decision`](pacegate::Decision) in its extensions.
 ///
-/// The service is ready when the inner service is. A [`Limiter`](pacegate::Limiter) decides before `call` returns. With a
-/// [`SharedLimiter`](pacegate::SharedLimiter), the future holds the request and a clone of the inner service until the
-/// store answers. If the future is dropped before that, the request is dropped, but may have been charged.
+/// The service is ready when the inner service is. A [`Limiter`](pacegate::Limiter) decides before `call` returns.
+/// With a [`SharedLimiter`](pacegate::SharedLimiter), the future holds the request and a clone of the inner service
+/// until the store answers. If the future is dropped before that, the request is dropped, but may have been charged.
 #[derive(Clone, Debug)]
 pub struct RateLimit<S, L, M = IntoBody> {
     inner: S,

@@ -36,8 +36,8 @@ const EPOCH_MILLIS: u64 = 100_000_000_000;
 /// 1. `Retry-After` in seconds or as a date, on a status from 400 on.
 /// 2. `RateLimit`, if nothing remains: drafts from 8 on (`"api";r=0;t=5`; the longest of several policies), or draft 7
 ///    (`limit=10, remaining=0, reset=5`).
-/// 3. Without `RateLimit`: `RateLimit-Remaining` and `-Reset` (earlier drafts), or `X-RateLimit-Remaining` and `-Reset`,
-///    where a reset above 10^9 is an instant. These name the time of a full reset, not of the next unit.
+/// 3. Without `RateLimit`: `RateLimit-Remaining` and `-Reset` (earlier drafts), or `X-RateLimit-Remaining` and
+///    `-Reset`, where a reset above 10^9 is an instant. These name the time of a full reset, not of the next unit.
 ///
 /// Instants are compared with the `Date` of the response if it has one, else with `now`. So a local clock that is slow
 /// does not turn a pause of seconds into hours.

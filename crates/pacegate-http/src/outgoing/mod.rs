@@ -1,8 +1,8 @@
 //! A client layer for rate-limited upstream APIs: calls wait instead of being denied.
 //!
-//! [`StayWithinLayer`] wraps a tower client, such as that of hyper-util. Calls wait until the limiter admits them, in the
-//! order of arrival for each host. The layer obeys responses: after `Retry-After`, or if `RateLimit` or `X-RateLimit-*`
-//! report that nothing remains, further calls with the same key wait until there is more.
+//! [`StayWithinLayer`] wraps a tower client, such as that of hyper-util. Calls wait until the limiter admits them, in
+//! the order of arrival for each host. The layer obeys responses: after `Retry-After`, or if `RateLimit` or
+//! `X-RateLimit-*` report that nothing remains, further calls with the same key wait until there is more.
 //!
 //! ```
 //! use std::time::Duration;
@@ -80,8 +80,8 @@ impl<L: Wait> StayWithinLayer<L> {
         Self { settings: Arc::new(settings) }
     }
 
-    /// Sets the key that calls are counted by, such as the host and an account. Calls without a key share one counter by
-    /// default.
+    /// Sets the key that calls are counted by, such as the host and an account. Calls without a key share one counter
+    /// by default.
     #[must_use]
     pub fn by(self, resolver: impl Resolve) -> Self {
         self.set(|settings| settings.by = Arc::new(resolver))

@@ -26,10 +26,10 @@ pub struct PeerAddress {
 
 /// The address of the client behind trusted proxies, in the form of [`PeerAddress`].
 ///
-/// Each proxy appends the address that it sees to `X-Forwarded-For` or `Forwarded`; only one of the two headers is read.
-/// The search starts at the connection and goes from right to left as long as the address is a trusted proxy. The first
-/// address that is not trusted is the client. An entry that is not an address ends the search at the proxy that wrote
-/// it. Entries that a client has forged are further left and never reached.
+/// Each proxy appends the address that it sees to `X-Forwarded-For` or `Forwarded`; only one of the two headers is
+/// read. The search starts at the connection and goes from right to left as long as the address is a trusted proxy.
+/// The first address that is not trusted is the client. An entry that is not an address ends the search at the proxy
+/// that wrote it. Entries that a client has forged are further left and never reached.
 ///
 /// ```
 /// use http::Request;
@@ -109,7 +109,8 @@ impl ClientAddress {
 
     /// Trusts this number of proxies in a row, independent of their addresses: 1 if there is one before this server.
     ///
-    /// All clients must come through all of the proxies. A client that can connect to a later one can forge its address.
+    /// All clients must come through all of the proxies. A client that can connect to a later one can forge its
+    /// address.
     pub fn behind(proxies: usize) -> Self {
         Self::with(Trust::Hops(proxies))
     }
@@ -231,8 +232,8 @@ impl<H: Head, P: Peer<H>> Resolve<H> for ClientAddress<P> {
     }
 }
 
-/// Returns an address in the form that [`PeerAddress`] and [`ClientAddress`] count by: IPv4 unchanged, IPv6 reduced to its
-/// first 64 bits. The text may have brackets, a zone and a port. `None` if it is not an address.
+/// Returns an address in the form that [`PeerAddress`] and [`ClientAddress`] count by: IPv4 unchanged, IPv6 reduced to
+/// its first 64 bits. The text may have brackets, a zone and a port. `None` if it is not an address.
 ///
 /// ```
 /// use pacegate_http::resolve::plain_address;

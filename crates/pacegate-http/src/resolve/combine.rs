@@ -12,8 +12,8 @@ pub trait ResolveExt: Sized {
         Or { first: self, second: other }
     }
 
-    /// Combines both values to one key. If one is missing and has [`or_share`](Self::or_share), requests without it share
-    /// a counter for each value of the other.
+    /// Combines both values to one key. If one is missing and has [`or_share`](Self::or_share), requests without it
+    /// share a counter for each value of the other.
     fn and<R>(self, other: R) -> And<Self, R> {
         And { first: self, second: other }
     }

@@ -1,5 +1,5 @@
-//! Parses `X-Forwarded-For` and `Forwarded` from right to left: the last proxy wrote the rightmost entry, and nothing to
-//! the left of an entry may change how it is parsed.
+//! Parses `X-Forwarded-For` and `Forwarded` from right to left: the last proxy wrote the rightmost entry, and nothing
+//! to the left of an entry may change how it is parsed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -60,8 +60,8 @@ pub enum Missing {
     Skip,
     /// The request is answered with 400.
     Reject,
-    /// The program does not provide the value. The request is answered with 500; the text is the change that the program
-    /// needs.
+    /// The program does not provide the value. The request is answered with 500; the text is the change that the
+    /// program needs.
     Misconfigured(&'static str),
 }
 

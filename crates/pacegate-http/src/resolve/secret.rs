@@ -7,8 +7,8 @@ use http::{HeaderName, header};
 use super::{KeyParts, Missing, OrDefault, Resolve};
 use crate::head::{Head, only};
 
-/// An API key, as the first 32 hexadecimal digits of its BLAKE3 digest. Stores, logs and lists of busy keys never contain
-/// the key itself.
+/// An API key, as the first 32 hexadecimal digits of its BLAKE3 digest. Stores, logs and lists of busy keys never
+/// contain the key itself.
 ///
 /// It is not verified here. A client that invents a new key for each request gets a new counter each time, so put this
 /// layer behind the one that verifies keys, or add an address.
@@ -52,7 +52,8 @@ impl ApiKey {
 }
 
 impl<F> BearerSubject<F> {
-    /// Creates a resolver. `verify` returns the subject of a token if it is genuine and valid; it runs for every request.
+    /// Creates a resolver. `verify` returns the subject of a token if it is genuine and valid; it runs for every
+    /// request.
     pub const fn verified(verify: F) -> Self
     where
         F: Fn(&str) -> Option<String>,

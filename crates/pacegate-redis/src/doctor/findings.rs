@@ -80,16 +80,16 @@ findings! {
 
     NO_EVICTION: Good "eviction" "live keys are never evicted (noeviction)";
     EVICTION: Problem "eviction" "`{0}`: {1}, so a flood of keys resets the counters of other clients"
-        => "CONFIG SET maxmemory-policy noeviction, and set it in the config file too; keep data that needs eviction on \
-            another server";
+        => "CONFIG SET maxmemory-policy noeviction, and set it in the config file too; keep data that needs eviction \
+            on another server";
     // Without a memory limit, nothing is evicted yet.
     EVICTION_LATER: Warning "eviction" "`{0}`: {1}, so a flood of keys resets the counters of other clients"
-        => "CONFIG SET maxmemory-policy noeviction, and set it in the config file too; keep data that needs eviction on \
-            another server";
+        => "CONFIG SET maxmemory-policy noeviction, and set it in the config file too; keep data that needs eviction \
+            on another server";
     EVICTED: Problem "evicted"
         "{0} keys were evicted since the server started, possibly including counters"
-        => "CONFIG SET maxmemory-policy noeviction, and set it in the config file too; keep data that needs eviction on \
-            another server";
+        => "CONFIG SET maxmemory-policy noeviction, and set it in the config file too; keep data that needs eviction \
+            on another server";
     EVICTED_BEFORE: Warning "evicted"
         "{0} keys were evicted since the server started, possibly including counters"
         => "none if the policy has been changed since then; CONFIG RESETSTAT resets the number";
@@ -163,8 +163,8 @@ findings! {
         "{0} sentinels know each other; quorum to declare the master down: {1}, which can never be reached"
         => "SENTINEL SET {2} quorum {3}";
     FEW_SENTINELS: Warning "quorum"
-        "{0} sentinels know each other; quorum to declare the master down: {1}; with fewer than three sentinels, the loss \
-         of one can prevent a failover"
+        "{0} sentinels know each other; quorum to declare the master down: {1}; with fewer than three sentinels, the \
+         loss of one can prevent a failover"
         => "run at least three sentinels, on machines that fail independently";
 
     SCRIPTS: Good "script"

@@ -7,9 +7,15 @@ use super::{Finding, ask::Info, findings as table};
 #[rustfmt::skip]
 const EVICTION_POLICIES: [(&str, &str); 7] = [
     ("allkeys-lru", "evicts the least recently used keys (2 of 200 counters survived a flood)"),
-    ("volatile-lru", "evicts the least recently used expiring keys, including ours (1 of 200 counters survived a flood)"),
+    (
+        "volatile-lru",
+        "evicts the least recently used expiring keys, including ours (1 of 200 counters survived a flood)",
+    ),
     ("allkeys-lfu", "evicts the least frequently used keys (49 of 200 counters survived a flood)"),
-    ("volatile-lfu", "evicts the least frequently used expiring keys, including ours (48 of 200 counters survived a flood)"),
+    (
+        "volatile-lfu",
+        "evicts the least frequently used expiring keys, including ours (48 of 200 counters survived a flood)",
+    ),
     ("allkeys-random", "evicts random keys (31 of 200 counters survived a flood)"),
     ("volatile-random", "evicts random expiring keys, including ours (45 of 200 counters survived a flood)"),
     ("volatile-ttl", "evicts the keys with the shortest periods (1 of 200 counters survived a flood)"),

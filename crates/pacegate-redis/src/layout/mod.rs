@@ -92,7 +92,8 @@ impl Layout {
         Self(None)
     }
 
-    /// The fixed window of RLaaS: `rlaas:rate_limit:{key}:{window}`, with a lifetime of one window from the first request.
+    /// The fixed window of RLaaS: `rlaas:rate_limit:{key}:{window}`, with a lifetime of one window from the first
+    /// request.
     pub fn rlaas() -> Self {
         Self::seconds("rlaas:rate_limit:", Piece::Window, Life::ONCE)
     }
@@ -111,16 +112,16 @@ impl Layout {
         )
     }
 
-    /// The Spring starter: `{prefix}:{key}:{window_start_ms}`, with a lifetime of one window and a second from the first
-    /// request. Its default prefix is [`Layout::SPRING_PREFIX`]. Periods may be milliseconds.
+    /// The Spring starter: `{prefix}:{key}:{window_start_ms}`, with a lifetime of one window and a second from the
+    /// first request. Its default prefix is [`Layout::SPRING_PREFIX`]. Periods may be milliseconds.
     pub fn spring(prefix: &str) -> Self {
         let name = KeyTemplate::new(&format!("{prefix}:"), Piece::WindowStartMillis);
         let life = Life { slack: SECOND, ..Life::ONCE };
         Self::of(Rules { name, counting: Counting::Window, life, whole_seconds: false })
     }
 
-    /// The Valkey API server: `rate_limit:{key}:{window}`, with a lifetime of one window and ten seconds from the latest
-    /// request.
+    /// The Valkey API server: `rate_limit:{key}:{window}`, with a lifetime of one window and ten seconds from the
+    /// latest request.
     pub fn valkey_api() -> Self {
         let life = Life { slack: 10 * SECOND, refreshed: true, ..Life::ONCE };
         Self::seconds("rate_limit:", Piece::Window, life)

@@ -231,8 +231,8 @@ const RLAAS: &str = "
     if count == 1 then redis.call('EXPIRE', name, ARGV[1]) end
     return count";
 
-/// Removes expired entries, counts the rest, adds the request if it fits and always sets the expiry, in one call with the
-/// caller's milliseconds.
+/// Removes expired entries, counts the rest, adds the request if it fits and always sets the expiry, in one call with
+/// the caller's milliseconds.
 const RLAAS_LOG: &str = "
     local now, width, amount = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
     redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - width)

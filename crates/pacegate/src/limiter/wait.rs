@@ -83,8 +83,9 @@ impl Wait {
         Self { timeout, jitter: Duration::ZERO }
     }
 
-    /// Delays callers that had to wait by a random time of up to `jitter`, so that callers that are admitted at the same
-    /// instant do not all start then. The units are charged before the delay, which ends at the timeout at the latest.
+    /// Delays callers that had to wait by a random time of up to `jitter`, so that callers that are admitted at the
+    /// same instant do not all start then. The units are charged before the delay, which ends at the timeout at the
+    /// latest.
     #[must_use]
     pub const fn jitter(self, jitter: Duration) -> Self {
         Self { jitter, ..self }

@@ -45,8 +45,8 @@ impl Match {
         self
     }
 
-    /// Returns true if a request meets every condition, without normalizing its values. A policy also normalizes paths, see
-    /// [`PolicySet::covers`](super::PolicySet::covers).
+    /// Returns true if a request meets every condition, without normalizing its values. A policy also normalizes
+    /// paths, see [`PolicySet::covers`](super::PolicySet::covers).
     pub fn covers(&self, request: &Request<'_>) -> bool {
         self.covers_values(|attribute| request.attribute(attribute))
     }
@@ -56,8 +56,8 @@ impl Match {
         self.conditions.iter().all(|(attribute, condition)| condition.holds(value(attribute)))
     }
 
-    /// Like [`Match::covers_values`], but a value that is too long for a pattern meets it only if all values with the same
-    /// prefix do.
+    /// Like [`Match::covers_values`], but a value that is too long for a pattern meets it only if all values with the
+    /// same prefix do.
     pub(super) fn surely_covers<'v>(&self, value: impl Fn(&str) -> Option<&'v [u8]>) -> bool {
         let mut conditions = self.conditions.iter();
         conditions.all(|(attribute, condition)| condition.surely_holds(value(attribute)))
@@ -99,8 +99,8 @@ impl Match {
         })
     }
 
-    /// Returns a number that identifies this match. It is the same in every process, and does not depend on the order of
-    /// conditions or of values in a list.
+    /// Returns a number that identifies this match. It is the same in every process, and does not depend on the order
+    /// of conditions or of values in a list.
     pub fn digest(&self) -> u64 {
         let mut conditions: Vec<Vec<u8>> = self
             .conditions

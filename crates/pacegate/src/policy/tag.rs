@@ -24,8 +24,8 @@ pub enum Tag {
 }
 
 impl PolicySet {
-    /// Returns the pairs of policies that may cover one request with different [tags](Tag). On a cluster, such a request
-    /// is not charged in one step.
+    /// Returns the pairs of policies that may cover one request with different [tags](Tag). On a cluster, such a
+    /// request is not charged in one step.
     ///
     /// Tags are known to be the same for the same `per` lists, the same attribute and the same name; as to an
     /// attribute, for requests that have it. Pairs whose conditions plainly exclude each other are left out. Compares

@@ -49,7 +49,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError::no_ids`].
     fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes>;
 
-    /// Changes one counter without a decision. The answer is `false` if a permit to renew has expired, otherwise `true`.
+    /// Changes one counter without a decision. The answer is `false` if a permit to renew has expired, otherwise
+    /// `true`.
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool>;
 
     /// Returns an error if the store can never count these limits of one policy. `leased`: the policy has a lease.

@@ -72,8 +72,8 @@ fn slow_by_five_deadlines() {
     }
 }
 
-/// A server whose replies take most of the deadline serves the requests that did not wait for another round trip before,
-/// and the circuit breaker stays closed.
+/// A server whose replies take most of the deadline serves the requests that did not wait for another round trip
+/// before, and the circuit breaker stays closed.
 #[test]
 fn slow_by_more_than_half_a_deadline() {
     for flavor in Flavor::ALL {

@@ -142,8 +142,8 @@ impl Log {
     }
 
     /// Asserts that 99 % of the decisions kept the deadline within the tolerance, and all within half a second. Other
-    /// programs may pause any thread for some milliseconds. A request that is lost, or waits for a connection, would take
-    /// longer.
+    /// programs may pause any thread for some milliseconds. A request that is lost, or waits for a connection, would
+    /// take longer.
     pub(super) fn assert_timely(&self, what: &str) {
         let late = self.seen.iter().filter(|seen| !self.excess(seen).is_zero()).count();
         let worst = self.seen.iter().map(|seen| self.excess(seen)).max().unwrap_or_default();

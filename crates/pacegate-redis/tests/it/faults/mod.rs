@@ -144,8 +144,8 @@ impl Limiters {
         troubles.collect::<Vec<_>>().join("; ")
     }
 
-    /// Asserts that a new key admits exactly 100. If the machine pauses for longer than the deadline, failure modes apply;
-    /// such an attempt only proves that no more are admitted.
+    /// Asserts that a new key admits exactly 100. If the machine pauses for longer than the deadline, failure modes
+    /// apply; such an attempt only proves that no more are admitted.
     fn assert_exact(&self) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let fresh = |_| {

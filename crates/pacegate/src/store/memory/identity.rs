@@ -3,8 +3,8 @@
 //!
 //! The hash is two independent 64-bit values of foldhash, under secrets that each store draws at random and never
 //! shows. It is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim
-//! for the cell of somebody else nor pile keys onto one shard. The [`Owner`] takes the place of the low bits. By chance,
-//! two of four billion keys of one policy meet once in 2^38.
+//! for the cell of somebody else nor pile keys onto one shard. The [`Owner`] takes the place of the low bits. By
+//! chance, two of four billion keys of one policy meet once in 2^38.
 
 #[cfg(not(pacegate_loom))]
 use std::hash::RandomState;

@@ -1,8 +1,8 @@
 //! Tenants: which share of the room a key counts in, and which policy it belongs to.
 //!
-//! The policies of one domain have one share, and limits that belong to no policy have one together. A [`Owner`] of a few
-//! bits in the identity of a key names its share and its policy. So a cell that expires gives its room back to its own
-//! share, and all keys of a policy can be found, although keys are kept as hashes.
+//! The policies of one domain have one share, and limits that belong to no policy have one together. A [`Owner`] of a
+//! few bits in the identity of a key names its share and its policy. So a cell that expires gives its room back to its
+//! own share, and all keys of a policy can be found, although keys are kept as hashes.
 
 use std::collections::HashMap;
 
