@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Relative to the root of the repository.
-const PAGES: [&str; 12] = [
+const PAGES: [&str; 13] = [
     "README.md",
     "docs/algorithms.md",
     "docs/failure-modes.md",
@@ -21,6 +21,7 @@ const PAGES: [&str; 12] = [
     "docs/guide/outgoing.md",
     "docs/guide/redis.md",
     "docs/guide/rust.md",
+    "docs/guide/store.md",
     "docs/guide/tonic.md",
     "docs/layouts.md",
 ];

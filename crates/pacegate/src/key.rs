@@ -1,4 +1,4 @@
-//! Whose budget: keys of one or several parts, encoded so that different keys never meet.
+//! Keys of one or several parts, encoded so that different keys never collide.
 
 use std::{
     borrow::Cow,
@@ -10,14 +10,12 @@ use std::{
 
 use smallvec::SmallVec;
 
-/// A value that says whose budget a request draws on: text, bytes, a number, an address, a `bool`, an option or a tuple
-/// of these.
+/// A value that identifies a counter: text, bytes, a number, an address, a `bool`, an option, or a tuple of these.
 ///
-/// Numbers and addresses are their usual text, so that `42_u64` here and `"42"` over the wire are the same key. The
-/// parts of a tuple keep their borders: `("ab", "c")` and `("a", "bc")` are different keys, whatever the parts
-/// contain.
+/// Numbers and addresses are encoded as text, so that `42_u64` here and `"42"` over the network are the same key. Tuples
+/// are encoded with the length of each part: `("ab", "c")` and `("a", "bc")` are different keys, whatever they contain.
 ///
-/// For a type of your own, hand on one of its fields:
+/// Implement it for your own types by delegating to their fields:
 ///
 /// ```
 /// use pacegate::{Key, KeyRef, Limit, Limiter};
@@ -49,32 +47,32 @@ pub trait Key {
     fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R;
 }
 
-/// A key as stores see it.
+/// A borrowed key in encoded form, as stores use it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyRef<'a> {
     bytes: &'a [u8],
-    /// Whether `bytes` is the encoding of a tuple, rather than the one part itself.
+    /// True if `bytes` encodes a tuple, false if it is a single part.
     tuple: bool,
 }
 
-/// A key of its own, for keeping.
+/// An owned key.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct KeyBuf {
     bytes: SmallVec<[u8; 64]>,
     tuple: bool,
 }
 
-/// In place of a length: the part is absent, which is not the same as empty.
+/// Written instead of a length if the part is absent, which differs from empty.
 const ABSENT: u32 = u32::MAX;
 
 impl<'a> KeyRef<'a> {
-    /// A key of one part.
+    /// Creates a key of one part.
     #[inline]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, tuple: false }
     }
 
-    /// The parts; an absent one is `None`.
+    /// Returns the parts; an absent one is `None`.
     pub fn parts(self) -> impl Iterator<Item = Option<&'a [u8]>> {
         let mut rest = self.bytes;
         let mut one = (!self.tuple).then_some(self.bytes);
@@ -95,19 +93,19 @@ impl<'a> KeyRef<'a> {
         })
     }
 
-    /// A copy that lives on its own.
+    /// Copies the key.
     pub fn to_buf(self) -> KeyBuf {
         KeyBuf { bytes: SmallVec::from_slice(self.bytes), tuple: self.tuple }
     }
 
-    /// Hands `sink` bytes that, one after the other, are those of no other key: for a store's own hash. What follows
-    /// them in the same hash has to be set apart by their length, or by coming before them.
+    /// Passes bytes to `sink` that are unique to this key when concatenated, for the hash of a store. Other data in the
+    /// same hash has to come before them, or has to be separated by their length.
     pub fn feed(self, mut sink: impl FnMut(&[u8])) {
         sink(&[u8::from(self.tuple)]);
         sink(self.bytes);
     }
 
-    /// A copy of the first `length` bytes, and where it is a tuple, of as many parts as begin within them.
+    /// Copies the first `length` bytes; of a tuple, the parts that begin within them.
     pub(crate) fn first(self, length: usize) -> KeyBuf {
         if self.bytes.len() <= length {
             return self.to_buf();
@@ -126,7 +124,7 @@ impl<'a> KeyRef<'a> {
         short
     }
 
-    /// The bytes to hash. Two keys are the same only if these and [`KeyRef::is_tuple`] are.
+    /// Returns the bytes to hash. Two keys are equal only if these and [`KeyRef::is_tuple`] are equal.
     #[inline]
     pub(crate) const fn as_bytes(self) -> &'a [u8] {
         self.bytes
@@ -139,7 +137,7 @@ impl<'a> KeyRef<'a> {
 }
 
 impl KeyBuf {
-    /// A key of no parts: one budget for all.
+    /// Creates a key without parts: one counter for all requests.
     pub fn empty() -> Self {
         Self { bytes: SmallVec::new(), tuple: true }
     }
@@ -149,7 +147,7 @@ impl KeyBuf {
         key.with(|key| key.to_buf())
     }
 
-    /// Adds a part, or the fact that it is absent. A key that is one part becomes the first of a tuple.
+    /// Adds a part, or an absent part. A key of one part becomes a tuple.
     pub fn push(&mut self, part: Option<&[u8]>) {
         if !self.tuple {
             let first = mem::replace(self, Self::empty());
@@ -161,7 +159,7 @@ impl KeyBuf {
         self.bytes.extend_from_slice(part.unwrap_or_default());
     }
 
-    /// The key, borrowed.
+    /// Borrows the key.
     #[inline]
     pub fn as_ref(&self) -> KeyRef<'_> {
         KeyRef { bytes: &self.bytes, tuple: self.tuple }
@@ -172,7 +170,7 @@ impl KeyBuf {
     }
 }
 
-/// Parts as text, with what is not printable escaped, joined by commas: for people, not for comparing.
+/// Formats the parts for people, joined by commas and escaped. Different keys may have the same text.
 impl fmt::Display for KeyRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, part) in self.parts().enumerate() {
@@ -194,7 +192,7 @@ impl fmt::Debug for KeyRef<'_> {
     }
 }
 
-/// As its [`KeyRef`].
+/// Formats it as a [`KeyRef`].
 impl fmt::Display for KeyBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.as_ref(), f)
@@ -313,7 +311,7 @@ macro_rules! pointed_keys {
 
 pointed_keys!(Box, Rc, Arc);
 
-/// `None` is an absent part, which is not the same as an empty one: all who lack it share a budget.
+/// `None` is an absent part, which differs from an empty one. All requests without it share a counter.
 impl<K: Key> Key for Option<K> {
     fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
         match self {
@@ -323,7 +321,7 @@ impl<K: Key> Key for Option<K> {
     }
 }
 
-/// One budget for all.
+/// One counter for all requests.
 impl Key for () {
     fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
         read(KeyRef { bytes: &[], tuple: true })

@@ -1,9 +1,5 @@
 //! The examples of the documentation as doctests: `cargo test --doc -p pacegate-docs`. `build.rs` completes
 //! them.
-#![expect(
-    clippy::needless_doctest_main,
-    reason = "examples should be complete programs that readers can copy"
-)]
 
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/README.md"))]
 pub mod readme {}
@@ -13,6 +9,9 @@ pub mod algorithms {}
 
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/rust.md"))]
 pub mod guide_rust {}
+
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/store.md"))]
+pub mod guide_store {}
 
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/redis.md"))]
 pub mod guide_redis {}

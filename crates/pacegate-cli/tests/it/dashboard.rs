@@ -280,7 +280,7 @@ fn the_lookup_shows_the_current_state_of_a_key() {
     shown.page.wait_until(&has("#said", "“alice” is no longer blocked in plans."));
     shown.page.wait_until(&has("#blocked", "No blocked keys."));
     // The panel looks the key up again, and the policy no longer exists.
-    shown.page.wait_until(&has("#lookup-answer", "no policy in force has this name"));
+    shown.page.wait_until(&has("#lookup-answer", "unknown policy"));
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub enum LayoutError {
     #[error("{}", reason(.0))]
     Limit(StoreError),
     #[error("policy `{policy}`: {error}")]
-    Policy { policy: PolicyName, error: Box<LayoutError> },
+    Policy { policy: PolicyName, error: Box<Self> },
 }
 
 fn reason(error: &StoreError) -> String {

@@ -97,7 +97,7 @@ impl Drop for Pass {
         let Held { by, asked } = *held;
         match by {
             Holder::Memory(limiter) => {
-                asked.with_charges(|charges| limiter.charges().release(charges))
+                asked.with_charges(|charges| limiter.charges().release(charges));
             }
             Holder::Shared(limiter) => limiter.clone().spawn(Box::pin(async move {
                 // A failure is counted, and the store retries.

@@ -31,10 +31,10 @@ use super::{Clock, Sleep, Timestamp};
 /// ```
 #[derive(Clone)]
 pub struct ManualClock {
-    shared: Arc<Shared>,
+    shared: Arc<ManualTime>,
 }
 
-struct Shared {
+struct ManualTime {
     now: AtomicU64,
     /// Total microseconds by which the clock was moved forward.
     elapsed: AtomicU64,
@@ -58,7 +58,7 @@ impl ManualClock {
 
     /// Creates a clock at `now`.
     pub fn at(now: Timestamp) -> Self {
-        let shared = Shared {
+        let shared = ManualTime {
             now: AtomicU64::new(now.as_micros()),
             elapsed: AtomicU64::new(0),
             sleepers: Mutex::default(),
@@ -109,7 +109,7 @@ impl ManualClock {
     }
 }
 
-impl Shared {
+impl ManualTime {
     fn elapsed(&self) -> u64 {
         self.elapsed.load(Ordering::SeqCst)
     }
@@ -129,7 +129,7 @@ impl Clock for ManualClock {
         let sleepers = self.shared.sleepers.lock();
         let due = self.shared.elapsed().saturating_add(until.micros_since(self.now()));
         drop(sleepers);
-        let place = Place { clock: self, id, due };
+        let place = SleeperGuard { clock: self, id, due };
         Box::pin(std::future::poll_fn(move |cx| place.poll(cx)))
     }
 }
@@ -147,13 +147,13 @@ impl fmt::Debug for ManualClock {
 }
 
 /// An entry in the list of sleepers. Dropping it removes it, so a cancelled wait leaves nothing behind.
-struct Place<'a> {
+struct SleeperGuard<'a> {
     clock: &'a ManualClock,
     id: u64,
     due: u64,
 }
 
-impl Place<'_> {
+impl SleeperGuard<'_> {
     fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         let mut sleepers = self.clock.shared.sleepers.lock();
         sleepers.retain(|sleeper| sleeper.id != self.id);
@@ -165,7 +165,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for SleeperGuard<'_> {
     fn drop(&mut self) {
         self.clock.shared.sleepers.lock().retain(|sleeper| sleeper.id != self.id);
     }

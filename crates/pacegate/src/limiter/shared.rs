@@ -61,7 +61,7 @@ pub enum CheckError {
 /// The start of a check: concluded at once, or waiting for the store.
 enum Started<'a> {
     Done(Result<Decision, StoreError>),
-    Waiting(crate::PendingReply<'a, Outcomes>, Option<UnansweredPermits>),
+    Waiting(crate::PendingReply<'a, Outcomes>, Option<Box<UnansweredPermits>>),
 }
 
 impl SharedLimiter {
@@ -113,7 +113,7 @@ impl SharedLimiter {
             Ok(match self.start(store, &resolved, None) {
                 Reply::Ready(answer) => Started::Done(self.finish(&resolved, answer)),
                 Reply::Pending(pending) => {
-                    Started::Waiting(pending, UnansweredPermits::new(self, &resolved))
+                    Started::Waiting(pending, UnansweredPermits::new(self, &resolved).map(Box::new))
                 }
             })
         };

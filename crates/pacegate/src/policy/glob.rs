@@ -58,13 +58,13 @@ struct Progress {
 /// The result, and the number of bytes that were read for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Scan {
-    result: Fit,
+    result: Matching,
     steps: usize,
 }
 
 /// The result for one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fit {
+enum Matching {
     No,
     /// Some values that begin like this one do.
     Perhaps,
@@ -83,13 +83,13 @@ impl Glob {
     /// A value that is longer than [`Glob::MAX_MATCHED`] matches if some value with the same first bytes does. So a
     /// long value cannot avoid a policy: the policy applies rather once too often.
     pub fn matches(&self, value: &[u8]) -> bool {
-        self.scan(value).result != Fit::No
+        self.scan(value).result != Matching::No
     }
 
     /// Returns `true` if the whole of `value` matches and, if it is longer than [`Glob::MAX_MATCHED`], all values with
     /// the same first bytes do.
     pub(super) fn surely_matches(&self, value: &[u8]) -> bool {
-        self.scan(value).result == Fit::Yes
+        self.scan(value).result == Matching::Yes
     }
 
     /// Returns this pattern for paths in a normal form.
@@ -132,20 +132,20 @@ impl Glob {
         for (place, &byte) in read.iter().enumerate() {
             progress = program.step(progress, byte);
             if progress.places == 0 {
-                return Scan { result: Fit::No, steps: place + 1 };
+                return Scan { result: Matching::No, steps: place + 1 };
             }
             if program.takes_all(progress.places) {
-                return Scan { result: Fit::Yes, steps: place + 1 };
+                return Scan { result: Matching::Yes, steps: place + 1 };
             }
         }
         if read.len() < value.len() {
-            return Scan { result: Fit::Perhaps, steps: read.len() };
+            return Scan { result: Matching::Perhaps, steps: read.len() };
         }
         let is_path = self.paths.is_some() && value != b"/";
         let is_folder = || is_path && program.is_end(program.step(progress, b'/').places);
         let result = match program.is_end(progress.places) || is_folder() {
-            true => Fit::Yes,
-            false => Fit::No,
+            true => Matching::Yes,
+            false => Matching::No,
         };
         Scan { result, steps: read.len() + usize::from(is_path) }
     }
@@ -399,8 +399,8 @@ mod tests {
         }
         let folder: Glob = "/api/**".parse().unwrap();
         let long = format!("/api/{}", "x".repeat(60_000));
-        assert_eq!(folder.scan(long.as_bytes()), Scan { result: Fit::Yes, steps: 5 });
-        assert_eq!(folder.scan(&long.as_bytes()[1..]), Scan { result: Fit::No, steps: 1 });
+        assert_eq!(folder.scan(long.as_bytes()), Scan { result: Matching::Yes, steps: 5 });
+        assert_eq!(folder.scan(&long.as_bytes()[1..]), Scan { result: Matching::No, steps: 1 });
     }
 
     #[test]

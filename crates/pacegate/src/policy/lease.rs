@@ -2,9 +2,9 @@ use std::{fmt, str::FromStr};
 
 use crate::Limit;
 
-/// How much of a budget a store may draw ahead for this process, to spend without asking again.
+/// The units that a store may reserve in advance for this process, to be spent without a call to the store.
 ///
-/// Parses from and prints as text: `50` is so many units, `5%` a part of the capacity.
+/// Its text form is a number of units, such as `50`, or a part of the capacity, such as `5%`.
 ///
 /// ```
 /// use pacegate::{Limit, policy::Lease};
@@ -17,19 +17,19 @@ use crate::Limit;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lease {
-    /// So many.
+    /// A number of units.
     Units(u64),
-    /// So many hundredths of the capacity, rounded down.
+    /// A percentage of the capacity, rounded down.
     Percent(u8),
 }
 
-/// A text that is not a [`Lease`].
+/// Error of parsing a [`Lease`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` is not a lease: write units, such as `50`, or a part from `1%` to `100%`", .0.escape_debug())]
 pub struct ParseLeaseError(String);
 
 impl Lease {
-    /// The units of `limit` that this is: at least 1, and at most the capacity.
+    /// Returns the units for `limit`: at least 1 and at most the capacity.
     pub fn of(self, limit: &Limit) -> u64 {
         let units = match self {
             Self::Units(units) => units,
@@ -41,7 +41,7 @@ impl Lease {
         units.max(1).min(limit.capacity())
     }
 
-    /// Whether it is something, and no more than all.
+    /// Returns true if it is more than 0 and at most 100%.
     pub(super) fn is_sound(self) -> bool {
         match self {
             Self::Units(units) => units > 0,
@@ -72,7 +72,7 @@ impl fmt::Display for Lease {
     }
 }
 
-/// Digits and nothing else: `parse` alone would take a sign.
+/// Parses digits only; `parse` alone accepts a sign.
 fn number<T: FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }

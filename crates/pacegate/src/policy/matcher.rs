@@ -5,48 +5,47 @@ use ipnet::IpNet;
 use super::{Glob, GlobError, Paths};
 use crate::Request;
 
-/// What a request must look like: a condition for each of some attributes, all of which must hold.
+/// Conditions on the attributes of a request. All of them must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     conditions: Vec<(String, Condition)>,
 }
 
-/// What the value of an attribute must be.
+/// A condition on the value of an attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Condition {
-    /// One of these, to the letter.
+    /// Equal to one of these values.
     OneOf(Vec<String>),
-    /// Anything the pattern matches.
+    /// Matched by the pattern.
     Glob(Glob),
-    /// An address in one of these networks. An IPv4 address in IPv6 form counts as the IPv4 address it is, and so does
-    /// a network.
+    /// An address in one of these networks. IPv4 addresses and networks in IPv6 form are treated as IPv4.
     Cidr(Vec<IpNet>),
-    /// Anything, as long as the request has the attribute.
+    /// Any value: the request has the attribute.
     Present,
-    /// The request must not have the attribute.
+    /// The request does not have the attribute.
     Absent,
 }
 
 impl Match {
-    /// Every request.
+    /// Matches every request.
     pub fn any() -> Self {
         Self::default()
     }
 
-    /// No request: for a policy that only charges which name it draw on.
+    /// Matches no request, for a policy that is only charged by name.
     pub fn never() -> Self {
         Self::any().and("", Condition::OneOf(Vec::new()))
     }
 
-    /// This, and `attribute` must meet `condition`.
+    /// Adds a condition on `attribute`.
     #[must_use]
     pub fn and(mut self, attribute: impl Into<String>, condition: Condition) -> Self {
         self.conditions.push((attribute.into(), condition));
         self
     }
 
-    /// Whether a request meets every condition, with its values as they are. A policy also normalizes paths, see
+    /// Returns true if a request meets every condition, without normalizing its values. A policy also normalizes paths, see
     /// [`PolicySet::covers`](super::PolicySet::covers).
     pub fn covers(&self, request: &Request<'_>) -> bool {
         self.covers_values(|attribute| request.attribute(attribute))
@@ -57,8 +56,8 @@ impl Match {
         self.conditions.iter().all(|(attribute, condition)| condition.holds(value(attribute)))
     }
 
-    /// As [`Match::covers_values`], but a value that is too long for a pattern meets it only if all that begin like it
-    /// do.
+    /// Like [`Match::covers_values`], but a value that is too long for a pattern meets it only if all values with the same
+    /// prefix do.
     pub(super) fn surely_covers<'v>(&self, value: impl Fn(&str) -> Option<&'v [u8]>) -> bool {
         let mut conditions = self.conditions.iter();
         conditions.all(|(attribute, condition)| condition.surely_holds(value(attribute)))
@@ -100,7 +99,7 @@ impl Match {
         })
     }
 
-    /// Returns a number that names this match. It is the same in every process, and does not depend on the order of
+    /// Returns a number that identifies this match. It is the same in every process, and does not depend on the order of
     /// conditions or of values in a list.
     pub fn digest(&self) -> u64 {
         let mut conditions: Vec<Vec<u8>> = self
@@ -113,24 +112,24 @@ impl Match {
         fnv(conditions.concat())
     }
 
-    /// The conditions, in the order they were given.
+    /// Returns the conditions in their original order.
     pub fn conditions(&self) -> impl Iterator<Item = (&str, &Condition)> {
         self.conditions.iter().map(|(attribute, condition)| (attribute.as_str(), condition))
     }
 
-    /// Whether there are no conditions.
+    /// Returns true if there are no conditions.
     pub fn is_any(&self) -> bool {
         self.conditions.is_empty()
     }
 }
 
 impl Condition {
-    /// Exactly this value.
+    /// Creates a condition for one value.
     pub fn equal(value: impl Into<String>) -> Self {
         Self::OneOf(vec![value.into()])
     }
 
-    /// Whether a value, or its absence, meets the condition. Of a value that is too long for a pattern, see
+    /// Returns true if a value, or its absence, meets the condition. For values that are too long for a pattern, see
     /// [`Glob::matches`].
     pub fn holds(&self, value: Option<&[u8]>) -> bool {
         match (self, value) {
@@ -191,7 +190,7 @@ impl Condition {
         }
     }
 
-    /// All values that meet the condition, if they can be listed.
+    /// Returns all values that meet the condition, if they can be listed.
     pub(super) fn values(&self) -> Option<Cow<'_, [String]>> {
         match self {
             Self::OneOf(values) => Some(Cow::Borrowed(values)),
@@ -201,7 +200,7 @@ impl Condition {
     }
 }
 
-/// Texts one after the other, each after its length, so that no two lists look alike.
+/// Concatenates texts, each after its length, so that different lists differ.
 fn encode<T: AsRef<[u8]>>(texts: impl IntoIterator<Item = T>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for text in texts {
@@ -235,10 +234,10 @@ fn is_in(address: IpAddr, net: &IpNet) -> bool {
     }
 }
 
-/// The longest text of an address is shorter.
+/// Maximum length of an address as text.
 const MAX_ADDRESS: usize = 64;
 
-/// So many bits say that the rest is an IPv4 address. A network with fewer of them is one of IPv6.
+/// Prefix length of IPv4 addresses mapped to IPv6. A network with a shorter prefix is an IPv6 network.
 const MAPPED: u8 = 96;
 
 #[cfg(test)]

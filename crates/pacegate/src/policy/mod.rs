@@ -1,7 +1,7 @@
-//! Which requests, whose budget, how much: policies, and the set of them that is in force.
+//! Policies: which requests they cover, what they count by, and their limits.
 //!
-//! A [`Policy`] is plain data. [`PolicySet::new`] checks a list of them as a whole and compiles it for lookup; from
-//! then on it never changes. A new list is a new set, so a request sees one set or the other and never a mixture.
+//! A [`Policy`] is plain data. [`PolicySet::new`] validates a list of policies and compiles it for lookup. A set is
+//! immutable: a changed list is a new set, so each request is decided by one set.
 
 mod glob;
 mod lease;
@@ -28,7 +28,7 @@ pub use words::{ParseFailureModeError, ParseModeError};
 
 pub(crate) use set::{Planned, Target};
 
-/// A named rule: which requests it covers, whose budget they draw on, and how much that is.
+/// A named rule: the requests it covers, the attributes it counts by, and its limits.
 ///
 /// Every policy that covers a request applies to it, all or nothing.
 ///
@@ -48,63 +48,64 @@ pub(crate) use set::{Planned, Target};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// Unique in its set; part of the identity of the state.
+    /// The name, unique in its set. It is part of the identity of each counter.
     pub name: PolicyName,
-    /// Requests of other domains are not covered.
+    /// The domain. Requests of other domains are not covered.
     pub domain: String,
-    /// What else a covered request looks like.
+    /// Conditions on the attributes of a covered request.
     pub matching: Match,
     /// The form in which the attribute `path` is compared and counted.
     pub paths: Paths,
-    /// The attributes whose values are the key. None: one budget for all.
+    /// The attributes whose values form the key. If empty, all requests share one counter.
     pub per: Vec<String>,
-    /// What happens if one of those attributes is missing.
+    /// The treatment of requests that lack one of those attributes.
     pub missing: Missing,
-    /// At least one. All of them apply to each key, all or nothing.
+    /// The limits, at least one. All of them apply to each key, all or nothing.
     pub limits: Vec<Limit>,
-    /// Other limits for some of the requests: the first that matches replaces `limits`.
+    /// Replacements of `limits` for some requests. The first that matches applies.
     pub overrides: Vec<Override>,
-    /// Whether it denies or only reports.
+    /// The mode: deny, or only report.
     pub mode: Mode,
-    /// What happens when the store cannot answer.
+    /// The failure mode, which applies when the store does not answer.
     pub failure: FailureMode,
-    /// The most that one request may cost, where that is less than the capacity.
+    /// The maximum cost of one request, if it is less than the capacity.
     pub max_cost: Option<u64>,
-    /// What its state is placed by, in a store that is spread over servers.
+    /// The tag that selects the server of a counter on a cluster.
     pub tag: Tag,
-    /// What a store may draw ahead for this process, for fixed and sliding windows. Never admits too much; while
-    /// several processes hold leases, up to as much as they hold may be denied that would have been admitted. None:
-    /// every decision is the store's.
+    /// Units that a store may reserve in advance for this process; for fixed and sliding windows only. Leases never
+    /// over-admit. If several processes hold leases, a request may be denied although another process has unused
+    /// units. `None`: the store decides every request.
     pub lease: Option<Lease>,
     /// The first invalid argument of [`Policy::new`], reported by [`PolicySet::new`].
     invalid: Option<PolicyError>,
 }
 
-/// Other limits for the requests of a policy that look a certain way.
+/// Replacement limits for some requests of a policy.
 ///
 /// They count separately from the policy and from other overrides. The counter is named by the policy and `matching`,
 /// so usage carries over to a new amount or burst.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Override {
-    /// Which of the policy's requests.
+    /// Conditions on the requests of the policy.
     pub matching: Match,
-    /// What they get instead. None at all: no limit.
+    /// The limits of these requests. If empty, they are not limited.
     pub limits: Vec<Limit>,
 }
 
-/// Whether a policy denies. Parses from and prints as the word that configurations have: `enforce`, `shadow`.
+/// The mode of a policy. Its text form, as in configurations, is `enforce` or `shadow`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// Requests over the limit are denied.
+    /// Denies requests over the limit.
     #[default]
     Enforce,
-    /// Requests over the limit are reported, and pass.
+    /// Reports requests over the limit, and admits them.
     Shadow,
 }
 
-/// What a policy does when the store cannot answer: the decision is then [degraded](crate::Decision::is_degraded).
+/// The action of a policy when the store does not answer. Such a decision is
+/// [degraded](crate::Decision::is_degraded).
 ///
 /// A limit of 0 denies in every mode, and a policy in shadow mode in none.
 ///
@@ -121,25 +122,25 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureMode {
-    /// Let requests pass, and count nothing.
+    /// Admits requests without counting them.
     Open,
-    /// Deny them, to be tried again after [`FailureMode::RETRY_AFTER`].
+    /// Denies requests, with a retry after [`FailureMode::RETRY_AFTER`].
     Closed,
-    /// Count in the memory of this process, at `numerator / denominator` of the limit. What is counted there is kept
-    /// when the store is back, in case it goes away again. A cost above the share is denied as by `Closed`.
+    /// Counts in the memory of this process, with `numerator / denominator` of the limit. The counters are kept after
+    /// the store recovers, in case it fails again. A cost above the share is denied as by `Closed`.
     Local {
-        /// This process's part.
+        /// The share of this process.
         numerator: u32,
-        /// Of so many.
+        /// The number of shares.
         denominator: NonZeroU32,
     },
 }
 
-/// What a policy does with a request that lacks an attribute of its key.
+/// The treatment of a request that lacks an attribute of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Missing {
-    /// All requests that lack it share one budget, so that leaving it out gains nothing.
+    /// All requests that lack it share one counter, so a client gains nothing by omitting it.
     #[default]
     Share,
     /// The policy does not cover the request.
@@ -205,69 +206,70 @@ impl Policy {
         Self { domain: domain.into(), ..self }
     }
 
-    /// Covers only requests whose `attribute` meets `condition`, besides what was said before.
+    /// Adds a condition: covers only requests whose `attribute` meets `condition`.
     #[must_use]
     pub fn matching(mut self, attribute: impl Into<String>, condition: Condition) -> Self {
         self.matching = self.matching.and(attribute, condition);
         self
     }
 
-    /// Compares the attribute `path` like this, and counts by it like this.
+    /// Sets the form in which the attribute `path` is compared and counted.
     #[must_use]
     pub fn paths(self, paths: Paths) -> Self {
         Self { paths, ..self }
     }
 
-    /// A budget for each combination of values of these attributes.
+    /// Counts by these attributes: each combination of their values has its own counter.
     #[must_use]
     pub fn per<A: Into<String>>(self, attributes: impl IntoIterator<Item = A>) -> Self {
         Self { per: attributes.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// Other limits for requests that match, unless an earlier override does.
+    /// Adds an override: other limits for requests that match, unless an earlier override matches. No limits: not
+    /// limited.
     #[must_use]
     pub fn overriding(mut self, matching: Match, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.overrides.push(Override { matching, limits: limits.into_iter().collect() });
         self
     }
 
-    /// Does this with a request that lacks one of the attributes it is [`per`](Self::per).
+    /// Sets the treatment of requests that lack one of the [`per`](Self::per) attributes.
     #[must_use]
     pub fn missing(self, missing: Missing) -> Self {
         Self { missing, ..self }
     }
 
-    /// Takes no more than this of one request, where that is less than the capacity.
+    /// Sets the maximum cost of one request.
     #[must_use]
     pub fn max_cost(self, max_cost: u64) -> Self {
         Self { max_cost: Some(max_cost), ..self }
     }
 
-    /// Places its state by the value of `attribute`, one of those it is [`per`](Self::per).
+    /// Tags counters by the value of `attribute`, one of the [`per`](Self::per) attributes.
     #[must_use]
     pub fn tagged_by(self, attribute: impl Into<String>) -> Self {
         Self { tag: Tag::Attribute(attribute.into()), ..self }
     }
 
-    /// Places all of its state by `name`, together with that of other policies of this tag.
+    /// Tags all counters with `name`, so that they share a server with other policies of this tag.
     #[must_use]
     pub fn tagged(self, name: impl Into<String>) -> Self {
         Self { tag: Tag::Name(name.into()), ..self }
     }
 
-    /// Does this when the store cannot answer.
+    /// Sets the failure mode.
     #[must_use]
     pub fn failing(self, failure: FailureMode) -> Self {
         Self { failure, ..self }
     }
 
-    /// Lets a store draw so much ahead.
+    /// Sets the units that a store may reserve in advance.
     #[must_use]
     pub fn leased(self, lease: Lease) -> Self {
         Self { lease: Some(lease), ..self }
     }
 
-    /// Reports instead of denying.
+    /// Switches to shadow mode: reports instead of denying.
     #[must_use]
     pub fn shadow(self) -> Self {
         Self { mode: Mode::Shadow, ..self }
@@ -287,7 +289,7 @@ impl Policy {
         }
     }
 
-    /// Whether a request with this key may meet `matching`. Only lists of values are compared: the value of an
+    /// Returns true if a request with this key may meet `matching`. Only lists of values are compared: the value of an
     /// attribute that is too long has another text in the key, and no list has such a value.
     pub(crate) fn may_meet(&self, key: KeyRef<'_>, matching: &Match) -> bool {
         let mut conditions = matching.conditions();
@@ -314,12 +316,12 @@ impl Override {
 }
 
 impl FailureMode {
-    /// When a request should be tried again that was denied only because the store is away: it may be back then.
+    /// The wait before a retry of a request that was denied only because the store did not answer.
     pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 }
 
 impl Default for FailureMode {
-    /// A full share: what is right for one process, and safe for each of several.
+    /// Returns `local` with the full limit.
     fn default() -> Self {
         Self::Local { numerator: 1, denominator: NonZeroU32::MIN }
     }

@@ -13,28 +13,28 @@ use super::{
 };
 use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, ParseLimitError, Request};
 
-/// Policies that are in force together, compiled for lookup.
+/// A validated list of policies, compiled for lookup.
 ///
-/// Clones are free. How long it takes to find the policies of a request depends on how many could cover it, not on how
-/// many there are: each policy is filed under one value, or one path prefix, that its requests must have; if there are
-/// several, under the one that it shares with the fewest others.
+/// Clones are cheap. The time to find the policies of a request depends on the number that could cover it, not on the
+/// size of the set: each policy is indexed by one value or one path prefix that its requests must have. If there are
+/// several, it is the one shared with the fewest other policies.
 #[derive(Clone, Debug)]
 pub struct PolicySet {
-    inner: Arc<Inner>,
+    inner: Arc<CompiledPolicies>,
     ad_hoc_failure: FailureMode,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct CompiledPolicies {
     policies: Vec<Policy>,
-    /// Every limit of every policy and override, with the policy it belongs to.
+    /// The limits of all policies and overrides.
     limits: Vec<Target>,
-    /// For each policy, and then for each of its overrides, where in `limits` its own are.
+    /// For each policy: the range of its own limits in `limits`, then the ranges of its overrides.
     ranges: Vec<SmallVec<[Range<usize>; 1]>>,
-    domains: HashMap<String, Index>,
-    /// The forms of paths that policies look at.
+    domains: HashMap<String, DomainIndex>,
+    /// The path forms that the policies compare.
     forms: Forms,
-    /// The place of each policy.
+    /// The index of each policy.
     names: HashMap<PolicyName, usize, foldhash::fast::RandomState>,
 }
 
@@ -46,52 +46,52 @@ pub(crate) struct Target {
     pub(crate) counter: Counter,
     pub(crate) limit: Limit,
     pub(crate) enforced: bool,
-    /// Units that may be drawn ahead.
+    /// Units that may be leased.
     pub(crate) lease: u64,
 }
 
 /// The limits of one policy that apply to a request, and the key they apply to.
 #[derive(Debug)]
 pub(crate) struct Planned {
-    /// The place of the policy.
+    /// The index of the policy.
     pub(crate) policy: usize,
-    /// Places in [`PolicySet::targets`]. None of them where an override lifts the limit.
+    /// Indexes in [`PolicySet::targets`]. Empty if an override removes the limit.
     pub(crate) targets: Range<usize>,
     pub(crate) key: KeyBuf,
 }
 
-/// The policies of one domain, by something that every request they cover must have.
+/// An index of the policies of one domain, by a value or prefix that all requests they cover have.
 #[derive(Debug, Default)]
-struct Index {
-    /// By attribute, by value.
+struct DomainIndex {
+    /// By attribute and value.
     values: Vec<(Attribute, Places)>,
-    /// By attribute, by the part of the value before some `/`, or by the whole value.
+    /// By attribute and path prefix: the part of the value before a `/`, or the whole value.
     prefixes: Vec<(Attribute, Places)>,
-    /// No such thing: looked at for every request.
+    /// Policies without such a value: candidates for every request.
     rest: Vec<usize>,
 }
 
-/// An attribute in the form that it is compared in.
+/// An attribute and the path form in which it is compared.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Attribute {
     name: String,
     paths: Paths,
 }
 
-/// What the policies of a domain can be found by: the values of an attribute, or how such a value begins.
-struct Handle {
+/// A possible key of a policy in the index: the values of an attribute, or prefixes of its values.
+struct IndexKey {
     is_prefix: bool,
     attribute: Attribute,
     texts: Vec<Vec<u8>>,
 }
 
-/// How many policies of a domain could be found by the same text of an attribute.
-struct Crowds<'a>(HashMap<(&'a str, bool, Attribute), HashMap<Vec<u8>, usize>>);
+/// The number of policies of a domain that each index key would find.
+struct Selectivity<'a>(HashMap<(&'a str, bool, Attribute), HashMap<Vec<u8>, usize>>);
 
-/// The policies that a value, or the beginning of one, stands for.
+/// The policies for each value or prefix.
 type Places = HashMap<Vec<u8>, Vec<usize>>;
 
-/// Why policies cannot be in force together.
+/// The reason why a list of policies is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
@@ -106,19 +106,19 @@ pub enum PolicyError {
         /// The reason.
         error: ParseLimitError,
     },
-    /// State is kept by name, so two policies of one name would share it.
+    /// Two policies have the same name, so they would share their counters.
     #[error("two policies are named `{0}`: give each a name of its own")]
     DuplicateName(PolicyName),
-    /// The name of limits that belong to no policy.
+    /// The name is reserved for limits without a policy.
     #[error("no policy can be named `{0}`: limits that come with a request count under that name")]
     ReservedName(PolicyName),
-    /// A policy without a limit says nothing.
+    /// A policy has no limit.
     #[error("policy `{0}` has no limit: write one, such as `100/minute`")]
     NoLimit(PolicyName),
-    /// Nothing could ever pass.
+    /// The maximum cost is 0.
     #[error("policy `{0}` allows no cost at all: write at least 1, or a limit of 0 to deny all")]
     NoCost(PolicyName),
-    /// Two limits that would count in the same place.
+    /// Two limits of a policy would share a counter.
     #[error(
         "policy `{policy}` has two limits of one algorithm and period, `{first}` and `{second}`"
     )]
@@ -130,10 +130,10 @@ pub enum PolicyError {
         /// The other.
         second: Limit,
     },
-    /// A request draws on so many budgets at most.
+    /// A policy has too many limits.
     #[error("policy `{0}` has more than {MAX_LIMITS} limits")]
     TooManyLimits(PolicyName),
-    /// A lease of nothing, or of more than all.
+    /// The lease is 0, or more than 100%.
     #[error("policy `{policy}` has a lease of {lease}: write at least 1, or from 1% to 100%")]
     LeaseSize {
         /// The policy.
@@ -141,7 +141,7 @@ pub enum PolicyError {
         /// The lease.
         lease: Lease,
     },
-    /// Units that have to be counted when they are used, and not before.
+    /// The algorithm has to count units when they are used.
     #[error(
         "policy `{policy}` has a lease, but nothing can be drawn ahead from `{limit}`: \
          leave the lease out, or use fixed-window or sliding-window"
@@ -157,24 +157,23 @@ pub enum PolicyError {
         "policy `{0}` has a pattern for `path` that is too long: a pattern has at most 127 characters"
     )]
     PathPattern(PolicyName),
-    /// One key would have a budget for each tag that it comes with.
+    /// The tag is not part of the key, so a key would have one counter for each tag.
     #[error(
         "policy `{policy}` is tagged by `{attribute}`, which is not in its key: add it to `per`"
     )]
     ForeignTag {
         /// The policy.
         policy: PolicyName,
-        /// What it is tagged by.
+        /// The attribute of the tag.
         attribute: String,
     },
 }
 
-/// The most limits of one policy.
+/// The maximum number of limits of one policy.
 const MAX_LIMITS: usize = 16;
 
 impl PolicySet {
-    /// Checks the policies together and compiles them. Their conditions on `path` become those on its normal form, see
-    /// [`Paths`].
+    /// Validates and compiles policies. Conditions on `path` are converted to its normal form, see [`Paths`].
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
         let policies: Vec<_> = policies.into_iter().map(normalize).collect::<Result<_, _>>()?;
         let mut names = HashSet::new();
@@ -204,42 +203,42 @@ impl PolicySet {
                 check_lease(policy, limits)?;
             }
         }
-        let inner = Arc::new(Inner::compile(policies));
+        let inner = Arc::new(CompiledPolicies::compile(policies));
         Ok(Self { inner, ad_hoc_failure: FailureMode::default() })
     }
 
-    /// The same policies, with this failure mode for [charges](crate::Charge) that name none of them.
+    /// Sets the failure mode of [charges](crate::Charge) without a policy of this set.
     #[must_use]
     pub fn failing_ad_hoc(self, failure: FailureMode) -> Self {
         Self { ad_hoc_failure: failure, ..self }
     }
 
-    /// The same policies, all of them in this mode.
+    /// Returns the same policies, all in this mode.
     #[must_use]
     pub fn in_mode(&self, mode: Mode) -> Self {
         let policies = self.policies().iter().map(|policy| Policy { mode, ..policy.clone() });
-        let inner = Arc::new(Inner::compile(policies.collect()));
+        let inner = Arc::new(CompiledPolicies::compile(policies.collect()));
         Self { inner, ad_hoc_failure: self.ad_hoc_failure }
     }
 
-    /// One policy with these limits on each key, named [`PolicyName::DEFAULT`].
+    /// Creates a set of one policy with these limits for each key, named [`PolicyName::DEFAULT`].
     pub fn of_limits(limits: impl IntoIterator<Item = Limit>) -> Result<Self, PolicyError> {
         Self::new([Policy::new(PolicyName::DEFAULT, limits).per([Request::KEY])])
     }
 
-    /// [`PolicySet::of_limits`] for one, which cannot fail.
+    /// Creates a set of one policy with one limit; it cannot fail.
     pub(crate) fn of_limit(limit: Limit) -> Self {
         Self::of_limits([limit]).unwrap_or_else(|error| {
             unreachable!("one limit cannot contradict itself: {error}");
         })
     }
 
-    /// The policies, in the order they were given.
+    /// Returns the policies in their original order.
     pub fn policies(&self) -> &[Policy] {
         &self.inner.policies
     }
 
-    /// The policies that cover a request, in the order they were given, each with the limits that apply.
+    /// Returns the policies that cover a request, in their original order, each with the limits that apply.
     pub fn covering<'a>(
         &'a self,
         request: &Request<'_>,
@@ -264,17 +263,17 @@ impl PolicySet {
         })
     }
 
-    /// Returns the place of the override that a policy applies to a request that it covers: the first that matches.
+    /// Returns the index of the override that applies to a covered request: the first that matches.
     pub fn override_for(&self, name: PolicyName, request: &Request<'_>) -> Option<usize> {
         self.inner.view(request).override_of(self.get(name)?)
     }
 
-    /// The policy of this name.
+    /// Returns the policy of this name.
     pub fn get(&self, name: PolicyName) -> Option<&Policy> {
         Some(&self.inner.policies[self.place(name)?])
     }
 
-    /// Where in [`PolicySet::policies`] the policy of this name is.
+    /// Returns the index in [`PolicySet::policies`] of the policy of this name.
     #[inline]
     pub(crate) fn place(&self, name: PolicyName) -> Option<usize> {
         if name == PolicyName::AD_HOC {
@@ -283,12 +282,12 @@ impl PolicySet {
         self.inner.names.get(&name).copied()
     }
 
-    /// What a charge to a policy of this name, or of none, does when the store fails.
+    /// Returns the failure mode of charges to this policy; it need not be in the set.
     pub(crate) fn failure_of(&self, name: PolicyName) -> FailureMode {
         self.get(name).map_or(self.ad_hoc_failure, |policy| policy.failure)
     }
 
-    /// The limit of the policy at `place` that counts where a charge to this policy does.
+    /// Returns the limit of the policy at `place` that shares the counter of a charge.
     #[inline]
     pub(crate) fn target_of(&self, place: usize, charge: &Charge<'_>) -> Option<usize> {
         if charge.counter == Counter::Limit {
@@ -300,7 +299,7 @@ impl PolicySet {
         ranges.iter().filter(own).cloned().flatten().find(alike)
     }
 
-    /// The counter of limits that stand side by side for one override, or for none.
+    /// Returns the counter of the limits of one override, or of the policy.
     #[inline]
     fn counter(&self, range: &Range<usize>) -> Option<Counter> {
         self.inner.limits[range.clone()].first().map(|target| target.counter)
@@ -310,12 +309,12 @@ impl PolicySet {
         &self.inner.limits
     }
 
-    /// The first limit of a policy's own, which every policy has.
+    /// Returns the first of the policy's own limits.
     pub(crate) fn first_target(&self, place: usize) -> &Target {
         &self.inner.limits[self.inner.ranges[place][0].start]
     }
 
-    /// If there is one policy alone, for every request, by its [`Request::KEY`]: the places of its limits.
+    /// Returns the indexes of the limits if the set is one policy for all requests, by [`Request::KEY`].
     pub(crate) fn direct(&self) -> Option<Range<usize>> {
         let [policy] = &*self.inner.policies else { return None };
         let plain = policy.matching.is_any()
@@ -327,12 +326,12 @@ impl PolicySet {
         plain.then(|| 0..self.inner.limits.len())
     }
 
-    /// Whether the key of some planned limits is the [`Request::KEY`] itself, which may have several parts.
+    /// Returns true if a policy counts by [`Request::KEY`] itself, which may have several parts.
     pub(crate) fn is_by_key(&self, planned: &Planned) -> bool {
         self.inner.policies[planned.policy].per == [Request::KEY]
     }
 
-    /// The limits of a policy for a key, and if wanted, those of its overrides that can have counted the key.
+    /// Returns the limits of a policy for a key, and optionally those of overrides that may have counted the key.
     pub(crate) fn plan_for(
         &self,
         policy: PolicyName,
@@ -356,7 +355,7 @@ impl PolicySet {
         plan
     }
 
-    /// The limits that apply to a request, each with its key.
+    /// Returns the limits that apply to a request, each with its key.
     pub(crate) fn plan(&self, request: &Request<'_>) -> SmallVec<[Planned; 4]> {
         let view = self.inner.view(request);
         self.inner
@@ -385,7 +384,7 @@ fn normalize(mut policy: Policy) -> Result<Policy, PolicyError> {
     Ok(policy)
 }
 
-/// Two limits of one algorithm and period would share their state.
+/// Rejects two limits with the same algorithm and period, which would share a counter.
 fn check_limits(policy: PolicyName, limits: &[Limit]) -> Result<(), PolicyError> {
     if limits.len() > MAX_LIMITS {
         return Err(PolicyError::TooManyLimits(policy));
@@ -399,7 +398,7 @@ fn check_limits(policy: PolicyName, limits: &[Limit]) -> Result<(), PolicyError>
     Ok(())
 }
 
-/// Only units of windows can be charged before they are used.
+/// Rejects a lease of an algorithm that cannot be leased.
 fn check_lease(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
     let (Some(lease), policy) = (policy.lease, policy.name) else { return Ok(()) };
     if !lease.is_sound() {
@@ -411,10 +410,10 @@ fn check_lease(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
     }
 }
 
-impl Inner {
+impl CompiledPolicies {
     fn compile(policies: Vec<Policy>) -> Self {
         let (mut limits, mut ranges) = (Vec::new(), Vec::new());
-        let mut domains: HashMap<String, Index> = HashMap::new();
+        let mut domains: HashMap<String, DomainIndex> = HashMap::new();
         for (place, policy) in policies.iter().enumerate() {
             let own = std::iter::once((Counter::Policy, &policy.limits));
             let replaced = policy.overrides.iter();
@@ -433,10 +432,10 @@ impl Inner {
             };
             ranges.push(own.chain(replaced).map(&mut range).collect());
         }
-        let crowds = Crowds::of(&policies);
+        let selectivity = Selectivity::of(&policies);
         for (place, policy) in policies.iter().enumerate() {
             let index = domains.entry(policy.domain.clone()).or_default();
-            index.file(place, crowds.rarest(policy));
+            index.file(place, selectivity.rarest(policy));
         }
         let names = policies.iter().enumerate().map(|(place, policy)| (policy.name, place));
         let names = names.collect();
@@ -448,7 +447,7 @@ impl Inner {
         View::new(request, self.forms)
     }
 
-    /// The policies that cover a request, in their order.
+    /// Returns the policies that cover a request, in their order.
     fn find(&self, view: &View<'_, '_>) -> SmallVec<[usize; 8]> {
         let Some(index) = self.domains.get(view.domain()) else { return SmallVec::new() };
         let mut found = index.candidates(view);
@@ -458,8 +457,8 @@ impl Inner {
     }
 }
 
-impl Handle {
-    /// All there are for a policy, those by value first.
+impl IndexKey {
+    /// Returns all possible index keys of a policy, values before prefixes.
     fn all(policy: &Policy) -> impl Iterator<Item = Self> {
         let by_value = policy.matching.conditions().filter_map(|(attribute, condition)| {
             let mut values = condition.values()?.into_owned();
@@ -484,23 +483,24 @@ impl Attribute {
     }
 }
 
-impl<'a> Crowds<'a> {
+impl<'a> Selectivity<'a> {
     fn of(policies: &'a [Policy]) -> Self {
-        let mut crowds: HashMap<_, HashMap<Vec<u8>, usize>> = HashMap::new();
+        let mut selectivity: HashMap<_, HashMap<Vec<u8>, usize>> = HashMap::new();
         for policy in policies {
-            for Handle { is_prefix, attribute, texts } in Handle::all(policy) {
-                let by_text = crowds.entry((&*policy.domain, is_prefix, attribute)).or_default();
+            for IndexKey { is_prefix, attribute, texts } in IndexKey::all(policy) {
+                let by_text =
+                    selectivity.entry((&*policy.domain, is_prefix, attribute)).or_default();
                 for text in texts {
                     *by_text.entry(text).or_default() += 1;
                 }
             }
         }
-        Self(crowds)
+        Self(selectivity)
     }
 
-    /// By which of its handles a policy is in the least company.
-    fn rarest(&self, policy: &'a Policy) -> Option<Handle> {
-        Handle::all(policy).min_by_key(|handle| {
+    /// Returns the index key of a policy that finds the fewest other policies.
+    fn rarest(&self, policy: &'a Policy) -> Option<IndexKey> {
+        IndexKey::all(policy).min_by_key(|handle| {
             let place = (&*policy.domain, handle.is_prefix, handle.attribute.clone());
             let by_text = self.0.get(&place);
             let crowd = |text: &Vec<u8>| by_text.and_then(|by_text| by_text.get(text));
@@ -509,10 +509,10 @@ impl<'a> Crowds<'a> {
     }
 }
 
-impl Index {
-    /// Files a policy under what it can be found by, if there is anything.
-    fn file(&mut self, place: usize, handle: Option<Handle>) {
-        let Some(Handle { is_prefix, attribute, texts }) = handle else {
+impl DomainIndex {
+    /// Adds a policy to the index.
+    fn file(&mut self, place: usize, handle: Option<IndexKey>) {
+        let Some(IndexKey { is_prefix, attribute, texts }) = handle else {
             self.rest.push(place);
             return;
         };
@@ -522,7 +522,7 @@ impl Index {
         }
     }
 
-    /// Every policy that could cover a request, each once.
+    /// Returns the policies that could cover a request, each once.
     fn candidates(&self, view: &View<'_, '_>) -> SmallVec<[usize; 8]> {
         let mut found = SmallVec::from_slice(&self.rest);
         for (Attribute { name, paths }, by_value) in &self.values {
@@ -544,7 +544,7 @@ impl Index {
     }
 }
 
-/// No pattern is longer, so no prefix is.
+/// The longest prefix: no pattern is longer.
 const MAX_PREFIX: usize = 128;
 
 fn insert(

@@ -1,31 +1,31 @@
-//! What the state of a policy is placed by, and which policies are placed together.
+//! Tags, which select the server of a counter on a cluster.
 
 use super::{Policy, PolicyName, PolicySet};
 use crate::{KeyRef, Request};
 
-/// What a store that is spread over servers places the state of a policy by.
+/// The value that selects the server of a counter in a cluster.
 ///
 /// On a cluster, the limits of policies whose tags are equal for a request live on one server and are charged all or
-/// nothing in one step. Where they differ, they are charged one after the other and given back if one denies: a weaker
-/// promise, for others may see units as used that are given back a moment later. [`PolicySet::split_tags`] names those
-/// pairs. A store on one server makes no difference.
+/// nothing in one step. If the tags differ, they are charged one after the other and refunded if one denies. Other
+/// requests may then be denied because of units that are refunded a moment later. [`PolicySet::split_tags`] returns
+/// those pairs. On a single server, tags have no effect.
 ///
-/// Where the state of a policy has been placed, another tag starts afresh.
+/// Counters start from zero when the tag of a policy changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Tag {
-    /// The key: spreads most.
+    /// The key. Distributes counters evenly.
     #[default]
     Key,
-    /// The value of this attribute, one of those that are the key. Where a request lacks it: the key.
+    /// The value of this attribute, which is part of the key. For requests without it: the key.
     Attribute(String),
-    /// This name, which other policies may share: all of their state is on one server.
+    /// A fixed name, which other policies may share: their counters are all on one server.
     Name(String),
 }
 
 impl PolicySet {
-    /// Pairs of policies that may cover one request, but are not known to have the same [`Tag`] for it. On a cluster,
-    /// what they promise together is the weaker.
+    /// Returns the pairs of policies that may cover one request with different [tags](Tag). On a cluster, such a request
+    /// is not charged in one step.
     ///
     /// Tags are known to be the same for the same `per` lists, the same attribute and the same name; as to an
     /// attribute, for requests that have it. Pairs whose conditions plainly exclude each other are left out. Compares
@@ -45,9 +45,9 @@ impl PolicySet {
     }
 }
 
-/// What decides where the state of a policy is.
+/// The part of a request that selects the server of a policy's counters.
 #[derive(PartialEq, Eq)]
-enum Place<'a> {
+enum Placement<'a> {
     Key(&'a [String]),
     Attribute(&'a str),
     Name(&'a str),
@@ -61,15 +61,17 @@ impl Policy {
         self.matching.excludes_without(&other.matching, differing)
     }
 
-    fn place(&self) -> Place<'_> {
+    fn place(&self) -> Placement<'_> {
         match (&self.tag, &*self.per) {
-            (Tag::Key, [attribute]) | (Tag::Attribute(attribute), _) => Place::Attribute(attribute),
-            (Tag::Key, per) => Place::Key(per),
-            (Tag::Name(name), _) => Place::Name(name),
+            (Tag::Key, [attribute]) | (Tag::Attribute(attribute), _) => {
+                Placement::Attribute(attribute)
+            }
+            (Tag::Key, per) => Placement::Key(per),
+            (Tag::Name(name), _) => Placement::Name(name),
         }
     }
 
-    /// The tag of a key of this policy.
+    /// Returns the tag of a key of this policy.
     pub(crate) fn tag_of<'a>(&'a self, key: KeyRef<'a>) -> KeyRef<'a> {
         match &self.tag {
             Tag::Key => key,
@@ -84,7 +86,7 @@ impl Policy {
         }
     }
 
-    /// Were the tag no part of the key, one key would have a state, and a budget, for each tag that it comes with.
+    /// Returns the attribute of the tag if it is not part of the key. One key would then have a counter for each tag.
     pub(super) fn foreign_tag(&self) -> Option<&str> {
         match &self.tag {
             Tag::Attribute(tag) if !self.per.contains(tag) => Some(tag),

@@ -30,27 +30,27 @@ pub(super) struct Seen {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sketch {
     /// By policy and a keyed hash of the key; names are stored only for display.
-    places: HashMap<(PolicyName, u64), Place>,
+    places: HashMap<(PolicyName, u64), TrackedKey>,
     hasher: RandomState,
     /// Number of the current window.
     window: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Place {
+struct TrackedKey {
     /// The first bytes of the encoded key.
     name: KeyBuf,
     is_whole: bool,
     /// The count that determines the order, including the inherited count.
-    count: Windows,
+    count: WindowCounts,
     /// Since the key entered the sketch.
-    allowed: Windows,
-    denied: Windows,
+    allowed: WindowCounts,
+    denied: WindowCounts,
 }
 
 /// A count in the current window and in the previous one.
 #[derive(Clone, Copy, Debug, Default)]
-struct Windows {
+struct WindowCounts {
     now: u64,
     before: u64,
 }
@@ -61,7 +61,7 @@ impl Sketch {
         if self.note(policy, key, seen, now) {
             return;
         }
-        let mut inherited = Windows::default();
+        let mut inherited = WindowCounts::default();
         if self.places.len() >= PLACES
             && let Some((&lightest, place)) = self.places.iter().min_by_key(|(_, p)| p.count.sum())
         {
@@ -71,7 +71,7 @@ impl Sketch {
         let name = key.first(MAX_NAME);
         let is_whole = name.as_ref() == key;
         let (allowed, denied) = Default::default();
-        let mut place = Place { name, is_whole, count: inherited, allowed, denied };
+        let mut place = TrackedKey { name, is_whole, count: inherited, allowed, denied };
         place.see(seen);
         self.places.insert((policy, self.hasher.hash_one(key)), place);
     }
@@ -98,12 +98,12 @@ impl Sketch {
     pub(super) fn top(&mut self, now: u64) -> Vec<TopKey> {
         self.fade(now);
         let mut top: Vec<_> = self.places.iter().collect();
-        let name = |place: &Place| place.name.as_ref().to_string();
+        let name = |place: &TrackedKey| place.name.as_ref().to_string();
         top.sort_by_cached_key(|((policy, _), place)| {
             (u64::MAX - place.count.sum(), name(place), *policy)
         });
         top.truncate(SHOWN);
-        let shown = |(&(policy, _), place): (&_, &Place)| TopKey {
+        let shown = |(&(policy, _), place): (&_, &TrackedKey)| TopKey {
             policy,
             key: name(place),
             whole: place.is_whole.then(|| place.name.clone()),
@@ -126,20 +126,20 @@ impl Sketch {
         self.window = window;
         self.places.retain(|_, place| {
             for count in [&mut place.count, &mut place.allowed, &mut place.denied] {
-                *count = Windows { now: 0, before: if is_next { count.now } else { 0 } };
+                *count = WindowCounts { now: 0, before: if is_next { count.now } else { 0 } };
             }
             place.count.before > 0
         });
     }
 }
 
-impl Windows {
+impl WindowCounts {
     fn sum(self) -> u64 {
         self.now + self.before
     }
 }
 
-impl Place {
+impl TrackedKey {
     fn see(&mut self, Seen { event, weight, counts }: Seen) {
         let weight = u64::from(weight);
         if counts {

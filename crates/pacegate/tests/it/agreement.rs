@@ -25,7 +25,7 @@ fn policies() -> impl Strategy<Value = PolicySet> {
     );
     prop::collection::vec(policy, 1..=3).prop_map(|policies| {
         let policies = policies.into_iter().enumerate().map(|(n, (limits, shadow, max_cost))| {
-            let name = format!("p{n}").parse().unwrap();
+            let name = format!("p{n}");
             let mut policy = Policy::new(name, limits.into_iter().map(limit)).per(["user"]);
             policy.mode = if shadow { Mode::Shadow } else { Mode::Enforce };
             policy.max_cost = max_cost;
@@ -89,7 +89,7 @@ proptest! {
 #[test]
 fn cost_above_the_maximum_of_a_shadow_policy_is_a_shadow_denial() {
     for (name, check) in CHECKS {
-        let mut policy = Policy::new("shadow".parse().unwrap(), [limit("10/minute")]).per(["user"]);
+        let mut policy = Policy::new("shadow", [limit("10/minute")]).per(["user"]);
         (policy.mode, policy.max_cost) = (Mode::Shadow, Some(3));
         let limiter = Limiter::builder().policies(PolicySet::new([policy]).unwrap());
         let limiter = limiter.build().unwrap();

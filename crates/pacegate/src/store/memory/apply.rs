@@ -1,12 +1,12 @@
 //! Charging one slot whose shard is locked, and undoing it.
 
 use super::{
-    Inner, Ordering,
+    Ordering, Shards,
     charge::{Shard, Slot},
     identity::Identity,
     lock::Guard,
     logs::Logs,
-    spare::Spares,
+    overflow::Overflows,
     table::Table,
 };
 use crate::algorithm::{self, Origin, Outcome, State, log::Log};
@@ -27,32 +27,32 @@ pub(super) enum Undo {
 }
 
 /// The shared budgets, locked when first needed.
-type MaybeSpare<'a> = Option<Guard<'a, Spares>>;
+type MaybeSpare<'a> = Option<Guard<'a, Overflows>>;
 
-impl Inner {
+impl Shards {
     /// Charges a slot if it fits.
     pub(super) fn apply<'a>(
         &'a self,
         shard: &mut Shard<'a>,
-        spare: &mut MaybeSpare<'a>,
+        overflow: &mut MaybeSpare<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
         match shard {
-            Shard::Cells(table) => self.apply_cell(table, spare, slot, now),
-            Shard::Logs(logs) => self.apply_log(logs, spare, slot, now),
+            Shard::Cells(table) => self.apply_cell(table, overflow, slot, now),
+            Shard::Logs(logs) => self.apply_log(logs, overflow, slot, now),
         }
     }
 
-    /// Takes back what [`Inner::apply`] did to the same slot, if nothing came after it.
+    /// Takes back what [`Shards::apply`] did to the same slot, if nothing came after it.
     pub(super) fn undo<'a>(
         &'a self,
         shard: &mut Shard<'a>,
-        spare: &mut MaybeSpare<'a>,
+        overflow: &mut MaybeSpare<'a>,
         slot: &Slot<'_>,
         undo: Undo,
     ) {
-        match (undo, shard, spare) {
+        match (undo, shard, overflow) {
             (Undo::Own(old), Shard::Cells(table), _) => {
                 self.keys.give_back(slot.share(), put_back(table, slot.id, old));
             }
@@ -61,11 +61,11 @@ impl Inner {
                 self.entries.give_back(slot.share(), freed);
                 self.keys.give_back(slot.share(), usize::from(new_key));
             }
-            (Undo::Shared(old), _, Some(spare)) => {
-                put_back(&mut spare.of(slot.share()).cells, slot.scope.overflow(), old);
+            (Undo::Shared(old), _, Some(overflow)) => {
+                put_back(&mut overflow.of(slot.share()).cells, slot.scope.overflow(), old);
             }
-            (Undo::SharedLog, _, Some(spare)) => {
-                let logs = &mut spare.of(slot.share()).logs;
+            (Undo::SharedLog, _, Some(overflow)) => {
+                let logs = &mut overflow.of(slot.share()).logs;
                 logs.take_back(slot.scope.overflow(), slot.cost, false);
             }
             _ => {}
@@ -75,7 +75,7 @@ impl Inner {
     pub(super) fn apply_cell<'a>(
         &'a self,
         table: &mut Table,
-        spare: &mut MaybeSpare<'a>,
+        overflow: &mut MaybeSpare<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
@@ -83,9 +83,9 @@ impl Inner {
             return (charged.0, charged.1.map_or(Undo::Nothing, |old| Undo::Own(Some(old))));
         }
         if !self.room_for_cell(table, slot, now) {
-            return self.apply_shared(spare, slot, now);
+            return self.apply_shared(overflow, slot, now);
         }
-        let mut state = self.inherited_state(spare, slot, now);
+        let mut state = self.inherited_state(overflow, slot, now);
         let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
         // An algorithm of one's own may admit and have nothing to remember.
         if !slot.takes(&outcome) || state.is_empty() {
@@ -100,14 +100,14 @@ impl Inner {
     fn apply_log<'a>(
         &'a self,
         logs: &mut Logs,
-        spare: &mut MaybeSpare<'a>,
+        overflow: &mut MaybeSpare<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
         // What is past makes room first, so that a key never stands in its own way.
         self.entries.give_back(slot.share(), logs.settle(slot.id, slot.limit, now));
         let Some(outcome) = logs.evaluate(slot.id, slot.limit, now, slot.cost) else {
-            return self.apply_new_log(logs, spare, slot, now);
+            return self.apply_new_log(logs, overflow, slot, now);
         };
         if !slot.takes(&outcome) {
             return (outcome, Undo::Nothing);
@@ -123,14 +123,14 @@ impl Inner {
     fn apply_new_log<'a>(
         &'a self,
         logs: &mut Logs,
-        spare: &mut MaybeSpare<'a>,
+        overflow: &mut MaybeSpare<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
         if !self.room_for_log(logs, slot, now) {
-            return self.apply_shared(spare, slot, now);
+            return self.apply_shared(overflow, slot, now);
         }
-        let log = self.inherited_log(spare, slot, now);
+        let log = self.inherited_log(overflow, slot, now);
         let outcome = log.evaluate(slot.limit, now, slot.cost);
         if !slot.takes(&outcome) {
             self.keys.give_back(slot.share(), 1);
@@ -138,7 +138,7 @@ impl Inner {
         }
         if !self.entries.take(slot.share(), log.len() + 1) {
             self.keys.give_back(slot.share(), 1);
-            return self.apply_shared(spare, slot, now);
+            return self.apply_shared(overflow, slot, now);
         }
         // Written once: it shares a cache line with what every check reads.
         if !self.has_logs.load(Ordering::Relaxed) {
@@ -159,7 +159,7 @@ impl Inner {
         self.keys.take(slot.share(), 1)
     }
 
-    /// As [`Inner::room_for_cell`].
+    /// As [`Shards::room_for_cell`].
     fn room_for_log(&self, logs: &mut Logs, slot: &Slot<'_>, now: u64) -> bool {
         if self.keys.take(slot.share(), 1) {
             return true;
@@ -172,25 +172,30 @@ impl Inner {
     /// nobody draws on both, and the shared budget comes to rest as soon as there is room again.
     fn inherited_state<'a>(
         &'a self,
-        spare: &mut MaybeSpare<'a>,
+        overflow: &mut MaybeSpare<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> State {
-        let Some(spare) = self.spare_in_use(spare, slot) else { return State::EMPTY };
-        let now = spare.pace.settle(&self.time, now);
-        let cells = &spare.of(slot.share()).cells;
+        let Some(overflow) = self.spare_in_use(overflow, slot) else { return State::EMPTY };
+        let now = overflow.shard_clock.settle(&self.time, now);
+        let cells = &overflow.of(slot.share()).cells;
         match cells.find(slot.scope.overflow()) {
             Some(place) if !cells.state(place).is_expired(now) => cells.state(place),
             _ => State::EMPTY,
         }
     }
 
-    /// As [`Inner::inherited_state`].
-    fn inherited_log<'a>(&'a self, spare: &mut MaybeSpare<'a>, slot: &Slot<'_>, now: u64) -> Log {
-        let Some(spare) = self.spare_in_use(spare, slot) else { return Log::default() };
+    /// As [`Shards::inherited_state`].
+    fn inherited_log<'a>(
+        &'a self,
+        overflow: &mut MaybeSpare<'a>,
+        slot: &Slot<'_>,
+        now: u64,
+    ) -> Log {
+        let Some(overflow) = self.spare_in_use(overflow, slot) else { return Log::default() };
         let id = slot.scope.overflow();
-        let now = spare.pace.settle(&self.time, now);
-        let logs = &mut spare.of(slot.share()).logs;
+        let now = overflow.shard_clock.settle(&self.time, now);
+        let logs = &mut overflow.of(slot.share()).logs;
         logs.settle(id, slot.limit, now);
         logs.get(id)
     }
@@ -198,29 +203,29 @@ impl Inner {
     /// The shared budgets, if there are any in the share of this slot.
     fn spare_in_use<'a, 's>(
         &'a self,
-        spare: &'s mut MaybeSpare<'a>,
+        overflow: &'s mut MaybeSpare<'a>,
         slot: &Slot<'_>,
-    ) -> Option<&'s mut Spares> {
-        let any = spare.is_some() || self.has_spare(slot.share());
-        any.then(|| &mut **spare.get_or_insert_with(|| self.spare.lock()))
+    ) -> Option<&'s mut Overflows> {
+        let any = overflow.is_some() || self.has_overflow(slot.share());
+        any.then(|| &mut **overflow.get_or_insert_with(|| self.overflow.lock()))
     }
 
     /// Charges the budget that the keys of a scope without room share.
     #[cold]
     fn apply_shared<'a>(
         &'a self,
-        spare: &mut MaybeSpare<'a>,
+        overflow: &mut MaybeSpare<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
-        let spare = spare.get_or_insert_with(|| self.spare.lock());
+        let overflow = overflow.get_or_insert_with(|| self.overflow.lock());
         // Keys of all shards come here, each with the instant of its own.
-        let now = spare.pace.settle(&self.time, now);
-        let Some((outcome, undo)) = spare.of(slot.share()).charge_if_room(slot, now) else {
+        let now = overflow.shard_clock.settle(&self.time, now);
+        let Some((outcome, undo)) = overflow.of(slot.share()).charge_if_room(slot, now) else {
             return (self.refuse(slot), Undo::Nothing);
         };
         self.count_overflow(slot);
-        self.spares.store(spare.in_use(), Ordering::Relaxed);
+        self.overflows.store(overflow.in_use(), Ordering::Relaxed);
         (Outcome { origin: Origin::Overflow, ..outcome }, undo)
     }
 

@@ -4,13 +4,13 @@ use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use super::{
-    Inner, MemoryStore, Pace,
+    MemoryStore, ShardClock, Shards,
     apply::Undo,
     identity::{Identity, Scope},
     lock::Guard,
     logs::Logs,
+    overflow::Overflows,
     share::Share,
-    spare::Spares,
     table::Table,
 };
 use crate::{
@@ -47,11 +47,11 @@ struct Locked<'a> {
     /// For each slot, which guard is its own.
     places: SmallVec<[u32; 16]>,
     /// Taken when first needed. It comes last in the order, so that is safe.
-    spare: Option<Guard<'a, Spares>>,
+    overflow: Option<Guard<'a, Overflows>>,
 }
 
 /// The locks of the first keys of a batch.
-struct Held<'a> {
+struct LockedTables<'a> {
     tables: ArrayVec<(usize, Guard<'a, Table>), BATCH>,
     /// For each key, which of the tables is its own.
     places: ArrayVec<u8, BATCH>,
@@ -73,12 +73,12 @@ impl MemoryStore {
         // Read before the lock is taken: behind it the processor would have to wait for both in turn.
         let read = inner.time.now();
         let mut table = inner.cells_of(slot.id).lock();
-        let now = table.pace.settle(&inner.time, read);
-        let tend = table.pace.tend_is_due();
+        let now = table.shard_clock.settle(&inner.time, read);
+        let sweep = table.shard_clock.sweep_is_due();
         let outcome = inner.charge_alone(&mut table, slot, now);
         drop(table);
-        if tend {
-            inner.tend();
+        if sweep {
+            inner.sweep();
         }
         (outcome, now)
     }
@@ -97,19 +97,19 @@ impl MemoryStore {
         mut each: impl FnMut(usize, Outcome, u64),
     ) {
         let inner = &*self.inner;
-        let mut held = Held { tables: ArrayVec::new(), places: ArrayVec::new() };
+        let mut held = LockedTables { tables: ArrayVec::new(), places: ArrayVec::new() };
         let mut from = 0;
         while from < ids.len() {
             held.lock(inner, &ids[from..]);
             let ids = &ids[from..from + held.places.len()];
             held.touch(ids);
-            let (now, tend) = held.settle(inner);
+            let (now, sweep) = held.settle(inner);
             for (place, &id) in ids.iter().enumerate() {
                 let slot = slot(from + place, id);
                 each(from + place, inner.charge_alone(held.table(place), &slot, now), now);
             }
             held.tables.clear();
-            inner.tend_times(tend);
+            inner.sweep_times(sweep);
             from += ids.len();
         }
     }
@@ -124,15 +124,15 @@ impl MemoryStore {
         }
         let inner = &*self.inner;
         let mut locked = inner.lock_all(slots);
-        let (now, tend) = locked.settle(inner);
+        let (now, sweep) = locked.settle(inner);
         let outcomes = inner.charge_locked(&mut locked, slots, now);
         drop(locked);
-        inner.tend_times(tend);
+        inner.sweep_times(sweep);
         (outcomes, now)
     }
 }
 
-impl Inner {
+impl Shards {
     /// Decides one slot whose shard is locked.
     #[inline]
     fn charge_alone(&self, table: &mut Table, slot: &Slot<'_>, now: u64) -> Outcome {
@@ -148,9 +148,9 @@ impl Inner {
         self.apply_cell(table, &mut None, slot, now).0
     }
 
-    fn tend_times(&self, turns: u32) {
+    fn sweep_times(&self, turns: u32) {
         for _ in 0..turns {
-            self.tend();
+            self.sweep();
         }
     }
 
@@ -164,7 +164,7 @@ impl Inner {
         let mut locked = Locked {
             guards: SmallVec::new(),
             places: SmallVec::from_elem(0, slots.len()),
-            spare: None,
+            overflow: None,
         };
         let mut last = None;
         for (shard, place) in order {
@@ -206,8 +206,8 @@ impl Inner {
         let mut outcomes = Outcomes::with_capacity(slots.len());
         let mut undo = SmallVec::<[Undo; 4]>::new();
         for (place, slot) in slots.iter().enumerate() {
-            let (shard, spare) = locked.parts(place);
-            let (outcome, step) = self.apply(shard, spare, slot, now);
+            let (shard, overflow) = locked.parts(place);
+            let (outcome, step) = self.apply(shard, overflow, slot, now);
             outcomes.push(outcome);
             undo.push(step);
         }
@@ -216,13 +216,13 @@ impl Inner {
             return outcomes;
         }
         for (place, (slot, step)) in slots.iter().zip(undo).enumerate().rev() {
-            let (shard, spare) = locked.parts(place);
-            self.undo(shard, spare, slot, step);
+            let (shard, overflow) = locked.parts(place);
+            self.undo(shard, overflow, slot, step);
         }
         for (place, (slot, outcome)) in slots.iter().zip(outcomes.as_mut_slice()).enumerate() {
             if outcome.is_admitted() {
-                let (shard, spare) = locked.parts(place);
-                let (untouched, _) = self.apply(shard, spare, &Slot { cost: 0, ..*slot }, now);
+                let (shard, overflow) = locked.parts(place);
+                let (untouched, _) = self.apply(shard, overflow, &Slot { cost: 0, ..*slot }, now);
                 *outcome = Outcome { retry_after: 0, ..untouched };
             }
         }
@@ -230,10 +230,10 @@ impl Inner {
     }
 }
 
-impl<'a> Held<'a> {
+impl<'a> LockedTables<'a> {
     /// Takes the lock of the first key, and those of the following, up to one that somebody else holds.
     #[inline]
-    fn lock(&mut self, inner: &'a Inner, ids: &[Identity]) {
+    fn lock(&mut self, inner: &'a Shards, ids: &[Identity]) {
         self.places.clear();
         // A bit for each shard held, by its last nine bits: tells at once of nearly every one that is not.
         let mut maybe_held = [0_u64; 8];
@@ -269,15 +269,15 @@ impl<'a> Held<'a> {
 
     /// As [`Locked::settle`].
     #[inline]
-    fn settle(&mut self, inner: &Inner) -> (u64, u32) {
+    fn settle(&mut self, inner: &Shards) -> (u64, u32) {
         let mut now = inner.time.now();
         for (_, table) in &mut self.tables {
-            now = table.pace.settle(&inner.time, now);
+            now = table.shard_clock.settle(&inner.time, now);
         }
         let mut due = 0;
         for (_, table) in &mut self.tables {
-            table.pace.latest = now;
-            due += u32::from(table.pace.tend_is_due());
+            table.shard_clock.latest = now;
+            due += u32::from(table.shard_clock.sweep_is_due());
         }
         (now, due)
     }
@@ -285,31 +285,31 @@ impl<'a> Held<'a> {
 
 impl<'a> Locked<'a> {
     /// The shard of a slot, and the shared budgets.
-    fn parts(&mut self, place: usize) -> (&mut Shard<'a>, &mut Option<Guard<'a, Spares>>) {
-        (&mut self.guards[self.places[place] as usize], &mut self.spare)
+    fn parts(&mut self, place: usize) -> (&mut Shard<'a>, &mut Option<Guard<'a, Overflows>>) {
+        (&mut self.guards[self.places[place] as usize], &mut self.overflow)
     }
 
     /// The instant of the decision, not before any that these shards have seen; and how many turns of tending are due.
-    fn settle(&mut self, inner: &Inner) -> (u64, u32) {
+    fn settle(&mut self, inner: &Shards) -> (u64, u32) {
         let mut now = inner.time.now();
         for shard in &mut self.guards {
-            now = shard.pace().settle(&inner.time, now);
+            now = shard.shard_clock().settle(&inner.time, now);
         }
         let mut due = 0;
         for shard in &mut self.guards {
-            let pace = shard.pace();
-            pace.latest = now;
-            due += u32::from(pace.tend_is_due());
+            let shard_clock = shard.shard_clock();
+            shard_clock.latest = now;
+            due += u32::from(shard_clock.sweep_is_due());
         }
         (now, due)
     }
 }
 
 impl Shard<'_> {
-    fn pace(&mut self) -> &mut Pace {
+    fn shard_clock(&mut self) -> &mut ShardClock {
         match self {
-            Self::Cells(table) => &mut table.pace,
-            Self::Logs(logs) => &mut logs.pace,
+            Self::Cells(table) => &mut table.shard_clock,
+            Self::Logs(logs) => &mut logs.shard_clock,
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! The hash is two independent 64-bit values of foldhash, under secrets that each store draws at random and never
 //! shows. It is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim
-//! for the cell of somebody else nor pile keys onto one shard. The [`Tag`] takes the place of the low bits. By chance,
+//! for the cell of somebody else nor pile keys onto one shard. The [`Owner`] takes the place of the low bits. By chance,
 //! two of four billion keys of one policy meet once in 2^38.
 
 #[cfg(not(pacegate_loom))]
@@ -16,7 +16,7 @@ use std::{
 
 use foldhash::{SharedSeed, quality::FoldHasher};
 
-use super::share::Tag;
+use super::share::Owner;
 use crate::{Algorithm, Counter, KeyRef, Limit, policy::PolicyName};
 
 /// Stands for a key in the store. Never zero, which an empty cell has.
@@ -33,7 +33,7 @@ pub(crate) struct Scope {
     /// Seeds for keys of one part, and for tuples: no single part can pass for a tuple.
     one: Seeds,
     tuple: Seeds,
-    tag: Tag,
+    tag: Owner,
 }
 
 type Seeds = (u64, u64);
@@ -90,7 +90,7 @@ impl Secret {
         policy: PolicyName,
         counter: Counter,
         limit: &Limit,
-        tag: impl FnOnce() -> Tag,
+        tag: impl FnOnce() -> Owner,
     ) -> Scope {
         let subject = self.subject(policy, counter, limit);
         if let Some((known, scope)) = LAST.get()
@@ -109,7 +109,7 @@ impl Secret {
         Subject { secret: self.number, policy, counter, period, algorithm }
     }
 
-    fn scope_of(&self, subject: Subject, tag: Tag) -> Scope {
+    fn scope_of(&self, subject: Subject, tag: Owner) -> Scope {
         let Subject { policy, counter, period, algorithm, .. } = subject;
         let name = (period, policy, counter, algorithm.name());
         let seed = |form: u8| self.scopes.hash_one((form, name));
@@ -161,8 +161,8 @@ impl Identity {
     pub(super) const ZERO: Self = Self { high: 0, low: 0 };
 
     #[inline]
-    fn new(high: u64, low: u64, tag: Tag) -> Self {
-        Self { high, low: low & !Tag::MASK | tag.bits() }
+    fn new(high: u64, low: u64, tag: Owner) -> Self {
+        Self { high, low: low & !Owner::MASK | tag.bits() }
     }
 
     /// One of `shards`, a power of two. Independent of [`Identity::spread`].
@@ -232,7 +232,7 @@ mod tests {
             .map(|amount| {
                 let period = std::time::Duration::from_secs(amount);
                 let limit = Limit::new(1, period).unwrap();
-                secret.scope(PolicyName::DEFAULT, Counter::Policy, &limit, || Tag::of(1))
+                secret.scope(PolicyName::DEFAULT, Counter::Policy, &limit, || Owner::of(1))
             })
             .collect();
         let mut seen = std::collections::HashSet::new();
@@ -257,9 +257,9 @@ mod tests {
                 for (secret, counted) in secrets.iter().flat_map(|one| counted.map(|c| (one, c))) {
                     let (policy, counter) = counted;
                     let subject = secret.subject(policy, counter, &limit);
-                    let afresh = secret.scope_of(subject, Tag::of(1));
+                    let afresh = secret.scope_of(subject, Owner::of(1));
                     let [first, again] =
-                        [(); 2].map(|()| secret.scope(policy, counter, &limit, || Tag::of(1)));
+                        [(); 2].map(|()| secret.scope(policy, counter, &limit, || Owner::of(1)));
                     assert_eq!((first.one, first.tuple), (afresh.one, afresh.tuple));
                     assert_eq!((again.one, again.tuple), (afresh.one, afresh.tuple));
                 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Pace,
+    ShardClock,
     identity::{AsItIs, Identity},
 };
 use crate::{
@@ -21,7 +21,7 @@ pub(super) struct Logs {
     round: VecDeque<Identity>,
     /// Of all logs together.
     entries: usize,
-    pub(super) pace: Pace,
+    pub(super) shard_clock: ShardClock,
 }
 
 #[derive(Debug)]

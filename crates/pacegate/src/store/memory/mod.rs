@@ -5,7 +5,7 @@
 //! all their shards in one global order, decides, writes, and lets go: that is all there is to all-or-nothing, and it
 //! cannot deadlock.
 //!
-//! There is no background thread. Every so many decisions, the caller [tends](Inner::tend) another shard: looks at a
+//! There is no background thread. Every so many decisions, the caller [sweeps](Shards::sweep) another shard: looks at a
 //! few cells and drops the expired. When there is no room for a new key, nobody else's state makes way: the new keys
 //! of a policy share one budget until there is room again. Domains have their own [shares](share) of the [room], so
 //! that the keys of one cannot take all of it.
@@ -17,9 +17,9 @@ mod lock;
 mod logs;
 #[cfg(all(test, pacegate_loom))]
 mod loom_tests;
+mod overflow;
 mod room;
 mod share;
-mod spare;
 mod table;
 mod tenants;
 
@@ -37,9 +37,9 @@ use self::{
     identity::{Identity, Scope, Secret},
     lock::Lock,
     logs::Logs,
+    overflow::Overflows,
     room::Room,
     share::{Registry, Share},
-    spare::Spares,
     table::Table,
 };
 use super::{Charge, Store};
@@ -60,7 +60,7 @@ pub use tenants::ShareUsage;
 /// average. Expired keys give their memory back while others are used.
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
-    inner: Arc<Inner>,
+    inner: Arc<Shards>,
 }
 
 /// What a [`MemoryStore`] holds.
@@ -78,7 +78,7 @@ pub struct MemoryUsage {
 }
 
 #[derive(Debug)]
-struct Inner {
+struct Shards {
     secret: Secret,
     time: Time,
     /// Fixed-size states. The count is a power of two.
@@ -88,9 +88,9 @@ struct Inner {
     /// Whether there ever was one of those. It need not be looked for where only fixed-size states are in use.
     has_logs: AtomicBool,
     /// The shared budgets of keys without room. Last in the order of locks.
-    spare: Lock<Spares>,
+    overflow: Lock<Overflows>,
     /// The shares that have any, a bit for each: new keys of the others need not look.
-    spares: CachePadded<AtomicU64>,
+    overflows: CachePadded<AtomicU64>,
     /// The bound on keys.
     keys: Room,
     /// The bound on entries of logs.
@@ -112,7 +112,7 @@ struct Padded<T>(T);
 
 /// What a shard knows of time.
 #[derive(Debug, Default)]
-struct Pace {
+struct ShardClock {
     /// The latest instant at which anything was decided here.
     latest: u64,
     /// Decisions since the shard was made.
@@ -129,9 +129,9 @@ enum Time {
 /// Keys per shard when the store is full: a rebuild of this many takes some tens of microseconds.
 const KEYS_PER_SHARD: usize = 2_048;
 /// Decisions in a shard between two turns at tending.
-const TEND_EVERY: u32 = 64;
+const SWEEP_EVERY: u32 = 64;
 /// Cells looked at in one turn, so that on average each decision pays for one.
-const TEND_CELLS: usize = 64;
+const SWEEP_CELLS: usize = 64;
 /// Entries of logs, for each key that may be held.
 const ENTRIES_PER_KEY: usize = 8;
 /// A clock behind by less than this is two processors disagreeing, not a step.
@@ -154,14 +154,14 @@ impl MemoryStore {
     fn build(max_keys: usize, time: Time) -> Self {
         let max_keys = max_keys.clamp(1, 1 << 40);
         let shards = (max_keys / KEYS_PER_SHARD).next_power_of_two().clamp(MIN_SHARDS, 1 << 16);
-        let inner = Inner {
+        let inner = Shards {
             secret: Secret::random(),
             time,
             cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
             logs: (0..shards.min(256)).map(|_| Padded(Lock::new(Logs::default()))).collect(),
             has_logs: AtomicBool::new(false),
-            spare: Lock::new(Spares::default()),
-            spares: CachePadded::new(AtomicU64::new(0)),
+            overflow: Lock::new(Overflows::default()),
+            overflows: CachePadded::new(AtomicU64::new(0)),
             keys: Room::new(max_keys),
             entries: Room::new(max_keys.saturating_mul(ENTRIES_PER_KEY)),
             registry: Lock::new(Registry::default()),
@@ -177,8 +177,8 @@ impl MemoryStore {
         let inner = &*self.inner;
         let cells: usize = inner.cells.iter().map(|shard| shard.0.lock().capacity()).sum();
         let logs: usize = inner.logs.iter().map(|shard| shard.0.lock().bytes()).sum();
-        let spare = inner.spare.lock().size();
-        let (cells, logs) = (cells + spare.0, logs + spare.1);
+        let overflow = inner.overflow.lock().size();
+        let (cells, logs) = (cells + overflow.0, logs + overflow.1);
         MemoryUsage {
             keys: inner.keys.used(),
             max_keys: inner.keys.max(),
@@ -192,9 +192,9 @@ impl MemoryStore {
     pub fn reclaim(&self) {
         let inner = &*self.inner;
         // The second round is for tables that became too large in the first.
-        (0..2 * inner.cells.len()).for_each(|turn| inner.tend_cells(turn, usize::MAX));
-        (0..inner.logs.len()).for_each(|turn| inner.tend_logs(turn, usize::MAX));
-        (0..2).for_each(|_| inner.tend_spare(usize::MAX));
+        (0..2 * inner.cells.len()).for_each(|turn| inner.sweep_table(turn, usize::MAX));
+        (0..inner.logs.len()).for_each(|turn| inner.sweep_log_shard(turn, usize::MAX));
+        (0..2).for_each(|_| inner.sweep_overflow(usize::MAX));
     }
 
     pub(crate) fn scope(&self, policy: PolicyName, counter: Counter, limit: &Limit) -> Scope {
@@ -235,13 +235,13 @@ impl MemoryStore {
         let inner = &*self.inner;
         if slot.limit.algorithm().keeps_log() {
             let mut logs = inner.logs_of(slot.id).lock();
-            let now = logs.pace.settle(&inner.time, inner.time.now());
+            let now = logs.shard_clock.settle(&inner.time, inner.time.now());
             let freed = logs.refund(slot.id, slot.limit, now, slot.cost);
             inner.entries.give_back(slot.share(), freed);
             return;
         }
         let mut table = inner.cells_of(slot.id).lock();
-        let now = table.pace.settle(&inner.time, inner.time.now());
+        let now = table.shard_clock.settle(&inner.time, inner.time.now());
         if let Some(place) = table.find(slot.id) {
             let state = table.state_mut(place);
             *state = algorithm::refund(slot.limit, *state, now, slot.cost);
@@ -272,22 +272,22 @@ impl MemoryStore {
         }
         let freed = inner.logs_of(slot.id).lock().release(slot.id, slot.permit);
         inner.entries.give_back(slot.share(), freed);
-        if inner.has_spare(slot.share()) {
-            inner.spare.lock().release(slot);
+        if inner.has_overflow(slot.share()) {
+            inner.overflow.lock().release(slot);
         }
     }
 
     pub(crate) fn renew(&self, slot: &Slot<'_>) -> bool {
         let inner = &*self.inner;
         let mut logs = inner.logs_of(slot.id).lock();
-        let now = logs.pace.settle(&inner.time, inner.time.now());
+        let now = logs.shard_clock.settle(&inner.time, inner.time.now());
         let (renewed, freed) = logs.renew(slot.id, slot.limit, now, slot.permit);
         inner.entries.give_back(slot.share(), freed);
         drop(logs);
-        if !inner.has_spare(slot.share()) {
+        if !inner.has_overflow(slot.share()) {
             return renewed;
         }
-        let shared = inner.spare.lock().renew(slot, &inner.time, now);
+        let shared = inner.overflow.lock().renew(slot, &inner.time, now);
         renewed || shared
     }
 
@@ -362,7 +362,7 @@ impl Store for MemoryStore {
     }
 }
 
-impl Inner {
+impl Shards {
     #[inline]
     fn cells_of(&self, id: Identity) -> &Lock<Table> {
         &self.cells[id.shard(self.cells.len())].0
@@ -374,21 +374,21 @@ impl Inner {
 
     /// Looks at some keys of the next shards and drops the expired.
     #[cold]
-    fn tend(&self) {
+    fn sweep(&self) {
         let turn = self.next_tended.fetch_add(1, Ordering::Relaxed);
-        self.tend_cells(turn, TEND_CELLS);
+        self.sweep_table(turn, SWEEP_CELLS);
         if self.has_logs.load(Ordering::Relaxed) {
-            self.tend_logs(turn, TEND_CELLS);
+            self.sweep_log_shard(turn, SWEEP_CELLS);
         }
-        if self.spares.load(Ordering::Relaxed) > 0 {
-            self.tend_spare(TEND_CELLS);
+        if self.overflows.load(Ordering::Relaxed) > 0 {
+            self.sweep_overflow(SWEEP_CELLS);
         }
     }
 
     /// A shard that is in use is left for the next round.
-    fn tend_cells(&self, turn: usize, cells: usize) {
+    fn sweep_table(&self, turn: usize, cells: usize) {
         if let Some(mut table) = self.cells[turn % self.cells.len()].0.try_lock() {
-            let now = table.pace.settle(&self.time, self.time.now());
+            let now = table.shard_clock.settle(&self.time, self.time.now());
             self.sweep_cells(&mut table, cells, now);
         }
     }
@@ -407,23 +407,23 @@ impl Inner {
     }
 
     /// Whether keys of this share may have to look at its shared budgets.
-    fn has_spare(&self, share: Share) -> bool {
-        self.spares.load(Ordering::Relaxed) & share.bit() != 0
+    fn has_overflow(&self, share: Share) -> bool {
+        self.overflows.load(Ordering::Relaxed) & share.bit() != 0
     }
 
     /// Forgets shared budgets that are no longer in use. Once there are none, new keys need not look any more.
-    fn tend_spare(&self, budgets: usize) {
-        if let Some(mut spare) = self.spare.try_lock() {
-            let now = spare.pace.settle(&self.time, self.time.now());
-            spare.sweep(budgets, now);
-            self.spares.store(spare.in_use(), Ordering::Relaxed);
+    fn sweep_overflow(&self, budgets: usize) {
+        if let Some(mut overflow) = self.overflow.try_lock() {
+            let now = overflow.shard_clock.settle(&self.time, self.time.now());
+            overflow.sweep(budgets, now);
+            self.overflows.store(overflow.in_use(), Ordering::Relaxed);
         }
     }
 
-    /// As [`Inner::tend_cells`].
-    fn tend_logs(&self, turn: usize, keys: usize) {
+    /// As [`Shards::sweep_table`].
+    fn sweep_log_shard(&self, turn: usize, keys: usize) {
         if let Some(mut logs) = self.logs[turn % self.logs.len()].0.try_lock() {
-            let now = logs.pace.settle(&self.time, self.time.now());
+            let now = logs.shard_clock.settle(&self.time, self.time.now());
             self.sweep_logs(&mut logs, keys, now);
         }
     }
@@ -439,7 +439,7 @@ impl Time {
     }
 }
 
-impl Pace {
+impl ShardClock {
     /// `now`, but not before what the shard has already seen.
     ///
     /// The clock is read before the lock is taken, so a thread may come with an instant older than the state it finds.
@@ -459,11 +459,11 @@ impl Pace {
         if behind < JITTER { self.latest.max(now) } else { now }
     }
 
-    /// Counts a decision. Every so many, whoever made it tends another shard.
+    /// Counts a decision. Every so many, whoever made it sweeps another shard.
     #[inline]
-    fn tend_is_due(&mut self) -> bool {
+    fn sweep_is_due(&mut self) -> bool {
         self.decisions = self.decisions.wrapping_add(1);
-        self.decisions.is_multiple_of(TEND_EVERY)
+        self.decisions.is_multiple_of(SWEEP_EVERY)
     }
 }
 
@@ -482,13 +482,13 @@ mod tests {
             let limiter = Limiter::builder().limit(text).max_keys(1).clock(clock.clone());
             let limiter = limiter.build().unwrap();
             let _ = (limiter.check("first"), limiter.check("second"));
-            let spares = || limiter.store().inner.spares.load(Ordering::Relaxed);
-            assert_ne!(spares(), 0, "{text}");
+            let overflows = || limiter.store().inner.overflows.load(Ordering::Relaxed);
+            assert_ne!(overflows(), 0, "{text}");
             clock.advance(Duration::from_secs(10));
-            for _ in 0..2 * TEND_EVERY {
+            for _ in 0..2 * SWEEP_EVERY {
                 let _ = limiter.check("first");
             }
-            assert_eq!(spares(), 0, "{text}");
+            assert_eq!(overflows(), 0, "{text}");
         }
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct Room {
     taken: CachePadded<AtomicU64>,
     /// The [`Uses`] of each share.
     uses: [AtomicU64; SHARES],
-    /// Held while a share is opened. Protects the numbers of shares in `uses`.
+    /// LockedTables while a share is opened. Protects the numbers of shares in `uses`.
     opening: Lock<Opening>,
 }
 

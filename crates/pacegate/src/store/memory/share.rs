@@ -1,6 +1,6 @@
 //! Tenants: which share of the room a key counts in, and which policy it belongs to.
 //!
-//! The policies of one domain have one share, and limits that belong to no policy have one together. A [`Tag`] of a few
+//! The policies of one domain have one share, and limits that belong to no policy have one together. A [`Owner`] of a few
 //! bits in the identity of a key names its share and its policy. So a cell that expires gives its room back to its own
 //! share, and all keys of a policy can be found, although keys are kept as hashes.
 
@@ -15,7 +15,7 @@ pub(super) struct Share(u8);
 
 /// Names the share and the policy of a key, in the low bits of its identity. Never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Tag(u64);
+pub(crate) struct Owner(u64);
 
 /// The shares and policies that this store has seen. Entries stay: state may outlive the policy that made it, and a
 /// policy that comes back finds its counters. Names come from configuration, so an outsider cannot add any.
@@ -29,7 +29,7 @@ pub(super) struct Registry {
 
 #[derive(Debug)]
 struct Registered {
-    tag: Tag,
+    tag: Owner,
     /// Where the policy was last; `None` if it was never part of a set.
     domain: Option<Box<str>>,
 }
@@ -57,7 +57,7 @@ impl Share {
     }
 }
 
-impl Tag {
+impl Owner {
     /// The bits of an identity that are its tag.
     pub(super) const MASK: u64 = (1 << (POLICY_SHIFT + POLICY_BITS)) - 1;
 
@@ -89,13 +89,13 @@ const MAX_POLICY: u64 = (1 << POLICY_BITS) - 1;
 
 impl Registry {
     /// The tag of a policy; `None` if it is new.
-    pub(super) fn tag(&self, policy: PolicyName) -> Option<Tag> {
+    pub(super) fn tag(&self, policy: PolicyName) -> Option<Owner> {
         self.policies.get(&policy).map(|known| known.tag)
     }
 
     /// Adds a policy of a domain, or a name that belongs to no policy of a set. One that is known keeps its tag, and
     /// with it its counters, also if it has moved to another domain.
-    pub(super) fn add(&mut self, policy: PolicyName, domain: Option<&str>) -> Tag {
+    pub(super) fn add(&mut self, policy: PolicyName, domain: Option<&str>) -> Owner {
         if let Some(known) = self.policies.get_mut(&policy) {
             if let Some(domain) = domain.filter(|domain| known.domain.as_deref() != Some(domain)) {
                 known.domain = Some(domain.into());
@@ -104,7 +104,7 @@ impl Registry {
         }
         let share = domain.map_or(Share::INLINE, |domain| self.share_of(domain));
         let number = self.numbered.entry(share.0).or_default();
-        let tag = Tag::new(share, *number);
+        let tag = Owner::new(share, *number);
         *number += 1;
         self.policies.insert(policy, Registered { tag, domain: domain.map(Into::into) });
         tag
@@ -137,8 +137,8 @@ impl Registry {
 
 impl Identity {
     #[inline]
-    pub(super) fn tag(self) -> Tag {
-        Tag::of(self.low())
+    pub(super) fn tag(self) -> Owner {
+        Owner::of(self.low())
     }
 
     #[inline]

@@ -3,22 +3,22 @@
 //! A cell is found by linear probing from the line its identity names, so a lookup is one or two adjacent cache lines.
 //! Removal shifts later cells back over the hole, so there are no tombstones and nothing to compact.
 
-use super::{Pace, identity::Identity};
+use super::{ShardClock, identity::Identity};
 use crate::algorithm::State;
 
 /// The cells of one shard, with what its lock protects besides.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    lines: Box<[Line]>,
+    lines: Box<[CacheLine]>,
     live: usize,
     /// Where the next sweep goes on.
     hand: usize,
-    pub(super) pace: Pace,
+    pub(super) shard_clock: ShardClock,
 }
 
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-struct Line([Cell; 2]);
+struct CacheLine([Cell; 2]);
 
 #[derive(Clone, Copy, Debug)]
 struct Cell {
@@ -74,7 +74,7 @@ impl Table {
     pub(super) fn find_often(&mut self, id: Identity) -> Option<usize> {
         let place = self.find(id)?;
         let home = 2 * id.spread(self.lines.len());
-        if place & !1 == home || !self.pace.decisions.is_multiple_of(4) {
+        if place & !1 == home || !self.shard_clock.decisions.is_multiple_of(4) {
             return Some(place);
         }
         Some(self.swap(place, home + place % 2))
@@ -200,7 +200,7 @@ impl Table {
         self.hand = 0;
         if kept + more > 0 {
             let lines = ((kept + more) * 50).div_ceil(fill(kept)).max(MIN_LINES);
-            self.lines = vec![Line([Cell::EMPTY; 2]); lines].into_boxed_slice();
+            self.lines = vec![CacheLine([Cell::EMPTY; 2]); lines].into_boxed_slice();
         }
         for cell in cells() {
             if keep(&cell) { self.place(cell) } else { removed(cell.id) }
@@ -252,7 +252,10 @@ mod tests {
 
     #[test]
     fn a_cell_is_half_a_cache_line() {
-        assert_eq!((size_of::<Cell>(), size_of::<Line>(), align_of::<Line>()), (32, 64, 64));
+        assert_eq!(
+            (size_of::<Cell>(), size_of::<CacheLine>(), align_of::<CacheLine>()),
+            (32, 64, 64)
+        );
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use super::{
-    Inner, MemoryStore, Ordering,
+    MemoryStore, Ordering, Shards,
     identity::Identity,
-    share::{Share, Tag},
+    share::{Owner, Share},
 };
 use crate::PolicyName;
 
@@ -54,17 +54,17 @@ impl MemoryStore {
         let inner = &*self.inner;
         let registry = inner.registry.lock();
         let tags = policies.iter().filter_map(|policy| registry.tag(*policy));
-        let tags: HashSet<Tag> = tags.collect();
+        let tags: HashSet<Owner> = tags.collect();
         drop(registry);
         if tags.is_empty() {
             return 0;
         }
         let is_meant = |id: Identity| tags.contains(&id.tag());
         // Before the keys: a new key would inherit from the overflow budget.
-        let mut spare = inner.spare.lock();
-        spare.clear(is_meant);
-        inner.spares.store(spare.in_use(), Ordering::Relaxed);
-        drop(spare);
+        let mut overflow = inner.overflow.lock();
+        overflow.clear(is_meant);
+        inner.overflows.store(overflow.in_use(), Ordering::Relaxed);
+        drop(overflow);
         let mut cleared = 0;
         for shard in &inner.cells {
             let mut table = shard.0.lock();
@@ -87,13 +87,13 @@ impl MemoryStore {
     }
 }
 
-impl Inner {
+impl Shards {
     /// The tag of a policy. A name that belongs to no set counts in the share of inline limits.
-    pub(super) fn tag(&self, policy: PolicyName) -> Tag {
+    pub(super) fn tag(&self, policy: PolicyName) -> Owner {
         let is_inline = policy == PolicyName::AD_HOC;
         let known = if is_inline { self.inline_tag.load(Ordering::Relaxed) } else { 0 };
         if known != 0 {
-            return Tag::of(known);
+            return Owner::of(known);
         }
         let mut registry = self.registry.lock();
         if let Some(tag) = registry.tag(policy) {
@@ -107,7 +107,7 @@ impl Inner {
         tag
     }
 
-    fn open(&self, tag: Tag) {
+    fn open(&self, tag: Owner) {
         self.keys.open(tag.share());
         self.entries.open(tag.share());
     }

@@ -1,7 +1,7 @@
 //! The budgets that keys without room share, one for each limit.
 
 use super::{
-    ENTRIES_PER_KEY, Pace, TEND_CELLS, Time,
+    ENTRIES_PER_KEY, SWEEP_CELLS, ShardClock, Time,
     apply::{Undo, charge_known},
     charge::Slot,
     identity::Identity,
@@ -13,52 +13,52 @@ use crate::algorithm::{self, Outcome, State, log::Log};
 
 /// The shared budgets of all shares.
 #[derive(Debug, Default)]
-pub(super) struct Spares {
+pub(super) struct Overflows {
     /// By share, up to the last one that has ever had any.
-    by_share: Vec<Spare>,
-    pub(super) pace: Pace,
+    by_share: Vec<Overflow>,
+    pub(super) shard_clock: ShardClock,
 }
 
 /// The shared budgets of one share: a state for each of its limits that has overflowed.
 #[derive(Debug, Default)]
-pub(super) struct Spare {
+pub(super) struct Overflow {
     pub(super) cells: Table,
     pub(super) logs: Logs,
 }
 
 /// Limits of one share that may overflow at the same time; beyond these, keys without room are denied.
-const MAX_SPARE: usize = 4_096;
+const MAX_OVERFLOW: usize = 4_096;
 /// Entries of the logs of those limits, as many for each on average as keys may have.
-const MAX_SPARE_ENTRIES: usize = ENTRIES_PER_KEY * MAX_SPARE;
+const MAX_OVERFLOW_ENTRIES: usize = ENTRIES_PER_KEY * MAX_OVERFLOW;
 
-impl Spares {
-    pub(super) fn of(&mut self, share: Share) -> &mut Spare {
+impl Overflows {
+    pub(super) fn of(&mut self, share: Share) -> &mut Overflow {
         let place = share.index();
         if self.by_share.len() <= place {
-            self.by_share.resize_with(place + 1, Spare::default);
+            self.by_share.resize_with(place + 1, Overflow::default);
         }
         &mut self.by_share[place]
     }
 
     /// The shares that have any, a bit for each.
     pub(super) fn in_use(&self) -> u64 {
-        let all = self.by_share.iter().enumerate().filter(|(_, spare)| spare.len() > 0);
+        let all = self.by_share.iter().enumerate().filter(|(_, overflow)| overflow.len() > 0);
         all.fold(0, |set, (place, _)| set | 1 << place)
     }
 
     /// Visits up to `budgets` budgets of each share and drops the expired.
     pub(super) fn sweep(&mut self, budgets: usize, now: u64) {
-        for spare in self.by_share.iter_mut().filter(|spare| spare.len() > 0) {
-            spare.cells.sweep(budgets, now, |_| {});
-            spare.logs.sweep(budgets, now, |_, _| {});
+        for overflow in self.by_share.iter_mut().filter(|overflow| overflow.len() > 0) {
+            overflow.cells.sweep(budgets, now, |_| {});
+            overflow.logs.sweep(budgets, now, |_, _| {});
         }
     }
 
     /// Drops every budget whose identity `is_meant`.
     pub(super) fn clear(&mut self, is_meant: impl Fn(Identity) -> bool) {
-        for spare in &mut self.by_share {
-            spare.cells.clear(&is_meant, |_| {});
-            spare.logs.clear(&is_meant, |_, _| {});
+        for overflow in &mut self.by_share {
+            overflow.cells.clear(&is_meant, |_| {});
+            overflow.logs.clear(&is_meant, |_, _| {});
         }
     }
 
@@ -67,20 +67,20 @@ impl Spares {
     }
 
     pub(super) fn renew(&mut self, slot: &Slot<'_>, time: &Time, now: u64) -> bool {
-        let now = self.pace.settle(time, now);
+        let now = self.shard_clock.settle(time, now);
         let logs = &mut self.of(slot.share()).logs;
         logs.renew(slot.scope.overflow(), slot.limit, now, slot.permit).0
     }
 
     /// Cells that there is memory for, and the bytes of the logs.
     pub(super) fn size(&self) -> (usize, usize) {
-        let size = |spare: &Spare| (spare.cells.capacity(), spare.logs.bytes());
+        let size = |overflow: &Overflow| (overflow.cells.capacity(), overflow.logs.bytes());
         let add = |one: (usize, usize), other: (usize, usize)| (one.0 + other.0, one.1 + other.1);
         self.by_share.iter().map(size).fold((0, 0), add)
     }
 }
 
-impl Spare {
+impl Overflow {
     /// Charges the shared budget of a slot. `None` if there is no room for it, or for one more entry of its log.
     pub(super) fn charge_if_room(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
         if self.has_room(slot, now) { self.charge(slot, now) } else { None }
@@ -89,15 +89,15 @@ impl Spare {
     fn has_room(&mut self, slot: &Slot<'_>, now: u64) -> bool {
         let id = slot.scope.overflow();
         if slot.limit.algorithm().keeps_log() {
-            if !self.logs.contains(id) && self.logs.len() >= MAX_SPARE {
-                self.logs.sweep(MAX_SPARE, now, |_, _| {});
+            if !self.logs.contains(id) && self.logs.len() >= MAX_OVERFLOW {
+                self.logs.sweep(MAX_OVERFLOW, now, |_, _| {});
             }
-            return self.logs.contains(id) || self.logs.len() < MAX_SPARE;
+            return self.logs.contains(id) || self.logs.len() < MAX_OVERFLOW;
         }
-        if self.cells.find(id).is_none() && self.cells.live() >= MAX_SPARE {
+        if self.cells.find(id).is_none() && self.cells.live() >= MAX_OVERFLOW {
             self.cells.sweep(self.cells.capacity(), now, |_| {});
         }
-        self.cells.find(id).is_some() || self.cells.live() < MAX_SPARE
+        self.cells.find(id).is_some() || self.cells.live() < MAX_OVERFLOW
     }
 
     fn charge(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
@@ -125,10 +125,10 @@ impl Spare {
         if !slot.takes(&outcome) {
             return Some((outcome, Undo::Nothing));
         }
-        if self.logs.entries() >= MAX_SPARE_ENTRIES {
-            self.logs.sweep(TEND_CELLS, now, |_, _| {});
+        if self.logs.entries() >= MAX_OVERFLOW_ENTRIES {
+            self.logs.sweep(SWEEP_CELLS, now, |_, _| {});
         }
-        if self.logs.entries() >= MAX_SPARE_ENTRIES {
+        if self.logs.entries() >= MAX_OVERFLOW_ENTRIES {
             return None;
         }
         self.logs.take(id, slot.limit, now, (slot.cost, slot.permit));
