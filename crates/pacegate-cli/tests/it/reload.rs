@@ -212,7 +212,7 @@ fn an_empty_file_removes_no_limits() {
     let service = start(&folder);
     let mut client = resp(&service);
     charge(&mut client);
-    let nothing = "the file says nothing: write `policies: []` if nothing is to be limited";
+    let nothing = "the file has no settings: write `policies: []` to run without limits";
     let no_policies =
         "the new configuration has no policies: write `policies: []` to remove all limits";
     for (count, (text, why)) in
