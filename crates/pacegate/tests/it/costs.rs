@@ -175,7 +175,7 @@ fn many_keys_at_once_decide_as_one_by_one() {
 }
 
 #[test]
-fn of_two_denials_the_longer_speaks() {
+fn of_two_denials_the_longer_wait_is_reported() {
     for texts in [["1/second", "1/hour sliding-log"], ["1/hour sliding-log", "1/second"]] {
         let limiter = Limiter::builder().limit(texts[0]).limit(texts[1]);
         let limiter = limiter.clock(pacegate::ManualClock::new()).build().unwrap();
