@@ -80,7 +80,11 @@ fn a_file_is_read_again_after_any_change() {
     fs::remove_file(folder.config()).unwrap();
     let missing = "cannot read";
     eventually(WITHIN, "the loss is logged", || service.log().contains(missing));
-    assert_eq!((revision(&mut client), &*limit(&mut client)), (3, "30/day"), "gone");
+    assert_eq!(
+        (revision(&mut client), &*limit(&mut client)),
+        (3, "30/day"),
+        "a deleted file changes nothing"
+    );
     fs::write(folder.config(), policy("40/day")).unwrap();
     until_revision(&mut client, 4);
     assert_eq!(limit(&mut client), "40/day", "the file exists again");

@@ -184,7 +184,7 @@ fn invalid_commands_get_errors() {
     ] {
         let answers = talk(&service, &[words, &[b"PING"]]);
         assert!(answers.starts_with(answer), "{words:?}: {answers:?}");
-        assert!(answers.ends_with("\r\n+PONG\r\n"), "the connection goes on: {answers:?}");
+        assert!(answers.ends_with("\r\n+PONG\r\n"), "the connection stays open: {answers:?}");
         assert_eq!(answers.matches("\r\n").count(), 2, "one line each: {answers:?}");
     }
 }

@@ -54,7 +54,7 @@ fn a_step_forward_admits_one_burst_more() {
 
 /// The clocks of two CPUs may differ slightly. That is not a step, and no time is counted twice.
 #[test]
-fn a_clock_that_wavers_gives_nothing_away() {
+fn a_wavering_clock_admits_nothing_extra() {
     let clock = ManualClock::new();
     let limit = "1000/second burst 10";
     let limiter = Limiter::builder().limit(limit).clock(clock.clone()).build().unwrap();
@@ -71,7 +71,7 @@ fn a_clock_that_wavers_gives_nothing_away() {
 
 /// The same if the clock goes back after each charge: the instant of the charge does not move back with it.
 #[test]
-fn a_clock_that_wavers_after_a_charge_gives_nothing_away() {
+fn a_clock_that_wavers_after_a_charge_admits_nothing_extra() {
     let (limiter, clock) = crate::limiter("1000/second burst 10");
     let mut admitted = take(&limiter);
     for _ in 0..1_000 {
@@ -86,7 +86,7 @@ fn a_clock_that_wavers_after_a_charge_gives_nothing_away() {
 
 /// A request over several keys is decided at one instant, and the time of none of its shards falls behind it.
 #[test]
-fn a_clock_that_wavers_gives_nothing_away_to_requests_of_several_keys() {
+fn a_wavering_clock_admits_nothing_extra_for_requests_of_several_keys() {
     let (limiter, clock) = crate::limiter("1/second");
     let policy = pacegate::PolicyName::DEFAULT;
     let back = || clock.set(pacegate::Timestamp::from_micros(clock.now().as_micros() - 500));
@@ -127,7 +127,7 @@ fn a_refund_after_a_step_back_counts_once() {
 
 /// The same for the shared budget of keys without room: each charge uses the time of the key's shard.
 #[test]
-fn a_clock_that_wavers_gives_nothing_away_to_keys_without_room() {
+fn a_wavering_clock_admits_nothing_extra_for_keys_without_room() {
     for _ in 0..8 {
         let clock = ManualClock::new();
         let limiter = Limiter::builder().limit("10000/second burst 10").max_keys(1);

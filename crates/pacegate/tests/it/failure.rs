@@ -36,7 +36,7 @@ fn ask(limiter: &SharedLimiter) -> Decision {
 }
 
 #[test]
-fn open_admits_and_says_so() {
+fn open_admits_and_marks_the_decision_as_degraded() {
     let (limiter, _, _) = degraded([policy("api", "2/hour").failing(Open)]);
     for _ in 0..5 {
         let decision = ask(&limiter);
@@ -69,7 +69,7 @@ fn local_counts_a_share_in_memory_and_remembers_it() {
     assert_eq!(answers[2].retry_after(), Some(Duration::from_secs(60)));
     store.recover();
     assert_eq!(ask(&limiter).remaining(), 7, "local use was not charged to the store");
-    store.fail(StoreError::Unavailable("gone again".into()));
+    store.fail(StoreError::Unavailable("lost again".into()));
     assert!(!ask(&limiter).is_allowed(), "the used part of the share is still used");
     clock.advance(Duration::from_secs(60));
     assert!(ask(&limiter).is_allowed());

@@ -28,7 +28,7 @@ fn a_flood_of_keys_neither_grows_the_store_nor_resets_anyone() {
 }
 
 #[test]
-fn keys_without_room_share_a_budget_and_say_so() {
+fn keys_without_room_share_a_budget_and_report_overflow() {
     for text in ["2/hour", "2/hour token-bucket", "2/hour sliding-log", "2/hour concurrency"] {
         let clock = ManualClock::new();
         let limiter = Limiter::builder().limit(text).max_keys(1).clock(clock.clone());
@@ -37,7 +37,7 @@ fn keys_without_room_share_a_budget_and_say_so() {
         let shared = ["a", "b", "c"].map(|key| limiter.check(key));
         assert_eq!(shared.map(|decision| decision.is_allowed()), [true, true, false], "{text}");
         assert!(shared.iter().all(|decision| decision.source() == Source::Overflow), "{text}");
-        assert_eq!(limiter.check("first").remaining(), 0, "{text}: untouched by the others");
+        assert_eq!(limiter.check("first").remaining(), 0, "{text}: not charged by the other keys");
         assert_eq!(limiter.store().usage().overflowed, 3, "{text}");
         clock.advance(std::time::Duration::from_secs(7_300));
         limiter.store().reclaim();
@@ -57,7 +57,7 @@ fn a_permit_of_the_shared_budget_is_returned_there() {
 }
 
 #[test]
-fn memory_goes_back_after_expiry_by_use_alone() {
+fn later_calls_free_the_memory_of_expired_keys() {
     let clock = ManualClock::new();
     let limiter = Limiter::builder().limit("3/second").clock(clock.clone()).build().unwrap();
     for key in 0..200_000 {
@@ -65,7 +65,7 @@ fn memory_goes_back_after_expiry_by_use_alone() {
     }
     let before = limiter.store().usage();
     clock.advance(std::time::Duration::from_secs(10));
-    // No call to clean up: one busy key pays for it, a cell at a time.
+    // Without a call to `reclaim`: the checks of one busy key sweep the cells, one at a time.
     for _ in 0..1_500_000 {
         let _ = limiter.check("busy");
     }
@@ -179,7 +179,7 @@ fn reclaiming_drops_only_expired_keys() {
 
 /// The store has room for eight instants at a time; room freed by release, refund, reset or expiry can be used again.
 #[test]
-fn instants_that_are_given_back_make_room() {
+fn freed_instants_make_room() {
     let step = std::time::Duration::from_millis(500);
     type Round = (&'static str, &'static str, fn(&Limiter, &ManualClock));
     let rounds: [Round; 4] = [
@@ -226,7 +226,7 @@ fn instants_that_are_given_back_make_room() {
 
 /// A request that is denied leaves no key, no instant and nothing on the shared budget behind.
 #[test]
-fn a_denied_request_gives_its_room_back() {
+fn a_denied_request_frees_its_room() {
     for text in ["3/hour", "3/hour sliding-log"] {
         let limiter = Limiter::builder().limit(text).max_keys(1).clock(ManualClock::new());
         let limiter = limiter.build().unwrap();

@@ -93,14 +93,18 @@ fn usage_of_an_override_carries_over_to_another_amount() {
         (path("/images/**"), limit("5/minute burst 5")),
         (path("/static/**"), limit("100/minute burst 140")),
     ]);
-    assert_eq!(take(&before.with_policies(moved), "/static/x"), 10, "in another place");
+    assert_eq!(
+        take(&before.with_policies(moved), "/static/x"),
+        10,
+        "its position in the list does not matter"
+    );
     let renamed = site([(path("/static/*"), limit("3/minute burst 3"))]);
     assert_eq!(
         take(&before.with_policies(renamed), "/static/x"),
         3,
         "another match, another counter"
     );
-    assert_eq!(take(&before, "/export"), 10, "the policy's own");
+    assert_eq!(take(&before, "/export"), 10, "the counter of the policy is unchanged");
 }
 
 #[test]

@@ -305,7 +305,7 @@ fn builder_and_with_limit_work_as_for_limiter() {
 }
 
 #[test]
-fn many_keys_are_asked_for_at_the_same_time() {
+fn check_many_sends_all_keys_at_once() {
     let (limiter, store, _) = limiter("2/hour");
     store.hold();
     let keys = ["alice", "bob", "alice", "alice"];
@@ -470,7 +470,7 @@ fn a_cancelled_wait_blocks_no_other_and_waiters_are_bounded() {
     assert_eq!(third.poll(), Some(Err(WaitError::QueueFull { waiting: 2 })));
     let [first, mut second, _] = waiters;
     drop(first);
-    assert!(second.poll_if_woken().is_none(), "its turn, but not yet its time");
+    assert!(second.poll_if_woken().is_none(), "it is first, but no unit is available yet");
     clock.advance(SECOND);
     assert!(second.poll_if_woken().is_some_and(|result| result.is_ok()));
 }
@@ -576,7 +576,7 @@ fn a_cancelled_check_batch_releases_its_permit() {
             .decision
             .is_allowed()
     );
-    assert_eq!(store.run_spawned(), 0, "these were answered");
+    assert_eq!(store.run_spawned(), 0, "both were answered, so no release is spawned");
 }
 
 #[test]

@@ -78,7 +78,11 @@ fn inline_limits_leave_domains_their_room_and_their_overflow_budgets() {
         flood_inline(&limiter, crate::limit(text).algorithm(), ROOM + 5_000);
         let inline = ask_inline(&limiter, "one more", crate::limit("1/99d"));
         let room_for_logs_only = crate::limit(text).algorithm().keeps_log();
-        assert_eq!(inline.is_allowed(), room_for_logs_only, "{text}: 4096 budgets of its kind");
+        assert_eq!(
+            inline.is_allowed(),
+            room_for_logs_only,
+            "{text}: all 4096 overflow budgets of this kind are in use"
+        );
         assert_eq!(with_own_counter(&limiter, "bank"), GUARANTEED, "{text}");
         // One user has taken one of the two units of the overflow budget already.
         let shared = ["a", "b"].map(|user| ask(&limiter, "bank", user));
@@ -99,7 +103,7 @@ fn a_domain_with_long_logs_leaves_the_others_room_for_theirs() {
         clock.advance(Duration::from_micros(1));
         ask(&limiter, domain, "alice").is_allowed()
     };
-    assert_eq!((0..1_000).filter(|_| ask("shop")).count(), 60, "of 80 all but a quarter");
+    assert_eq!((0..1_000).filter(|_| ask("shop")).count(), 60, "three quarters of 80");
     assert_eq!((0..1_000).filter(|_| ask("bank")).count(), 20);
 }
 
@@ -134,7 +138,10 @@ fn shares_report_the_keys_of_each_domain() {
     assert_eq!(shares(&limiter), expected);
     let plain = Limiter::builder().limit("1/day").max_keys(10).build().unwrap();
     assert_eq!(shares(&plain), [share("", 0, 5)]);
-    assert!((0..10).all(|key| plain.check(key).source() == Source::Store), "all room is its own");
+    assert!(
+        (0..10).all(|key| plain.check(key).source() == Source::Store),
+        "a single domain may use all room"
+    );
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn a_deadline_that_cannot_be_met_fails_at_once() {
     let mut hopeless = Waiting::new(&limiter, 1, SECOND - Duration::from_micros(1));
     assert_eq!(hopeless.poll(), too_long(SECOND));
     let mut first = Waiting::new(&limiter, 1, SECOND);
-    assert!(first.poll().is_none(), "to the microsecond");
+    assert!(first.poll().is_none(), "a deadline of exactly the wait can be met");
     // The waiters ahead count: the second in the queue needs two seconds.
     let mut second = Waiting::new(&limiter, 1, SECOND);
     assert_eq!(second.poll(), too_long(2 * SECOND));
@@ -122,7 +122,7 @@ fn a_cancelled_wait_charges_nothing_and_blocks_no_other() {
     let mut second = Waiting::new(&limiter, 1, 10 * SECOND);
     assert!(first.poll().is_none() && second.poll().is_none());
     drop(first);
-    assert!(second.poll_if_woken().is_none(), "its turn, but not yet its time");
+    assert!(second.poll_if_woken().is_none(), "it is first, but no unit is available yet");
     assert_eq!(clock.sleepers(), 1, "the cancelled wait has left the clock");
     clock.advance(SECOND);
     assert!(second.poll_if_woken().is_some_and(|result| result.is_ok()));
@@ -472,7 +472,7 @@ fn a_refund_that_is_too_small_keeps_the_waiter_waiting() {
     let mut waiter = Waiting::new(&limiter, 2, 7_200 * SECOND);
     assert!(waiter.poll().is_none());
     limiter.refund("key", 1);
-    assert!(waiter.poll_if_woken().is_none(), "one of two");
+    assert!(waiter.poll_if_woken().is_none(), "one of two units was refunded");
     assert!(!waiter.woken.0.load(Ordering::SeqCst), "checked once, and waits again");
     limiter.refund("key", 1);
     assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
