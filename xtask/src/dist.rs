@@ -1,4 +1,4 @@
-//! Builds what a release consists of: an archive with the program, its completions, manual pages and licences.
+//! Builds a release archive: the program, its completions, manual pages and licences.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::command::{cargo, root, show};
 
-/// Shells with the names that their completion files have.
+/// Shells and the names of their completion files.
 const COMPLETIONS: [(&str, &str); 4] = [
     ("bash", "pacegate.bash"),
     ("zsh", "_pacegate"),
@@ -130,7 +130,7 @@ fn pack(folder: &Path, target: &str) -> anyhow::Result<PathBuf> {
     let kind = if target.contains("windows") { "zip" } else { "tar.gz" };
     let file = format!("{name}.{kind}");
     let mut command = Command::new("tar");
-    // The tar of Windows writes a zip file if its name says so.
+    // With -a, the tar of Windows chooses the zip format from the file name.
     let options: &[&str] = if kind == "zip" { &["-a", "-cf"] } else { &["-czf"] };
     let line = show(command.args(options).args([&file, name]).current_dir(parent))?;
     let status = command.status().with_context(|| format!("cannot start `{line}`"))?;

@@ -163,7 +163,7 @@ async fn without_its_store_the_service_decides_and_says_so() {
     for body in [r#"{"policy":"api"}"#, r#"{"domain":"shop"}"#] {
         let reply = server.post("/v1/clear", body).await;
         assert_eq!((reply.status, reply.problem()), (400, "unsupported".to_owned()), "{body}");
-        assert!(reply.body.contains("keys on Redis are named by digests"), "{}", reply.body);
+        assert!(reply.body.contains("key names on Redis are digests"), "{}", reply.body);
     }
     let stats = server.get("/v1/stats").await.json();
     assert_eq!(stats["policies"][0]["degraded"], 4);
