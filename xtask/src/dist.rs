@@ -1,4 +1,4 @@
-//! Builds what a release consists of: an archive with the program, its completions, manual pages and licences.
+//! Builds a release archive: the program, its completions, manual pages and licences.
 
 use std::{
     fs,
@@ -12,12 +12,9 @@ use sha2::{Digest, Sha256};
 
 use crate::command::{cargo, root, show};
 
-/// Shells with the names that their completion files have.
-const COMPLETIONS: [(&str, &str); 3] = [
-    ("bash", "pacegate.bash"),
-    ("zsh", "_pacegate"),
-    ("fish", "pacegate.fish"),
-];
+/// Shells and the names of their completion files.
+const COMPLETIONS: [(&str, &str); 3] =
+    [("bash", "pacegate.bash"), ("zsh", "_pacegate"), ("fish", "pacegate.fish")];
 
 /// Text files of an archive, relative to the project's root.
 const TEXTS: [&str; 5] =
