@@ -214,7 +214,7 @@ mod tests {
     use super::{masked, masked_in, masked_message};
 
     #[test]
-    fn messages_do_not_repeat_what_their_line_masks() {
+    fn messages_mask_the_secrets_of_their_line() {
         for (text, message, shown) in [
             (
                 "keys: hunter2",

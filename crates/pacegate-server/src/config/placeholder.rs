@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_is_an_error() {
+    fn an_unset_variable_without_default_is_an_error() {
         let error = resolved("${OTHER}").unwrap_err();
         assert_eq!(
             error.to_string(),

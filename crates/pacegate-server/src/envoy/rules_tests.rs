@@ -33,7 +33,7 @@ fn find<'r>(rules: &'r Rules, pairs: &[(&str, &str)]) -> Option<&'r Rule> {
     rules.domain(b"d").unwrap().rule(&entries(pairs))
 }
 
-/// The name of the rule that is found.
+/// Returns the name of the rule of a descriptor.
 fn named(rules: &Rules, pairs: &[(&str, &str)]) -> String {
     let name = find(rules, pairs).map(|rule| rule.name.to_vec()).unwrap_or_default();
     String::from_utf8(name).unwrap()
@@ -402,7 +402,7 @@ fn a_directory_is_all_of_its_files_in_order() {
     std::fs::create_dir_all(folder.path().join("d.yaml/below")).unwrap();
     write("c", "domain: c");
     write("d.yaml/below/e.conf", "domain: e");
-    // Kubernetes has what its links lead to in such folders.
+    // Kubernetes keeps the targets of its symbolic links in such directories.
     std::fs::create_dir(folder.path().join("..2026_11_16")).unwrap();
     write("..2026_11_16/linked", "domain: l");
     write(".swp", "domain: [");

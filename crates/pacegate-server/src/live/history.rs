@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn every_second_has_what_was_new_in_it() {
+    fn each_second_has_its_new_decisions() {
         let (limiter, mut history) = (limiter(2), History::default());
         check(&limiter, 0, 1);
         history.push(100, &limiter.stats());
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_back_so_far_and_no_further() {
+    fn old_seconds_are_dropped() {
         let (limiter, mut history) = (limiter(1), History::default());
         for second in 0..1_000 {
             check(&limiter, 0, 1);
@@ -224,7 +224,7 @@ mod tests {
         }
         assert_eq!(history.range(0), (700, History::SECONDS));
         assert_eq!(history.counts(0, &names(&limiter))[0].denied, [1; History::SECONDS]);
-        // A clock that goes far ahead, or far back, begins anew.
+        // A large jump of the clock clears the history.
         for second in [5_000, 4_994, 3] {
             history.push(second, &limiter.stats());
             assert_eq!(history.range(0), (second, 1));

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_names_the_key() {
+    fn a_displayed_key_can_be_parsed() {
         for (per, attributes, text) in [
             (&[][..], &[][..], ""),
             (&["ip"], &[("ip", "203.0.113.9")], "203.0.113.9"),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_another_key_or_none_does_not_pass_for_it() {
+    fn ambiguous_texts_do_not_parse_as_another_key() {
         let long = "x".repeat(SHOWN + 1);
         for (per, attributes) in [
             (&["ip"][..], &[("ip", "(absent)")][..]),

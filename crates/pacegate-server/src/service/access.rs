@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn without_credentials_everybody_may() {
+    fn without_api_keys_everything_is_allowed() {
         let anybody = Keys(&[]).access(None).unwrap();
         assert!(anybody.allows_everywhere(Scope::Admin));
         assert_eq!(anybody.name(), "anybody");

@@ -68,7 +68,7 @@ async fn unchanged_assets_are_not_sent_again() {
 }
 
 #[test]
-fn nothing_is_made_of_text_but_text() {
+fn scripts_do_not_create_html_from_text() {
     for name in files() {
         let text = read(&name);
         for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
