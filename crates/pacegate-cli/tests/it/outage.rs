@@ -170,7 +170,7 @@ fn a_service_starts_and_stops_without_its_store() {
     assert!(readiness.starts_with(DEGRADED), "{readiness}");
     assert!(readiness.contains("Connection refused") && readiness.contains(MODES), "{readiness}");
     assert_eq!(clients.by_http("closed"), (false, 0, true));
-    assert!(service.log().contains("the store does not answer"), "{}", service.log());
+    assert!(service.log().contains("cannot use the store: "), "{}", service.log());
     server.restart();
     eventually(WITHIN, "the store is used", || !clients.by_resp("open").2);
     server.kill();
