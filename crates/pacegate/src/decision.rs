@@ -183,7 +183,10 @@ impl Decision {
         self.source == Source::Fallback
     }
 
-    /// Creates an allowed decision, for a limiter of your own. The limiters of this library do not need it.
+    /// Creates an allowed decision, for a custom limiter. The limiters of this library do not need it.
+    ///
+    /// `remaining` is the number of units left after this request. `reset_after` is the time until the limit is unused
+    /// again, rounded up to the microsecond. The [source](Self::source) is [`Source::Store`].
     ///
     /// ```
     /// use std::time::Duration;
@@ -206,7 +209,7 @@ impl Decision {
         Self { binding: Some((policy, limit)), remaining, reset_after, ..Self::UNLIMITED }.own()
     }
 
-    /// Creates a denied decision, for a limiter of your own. `retry_after: None` means that waiting does not help.
+    /// Creates a denied decision, for a custom limiter. `retry_after: None` means that waiting does not help.
     ///
     /// Waits are rounded up to the microsecond, and are at least one. The limit counts as unused when the wait is over.
     pub fn denial(

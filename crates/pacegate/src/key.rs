@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 /// A value that identifies a counter: text, bytes, a number, an address, a `bool`, an option, or a tuple of these.
 ///
 /// Numbers and addresses are encoded as text, so that `42_u64` here and `"42"` over the network are the same key.
-/// Tuples are encoded with the length of each part: `("ab", "c")` and `("a", "bc")` are different keys, whatever they
-/// contain.
+/// Tuples are encoded with the length of each part, so `("ab", "c")` and `("a", "bc")` are different keys. This holds
+/// for any bytes in the parts, so a client cannot craft a value that collides with another key.
 ///
 /// Implement it for your own types by delegating to their fields:
 ///
@@ -154,7 +154,7 @@ impl KeyBuf {
             let first = mem::replace(self, Self::empty());
             self.push(Some(&first.bytes));
         }
-        // A part of 4 GiB cannot be told from an absent one; nothing lets such a request in.
+        // A part of 4 GiB or more is encoded as absent. No caller accepts a request of that size.
         let length = part.map_or(ABSENT, |part| u32::try_from(part.len()).unwrap_or(ABSENT));
         self.bytes.extend_from_slice(&length.to_le_bytes());
         self.bytes.extend_from_slice(part.unwrap_or_default());
@@ -461,7 +461,7 @@ mod tests {
         assert!(same(&key, ("a", "b")));
         key.push(None);
         assert_eq!(key.as_ref().parts().collect::<Vec<_>>(), [Some(&b"a"[..]), Some(b"b"), None]);
-        // One part that spells out the encoding of a pair is one part of what it becomes.
+        // A single part whose bytes equal the encoding of a pair stays a single part when another is added.
         let spelt = ("a", "b").with(|key| key.as_bytes().to_vec());
         let mut grown = KeyRef::new(&spelt).to_buf();
         grown.push(Some(b"c"));

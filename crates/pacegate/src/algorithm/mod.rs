@@ -273,7 +273,7 @@ impl Limit {
 
 /// Times that follow from the algorithm, for callers that have a limit but not its state.
 impl Limit {
-    /// Returns the first instant at which units charged at `charged` no longer count, whatever else was charged.
+    /// Returns the first instant at which units charged at `charged` no longer count, regardless of other charges.
     /// [`Timestamp::MAX`] for a custom algorithm, whose states are unknown.
     ///
     /// ```

@@ -81,19 +81,20 @@ impl Outcome {
         self.origin
     }
 
-    /// When this was decided, by the clock of the store. `None` for a store that goes by the clock of this process.
+    /// Returns the instant of the decision by the clock of the store. `None` if the store uses the clock of this
+    /// process.
     pub fn decided_at(&self) -> Option<Timestamp> {
         (self.decided_at > 0).then(|| Timestamp::from_micros(self.decided_at))
     }
 
-    /// The same answer, decided at this instant by the clock of the store: for stores on another machine. Instants that
-    /// clients see, such as `X-RateLimit-Reset`, then come from the clock that counted.
+    /// Sets the instant of the decision, for a store on another machine with a separate clock. Instants that clients
+    /// see, such as `X-RateLimit-Reset`, are then computed from the clock of the store.
     #[must_use]
     pub fn with_decided_at(self, instant: Timestamp) -> Self {
         Self { decided_at: instant.as_micros(), ..self }
     }
 
-    /// The same answer from elsewhere: for stores that do not always ask the state itself.
+    /// Sets the origin, for a store that answers some charges from a cache or a lease.
     #[must_use]
     pub fn with_origin(self, origin: Origin) -> Self {
         Self { origin, ..self }

@@ -123,7 +123,7 @@ mod tests {
     impl Clock for SteppingBack {
         fn now(&self) -> Timestamp {
             let steps = self.0.fetch_add(1, Ordering::SeqCst);
-            assert!(steps < 2, "whoever sleeps looks at the clock once");
+            assert!(steps < 2, "`sleep_until` must read the clock only once");
             Timestamp::from_secs(YEAR_2020 - 3_600 * steps)
         }
     }

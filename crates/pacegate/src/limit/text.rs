@@ -3,7 +3,9 @@ use std::{convert::Infallible, fmt, str::FromStr, time::Duration};
 use super::{Limit, LimitError};
 use crate::algorithm::Algorithm;
 
-/// Error of parsing a [`Limit`]: what is wrong, and what is expected.
+/// Error of parsing a [`Limit`]. The message names the problem and the expected form.
+///
+/// The message quotes at most 40 characters of each part of the input, escaped, so it is safe to log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{input}` is not a limit: {problem}")]
 pub struct ParseLimitError {
@@ -33,6 +35,19 @@ enum Problem {
     Impossible(#[from] LimitError),
 }
 
+/// Parses `AMOUNT/PERIOD`, then `burst N` or the name of an algorithm, in any order.
+///
+/// The amount is a whole number, which may contain underscores: `1_000/hour`. The period is a unit, such as `minute`,
+/// or a number and a unit without a space between them, such as `30s`, `250ms`, `500us` or `2h`. ` per ` can replace
+/// the slash. A limit with a burst is a token bucket; other limits are a fixed window by default.
+///
+/// ```
+/// use pacegate::Limit;
+///
+/// assert_eq!("100 per minute".parse(), Ok(Limit::per_minute(100)));
+/// assert_eq!("1_000/60s".parse(), Ok(Limit::per_minute(1_000)));
+/// assert!("10/fortnight".parse::<Limit>().is_err());
+/// ```
 impl FromStr for Limit {
     type Err = ParseLimitError;
 
@@ -49,7 +64,7 @@ impl TryFrom<String> for Limit {
     }
 }
 
-/// For a [`Limit`] given as itself where text is accepted too.
+/// Lets a function that accepts text also accept a [`Limit`], whose conversion cannot fail.
 impl From<Infallible> for ParseLimitError {
     fn from(never: Infallible) -> Self {
         match never {}
@@ -64,6 +79,10 @@ impl TryFrom<&String> for Limit {
     }
 }
 
+/// Formats the limit so that parsing the text returns an equal limit: `100/minute`, `10/second burst 20`.
+///
+/// The period is written in the largest unit that divides it. The algorithm is left out if it is the default or follows
+/// from the burst.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.amount(), Period(self.period()))?;

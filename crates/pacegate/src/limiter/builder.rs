@@ -90,8 +90,10 @@ fn check_support(store: &dyn Store, policies: &PolicySet) -> Result<(), BuildErr
     Ok(())
 }
 
-/// The settings of both. With a store, `max_keys` bounds the local fallback, and the clock is used for that and for
-/// waiting: the store has a clock of its own.
+/// Settings of both kinds of limiters.
+///
+/// With a store, `max_keys` bounds only the local fallback, and the clock is used only for the fallback and for
+/// waiting: the store uses a separate clock.
 impl<S> LimiterBuilder<S> {
     /// Adds a limit for each key: text such as `"100/minute"`, or a [`Limit`].
     pub fn limit<L>(mut self, limit: L) -> Self

@@ -201,7 +201,7 @@ impl Charges<'_, Limiter> {
         self.update(charges, Update::Reset);
     }
 
-    /// Releases the permits of charges. Those that have expired are ignored.
+    /// Releases the permits of charges. Expired permits are ignored, and so are charges without a permit.
     pub fn release(self, charges: &[Charge<'_>]) {
         self.update(charges, Update::Release);
     }
@@ -294,7 +294,7 @@ impl Charges<'_, SharedLimiter> {
         self.update(charges, Update::Reset).await
     }
 
-    /// Releases the permits of charges. Those that have expired are ignored.
+    /// Releases the permits of charges. Expired permits are ignored, and so are charges without a permit.
     pub async fn release(self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         self.update(charges, Update::Release).await
     }

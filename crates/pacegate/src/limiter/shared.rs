@@ -46,7 +46,10 @@ pub struct SharedLimiter {
     pub(super) store: Option<Arc<dyn Store>>,
 }
 
-/// The reason why there is no decision.
+/// Error of a check that returned no decision.
+///
+/// It is always a mistake of the caller. A store that is unreachable causes no error: the
+/// [failure mode](crate::policy::FailureMode) of each policy decides.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {

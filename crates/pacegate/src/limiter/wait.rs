@@ -22,7 +22,11 @@ use crate::{
     algorithm::NEVER, store::memory::identity::Identity,
 };
 
-/// How long to wait for units. A [`Duration`] is a wait with this timeout.
+/// The maximum time to wait for units, and an optional jitter. A [`Duration`] converts to a wait with this timeout.
+///
+/// The timeout is measured by [`Clock::elapsed`](crate::Clock::elapsed) of the limiter's clock, so a step of the wall
+/// clock does not change it. With a timeout of zero, a call succeeds only if the units are
+/// available now.
 ///
 /// ```
 /// use std::time::Duration;
@@ -247,10 +251,11 @@ impl Limiter {
 impl SharedLimiter {
     /// Waits until one unit can be charged to `key`.
     ///
-    /// Callers of this process that wait for the same key are served in the order of arrival; there is no order between
-    /// processes. If the time cannot suffice, as far as is known in this process, this fails at once. The first caller
-    /// in the queue calls the store again when the last answer said to, or when this process returns units; for
-    /// permits, which another process may release, every second. The time that a call takes is added to the timeout.
+    /// Callers of this process that wait for the same key are served in the order of arrival. Between processes, the
+    /// order is undefined. If this process knows that the time cannot suffice, the call fails at once. The first
+    /// caller in the queue calls the store again after the `retry_after` of the last answer, or when this process
+    /// returns units. A wait for permits, which another process may release, calls the store every second. The time
+    /// that a call takes is added to the timeout.
     ///
     /// Dropping the future leaves the queue. Nothing is charged then, unless a call was in flight. Otherwise as
     /// [`Limiter::until_ready`].
@@ -370,7 +375,7 @@ impl SharedLimiter {
         let deadline = evaluator.elapsed().saturating_add(wait.timeout);
         let Some(queue) = evaluator.queue_of(&charges) else { return Ok(Waited::unlimited()) };
         let resolved = Resolved::new(charges, false)?;
-        // A store tells units apart by their ids.
+        // A store identifies units by their ids.
         let permits = permits || self.store.is_some();
         let last = None;
         let mut waiting = Waiting { limiter: self, resolved, queue, deadline, permits, last };

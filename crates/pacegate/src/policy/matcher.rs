@@ -117,7 +117,7 @@ impl Match {
         self.conditions.iter().map(|(attribute, condition)| (attribute.as_str(), condition))
     }
 
-    /// Returns true if there are no conditions.
+    /// Returns true if the list of conditions is empty, so that every request matches.
     pub fn is_any(&self) -> bool {
         self.conditions.is_empty()
     }

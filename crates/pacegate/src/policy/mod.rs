@@ -1,4 +1,4 @@
-//! Policies: which requests they cover, what they count by, and their limits.
+//! Policies: named rules with the requests they cover, the attributes they count by, and their limits.
 //!
 //! A [`Policy`] is plain data. [`PolicySet::new`] validates a list of policies and compiles it for lookup. A set is
 //! immutable: a changed list is a new set, so each request is decided by one set.

@@ -29,7 +29,7 @@ struct CompiledPolicies {
     policies: Vec<Policy>,
     /// The limits of all policies and overrides.
     limits: Vec<Target>,
-    /// For each policy: the range of its own limits in `limits`, then the ranges of its overrides.
+    /// For each policy, ranges in `limits`: first the limits of the policy, then the limits of each override.
     ranges: Vec<SmallVec<[Range<usize>; 1]>>,
     domains: HashMap<String, DomainIndex>,
     /// The path forms that the policies compare.
@@ -107,7 +107,7 @@ pub enum PolicyError {
         error: ParseLimitError,
     },
     /// Two policies have the same name, so they would share their counters.
-    #[error("two policies are named `{0}`: give each a name of its own")]
+    #[error("two policies are named `{0}`: names must be unique")]
     DuplicateName(PolicyName),
     /// The name is reserved for limits without a policy.
     #[error("no policy can be named `{0}`: limits that come with a request count under that name")]
@@ -564,8 +564,8 @@ fn insert(
 mod tests {
     use super::*;
 
-    /// How many policies are looked at for one request, if there are so many for other values and other paths. All of
-    /// them say a method, too, which tells none of them from the others.
+    /// Returns the number of candidate policies for each of three requests, in a set of `count` policies for different
+    /// paths. All policies also require the method `GET`, which therefore selects none of them.
     fn looked_at(count: usize) -> [usize; 3] {
         let limit = Limit::per_second(1);
         let policies = (0..count).map(|n| {

@@ -23,7 +23,7 @@ pub use reply::{Outcomes, PendingReply, Reply};
 
 /// Holds counters, and charges them.
 ///
-/// Implement this to share limits through a database of your own. `pacegate-testkit` has a conformance suite that
+/// Implement this to share limits through another database. `pacegate-testkit` has a conformance suite that
 /// compares a store with the reference model. A store must be:
 ///
 /// - **Atomic.** The charges of one call are decided and written in one step.
@@ -249,7 +249,7 @@ impl From<&Charge<'_>> for ChargeBuf {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// There was no answer before the deadline. The charge may have been taken.
+    /// The store did not answer before the deadline. The charge may have been taken.
     #[error("the store did not answer in time")]
     TimedOut,
     /// The store cannot be reached, or rejected the charge. Nothing was taken.
