@@ -3,7 +3,10 @@ use std::time::Duration;
 use super::NEVER;
 use crate::clock::Timestamp;
 
-/// The outcome of a charge for one key. Outcomes are equal if they differ only in when they were decided.
+/// The outcome of a charge for one key, as a store or a custom algorithm returns it.
+///
+/// A limiter combines the outcomes of a request into a [`Decision`](crate::Decision). Two outcomes are equal if they
+/// differ only in the time at which they were decided.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub(crate) remaining: u64,
@@ -11,7 +14,8 @@ pub struct Outcome {
     pub(crate) retry_after: u64,
     pub(crate) reset_after: u64,
     pub(crate) origin: Origin,
-    /// When it was decided by the clock of the store, in microseconds; 0 if that is the clock of this process.
+    /// The time of the decision by the clock of the store, in microseconds; 0 if the store uses the clock of this
+    /// process.
     pub(crate) decided_at: u64,
 }
 
@@ -44,12 +48,16 @@ impl PartialEq for Outcome {
 impl Eq for Outcome {}
 
 impl Outcome {
-    /// Creates an admission with the remaining units and the time until everything is available again.
+    /// Creates an admission with the remaining units and the time until everything is available again, rounded up to
+    /// the microsecond.
     pub fn admitted(remaining: u64, reset_after: Duration) -> Self {
         Self::taken(remaining, micros(reset_after))
     }
 
     /// Creates a denial. `retry_after` is the time until the same cost would be admitted; `None` if never.
+    ///
+    /// Times are rounded up to the microsecond, and `retry_after` is at least one. `remaining` may be above 0, if the
+    /// cost was higher.
     pub fn denied(remaining: u64, retry_after: Option<Duration>, reset_after: Duration) -> Self {
         let retry_after = retry_after.map_or(NEVER, |wait| micros(wait).max(1));
         Self::refused(remaining, retry_after, micros(reset_after))
@@ -61,7 +69,7 @@ impl Outcome {
         self.retry_after == 0
     }
 
-    /// Returns the units that would be admitted now.
+    /// Returns the units that would be admitted now, after this charge.
     pub fn remaining(&self) -> u64 {
         self.remaining
     }

@@ -56,7 +56,7 @@ impl ManualClock {
         Self::at(Timestamp::from_secs(1_767_225_600))
     }
 
-    /// Creates a clock at `now`.
+    /// Creates a clock at `now`, for tests that depend on the position in a window.
     pub fn at(now: Timestamp) -> Self {
         let shared = ManualTime {
             now: AtomicU64::new(now.as_micros()),
@@ -68,6 +68,8 @@ impl ManualClock {
     }
 
     /// Moves the clock forward and wakes all tasks whose instant has passed.
+    ///
+    /// The tasks run when their executor polls them, not within this call.
     pub fn advance(&self, by: Duration) {
         self.shift(|now| now.after(by));
     }

@@ -44,7 +44,10 @@ pub struct Wait {
     jitter: Duration,
 }
 
-/// The reason why a wait ended without units. Nothing was charged.
+/// Error of a wait that ended without units. Nothing was charged.
+///
+/// `TooLong`, `TimedOut` and `QueueFull` correspond to a denial: retry later or reject the request. The others are
+/// mistakes of the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
@@ -82,7 +85,7 @@ impl Wait {
         Self::up_to(Duration::MAX)
     }
 
-    /// Waits for at most this long.
+    /// Waits for at most this long. The same as `Wait::from(timeout)`, for use in constants.
     pub const fn up_to(timeout: Duration) -> Self {
         Self { timeout, jitter: Duration::ZERO }
     }
@@ -132,7 +135,9 @@ impl Limiter {
         self.until_ready_cost(key, 1, wait).await
     }
 
-    /// Waits until `cost` units can be charged to `key`. See [`Limiter::until_ready`].
+    /// Waits until `cost` units can be charged to `key`, all at once. See [`Limiter::until_ready`].
+    ///
+    /// A cost above the capacity of a limit fails at once with [`WaitError::Cost`].
     pub async fn until_ready_cost(
         &self,
         key: impl Key,
@@ -163,6 +168,8 @@ impl Limiter {
     }
 
     /// [`Limiter::until_ready`] for programs without an async runtime: blocks the thread.
+    ///
+    /// Do not call it in an async task: it would block the worker thread of the runtime.
     pub fn until_ready_blocking(
         &self,
         key: impl Key,
@@ -223,6 +230,8 @@ impl Limiter {
     }
 
     /// [`Limiter::acquire_within`] for programs without an async runtime: blocks the thread.
+    ///
+    /// Do not call it in an async task: it would block the worker thread of the runtime.
     pub fn acquire_within_blocking(
         &self,
         key: impl Key,

@@ -32,6 +32,10 @@ pub(crate) use set::{Planned, Target};
 ///
 /// Every policy that covers a request applies to it, all or nothing.
 ///
+/// Defaults of [`Policy::new`]: the default domain, every request, one counter for all of them, enforced, and
+/// `local` as failure mode. The fields are public, so that configuration code can set them directly;
+/// [`PolicySet::new`] validates them.
+///
 /// ```
 /// use pacegate::{Limiter, Request};
 /// use pacegate::policy::{Condition, Policy, PolicySet};
@@ -200,52 +204,72 @@ impl Policy {
         }
     }
 
-    /// Covers only requests of `domain`.
+    /// Covers only requests of `domain`. Default: the empty text, the domain of [`Request::new`].
+    ///
+    /// Use domains to keep the policies of several applications apart in one set.
     #[must_use]
     pub fn in_domain(self, domain: impl Into<String>) -> Self {
         Self { domain: domain.into(), ..self }
     }
 
-    /// Adds a condition: covers only requests whose `attribute` meets `condition`.
+    /// Adds a condition: covers only requests whose `attribute` meets `condition`. Several conditions must all hold.
     #[must_use]
     pub fn matching(mut self, attribute: impl Into<String>, condition: Condition) -> Self {
         self.matching = self.matching.and(attribute, condition);
         self
     }
 
-    /// Sets the form in which the attribute `path` is compared and counted.
+    /// Sets the form in which the attribute `path` is compared and counted. Default: [`Paths::Normalized`], so that
+    /// another spelling of a path does not bypass the policy.
     #[must_use]
     pub fn paths(self, paths: Paths) -> Self {
         Self { paths, ..self }
     }
 
-    /// Counts by these attributes: each combination of their values has its own counter.
+    /// Counts by these attributes: each combination of their values has a separate counter.
+    ///
+    /// Without this call, all covered requests share one counter. See [`Policy::missing`](Self::missing()) for requests
+    /// that lack an attribute.
     #[must_use]
     pub fn per<A: Into<String>>(self, attributes: impl IntoIterator<Item = A>) -> Self {
         Self { per: attributes.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// Adds an override: other limits for requests that match, unless an earlier override matches. No limits: not
-    /// limited.
+    /// Adds an override: other limits for requests that match, unless an earlier override matches. With an empty list,
+    /// these requests are not limited.
+    ///
+    /// ```
+    /// use pacegate::{Limit, policy::{Condition, Match, Policy}};
+    ///
+    /// let partner = Match::any().and("plan", Condition::equal("partner"));
+    /// let policy = Policy::new("api", ["100/minute"])
+    ///     .per(["user"])
+    ///     .overriding(partner, [Limit::per_minute(1_000)]);
+    /// assert_eq!(policy.overrides.len(), 1);
+    /// ```
     #[must_use]
     pub fn overriding(mut self, matching: Match, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.overrides.push(Override { matching, limits: limits.into_iter().collect() });
         self
     }
 
-    /// Sets the treatment of requests that lack one of the [`per`](Self::per) attributes.
+    /// Sets the treatment of requests that lack one of the [`per`](Self::per) attributes. Default: [`Missing::Share`].
     #[must_use]
     pub fn missing(self, missing: Missing) -> Self {
         Self { missing, ..self }
     }
 
-    /// Sets the maximum cost of one request.
+    /// Sets the maximum cost of one request, at least 1. Default: the capacity of the limits.
+    ///
+    /// A higher cost is a [`CostError`](crate::CostError), or in shadow mode a reported denial.
     #[must_use]
     pub fn max_cost(self, max_cost: u64) -> Self {
         Self { max_cost: Some(max_cost), ..self }
     }
 
-    /// Tags counters by the value of `attribute`, one of the [`per`](Self::per) attributes.
+    /// Tags counters by the value of `attribute`, one of the [`per`](Self::per) attributes. See [`Tag`].
+    ///
+    /// On a cluster, policies with the same tag attribute can then be charged in one step.
     #[must_use]
     pub fn tagged_by(self, attribute: impl Into<String>) -> Self {
         Self { tag: Tag::Attribute(attribute.into()), ..self }
@@ -257,26 +281,29 @@ impl Policy {
         Self { tag: Tag::Name(name.into()), ..self }
     }
 
-    /// Sets the failure mode.
+    /// Sets the failure mode, which applies if the store does not answer. Default: `local` with the full limit.
     #[must_use]
     pub fn failing(self, failure: FailureMode) -> Self {
         Self { failure, ..self }
     }
 
-    /// Sets the units that a store may reserve in advance.
+    /// Sets the units that a store may reserve in advance, to save calls. Default: none.
+    ///
+    /// Supported by fixed and sliding windows; [`PolicySet::new`] rejects a lease on other algorithms.
     #[must_use]
     pub fn leased(self, lease: Lease) -> Self {
         Self { lease: Some(lease), ..self }
     }
 
-    /// Switches to shadow mode: reports instead of denying.
+    /// Switches to shadow mode: requests over the limit are admitted and reported, see
+    /// [`Decision::is_shadow_denied`](crate::Decision::is_shadow_denied). Use it to try a limit before enforcing it.
     #[must_use]
     pub fn shadow(self) -> Self {
         Self { mode: Mode::Shadow, ..self }
     }
 
     /// Returns the value of an attribute as this policy compares it and counts by it: a path in the form of
-    /// [`Policy::paths`](Self::paths), everything else as it is.
+    /// [`Policy::paths`](Self::paths), all other values unchanged.
     pub fn value<'a>(&self, request: &Request<'a>, attribute: &str) -> Option<Cow<'a, [u8]>> {
         Some(self.form(attribute, request.attribute(attribute)?))
     }

@@ -91,7 +91,7 @@ struct Selectivity<'a>(HashMap<(&'a str, bool, Attribute), HashMap<Vec<u8>, usiz
 /// The policies for each value or prefix.
 type Places = HashMap<Vec<u8>, Vec<usize>>;
 
-/// The reason why a list of policies is invalid.
+/// Error of [`PolicySet::new`]: a policy is invalid, or two policies contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
@@ -174,6 +174,9 @@ const MAX_LIMITS: usize = 16;
 
 impl PolicySet {
     /// Validates and compiles policies. Conditions on `path` are converted to its normal form, see [`Paths`].
+    ///
+    /// Names must be unique, and each policy needs at least one and at most 16 limits. Two limits of a policy must
+    /// differ in algorithm or period. The first violation is returned as an error.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
         let policies: Vec<_> = policies.into_iter().map(normalize).collect::<Result<_, _>>()?;
         let mut names = HashSet::new();
@@ -207,13 +210,14 @@ impl PolicySet {
         Ok(Self { inner, ad_hoc_failure: FailureMode::default() })
     }
 
-    /// Sets the failure mode of [charges](crate::Charge) without a policy of this set.
+    /// Sets the failure mode of [charges](crate::Charge) without a policy of this set, such as inline limits. Default:
+    /// `local` with the full limit.
     #[must_use]
     pub fn failing_ad_hoc(self, failure: FailureMode) -> Self {
         Self { ad_hoc_failure: failure, ..self }
     }
 
-    /// Returns the same policies, all in this mode.
+    /// Returns the same policies, all in this mode. For example, a program can start with all policies in shadow mode.
     #[must_use]
     pub fn in_mode(&self, mode: Mode) -> Self {
         let policies = self.policies().iter().map(|policy| Policy { mode, ..policy.clone() });
@@ -239,6 +243,9 @@ impl PolicySet {
     }
 
     /// Returns the policies that cover a request, in their original order, each with the limits that apply.
+    ///
+    /// The limits are those of the first override that matches, or of the policy. Charges nothing: use it to explain a
+    /// decision.
     pub fn covering<'a>(
         &'a self,
         request: &Request<'_>,
@@ -268,7 +275,7 @@ impl PolicySet {
         self.inner.view(request).override_of(self.get(name)?)
     }
 
-    /// Returns the policy of this name.
+    /// Returns the policy of this name, or `None` if the set has none.
     pub fn get(&self, name: PolicyName) -> Option<&Policy> {
         Some(&self.inner.policies[self.place(name)?])
     }

@@ -18,7 +18,10 @@ use thread_local::ThreadLocal;
 use self::top::{Seen, Sketch};
 use crate::{KeyBuf, KeyRef, StoreError, policy::PolicyName};
 
-/// The statistics of a limiter.
+/// The statistics of a limiter, as of [`Limiter::stats`](crate::Limiter::stats).
+///
+/// Counts start at 0 when the limiter is created, and only grow. Peeks and requests with an invalid cost are not
+/// counted. The lists of keys are estimates of recent traffic with at most 32 keys each.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
@@ -30,13 +33,16 @@ pub struct Stats {
     pub busiest: Vec<TopKey>,
     /// The keys with the most recent denials, estimated, in descending order.
     pub most_denied: Vec<TopKey>,
-    /// Failed calls to the store.
+    /// The number of failed calls to the store; always 0 for a [`Limiter`](crate::Limiter).
     pub store_failures: u64,
-    /// The error of the last of them.
+    /// The error of the last failed call. `None` if none has failed.
     pub last_store_failure: Option<StoreError>,
 }
 
 /// The statistics of one policy.
+///
+/// A request that several policies cover is counted for each of them. A policy that would have admitted a request that
+/// another policy denied counts nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PolicyStats {
@@ -58,7 +64,7 @@ pub struct PolicyStats {
     pub shadow_denied_units: u64,
 }
 
-/// One of the most frequent keys.
+/// One of the most frequent keys, with its estimated number of recent requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopKey {

@@ -164,32 +164,35 @@ impl<'a> Charge<'a> {
         }
     }
 
-    /// Sets the counter.
+    /// Sets the counter. Default: [`Counter::Limit`], a separate counter for each amount and burst.
     #[must_use]
     pub fn counter(self, counter: Counter) -> Self {
         Self { counter, ..self }
     }
 
-    /// Sets the cost.
+    /// Sets the cost in units. Default: 1. A cost of 0 is a peek.
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
         Self { cost, ..self }
     }
 
     /// Sets the id of the permit. Ignored unless the limit is a concurrency limit.
+    ///
+    /// Pass the same charge with this id to release or renew the permit. Use a random id, such as one of
+    /// [`Charges::new_permit_id`](crate::Charges::new_permit_id): a client that can guess it can release the permit.
     #[must_use]
     pub fn holding(self, permit: u128) -> Self {
         let holds = self.limit.algorithm() == Algorithm::Concurrency;
         Self { permit: if holds { permit } else { 0 }, ..self }
     }
 
-    /// Sets the failure mode.
+    /// Sets the failure mode. Default: that of the policy.
     #[must_use]
     pub fn failing(self, failure: FailureMode) -> Self {
         Self { failure: Some(failure), ..self }
     }
 
-    /// Enforces the charge, or puts it in shadow mode.
+    /// Enforces the charge (`true`, the default), or puts it in shadow mode (`false`): it counts, but never denies.
     #[must_use]
     pub fn enforced(self, enforced: bool) -> Self {
         Self { enforced, ..self }
@@ -215,7 +218,7 @@ pub struct ChargeBuf {
 }
 
 impl ChargeBuf {
-    /// Returns the charge.
+    /// Returns the charge, which borrows the key and the tag.
     pub fn as_charge(&self) -> Charge<'_> {
         Charge { key: self.key.as_ref(), tag: self.tag.as_ref(), ..self.charge }
     }
