@@ -1,7 +1,7 @@
-//! An API on actix-web: every user has 10 requests a minute, an upload counts as 3, and what is not found as none.
+//! An API on actix-web: 10 requests a minute per user. An upload costs 3, and a response with status 404 is refunded.
 //!
-//! `cargo run -p pacegate-examples --bin actix` counts in memory; with `-- redis://127.0.0.1:6379`, all processes that
-//! are started so share the budgets.
+//! `cargo run -p pacegate-examples --bin actix` counts in memory. With `-- redis://127.0.0.1:6379`, all processes share
+//! the counters in that Redis.
 
 use std::{env, error::Error, io, net::TcpListener};
 

@@ -1,5 +1,7 @@
-//! A shop whose methods say how often they may be called: ten items a minute for each customer, three reports an hour.
-//! Start it with an address such as `redis://127.0.0.1:6379`, and all processes share the budgets.
+//! A shop with rate limits on its methods: ten items a minute per customer, and three reports an hour.
+//!
+//! `cargo run -p pacegate-examples --bin attribute` counts in memory. With `-- redis://127.0.0.1:6379`, all processes
+//! share the counters in that Redis.
 
 use std::{env, error::Error, sync::Arc};
 

@@ -1,7 +1,7 @@
-//! An API on axum, behind a proxy: every client has 100 requests a minute, and 5 of them may be log-ins.
+//! An API on axum, behind a proxy: 100 requests a minute per client, at most 5 of them logins.
 //!
-//! `cargo run -p pacegate-examples --bin axum` counts in memory; with `-- redis://127.0.0.1:6379`, all processes that
-//! are started so share the budgets.
+//! `cargo run -p pacegate-examples --bin axum` counts in memory. With `-- redis://127.0.0.1:6379`, all processes share
+//! the counters in that Redis.
 
 use std::{env, error::Error, net::SocketAddr};
 

@@ -1,6 +1,7 @@
-//! hyper without a framework: every client has 10 requests a second, by the address of its connection.
+//! hyper without a framework: 10 requests a second per client, identified by its peer address.
 //!
-//! `cargo run -p pacegate-examples --bin hyper`, with the address of a Redis or Valkey to share the budgets.
+//! `cargo run -p pacegate-examples --bin hyper` counts in memory. With `-- redis://127.0.0.1:6379`, all processes share
+//! the counters in that Redis.
 
 use std::{convert::Infallible, env, error::Error};
 

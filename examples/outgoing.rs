@@ -1,7 +1,7 @@
-//! Keeps within somebody else's limit: 20 calls a second to a host, and fewer where its responses say so.
+//! A client of a rate-limited API: 20 calls a second per host, and fewer if the API's rate limit headers require it.
 //!
-//! `cargo run -p pacegate-examples --bin outgoing -- http://127.0.0.1:3000/ 50` makes 50 calls; with the address of a
-//! Redis or Valkey after that, all processes that are started so stay within the limit together.
+//! `cargo run -p pacegate-examples --bin outgoing -- http://127.0.0.1:3000/ 50` makes 50 calls. With
+//! `redis://127.0.0.1:6379` as a third argument, all processes share the limit.
 
 use std::{env, error::Error, io::Write, time::Duration};
 
@@ -14,7 +14,7 @@ use pacegate_http::outgoing::{StayWithinLayer, Wait};
 use pacegate_redis::RedisStore;
 use tower::{Layer, Service, util::ServiceExt};
 
-/// The statuses of so many calls, each made when it is within the limit.
+/// Makes calls, each as soon as the limit allows it, and returns their statuses.
 pub(crate) async fn call(
     limiter: impl Wait,
     uri: &Uri,
@@ -33,8 +33,9 @@ pub(crate) async fn call(
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut words = env::args().skip(1);
-    let uri = words.next().ok_or("say where, as in http://127.0.0.1:3000/")?.parse()?;
-    let times = words.next().ok_or("say how often, as in 50")?.parse()?;
+    let uri =
+        words.next().ok_or("missing URL: expected one such as http://127.0.0.1:3000/")?.parse()?;
+    let times = words.next().ok_or("missing number of calls: expected one such as 50")?.parse()?;
     let limit = "20/second burst 1";
     let statuses = match words.next() {
         Some(url) => {

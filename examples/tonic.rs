@@ -1,6 +1,7 @@
-//! A gRPC service on tonic: every client has 10 calls a minute. What is denied is `RESOURCE_EXHAUSTED`, with details.
+//! A gRPC service on tonic: 10 calls a minute per client. Denied calls fail with `RESOURCE_EXHAUSTED` and details.
 //!
-//! `cargo run -p pacegate-examples --bin tonic`, with the address of a Redis or Valkey to share the budgets.
+//! `cargo run -p pacegate-examples --bin tonic` counts in memory. With `-- redis://127.0.0.1:6379`, all processes share
+//! the counters in that Redis.
 
 use std::{env, error::Error};
 

@@ -1,8 +1,8 @@
-//! Rules for dependencies: their licences, where they come from, and known vulnerabilities.
+//! Checks the licences, sources and known vulnerabilities of dependencies against the rules in `deny.toml`.
 //!
-//! `deny.toml` holds the rules, for `cargo deny` too. That program would have to be built from source in each run, so
-//! licences, sources and version requirements are checked here, from `cargo metadata`. Vulnerabilities are checked by
-//! `cargo deny`, where it is installed and can fetch the advisory database.
+//! `cargo deny` reads the same rules, but would have to be built from source in each run. So this module itself checks
+//! licences, sources and version requirements, with `cargo metadata`. Vulnerabilities are checked only if `cargo deny`
+//! is installed and can fetch the advisory database.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ use crate::command::root;
 
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Fails if a dependency breaks a rule. Says whether vulnerabilities were checked.
+/// Fails if a dependency breaks a rule. Prints whether vulnerabilities were checked.
 pub(crate) fn run() -> anyhow::Result<()> {
     let rules = fs::read_to_string(root().join("deny.toml")).context("cannot read deny.toml")?;
     let allowed = allowed_licences(&rules);
@@ -35,8 +35,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     advisories()
 }
 
-/// Returns the packages of the workspace and their dependencies. `bench` and `fuzz` are other workspaces, which are not
-/// distributed.
+/// Returns the packages of the workspace and their dependencies. `bench` and `fuzz` are separate workspaces and are not
+/// distributed, so they are not checked.
 fn metadata() -> anyhow::Result<Value> {
     let output = Command::new("cargo")
         .args(["metadata", "--format-version", "1", "--locked"])
@@ -49,7 +49,7 @@ fn metadata() -> anyhow::Result<Value> {
     serde_json::from_slice(&output.stdout).context("`cargo metadata` is not JSON")
 }
 
-/// The licences in the `allow` list of deny.toml.
+/// Returns the licences in the `allow` list of deny.toml.
 fn allowed_licences(rules: &str) -> BTreeSet<String> {
     let section = rules.split("\n[").find(|section| section.starts_with("licenses]"));
     let list = section.and_then(|section| section.split_once("\nallow = [")?.1.split(']').next());
@@ -64,7 +64,9 @@ fn check(package: &Value, allowed: &BTreeSet<String>) -> Vec<String> {
     match package["source"].as_str() {
         // Part of the project.
         None => wildcards(package)
-            .map(|dependency| format!("{name}: any version of `{dependency}` will do: name one"))
+            .map(|dependency| {
+                format!("{name}: dependency `{dependency}` allows any version; require one")
+            })
             .collect(),
         Some(CRATES_IO) => {
             let licence = text("license");
@@ -78,21 +80,21 @@ fn check(package: &Value, allowed: &BTreeSet<String>) -> Vec<String> {
     }
 }
 
-/// Dependencies of a package of the project that are neither part of it nor of a known version.
+/// Returns the external dependencies of a package that allow any version (`*`).
 fn wildcards(package: &Value) -> impl Iterator<Item = &str> {
     let dependencies = package["dependencies"].as_array().into_iter().flatten();
     let is_wild = |dependency: &&Value| dependency["req"] == "*" && dependency["path"].is_null();
     dependencies.filter(is_wild).filter_map(|dependency| dependency["name"].as_str())
 }
 
-/// Whether an SPDX expression can be met by allowed licences alone.
+/// Returns true if the allowed licences satisfy an SPDX expression.
 fn is_allowed(expression: &str, allowed: &BTreeSet<String>) -> anyhow::Result<bool> {
-    // Old packages write a slash for OR.
+    // Old packages use a slash instead of OR.
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
     let mut rest = &words[..];
     let is_met = any(&mut rest, allowed)?;
-    ensure!(rest.is_empty(), "cannot be read");
+    ensure!(rest.is_empty(), "invalid SPDX expression");
     Ok(is_met)
 }
 
@@ -123,7 +125,7 @@ fn one(words: &mut &[&str], allowed: &BTreeSet<String>) -> anyhow::Result<bool> 
         ["(", ref rest @ ..] => {
             *words = rest;
             let is_met = any(words, allowed)?;
-            let [")", rest @ ..] = *words else { bail!("cannot be read") };
+            let [")", rest @ ..] = *words else { bail!("invalid SPDX expression") };
             *words = rest;
             Ok(is_met)
         }
@@ -134,11 +136,11 @@ fn one(words: &mut &[&str], allowed: &BTreeSet<String>) -> anyhow::Result<bool> 
             *words = rest;
             Ok(allowed.contains(licence))
         }
-        _ => bail!("cannot be read"),
+        _ => bail!("invalid SPDX expression"),
     }
 }
 
-/// Checks for known vulnerabilities, as far as that can be done here.
+/// Checks for known vulnerabilities with `cargo deny`, or prints why they cannot be checked.
 fn advisories() -> anyhow::Result<()> {
     let deny = |words: &[&str]| {
         let mut command = Command::new("cargo");
@@ -211,6 +213,6 @@ mod tests {
         let git = package(json!("git+https://example.com/a"), "MIT");
         assert_eq!(git, ["a 1.0.0: unknown source git+https://example.com/a"]);
         let own = package(Value::Null, "");
-        assert_eq!(own, ["a 1.0.0: any version of `wild` will do: name one"]);
+        assert_eq!(own, ["a 1.0.0: dependency `wild` allows any version; require one"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Builds what a release consists of: an archive with the program, its completions, manual pages and licences.
+//! Builds a release archive: the program, its completions, manual pages and licences.
 
 use std::{
     fs,
@@ -12,13 +12,9 @@ use sha2::{Digest, Sha256};
 
 use crate::command::{cargo, root, show};
 
-/// Shells with the names that their completion files have.
-const COMPLETIONS: [(&str, &str); 4] = [
-    ("bash", "pacegate.bash"),
-    ("zsh", "_pacegate"),
-    ("fish", "pacegate.fish"),
-    ("powershell", "_pacegate.ps1"),
-];
+/// Shells and the names of their completion files.
+const COMPLETIONS: [(&str, &str); 3] =
+    [("bash", "pacegate.bash"), ("zsh", "_pacegate"), ("fish", "pacegate.fish")];
 
 /// Text files of an archive, relative to the project's root.
 const TEXTS: [&str; 5] =
@@ -32,7 +28,7 @@ pub(crate) fn run(target: Option<&str>) -> anyhow::Result<()> {
         &["build", "--release", "--locked", "--package", "pacegate-cli", "--target", target],
         &[],
     )?;
-    let program = root().join("target").join(target).join("release").join(file_name(target));
+    let program = root().join("target").join(target).join("release/pacegate");
     let name = format!("pacegate-{}-{target}", env!("CARGO_PKG_VERSION"));
     let folder = root().join("target/dist").join(&name);
     if folder.exists() {
@@ -48,7 +44,7 @@ pub(crate) fn run(target: Option<&str>) -> anyhow::Result<()> {
     write_completions(&runnable, &folder)?;
     write_manual(&runnable, &folder)?;
     copy_for_packages(&folder)?;
-    let archive = pack(&folder, target)?;
+    let archive = pack(&folder)?;
     let sum = checksum(&archive)?;
     writeln!(io::stdout(), "{}\n{}", archive.display(), sum.display())?;
     Ok(())
@@ -65,11 +61,7 @@ fn host() -> anyhow::Result<String> {
 /// Builds the program for this machine: a program for another one cannot print its completions here.
 fn host_program() -> anyhow::Result<PathBuf> {
     cargo(&["build", "--release", "--locked", "--package", "pacegate-cli"], &[])?;
-    Ok(root().join("target/release").join(format!("pacegate{}", std::env::consts::EXE_SUFFIX)))
-}
-
-fn file_name(target: &str) -> &'static str {
-    if target.contains("windows") { "pacegate.exe" } else { "pacegate" }
+    Ok(root().join("target/release/pacegate"))
 }
 
 fn copy(file: &Path, folder: &Path) -> anyhow::Result<()> {
@@ -123,16 +115,13 @@ fn output(program: &Path, args: &[&str]) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Packs a folder as `.zip` for Windows and as `.tar.gz` for other systems.
-fn pack(folder: &Path, target: &str) -> anyhow::Result<PathBuf> {
+/// Packs a folder as `.tar.gz`.
+fn pack(folder: &Path) -> anyhow::Result<PathBuf> {
     let parent = folder.parent().context("the archive has no folder")?;
     let name = folder.file_name().and_then(|name| name.to_str()).context("invalid archive name")?;
-    let kind = if target.contains("windows") { "zip" } else { "tar.gz" };
-    let file = format!("{name}.{kind}");
+    let file = format!("{name}.tar.gz");
     let mut command = Command::new("tar");
-    // The tar of Windows writes a zip file if its name says so.
-    let options: &[&str] = if kind == "zip" { &["-a", "-cf"] } else { &["-czf"] };
-    let line = show(command.args(options).args([&file, name]).current_dir(parent))?;
+    let line = show(command.args(["-czf", &file, name]).current_dir(parent))?;
     let status = command.status().with_context(|| format!("cannot start `{line}`"))?;
     ensure!(status.success(), "`{line}` failed");
     Ok(parent.join(file))

@@ -111,7 +111,7 @@ impl Asking {
             matches.ids().any(|id| id == name)
                 && matches.value_source(name) == Some(ValueSource::CommandLine)
         };
-        // Servers and this process would use different ones of two values.
+        // Reject duplicates: a server would use one of the values, and this process the other.
         let mut names = HashSet::new();
         if let Some(again) = self.attributes.iter().find(|one| !names.insert(&one.name)) {
             let text = format!("the attribute '{}' is given twice", again.name.escape_debug());
@@ -250,12 +250,12 @@ fn attributes(asking: &Asking) -> serde_json::Map<String, Value> {
     asking.attributes.iter().map(|one| (one.name.clone(), one.value.clone().into())).collect()
 }
 
-/// Returns a field of a response as a time; it is in seconds.
+/// Returns a field of a response, in seconds, as a duration.
 pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
 }
 
-/// Formats a time with three digits or so, rounded up: a client that waits this long does not come too early.
+/// Formats a time with about three digits. Rounds up, so that a client that waits this long does not retry too early.
 pub(super) fn short_time(time: Duration) -> String {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let (unit, step, decimals) = match micros {

@@ -169,7 +169,7 @@ struct Loading {
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "requests")]
     warm_up: Option<Duration>,
 
-    /// BenchReport the CPU time of this process: the server, if it runs on this machine
+    /// Report the CPU time of the server process with this id, if it runs on this machine
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
 

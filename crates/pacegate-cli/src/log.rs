@@ -37,8 +37,8 @@ enum Format {
     Json,
 }
 
-/// Clients can make these libraries warn as often as they like, for example by resetting streams of HTTP/2. The
-/// listeners log such connections themselves, at a limited rate. A level that names a library overrides its entry.
+/// Default levels of libraries that would otherwise let clients flood the log, for example by resetting HTTP/2 streams.
+/// The listeners log such connections themselves, at a limited rate. `--log` can override each entry.
 const LIBRARIES: &str = "h2=error,hyper=error,rustls=error";
 
 /// Starts the log and, if a collector is given, traces. Keep the returned exporter while the program runs. Must be
@@ -83,7 +83,8 @@ pub(super) fn start(
     Ok(exporter)
 }
 
-/// Returns a word that is not a level. The filter would take it for a module and silence all others.
+/// Returns the first word that is not a level, such as a misspelt one. The filter would treat it as a module name and
+/// disable all other modules.
 fn stray(filter: &str) -> Option<&str> {
     let mut words = filter.split(',').map(str::trim).filter(|word| !word.contains(['=', '[']));
     words.find(|word| !word.is_empty() && word.parse::<LevelFilter>().is_err())

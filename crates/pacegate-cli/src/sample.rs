@@ -1,4 +1,4 @@
-//! A request that a configured policy limits, for the first thing that a new user tries.
+//! A sample request for a configured policy, which `pacegate serve` suggests to try.
 
 use pacegate::{
     Limit, Policy, PolicySet, Request,
@@ -14,7 +14,8 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// A request that one of the policies limits: an enforced one if there is one. `None` if no request could be found.
+    /// Creates a request that one of the policies limits; prefers policies that are not in shadow mode. Returns `None`
+    /// if it finds no such request.
     pub(super) fn of(policies: &PolicySet) -> Option<Self> {
         let all = policies.policies();
         let (enforced, shadow): (Vec<_>, Vec<_>) =
@@ -25,7 +26,7 @@ impl Sample {
         })
     }
 
-    /// A request that meets the conditions of a policy and has the attributes of its key.
+    /// Creates a request that meets the conditions of a policy and has the attributes of its key.
     fn matching(policy: &Policy) -> Self {
         let mut sample = Self { domain: policy.domain.clone(), attributes: Vec::new() };
         for (name, condition) in policy.matching.conditions() {
@@ -41,7 +42,7 @@ impl Sample {
         sample
     }
 
-    /// Whether the policy limits this request.
+    /// Returns true if the policy limits this request.
     fn is_limited_by(&self, policy: &Policy, policies: &PolicySet) -> bool {
         let request = self.request();
         policies.covering(&request).any(|(it, limits)| it.name == policy.name && can_check(limits))
@@ -54,13 +55,13 @@ impl Sample {
 }
 
 impl Sample {
-    /// Returns the arguments of a `curl` that charges the request.
+    /// Returns the `curl` arguments that check and charge the request.
     pub(super) fn check(&self, url: &str) -> String {
-        // Not `--json`, which curl has only since 7.82.
+        // curl supports `--json` only since version 7.82.
         format!("-H 'Content-Type: application/json' -d {} {url}/v1/check", quoted(&self.body()))
     }
 
-    /// Returns the arguments of a `curl` that reads the counters of the request and charges nothing.
+    /// Returns the `curl` arguments that read the counters of the request without charging it.
     pub(super) fn peek(&self, url: &str) -> String {
         let domain = (!self.domain.is_empty()).then(|| format!("domain={}", encoded(&self.domain)));
         let attributes = self.attributes.iter();
@@ -82,25 +83,25 @@ impl Sample {
     }
 }
 
-/// Encodes a text for a query.
+/// Percent-encodes a text for a query string.
 fn encoded(text: &str) -> impl std::fmt::Display {
     const ESCAPED: &AsciiSet =
         &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
     utf8_percent_encode(text, ESCAPED)
 }
 
-/// Quotes a text as one word of a shell.
+/// Quotes a text for the shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// Permits are acquired, not checked.
+/// Returns true if the limits support a check. Concurrency limits do not: their permits are acquired and released.
 fn can_check(limits: &[Limit]) -> bool {
     let mut algorithms = limits.iter().map(|limit| limit.algorithm());
     !limits.is_empty() && algorithms.all(|algorithm| !algorithm.holds_permits())
 }
 
-/// A value that meets a condition. `None` if the attribute has to be absent.
+/// Returns a value that meets a condition, or `None` if the attribute must be absent.
 fn value_for(name: &str, condition: &Condition) -> Option<String> {
     match condition {
         Condition::OneOf(values) => values.first().cloned(),
@@ -116,7 +117,7 @@ fn value_for(name: &str, condition: &Condition) -> Option<String> {
     }
 }
 
-/// A value of an attribute that can have any.
+/// Returns a typical value of an attribute without a condition.
 fn typical_value(name: &str) -> String {
     let value = match name {
         "path" => "/",
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn is_one_word_of_a_shell() {
+    fn attributes_are_quoted_for_the_shell() {
         let text = "policies: [{ name: quoted, match: { user: \"o'neil\" }, limit: 5/minute }]";
         assert_eq!(sample_of(text).as_deref(), Some(r#"'{"attributes": {"user": "o'\''neil"}}'"#));
     }
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn is_absent_where_nothing_limits() {
+    fn there_is_no_sample_if_no_policy_limits() {
         assert_eq!(sample_of("policies: []"), None);
     }
 }

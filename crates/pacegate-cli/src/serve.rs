@@ -193,7 +193,7 @@ async fn serve(source: ConfigSource, threads: Option<NonZeroUsize>) -> Result<Ex
         Trouble::new(error, "cannot serve", hint)
     })?;
     let reloader = server.reloader(source);
-    // Before the line `ready`, after which signals may arrive.
+    // Install the handlers before printing `ready`, because signals may arrive right after it.
     let signals = Signals::listen().map_err(|error| {
         Trouble::new(error, "cannot listen for signals", "check the limit for open files")
     })?;
@@ -237,7 +237,7 @@ fn greet(server: &Server) {
             false => "-H \"Authorization: Bearer $PACEGATE_KEY\" ",
         };
         if let Some(request) = Sample::of(&settings.policies) {
-            // The counters of another limiter that is already running are only read.
+            // With the layout of another limiter, only read the counters: that limiter may be in use.
             let example = match settings.layout == Layout::native() {
                 true => request.check(&url),
                 false => request.peek(&url),

@@ -419,7 +419,7 @@ fn write_log(args: &Args, generate: &Generate) -> Result<ExitCode, Trouble> {
     };
     let mut patterns = args.described.patterns.clone();
     if patterns.is_empty() {
-        // A day, regardless of the number of lines.
+        // The generated log covers one day, regardless of its number of lines.
         let rate = (generate.lines.max(1), 86_400_000_000);
         let clients = (generate.lines / 100).clamp(10, 100_000);
         patterns.push(Pattern { rate, clients, ..Pattern::new(Kind::Diurnal) });

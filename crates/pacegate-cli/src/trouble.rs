@@ -7,11 +7,11 @@ use anstyle::{AnsiColor, Style};
 pub(super) struct Trouble {
     error: anyhow::Error,
     hint: &'static str,
-    /// The reader of standard output has closed it, as `head` does. Not worth a message.
+    /// True if the reader of standard output closed it, as `head` does. Then no message is printed.
     output_closed: bool,
 }
 
-/// The styles of clap's own messages.
+/// The same styles as in clap's messages.
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const HINT: Style = AnsiColor::Green.on_default();
 
@@ -24,7 +24,7 @@ impl Trouble {
         Self { error: error.into().context(context), hint, output_closed: false }
     }
 
-    /// A failure to write to standard output.
+    /// Creates the error of a failed write to standard output.
     pub(super) fn output(error: io::Error, context: &'static str) -> Self {
         let output_closed = error.kind() == io::ErrorKind::BrokenPipe;
         Self { output_closed, ..Self::new(error, context, "check where standard output goes") }

@@ -1,14 +1,14 @@
-//! Limits that come along with a request, instead of from a policy. The same wherever they are read.
+//! Inline limits: limits that come with a request instead of from a policy. All listeners use these rules.
 
 use std::time::Duration;
 
 use pacegate::{Limit, ParseLimitError, Timestamp};
 use smallvec::SmallVec;
 
-/// The limits of one key, no two of which count in one place.
+/// The limits of one key. No two have the same algorithm and period, so each has its own counter.
 pub(crate) type Limits = SmallVec<[Limit; 2]>;
 
-/// Why a limit cannot be one of [`Limits`].
+/// The reason why an inline limit is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant documents it")]
 pub enum AdHocError {
@@ -16,14 +16,14 @@ pub enum AdHocError {
     TooMany,
     #[error(transparent)]
     NoLimit(#[from] ParseLimitError),
-    /// A request would be charged twice in one place.
+    /// The limits would share one counter, and a request would be charged twice.
     #[error("`{0}` and `{1}` have one algorithm and period")]
     Alike(Limit, Limit),
     #[error(transparent)]
     TooLong(#[from] TooLong),
 }
 
-/// A limit that would keep state for too long: clients must not choose for how long they take up memory.
+/// An inline limit whose counter would live too long: clients must not occupy memory for any time they choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` takes longer than {MAX_RESET_DAYS} days to reset, the most for a limit that comes with a \
@@ -31,14 +31,14 @@ pub enum AdHocError {
 )]
 pub struct TooLong(Limit);
 
-/// The days after which nothing is left of a charge to a limit that came with a request.
+/// The maximum number of days that a charge to an inline limit may count.
 const MAX_RESET_DAYS: u64 = 31;
 const MAX_RESET: Duration = Duration::from_secs(MAX_RESET_DAYS * 24 * 3_600);
 
-/// The most limits that come along with a request.
+/// Maximum number of inline limits in a request.
 pub(crate) const MOST_LIMITS: usize = 16;
 
-/// Adds the limit that a text says.
+/// Parses a limit and adds it.
 pub(crate) fn add(limits: &mut Limits, text: &str) -> Result<(), AdHocError> {
     if limits.len() == MOST_LIMITS {
         return Err(AdHocError::TooMany);
@@ -52,7 +52,7 @@ pub(crate) fn add(limits: &mut Limits, text: &str) -> Result<(), AdHocError> {
     Ok(())
 }
 
-/// Rejects a limit that would keep state for too long.
+/// Rejects a limit whose counter would live too long.
 pub(crate) fn check(limit: Limit) -> Result<Limit, TooLong> {
     // A charge counts longest at the start of a window.
     let reset = limit.counts_until(Timestamp::EPOCH).as_micros();

@@ -13,8 +13,8 @@ use crate::{
     service::{Access, RejectionLog},
 };
 
-/// Tells the log who did what to which budgets. Keys are somebody's names and addresses: only a mark of them is told,
-/// which is the same on every listener, and which another run of the program makes differently.
+/// Logs the actions of operators with the API key that was used and the affected policies. Keys may be personal data,
+/// so the log contains a seeded hash of them, which is the same on all listeners and changes with each start.
 #[derive(Debug, Default)]
 pub(crate) struct Audit {
     marks: RandomState,
@@ -22,18 +22,18 @@ pub(crate) struct Audit {
 }
 
 impl Audit {
-    /// An API key was missing or wrong. Logged with a rate limit for each listener.
+    /// Logs a missing or wrong API key, with a rate limit for each listener.
     pub(crate) fn rejected_key(&self, listener: ListenerId, peer: Option<IpAddr>) {
         self.rejected[listener as usize].record(listener.name(), peer);
     }
 
-    /// Something was done to what these are charged to.
+    /// Logs an action on the counters of these charges.
     pub(crate) fn charges(&self, action: &str, access: &Access<'_>, charges: &[Charge<'_>]) {
         let keys: Vec<_> = charges.iter().map(|charge| (charge.policy, charge.key)).collect();
         self.keys(action, access, &keys);
     }
 
-    /// All keys of a policy or a domain were cleared.
+    /// Logs that all keys of a policy or a domain were cleared.
     pub(crate) fn clear(&self, access: &Access<'_>, target: ClearTarget<'_>, cleared: u64) {
         let credential = access.name();
         match target {
@@ -51,7 +51,7 @@ impl Audit {
         }
     }
 
-    /// Something was done to keys of policies.
+    /// Logs an action on keys of policies.
     pub(crate) fn keys(
         &self,
         action: &str,

@@ -1,4 +1,4 @@
-//! Keys that somebody denies by hand, whatever their limits say. Held by this process, and only as long as it runs.
+//! Keys that an operator has blocked: they are denied regardless of their limits. Kept in the memory of this process.
 
 use std::{
     collections::HashMap,
@@ -14,28 +14,28 @@ use arc_swap::ArcSwap;
 use pacegate::{Clock, KeyBuf, KeyRef, PolicyName, SystemClock, Timestamp};
 use parking_lot::Mutex;
 
-/// Which keys of which policies are blocked, and until when.
+/// The blocked keys of each policy, with their expiry.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    /// How many there are: all that a decision looks at while there are none.
+    /// The number of blocks. While it is 0, decisions read nothing else.
     count: AtomicUsize,
-    /// Read by every decision, and seldom changed.
+    /// Read by every decision, rarely changed.
     held: ArcSwap<Held>,
     changes: Mutex<()>,
     hasher: RandomState,
     clock: Arc<dyn Clock>,
 }
 
-/// All of them at one time.
+/// A snapshot of all blocks.
 #[derive(Clone, Debug)]
 struct Held {
-    /// How many each policy has: all that a decision looks at for a policy without any.
+    /// The number of blocks of each policy. Policies without blocks are absent.
     policies: HashMap<PolicyName, usize>,
-    /// By their hash. A change copies those of one part only.
+    /// The blocks, partitioned by hash, so that a change copies one partition only.
     parts: Box<[Arc<Vec<Block>>]>,
 }
 
-/// One of them.
+/// A blocked key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(crate) policy: PolicyName,
@@ -43,18 +43,21 @@ pub(crate) struct Block {
     pub(crate) until: Timestamp,
 }
 
-/// There is no room for another.
+/// The error if [`Blocks::MOST`] keys are blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{} keys are blocked already: lift some, or write a policy that covers them", Blocks::MOST)]
+#[error(
+    "{} keys are blocked already: unblock some, or write a policy that covers them",
+    Blocks::MOST
+)]
 pub(crate) struct TooManyBlocks;
 
 impl Blocks {
-    /// The most there are at one time.
+    /// The maximum number of blocks.
     pub(crate) const MOST: usize = 10_000;
 
     const PARTS: usize = 256;
 
-    /// None, with the system's clock.
+    /// Creates an empty set of blocks with the system clock.
     pub(crate) fn new() -> Self {
         Self::with_clock(Arc::new(SystemClock::new()))
     }
@@ -63,7 +66,7 @@ impl Blocks {
         self.clock.now()
     }
 
-    /// None, with another clock.
+    /// Creates an empty set of blocks with this clock.
     pub(crate) fn with_clock(clock: Arc<dyn Clock>) -> Self {
         let held =
             Held { policies: HashMap::new(), parts: vec![Arc::default(); Self::PARTS].into() };
@@ -76,15 +79,15 @@ impl Blocks {
         }
     }
 
-    /// Whether there may be any.
+    /// Returns true if any key is blocked. Expired blocks count until they are removed.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether there may be any of a policy that `is_meant`. Where very many policies have some, it is not asked.
+    /// Returns true if a policy that `is_meant` may have blocks. Always true if more than a few policies have blocks.
     pub(crate) fn any_of(&self, is_meant: impl FnMut(PolicyName) -> bool) -> bool {
-        /// To ask of more takes longer than to see which policies a request has.
+        /// For more policies than this, matching the request is faster than calling `is_meant` for each.
         const FEW: usize = 4;
         if !self.any() {
             return false;
@@ -93,7 +96,7 @@ impl Blocks {
         held.policies.len() > FEW || held.policies.keys().copied().any(is_meant)
     }
 
-    /// How long a key is still blocked; `None` if it is not.
+    /// Returns the time until a block ends; `None` if the key is not blocked.
     pub(crate) fn wait(&self, policy: PolicyName, key: KeyRef<'_>) -> Option<Duration> {
         if !self.any() {
             return None;
@@ -108,7 +111,7 @@ impl Blocks {
         (left > 0).then(|| Duration::from_micros(left))
     }
 
-    /// Blocks a key for so long, or for another time if it is blocked already, and tells until when.
+    /// Blocks a key for `time` from now, and returns the end. Replaces an earlier block of the key.
     pub(crate) fn add(
         &self,
         policy: PolicyName,
@@ -137,7 +140,7 @@ impl Blocks {
         })
     }
 
-    /// Lifts those that are meant, and tells which.
+    /// Removes the blocks that `is_meant` selects. Returns those that had not expired.
     pub(crate) fn lift(&self, is_meant: impl Fn(&Block) -> bool) -> Vec<Block> {
         let now = self.clock.now();
         let mut lifted = self.change(|held| held.take(is_meant));
@@ -145,7 +148,7 @@ impl Blocks {
         lifted
     }
 
-    /// Forgets those that are over. Who decides does not depend on it.
+    /// Removes expired blocks, to free memory. Decisions ignore expired blocks anyway.
     pub(crate) fn expire(&self) {
         let now = self.clock.now();
         let is_over = |block: &Block| block.until <= now;
@@ -154,7 +157,7 @@ impl Blocks {
         }
     }
 
-    /// The first `most` of them, those that last longest first, and how many there are.
+    /// Returns up to `most` blocks, those that end last first, and the number of all blocks.
     pub(crate) fn list(&self, most: usize) -> (Vec<Block>, usize) {
         self.expire();
         let held = self.held.load();
@@ -167,7 +170,7 @@ impl Blocks {
         (all.iter().take(most).copied().cloned().collect(), all.len())
     }
 
-    /// Where a key would be. Whoever chooses keys cannot choose this.
+    /// Returns the partition of a key. The hash is seeded, so clients cannot choose their partition.
     fn part(&self, policy: PolicyName, key: KeyRef<'_>) -> usize {
         let [part, ..] = self.hasher.hash_one((policy, key)).to_le_bytes();
         part.into()
@@ -188,7 +191,7 @@ impl Held {
         self.parts.iter().flat_map(|part| part.iter())
     }
 
-    /// Takes out those that are meant.
+    /// Removes and returns the blocks that `is_meant` selects.
     fn take(&mut self, is_meant: impl Fn(&Block) -> bool) -> Vec<Block> {
         let mut taken = Vec::new();
         for part in &mut self.parts {
@@ -260,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn which_policies_have_any_is_known() {
+    fn blocks_are_counted_per_policy() {
         let clock = ManualClock::new();
         let blocks = Blocks::with_clock(Arc::new(clock.clone()));
         let name = |name: &str| name.parse::<PolicyName>().unwrap();

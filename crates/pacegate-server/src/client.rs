@@ -1,4 +1,4 @@
-//! A small client of HTTP, for commands that ask a running service.
+//! A small HTTP client, for commands that call a running server and for the export of traces.
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// Asks one server.
+/// An HTTP client of one server.
 #[derive(Clone)]
 pub struct Client {
     server: Uri,
@@ -27,37 +27,37 @@ pub struct Client {
     key: Option<String>,
 }
 
-/// Why there is no answer.
+/// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant documents it")]
 pub enum ClientError {
-    #[error("`{0}` is not the address of a server: write for example http://127.0.0.1:8080")]
+    #[error("invalid server address `{0}`: expected for example http://127.0.0.1:8080")]
     Address(String),
-    /// It is not repeated.
+    /// Does not contain the address, because it may contain a password.
     #[error(
-        "an address with a user or a password is not taken: write for example http://127.0.0.1:8080"
+        "the address must not contain a user or a password: expected for example http://127.0.0.1:8080"
     )]
     Login,
     #[error("cannot read {file}: {error}")]
     Authority { file: String, error: String },
     #[error("cannot reach {server}: {error}")]
     Unreachable { server: String, error: std::io::Error },
-    #[error("{0} did not answer in time")]
+    #[error("timed out waiting for {0}")]
     Late(String),
-    #[error("cannot speak HTTP with {server}: {error}")]
+    #[error("HTTP request to {server} failed: {error}")]
     Http { server: String, error: String },
     #[error(transparent)]
     Name(#[from] InvalidDnsNameError),
 }
 
-/// How long an answer may take.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest answer.
+/// Maximum size of a response body.
 const MOST: usize = 64 * 1024 * 1024;
 
 impl Client {
-    /// For the server at this address, which may be in a folder of a proxy. Certificates are checked against
-    /// `authority`, a file in PEM form, or else against those that the system trusts.
+    /// Creates a client for the server at this address, which may have a path prefix. Certificates are verified against
+    /// `authority`, a PEM file. Default: the certificates that the system trusts.
     pub fn new(
         server: &str,
         authority: Option<&Path>,
@@ -73,7 +73,7 @@ impl Client {
             Some(scheme) if *scheme == Scheme::HTTPS => true,
             _ => return Err(address()),
         };
-        // What is no port must not become the usual one: somebody else may be there.
+        // Reject an invalid port instead of using the default one, where another server may listen.
         let is_whole = server.authority().is_some_and(|authority| {
             authority.port_u16().is_some() || authority.as_str() == authority.host()
         });
@@ -84,7 +84,7 @@ impl Client {
         Ok(Self { server, tls, key })
     }
 
-    /// Sends a request for a path, and waits for the whole of the answer. With a body it is a POST of JSON.
+    /// Sends a request for a path and returns the response. With a body, it is a POST of JSON.
     pub async fn ask(
         &self,
         path: &str,
@@ -96,7 +96,7 @@ impl Client {
         Ok((response.status(), response.into_body()))
     }
 
-    /// Sends a request to this server as it is, but for its `Host`.
+    /// Sends a request to this server unchanged, except for its `Host`.
     pub async fn send_as_it_is(
         &self,
         request: Request<Bytes>,
@@ -153,7 +153,7 @@ impl Client {
     ) -> Result<Response<Bytes>, ClientError> {
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.failed(&error))?;
-        // What goes wrong with the connection is told to whoever waits for the answer.
+        // Errors of the connection reach the caller through `send_request`.
         let running = tokio::spawn(connection);
         let response = sender.send_request(request).await.map_err(|error| self.failed(&error))?;
         let (head, body) = response.into_parts();
@@ -187,7 +187,7 @@ fn connector(authority: Option<&Path>) -> Result<TlsConnector, ClientError> {
             let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
             let found = found.map_err(|error| unreadable(error.to_string()))?;
             if roots.add_parsable_certificates(found).0 == 0 {
-                return Err(unreadable("it holds no certificate".to_owned()));
+                return Err(unreadable("the file contains no certificate".to_owned()));
             }
         }
     }

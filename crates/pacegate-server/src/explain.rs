@@ -58,13 +58,13 @@ pub(crate) struct Unmet {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct LimitState {
     pub(crate) limit: String,
-    /// Whether one unit would be admitted.
+    /// True if one unit would be admitted.
     pub(crate) allowed: bool,
     pub(crate) remaining: u64,
     /// Seconds until one unit is admitted. Null if it is now, or never will be.
     pub(crate) retry_after: Option<Seconds>,
     pub(crate) reset_after: Seconds,
-    /// Where the answer came from.
+    /// The source of the decision.
     pub(crate) source: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What `fuzz/` feeds with hostile bytes. Not for users: it may change at any time.
+//! Entry points for `fuzz/`. Not a public API: it may change at any time.
 
 use std::sync::{Arc, LazyLock};
 
@@ -12,7 +12,7 @@ use crate::{
     http, resp,
 };
 
-/// One for all inputs, with room for few keys.
+/// The gate for all inputs, with room for few keys.
 static GATE: LazyLock<Option<Arc<Gate>>> = LazyLock::new(|| {
     let environment = Environment::of(|_| None);
     let settings: Settings = config::read(CONFIG, "fuzz.yaml", &environment).ok()?;
@@ -34,7 +34,7 @@ policies:
     overrides: [{ match: { plan: pro }, limit: 9/minute }]
 ";
 
-/// Drives a future that never waits: everything here is in memory.
+/// Polls a future once: all counters are in memory, so it never waits.
 fn run<T>(work: impl Future<Output = T>) -> Option<T> {
     let mut work = std::pin::pin!(work);
     match work.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
@@ -43,28 +43,28 @@ fn run<T>(work: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-/// What arrives on a connection that speaks the protocol of Redis.
+/// Handles the bytes of a RESP connection.
 pub fn resp(bytes: &[u8]) {
     if let Some(gate) = &*GATE {
         run(resp::answer_all(gate.clone(), bytes));
     }
 }
 
-/// The body of a check over HTTP.
+/// Handles the body of an HTTP check.
 pub fn json(bytes: &[u8]) {
     if let Some(gate) = &*GATE {
         run(http::check_bytes(gate, bytes));
     }
 }
 
-/// The message of a request by Envoy.
+/// Handles a protobuf request of Envoy.
 pub fn rls(bytes: &[u8]) {
     if let Some(gate) = &*GATE {
         run(envoy::decide_bytes(gate, bytes));
     }
 }
 
-/// A file with policies.
+/// Parses a configuration file.
 pub fn policies(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     drop(config::read(&text, "fuzz.yaml", &Environment::of(|_| None)));

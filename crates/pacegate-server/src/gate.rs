@@ -1,4 +1,4 @@
-//! What is in force now, for all listeners.
+//! The active configuration and the store, shared by all listeners.
 
 use std::sync::{
     Arc,
@@ -17,38 +17,38 @@ use crate::{
     live::Live,
 };
 
-/// One configuration at a time, swapped whole: whoever decides sees one revision from beginning to end.
+/// The active configuration. A reload replaces it as a whole, so each request uses one revision from start to end.
 #[derive(Debug)]
 pub(crate) struct Gate {
     revision: ArcSwap<Revision>,
     state: State,
     refused: AtomicU64,
-    /// Why the last configuration that was offered was not taken.
+    /// The error of the last reload; `None` if it succeeded.
     complaint: ArcSwap<Option<String>>,
     draining: AtomicBool,
     live: Live,
     audit: Audit,
 }
 
-/// A configuration in force.
+/// One version of the configuration.
 #[derive(Debug)]
 pub(crate) struct Revision {
-    /// 1 for the first.
+    /// Starts at 1.
     pub(crate) number: u64,
-    /// Decides by its policies.
+    /// The limiter with the policies of this revision.
     pub(crate) engine: Engine,
-    /// What was configured.
+    /// The settings of this revision.
     pub(crate) settings: Arc<Settings>,
 }
 
-/// Where state lives.
+/// The store for counters.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     Memory(MemoryStore),
     Redis(RedisStore),
 }
 
-/// Why a gate cannot be opened.
+/// The reason why the store or the policies cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("cannot use the store's address: {0}")]
@@ -58,8 +58,8 @@ pub enum OpenError {
 }
 
 impl Gate {
-    /// Opens the store and puts `settings` in force. A server that is not there yet is waited for in passing: until it
-    /// answers, failure modes decide. Called within the runtime that the store's connections are to live on.
+    /// Opens the store and activates `settings`. Does not wait for Redis: it connects in the background, and failure
+    /// modes decide until it answers. Must be called within the runtime that runs the connections of the store.
     pub(crate) fn open(settings: Settings) -> Result<Self, OpenError> {
         let policies = settings.effective_policies();
         let (engine, state) = match &settings.store {
@@ -79,7 +79,7 @@ impl Gate {
         Ok(Self::new(engine, state, settings))
     }
 
-    /// A gate over an engine that is there already.
+    /// Creates a gate for an existing engine.
     pub(crate) fn new(engine: Engine, state: State, settings: Settings) -> Self {
         let revision = Revision { number: 1, engine, settings: Arc::new(settings) };
         Self {
@@ -93,13 +93,13 @@ impl Gate {
         }
     }
 
-    /// What is in force. Hold it for as long as one request takes.
+    /// Returns the active revision. Hold it for the duration of one request.
     pub(crate) fn revision(&self) -> Guard<Arc<Revision>> {
         self.revision.load()
     }
 
-    /// Puts other settings in force, and tells their number. What has been used stays used where a policy keeps its
-    /// name and its limit keeps algorithm and period. Listeners and the store stay as they are.
+    /// Activates other settings and returns the number of their revision. A counter is kept if its policy keeps its
+    /// name and its limit keeps algorithm and period. Listeners and the store do not change.
     pub(crate) fn replace(&self, settings: Settings) -> u64 {
         let settings = Arc::new(settings);
         let previous = self.revision.rcu(|current| Revision {
@@ -111,45 +111,45 @@ impl Gate {
         previous.number + 1
     }
 
-    /// Takes note that settings were offered that cannot be used. Those in force stay.
+    /// Records a failed reload. The current settings stay active.
     pub(crate) fn refuse(&self, complaint: String) {
         self.refused.fetch_add(1, Ordering::Relaxed);
         self.complaint.store(Arc::new(Some(complaint)));
     }
 
-    /// How many times settings were offered that could not be used, and if those were the last, why.
+    /// Returns the number of failed reloads, and the error if the last reload failed.
     pub(crate) fn refusals(&self) -> (u64, Option<String>) {
         (self.refused.load(Ordering::Relaxed), (**self.complaint.load()).clone())
     }
 
-    /// Where state lives.
+    /// Returns the store for counters.
     pub(crate) fn state(&self) -> &State {
         &self.state
     }
 
-    /// What is remembered for those who watch.
+    /// Returns the recent history, for the dashboard.
     pub(crate) fn live(&self) -> &Live {
         &self.live
     }
 
-    /// Where operators' doings are told.
+    /// Returns the audit log.
     pub(crate) fn audit(&self) -> &Audit {
         &self.audit
     }
 
-    /// From now on the service is going away: it answers what it has, and says that it is not ready for more.
+    /// Marks the server as shutting down: readiness checks fail, and open requests are still answered.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`Gate::drain`] was called.
+    /// Returns true if [`Gate::drain`] was called.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
 }
 
 impl State {
-    /// Whether decisions are the store's, and not those of failure modes.
+    /// Returns true if the store is reachable. If not, failure modes decide.
     pub(crate) fn is_reachable(&self) -> bool {
         match self {
             Self::Memory(_) => true,
@@ -164,7 +164,7 @@ impl Settings {
         self.rules.written()
     }
 
-    /// The policies as they are to be enforced.
+    /// Returns the policies to enforce: with the failure mode of inline limits, and in shadow mode if `shadow` is set.
     pub fn effective_policies(&self) -> pacegate::PolicySet {
         let policies = self.policies.clone().failing_ad_hoc(self.ad_hoc_failure);
         if self.shadow { policies.in_mode(Mode::Shadow) } else { policies }

@@ -105,14 +105,14 @@ impl Metrics {
 }
 
 impl ListenerMetrics {
-    /// For a listener of this name that answers with these codes, of which there are at most 24.
+    /// Creates the metrics of a listener with this name and these response codes, at most 24.
     pub(crate) fn new(name: &'static str, codes: &'static [&'static str]) -> Self {
         debug_assert!(codes.len() <= MOST_CODES, "{name} has too many codes");
         let shards = std::iter::repeat_with(Shard::default).take(SHARDS).collect();
         Self { name, codes, shards, socket: None }
     }
 
-    /// With the connections of this socket.
+    /// Reports the connections of this listener.
     #[must_use]
     pub(crate) fn on(self, socket: Arc<Listener>) -> Self {
         Self { socket: Some(socket), ..self }

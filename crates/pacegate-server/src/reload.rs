@@ -103,7 +103,7 @@ impl Reloader {
         }
     }
 
-    /// Remembers what was read, so that a change during the reload starts another one.
+    /// Reloads, and stores the digest of the files that were read: a change during the reload starts another one.
     fn reload_locked(&self, seen: &mut Digest32, files: &Rc<Files>) -> Result<u64, ReloadError> {
         let certificates = self.reload_certificates();
         let settings = self.reload_settings(files);

@@ -1,4 +1,4 @@
-//! The service: listeners over one gate, from the first bind to the last answer.
+//! The server: binds the listeners, runs them, and drains them on shutdown.
 
 use std::{fmt, future::Future, io, net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     source::ConfigSource,
 };
 
-/// A service that is bound and not yet running.
+/// A server that is bound but not running yet.
 #[derive(Debug)]
 pub struct Server {
     gate: Arc<Gate>,
@@ -37,7 +37,7 @@ pub(crate) struct BoundListener {
     tls: Option<Arc<Tls>>,
 }
 
-/// Why a service cannot start.
+/// The reason why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant documents it")]
 pub enum StartError {
@@ -51,7 +51,7 @@ pub enum StartError {
     Exposed(#[from] Exposed),
 }
 
-/// Where a listener is, for whoever started it.
+/// The address of a listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Endpoint {
     /// `http`, `grpc` or `resp`.
@@ -121,8 +121,8 @@ impl Server {
         }
     }
 
-    /// Serves with so many threads, or one for each processor, until `end`. Then answers what was begun and returns.
-    /// `false` if some connections had to be cut.
+    /// Serves until `end`, then drains in-flight requests. Returns `false` if connections were still open after the
+    /// drain timeout. `threads` is the number of worker threads; default: one per CPU.
     pub async fn run(
         self,
         reloader: Arc<Reloader>,

@@ -41,7 +41,7 @@ pub struct ConfigSource {
     secrets: Mutex<Vec<PathBuf>>,
 }
 
-/// The reason why there are no settings.
+/// The reason why the settings cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the message of each variant documents it")]
@@ -231,7 +231,7 @@ fn is_foreign(path: &Path, environment: &Environment<'_>) -> Result<bool, Source
     Ok(config::format_of(&String::from_utf8_lossy(&text)) == FileFormat::Envoy)
 }
 
-/// Returns settings for rules without policies of our own. A file of rules has at least a domain, so an empty file is
+/// Returns settings for rules without native policies. A file of rules has at least a domain, so an empty file is
 /// an error and cannot remove all limits by mistake.
 fn without_policies() -> Result<Settings, SourceError> {
     Ok(Settings { may_limit_nothing: true, ..Settings::new(PolicySet::new([])?) })

@@ -1,31 +1,31 @@
-//! What is counted in the place of a value that is too long to be a key.
+//! Digests that replace values that are too long to be part of a key.
 //!
-//! Some who ask cannot be refused: a proxy that gets an error lets the request pass, or fails it. Their values are
-//! matched as they are, and counted by a hash where they have more bytes than a key may.
+//! A proxy that gets an error allows the request or fails it, so its requests must not be rejected for a long value.
+//! Policies match the original value; the key contains its SHA-256 if it exceeds the maximum length.
 
 use pacegate::{Charge, CheckError, CostError, Decision, KeyBuf, KeyRef, Plan, Request};
 use sha2::{Digest, Sha256};
 
 use crate::engine::Engine;
 
-/// Which limits apply to a request, with keys of bounded length.
+/// The limits that apply to a request, with keys of bounded length.
 #[derive(Debug)]
 pub(crate) struct BoundedPlan<'a> {
     plan: Plan<'a>,
-    /// For each charge the key in the place of its own; nothing at all if all are their own.
+    /// The replacement key of each charge; `None` to keep the key. Empty if no key is replaced.
     keys: Vec<Option<KeyBuf>>,
 }
 
-/// What every stand-in begins with.
+/// The prefix of every digest in a key.
 const PREFIX: &str = "long:sha256:";
 
 impl<'a> BoundedPlan<'a> {
-    /// The limits of a request whose values may have any length. No part of a key has more than `most` bytes then.
+    /// Selects the limits of a request and replaces key parts of more than `most` bytes.
     pub(crate) fn new(engine: &'a Engine, request: &Request<'_>, most: usize) -> Self {
         let plan = engine.plan(request);
         let mut keys = Vec::new();
         if needs_one(request, most) {
-            // Nothing is more than any policy takes at once.
+            // A cost of 0 is never too large.
             let charges = plan.charges(0).unwrap_or_default();
             keys.extend(charges.iter().map(|charge| key(charge.key, most)));
         }
@@ -36,7 +36,7 @@ impl<'a> BoundedPlan<'a> {
         self.plan.is_empty()
     }
 
-    /// What the request is charged at this cost. An error is a cost that could never be admitted.
+    /// Returns the charges of the request at this cost. Fails if the cost can never be admitted.
     pub(crate) fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
         let mut charges = self.plan.charges(cost)?;
         for (charge, key) in charges.iter_mut().zip(&self.keys) {
@@ -46,7 +46,7 @@ impl<'a> BoundedPlan<'a> {
     }
 }
 
-/// [`Engine::check`] for a request whose values may have any length.
+/// Calls [`Engine::check`] for a request whose values may have any length.
 pub(crate) async fn check(
     engine: &Engine,
     request: &Request<'_>,
@@ -59,7 +59,7 @@ pub(crate) async fn check(
     Ok(engine.verdict(&plan.charges(request.units())?, None).await?.decision)
 }
 
-/// The key in the place of one with parts of more than `most` bytes; `None` if it can stay.
+/// Replaces the parts of a key of more than `most` bytes; `None` if there are none.
 pub(crate) fn key(key: KeyRef<'_>, most: usize) -> Option<KeyBuf> {
     if !key.parts().flatten().any(|part| is_needed(part, most)) {
         return None;
@@ -80,13 +80,13 @@ pub(crate) fn key(key: KeyRef<'_>, most: usize) -> Option<KeyBuf> {
 
 fn needs_one(request: &Request<'_>, most: usize) -> bool {
     request.attributes().any(|(name, value)| match name {
-        // Its normal form may be longer, see `Paths::normalize`.
+        // The normalized path may be longer, see `Paths::normalize`.
         Request::PATH => is_needed(value, most.saturating_sub(1) / 3),
         _ => is_needed(value, most),
     })
 }
 
-/// Also for a value that looks like a stand-in, so that nobody can send one for the value of somebody else.
+/// Returns true for long values, and for values that look like a digest, so that no client can imitate another value.
 fn is_needed(value: &[u8], most: usize) -> bool {
     value.len() > most || value.starts_with(PREFIX.as_bytes())
 }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn no_value_passes_for_the_stand_in_of_another() {
+    fn a_value_cannot_imitate_the_digest_of_another() {
         let imitated = key(KeyRef::new(HASH_OF_AAAAA), 1024).unwrap();
         assert_ne!(imitated.as_ref(), KeyRef::new(HASH_OF_AAAAA));
         assert_eq!(imitated.as_ref().parts().flatten().map(<[u8]>::len).sum::<usize>(), 76);

@@ -1,6 +1,6 @@
-//! Traces for OpenTelemetry: a span for each request that arrives, as a child of the caller's.
+//! OpenTelemetry traces: one span for each request, a child of the caller's span.
 //!
-//! Nobody but the exporter listens to these spans: while there is none, a span costs a look at one flag.
+//! Only the exporter uses these spans. Without an exporter, a request costs one read of an atomic flag.
 
 use std::{
     fmt,
@@ -40,20 +40,20 @@ pub enum TraceError {
     Exporter(#[from] ExporterBuildError),
 }
 
-/// Our own client, on the runtime that it was made on: the exporter calls from a thread without one.
+/// Sends exports on a given runtime, because the exporter calls it from a thread without one.
 struct Sender {
     client: Client,
     runtime: Handle,
 }
 
-/// Under which spans of requests are told. They hold no events, so logs do not show them.
+/// The `tracing` target of request spans. They contain no events, so logs do not show them.
 const TARGET: &str = "pacegate::request";
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
 impl Exporter {
-    /// For a collector that takes OTLP over HTTP, such as `http://127.0.0.1:4318`, and this share of the requests that
-    /// begin a trace: one in so many. Called within the runtime that is to send them.
+    /// Creates an exporter for an OTLP collector over HTTP, such as `http://127.0.0.1:4318`. Of the requests without a
+    /// traced caller, one in `one_in` is traced. Must be called within the runtime that sends the spans.
     pub fn new(collector: &str, one_in: u32) -> Result<Self, TraceError> {
         let client = Client::new(collector, None, None)?;
         let exporter = SpanExporter::builder()
@@ -61,7 +61,7 @@ impl Exporter {
             .with_http_client(Sender { client, runtime: Handle::current() })
             .with_endpoint(format!("{}/v1/traces", collector.trim_end_matches('/')))
             .build()?;
-        #[expect(clippy::float_arithmetic, reason = "how many are traced decides nothing")]
+        #[expect(clippy::float_arithmetic, reason = "the sampling rate does not affect decisions")]
         let share = Sampler::TraceIdRatioBased(1.0 / f64::from(one_in.max(1)));
         let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
         let resource = Resource::builder().with_service_name("pacegate").with_attribute(version);
@@ -88,7 +88,7 @@ impl Exporter {
             .with_filter(only_requests)
     }
 
-    /// Sends what is left. Blocks until it has been sent, or for some seconds.
+    /// Sends the remaining spans. Blocks until they have been sent, or for some seconds.
     pub fn finish(&self) {
         if let Err(error) = self.0.shutdown() {
             tracing::warn!(%error, "some traces were not sent");
@@ -96,7 +96,7 @@ impl Exporter {
     }
 }
 
-/// A span for a request that has just arrived. Disabled where nobody listens.
+/// Creates the span of a request. It is disabled if there is no exporter.
 #[inline]
 pub(crate) fn request(listener: &'static str, headers: &HeaderMap) -> Span {
     if !IS_ON.load(Ordering::Relaxed) {
@@ -112,7 +112,7 @@ pub(crate) fn request(listener: &'static str, headers: &HeaderMap) -> Span {
         source = Empty,
     );
     let caller = TraceContextPropagator::new().extract(&HeaderExtractor(headers));
-    // Without a caller that is traced, a trace begins here.
+    // If the caller is not traced, a new trace starts here.
     let _ = span.set_parent(caller);
     span
 }

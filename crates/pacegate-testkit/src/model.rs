@@ -67,7 +67,7 @@ impl Model {
         }
     }
 
-    /// Refunds up to `cost` units: of those that still count, the newest first. Permits are not refunded but
+    /// Refunds up to `cost` of the units that still count, newest first. Permits are not refunded but
     /// [released](Self::release).
     pub fn refund(&mut self, now: u64, cost: u64) {
         if self.limit.algorithm() == Algorithm::TokenBucket {

@@ -37,7 +37,7 @@ async fn drive(limiter: impl Decide) {
     assert!((1..=60).contains(&retry), "{retry}");
     assert!(body.ends_with("\"violated-policies\":[\"default\"]}"), "{body}");
     for _ in 0..3 {
-        assert_eq!(ask(Method::GET, "/nowhere", "alice").await.0, 404, "which costs nothing");
+        assert_eq!(ask(Method::GET, "/nowhere", "alice").await.0, 404, "refunded");
     }
     let (status, _, body) = ask(Method::GET, "/quota", "alice").await;
     assert_eq!((status, body.as_str()), (200, "0 left"));

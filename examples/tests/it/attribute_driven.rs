@@ -5,7 +5,7 @@ use pacegate::{MemoryStore, PolicySet, SharedLimiter};
 use crate::{attribute_example::app, kit};
 
 async fn drive(limiter: SharedLimiter) {
-    // Two servers, as two processes would be.
+    // Two servers with a shared limiter, like two processes.
     let mut addresses = Vec::new();
     for _ in 0..2 {
         let (listener, address) = kit::listen().await;

@@ -33,7 +33,7 @@ async fn drive(limiter: impl Decide) {
     let retry: u64 = headers["retry-after"].to_str().unwrap().parse().unwrap();
     assert!((1..=60).contains(&retry), "{retry}");
     assert!(body.ends_with(b"\"violated-policies\":[\"login\"]}"), "{body:?}");
-    // The denial took nothing from the other policy, and another client is not concerned.
+    // The denied login was not charged to the other policy, and other clients are not affected.
     let (_, _, body) = ask(Method::GET, "/quota/7", "203.0.113.7").await;
     assert_eq!(body, "94 left");
     assert_eq!(ask(Method::POST, "/login", "203.0.113.8").await.0, StatusCode::OK);

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers for the tests.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -11,21 +11,22 @@ use pacegate_redis::RedisStore;
 use pacegate_testkit::servers::{Flavor, Server};
 use tokio::net::TcpListener;
 
-/// A port of its own.
+/// Listens on a free port.
 pub(crate) async fn listen() -> (TcpListener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
 }
 
-/// A limiter on a Redis of its own, which ends with it. Patient, since the machine may be busy.
+/// Starts a Redis server, which stops when it is dropped, and returns a limiter on it. The deadline is long, because
+/// the machine may be busy.
 pub(crate) async fn shared(policies: PolicySet) -> (SharedLimiter, Server) {
     let server = Server::start(Flavor::Redis);
     let store = RedisStore::builder(&server.url()).unwrap().deadline(Duration::from_secs(10));
     (SharedLimiter::new(store.connect().await.unwrap(), policies), server)
 }
 
-/// Asks a server, and reads the whole body.
+/// Sends a request and reads the whole response.
 pub(crate) async fn fetch(request: Request<Full<Bytes>>) -> (StatusCode, HeaderMap, Bytes) {
     let client = Client::builder(TokioExecutor::new()).build_http();
     let (head, body) = client.request(request).await.unwrap().into_parts();

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::{kit, outgoing_example::call};
 
-/// A server with a limit of its own, which nobody has told us of: 4 calls, and from then on one more each second.
+/// Starts a server whose limit the client does not know: a burst of 4 calls, then one per second.
 async fn strict() -> Uri {
     let (listener, address) = kit::listen().await;
     let limit: Limit = "1/second burst 4 token-bucket".parse().unwrap();
@@ -23,10 +23,13 @@ async fn drive(limiter: impl Wait) {
     let uri = strict().await;
     let begun = Instant::now();
     let statuses = call(limiter, &uri, 6).await.unwrap();
-    // The fourth response says that nothing remains: all calls after it wait, and none is denied.
+    // The headers of the fourth response report 0 remaining, so the client delays the next calls. None is denied.
     assert_eq!(statuses, [StatusCode::OK; 6]);
     let taken = begun.elapsed();
-    assert!(taken >= Duration::from_secs(2), "two calls had to wait a second each: {taken:?}");
+    assert!(
+        taken >= Duration::from_secs(2),
+        "the last two calls did not wait a second each: {taken:?}"
+    );
 }
 
 fn limit() -> Limit {

@@ -17,7 +17,7 @@ async fn drive(limiter: impl Decide) {
     let denied = client.check(HealthCheckRequest::default()).await.unwrap_err();
     assert_eq!(denied.code(), Code::ResourceExhausted);
     assert_eq!(denied.message(), "The quota is used up for now");
-    // What the bytes say is tested where they are written; here, that a client gets them.
+    // Unit tests check the encoding of the details. This test checks only that a client receives them.
     let details = String::from_utf8_lossy(denied.details());
     assert!(details.contains("google.rpc.RetryInfo"), "{details}");
     let pushback = denied.metadata().get("grpc-retry-pushback-ms").unwrap();

@@ -30,7 +30,7 @@ pub(super) fn check(files: &[File]) -> Vec<Finding> {
     });
     let mut findings: Vec<Finding> = twice
         .flat_map(|((name, word), all)| {
-            let what = format!("`{word}` is defined twice in {name}; find a word for each");
+            let what = format!("type `{word}` is defined twice in {name}; rename one of them");
             all.into_iter().map(move |one| Finding::new(one.file, one.line, what.clone()))
         })
         .collect();

@@ -5,7 +5,7 @@ use super::{File, Finding};
 const MAX_COLUMNS: usize = 120;
 const MAX_LINES: usize = 600;
 
-/// Concatenated, so that this file passes.
+/// Markers of unfinished code. They are split with `concat!`, so that this file passes the check.
 const UNFINISHED: [&str; 5] = [
     concat!("TO", "DO"),
     concat!("FIX", "ME"),
@@ -24,7 +24,7 @@ pub(super) fn check(file: &File) -> Vec<Finding> {
 fn wide_lines(file: &File) -> Vec<Finding> {
     find(file, file.is_rust(), |line| {
         let columns = line.chars().count();
-        let what = || format!("{columns} columns; break the line, {MAX_COLUMNS} is the limit");
+        let what = || format!("line has {columns} columns; at most {MAX_COLUMNS} are allowed");
         (columns > MAX_COLUMNS).then(what)
     })
 }
@@ -34,7 +34,7 @@ fn long_files(file: &File) -> Vec<Finding> {
         return Vec::new();
     }
     let code = lines_of_code(&file.text);
-    let what = || format!("{code} lines of code; split the file, {MAX_LINES} is the limit");
+    let what = || format!("file has {code} lines of code; at most {MAX_LINES} are allowed");
     (code > MAX_LINES).then(|| Finding::new(file, code, what())).into_iter().collect()
 }
 
@@ -45,11 +45,11 @@ fn lines_of_code(text: &str) -> usize {
     lines.windows(2).position(begins).unwrap_or(lines.len())
 }
 
-/// Markdown is exempt, because it may mention these words.
+/// Reports markers of unfinished code. Markdown is exempt, because it may mention these words.
 fn unfinished(file: &File) -> Vec<Finding> {
     find(file, !file.path.ends_with(".md"), |line| {
         let word = UNFINISHED.into_iter().find(|word| line.contains(word))?;
-        Some(format!("`{word}`; finish it, or open an issue and leave it out here"))
+        Some(format!("unfinished code: `{word}`; complete it, or open an issue instead"))
     })
 }
 
@@ -61,13 +61,13 @@ fn sleeping_tests(file: &File) -> Vec<Finding> {
 }
 
 fn floats(file: &File) -> Vec<Finding> {
-    // JSON writes times as fractions of a second, after the decision.
+    // This file only formats times as fractions of a second, for JSON.
     let is_display = file.path == "crates/pacegate/src/serialize.rs";
     let exact = file.is_rust() && file.path.starts_with("crates/pacegate/src/") && !is_display;
     find(file, exact, |line| {
         let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
         let float = words.find(|word| ["f32", "f64"].contains(word))?;
-        Some(format!("`{float}`; decisions are exact, use integers"))
+        Some(format!("`{float}` in code that decides; use integers, which are exact"))
     })
 }
 

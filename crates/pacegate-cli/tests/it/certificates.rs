@@ -37,7 +37,7 @@ fn start(certificates: &Certificates, extra: &str) -> (Folder, Service) {
     (folder, service)
 }
 
-/// A client that trusts one authority. Its own certificate, if any, is that of `shown`.
+/// A client that trusts one CA. Its certificate, if any, is from `shown`.
 fn client(trusted: &Certificates, shown: Option<&Certificates>) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(trusted.ca()).unwrap()).unwrap();
@@ -209,7 +209,7 @@ fn certificates_are_replaced_while_the_service_runs() {
         is_answered(&all(&service, "localhost", &with_new))
     });
     assert!(is_refused(&all(&service, "localhost", &with_old)));
-    assert_eq!(open.check(None, BODY).unwrap().status, 200, "connections that are open go on");
+    assert_eq!(open.check(None, BODY).unwrap().status, 200, "open connections keep working");
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn invalid_certificates_are_logged_and_change_nothing() {
         });
         assert!(is_answered(&all(&service, "localhost", &trusting)));
     }
-    // Settings and certificates do not wait for each other.
+    // Configuration and certificates reload independently.
     folder.replace("pacegate.yaml", "policies: [\n");
     install(&folder, &others);
     let with_others = client(&others, None);

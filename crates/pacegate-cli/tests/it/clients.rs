@@ -48,10 +48,11 @@ pub(crate) struct Grpc {
 pub(crate) struct Told {
     /// The gRPC status. 0 is success.
     pub(crate) status: u32,
-    /// Whether the code is `OK`, and the remaining units of the first descriptor.
+    /// True if the overall code is `OK`.
     pub(crate) allowed: bool,
+    /// Remaining units of the first descriptor.
     pub(crate) remaining: u32,
-    /// The initial metadata marks the answer as degraded.
+    /// True if the initial metadata marks the answer as degraded.
     pub(crate) degraded: bool,
 }
 

@@ -82,7 +82,7 @@ fn the_suggested_command_works() {
         let line = instead(line.unwrap(), &address, "127.0.0.1:8080");
         let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
         let readme = fs::read_to_string(readme).unwrap();
-        assert!(readme.contains(&format!("\n$ {line}\n")), "the README says to try it: {line}");
+        assert!(readme.contains(&format!("\n$ {line}\n")), "the README does not show: {line}");
         let decision = shell.json(&line);
         assert_eq!((&decision["policy"], &decision["remaining"]), (&json!("default"), &json!(99)));
     }
@@ -109,10 +109,10 @@ fn the_commands_of_the_http_guide_work() {
         let [check, batch, peek, reset, clear_policy, clear_domain, rest @ ..] =
             &*commands("http.md")
         else {
-            panic!("the guide shows less");
+            panic!("the guide shows too few commands");
         };
         let [block, unblock, acquire, renew, release, explain, descriptors] = rest else {
-            panic!("the guide shows something else: {rest:?}");
+            panic!("unexpected commands in the guide: {rest:?}");
         };
         for (remaining, code) in [(2, Some(0)), (1, Some(0)), (0, Some(0)), (0, REFUSED)] {
             let done = shell.run(check);
@@ -140,7 +140,7 @@ fn the_commands_of_the_http_guide_work() {
         assert_eq!(shell.json(explain)["policies"][0]["limits"][0]["source"], "blocked");
         assert_eq!(shell.json(unblock)["limits"], 1);
         let permit = shell.json(acquire)["permit"].as_str().unwrap().to_owned();
-        assert_eq!(shell.run(renew).code, REFUSED, "the guide's own permit is nobody's");
+        assert_eq!(shell.run(renew).code, REFUSED, "the example permit of the guide is not held");
         let own = |command| instead(command, "5f0c1b7a99d3e642c81d04f6a2b97e35", &permit);
         assert_eq!(shell.json(&own(renew))["limits"], 1);
         assert_eq!(shell.json(&own(release))["limits"], 1);

@@ -150,7 +150,7 @@ fn keys_are_shown_as_text() {
     shown.page.write("#try-attributes input[aria-label='Value of ip']", HOSTILE);
     shown.page.press("Enter");
     shown.page.wait_until(&shows("#try-answer code", HOSTILE));
-    assert_eq!(shown.page.evaluate("document.images.length"), 1, "that of the brand");
+    assert_eq!(shown.page.evaluate("document.images.length"), 1, "only the logo");
     assert_eq!(shown.page.evaluate("window.hit === undefined"), true);
     shown.assert_clean();
 }
@@ -370,7 +370,7 @@ fn everything_is_reachable_by_keyboard_and_fits_on_phones() {
         if at[0] == "the end" {
             break;
         }
-        assert_eq!(at[1], true, "the focus on {at} is seen");
+        assert_eq!(at[1], true, "the focus on {at} is visible");
         reached.push(at[0].as_str().unwrap().to_owned());
     }
     let wanted = [
@@ -409,7 +409,11 @@ fn everything_is_reachable_by_keyboard_and_fits_on_phones() {
     shown.page.click("#theme");
     assert_eq!(shown.page.evaluate("document.documentElement.dataset.theme"), "dark");
     shown.page.open(&shown.origin());
-    assert_eq!(shown.page.evaluate("document.documentElement.dataset.theme"), "dark", "it is kept");
+    assert_eq!(
+        shown.page.evaluate("document.documentElement.dataset.theme"),
+        "dark",
+        "the theme is kept"
+    );
     shown.assert_clean();
 }
 

@@ -110,7 +110,7 @@ impl Front {
         });
         let expected = Tally { passed: AMOUNT, limited: REQUESTS - AMOUNT, other: 0 };
         assert_eq!(tally, expected, "{}", self.envoy.log());
-        assert_eq!(self.upstream.served(), AMOUNT, "what was limited went no further");
+        assert_eq!(self.upstream.served(), AMOUNT, "denied requests did not reach the web server");
         let other = self.ask(&ALICE.replace("alice", "bob"));
         assert_eq!((other.status, &*other.body), (200, "upstream"));
         let unasked = self.ask(NOBODY);

@@ -69,7 +69,7 @@ fn python_programs_decide() {
 fn typescript_programs_decide() {
     let program = program("typescript", "timeout(1000)", "timeout(60000)");
     match asked("node", &["-p", "process.features.typescript"]).as_deref() {
-        None => eprintln!("skipped: there is no node here"),
+        None => eprintln!("skipped: node is not installed"),
         Some("strip" | "transform") => run(&program, "check.mts", &mut Command::new("node")),
         Some(_) => run(&without_types(&program), "check.mjs", &mut Command::new("node")),
     }
@@ -78,7 +78,7 @@ fn typescript_programs_decide() {
 #[test]
 fn go_programs_decide() {
     if asked("go", &["version"]).is_none() {
-        return eprintln!("skipped: there is no go here");
+        return eprintln!("skipped: go is not installed");
     }
     // It needs only the standard library.
     let offline = [("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "")];
@@ -90,7 +90,7 @@ fn go_programs_decide() {
 fn java_programs_decide() {
     // Only a JDK runs source files.
     if asked("javac", &["-version"]).is_none() {
-        return eprintln!("skipped: there is no JDK here");
+        return eprintln!("skipped: no JDK is installed");
     }
     let program = program("java", "ofSeconds(1)", "ofSeconds(60)");
     run(&program, "Check.java", &mut Command::new("java"));
@@ -137,7 +137,7 @@ const STARTER: [(&str, &str); 4] = [
 #[test]
 fn the_bean_for_the_spring_starter_shares_its_counters() {
     if asked("javac", &["-version"]).is_none() {
-        return eprintln!("skipped: there is no JDK here");
+        return eprintln!("skipped: no JDK is installed");
     }
     let redis = Server::start(Flavor::Redis);
     let config = &blocks("spring.md", "yaml")[0];
@@ -182,5 +182,5 @@ fn python_programs_throttle_over_resp() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}{errors}");
     let printed = format!("\n```\n{said}```\n");
-    assert!(guide::text("resp.md").contains(&printed), "the guide says something else:\n{said}");
+    assert!(guide::text("resp.md").contains(&printed), "the guide shows different output:\n{said}");
 }

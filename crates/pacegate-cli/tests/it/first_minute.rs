@@ -135,7 +135,7 @@ fn examples_fit_into_80_columns() {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn a_closed_output_pipe_is_not_an_error() {
     for args in
         ["schema", "man serve", "completions bash", "init login --output -", "validate --help"]
     {

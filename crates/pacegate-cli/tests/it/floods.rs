@@ -277,7 +277,7 @@ fn unread_answers_are_bounded() {
     let mut honest = Http::connect(service.address("http")).unwrap();
     honest.check(None, CHECK).unwrap();
     let before = resident(&service);
-    // As many as fit into the window of a connection.
+    // As many requests as fit into the window of a connection.
     let bytes = batches(20);
     let hostile: Vec<TcpStream> = (0..40)
         .map(|_| {
@@ -291,9 +291,9 @@ fn unread_answers_are_bounded() {
         let name = "pacegate_requests_total{listener=\"http\",code=\"200\"} ";
         metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse::<u64>().unwrap()
     };
-    // Until the service answers no more of them.
+    // Wait until the service stops answering.
     let mut last = 0;
-    eventually(WITHIN, "the service stops to answer them", || {
+    eventually(WITHIN, "the service stops answering", || {
         let (before, now) = (last, decided(&mut honest));
         last = now;
         now == before + 1 && now > 100
@@ -415,7 +415,7 @@ fn resets_do_not_flood_the_log() {
             }
             // Then a frame that the protocol does not allow.
             bytes.extend(frame(DATA, 0, 0, &[round]));
-            // It may have been closed before.
+            // The connection may have been closed already.
             drop(stream.write_all(&bytes));
             drop(stream.read_to_end(&mut Vec::new()));
         }
@@ -494,7 +494,7 @@ impl Honest for Http2 {
     }
 }
 
-/// The bytes that hostile clients send first, one after the other, and those that each sends repeatedly.
+/// The bytes that hostile clients send first, one client after the other, and the bytes that each sends repeatedly.
 struct Attack {
     first: Vec<Vec<u8>>,
     /// One element per round.
@@ -518,8 +518,8 @@ fn http2_attack(path: &str, kind: &str, open: impl Fn(u32) -> Vec<u8>) -> Attack
     Attack { first: vec![bodies, unread, headers], then }
 }
 
-/// The p99 of the latency of honest clients, each of which asks its own service in turn while `attack` acts before each
-/// round: the median of several runs. They run side by side, so a busy machine delays all of them alike.
+/// Returns the p99 latency of honest clients, as the median of several runs. Each client has its own service, and
+/// `attack` runs before each round. The clients run side by side, so a busy machine delays all of them equally.
 fn p99(honest: [&mut dyn Honest; 2], mut attack: impl FnMut()) -> [Duration; 2] {
     let mut runs = [(); 2].map(|()| Vec::new());
     for _ in 0..RUNS {
@@ -575,7 +575,7 @@ fn withstand(
         })
         .collect();
     let mut largest = 0;
-    // Until the service has read what they sent.
+    // Wait until the service has read all their requests.
     let (mut last, mut rounds) = (0, 0);
     eventually(3 * WITHIN, "the service has answered them", || {
         largest = largest.max(resident(&service));

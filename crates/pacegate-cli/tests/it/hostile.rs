@@ -214,7 +214,7 @@ fn oversized_requests_are_rejected() {
     // Envoy would let the request pass on an error.
     let denied = grpc.ask(None, "e", &[("key", &large)]).unwrap();
     assert_eq!((denied.status, denied.allowed), (0, false));
-    assert!(grpc.ask(None, "e", &[("key", "k")]).unwrap().allowed, "the connection goes on");
+    assert!(grpc.ask(None, "e", &[("key", "k")]).unwrap().allowed, "the connection stays open");
     // The same applies to metadata, which a client of Envoy can make large.
     let key = "z".repeat(60_000);
     assert!(grpc.ask(Some(&key), "e", &[("key", "k")]).unwrap().allowed, "metadata");
@@ -287,7 +287,7 @@ fn idle_connections_cost_little_and_delay_no_other_client() {
     assert!(grown < 16 * u64::try_from(count).unwrap(), "{grown} KiB for {count} connections");
     println!("{count} idle connections took {grown} KiB");
     drop(idle);
-    eventually(WITHIN, "all are gone", || open() < 10);
+    eventually(WITHIN, "all are closed", || open() < 10);
     healthy.ask();
 }
 

@@ -89,11 +89,15 @@ fn resp_requires_a_key() {
         assert_eq!(said(&mut resp(&service), words), WRONGPASS, "{words:?}");
     }
     assert_eq!(said(&mut client, &["AUTH", "wrong"]), WRONGPASS);
-    assert_eq!(said(&mut client, &["PING"]), NOAUTH, "a wrong key opens nothing");
+    assert_eq!(said(&mut client, &["PING"]), NOAUTH, "a wrong key gives no access");
     assert_eq!(said(&mut client, &["AUTH", BOSS]), "OK");
     assert_eq!(said(&mut client, &["PING"]), "PONG");
     assert_eq!(said(&mut client, &["AUTH", "wrong"]), WRONGPASS);
-    assert_eq!(said(&mut client, &["PING"]), "PONG", "who was let in stays in, as with Redis");
+    assert_eq!(
+        said(&mut client, &["PING"]),
+        "PONG",
+        "an authenticated connection stays authenticated, as with Redis"
+    );
     assert_eq!(said(&mut client, &["RESET"]), "RESET");
     assert_eq!(said(&mut client, &["PING"]), NOAUTH);
 }
@@ -161,7 +165,11 @@ fn guesses_are_limited_per_address_and_logged() {
     assert!((20..=20 + 10 * seconds).contains(&compared), "{compared} in {seconds} s");
     let refused = "-ERR too many wrong API keys from this address: retry in 1 s\r\n";
     assert!(answers.matches(refused).count() >= 300 - compared, "{answers}");
-    assert_eq!(said(&mut boss, &["PING"]), "PONG", "who was let in stays in");
+    assert_eq!(
+        said(&mut boss, &["PING"]),
+        "PONG",
+        "an authenticated connection stays authenticated"
+    );
     let lines = service.log().matches("rejected API keys").count();
     assert!((1..=1 + seconds / 10).contains(&lines), "{lines} lines in {seconds} s");
 }
@@ -226,7 +234,7 @@ fn http_answers_401_and_403() {
         assert_eq!(answer.head.contains("www-authenticate: bearer"), status == 401, "{answer:?}");
     }
     let counted = client.check(Some(BOSS), in_shop).unwrap().json();
-    assert_eq!(counted["remaining"], 96, "only those that were let in have taken something");
+    assert_eq!(counted["remaining"], 96, "only authorized requests were charged");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests that run the program `pacegate`.
 
-#![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails the test")]
+#![allow(clippy::unwrap_used, reason = "helpers fail the test by panicking")]
 
 mod bench;
 mod certificates;

@@ -103,7 +103,7 @@ fn with_the_guides_configuration_exactly_the_amount_passes() {
     let left = AMOUNT - 5;
     let expected = Tally { passed: left, limited: REQUESTS - left, other: 0 };
     assert_eq!(tally, expected, "{}", front.nginx.log());
-    assert_eq!(front.upstream.served(), AMOUNT, "what was limited went no further");
+    assert_eq!(front.upstream.served(), AMOUNT, "denied requests did not reach the web server");
 }
 
 #[test]

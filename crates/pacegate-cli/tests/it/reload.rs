@@ -80,17 +80,21 @@ fn a_file_is_read_again_after_any_change() {
     fs::remove_file(folder.config()).unwrap();
     let missing = "cannot read";
     eventually(WITHIN, "the loss is logged", || service.log().contains(missing));
-    assert_eq!((revision(&mut client), &*limit(&mut client)), (3, "30/day"), "gone");
+    assert_eq!(
+        (revision(&mut client), &*limit(&mut client)),
+        (3, "30/day"),
+        "a deleted file changes nothing"
+    );
     fs::write(folder.config(), policy("40/day")).unwrap();
     until_revision(&mut client, 4);
-    assert_eq!(limit(&mut client), "40/day", "there again");
+    assert_eq!(limit(&mut client), "40/day", "the file exists again");
     service.signal("HUP");
     until_revision(&mut client, 5);
-    assert_eq!(limit(&mut client), "40/day", "nothing new, but somebody wants it read");
+    assert_eq!(limit(&mut client), "40/day", "SIGHUP reloads an unchanged file");
     fs::write(folder.path("neighbour"), "x").unwrap();
     folder.replace("pacegate.yaml", &policy("50/day"));
     until_revision(&mut client, 6);
-    assert_eq!(limit(&mut client), "50/day", "what else is in the folder does not count");
+    assert_eq!(limit(&mut client), "50/day", "other files in the folder are ignored");
 }
 
 #[test]
@@ -196,7 +200,11 @@ fn an_invalid_file_changes_nothing_and_is_reported_with_its_position() {
         });
         assert_eq!(revision(&mut client), 1);
     }
-    assert_eq!(charge(&mut client), ("10/day".into(), 8), "the last good one is in force");
+    assert_eq!(
+        charge(&mut client),
+        ("10/day".into(), 8),
+        "the last valid configuration stays active"
+    );
     service.signal("HUP");
     eventually(WITHIN, "it is logged again", || {
         service.log().matches("keeping the current configuration").count() == 4
@@ -212,7 +220,7 @@ fn an_empty_file_removes_no_limits() {
     let service = start(&folder);
     let mut client = resp(&service);
     charge(&mut client);
-    let nothing = "the file says nothing: write `policies: []` if nothing is to be limited";
+    let nothing = "the file has no settings: write `policies: []` to run without limits";
     let no_policies =
         "the new configuration has no policies: write `policies: []` to remove all limits";
     for (count, (text, why)) in
@@ -227,7 +235,11 @@ fn an_empty_file_removes_no_limits() {
         });
         assert_eq!(revision(&mut client), 1, "{text:?}");
     }
-    assert_eq!(charge(&mut client), ("10/day".into(), 8), "the last good one is in force");
+    assert_eq!(
+        charge(&mut client),
+        ("10/day".into(), 8),
+        "the last valid configuration stays active"
+    );
     folder.replace("pacegate.yaml", "policies: []\n");
     until_revision(&mut client, 2);
     folder.replace("pacegate.yaml", "shadow: true\n");
@@ -248,7 +260,11 @@ fn an_empty_file_beside_rules_removes_no_limits() {
     folder.replace("pacegate.yaml", "shadow: false\n");
     let why = "the new configuration has no policies: write `policies: []` to remove all limits";
     eventually(WITHIN, "it is logged", || service.log().contains(why));
-    assert_eq!(charge(&mut client), ("10/day".into(), 9), "the last good one is in force");
+    assert_eq!(
+        charge(&mut client),
+        ("10/day".into(), 9),
+        "the last valid configuration stays active"
+    );
     folder.replace("rules.yaml", "domain: edge\n");
     eventually(WITHIN, "it is logged", || service.log().matches(why).count() == 2);
     folder.replace("pacegate.yaml", "policies: []\n");

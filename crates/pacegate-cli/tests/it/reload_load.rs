@@ -79,7 +79,7 @@ fn by_resp(address: SocketAddr, over: &AtomicBool) -> Answered {
         };
         while !is_whole(&answers) {
             let read = stream.read(&mut buffer).unwrap();
-            assert_ne!(read, 0, "the connection goes on");
+            assert_ne!(read, 0, "the connection stays open");
             answers.extend_from_slice(&buffer[..read]);
         }
         let text = String::from_utf8(answers).unwrap();

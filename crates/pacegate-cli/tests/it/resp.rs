@@ -44,7 +44,10 @@ fn talk(service: &Service, commands: &[&[&[u8]]]) -> String {
     let mut bytes: Vec<u8> = commands.iter().flat_map(|words| command(words)).collect();
     bytes.extend(command(&[b"QUIT"]));
     let answer = until_the_end(service, &bytes);
-    answer.strip_suffix("+OK\r\n").unwrap_or_else(|| panic!("no farewell: {answer:?}")).to_owned()
+    answer
+        .strip_suffix("+OK\r\n")
+        .unwrap_or_else(|| panic!("no answer to QUIT: {answer:?}"))
+        .to_owned()
 }
 
 fn redis_cli(service: &Service, args: &[&str]) -> String {
@@ -181,7 +184,7 @@ fn invalid_commands_get_errors() {
     ] {
         let answers = talk(&service, &[words, &[b"PING"]]);
         assert!(answers.starts_with(answer), "{words:?}: {answers:?}");
-        assert!(answers.ends_with("\r\n+PONG\r\n"), "the connection goes on: {answers:?}");
+        assert!(answers.ends_with("\r\n+PONG\r\n"), "the connection stays open: {answers:?}");
         assert_eq!(answers.matches("\r\n").count(), 2, "one line each: {answers:?}");
     }
 }
@@ -305,7 +308,10 @@ fn an_http_request_closes_the_connection() {
     assert!(remaining.contains("$9\r\nremaining\r\n:40\r\n"), "nothing was reset: {remaining}");
     let log = service.log();
     let told = "received HTTP on the RESP listener; closed the connection";
-    assert!((1..words.len()).contains(&log.matches(told).count()), "not for each: {log}");
+    assert!(
+        (1..words.len()).contains(&log.matches(told).count()),
+        "not one line per request: {log}"
+    );
     assert!(!log.contains("secret") && !log.contains("RESET"), "{log}");
     // A Redis client may send an unknown command.
     assert!(talk(&service, &[&[b"GET", b"a"]]).starts_with("-ERR unknown command 'GET'"));
@@ -350,7 +356,7 @@ fn resets_and_refunds_are_audited() {
     assert_eq!(audits[0], told("reset", &of_alice, "default"));
     assert_eq!(audits[1], told("refund", &of_alice, "default"));
     assert_eq!(audits[2], told("reset", &mark(audits[2]), "ad-hoc"));
-    assert_eq!(audits[3], audits[0], "over HTTP it is told in the same way");
+    assert_eq!(audits[3], audits[0], "HTTP writes the same audit line");
     assert!(!log.contains("alice"), "{log}");
 }
 

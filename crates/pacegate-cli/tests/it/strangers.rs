@@ -116,7 +116,7 @@ fn a_server_in_a_subdirectory_of_a_proxy_works() {
         assert_eq!(stranger.asked.recv().unwrap(), "GET /limits/v1/live?since=0 HTTP/1.1");
     }
     for end in ["/?key=1", "?key=1"] {
-        trouble(&check(&(stranger.url() + end)), "is not the address of a server");
+        trouble(&check(&(stranger.url() + end)), "invalid server address `");
     }
 }
 
@@ -124,7 +124,7 @@ fn a_server_in_a_subdirectory_of_a_proxy_works() {
 fn invalid_ports_are_rejected() {
     for port in ["99999", "", "080808"] {
         let server = format!("http://127.0.0.1:{port}");
-        trouble(&check(&server), &format!("`{server}` is not the address of a server"));
+        trouble(&check(&server), &format!("invalid server address `{server}`"));
     }
 }
 
@@ -134,7 +134,7 @@ fn passwords_in_addresses_are_not_printed() {
         let told = check(server);
         trouble(
             &told,
-            "error: invalid --server: an address with a user or a password is not taken",
+            "error: invalid --server: the address must not contain a user or a password",
         );
         assert!(!told.stderr.contains("hunter2"), "{}", told.stderr);
     }

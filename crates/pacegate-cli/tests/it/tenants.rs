@@ -56,7 +56,7 @@ fn a_key_for_one_domain_cannot_take_the_room_of_another() {
         check(&mut http, Some(SHOP), "shop", &format!("stranger {user}"));
     }
     let beyond = check(&mut http, Some(SHOP), "shop", "one more");
-    assert_eq!(beyond, (429, "overflow".to_owned()), "the shop has used up what it may hold");
+    assert_eq!(beyond, (429, "overflow".to_owned()), "the shop has used up its share");
     for user in 0..300 {
         let answer = check(&mut http, Some(BANK), "bank", &format!("client {user}"));
         assert_eq!(answer, (200, store()), "client {user} of the bank");
@@ -66,7 +66,11 @@ fn a_key_for_one_domain_cannot_take_the_room_of_another() {
     let cleared = boss.command(&["PACEGATE.CLEAR", "DOMAIN", "shop"]).unwrap();
     assert!(matches!(cleared, Reply::Int(900)), "{cleared:?}");
     assert_eq!(check(&mut http, Some(SHOP), "shop", "one more"), (200, store()), "room again");
-    assert_eq!(check(&mut http, Some(BANK), "bank", "client 7"), (429, store()), "as it was");
+    assert_eq!(
+        check(&mut http, Some(BANK), "bank", "client 7"),
+        (429, store()),
+        "the counter is unchanged"
+    );
 }
 
 /// Inline limits, all of them different and each as long as it may be, fill their share and its overflow budgets.

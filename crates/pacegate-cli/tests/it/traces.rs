@@ -76,7 +76,7 @@ fn a_request_is_a_child_of_its_callers_span() {
     for told in [&b"pacegate"[..], b"check", b"listener", b"http", b"policy", b"default"] {
         assert!(contains(&request, told), "{}", String::from_utf8_lossy(told));
     }
-    assert!(!contains(&request, b"marked-key"), "keys are nobody else's business");
+    assert!(!contains(&request, b"marked-key"), "traces contain no keys");
     assert!(!log.contains("marked-key"));
 }
 

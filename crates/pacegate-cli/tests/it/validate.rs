@@ -53,7 +53,7 @@ pacegate.yaml: valid, 2 policies
 
 #[test]
 fn an_empty_file_is_invalid() {
-    let why = "the file says nothing: write `policies: []` if nothing is to be limited\n --> pacegate.yaml\n";
+    let why = "the file has no settings: write `policies: []` to run without limits\n --> pacegate.yaml\n";
     for text in ["", "null\n", "~", "---\n", "# policies: []\n", "\u{feff}\n"] {
         assert_eq!(validate(&[], text), finished(1, why), "{text:?}");
     }
@@ -145,10 +145,10 @@ policies:
     assert_eq!(
         warnings(text),
         [
-            "policy `a`: override 2 is never used, for the policy covers no such request",
-            "policy `a`: override 3 is never used, for the policy covers no such request",
-            "policy `a`: override 4 is never used, for override 1 matches first",
-            "policy `a`: override 6 is never used, for override 5 matches first",
+            "policy `a`: override 2 is never used because the policy covers no such request",
+            "policy `a`: override 3 is never used because the policy covers no such request",
+            "policy `a`: override 4 is never used because override 1 matches first",
+            "policy `a`: override 6 is never used because override 5 matches first",
         ]
     );
 }
@@ -169,10 +169,10 @@ fn values_that_look_like_patterns_are_warnings() {
     );
     let net = |policy: &str, net: &str| {
         format!(
-            "policy `{policy}`: `ip`: `{net}` is compared to the letter: for addresses in it write `{{cidr: {net}}}`"
+            "policy `{policy}`: `ip`: `{net}` is compared literally: to match addresses in it, write `{{cidr: {net}}}`"
         )
     };
-    let list = "policy `list`: `path`: `/login*` in a list is compared to the letter: only one by itself is a pattern";
+    let list = "policy `list`: `path`: `/login*` in a list is compared literally: use `glob` for a pattern";
     assert_eq!(
         told,
         [
@@ -200,8 +200,8 @@ policies:
     assert_eq!(
         warnings(text),
         [
-            "policy `idle`: the limit `600/minute` never denies, for `10/second` admits 600 in that time",
-            "policy `cost`: a `max_cost` of 6 has no effect, for its limits admit at most 5 at once",
+            "policy `idle`: the limit `600/minute` never denies because `10/second` admits 600 in that time",
+            "policy `cost`: a `max_cost` of 6 has no effect because its limits admit at most 5 at once",
         ]
     );
 }

@@ -144,7 +144,7 @@ fn an_answer_is_repeated_four_times() {
                 assert!(!decision.is_degraded());
                 told.push((decision.is_allowed(), decision.remaining()));
             }
-            assert_eq!(told[..5], [(true, 2); 5], "the answer, and four times the same");
+            assert_eq!(told[..5], [(true, 2); 5], "the answer and four repetitions");
             assert_eq!(told[5..8], [(true, 1), (true, 0), (false, 0)], "each counts");
             assert!(told[8..].iter().all(|&(is_allowed, _)| !is_allowed), "{told:?}");
         });
@@ -202,7 +202,11 @@ fn one_id_for_several_requests_counts_for_each() {
                 assert_eq!(ask(id, "pay", 1).await, left, "{id}");
             }
         }
-        assert_eq!(ask("3", "other", 1).await, (true, 999), "not what another was told");
+        assert_eq!(
+            ask("3", "other", 1).await,
+            (true, 999),
+            "not the stored answer of another request"
+        );
         assert_eq!(ask("3", "other", 5).await, (true, 994), "another cost is another request");
         assert_eq!(ask("3", "other", 1).await, (true, 999));
     });
@@ -390,6 +394,6 @@ fn a_store_reconnects_on_the_runtime_of_its_caller() {
     ask(runtime());
     assert!(!store.is_connected());
     let outside = pollster::block_on(limiter.check("alice")).unwrap();
-    assert!(outside.is_degraded(), "there is no runtime to reconnect on");
+    assert!(outside.is_degraded(), "without a runtime the store cannot reconnect");
     ask(runtime());
 }

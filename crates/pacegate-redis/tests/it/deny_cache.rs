@@ -97,7 +97,10 @@ async fn compare(cached: &RedisStore, plain: &RedisStore, algorithm: Algorithm) 
             assert!(wait <= most, "{algorithm}: denied for {wait:?}, admitted within {most:?}");
         } else if latest {
             let left = truth.retry_after().unwrap();
-            assert!(left <= wait, "{algorithm}: told to wait {wait:?}, and then {left:?} more");
+            assert!(
+                left <= wait,
+                "{algorithm}: retry after {wait:?}, but the server requires {left:?}"
+            );
         }
         denials += 1;
         if denials == DENIALS {

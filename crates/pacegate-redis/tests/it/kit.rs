@@ -48,8 +48,8 @@ pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Returns whether long tests are enabled.
-#[expect(clippy::disallowed_methods, reason = "how much to test is told by the environment")]
+/// Returns true if long tests are enabled.
+#[expect(clippy::disallowed_methods, reason = "an environment variable enables long tests")]
 pub(crate) fn is_long() -> bool {
     std::env::var("PACEGATE_LONG").is_ok()
 }

@@ -470,7 +470,7 @@ fn foreign_values_are_errors_and_stay_unchanged() {
                 assert_eq!(must(&mut client, &["PTTL", &name]).int(), -1, "{plant:?}");
             }
             must(&mut client, &["DEL", &name]);
-            assert!(ours.charge("alice", limit, 1).is_admitted(), "the store goes on");
+            assert!(ours.charge("alice", limit, 1).is_admitted(), "the store still decides");
         }
     }
 }
@@ -597,7 +597,7 @@ fn concurrent_requests_share_a_call() {
     }
 }
 
-/// Sends requests with the name of a window that is over when they arrive; on a cluster often to the wrong server.
+/// Sends requests with the name of a window that has ended when they arrive; on a cluster often to the wrong server.
 fn come_late(servers: &mut Servers<'_>, nodes: &[Server], url: &str) {
     let other = Other::TypeScript;
     let ours = Ours::new(url, other.layout());

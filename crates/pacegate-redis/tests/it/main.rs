@@ -1,6 +1,6 @@
 //! Tests of the store on real servers.
-#![allow(clippy::unwrap_used, reason = "tests tell by panicking")]
-#![allow(clippy::print_stdout, reason = "what was measured is shown if asked for")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+#![allow(clippy::print_stdout, reason = "measurements are printed with --nocapture")]
 
 mod acl;
 mod batching;

@@ -171,13 +171,16 @@ fn next_permit() -> u128 {
 
 /// The main function of a worker process.
 #[test]
-#[ignore = "run by other tests, in processes of their own"]
+#[ignore = "started by other tests as a separate process"]
 fn worker() {
     let Some((number, url, meeting)) = orders_from() else { return };
     Worker::new(two_threads(), number, &url, &meeting).run();
 }
 
-#[expect(clippy::disallowed_methods, reason = "how the test that runs it says what to do")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the parent test passes its orders in an environment variable"
+)]
 fn orders_from() -> Option<(usize, String, String)> {
     let words = std::env::var(VARIABLE).ok()?;
     let mut words = words.split(' ').map(str::to_owned);

@@ -24,7 +24,7 @@ pub(super) struct Application {
     pub(super) limiter: At<RateLimiter>,
     /// The failure mode of the one policy.
     pub(super) failure: Option<At<Form<file::Failure>>>,
-    /// Everything else that a file of ours can say, except for policies.
+    /// All other sections of a Pacegate file, except for policies.
     pub(super) service: file::Config,
 }
 
@@ -99,7 +99,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Fields<'_, A> {
             match &*name {
                 "rate-limiter" => top.limiter = Some(top.map.next_value()?),
                 "failure" => top.failure = Some(top.map.next_value()?),
-                // Its files are known by this name.
+                // `format_of` detects Pacegate's own files by this name.
                 "policies" => drop(top.map.next_value::<IgnoredAny>()?),
                 own if self.fields.contains(&own) => {
                     let name: StringDeserializer<A::Error> = name.into_deserializer();

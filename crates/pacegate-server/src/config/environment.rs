@@ -41,14 +41,14 @@ pub enum SecretError {
 const MAX_SECRET: usize = 64 * 1024;
 
 impl<'a> Environment<'a> {
-    /// The variables of this process.
+    /// Uses the environment variables of this process.
     pub fn process() -> Self {
         #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
         let variable = |name: &str| std::env::var(name).ok();
         Self::of(variable)
     }
 
-    /// These variables.
+    /// Uses these variables.
     pub fn of(variable: impl Fn(&str) -> Option<String> + 'a) -> Self {
         Self {
             variable: Box::new(variable),
@@ -58,8 +58,8 @@ impl<'a> Environment<'a> {
         }
     }
 
-    /// Neither variables nor files are looked up: for checking a file where its secrets are not, as in CI. What they
-    /// would have said is then made up, so the settings are of no use to a service.
+    /// Skips secrets, to check a configuration where they are unavailable, as in CI. Placeholders replace them, so a
+    /// server must not use the settings.
     #[must_use]
     pub fn without_secrets(self) -> Self {
         Self { secrets: false, ..self }
@@ -120,7 +120,7 @@ impl<'a> Environment<'a> {
     }
 }
 
-/// A path as a file named `from` means it.
+/// Resolves a path relative to the directory of the file `from`.
 pub(super) fn beside(from: &str, path: &str) -> PathBuf {
     Path::new(from).parent().unwrap_or(Path::new("")).join(path)
 }

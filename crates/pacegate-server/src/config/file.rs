@@ -27,13 +27,13 @@ pub(crate) struct Config {
     )]
     pub(crate) store: Option<At<Form<Store>>>,
 
-    /// Which requests are limited, and how. Every policy that covers a request applies to it, all or nothing. Only
-    /// `[]` takes all of them away from a service that runs.
+    /// The policies. Every policy that matches a request applies to it, all or nothing. A reload can remove all
+    /// policies only with an explicit `[]`.
     #[serde(default)]
     #[schemars(with = "Vec<At<Policy>>")]
     pub(crate) policies: Option<Vec<At<Policy>>>,
 
-    /// Limits that come with a request, such as those of `CL.THROTTLE`, instead of from a policy.
+    /// Inline limits, which come with a request instead of from a policy, such as those of `CL.THROTTLE`.
     #[serde(default)]
     #[schemars(with = "AdHoc")]
     pub(crate) ad_hoc: Option<AdHoc>,
@@ -50,9 +50,9 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) headers: Headers,
 
-    /// Whether denials by `/v1/check` and `/v1/auth` are problem details (RFC 9457): the members of a decision, and
-    /// `type`, `title`, `status`, `key`, and `window` in seconds. The key is what the request is counted by, so leave
-    /// this off where clients must not read that.
+    /// Returns denials of `/v1/check` and `/v1/auth` as problem details (RFC 9457): the fields of a decision, and
+    /// `type`, `title`, `status`, `key`, and `window` in seconds. Leave it off if clients must not see the key that
+    /// their requests are counted by.
     #[serde(default)]
     pub(crate) problem_details: bool,
 
@@ -66,7 +66,7 @@ pub(crate) struct Config {
     #[schemars(with = "Tls")]
     pub(crate) tls: Option<Tls>,
 
-    /// API keys. Empty means no authentication; allowed on loopback only. A reload cannot take all of them away.
+    /// API keys. Empty means no authentication; allowed on loopback only. A reload cannot remove all of them.
     #[serde(default)]
     pub(crate) keys: Vec<At<Key>>,
 
@@ -95,8 +95,8 @@ pub(crate) struct Store {
     #[schemars(with = "String", example = &"REDIS_URL")]
     pub(crate) url_env: Option<At<String>>,
 
-    /// What the names of keys begin with. With a named `layout`: the text before its key, to which a colon is added;
-    /// by default that of the layout. Redis and Valkey only.
+    /// The prefix of all keys in the store. With a named `layout`: the text before its key, without the colon; default:
+    /// that of the layout. Redis and Valkey only.
     #[serde(default)]
     #[schemars(with = "String", extend("default" = "pg:"))]
     pub(crate) prefix: Option<At<String>>,
@@ -106,9 +106,9 @@ pub(crate) struct Store {
     #[schemars(with = "String", extend("default" = "100ms"))]
     pub(crate) deadline: Option<At<String>>,
 
-    /// Whose counters to share: `native`, `rlaas`, `rlaas-log`, `spring`, `valkey-api`, `unix-time`, `unix-time-log`,
-    /// `typescript`, `typescript-sliding`, a template for the names of keys, or a template with its options. Redis and
-    /// Valkey only. See docs/layouts.md.
+    /// The layout of the counters: `native`, `rlaas`, `rlaas-log`, `spring`, `valkey-api`, `unix-time`,
+    /// `unix-time-log`, `typescript`, `typescript-sliding`, a template for key names, or a template with its options.
+    /// Redis and Valkey only. See docs/layouts.md.
     #[serde(default)]
     #[schemars(with = "LayoutForm", extend("default" = "native"))]
     #[schemars(example = &"rlaas", example = "myapp:{key}:{window}")]
@@ -120,8 +120,8 @@ pub(crate) struct Store {
     #[schemars(with = "bool", extend("default" = false))]
     pub(crate) count_denied: Option<At<bool>>,
 
-    /// How many keys the memory holds; new ones beyond that share one budget. Half of them are divided evenly between
-    /// the domains and the limits that come with requests, so that none takes the room of the others. Memory only.
+    /// Maximum number of keys in memory; further keys share one counter. Half of the room is divided evenly between the
+    /// domains and inline limits, so that none of them can use up the room of the others. Memory only.
     #[serde(default)]
     #[schemars(with = "u64", range(min = 1, max = 1_000_000_000), extend("default" = 1_000_000))]
     pub(crate) max_keys: Option<At<u64>>,
@@ -145,12 +145,12 @@ pub(crate) struct Layout {
     pub(crate) refresh_ttl: bool,
 }
 
-/// A named rule: which requests it covers, whose budget they draw on, and how much that is.
+/// A named rule: the requests that it covers, the attributes that they are counted by, and their limits.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Policy {
-    /// Unique in the file, 1 to 64 of `A-Z a-z 0-9 _ . -`; not `ad-hoc`. Counters are kept by it: a policy with
-    /// another name starts afresh.
+    /// Unique name: 1 to 64 of `A-Z a-z 0-9 _ . -`; not `ad-hoc`. It is part of the keys of counters: a renamed policy
+    /// starts with new counters.
     #[schemars(example = "login-per-ip")]
     pub(crate) name: At<String>,
 
@@ -192,12 +192,12 @@ pub(crate) struct Policy {
     #[schemars(with = "Algorithm", extend("default" = "fixed-window"))]
     pub(crate) algorithm: Option<At<String>>,
 
-    /// The most at one instant, unless the text of the limit says it. Makes the limit a `token-bucket`.
+    /// The burst, unless it is in the text of the limit. Makes the limit a `token-bucket`.
     #[serde(default)]
     #[schemars(with = "u64", range(min = 1))]
     pub(crate) burst: Option<At<u64>>,
 
-    /// The most that one request may cost. Without it: as much as the limit ever admits at once.
+    /// Maximum cost of one request. Default: as much as the limit can admit at once.
     #[serde(default)]
     #[schemars(with = "u64", range(min = 1))]
     pub(crate) max_cost: Option<At<u64>>,
@@ -218,8 +218,8 @@ pub(crate) struct Policy {
     #[schemars(example = &"closed", example = serde_json::json!({"local": "1/3"}))]
     pub(crate) failure: Option<At<Form<Failure>>>,
 
-    /// Units that this process may charge ahead in Redis or Valkey and spend without asking: a number, or a part of the
-    /// limit. For fixed and sliding windows. Never admits too much, but may deny units that other processes hold.
+    /// Units that this process may charge ahead in Redis or Valkey and spend without a round trip: a number, or a part
+    /// of the limit. For fixed and sliding windows. Never admits too much, but may deny units held by other processes.
     #[serde(default)]
     #[schemars(with = "Lease")]
     #[schemars(example = 50, example = "5%")]
@@ -231,8 +231,8 @@ pub(crate) struct Policy {
     pub(crate) tag: Option<At<Tag>>,
 }
 
-/// Other limits for the requests of a policy that look a certain way, with their own counters. Those are kept by the
-/// policy's name and `match`: a new `limit` with the same algorithm and period keeps its usage.
+/// Other limits for some requests of a policy, with their own counters. Their keys contain the policy's name and
+/// `match`: a new `limit` with the same algorithm and period keeps its usage.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Override {
@@ -256,7 +256,7 @@ pub(crate) struct Condition {
     #[schemars(with = "String")]
     pub(crate) equal: Option<At<String>>,
 
-    /// One of these texts, to the letter.
+    /// One of these texts, compared literally.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) one_of: Option<At<Vec<At<String>>>>,
@@ -273,7 +273,7 @@ pub(crate) struct Condition {
     #[schemars(example = "10.0.0.0/8", example = ["10.0.0.0/8", "2001:db8::/32"])]
     pub(crate) cidr: Option<At<Form<NoMap>>>,
 
-    /// `true`: anything, as long as the request has the attribute.
+    /// `true`: the request must have the attribute, with any value.
     #[serde(default)]
     #[schemars(with = "bool")]
     pub(crate) present: Option<At<bool>>,
@@ -358,7 +358,7 @@ pub(crate) enum Tag {
     Name(At<String>),
 }
 
-/// Limits that come with a request.
+/// Inline limits, which come with a request.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AdHoc {

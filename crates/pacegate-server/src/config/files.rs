@@ -12,7 +12,7 @@ pub(crate) struct Files {
     contents: RefCell<BTreeMap<PathBuf, Contents>>,
 }
 
-/// The bytes of a file, or the error, which cannot be cloned as it is.
+/// The bytes of a file, or the error, in a form that can be cloned.
 type Contents = Result<Rc<[u8]>, (io::ErrorKind, String)>;
 
 impl Files {

@@ -9,7 +9,7 @@ use super::file::{Condition, Failure, Layout, Store};
 /// `memory`, an address, or the parts of a store.
 #[derive(JsonSchema)]
 #[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+#[expect(dead_code, reason = "only its schema is used; `Form` parses the value")]
 pub(super) enum StoreForm {
     Text(String),
     Parts(Box<Store>),
@@ -18,7 +18,7 @@ pub(super) enum StoreForm {
 /// A named layout, a template, or a template with its options.
 #[derive(JsonSchema)]
 #[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+#[expect(dead_code, reason = "only its schema is used; `Form` parses the value")]
 pub(super) enum LayoutForm {
     Text(String),
     Parts(Box<Layout>),
@@ -27,7 +27,7 @@ pub(super) enum LayoutForm {
 /// A text, or a list of texts.
 #[derive(JsonSchema)]
 #[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+#[expect(dead_code, reason = "only its schema is used; `Form` parses the value")]
 pub(super) enum OneOrMany {
     One(String),
     Many(Vec<String>),
@@ -36,7 +36,7 @@ pub(super) enum OneOrMany {
 /// A condition on an attribute.
 #[derive(JsonSchema)]
 #[schemars(untagged, rename = "ConditionForm")]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+#[expect(dead_code, reason = "only its schema is used; `Form` parses the value")]
 pub(super) enum ConditionForm {
     /// The value, or a pattern if it has a `*` or a `?`.
     Text(String),
@@ -44,7 +44,7 @@ pub(super) enum ConditionForm {
     Number(serde_json::Number),
     /// The value, as it is written here.
     Truth(bool),
-    /// One of these values, to the letter.
+    /// One of these values, compared literally.
     List(Vec<String>),
     /// A condition of another kind.
     Parts(Box<Condition>),
@@ -56,7 +56,7 @@ pub(super) type Conditions = BTreeMap<String, ConditionForm>;
 /// the full limit or at a share of it.
 #[derive(JsonSchema)]
 #[schemars(untagged, inline)]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+#[expect(dead_code, reason = "only its schema is used; `Form` parses the value")]
 pub(super) enum FailureForm {
     Name(FailureName),
     Share(Failure),
@@ -65,7 +65,7 @@ pub(super) enum FailureForm {
 /// The failure mode, which applies when the store does not answer.
 #[derive(JsonSchema)]
 #[schemars(rename_all = "kebab-case")]
-#[expect(dead_code, reason = "the schema of a form that is told apart by hand")]
+#[expect(dead_code, reason = "only its schema is used; `Form` parses the value")]
 pub(super) enum FailureName {
     /// Let requests pass, and count nothing.
     Open,

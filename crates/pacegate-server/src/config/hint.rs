@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_likely_word_is_told_otherwise_all() {
+    fn a_similar_choice_is_suggested_otherwise_all() {
         let fields = ["name", "limit", "per", "max_cost", "algorithm"];
         for (word, said) in [
             ("limits", "did you mean `limit`?"),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_short_and_harmless() {
+    fn quoted_text_is_shortened_and_escaped() {
         assert_eq!(shorten("a\u{1b}\n"), "a\\u{1b}\\n");
         assert_eq!(shorten(&"x".repeat(41)), format!("{}…", "x".repeat(40)));
     }

@@ -60,7 +60,7 @@ const LAYOUTS: [NamedLayout; 9] = [
 const MAX_SLACK: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 impl Reader<'_, '_> {
-    /// The layout of a store, with its prefix. `default` if none is written, or a bad one.
+    /// Returns the layout of a store, with its prefix; `default` if it is absent or invalid.
     pub(super) fn layout(&mut self, parts: &file::Store, default: &Layout) -> Layout {
         let Some(written) = &parts.layout else { return self.prefixed(parts, default) };
         let template = match &written.value {

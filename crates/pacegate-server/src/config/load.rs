@@ -20,12 +20,12 @@ pub enum LoadError {
     Bad(#[from] ConfigError),
 }
 
-/// Reads a configuration from a file, or from a folder with files of envoyproxy/ratelimit's. Takes as long as the disk
-/// does: not for a thread that others wait for.
+/// Reads a configuration from a file, or from a directory with files of envoyproxy/ratelimit. Blocks on file I/O: do
+/// not call it on a thread of an async runtime.
 ///
 /// # Errors
 ///
-/// If it cannot be read, or as [`read`](super::read()) has it.
+/// If a file cannot be read, or if [`read`](super::read()) fails.
 pub fn load(path: &Path, environment: &Environment<'_>) -> Result<Settings, LoadError> {
     if path.is_dir() {
         return Ok(rules::read(&rule_files(path, environment)?)?);

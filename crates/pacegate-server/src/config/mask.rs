@@ -1,11 +1,11 @@
 //! Masks secrets in lines of the configuration before they are printed.
 
-/// The line with what may be secret in it replaced, and where the character at `column` is now.
+/// Masks possible secrets in a line. Returns the line and the new position of the character at `column`.
 pub(crate) fn masked(line: &str, column: usize) -> (String, usize) {
     without(line, secrets(line), column)
 }
 
-/// [`masked`] for the line of this number, from 0. Among API keys it may be a key itself.
+/// Masks the line of this number, from 0, like [`masked`]. In the section `keys`, a bare value may be an API key.
 pub(super) fn masked_in(text: &str, number: usize, column: usize) -> Option<(String, usize)> {
     let line = text.lines().nth(number)?;
     let is_top = |line: &&str| line.starts_with(|char: char| char.is_alphabetic() || char == '"');
@@ -58,7 +58,7 @@ fn without(
     }
     let moved = chars.iter().position(|(place, _)| *place >= column).unwrap_or(chars.len());
     let moved = match chars.get(moved) {
-        // The place is inside of what is masked now: its beginning is what can be shown.
+        // The position is inside a masked part: use the start of the mask.
         Some((place, _)) if *place > column => {
             chars.iter().rposition(|(place, char)| *place <= column && *char == '*')
         }
@@ -139,8 +139,8 @@ fn secrets(line: &str) -> Vec<std::ops::Range<usize>> {
     found
 }
 
-/// From `://` to the last `@` of the same word: the user and the password of an address. If there is none, what stands
-/// where a port would, and is no number: it may be a password whose host was left out.
+/// Returns the user and password of an address: from `://` to the last `@` of the same word. Without an `@`, returns a
+/// port that is not a number: it may be a password of an address that lacks its host.
 fn login(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
     let rest = chars[place..].strip_prefix(&[':', '/', '/'])?;
     let start = place + 3;
@@ -187,7 +187,7 @@ fn field(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
     Some(start..end.map_or(chars.len(), |end| start + end))
 }
 
-/// What follows `store: ` up to the last `@`, if it is an address without the `://` by which [`login`] knows one.
+/// Returns the text between `store: ` and the last `@`, for addresses without `://`, which [`login`] does not find.
 fn bare_login(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
     let start = place + named(&ADDRESSES, chars, place)?;
     let start = start + usize::from(matches!(chars.get(start), Some('"' | '\'')));
@@ -198,7 +198,7 @@ fn bare_login(chars: &[char], place: usize) -> Option<std::ops::Range<usize>> {
     (!has_scheme && blanks < at).then_some(start + 1 + blanks..start + 1 + at)
 }
 
-/// The length of the field that is named here, if it is one of these.
+/// Returns the length of the field name at this position, if it is one of `fields`.
 fn named(fields: &[&str], chars: &[char], place: usize) -> Option<usize> {
     let begins_word =
         place == 0 || !(chars[place - 1].is_alphanumeric() || "-.".contains(chars[place - 1]));
@@ -214,7 +214,7 @@ mod tests {
     use super::{masked, masked_in, masked_message};
 
     #[test]
-    fn messages_do_not_repeat_what_their_line_masks() {
+    fn messages_mask_the_secrets_of_their_line() {
         for (text, message, shown) in [
             (
                 "keys: hunter2",
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_the_place_of_a_key_may_be_one() {
+    fn values_in_the_place_of_an_api_key_are_masked() {
         for (text, number, shown) in [
             ("keys:\n  - hunter2", 1, "  - ***"),
             ("keys: hunter2", 0, "keys: ***"),
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn places_move_with_what_stands_before_them() {
+    fn positions_move_with_the_masks_before_them() {
         let line = "a: redis://user:password@host # x";
         for (column, under) in
             [(0, 'a'), (3, 'r'), (11, '*'), (20, '*'), (25, 'h'), (30, '#'), (32, 'x')]

@@ -1,4 +1,4 @@
-//! Reads conditions.
+//! Parses conditions.
 
 use pacegate::policy::{Condition, Match};
 
@@ -19,7 +19,7 @@ pub(super) fn matching(
         .iter()
         .map(|(attribute, written)| {
             if attribute.value.is_empty() {
-                problems.add(attribute.place, "an attribute has a name: write one, such as `path`");
+                problems.add(attribute.place, "empty attribute name: write one, such as `path`");
                 return None;
             }
             let condition = condition(&attribute.value, written, problems)?;
@@ -59,7 +59,7 @@ fn condition(
     }
 }
 
-/// A condition that says its kind.
+/// Parses a condition that names its kind, as in `{glob: /api/**}`.
 fn parted(written: &At<&file::Condition>, problems: &mut Problems<'_>) -> Option<Condition> {
     let file::Condition { equal, one_of: values, glob: pattern, cidr, present, absent } =
         written.value;
@@ -79,7 +79,7 @@ fn parted(written: &At<&file::Condition>, problems: &mut Problems<'_>) -> Option
             if_true(yes, Condition::Absent, "present", problems)
         }
         _ => {
-            let message = "a condition says exactly one of `equal`, `one_of`, `glob`, `cidr`, \
+            let message = "a condition needs exactly one of `equal`, `one_of`, `glob`, `cidr`, \
                            `present` and `absent`";
             problems.add(written.place, message);
             None
@@ -89,7 +89,7 @@ fn parted(written: &At<&file::Condition>, problems: &mut Problems<'_>) -> Option
 
 fn one_of(values: &At<&Vec<At<String>>>, problems: &mut Problems<'_>) -> Option<Condition> {
     if values.value.is_empty() {
-        problems.add(values.place, "an empty list covers no request: write at least one value");
+        problems.add(values.place, "an empty list matches no request: write at least one value");
         return None;
     }
     Some(Condition::OneOf(values.value.iter().map(|value| value.value.clone()).collect()))
@@ -104,7 +104,7 @@ fn networks(written: &At<Form<NoMap>>, problems: &mut Problems<'_>) -> Option<Co
     if texts.is_empty() {
         problems.add(
             written.place,
-            "an empty list covers no address: write a network, such as `10.0.0.0/8`",
+            "an empty list matches no address: write a network, such as `10.0.0.0/8`",
         );
         return None;
     }
@@ -117,8 +117,7 @@ fn network(text: &At<String>, problems: &mut Problems<'_>) -> Option<ipnet::IpNe
     let net = address.map(ipnet::IpNet::from).or_else(|_| text.value.parse());
     let message = || {
         format!(
-            "`{}` is not a network: write an address and how many of its bits count, such as \
-             `10.0.0.0/8` or `2001:db8::/32`",
+            "invalid network `{}`: expected ADDRESS/BITS, such as `10.0.0.0/8` or `2001:db8::/32`",
             shorten(&text.value)
         )
     };

@@ -1,7 +1,7 @@
 //! The configuration: policies, store, API keys and listeners.
 //!
-//! [`read`] makes [`Settings`] of a file, or says everything that is wrong with it. The form of the file is in
-//! `file.rs`, from which its JSON Schema is made, too.
+//! [`read`] converts a file to [`Settings`], or returns all mistakes in it. The types in `file.rs` define the format of
+//! the file and its JSON Schema.
 
 mod application;
 mod bounds;
@@ -62,12 +62,12 @@ use crate::envoy::RuleFile;
 /// The configuration of a server that is started without a file.
 pub const DEFAULT_CONFIG: &str = include_str!("default.yaml");
 
-/// Reads a configuration, in any [`FileFormat`]. `file` is where it came from: problems name it, and paths in it
-/// are relative to its folder.
+/// Reads a configuration, in any [`FileFormat`]. `file` is its path: errors name it, and paths in the text are
+/// relative to its directory.
 ///
 /// # Errors
 ///
-/// Everything that is wrong with what it says; if it is not even of the right form, the first place that is not.
+/// All mistakes in the file.
 pub fn read(
     text: &str,
     file: &str,
@@ -82,7 +82,7 @@ pub fn read(
 }
 
 /// A file that was truncated by mistake, for example by a full disk, must not remove all limits.
-const NOTHING: &str = "the file says nothing: write `policies: []` if nothing is to be limited";
+const NOTHING: &str = "the file has no settings: write `policies: []` to run without limits";
 
 fn read_pacegate(
     text: &str,
@@ -101,7 +101,7 @@ fn read_pacegate(
     let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };
     let mut settings = Settings::new(none);
     settings.may_limit_nothing = is_told_that_none;
-    // The store first: whether a limit can be counted depends on its layout.
+    // Read the store first: its layout determines which limits it can count.
     Reader { file, environment, problems: &mut problems }.service(&written, &mut settings);
     let policies =
         policies::policies(policies.unwrap_or_default(), &settings.layout, &mut problems);

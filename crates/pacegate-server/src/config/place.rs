@@ -7,7 +7,7 @@ use serde::{
 };
 use serde_saphyr::{Location, Spanned};
 
-/// A value and where it was written.
+/// A value with its position in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct At<T> {
     pub(crate) value: T,
@@ -21,13 +21,13 @@ pub(crate) struct At<T> {
 pub(crate) enum Scalar {
     /// Text.
     Text(String),
-    /// A number or a truth value: its text is in the file, where it was written.
+    /// A number or a boolean. Its text is at its position in the file.
     Plain,
-    /// Nothing at all, `~` or `null`.
+    /// An empty value, `~` or `null`.
     Nothing,
 }
 
-/// Something that is written as one value, as a list of them, or with the names of its parts.
+/// A value that can be written as a scalar, a list, or a map.
 #[derive(Clone, Debug)]
 pub(crate) enum Form<M> {
     One(Scalar),
@@ -35,7 +35,7 @@ pub(crate) enum Form<M> {
     Map(Box<M>),
 }
 
-/// The parts of something that never has any.
+/// The map form of a type that has none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NoMap {}
 
@@ -43,14 +43,14 @@ pub(crate) enum NoMap {}
 #[derive(Clone, Debug)]
 pub(crate) struct Entries<T>(pub(crate) Vec<(At<String>, At<T>)>);
 
-/// A type whose forms are told apart by hand.
+/// A type that can be written in several forms. [`Form`] parses them.
 pub(crate) trait Forms<'de>: Deserialize<'de> {
     /// The end of the sentence "expected ...".
     const EXPECTED: &'static str;
 }
 
 impl<T> At<T> {
-    /// The same place with another value.
+    /// Returns another value with the same position.
     pub(crate) fn with<U>(&self, value: U) -> At<U> {
         At { value, place: self.place, origin: self.origin }
     }

@@ -57,7 +57,7 @@ fn resolve_at(
     Ok(resolved)
 }
 
-/// The place of the brace that closes a placeholder whose inside this is.
+/// Returns the position of the closing brace, given the text after `${`.
 fn closing(inside: &str) -> Option<usize> {
     let mut depth = 0_usize;
     for (place, byte) in inside.bytes().enumerate() {
@@ -71,7 +71,7 @@ fn closing(inside: &str) -> Option<usize> {
     None
 }
 
-/// A variable by its name, or as Spring spells a property in the environment: `rate.window-size` is `RATE_WINDOW_SIZE`.
+/// Looks up a variable by its name or by Spring's spelling of it: `rate.window-size` is `RATE_WINDOW_SIZE`.
 fn variable(name: &str, environment: &Environment<'_>) -> Option<String> {
     let spelled = || name.to_ascii_uppercase().replace(['.', '-'], "_");
     environment.get(name).or_else(|| environment.get(&spelled()))
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_is_an_error() {
+    fn an_unset_variable_without_default_is_an_error() {
         let error = resolved("${OTHER}").unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -22,13 +22,13 @@ use super::{
     written::{scalar_text, texts},
 };
 
-/// Limits and where each was written.
+/// Limits with their positions in the file.
 struct Limits {
     limits: Vec<Limit>,
     places: Vec<Location>,
 }
 
-/// A policy whose limits are read, and what is still needed to say where something is wrong with it.
+/// A parsed policy before its checks, with the positions for their errors.
 struct Draft<'a> {
     policy: Policy,
     written: &'a file::Policy,
@@ -37,7 +37,7 @@ struct Draft<'a> {
     layout: &'a Layout,
 }
 
-/// The policies of a file, or nothing if there is a problem.
+/// Parses the policies of a file. Returns `None` if there is a problem.
 pub(super) fn policies(
     written: &[At<file::Policy>],
     layout: &Layout,
@@ -52,7 +52,7 @@ pub(super) fn policies(
                 let first = first.line();
                 let name = policy.name;
                 let message = format!(
-                    "a policy named `{name}` is on line {first} already: give each a name of its own"
+                    "duplicate policy name `{name}`, first used on line {first}: choose another"
                 );
                 problems.add(written.name.place, message);
             }
@@ -100,20 +100,19 @@ fn policy(written: &file::Policy, layout: &Layout, problems: &mut Problems<'_>) 
 
 fn name(written: &At<String>, problems: &mut Problems<'_>) -> Option<PolicyName> {
     if written.value == RESERVED {
-        let message = format!(
-            "the name `{RESERVED}` is taken by limits that come with a request: write another"
-        );
+        let message =
+            format!("the name `{RESERVED}` is reserved for inline limits: choose another");
         problems.add(written.place, message);
         return None;
     }
     problems.take(written.place, written.value.parse())
 }
 
-/// The policy that limits of requests themselves belong to.
+/// The policy name of inline limits.
 const RESERVED: &str = "ad-hoc";
 
 impl Draft<'_> {
-    /// The policy with its overrides, if nothing in it contradicts the rest.
+    /// Returns the policy with its overrides, or adds the problems that it has.
     fn checked(mut self, replacing: Vec<Match>, problems: &mut Problems<'_>) -> Option<Policy> {
         let before = problems.count();
         let own = std::mem::take(&mut self.policy.limits);
@@ -159,7 +158,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Why this policy cannot have these limits.
+    /// Returns the error of this policy with these limits.
     fn refusal(&self, limits: &Limits) -> Option<PolicyError> {
         let mut policy = self.policy.clone();
         policy.limits.clone_from(&limits.limits);
@@ -196,8 +195,7 @@ fn own_limits(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Lim
         return None;
     }
     if let (Some(burst), true) = (&written.burst, texts.len() > 1) {
-        let message =
-            "which of the limits has this burst? Write it there, as in `10/second burst 20`";
+        let message = "`burst` needs a single limit: with several, write it in one of them, as in `10/second burst 20`";
         problems.add(burst.place, message);
         return None;
     }
@@ -246,7 +244,7 @@ fn parse_algorithm(name: &At<String>, problems: &mut Problems<'_>) -> Option<At<
     Some(name.with(algorithm?))
 }
 
-/// A limit whose burst and algorithm may be said in its text or beside it, but not both.
+/// Parses a limit. Its burst and algorithm may be in its text or in separate fields, but not in both.
 fn limit(
     text: &At<String>,
     burst: Option<&At<u64>>,
@@ -257,7 +255,7 @@ fn limit(
     let mut words = text.value.split_whitespace();
     if let Some(burst) = burst {
         if text.value.split_whitespace().any(|word| word == "burst") {
-            problems.add(burst.place, "the limit says its burst already: leave one of them out");
+            problems.add(burst.place, "the limit already has a burst: remove one of them");
             return None;
         }
         limit = problems.take(burst.place, limit.with_burst(burst.value))?;
@@ -265,7 +263,7 @@ fn limit(
     let Some(algorithm) = algorithm else { return Some(limit) };
     if words.any(|word| word.parse::<Algorithm>().is_ok()) {
         let message = format!(
-            "the limit `{}` says its algorithm already: leave one of them out",
+            "the limit `{}` already names an algorithm: remove one of them",
             shorten(&text.value)
         );
         problems.add(algorithm.place, message);
@@ -278,7 +276,7 @@ fn attributes(per: &At<Form<NoMap>>, problems: &mut Problems<'_>) -> Option<Vec<
     let mut attributes: Vec<String> = Vec::new();
     for At { value, place, .. } in texts(per, problems)? {
         let problem = if value.is_empty() {
-            "an attribute has a name: write one, such as `user`".to_owned()
+            "empty attribute name: write one, such as `user`".to_owned()
         } else if attributes.iter().any(|other| **other == *value) {
             format!("`{}` is in the list already: leave one of them out", shorten(&value))
         } else {

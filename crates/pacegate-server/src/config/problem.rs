@@ -25,17 +25,17 @@ pub struct Diagnostic {
     pub message: String,
     /// The position; `None` for the file as a whole.
     pub position: Option<Position>,
-    /// The line as it is shown, and where in it to look.
+    /// The masked line, and the position of the caret.
     shown: Option<Shown>,
 }
 
-/// A place in a file. Both count characters from 1.
+/// A position in a file. Both numbers start at 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Position {
     /// The line.
     pub line: u64,
-    /// The character in it.
+    /// The character in the line.
     pub column: u64,
 }
 
@@ -64,7 +64,7 @@ impl ConfigError {
         &self.file
     }
 
-    /// The problems, from the beginning of the file to its end.
+    /// Returns the problems in the order of their positions.
     pub fn problems(&self) -> &[Diagnostic] {
         &self.problems
     }
@@ -74,7 +74,7 @@ impl ConfigError {
         self.left_out
     }
 
-    /// One problem with a file as a whole.
+    /// Creates an error for the whole file.
     pub(crate) fn whole(file: &str, message: impl Display) -> Self {
         let problem = Diagnostic { message: message.to_string(), position: None, shown: None };
         Self { file: file.to_owned(), problems: vec![problem], left_out: 0 }
@@ -112,7 +112,7 @@ impl<'a> Problems<'a> {
         self.found.push(Diagnostic { message, position: known.then_some(position), shown });
     }
 
-    /// The value, or nothing and one more problem.
+    /// Returns the value, or adds a problem and returns `None`.
     pub(crate) fn take<T, E: Display>(
         &mut self,
         place: Location,
@@ -121,7 +121,7 @@ impl<'a> Problems<'a> {
         result.map_err(|error| self.add(place, error)).ok()
     }
 
-    /// The text at a place.
+    /// Returns the text at a position.
     pub(crate) fn written(&self, place: Location) -> Option<&'a str> {
         let span = place.span();
         let start = usize::try_from(span.byte_offset()?).ok()?;
@@ -138,7 +138,7 @@ impl<'a> Problems<'a> {
         self.found.len() + self.left_out
     }
 
-    /// The value, if nothing was wrong.
+    /// Returns the value if there are no problems.
     pub(crate) fn finish<T>(self, value: Option<T>) -> Result<T, ConfigError> {
         let Self { file, mut found, left_out, .. } = self;
         found.sort_by_key(|problem| problem.position.map(|place| (place.line, place.column)));
@@ -149,7 +149,7 @@ impl<'a> Problems<'a> {
     }
 }
 
-/// Characters of a line that are shown, and how many of them before the place that is meant.
+/// The number of characters shown of a long line, and how many of them are before the position of the problem.
 const SHOWN: usize = 100;
 const BEFORE: usize = 60;
 

@@ -1,8 +1,8 @@
-//! The reference of the configuration for people, made of its JSON Schema.
+//! Generates the reference page of the configuration from its JSON Schema.
 
 use serde_json::{Map, Value};
 
-/// Every field of the configuration with its type, default and meaning, as a page in Markdown.
+/// Returns a Markdown page with the type, default and meaning of every field of the configuration.
 pub fn reference() -> String {
     let schema = super::schema();
     let mut page = INTRODUCTION.to_owned();
@@ -23,27 +23,28 @@ const INTRODUCTION: &str = "\
 
 <!-- Made from the types that read the file. Change those: PACEGATE_BLESS=1 cargo test -p pacegate-server config -->
 
-`pacegate serve --config pacegate.yaml` reads one file in YAML. Without it, it does what
-[deploy/pacegate.yaml](../deploy/pacegate.yaml) says, which is a good file to start from. `pacegate validate FILE` says
-everything that is wrong with a file, and what to write instead.
+`pacegate serve --config pacegate.yaml` reads one YAML file. The built-in defaults are those of
+[deploy/pacegate.yaml](../deploy/pacegate.yaml), which is a good file to start from. `pacegate validate FILE` reports
+all mistakes in a file, with corrections.
 
 **In editors.** `pacegate schema > pacegate.schema.json` prints the JSON Schema of the file; it is also in
-[crates/pacegate-server/schema](../crates/pacegate-server/schema/pacegate.schema.json). Editors that know YAML schemas
-complete and check the file while it is written, if its first line is:
+[crates/pacegate-server/schema](../crates/pacegate-server/schema/pacegate.schema.json). Editors with support for
+YAML schemas complete and check the file if its first line is:
 
 ```yaml
 # yaml-language-server: $schema=pacegate.schema.json
 ```
 
-**Files of other systems** are known by the names at their top and read as they are: `rate-limiter` is RLaaS, and
-`domain` without `policies` is envoyproxy/ratelimit.
+**Files of other systems** are detected by their top-level names: `rate-limiter` is RLaaS, and `domain` without
+`policies` is envoyproxy/ratelimit.
 
-**Rules of the file.** Unknown fields are refused, and so is a field given twice. A field without a value is as if it
-were left out. Times are whole numbers with a unit: `250ms`, `5s`, `1m`, `2h`, `1d`. Aliases and merge keys work, up to
-64 of each. The file has at most 16 MiB, which is room for 100,000 policies. Paths are relative to its folder.
+**Syntax.** Unknown and duplicate fields are errors. A field without a value has its default. Durations are whole
+numbers with a unit: `250ms`, `5s`, `1m`, `2h`, `1d`. Aliases and merge keys work, up to 64 of each. The maximum size is
+16 MiB, which is enough for 100,000 policies. Paths are relative to the directory of the file.
 
-**Secrets** are never in the file: keys are named by their hash, a file or an environment variable, and so may be the
-address of a store. An address with a password that is in the file all the same is never printed.
+**Secrets** do not belong in the file. An API key is given by its hash, a file or an environment variable; the address
+of a store can be in a file or a variable, too. If the file contains an address with a password, the password is never
+printed.
 
 ## The file
 
@@ -57,7 +58,7 @@ fn heading(page: &mut String, name: &str, definition: &Value) {
     page.push_str("\n\n");
 }
 
-/// A table of fields, or of choices.
+/// Adds a table of fields or choices.
 fn section(page: &mut String, schema: &Value, names: &mut Vec<String>) {
     match schema["properties"].as_object() {
         Some(fields) => table_of_fields(page, schema, fields, names),
@@ -104,7 +105,7 @@ fn row(page: &mut String, cells: &[String]) {
     page.push_str("|\n");
 }
 
-/// What a value looks like. Names of types that are met for the first time are kept for later.
+/// Describes the type of a value. Adds the names of new types to `names`, for later sections.
 fn form(schema: &Value, names: &mut Vec<String>) -> String {
     if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
         if !names.iter().any(|other| other == name) {
@@ -143,7 +144,7 @@ fn object(schema: &Value, names: &mut Vec<String>) -> String {
     }
 }
 
-/// The description in one line, with the examples.
+/// Returns the description in one line, with the examples.
 fn prose(schema: &Value) -> String {
     let mut prose = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
     let examples: Vec<_> = schema["examples"].as_array().into_iter().flatten().map(code).collect();
@@ -153,7 +154,7 @@ fn prose(schema: &Value) -> String {
     prose
 }
 
-/// A value as it is written in the file.
+/// Formats a value as it is written in the file.
 fn code(value: &Value) -> String {
     format!("`{}`", flow(value))
 }

@@ -37,10 +37,10 @@ enum Algo {
     SlidingWindow,
 }
 
-/// Requests are told apart by this attribute.
+/// The attribute that requests are counted by.
 const USER: &str = "userId";
 
-/// One policy by `userId`, whose counters on Redis are those of RLaaS.
+/// Reads a file of RLaaS: one policy per `userId`, with the key layout of RLaaS on Redis.
 pub(super) fn read(
     text: &str,
     file: &str,

@@ -1,4 +1,4 @@
-//! The files of envoyproxy/ratelimit, as they are.
+//! Reads files of envoyproxy/ratelimit.
 
 use std::sync::Arc;
 

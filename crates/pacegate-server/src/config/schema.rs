@@ -1,10 +1,10 @@
-//! The form of the file for editors and for people, both made of the types that read it.
+//! The JSON Schema of the file, generated from the types that parse it.
 
 use serde_json::Value;
 
 use super::file::Config;
 
-/// The JSON Schema of the configuration, from which editors complete and check it.
+/// Returns the JSON Schema of the configuration, for completion and checks in editors.
 pub fn schema() -> Value {
     schemars::schema_for!(Config).to_value()
 }

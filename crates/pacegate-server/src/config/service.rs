@@ -1,4 +1,4 @@
-//! Everything but the policies: the store, the listeners, the keys, the bounds.
+//! Reads everything except policies: the store, listeners, API keys, and bounds.
 
 use std::{net::IpAddr, ops::RangeInclusive, str, time::Duration};
 
@@ -83,13 +83,12 @@ impl Reader<'_, '_> {
             }
             _ => {
                 let message =
-                    "a store has one address: write one of `url`, `url_file` and `url_env`";
+                    "a store has only one address: keep one of `url`, `url_file` and `url_env`";
                 return self.problems.add(written.place, message);
             }
         };
         if let Some(max_keys) = &parts.max_keys {
-            let message = "Redis and Valkey hold as many keys as they have room for: leave `max_keys` out, \
-                           or the address";
+            let message = "`max_keys` is for the memory store: remove it, or remove the address";
             self.problems.add(max_keys.place, message);
         }
         let Some(url) = url else { return };
@@ -109,12 +108,12 @@ impl Reader<'_, '_> {
         settings.count_denied = parts.count_denied.as_ref().is_some_and(|written| written.value);
     }
 
-    /// An address from elsewhere, which is not repeated.
+    /// Returns the address from a file or a variable. Errors do not quote it.
     fn secret_url(&mut self, written: &At<String>, secret: Secret) -> Option<At<String>> {
         let Some(url) = self.problems.take(written.place, secret)? else {
             return Some(written.with("redis://127.0.0.1".to_owned()));
         };
-        let text = str::from_utf8(&url).map_err(|_| "the address there is not text");
+        let text = str::from_utf8(&url).map_err(|_| "the address is not valid UTF-8");
         let text = self.problems.take(written.place, text)?.to_owned();
         Some(written.with(text))
     }
@@ -183,9 +182,8 @@ impl Reader<'_, '_> {
             });
             if let Some(same) = same {
                 let same = shorten(&same.name);
-                let message = format!(
-                    "this has the name or the secret of the key `{same}`: give each its own"
-                );
+                let message =
+                    format!("same name or secret as the API key `{same}`: each key needs its own");
                 self.problems.add(written.value.name.place, message);
             }
             credentials.push(credential);
@@ -196,12 +194,11 @@ impl Reader<'_, '_> {
     fn credential(&mut self, written: &At<file::Key>) -> Option<Credential> {
         let file::Key { name, scope, domains, inline, .. } = &written.value;
         if name.value.is_empty() || name.value.len() > 64 {
-            self.problems.add(name.place, "the name of a key has from 1 to 64 bytes");
+            self.problems.add(name.place, "invalid name of an API key: expected 1 to 64 bytes");
             return None;
         }
         if let Some(domains) = domains.as_ref().filter(|domains| domains.value.is_empty()) {
-            let message =
-                "a key without a domain is of no use: write one, or leave `domains` out for all";
+            let message = "empty `domains`: list at least one, or remove the field to allow all";
             self.problems.add(domains.place, message);
         }
         Some(Credential {
@@ -225,7 +222,7 @@ impl Reader<'_, '_> {
                 (name.place, self.environment.variable(&name.value))
             }
             _ => {
-                let message = "a key says exactly one of `sha256`, `file` and `env`";
+                let message = "an API key needs exactly one of `sha256`, `file` and `env`";
                 self.problems.add(written.place, message);
                 return None;
             }
@@ -254,7 +251,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Bytes of an API key. Shorter ones could be guessed.
+/// Minimum length of an API key in bytes. Shorter ones could be guessed.
 const MIN_API_KEY: usize = 16;
 const MILLISECOND: Duration = Duration::from_millis(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -279,7 +276,9 @@ fn headers(written: &file::Headers) -> Headers {
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the message of each variant documents it")]
 pub enum StoreAddressError {
-    #[error("`{0}` is not a store: write `memory`, or an address such as `redis://127.0.0.1:6379`")]
+    #[error(
+        "invalid store `{0}`: expected `memory` or an address such as `redis://127.0.0.1:6379`"
+    )]
     Unknown(String),
     #[error(transparent)]
     Url(#[from] UrlError),

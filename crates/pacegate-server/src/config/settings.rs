@@ -31,7 +31,7 @@ pub struct Settings {
     pub layout: Layout,
     /// True if every denied request reaches Redis or Valkey.
     pub count_denied: bool,
-    /// The policies in force, those that only Envoy's descriptors lead to among them.
+    /// All policies, including those of the rules for Envoy's descriptors.
     pub policies: PolicySet,
     /// True if the configuration states that it has no policies, instead of just having none.
     pub(crate) may_limit_nothing: bool,
@@ -39,7 +39,7 @@ pub struct Settings {
     pub(crate) rules: Arc<Rules>,
     /// The failure mode of inline limits, such as those of `CL.THROTTLE`.
     pub ad_hoc_failure: FailureMode,
-    /// Every policy reports and none denies.
+    /// True if all policies are in shadow mode.
     pub shadow: bool,
     /// The addresses of the listeners.
     pub listen: ListenAddresses,
@@ -63,12 +63,12 @@ pub struct Settings {
 pub enum StoreSettings {
     /// In this process.
     Memory {
-        /// The most keys it holds.
+        /// Maximum number of keys.
         max_keys: usize,
     },
     /// On Redis or Valkey.
     Redis {
-        /// Any address that `pacegate_redis::RedisUrl` reads. It may hold a password: never print it as it is.
+        /// Any address that `pacegate_redis::RedisUrl` parses. It may contain a password: mask it before printing.
         url: String,
         /// The prefix of all keys.
         prefix: String,
@@ -95,7 +95,7 @@ pub enum Descriptors {
     /// All or none of them: a denied request consumes nothing.
     #[default]
     Together,
-    /// Each by itself, as envoyproxy/ratelimit does: those that fit are charged although another denies.
+    /// Each separately, as envoyproxy/ratelimit does: allowed descriptors are charged even if another is denied.
     Apart,
 }
 
@@ -103,21 +103,21 @@ pub enum Descriptors {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Security {
-    /// The service's certificate, and whose clients it trusts.
+    /// The certificate of the server, and the certificate authority of its clients.
     pub tls: Option<TlsFiles>,
-    /// The same for gRPC alone, before what holds for all listeners.
+    /// Overrides `tls` for the gRPC listener.
     pub grpc_tls: Option<TlsFiles>,
     /// API keys. Empty means no authentication.
     pub credentials: Vec<Credential>,
-    /// Listens also where others can reach it without certificates or credentials: the network keeps them out.
+    /// Allows public addresses without TLS and API keys, for networks that are protected otherwise.
     pub insecure: bool,
 }
 
-/// Files in PEM form, read again when they change.
+/// PEM files, reloaded when they change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TlsFiles {
-    /// The chain of certificates, the service's own first.
+    /// The certificate chain, starting with the server's own certificate.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
@@ -125,7 +125,7 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
-/// An API key, of which only the hash is kept.
+/// An API key, stored as a hash.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Credential {
@@ -154,7 +154,7 @@ pub enum Scope {
 }
 
 impl Settings {
-    /// These policies, and for the rest the defaults: memory, and every listener on the loopback.
+    /// Creates settings with these policies and the defaults: the memory store, and all listeners on the loopback.
     pub fn new(policies: PolicySet) -> Self {
         Self {
             store: StoreSettings::default(),
@@ -223,7 +223,7 @@ impl Default for StoreSettings {
     }
 }
 
-/// Without what is secret of an address.
+/// Prints the address without its secrets.
 impl std::fmt::Display for StoreSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! Values that are written as text: times, sizes, shares, addresses.
+//! Parses values that are written as text: durations, sizes, shares, addresses.
 
 use std::{net::SocketAddr, num::NonZeroU32, ops::RangeInclusive, str::FromStr, time::Duration};
 
@@ -6,32 +6,30 @@ use sha2::{Digest, Sha256};
 
 use super::{Bind, hint::shorten};
 
-/// Why a text does not say where to listen.
+/// The reason why a listen address is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not where to listen: write an address and a port, such as `127.0.0.1:8080` for this \
-     machine alone or `0.0.0.0:8080` for all, or `off`"
+    "invalid listen address `{0}`: expected HOST:PORT, such as `127.0.0.1:8080` for this machine only \
+     or `0.0.0.0:8080` for all interfaces, or `off`"
 )]
 pub struct BindError(String);
 
 /// The reason why a text is not a valid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ValueError {
-    #[error("`{text}` is not a time from {min} to {max}: write for example `250ms`, `5s` or `1m`")]
+    #[error("invalid duration `{text}`: expected {min} to {max}, written as `250ms`, `5s` or `1m`")]
     Duration { text: String, min: String, max: String },
-    #[error(
-        "`{text}` is not a size from {min} to {max} bytes: write for example `4096` or `64KiB`"
-    )]
+    #[error("invalid size `{text}`: expected {min} to {max} bytes, written as `4096` or `64KiB`")]
     Size { text: String, min: usize, max: usize },
-    #[error("`{text}` is not a whole number from {min} to {max}")]
+    #[error("invalid number `{text}`: expected a whole number from {min} to {max}")]
     Count { text: String, min: usize, max: usize },
-    #[error("`{0}` is not a share: write for example `1/3`, or at most `1/1`")]
+    #[error("invalid share `{0}`: expected a fraction such as `1/3`, at most `1/1`")]
     Share(String),
     #[error(
-        "this is not a SHA-256: write the 64 hexadecimal digits of `printf %s \"$KEY\" | sha256sum`"
+        "invalid SHA-256: expected the 64 hexadecimal digits of `printf %s \"$KEY\" | sha256sum`"
     )]
     Hash,
-    #[error("this is the SHA-256 of nothing, so everybody has this key: was `$KEY` empty?")]
+    #[error("this is the SHA-256 of an empty key, which is not allowed: was `$KEY` empty?")]
     HashOfNothing,
 }
 
@@ -47,7 +45,7 @@ const TIMES: [(&str, u64); 6] = [
 
 const SIZES: [(&str, u64); 4] = [("", 1), ("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20)];
 
-/// A whole number and a unit, as in `250ms`.
+/// Parses a whole number with a unit, as in `250ms`.
 pub(super) fn duration(
     text: &str,
     range: RangeInclusive<Duration>,
@@ -59,7 +57,7 @@ pub(super) fn duration(
     })
 }
 
-/// A whole number of bytes, which may have a unit, as in `64KiB`.
+/// Parses a number of bytes with an optional unit, as in `64KiB`.
 pub(super) fn size(text: &str, range: RangeInclusive<usize>) -> Result<usize, ValueError> {
     let bytes = number_and_unit(text, &SIZES).and_then(|bytes| usize::try_from(bytes).ok());
     bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| ValueError::Size {
@@ -69,7 +67,7 @@ pub(super) fn size(text: &str, range: RangeInclusive<usize>) -> Result<usize, Va
     })
 }
 
-/// A whole number, which may have underscores: `10_000`.
+/// Parses a whole number, with optional underscores: `10_000`.
 pub(super) fn count(text: &str, range: RangeInclusive<usize>) -> Result<usize, ValueError> {
     let number = digits(text).and_then(|number| usize::try_from(number).ok());
     number.filter(|number| range.contains(number)).ok_or_else(|| ValueError::Count {
@@ -79,7 +77,7 @@ pub(super) fn count(text: &str, range: RangeInclusive<usize>) -> Result<usize, V
     })
 }
 
-/// A part of a whole, as in `1/3`.
+/// Parses a fraction, as in `1/3`.
 pub(super) fn share(text: &str) -> Result<(u32, NonZeroU32), ValueError> {
     let parts = text.split_once('/').and_then(|(part, whole)| {
         let part = u32::try_from(digits(part.trim())?).ok()?;
@@ -89,7 +87,7 @@ pub(super) fn share(text: &str) -> Result<(u32, NonZeroU32), ValueError> {
     parts.ok_or_else(|| ValueError::Share(shorten(text)))
 }
 
-/// 32 bytes as hexadecimal digits. What was written is not repeated: it may be a secret.
+/// Parses 32 bytes in hexadecimal. Errors do not quote the text, because it may be a secret.
 pub(super) fn sha256(text: &str) -> Result<[u8; 32], ValueError> {
     let digits: Option<Vec<u32>> = text.chars().map(|char| char.to_digit(16)).collect();
     let digits = digits.filter(|digits| digits.len() == 64).ok_or(ValueError::Hash)?;
@@ -106,8 +104,8 @@ pub(super) fn sha256(text: &str) -> Result<[u8; 32], ValueError> {
 impl FromStr for Bind {
     type Err = BindError;
 
-    /// `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or `off`. Names other than `localhost` are not looked up, and
-    /// an address is never left out: who listens for everybody has to say so.
+    /// Parses `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080` or `off`. Names other than `localhost` are not resolved.
+    /// The address is required, so that the server listens on all interfaces only if `0.0.0.0` is written out.
     fn from_str(text: &str) -> Result<Self, BindError> {
         if text == "off" {
             return Ok(Self::Off);
@@ -120,7 +118,7 @@ impl FromStr for Bind {
     }
 }
 
-/// A time in the largest unit that divides it.
+/// Formats a duration in the largest unit that divides it.
 pub(super) fn shown(time: Duration) -> String {
     let nanos = time.as_nanos();
     let fits = |unit: &&(&str, u64)| nanos > 0 && nanos.is_multiple_of(u128::from(unit.1));
@@ -130,7 +128,7 @@ pub(super) fn shown(time: Duration) -> String {
     }
 }
 
-/// A size in the largest unit that divides it.
+/// Formats a size in the largest unit that divides it.
 pub(super) fn shown_size(bytes: usize) -> String {
     let fits = |unit: &&(&str, u64)| bytes > 0 && (bytes as u64).is_multiple_of(unit.1);
     match SIZES.iter().rev().find(fits) {
@@ -183,7 +181,7 @@ mod tests {
         }
         assert_eq!(
             duration("soon", range).unwrap_err().to_string(),
-            "`soon` is not a time from 1ms to 1h: write for example `250ms`, `5s` or `1m`"
+            "invalid duration `soon`: expected 1ms to 1h, written as `250ms`, `5s` or `1m`"
         );
     }
 
@@ -214,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn listening_for_everybody_has_to_be_said() {
+    fn listen_addresses_need_a_host_and_a_port() {
         for (text, address) in [
             ("127.0.0.1:8080", "127.0.0.1:8080"),
             ("localhost:0", "127.0.0.1:0"),

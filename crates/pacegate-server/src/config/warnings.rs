@@ -10,7 +10,7 @@ use pacegate_redis::Layout;
 use super::{Settings, StoreSettings, hint::shorten};
 use crate::listeners::exposed;
 
-/// The most pairs of policies that are named, and the most policies that are compared with each other.
+/// Maximum number of pairs of policies in warnings, and of policies that are compared with each other.
 const MOST_PAIRS: usize = 20;
 const MOST_COMPARED: usize = 5_000;
 
@@ -29,7 +29,7 @@ pub fn warnings(settings: &Settings) -> Vec<String> {
     warnings
 }
 
-/// Overrides that are never used.
+/// Warns about overrides that are never used.
 fn overrides(policy: &Policy, warnings: &mut Vec<String>) {
     let name = policy.name;
     for (place, later) in policy.overrides.iter().enumerate() {
@@ -39,18 +39,18 @@ fn overrides(policy: &Policy, warnings: &mut Vec<String>) {
             .position(|earlier| earlier.matching.is_any() || earlier.matching == later.matching);
         if let Some(earlier) = earlier {
             warnings.push(format!(
-                "policy `{name}`: override {number} is never used, for override {} matches first",
+                "policy `{name}`: override {number} is never used because override {} matches first",
                 earlier + 1
             ));
         } else if policy.matching.excludes(&later.matching) {
             warnings.push(format!(
-                "policy `{name}`: override {number} is never used, for the policy covers no such request"
+                "policy `{name}`: override {number} is never used because the policy covers no such request"
             ));
         }
     }
 }
 
-/// Values to the letter that look like something else.
+/// Warns about literal values that look like networks or patterns.
 fn conditions(policy: &Policy, warnings: &mut Vec<String>) {
     let overrides = policy.overrides.iter().map(|other| &other.matching);
     for (attribute, condition) in
@@ -60,13 +60,13 @@ fn conditions(policy: &Policy, warnings: &mut Vec<String>) {
         let is_network = |value: &&String| value.contains('/') && value.parse::<IpNet>().is_ok();
         let about = if let Some(net) = values.iter().find(is_network) {
             format!(
-                "`{net}` is compared to the letter: for addresses in it write `{{cidr: {net}}}`"
+                "`{net}` is compared literally: to match addresses in it, write `{{cidr: {net}}}`"
             )
         } else if let (true, Some(glob)) =
             (values.len() > 1, values.iter().find(|value| value.contains('*')))
         {
             let glob = shorten(glob);
-            format!("`{glob}` in a list is compared to the letter: only one by itself is a pattern")
+            format!("`{glob}` in a list is compared literally: use `glob` for a pattern")
         } else {
             continue;
         };
@@ -74,7 +74,7 @@ fn conditions(policy: &Policy, warnings: &mut Vec<String>) {
     }
 }
 
-/// Limits that another limit of the same key makes superfluous.
+/// Warns about limits that never deny because another limit of the policy is tighter.
 fn limits(policy: &Policy, warnings: &mut Vec<String>) {
     let lists = std::iter::once(&policy.limits).chain(policy.overrides.iter().map(|o| &o.limits));
     for limits in lists {
@@ -83,15 +83,15 @@ fn limits(policy: &Policy, warnings: &mut Vec<String>) {
                 continue;
             };
             warnings.push(format!(
-                "policy `{}`: the limit `{idle}` never denies, for `{tighter}` admits {most} in that time",
+                "policy `{}`: the limit `{idle}` never denies because `{tighter}` admits {most} in that time",
                 policy.name
             ));
         }
     }
 }
 
-/// The most that `tighter` ever admits in a window of `idle`, if that is never too much for it. Windows that divide
-/// each other begin together, so this is exact.
+/// Returns the maximum that `tighter` admits in a window of `idle`, if `idle` never denies that much. This is exact,
+/// because windows whose periods divide each other start together.
 fn most_of<'a>(tighter: &'a Limit, idle: &Limit) -> Option<(&'a Limit, u64)> {
     let windows = [tighter, idle].iter().all(|limit| limit.algorithm() == Algorithm::FixedWindow);
     let (short, long) = (tighter.period().as_micros(), idle.period().as_micros());
@@ -106,12 +106,12 @@ fn most_of<'a>(tighter: &'a Limit, idle: &Limit) -> Option<(&'a Limit, u64)> {
 fn cost(policy: &Policy, warnings: &mut Vec<String>) {
     let Some(cost) = policy.max_cost else { return };
     let lists = std::iter::once(&policy.limits).chain(policy.overrides.iter().map(|o| &o.limits));
-    // Of each list the tightest limit counts, and of the lists the most generous.
+    // In each list the tightest limit decides. A cost is useful if any list can admit it.
     let most =
         lists.map(|limits| limits.iter().map(Limit::capacity).min().unwrap_or(u64::MAX)).max();
     if let Some(most) = most.filter(|most| *most < cost) {
         warnings.push(format!(
-            "policy `{}`: a `max_cost` of {cost} has no effect, for its limits admit at most {most} at once",
+            "policy `{}`: a `max_cost` of {cost} has no effect because its limits admit at most {most} at once",
             policy.name
         ));
     }
@@ -127,7 +127,7 @@ fn layout(settings: &Settings, warnings: &mut Vec<String>) {
     }
 }
 
-/// Policies that one request may meet on several servers.
+/// Warns about policies whose counters for one request may be on different servers of a cluster.
 fn cluster(settings: &Settings, warnings: &mut Vec<String>) {
     let StoreSettings::Redis { url, .. } = &settings.store else { return };
     let scheme = url.split("://").next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Texts as they were written.
+//! Scalars as they are written in the file.
 
 use serde_saphyr::Location;
 
@@ -7,15 +7,14 @@ use super::{
     problem::Problems,
 };
 
-/// One text or several, each with its place.
+/// Returns one or several texts with their positions.
 pub(super) fn texts(
     written: &At<Form<NoMap>>,
     problems: &mut Problems<'_>,
 ) -> Option<Vec<At<String>>> {
     match &written.value {
         Form::One(Scalar::Nothing) => {
-            problems
-                .add(written.place, "there is no value here: write one, or leave the field out");
+            problems.add(written.place, "missing value: write one, or remove the field");
             None
         }
         Form::One(scalar) => {
@@ -26,7 +25,7 @@ pub(super) fn texts(
     }
 }
 
-/// A scalar as it was written.
+/// Returns a scalar as it is written in the file.
 pub(super) fn scalar_text(scalar: &Scalar, origin: Location, problems: &Problems<'_>) -> String {
     match scalar {
         Scalar::Text(text) => text.clone(),

@@ -1,4 +1,4 @@
-//! The one place that knows the YAML parser.
+//! Options and error messages of the YAML parser.
 
 use serde_saphyr::{Error, MergeKeyPolicy, Options, UserMessageFormatter};
 
@@ -7,10 +7,10 @@ use super::{
     hint::{among, shorten},
 };
 
-/// The longest file.
+/// Maximum size of a file.
 pub(crate) const MAX_BYTES: usize = 16 * 1024 * 1024;
 
-/// Refuses a file that is too long to be looked at.
+/// Rejects a file that is too long to parse.
 pub(crate) fn check_length(text: &str, file: &str) -> Result<(), ConfigError> {
     let length = text.len();
     if length <= MAX_BYTES {
@@ -20,7 +20,7 @@ pub(crate) fn check_length(text: &str, file: &str) -> Result<(), ConfigError> {
     Err(ConfigError::whole(file, message))
 }
 
-/// Room for 100,000 policies, and little for anything that grows when it is read.
+/// Returns limits for the parser that allow 100,000 policies, but few aliases, whose expansion could use much memory.
 pub(super) fn options() -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -53,7 +53,7 @@ pub(crate) fn message(error: &Error) -> String {
             format!("unknown field `{}`: {}", shorten(field), among(field, expected))
         }
         Error::SerdeUnknownVariant { variant, expected, .. } => {
-            format!("`{}` is not a choice here: {}", shorten(variant), among(variant, expected))
+            format!("invalid value `{}`: {}", shorten(variant), among(variant, expected))
         }
         Error::SerdeMissingField { field, .. } => {
             format!("the field `{field}` is missing: add it")
@@ -66,7 +66,7 @@ pub(crate) fn message(error: &Error) -> String {
             "expected one word, or one with a value, as in `{name: a}`".to_owned()
         }
         Error::NullIntoString { .. } => {
-            "there is no value here: write one, or leave the field out".to_owned()
+            "missing value: write one, or remove the field".to_owned()
         }
         Error::InvalidBooleanStrict { .. } | Error::InvalidScalar { ty: "boolean", .. } => {
             "expected `true` or `false`".to_owned()
@@ -86,7 +86,7 @@ pub(crate) fn message(error: &Error) -> String {
                 .to_owned()
         }
         Error::Message { msg, .. } => msg.clone(),
-        Error::UnsupportedTag { .. } => "tags have no meaning here: leave it out".to_owned(),
+        Error::UnsupportedTag { .. } => "YAML tags are not supported: remove the tag".to_owned(),
         other => as_the_parser_says(other),
     }
 }
@@ -105,5 +105,5 @@ fn as_the_parser_says(error: &Error) -> String {
     let end = said.find(" at line ").unwrap_or(said.len());
     let said: String =
         said[..end].chars().map(|char| if char.is_control() { ' ' } else { char }).collect();
-    format!("this is not YAML as it should be: {}", said.trim())
+    format!("invalid YAML: {}", said.trim())
 }

@@ -38,11 +38,11 @@ pub(crate) enum EnvoyError {
 pub(super) struct DescriptorResult {
     /// The tightest of its limits: its index, and its decision.
     pub(super) tightest: Option<(usize, Decision)>,
-    /// Whether the cost exceeds the units left.
+    /// True if the cost exceeds the units left.
     pub(super) is_over: bool,
-    /// Whether the key is blocked, so that nothing was charged.
+    /// True if the key is blocked, so that nothing was charged.
     pub(super) is_blocked: bool,
-    /// Whether a failure mode decided because the store did not answer.
+    /// True if a failure mode decided because the store did not answer.
     pub(super) is_degraded: bool,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct DescriptorResult {
 #[derive(Debug)]
 pub(crate) struct EnvoyDecision {
     pub(crate) response: RateLimitResponse,
-    /// Whether a failure mode decided any descriptor.
+    /// True if a failure mode decided any descriptor.
     pub(crate) is_degraded: bool,
 }
 

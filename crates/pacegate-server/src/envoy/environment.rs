@@ -38,7 +38,7 @@ pub(crate) struct Deployment {
 pub struct Logging {
     /// Value of `--log`.
     pub level: &'static str,
-    /// Whether each line is a JSON object.
+    /// True if each line is a JSON object.
     pub json: bool,
 }
 

@@ -110,7 +110,7 @@ async fn send(
     client.send_request(request.body(Full::new(body)).unwrap()).await.unwrap()
 }
 
-/// The message, and the status with its text.
+/// Returns the message, and the status with its text.
 async fn call(
     client: &mut Client,
     path: &str,
@@ -124,7 +124,7 @@ async fn call(
     let headers = response.headers().clone();
     let body = response.into_body().collect().await.unwrap();
     let trailers = body.trailers().cloned().unwrap_or_default();
-    // The status stands in the headers if there is nothing else, and after the message otherwise.
+    // The status is in the headers of a response without a message, otherwise in the trailers.
     let message = body.to_bytes();
     let reply: &HeaderMap = if message.is_empty() { &headers } else { &trailers };
     let status = reply["grpc-status"].to_str().unwrap().parse().unwrap();
@@ -318,7 +318,7 @@ async fn silence_is_not_waited_for() {
     drop(io);
 }
 
-/// The beginning of a message, and then nothing for ever.
+/// A body that starts a message and never ends.
 struct Stalled(Option<Bytes>);
 
 impl Body for Stalled {

@@ -78,6 +78,7 @@ pub(crate) struct JsonResponse {
     /// One status for each descriptor, in their order.
     statuses: Vec<JsonStatus>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(default)]
     response_headers_to_add: Vec<JsonHeader>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<serde_json::Map<String, Json>>")]

@@ -16,7 +16,7 @@ pub(super) struct Bound {
     pub(super) limit: Limit,
     /// The unit nearest to the period.
     pub(super) unit: Unit,
-    /// Whether envoyproxy/ratelimit cannot express it.
+    /// True if envoyproxy/ratelimit cannot express it.
     pub(super) is_extension: bool,
 }
 

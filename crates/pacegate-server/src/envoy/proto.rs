@@ -31,7 +31,7 @@ pub(crate) struct RateLimitDescriptor {
     /// Replaces that of the request. 0 is a peek.
     #[prost(message, optional, tag = "3")]
     pub(crate) hits_addend: Option<u64>,
-    /// Whether the hits are refunded.
+    /// True if the hits are refunded.
     #[prost(bool, tag = "4")]
     pub(crate) is_negative_hits: bool,
 }

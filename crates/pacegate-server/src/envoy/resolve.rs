@@ -23,7 +23,7 @@ pub(super) struct ResolvedDescriptor<'a> {
     pub(super) limits: DescriptorLimits<'a>,
     /// A cost of 0 is a peek.
     pub(super) cost: u64,
-    /// Whether the cost is refunded.
+    /// True if the cost is refunded.
     pub(super) refund: bool,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct RequestCharges<'a> {
 pub(super) struct DescriptorCharges {
     /// The range of its charges.
     pub(super) range: Range<usize>,
-    /// Whether the cost exceeds the capacity of a limit, so that its charges are peeks.
+    /// True if the cost exceeds the capacity of a limit, so that its charges are peeks.
     pub(super) is_too_large: bool,
 }
 

@@ -56,9 +56,9 @@ pub struct WrittenRule {
 /// Options of all rules, from the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// Whether several files may have descriptors of one domain.
+    /// True if several files may have descriptors of one domain.
     pub(crate) merge_domains: bool,
-    /// Whether all rules are in quota mode.
+    /// True if all rules are in quota mode.
     pub(crate) quota_mode: bool,
     /// Headers that Envoy adds to its response.
     pub(crate) headers: Option<HeaderNames>,

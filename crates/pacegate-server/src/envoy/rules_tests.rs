@@ -33,7 +33,7 @@ fn find<'r>(rules: &'r Rules, pairs: &[(&str, &str)]) -> Option<&'r Rule> {
     rules.domain(b"d").unwrap().rule(&entries(pairs))
 }
 
-/// The name of the rule that is found.
+/// Returns the name of the rule of a descriptor.
 fn named(rules: &Rules, pairs: &[(&str, &str)]) -> String {
     let name = find(rules, pairs).map(|rule| rule.name.to_vec()).unwrap_or_default();
     String::from_utf8(name).unwrap()
@@ -382,11 +382,8 @@ fn errors_name_the_expected_form() {
         (limit("requests_per_unit: many"), "expected a whole number from 0"),
         (limit("requests_per_unit: -1"), "expected a whole number from 0"),
         ("domain: d\ndescriptors: {key: k}".to_owned(), "expected a list, such as `[a, b]`"),
-        (
-            "domain:\ndescriptors: []".to_owned(),
-            "there is no value here: write one, or leave the field out",
-        ),
-        ("domain: d\ndescriptors: [".to_owned(), "this is not YAML as it should be: "),
+        ("domain:\ndescriptors: []".to_owned(), "missing value: write one, or remove the field"),
+        ("domain: d\ndescriptors: [".to_owned(), "invalid YAML: "),
     ] {
         let reply = error(&text).message;
         assert!(reply.starts_with(message), "{text}: {reply}");
@@ -405,7 +402,7 @@ fn a_directory_is_all_of_its_files_in_order() {
     std::fs::create_dir_all(folder.path().join("d.yaml/below")).unwrap();
     write("c", "domain: c");
     write("d.yaml/below/e.conf", "domain: e");
-    // Kubernetes has what its links lead to in such folders.
+    // Kubernetes keeps the targets of its symbolic links in such directories.
     std::fs::create_dir(folder.path().join("..2026_11_16")).unwrap();
     write("..2026_11_16/linked", "domain: l");
     write(".swp", "domain: [");

@@ -20,7 +20,7 @@ use crate::{
 #[cfg_attr(test, derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[expect(dead_code, reason = "the schema of a type of the library")]
 pub(super) struct DecisionFields {
-    /// Whether the request is allowed.
+    /// True if the request is allowed.
     allowed: bool,
     /// The policy that decided; the tightest if several apply. Null if no policy applies.
     policy: Option<String>,
@@ -36,9 +36,9 @@ pub(super) struct DecisionFields {
     reset_after: f64,
     /// `store`, `overflow`, `deny-cache`, `lease`, `fallback`, `blocked` or `unlimited`.
     source: String,
-    /// Whether a policy in shadow mode would have denied the request.
+    /// True if a policy in shadow mode would have denied the request.
     shadow_denied: bool,
-    /// Whether a failure mode decided because the store did not answer.
+    /// True if a failure mode decided because the store did not answer.
     degraded: bool,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct Reloaded {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Health {
     pub(super) status: &'static str,
-    /// Whether the store is unreachable, so that failure modes apply.
+    /// True if the store is unreachable, so that failure modes apply.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) degraded: Option<bool>,
     /// The cause, for clients with an API key where one is needed.
@@ -138,7 +138,7 @@ pub(super) struct PolicyModel {
     #[schemars(with = "String")]
     name: PolicyName,
     domain: String,
-    /// Whether this is a rule of an Envoy file. Descriptors select it, `match` is empty, and `per` lists the entries
+    /// True if this is a rule of an Envoy file. Descriptors select it, `match` is empty, and `per` lists the entries
     /// that it counts by.
     envoy: bool,
     r#match: Vec<ConditionModel>,

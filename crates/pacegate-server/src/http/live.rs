@@ -41,7 +41,7 @@ pub(super) struct LiveResponse {
     /// Revision of the configuration.
     revision: u64,
     reload: ReloadModel,
-    /// Whether the server is shutting down.
+    /// True if the server is shutting down.
     draining: bool,
     authorized: AuthorizedModel,
     /// Policies in the order of the file, and `ad-hoc` last if inline limits were used. If there are more than 1000,
@@ -136,7 +136,7 @@ struct LiveKey {
     allowed: u64,
     /// Denials, including those of shadow mode.
     denied: u64,
-    /// Whether `/v1/state` and `/v1/block` accept this `policy` and `key`.
+    /// True if `/v1/state` and `/v1/block` accept this `policy` and `key`.
     exact: bool,
 }
 
@@ -150,7 +150,7 @@ enum LiveStore {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct LiveRedis {
-    /// Whether the store answers. If not, failure modes apply.
+    /// True if the store answers. If not, failure modes apply.
     reachable: bool,
     /// `closed` if all servers are in use, `open` if none is, otherwise `partly open`.
     breaker: &'static str,

@@ -150,7 +150,7 @@ type HeaderAttributes<'a> = SmallVec<[(Cow<'a, str>, Cow<'a, [u8]>); 8]>;
 /// Prefix of headers that become attributes.
 const ATTRIBUTE_PREFIX: &str = "x-pacegate-";
 
-/// HeaderAttributes that only the headers of the proxy set.
+/// Attributes that only the headers of the proxy set.
 const RESERVED: [&str; 4] = [Request::PATH, "method", "host", "ip"];
 
 impl AuthOptions {

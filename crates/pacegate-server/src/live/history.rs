@@ -16,7 +16,7 @@ pub(crate) struct History {
 
 #[derive(Debug)]
 struct Second {
-    /// When it ended, since the epoch.
+    /// Its end, in seconds since the epoch.
     end: u64,
     /// The counts of the active policies.
     counts: Vec<(PolicyName, [u32; KINDS])>,
@@ -41,14 +41,14 @@ impl History {
     /// The number of seconds that are kept.
     pub(crate) const SECONDS: usize = 300;
 
-    /// Seconds that the clock may go back before it all begins anew.
+    /// Seconds that the clock may go back before the history is cleared.
     const SMALL_STEP: u64 = 5;
 
     /// The number of policies that are kept for each second: those with the most decisions.
     const POLICIES: usize = 256;
 
-    /// Takes note of what was counted by the end of a second. Seconds that were missed had nothing; what is new is of
-    /// the last one. After a small step back of the clock, all is of the second that was last until that is over.
+    /// Records the decisions up to the end of a second. Missed seconds stay empty; all new decisions go to this second.
+    /// If the clock has gone back a little, decisions are added to the latest second until the clock passes it.
     pub(crate) fn push(&mut self, end: u64, stats: &Stats) {
         let mut counts = self.since_last(stats);
         cut(&mut counts);
@@ -69,7 +69,7 @@ impl History {
         self.seconds.drain(..over);
     }
 
-    /// When the first of the seconds after `since` ended, and how many there are.
+    /// Returns the end of the first second after `since`, and the number of seconds after it.
     pub(crate) fn range(&self, since: u64) -> (u64, usize) {
         let first = self.after(since).next().map(|second| second.end);
         let next = self.seconds.back().map_or(since, |last| last.end).saturating_add(1);
@@ -113,7 +113,7 @@ impl History {
             let before = self.totals.get(&policy).copied().unwrap_or_default();
             let mut new = [0; KINDS];
             for ((new, now), before) in new.iter_mut().zip(now).zip(before) {
-                // A policy that was gone for a while begins at 0 again.
+                // A policy that was removed and added again starts at 0.
                 *new = u32::try_from(now.checked_sub(before).unwrap_or(now)).unwrap_or(u32::MAX);
             }
             totals.insert(policy, now);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn every_second_has_what_was_new_in_it() {
+    fn each_second_has_its_new_decisions() {
         let (limiter, mut history) = (limiter(2), History::default());
         check(&limiter, 0, 1);
         history.push(100, &limiter.stats());
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_back_so_far_and_no_further() {
+    fn old_seconds_are_dropped() {
         let (limiter, mut history) = (limiter(1), History::default());
         for second in 0..1_000 {
             check(&limiter, 0, 1);
@@ -224,7 +224,7 @@ mod tests {
         }
         assert_eq!(history.range(0), (700, History::SECONDS));
         assert_eq!(history.counts(0, &names(&limiter))[0].denied, [1; History::SECONDS]);
-        // A clock that goes far ahead, or far back, begins anew.
+        // A large jump of the clock clears the history.
         for second in [5_000, 4_994, 3] {
             history.push(second, &limiter.stats());
             assert_eq!(history.range(0), (second, 1));

@@ -8,7 +8,7 @@ pub(crate) const SHOWN: usize = 200;
 const ABSENT: &str = "(absent)";
 const BETWEEN: &str = ", ";
 
-/// A key as text: its parts, joined by commas, and cut if they are long. Somebody else's input.
+/// Returns a key as text: its parts, joined by commas and truncated. Untrusted input.
 pub(crate) fn text_of(key: KeyRef<'_>) -> String {
     let mut text = String::new();
     for (place, part) in key.parts().enumerate() {
@@ -27,9 +27,9 @@ pub(crate) fn text_of(key: KeyRef<'_>) -> String {
     text
 }
 
-/// The key that such a text stands for under a policy, or with limits of its own. `None` if it cannot be one.
+/// Parses the text of a key of a policy, or of inline limits if `policy` is `None`. Returns `None` if it does not fit.
 ///
-/// Not every key can be named so: one that [`text_of`] gives and this does not take back is shown only.
+/// Some texts of [`text_of`] cannot be parsed, such as truncated ones. Their keys can only be displayed.
 pub(crate) fn key_of(policy: Option<&Policy>, text: &str) -> Option<KeyBuf> {
     let part = |text: &str| (text != ABSENT).then(|| text.as_bytes().to_vec());
     let tuple = |parts: &mut dyn Iterator<Item = &str>| {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_names_the_key() {
+    fn a_displayed_key_can_be_parsed() {
         for (per, attributes, text) in [
             (&[][..], &[][..], ""),
             (&["ip"], &[("ip", "203.0.113.9")], "203.0.113.9"),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_another_key_or_none_does_not_pass_for_it() {
+    fn ambiguous_texts_do_not_parse_as_another_key() {
         let long = "x".repeat(SHOWN + 1);
         for (per, attributes) in [
             (&["ip"][..], &[("ip", "(absent)")][..]),

@@ -8,7 +8,7 @@ use super::error::CommandError;
 #[derive(Debug)]
 pub(crate) struct Replies {
     pub(crate) bytes: Vec<u8>,
-    /// Whether the client selected RESP3.
+    /// True if the client selected RESP3.
     pub(crate) third: bool,
 }
 

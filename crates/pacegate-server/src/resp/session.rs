@@ -28,9 +28,9 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct RespSession {
     pub(super) replies: Replies,
-    /// Whether the connection ends after the pending replies.
+    /// True if the connection ends after the pending replies.
     pub(super) is_over: bool,
-    /// Whether it ends because the client sent an HTTP request.
+    /// True if it ends because the client sent an HTTP request.
     pub(super) spoke_http: bool,
     /// Commands answered, and how many of them with an error.
     pub(super) answered: (u64, u64),

@@ -21,9 +21,9 @@ pub(super) enum Dialect {
 pub(super) struct ThrottleReply {
     dialect: Dialect,
     capacity: u64,
-    /// Whether the quantity exceeds the capacity, so that the charge is a peek and the reply a denial.
+    /// True if the quantity exceeds the capacity, so that the charge is a peek and the reply a denial.
     is_too_large: bool,
-    /// Whether the quantity is 0, which is always allowed.
+    /// True if the quantity is 0, which is always allowed.
     is_peek: bool,
 }
 

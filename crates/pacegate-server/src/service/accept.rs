@@ -23,20 +23,20 @@ use crate::gate::Gate;
 
 /// Implements a protocol on connections.
 pub(crate) trait Protocol: Send + Sync + 'static {
-    /// Serves a connection to its end. Once the drain has begun it answers what it has read, and ends.
+    /// Serves a connection until it ends. After the start of the drain, answers the requests it has read and closes.
     fn serve<I>(&self, io: I, peer: Peer, drain: Drain) -> impl Future<Output = ()> + Send
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
-    /// The configuration that it serves by.
+    /// Returns the active configuration.
     fn gate(&self) -> &Gate;
 }
 
-/// A bound socket and the connections it has.
+/// A bound socket and its connections.
 #[derive(Debug)]
 pub(crate) struct Listener {
     name: &'static str,
-    /// Taken by whoever accepts connections, and closed when the drain begins.
+    /// Taken by [`Listener::run`], and closed when the drain starts.
     socket: Mutex<Option<std::net::TcpListener>>,
     address: SocketAddr,
     most: usize,
@@ -46,18 +46,18 @@ pub(crate) struct Listener {
     refusals: Quiet,
 }
 
-/// Connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 /// The deadline for a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// After an accept that failed for want of files or memory.
+/// Pause after a failed accept, for example because too many files are open.
 const PAUSE: Duration = Duration::from_millis(50);
-/// What the kernel keeps for a connection, each way. Left to itself it would keep megabytes for a client that does not
-/// read its answers.
+/// Size of the kernel's buffers for a connection, in each direction. By default, the kernel would buffer megabytes for
+/// a client that does not read its responses.
 const SOCKET_BYTES: usize = 128 << 10;
 
 impl Listener {
-    /// Binds `address` for at most so many connections.
+    /// Binds `address`. At most `most` connections are open at once.
     pub(crate) fn bind(name: &'static str, address: SocketAddr, most: usize) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Transport::TCP))?;
         socket.set_reuse_address(true)?;
@@ -87,17 +87,17 @@ impl Listener {
         self.address
     }
 
-    /// Connections that are open.
+    /// Returns the number of open connections.
     pub(crate) fn open(&self) -> usize {
         self.most - self.room.available_permits()
     }
 
-    /// Connections that were closed at once because there were too many.
+    /// Returns the number of connections that were closed at once because there were too many.
     pub(crate) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Accepts connections until the drain begins. Those who have connected by then are served, and nobody else can.
+    /// Accepts connections until the drain starts. Then serves those in the backlog, and closes the socket.
     pub(crate) async fn run<P: Protocol>(
         &self,
         protocol: Arc<P>,
@@ -134,8 +134,8 @@ impl Listener {
         Ok(())
     }
 
-    /// Room for a connection, unless there are too many of them, or too many from its address by clients that have
-    /// shown no API key. Where no key is needed, every client that can connect is trusted.
+    /// Admits a connection, unless too many are open, or too many unauthenticated ones from its address. If no API key
+    /// is required, only the first limit applies.
     fn admit(&self, address: SocketAddr, gate: &Gate) -> Option<(Peer, OwnedSemaphorePermit)> {
         let Ok(permit) = self.room.clone().try_acquire_owned() else {
             let (refused, most) = (self.count_refused(), self.most);
@@ -166,7 +166,7 @@ impl Listener {
         self.refused.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Waits until no connection is open any more. `false` if some still are when the time is over.
+    /// Waits until all connections are closed. Returns `false` on timeout.
     pub(crate) async fn emptied(&self, within: Duration) -> bool {
         let all = u32::try_from(self.most).unwrap_or(u32::MAX);
         timeout(within, self.room.acquire_many(all)).await.is_ok()
@@ -182,7 +182,7 @@ async fn connection<P: Protocol>(
     permit: OwnedSemaphorePermit,
 ) {
     let Ok(stream) = TcpStream::from_std(stream) else { return };
-    // Without this option the connection is only slower.
+    // If this fails, the connection is only slower.
     let _ = stream.set_nodelay(true);
     let write_timeout = protocol.gate().revision().settings.bounds.write_timeout;
     let stream = WriteDeadline::new(stream, write_timeout);
@@ -200,8 +200,8 @@ async fn connection<P: Protocol>(
                     }
                     protocol.serve(stream, peer, drain).await;
                 }
-                Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection"),
-                Err(_) => tracing::debug!(%peer, "no TLS connection in time"),
+                Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
+                Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
             }
         }
     }

@@ -3,14 +3,14 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use crate::config::{Credential, Scope};
 
-/// The API keys that are known, by their hashes.
+/// The configured API keys, as hashes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keys<'a>(pub(crate) &'a [Credential]);
 
 /// The permissions of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access<'a> {
-    /// `None` where there are no credentials, and everybody may do everything.
+    /// `None` if no API keys are configured: all requests have all permissions.
     credential: Option<&'a Credential>,
 }
 
@@ -30,7 +30,7 @@ impl<'a> Keys<'a> {
         Sha256::digest(key).into()
     }
 
-    /// [`Keys::access`] for the digest of a key. Takes as long for a wrong one as for a right one.
+    /// Implements [`Keys::access`] for the digest of a key, in constant time.
     pub(crate) fn access_by_digest(self, digest: Option<&[u8; 32]>) -> Option<Access<'a>> {
         if !self.are_needed() {
             return Some(Access { credential: None });
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_opens_what_it_is_for() {
+    fn a_key_has_the_permissions_of_its_scope_and_domains() {
         let list = [
             credential("edge", "one", Scope::Check, Some(vec!["edge".into()])),
             credential("boss", "two", Scope::Admin, None),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn without_credentials_everybody_may() {
+    fn without_api_keys_everything_is_allowed() {
         let anybody = Keys(&[]).access(None).unwrap();
         assert!(anybody.allows_everywhere(Scope::Admin));
         assert_eq!(anybody.name(), "anybody");

@@ -12,7 +12,7 @@ pub(crate) fn connections_each(wanted: usize, listeners: usize) -> usize {
     let each =
         files.saturating_sub(OTHER_FILES) / u64::try_from(listeners.max(1)).unwrap_or(u64::MAX);
     let each = usize::try_from(each).unwrap_or(usize::MAX).max(1);
-    // Nobody configured the default, so a lower number needs no log line.
+    // Do not log if the default is lowered: it was not configured.
     if each < wanted && wanted != Bounds::default().connections {
         tracing::warn!("open-file limit is {files}; capping connections at {each} per listener");
     } else if each < wanted {

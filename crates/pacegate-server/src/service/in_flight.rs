@@ -59,7 +59,7 @@ pub(crate) struct TooMuch;
 
 /// Bytes that all connections of a listener may hold, unless requests may be so large that few would fit.
 const MAX_BYTES: usize = 32 << 20;
-/// Bytes that one connection may hold, likewise.
+/// Bytes that one connection may hold, with the same exception.
 const MAX_CONNECTION_BYTES: usize = 1 << 20;
 /// Bytes that a connection may still hold once all of them hold [`MAX_BYTES`]. A client that reads its answers and
 /// whose requests arrive in one piece is served with these.
@@ -68,12 +68,12 @@ const MIN_CONNECTION_BYTES: usize = 16 << 10;
 const REQUESTS: usize = 4;
 
 impl InFlight {
-    /// A pool for requests of at most this size.
+    /// Creates a pool for requests of at most this size.
     pub(crate) fn new(request_bytes: usize) -> Arc<Self> {
         Arc::new(Self { request_bytes, held: AtomicUsize::new(0) })
     }
 
-    /// Bytes that a connection may hold now.
+    /// Returns the number of bytes that a connection may hold now.
     fn limit(&self) -> usize {
         let requests = self.request_bytes.saturating_mul(REQUESTS);
         match self.held.load(Ordering::Relaxed) < MAX_BYTES.max(requests) {
@@ -82,7 +82,7 @@ impl InFlight {
         }
     }
 
-    /// The share of a new connection.
+    /// Creates the share of a new connection.
     pub(crate) fn share(self: &Arc<Self>) -> Arc<Share> {
         Arc::new(Share {
             pool: self.clone(),
@@ -127,7 +127,7 @@ impl Share {
         self.held.load(Ordering::Relaxed) < self.pool.limit()
     }
 
-    /// Holds bytes of a request, if the connection may.
+    /// Counts the bytes of a request. Fails if the connection exceeds its bound.
     pub(crate) fn hold(self: &Arc<Self>, bytes: usize) -> Result<Held, TooMuch> {
         let sum = self.held.load(Ordering::Relaxed).saturating_add(bytes);
         if sum > self.pool.limit() { Err(TooMuch) } else { Ok(self.count(bytes)) }
@@ -146,12 +146,12 @@ impl Share {
         Held { share: self.clone(), bytes }
     }
 
-    /// Answers that are not read yet.
+    /// Returns the number of unread responses.
     pub(crate) fn unread(&self) -> usize {
         self.unread.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Begins another period. Returns whether an answer from before the last one is still unread.
+    /// Starts another period. Returns true if a response from before the previous period is still unread.
     pub(crate) fn next_period(&self) -> bool {
         let is_odd = self.is_odd.fetch_xor(true, Ordering::Relaxed);
         self.unread[usize::from(!is_odd)].load(Ordering::Relaxed) > 0
@@ -159,7 +159,7 @@ impl Share {
 }
 
 impl Held {
-    /// Holds more. Fails if the connection may not.
+    /// Counts more bytes. Fails if the connection exceeds its bound.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), TooMuch> {
         let mut more = self.share.hold(bytes)?;
         self.bytes += std::mem::take(&mut more.bytes);

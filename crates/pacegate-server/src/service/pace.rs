@@ -9,9 +9,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The reads of one worker from such clients.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reads {
-    /// When the last one was reserved for. So all of them do not wake up at once.
+    /// The instant of the last reserved read. Reservations are spread out, so that clients do not wake up at once.
     reserved: Option<Instant>,
-    /// When the last one began. A worker that has fallen behind does not catch up on these.
+    /// The start of the last read. A worker that has fallen behind does not catch up.
     begun: Option<Instant>,
 }
 
@@ -36,14 +36,14 @@ pub(crate) async fn unauthenticated_turn() {
 }
 
 impl Reads {
-    /// Reserves an instant after all others.
+    /// Reserves the next free instant.
     fn reserve(&mut self, now: Instant) -> Instant {
         let reserved = self.reserved.map_or(now, |last| last.max(now)) + PAUSE;
         self.reserved = Some(reserved);
         reserved
     }
 
-    /// Begins a read, unless the last one has only just begun.
+    /// Starts a read, unless the last one started less than the interval ago.
     fn begin(&mut self, now: Instant) -> bool {
         let may_begin = self.begun.is_none_or(|last| now >= last + PAUSE);
         if may_begin {

@@ -6,11 +6,11 @@ use tokio::time::Instant;
 /// Limits how often an event that outsiders can cause is logged.
 #[derive(Debug, Default)]
 pub(crate) struct Quiet {
-    /// When the event was last logged, and how often it was not since then.
+    /// The time of the last log line, and the number of events since then that were not logged.
     last: Mutex<Option<(Instant, u64)>>,
 }
 
-/// One line in this time.
+/// The minimum time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Quiet {

@@ -40,7 +40,7 @@ pub enum TlsError {
 }
 
 impl Tls {
-    /// Reads the files. `protocols` are offered to clients that ask, as HTTP/2 does.
+    /// Reads the files. `protocols` are offered in ALPN, for example for HTTP/2.
     pub(crate) fn load(
         files: TlsFiles,
         protocols: &'static [&'static [u8]],
@@ -49,12 +49,12 @@ impl Tls {
         Ok(Self { files, protocols, config: ArcSwap::from_pointee(config) })
     }
 
-    /// Reads the files again. They are in force once they are [put](Self::put).
+    /// Reads the files again. [`Tls::put`] activates the result.
     pub(crate) fn read_again(&self) -> Result<Arc<ServerConfig>, TlsError> {
         read(&self.files, self.protocols).map(Arc::new)
     }
 
-    /// Meets connections with this from now on.
+    /// Uses this configuration for new connections.
     pub(crate) fn put(&self, config: Arc<ServerConfig>) {
         self.config.store(config);
     }

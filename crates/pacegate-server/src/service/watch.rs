@@ -72,7 +72,7 @@ struct Patience<'a> {
     timer: Pin<&'a mut Sleep>,
     reading_since: Option<Instant>,
     idle_since: Instant,
-    /// When unread answers are looked at.
+    /// When to check for unread responses.
     period_ends: Instant,
     requests: u64,
     end: End,
@@ -217,7 +217,7 @@ impl Watch {
         &self.peer
     }
 
-    /// What the connection holds, if it speaks HTTP/2. HTTP/1.1 has one request at a time and needs no count.
+    /// Returns the bytes that an HTTP/2 connection holds. HTTP/1.1 has one request at a time and needs no count.
     pub(crate) fn share(&self) -> Option<&Arc<Share>> {
         self.is_http2().then_some(&self.share)
     }
@@ -227,8 +227,8 @@ impl Watch {
         self.is_authenticated.load(Ordering::Relaxed)
     }
 
-    /// Notes that a request lacks one. After many of them in one second, few bytes are read from the connection. It is
-    /// closed if the client does not read the answers.
+    /// Records that a request lacks an API key. After many of them in one second, few bytes are read from the
+    /// connection. It is closed if the client does not read the responses.
     pub(crate) fn suspect(&self) {
         let second = self.begun.elapsed().as_secs();
         if self.keyless_since.swap(second, Ordering::Relaxed) != second {
@@ -241,15 +241,15 @@ impl Watch {
         }
     }
 
-    /// Notes that one has.
+    /// Records that a request has an API key.
     pub(crate) fn authenticate(&self) {
         self.is_authenticated.store(true, Ordering::Relaxed);
         self.peer.authenticated();
     }
 
-    /// Whether an answer should announce the end of the connection. HTTP/2 announces it with a frame, HTTP/1.1 with the
-    /// answer to the last request that has arrived. When its buffer is empty, hyper reads the socket while a request is
-    /// open. If this read finds nothing, the request is the last one.
+    /// Returns true if a response should announce the end of the connection. HTTP/2 uses a frame, HTTP/1.1 the
+    /// response to the last request that has arrived. When its buffer is empty, hyper reads the socket while a request
+    /// is open. If this read finds nothing, the request is the last one.
     pub(crate) fn is_last(&self) -> bool {
         let is_flood = self.drained.load(Ordering::Relaxed) > MAX_DRAINED_BYTES;
         self.is_draining() && !self.is_http2() && (self.is_read_up() || is_flood)

@@ -11,8 +11,8 @@ use tokio::{
     sync::oneshot,
 };
 
-/// Threads that serve connections, each with a runtime of its own: a connection stays on one thread, and nothing is
-/// stolen or woken across processors.
+/// Threads that serve connections. Each has a single-threaded runtime, so a connection stays on one thread and needs no
+/// work stealing or wake-ups across CPUs.
 #[derive(Debug)]
 pub(crate) struct Workers {
     handles: Vec<Handle>,
@@ -22,7 +22,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts so many threads, or one for each processor.
+    /// Starts `count` threads. Default: one per CPU.
     pub(crate) fn start(count: Option<NonZeroUsize>) -> io::Result<Self> {
         let count = count.or(thread::available_parallelism().ok()).map_or(1, usize::from);
         let (mut handles, mut ends) = (Vec::new(), Vec::new());
@@ -32,14 +32,14 @@ impl Workers {
             handles.push(runtime.handle().clone());
             ends.push(end);
             thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
-                // An error is the sender's end, which is what is waited for.
+                // Returns an error when the sender is dropped, which ends the thread.
                 let _ = runtime.block_on(ended);
             })?;
         }
         Ok(Self { handles, next: AtomicUsize::new(0), _ends: ends })
     }
 
-    /// Runs `task` on one of the threads, each in turn.
+    /// Runs `task` on the next thread, round robin.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let next = self.next.fetch_add(1, Ordering::Relaxed) % self.handles.len();
         self.handles[next].spawn(task);

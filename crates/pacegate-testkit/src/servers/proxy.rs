@@ -48,7 +48,7 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// Panics if there is no free port.
+    /// Panics if no port is free.
     pub fn start(target: impl Into<String>) -> Self {
         let shared = Shared {
             target: target.into(),

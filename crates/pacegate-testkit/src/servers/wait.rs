@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the test kit waits for a server.
+/// Maximum time that the test kit waits for a server.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Waits until a condition is true, by polling every few milliseconds.

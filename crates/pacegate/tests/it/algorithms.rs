@@ -1,10 +1,10 @@
-//! What each algorithm answers, step by step. The clock starts at the beginning of a day.
+//! Expected decisions of each algorithm, step by step. The clock starts at the beginning of a day.
 
 use std::time::Duration;
 
 use crate::limiter;
 
-/// Milliseconds since the start, cost, and what is expected: allowed, remaining, retry_after and reset_after in µs.
+/// Milliseconds since the start, cost, and the expected allowed, remaining, retry_after and reset_after in µs.
 type Step = (u64, u64, bool, u64, Option<u64>, u64);
 
 fn check(limit: &str, steps: &[Step]) {
@@ -52,7 +52,7 @@ fn sliding_window() {
         &[
             (0, 4, true, 0, None, 2_000_000),
             (500, 1, false, 0, Some(750_000), 1_500_000),
-            // The window of the four is over, but all of it is still in view.
+            // The window of the four units has ended, but the previous window still has full weight.
             (1_000, 1, false, 0, Some(250_000), 1_000_000),
             (1_250, 1, true, 0, None, 1_750_000),
             (1_499, 1, false, 0, Some(1_000), 1_501_000),
@@ -101,7 +101,7 @@ fn token_bucket() {
 
 #[test]
 fn token_bucket_keeps_thirds() {
-    // A third of a second is no whole number of microseconds; nothing is lost in rounding.
+    // A third of a second is not a whole number of microseconds; nothing is lost to rounding.
     check(
         "3/second burst 1",
         &[
@@ -125,22 +125,22 @@ fn concurrency() {
     let third = limiter.acquire("key").into_result().unwrap();
     assert!(limiter.acquire("key").into_result().is_err());
 
-    // The first permit is renewed in time and lives on; the third is not, and ends.
+    // The first permit is renewed in time and stays valid; the third is not renewed and expires.
     clock.advance(Duration::from_millis(999));
     let first = first.into_result().unwrap();
     assert!(first.renew());
     clock.advance(Duration::from_millis(1));
-    assert!(!third.renew(), "over after a second");
+    assert!(!third.renew(), "expired after a second");
     let fourth = limiter.acquire("key").into_result().unwrap();
     assert!(limiter.acquire("key").permit.is_none());
-    // Returning a permit that has ended takes nothing away from whoever holds its place now.
+    // Dropping an expired permit does not release the permit that replaced it.
     drop(third);
     assert!(limiter.acquire("key").permit.is_none());
     drop((first, fourth));
     assert_eq!(limiter.peek("key").remaining(), 2);
 }
 
-/// `more_after` is exact: there is more then, and not a microsecond earlier.
+/// `more_after` is exact: `remaining` grows then, and not a microsecond earlier.
 #[test]
 fn more_units_come_when_the_decision_says() {
     for text in ["5/second", "3/second burst 7", "10/second burst 10", "7/11s token-bucket"] {
@@ -162,7 +162,7 @@ fn more_units_come_when_the_decision_says() {
 }
 
 #[test]
-fn a_decision_that_does_not_tell_when_there_is_more_says_so() {
+fn more_after_is_none_if_the_algorithm_does_not_know_it() {
     for (text, first, second) in [
         ("5/minute sliding-log", Some(60), None),
         ("5/minute sliding-window", Some(120), None),

@@ -1,4 +1,4 @@
-//! What no traffic, however contrived, gets past the limiter; and what every sender gets.
+//! Upper bounds that hold for any traffic, and exact waits and rates.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn on_a_clock(limit: Limit) -> (Limiter, ManualClock) {
     (limiter, clock)
 }
 
-/// Denied one microsecond before `retry_after`, admitted at it: on every denial, for every cost.
+/// A request is denied one microsecond before `retry_after` and admitted at it, for every denial and every cost.
 #[test]
 fn retry_after_is_exact_both_ways() {
     for algorithm in RATE_ALGORITHMS {
@@ -50,7 +50,7 @@ fn retry_after_is_exact_both_ways() {
     }
 }
 
-/// The most that each algorithm admits in any half-open period, under traffic that asks for all it can get.
+/// Checks the maximum that each algorithm admits in any half-open period, under traffic that takes all it can get.
 #[test]
 fn no_period_admits_more_than_the_bound() {
     for algorithm in RATE_ALGORITHMS {
@@ -86,7 +86,7 @@ fn no_period_admits_more_than_the_bound() {
     }
 }
 
-/// After any silence, no more than the burst at once.
+/// After an idle time of any length, at most the burst is admitted at once.
 #[test]
 fn a_burst_after_silence_is_at_most_the_burst() {
     for text in ["10/second burst 10", "10/second burst 3", "7/second", "7/second sliding-window"] {
@@ -100,7 +100,7 @@ fn a_burst_after_silence_is_at_most_the_burst() {
     }
 }
 
-/// Asked for all it can give, a token bucket gives the burst and what the time refills: to the token, for ever.
+/// Under full load a token bucket admits exactly the burst plus the refill, to the token.
 #[test]
 fn the_long_run_rate_is_exact() {
     for (amount, seconds) in [(3, 300_000), (7, 100_000), (59, 20_000), (997, 1_000), (999_983, 1)]

@@ -1,4 +1,4 @@
-//! Charges that the caller has put together.
+//! Explicit charges: `Limiter::charges`.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn charge(policy: &str, key: &'static [u8], text: &str) -> Charge<'static> {
 }
 
 #[test]
-fn a_verdict_tells_of_each_charge() {
+fn check_batch_returns_a_decision_for_each_charge() {
     let (limiter, _) = limiter([policy("unused", "1/hour")]);
     let both = [charge("a", b"k", "3/hour"), charge("b", b"k", "1/hour")];
     let verdict = limiter.charges().check_batch(&both).unwrap();
@@ -32,7 +32,11 @@ fn a_verdict_tells_of_each_charge() {
     let verdict = limiter.charges().check_batch(&both).unwrap();
     assert_eq!(verdict.decision.policy().unwrap().as_str(), "b");
     let each: Vec<_> = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining())).collect();
-    assert_eq!(each, [(true, 2), (false, 0)], "what would have fit says so, and is untouched");
+    assert_eq!(
+        each,
+        [(true, 2), (false, 0)],
+        "a charge that would have fit is reported as allowed and not charged"
+    );
 }
 
 #[test]
@@ -50,11 +54,14 @@ fn charges_are_counted_under_their_policy_or_ad_hoc() {
     assert_eq!((stats.ad_hoc.allowed, stats.ad_hoc.denied), (2, 1), "a peek is not counted");
     assert_eq!(stats.ad_hoc.policy.as_str(), "ad-hoc");
     let request = Request::new().with("user", "alice");
-    assert!(!limiter.check_request(&request).unwrap().is_allowed(), "one budget by any way");
+    assert!(
+        !limiter.check_request(&request).unwrap().is_allowed(),
+        "charges and requests share a counter"
+    );
 }
 
 #[test]
-fn a_plan_is_what_a_request_is_charged() {
+fn a_plan_contains_the_charges_of_a_request() {
     let by_user = policy("by-user", "5/hour").per(["user"]);
     let seen = policy("seen", "1/hour").shadow();
     let all = policy("all", "9/hour").max_cost(3);
@@ -75,7 +82,7 @@ fn a_plan_is_what_a_request_is_charged() {
 }
 
 #[test]
-fn a_lifted_limit_is_charged_where_it_is_wanted() {
+fn lifted_limits_are_charged_on_demand() {
     let pro = || Match::any().and("plan", Condition::equal("pro"));
     let lifted = |name| policy(name, "5/hour").per(["user"]).overriding(pro(), []);
     let (limiter, _) = limiter([lifted("a"), policy("b", "9/hour"), lifted("c")]);
@@ -110,13 +117,13 @@ fn a_policy_that_never_matches_is_charged_by_name_only() {
 }
 
 #[test]
-fn no_policy_takes_the_name_of_those_without_one() {
+fn the_ad_hoc_name_is_reserved() {
     let error = PolicySet::new([policy("ad-hoc", "1/hour")]).unwrap_err();
     assert_eq!(error, PolicyError::ReservedName(PolicyName::AD_HOC));
 }
 
 #[test]
-fn what_charges_took_is_given_back() {
+fn charges_can_be_refunded() {
     let (limiter, _) = limiter([policy("unused", "1/hour")]);
     let shared = SharedLimiter::from(limiter.clone());
     let own = [charge("a", b"k", "2/hour").cost(2)];
@@ -195,11 +202,11 @@ proptest! {
 }
 
 #[test]
-fn a_refund_leaves_permits_to_those_who_hold_them() {
+fn a_refund_releases_no_permits() {
     let limiter = Limiter::builder().limit("100/minute").limit("2/minute concurrency");
     let limiter = limiter.build().unwrap();
     let held = limiter.acquire("a").into_result().unwrap();
-    assert!(limiter.check("a").is_allowed(), "without a permit: that can be given back");
+    assert!(limiter.check("a").is_allowed(), "without a permit, so it can be refunded");
     assert!(limiter.acquire("a").permit.is_none());
     limiter.refund("a", 2);
     let second = limiter.acquire("a");
@@ -229,7 +236,7 @@ fn a_permit_that_was_charged_twice_is_returned_as_a_whole() {
     }
 }
 
-/// What is charged twice in one request fits if both do, and whoever waits as long as told is admitted.
+/// Two charges to one key in a request fit if their sum does, and `retry_after` is the wait for the sum.
 #[test]
 fn a_key_that_is_charged_twice_is_charged_the_sum() {
     for text in
@@ -251,7 +258,7 @@ fn a_key_that_is_charged_twice_is_charged_the_sum() {
         let each = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining()));
         assert_eq!(each.collect::<Vec<_>>(), [(true, 10), (false, 4)], "{text}");
         assert_eq!((verdict.decision.is_allowed(), verdict.decision.retry_after()), (false, None));
-        // Another key denies: nothing was taken of this one.
+        // Another key denies: this one is not charged.
         let other = charge("q", b"k", "0/hour");
         let verdict = limiter.charges().check_batch(&[one(3), one(3), other]).unwrap();
         let each = verdict.each.iter().map(|own| (own.is_allowed(), own.remaining()));
@@ -260,7 +267,7 @@ fn a_key_that_is_charged_twice_is_charged_the_sum() {
 }
 
 #[test]
-fn a_charge_that_is_not_enforced_does_not_stand_in_the_way_of_its_own_key() {
+fn a_shadow_charge_does_not_block_an_enforced_charge_to_its_key() {
     let (limiter, _) = limiter([policy("unused", "1/hour")]);
     let enforced = charge("p", b"k", "1/minute");
     let verdict = limiter.charges().check_batch(&[enforced.enforced(false), enforced]).unwrap();
@@ -281,9 +288,9 @@ fn many_charges_are_joined_like_few() {
     assert_eq!((&remaining[..300], &remaining[300..]), (&[8; 300][..], &[6; 300][..]));
 }
 
-/// Of charges to one key of a policy, the one that denies says what is counted, whichever comes first.
+/// If an enforced charge denies, the request counts as denied, also next to shadow charges and peeks, in any order.
 #[test]
-fn what_denies_is_what_is_counted() {
+fn the_denying_charge_determines_the_count() {
     let enforced = charge("p", b"k", "1/minute");
     let shadow = enforced.enforced(false);
     for (order, counted) in [
@@ -300,7 +307,7 @@ fn what_denies_is_what_is_counted() {
     }
 }
 
-/// An override counts in its own place, unless the key shows that it never applies.
+/// The plan includes the counter of each override, except overrides that cannot apply to the key.
 #[test]
 fn a_key_is_planned_for_each_counter_that_a_policy_may_have_for_it() {
     let by = |attribute: &str, value: &str| Match::any().and(attribute, Condition::equal(value));

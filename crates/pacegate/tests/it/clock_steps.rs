@@ -1,4 +1,4 @@
-//! A clock that steps back locks nobody out for long; one that steps forward admits one burst more.
+//! Clock steps: a step back denies for at most a short time; a step forward admits at most one extra burst.
 
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ fn a_step_back_locks_out_for_a_period_at_most() {
             let (limiter, clock) = used_up(algorithm);
             clock.set(pacegate::Timestamp::from_micros(clock.now().as_micros() - millis * 1_000));
             let denied = limiter.check("key");
-            assert!(!denied.is_allowed(), "{algorithm}, {millis} ms back: what is used is used");
-            // The sliding window needs up to two: the first of them as the current window, the second as the previous.
+            assert!(!denied.is_allowed(), "{algorithm}, {millis} ms back: used units stay used");
+            // The sliding window needs up to two periods: one as the current window and one as the previous.
             let most = if algorithm == Algorithm::SlidingWindow { 2 } else { 1 };
             let wait = denied.retry_after().unwrap();
             assert!(wait <= Duration::from_secs(most), "{algorithm}, {millis} ms back: {wait:?}");
@@ -52,9 +52,9 @@ fn a_step_forward_admits_one_burst_more() {
     }
 }
 
-/// Two processors may disagree about the time by a little: that is not a step, and no time is counted twice.
+/// The clocks of two CPUs may differ slightly. That is not a step, and no time is counted twice.
 #[test]
-fn a_clock_that_wavers_gives_nothing_away() {
+fn a_wavering_clock_admits_nothing_extra() {
     let clock = ManualClock::new();
     let limit = "1000/second burst 10";
     let limiter = Limiter::builder().limit(limit).clock(clock.clone()).build().unwrap();
@@ -65,13 +65,13 @@ fn a_clock_that_wavers_gives_nothing_away() {
         clock.set(pacegate::Timestamp::from_micros(clock.now().as_micros() - 499));
         admitted += take(&limiter);
     }
-    // A thousand waverings of one microsecond each: time has come forward by a millisecond and a half.
+    // A net advance of 1 µs in each of a thousand rounds: the latest time seen is 1.5 ms after the start.
     assert_eq!(admitted, 10 + 1);
 }
 
-/// The same where every wavering follows a charge: the charged instant is not brought back with the clock.
+/// The same if the clock goes back after each charge: the instant of the charge does not move back with it.
 #[test]
-fn a_clock_that_wavers_after_a_charge_gives_nothing_away() {
+fn a_clock_that_wavers_after_a_charge_admits_nothing_extra() {
     let (limiter, clock) = crate::limiter("1000/second burst 10");
     let mut admitted = take(&limiter);
     for _ in 0..1_000 {
@@ -84,9 +84,9 @@ fn a_clock_that_wavers_after_a_charge_gives_nothing_away() {
     assert_eq!(admitted, 10 + 1);
 }
 
-/// A request over several keys is decided at one instant, and none of its shards goes back behind that.
+/// A request over several keys is decided at one instant, and the time of none of its shards falls behind it.
 #[test]
-fn a_clock_that_wavers_gives_nothing_away_to_requests_of_several_keys() {
+fn a_wavering_clock_admits_nothing_extra_for_requests_of_several_keys() {
     let (limiter, clock) = crate::limiter("1/second");
     let policy = pacegate::PolicyName::DEFAULT;
     let back = || clock.set(pacegate::Timestamp::from_micros(clock.now().as_micros() - 500));
@@ -114,7 +114,7 @@ fn a_clock_that_wavers_gives_nothing_away_to_requests_of_several_keys() {
 }
 
 #[test]
-fn what_is_given_back_after_a_step_back_is_given_back_once() {
+fn a_refund_after_a_step_back_counts_once() {
     for algorithm in crate::RATE_ALGORITHMS {
         for millis in STEPS {
             let (limiter, clock) = used_up(algorithm);
@@ -125,9 +125,9 @@ fn what_is_given_back_after_a_step_back_is_given_back_once() {
     }
 }
 
-/// The same for the budget that keys without room share: each of them brings the instant of its own shard.
+/// The same for the shared budget of keys without room: each charge uses the time of the key's shard.
 #[test]
-fn a_clock_that_wavers_gives_nothing_away_to_keys_without_room() {
+fn a_wavering_clock_admits_nothing_extra_for_keys_without_room() {
     for _ in 0..8 {
         let clock = ManualClock::new();
         let limiter = Limiter::builder().limit("10000/second burst 10").max_keys(1);
@@ -141,7 +141,7 @@ fn a_clock_that_wavers_gives_nothing_away_to_keys_without_room() {
             clock.set(pacegate::Timestamp::from_micros(clock.now().as_micros() - 899));
             admitted += take("b");
         }
-        // Ten at once, and what 1,899 microseconds fill up.
+        // A burst of ten, plus the refill of 1,899 µs.
         assert!(admitted <= 28, "{admitted}");
     }
 }

@@ -39,7 +39,7 @@ fn rounds(
 #[test]
 fn one_key_admits_exactly_the_amount() {
     for algorithm in Algorithm::BUILT_IN {
-        // A day, so that neither a boundary nor a refill comes in between; no test starts at midnight to the second.
+        // A period of a day, so that neither a window boundary nor a refill falls into the test, except at midnight.
         let limit = Limit::per_day(100).with_algorithm(algorithm).unwrap();
         let limiter = Limiter::builder().limit(limit).clock(pacegate::ManualClock::new());
         let limiter = limiter.build().unwrap();
@@ -122,7 +122,7 @@ fn sweeping_never_loses_a_live_counter() {
     rounds(
         300,
         |round, me| {
-            // Thousands of keys that expire in the next round keep the sweep at work.
+            // Thousands of keys that expire in the next round keep the sweep busy.
             for filler in 0..20 {
                 let _ = limiter.check(("filler", round, me, filler));
             }

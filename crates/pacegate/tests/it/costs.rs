@@ -18,7 +18,7 @@ fn a_cost_that_never_fits_is_an_error_and_changes_nothing() {
             assert_eq!((said, max), (cost, 10), "{text}");
         }
         assert_eq!(limiter.peek("key").remaining(), 10, "{text}");
-        assert_eq!(limiter.store().usage().keys, 0, "{text}: no key was made");
+        assert_eq!(limiter.store().usage().keys, 0, "{text}: no key was created");
         assert!(limiter.check_cost("key", 10).unwrap().is_allowed(), "{text}");
     }
     let error = limiter("5/second burst 10").0.check_cost("key", 11).unwrap_err().to_string();
@@ -37,7 +37,7 @@ fn peeks_and_denials_leave_no_trace() {
         for _ in 0..3 {
             assert_eq!(limiter.peek("key").remaining(), 5);
         }
-        assert_eq!(limiter.store().usage().keys, 0, "{algorithm}: a peek makes no key");
+        assert_eq!(limiter.store().usage().keys, 0, "{algorithm}: a peek creates no key");
         assert!(limiter.check_cost("key", 5).unwrap().is_allowed());
         let before = limiter.peek("key");
         for cost in (1..=5).cycle().take(1_000) {
@@ -55,7 +55,11 @@ fn refunds_are_clamped_and_resets_forget() {
         limiter.refund("key", 3);
         assert_eq!(limiter.peek("key").remaining(), 4, "{algorithm}");
         limiter.refund("key", u64::MAX);
-        assert_eq!(limiter.peek("key").remaining(), 5, "{algorithm}: no more than was used");
+        assert_eq!(
+            limiter.peek("key").remaining(),
+            5,
+            "{algorithm}: a refund is capped at the used units"
+        );
         limiter.refund("stranger", 3);
         assert_eq!(limiter.peek("stranger").remaining(), 5, "{algorithm}");
         let _ = limiter.check_cost("key", 5).unwrap();
@@ -137,7 +141,7 @@ fn several_limits_are_charged_together_or_not_at_all() {
     assert_eq!(limiter.check_cost("key", 3).unwrap().remaining(), 0);
     clock.advance(Duration::from_secs(60));
     assert_eq!(limiter.check_cost("key", 5).unwrap().remaining(), 0);
-    assert!(limiter.check_cost("key", 9).is_err(), "more than the smallest can ever take");
+    assert!(limiter.check_cost("key", 9).is_err(), "above the capacity of the smallest limit");
 }
 
 #[test]
@@ -175,7 +179,7 @@ fn many_keys_at_once_decide_as_one_by_one() {
 }
 
 #[test]
-fn of_two_denials_the_longer_speaks() {
+fn of_two_denials_the_longer_wait_is_reported() {
     for texts in [["1/second", "1/hour sliding-log"], ["1/hour sliding-log", "1/second"]] {
         let limiter = Limiter::builder().limit(texts[0]).limit(texts[1]);
         let limiter = limiter.clock(pacegate::ManualClock::new()).build().unwrap();

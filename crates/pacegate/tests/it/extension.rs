@@ -1,4 +1,4 @@
-//! Algorithms, keys and stores of one's own.
+//! Custom algorithms and keys.
 
 use std::{cell::Cell, time::Duration};
 
@@ -7,7 +7,7 @@ use pacegate::{
     algorithm::{CustomAlgorithm, Outcome, State},
 };
 
-/// So many until they are given back.
+/// Admits the limit's amount in total, until a refund.
 #[derive(Debug)]
 struct Tickets;
 
@@ -32,7 +32,7 @@ impl CustomAlgorithm for Tickets {
     }
 }
 
-/// Emptying the state of some keys takes nothing away from the others that share their table.
+/// Emptying the state of some keys leaves the other keys in the same table intact.
 #[test]
 fn a_custom_state_may_become_empty() {
     let limit = Limit::per_day(1).with_algorithm(Algorithm::custom(&Tickets)).unwrap();
@@ -48,7 +48,7 @@ fn a_custom_state_may_become_empty() {
     }
 }
 
-/// Keeps what is over as soon as it is written.
+/// Writes states that have already expired.
 #[derive(Debug)]
 struct Forgetful;
 
@@ -65,9 +65,9 @@ impl CustomAlgorithm for Forgetful {
     }
 }
 
-/// A request that is denied takes back what it made, and no more if some of that was forgotten meanwhile.
+/// A denied request removes the cells it created, and counts none twice if some have been reclaimed meanwhile.
 #[test]
-fn room_is_given_back_once() {
+fn room_is_freed_once() {
     let forgetful = Limit::per_day(1).with_algorithm(Algorithm::custom(&Forgetful)).unwrap();
     let limiter = Limiter::builder().limit(forgetful).max_keys(1_000).build().unwrap();
     let keys: Vec<_> = (0..500).map(|key: u32| key.to_le_bytes()).collect();
@@ -78,9 +78,9 @@ fn room_is_given_back_once() {
     assert_eq!(limiter.store().usage().keys, 0);
 }
 
-/// Reading a key may do anything, even ask the limiter: no lock is held meanwhile.
+/// The limiter holds no lock while it reads a key, so `Key::with` may call the limiter.
 #[test]
-fn a_key_may_ask_the_limiter_while_it_is_read() {
+fn a_key_may_call_the_limiter_while_it_is_read() {
     struct Nosy<'a>(&'a Limiter, Cell<u32>);
 
     impl Key for Nosy<'_> {
@@ -99,7 +99,7 @@ fn a_key_may_ask_the_limiter_while_it_is_read() {
     assert_eq!(limiter.stats().policies[0].allowed, 41 + u64::from(reads));
 }
 
-/// Admits everybody and remembers nothing.
+/// Admits every request and stores no state.
 #[derive(Debug)]
 struct Free;
 
@@ -114,7 +114,7 @@ impl CustomAlgorithm for Free {
 }
 
 #[test]
-fn an_algorithm_that_remembers_nothing_takes_nothing_from_others() {
+fn an_algorithm_without_state_leaves_other_counters_alone() {
     let free = Limit::per_day(1).with_algorithm(Algorithm::custom(&Free)).unwrap();
     let limiter = Limiter::memory(Limit::per_day(1));
     for key in 0..50_000_u32 {

@@ -1,4 +1,4 @@
-//! What happens when the store does not answer.
+//! Failure modes: decisions while the store does not answer.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     shared::{Double, policy},
 };
 
-/// A limiter over a store that does not answer.
+/// Creates a limiter over a store that does not answer.
 fn degraded(policies: impl IntoIterator<Item = Policy>) -> (SharedLimiter, Double, ManualClock) {
     let clock = ManualClock::new();
     let store = Double::new(&clock);
@@ -36,7 +36,7 @@ fn ask(limiter: &SharedLimiter) -> Decision {
 }
 
 #[test]
-fn open_admits_and_says_so() {
+fn open_admits_and_marks_the_decision_as_degraded() {
     let (limiter, _, _) = degraded([policy("api", "2/hour").failing(Open)]);
     for _ in 0..5 {
         let decision = ask(&limiter);
@@ -57,7 +57,7 @@ fn closed_denies_until_the_store_may_be_back() {
     store.recover();
     let decision = ask(&limiter);
     assert!(decision.is_allowed() && !decision.is_degraded());
-    assert_eq!(decision.remaining(), 1, "what was denied was not charged");
+    assert_eq!(decision.remaining(), 1, "the denied request was not charged");
 }
 
 #[test]
@@ -68,15 +68,15 @@ fn local_counts_a_share_in_memory_and_remembers_it() {
     assert_eq!(answers.map(|decision| decision.remaining()), [1, 0, 0]);
     assert_eq!(answers[2].retry_after(), Some(Duration::from_secs(60)));
     store.recover();
-    assert_eq!(ask(&limiter).remaining(), 7, "nothing of it was charged to the store");
-    store.fail(StoreError::Unavailable("gone again".into()));
-    assert!(!ask(&limiter).is_allowed(), "what was used of the share is still used");
+    assert_eq!(ask(&limiter).remaining(), 7, "local use was not charged to the store");
+    store.fail(StoreError::Unavailable("lost again".into()));
+    assert!(!ask(&limiter).is_allowed(), "the used part of the share is still used");
     clock.advance(Duration::from_secs(60));
     assert!(ask(&limiter).is_allowed());
 }
 
 #[test]
-fn every_failure_of_the_store_is_met_and_a_mistake_is_told() {
+fn store_failures_use_the_failure_mode_and_unsupported_is_an_error() {
     let (limiter, store, _) = degraded([policy("api", "2/hour").failing(Open)]);
     for error in [
         StoreError::TimedOut,
@@ -113,7 +113,7 @@ fn all_or_nothing_holds_without_the_store_too() {
 }
 
 #[test]
-fn where_a_closed_policy_denies_nothing_is_counted() {
+fn a_denial_by_a_closed_policy_charges_nothing() {
     let closed = policy("login", "9/hour").failing(Closed);
     let path = || pacegate::policy::Condition::equal("/login");
     let (limiter, _, _) = degraded([policy("all", "2/hour"), closed.matching("path", path())]);
@@ -137,8 +137,8 @@ fn a_policy_in_shadow_mode_denies_in_no_failure_mode() {
 }
 
 #[test]
-fn nothing_is_denied_for_good_because_the_store_is_away() {
-    // A cost that fits the limit and not the share, and a share of nothing.
+fn a_cost_above_the_local_share_can_be_retried() {
+    // A cost that fits the limit but not the share, and a share of zero.
     for (failure, cost) in [(local(1, 4), 3), (local(0, 1), 1)] {
         for algorithm in pacegate::Algorithm::BUILT_IN {
             let policy = policy("api", &format!("8/hour {algorithm}")).failing(failure);
@@ -160,7 +160,7 @@ fn a_limit_of_0_denies_in_every_failure_mode() {
 }
 
 #[test]
-fn degraded_decisions_are_counted_besides_what_they_are() {
+fn degraded_decisions_are_also_counted_as_allowed_or_denied() {
     let (limiter, store, _) =
         degraded([policy("local", "1/hour"), policy("open", "1/hour").failing(Open)]);
     let _ = (ask(&limiter), ask(&limiter), check(&limiter, &Request::new().cost(0)));
@@ -174,7 +174,7 @@ fn degraded_decisions_are_counted_besides_what_they_are() {
 }
 
 #[test]
-fn a_request_that_nothing_covers_asks_nobody() {
+fn a_request_without_a_policy_makes_no_store_call() {
     let (limiter, store, _) = degraded([policy("other", "1/hour").in_domain("edge")]);
     let decision = ask(&limiter);
     assert!(decision.is_allowed() && !decision.is_degraded());
@@ -182,7 +182,7 @@ fn a_request_that_nothing_covers_asks_nobody() {
 }
 
 #[test]
-fn charges_have_the_failure_mode_of_their_policy_or_that_of_none() {
+fn charges_have_the_failure_mode_of_their_policy_or_the_ad_hoc_one() {
     let (limiter, _, _) = degraded([policy("known", "2/hour").failing(Closed)]);
     let charge =
         |policy: &str| Charge::new(policy.parse().unwrap(), KeyRef::new(b"key"), limit("2/hour"));
@@ -206,7 +206,7 @@ fn charges_have_the_failure_mode_of_their_policy_or_that_of_none() {
     assert_eq!(limiter.stats().store_failures, 5);
 }
 
-/// Also where both count on one state.
+/// Also if both charges use the same counter.
 #[test]
 fn a_charge_keeps_its_failure_mode_beside_another() {
     let (limiter, _, _) = degraded([policy("known", "2/hour")]);
@@ -218,7 +218,7 @@ fn a_charge_keeps_its_failure_mode_beside_another() {
 }
 
 #[test]
-fn a_reset_forgets_what_was_counted_here_as_well() {
+fn a_reset_also_clears_local_counters() {
     let (limiter, store, _) = degraded([policy("api", "1/hour").per(["key"])]);
     let ask = || pollster::block_on(limiter.check("alice")).unwrap().is_allowed();
     assert!(ask() && !ask());
@@ -228,7 +228,7 @@ fn a_reset_forgets_what_was_counted_here_as_well() {
     assert!(ask());
 }
 
-/// Many threads, and a store that comes and goes: neither the limit nor the share is exceeded.
+/// Many threads use a store that repeatedly fails and recovers: neither the limit nor the share is exceeded.
 #[test]
 fn a_share_is_exact_while_the_store_flaps() {
     let (limiter, store, _) = degraded([policy("api", "400/hour").failing(local(1, 4))]);
@@ -252,7 +252,7 @@ fn a_share_is_exact_while_the_store_flaps() {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    // Whatever the threads have left.
+    // Takes the units that the threads have left.
     let rest = || (0..1_000).filter(|_| ask(&limiter).is_allowed()).count() as u64;
     store.recover();
     let rest_of_store = rest();
@@ -261,7 +261,7 @@ fn a_share_is_exact_while_the_store_flaps() {
 }
 
 #[test]
-fn a_charge_may_say_for_itself() {
+fn a_charge_may_override_the_failure_mode() {
     let (limiter, _, _) = degraded([policy("api", "2/hour").failing(Closed)]);
     let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"k"), limit("2/hour"));
     let admitted = |charge: Charge<'_>| {
@@ -280,13 +280,13 @@ fn a_permit_of_a_policy_that_fails_open_is_not_lost() {
     let permit = acquire().into_result().unwrap();
     assert_eq!(pollster::block_on(permit.renew()), Ok(true));
     store.recover();
-    assert_eq!(pollster::block_on(permit.renew()), Ok(true), "it is still held here");
+    assert_eq!(pollster::block_on(permit.renew()), Ok(true), "it is still held locally");
     clock.advance(Duration::from_secs(60));
-    assert_eq!(pollster::block_on(permit.renew()), Ok(false), "what is counted here has ended");
+    assert_eq!(pollster::block_on(permit.renew()), Ok(false), "the local permit has expired");
 }
 
 #[test]
-fn charges_that_fail_open_keep_their_permits_while_the_store_is_away() {
+fn charges_that_fail_open_keep_their_permits_while_the_store_is_unavailable() {
     let (limiter, store, _) = degraded([policy("open", "5/minute concurrency").failing(Open)]);
     let permit = limiter.charges().new_permit_id();
     let held = Charge::new("open".parse().unwrap(), KeyRef::new(b"k"), limit("1/30s concurrency"));
@@ -298,10 +298,10 @@ fn charges_that_fail_open_keep_their_permits_while_the_store_is_away() {
     store.fail(StoreError::Unsupported("permits".into()));
     assert_eq!(renew(held), Err(StoreError::Unsupported("permits".into())));
     store.recover();
-    assert_eq!(renew(held), Ok(false), "the store knows, and others may hold its place");
+    assert_eq!(renew(held), Ok(false), "the store never granted this permit");
 }
 
-/// What a limit in shadow mode would have denied, it does not hold, and nobody has lost it.
+/// A limit in shadow mode that would have denied holds no permit, and `renew` does not report it as lost.
 #[test]
 fn a_limit_in_shadow_mode_loses_no_permit() {
     let tried = policy("tried", "1/minute concurrency").failing(Closed).shadow();
@@ -320,7 +320,11 @@ fn a_limit_in_shadow_mode_loses_no_permit() {
         assert_eq!(pollster::block_on(permit.renew()), Ok(true));
     }
     clock.advance(Duration::from_secs(60));
-    assert_eq!(pollster::block_on(held[1].renew()), Ok(false), "the other limit counts");
+    assert_eq!(
+        pollster::block_on(held[1].renew()),
+        Ok(false),
+        "the permit of the enforced limit has expired"
+    );
 }
 
 #[test]
@@ -338,9 +342,9 @@ fn charges_in_shadow_mode_lose_no_permit() {
     }
 }
 
-/// What one policy denies, another that would have admitted it has neither allowed nor denied.
+/// If one policy denies a request, a policy that would have admitted it counts it neither as allowed nor as denied.
 #[test]
-fn degraded_requests_are_among_those_that_are_counted() {
+fn a_degraded_denial_is_counted_only_for_the_policy_that_denied() {
     let (limiter, _, _) = degraded([
         policy("open", "9/hour").failing(Open),
         policy("closed", "9/hour").failing(Closed),

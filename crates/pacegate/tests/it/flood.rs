@@ -2,8 +2,8 @@
 
 use pacegate::{Charge, Limit, Limiter, ManualClock, PolicyName, Source};
 
-/// Ten million strangers against room for a million: memory stays within its bound, and nobody who has used up a
-/// budget gets it back.
+/// Ten million new keys in a store for one million: memory stays within its bound, and no key that has used up its
+/// limit gets it back.
 #[test]
 fn a_flood_of_keys_neither_grows_the_store_nor_resets_anyone() {
     const ROOM: usize = 1_000_000;
@@ -20,7 +20,7 @@ fn a_flood_of_keys_neither_grows_the_store_nor_resets_anyone() {
     assert_eq!(usage.keys, ROOM);
     assert!(usage.bytes <= 40 * ROOM, "{usage:?}");
     assert_eq!(usage.overflowed, 10_000_000 - (ROOM as u64 - 200));
-    // A unit for each that had room, and one budget of three for all the others together.
+    // One unit for each key that had room, and one shared budget of three for all other keys.
     assert_eq!(admitted, ROOM as u64 - 200 + 3);
     for victim in 0..200 {
         assert!(!limiter.check(("victim", victim)).is_allowed(), "victim {victim}");
@@ -28,7 +28,7 @@ fn a_flood_of_keys_neither_grows_the_store_nor_resets_anyone() {
 }
 
 #[test]
-fn keys_without_room_share_a_budget_and_say_so() {
+fn keys_without_room_share_a_budget_and_report_overflow() {
     for text in ["2/hour", "2/hour token-bucket", "2/hour sliding-log", "2/hour concurrency"] {
         let clock = ManualClock::new();
         let limiter = Limiter::builder().limit(text).max_keys(1).clock(clock.clone());
@@ -37,7 +37,7 @@ fn keys_without_room_share_a_budget_and_say_so() {
         let shared = ["a", "b", "c"].map(|key| limiter.check(key));
         assert_eq!(shared.map(|decision| decision.is_allowed()), [true, true, false], "{text}");
         assert!(shared.iter().all(|decision| decision.source() == Source::Overflow), "{text}");
-        assert_eq!(limiter.check("first").remaining(), 0, "{text}: untouched by the others");
+        assert_eq!(limiter.check("first").remaining(), 0, "{text}: not charged by the other keys");
         assert_eq!(limiter.store().usage().overflowed, 3, "{text}");
         clock.advance(std::time::Duration::from_secs(7_300));
         limiter.store().reclaim();
@@ -57,7 +57,7 @@ fn a_permit_of_the_shared_budget_is_returned_there() {
 }
 
 #[test]
-fn memory_goes_back_after_expiry_by_use_alone() {
+fn later_calls_free_the_memory_of_expired_keys() {
     let clock = ManualClock::new();
     let limiter = Limiter::builder().limit("3/second").clock(clock.clone()).build().unwrap();
     for key in 0..200_000 {
@@ -65,7 +65,7 @@ fn memory_goes_back_after_expiry_by_use_alone() {
     }
     let before = limiter.store().usage();
     clock.advance(std::time::Duration::from_secs(10));
-    // No call to clean up: one busy key pays for it, a cell at a time.
+    // Without a call to `reclaim`: the checks of one busy key sweep the cells, one at a time.
     for _ in 0..1_500_000 {
         let _ = limiter.check("busy");
     }
@@ -108,9 +108,9 @@ fn a_request_of_many_new_keys_is_charged_for_each_of_them() {
     }
 }
 
-/// A key that was decided on the shared budget does not get a second one when there is room again.
+/// A key that was charged to the shared budget does not get its own in addition when there is room again.
 #[test]
-fn nobody_draws_on_the_shared_budget_and_their_own() {
+fn a_key_does_not_get_a_second_budget_after_the_shared_one() {
     for text in ["10/hour", "10/hour token-bucket", "10/hour sliding-window", "10/hour sliding-log"]
     {
         let clock = ManualClock::new();
@@ -119,13 +119,21 @@ fn nobody_draws_on_the_shared_budget_and_their_own() {
         let take = |key: &str| (0..50).filter(|_| limiter.check(key).is_allowed()).count();
         assert_eq!((take("first"), take("second")), (10, 10), "{text}");
         limiter.reset("first");
-        assert_eq!(take("second"), 0, "{text}: there is room, but what was shared counts");
+        assert_eq!(
+            take("second"),
+            0,
+            "{text}: there is room, but the use of the shared budget still counts"
+        );
         clock.advance(std::time::Duration::from_secs(10_000));
-        assert_eq!(limiter.check("second").source(), Source::Store, "{text}: and now it is not");
+        assert_eq!(
+            limiter.check("second").source(),
+            Source::Store,
+            "{text}: the shared use has expired"
+        );
     }
 }
 
-/// When there is no room for the instants of a log, its own key is denied rather than given another budget.
+/// If there is no room for the instants of a log, its key is denied and does not get the shared budget.
 #[test]
 fn a_log_without_room_for_instants_never_exceeds_its_amount() {
     let clock = ManualClock::new();
@@ -139,20 +147,20 @@ fn a_log_without_room_for_instants_never_exceeds_its_amount() {
 }
 
 #[test]
-fn a_peek_without_room_speaks_of_the_shared_budget() {
+fn a_peek_without_room_shows_the_shared_budget() {
     for text in ["3/hour", "3/hour sliding-log"] {
         let limiter = Limiter::builder().limit(text).max_keys(1).clock(ManualClock::new());
         let limiter = limiter.build().unwrap();
         let _ = (limiter.check("first"), limiter.check_cost("second", 3).unwrap());
         let peek = limiter.peek("third");
         assert_eq!((peek.is_allowed(), peek.source()), (false, Source::Overflow), "{text}");
-        assert_eq!(limiter.store().usage().overflowed, 1, "{text}: a peek is no charge");
+        assert_eq!(limiter.store().usage().overflowed, 1, "{text}: a peek does not count");
     }
 }
 
-/// What still counts is not dropped, to the microsecond; what is over is.
+/// Keys that still count are kept, to the microsecond; expired keys are dropped.
 #[test]
-fn reclaiming_drops_only_what_is_over() {
+fn reclaiming_drops_only_expired_keys() {
     let second = std::time::Duration::from_secs(1);
     for text in
         ["1/second", "1/second sliding-window", "1/second token-bucket", "1/second sliding-log"]
@@ -165,13 +173,13 @@ fn reclaiming_drops_only_what_is_over() {
         assert_eq!(limiter.store().usage().keys, 1, "{text}");
         clock.advance(4 * second);
         limiter.store().reclaim();
-        assert_eq!(limiter.store().usage().keys, 0, "{text}: over");
+        assert_eq!(limiter.store().usage().keys, 0, "{text}: expired");
     }
 }
 
-/// Room for eight instants is room for eight at a time: whatever is given back, in any way, can be used again.
+/// The store has room for eight instants at a time; room freed by release, refund, reset or expiry can be used again.
 #[test]
-fn instants_that_are_given_back_make_room() {
+fn freed_instants_make_room() {
     let step = std::time::Duration::from_millis(500);
     type Round = (&'static str, &'static str, fn(&Limiter, &ManualClock));
     let rounds: [Round; 4] = [
@@ -201,7 +209,7 @@ fn instants_that_are_given_back_make_room() {
         }
         assert_eq!(limiter.store().usage().overflowed, 0, "{name}");
     }
-    // A renewal drops the permits that are over, and gives their room back too.
+    // A renewal drops expired permits and frees their room too.
     let clock = ManualClock::new();
     let limiter = Limiter::builder().limit("2/second concurrency").max_keys(1).clock(clock.clone());
     let limiter = limiter.build().unwrap();
@@ -218,7 +226,7 @@ fn instants_that_are_given_back_make_room() {
 
 /// A request that is denied leaves no key, no instant and nothing on the shared budget behind.
 #[test]
-fn a_denied_request_gives_its_room_back() {
+fn a_denied_request_frees_its_room() {
     for text in ["3/hour", "3/hour sliding-log"] {
         let limiter = Limiter::builder().limit(text).max_keys(1).clock(ManualClock::new());
         let limiter = limiter.build().unwrap();
@@ -241,23 +249,23 @@ fn a_denied_request_gives_its_room_back() {
     }
 }
 
-/// A new key that finds no room looks for expired cells in its own shard, also without anything to tend.
+/// A new key that finds no room removes expired cells from its own shard, also if no sweep has run.
 #[test]
-fn a_key_without_room_takes_the_place_of_one_that_is_over() {
+fn a_key_without_room_replaces_an_expired_one() {
     let clock = ManualClock::new();
     let limiter = Limiter::builder().limit("1/second").max_keys(1).clock(clock.clone());
     let limiter = limiter.build().unwrap();
     let _ = limiter.check("first");
     clock.advance(std::time::Duration::from_secs(10));
     assert_eq!(limiter.store().usage().keys, 1);
-    // Peeks leave nothing behind; among so many keys one is in the first one's shard.
+    // Peeks create no cells. At least one of 400 keys is in the shard of the first.
     for key in 0..400 {
         let _ = limiter.peek(key);
     }
     assert_eq!(limiter.store().usage().keys, 0);
 }
 
-/// So many policies overflow at the same time; one more is denied until the budget of another is over.
+/// At most 4,096 policies have a shared budget at a time; the next is denied until another budget expires.
 #[test]
 fn shared_budgets_are_bounded_too() {
     for text in ["1/hour", "1/hour sliding-log"] {
@@ -274,11 +282,11 @@ fn shared_budgets_are_bounded_too() {
         let denied = ask(4_096);
         assert_eq!((denied.is_allowed(), denied.source()), (false, Source::Overflow), "{text}");
         clock.advance(std::time::Duration::from_secs(3 * 3_600));
-        assert!(ask(4_096).is_allowed(), "{text}: the others are over");
+        assert!(ask(4_096).is_allowed(), "{text}: the other budgets have expired");
     }
 }
 
-/// So many instants are kept for shared budgets; and what is kept for them is told, and given back.
+/// Shared budgets hold at most 32,768 instants. `usage` reports their memory, and expiry frees it.
 #[test]
 fn shared_logs_are_bounded_too() {
     let clock = ManualClock::new();
@@ -298,7 +306,7 @@ fn shared_logs_are_bounded_too() {
         asked.count()
     };
     for _ in 0..2 {
-        assert_eq!(take(), 32_768, "those of three policies, and some of a fourth");
+        assert_eq!(take(), 32_768, "all of three policies and part of a fourth");
         let bytes = limiter.store().usage().bytes - before;
         assert!((32_768 * 32..2 * 32_768 * 32).contains(&bytes), "{bytes}");
         clock.advance(std::time::Duration::from_secs(3_600));
@@ -307,9 +315,9 @@ fn shared_logs_are_bounded_too() {
     }
 }
 
-/// Being refused for want of room takes no room.
+/// A request that is denied because there is no room takes none.
 #[test]
-fn a_log_that_was_refused_room_has_it_again_when_its_instants_are_past() {
+fn a_log_denied_for_lack_of_room_gets_room_when_its_instants_expire() {
     let clock = ManualClock::new();
     let limiter =
         Limiter::builder().limit("10/second sliding-log").max_keys(1).clock(clock.clone());
@@ -324,7 +332,7 @@ fn a_log_that_was_refused_room_has_it_again_when_its_instants_are_past() {
     }
 }
 
-/// New keys that come all the time do not keep a shared budget alive: as soon as there is room, each has its own.
+/// A steady stream of new keys does not keep a shared budget alive: as soon as there is room, each key gets a counter.
 #[test]
 fn a_flood_that_is_over_leaves_nothing_behind() {
     for text in ["1/second", "1/second token-bucket", "1/second sliding-log"] {
@@ -354,7 +362,10 @@ fn an_inherited_permit_is_returned_everywhere() {
     let shared = limiter.acquire("second").into_result().unwrap();
     limiter.reset("first");
     let own = limiter.acquire("second").into_result().unwrap();
-    assert!(limiter.acquire("second").permit.is_none(), "one shared and one of its own");
+    assert!(
+        limiter.acquire("second").permit.is_none(),
+        "one permit of the shared budget and one of the key"
+    );
     assert!(shared.renew());
     drop(shared);
     assert_eq!(limiter.peek("second").remaining(), 1);

@@ -1,5 +1,5 @@
-//! Everything that can be said of the engine from outside.
-#![allow(clippy::unwrap_used, reason = "tests tell by panicking")]
+//! Tests of the public API.
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod agreement;
 mod algorithms;
@@ -21,11 +21,8 @@ mod waiting;
 
 use pacegate::{Algorithm, Limit, Limiter, ManualClock};
 
-/// So many histories per algorithm: ten thousand, or a million where `PACEGATE_LONG` is set.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "tests are told by their runner how long they may take"
-)]
+/// Number of random histories per algorithm: ten thousand, or a million if `PACEGATE_LONG` is set.
+#[expect(clippy::disallowed_methods, reason = "the test runner sets PACEGATE_LONG")]
 fn histories() -> u64 {
     if std::env::var("PACEGATE_LONG").is_ok() { 1_000_000 } else { 10_000 }
 }
@@ -41,7 +38,7 @@ fn limit(text: &str) -> Limit {
     text.parse().unwrap()
 }
 
-/// A limiter on a clock that stands still.
+/// Creates a limiter with a manual clock.
 fn limiter(text: &str) -> (Limiter, ManualClock) {
     let clock = ManualClock::new();
     let limiter = Limiter::builder().limit(text).clock(clock.clone()).build().unwrap();

@@ -1,4 +1,4 @@
-//! Which policies cover a request, and what they do together.
+//! Matching policies to requests, and decisions under several policies.
 
 use pacegate::{
     CostError, Limiter, ManualClock, Policy, PolicySet, Request, SharedLimiter,
@@ -80,7 +80,7 @@ fn shadow_policies_report_and_never_deny() {
     assert!(answers.iter().all(|decision| decision.policy().unwrap().as_str() == "enforced"));
     let tried = limiter.stats().policies[1];
     assert_eq!((tried.allowed, tried.denied, tried.shadow_denied), (1, 0, 3));
-    // A cost that the shadow policy could never take is no error either.
+    // A cost above the capacity of the shadow policy is not an error either.
     let large = limiter.check_request(&Request::new().with("user", "bob").cost(2)).unwrap();
     assert!(large.is_allowed() && large.is_shadow_denied());
 }
@@ -97,7 +97,7 @@ fn a_missing_attribute_shares_a_budget_or_skips_the_policy() {
 }
 
 #[test]
-fn a_policy_may_cap_what_one_request_costs() {
+fn a_policy_may_cap_the_cost_of_a_request() {
     let limiter = limiter([policy("export", "100/hour").max_cost(10)]);
     let error = limiter.check_request(&Request::new().cost(11)).unwrap_err();
     assert!(matches!(error, CostError { cost: 11, max: 10, .. }));
@@ -105,7 +105,7 @@ fn a_policy_may_cap_what_one_request_costs() {
 }
 
 #[test]
-fn contradictory_policies_are_refused() {
+fn contradictory_policies_are_rejected() {
     let twice = PolicySet::new([policy("a", "1/s"), policy("a", "2/s")]).unwrap_err();
     assert_eq!(twice.to_string(), "two policies are named `a`: names must be unique");
     let none = PolicySet::new([Policy::new("a", <[pacegate::Limit; 0]>::default())]).unwrap_err();
@@ -122,7 +122,7 @@ fn contradictory_policies_are_refused() {
 }
 
 #[test]
-fn leases_that_cannot_be_are_refused() {
+fn invalid_leases_are_rejected() {
     let refused = |text: &str, lease| {
         PolicySet::new([policy("a", text).leased(lease)]).unwrap_err().to_string()
     };
@@ -150,7 +150,7 @@ fn leases_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_tag_outside_the_key_is_refused() {
+fn a_tag_outside_the_key_is_rejected() {
     let error = PolicySet::new([policy("a", "1/s").per(["ip"]).tagged_by("user")]).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -186,9 +186,9 @@ fn policies_that_may_meet_on_different_servers_are_named() {
     assert!(!split.iter().any(|(a, b)| a == "edge" || b == "edge"));
 }
 
-/// The index finds what looking at every policy finds.
+/// The index finds the same policies as a comparison with every policy.
 #[test]
-fn the_index_finds_what_a_scan_finds() {
+fn the_index_agrees_with_a_scan() {
     let paths =
         ["/", "/api", "/api/", "/api/users", "/API/users/7", "/login", "api", "/a/b/c/d", "/a/b;v"];
     let globs = ["/api/**", "/api/*", "**", "/login", "*", "/api/users/?", "/a/b/**", "a**"];
@@ -259,7 +259,7 @@ fn a_shared_limiter_decides_as_the_limiter_does() {
 fn tuple_keys_keep_their_form_under_any_policies() {
     let limiter = limiter([policy("a", "1/hour").per(["key"]), policy("b", "9/hour")]);
     let spelt = pacegate::Key::with(&("x", "y"), |key| {
-        // What the encoding of the pair looks like is nobody's business but ours, and still another key.
+        // A single key whose bytes are the encoding of the pair is a different key.
         key.parts().flatten().fold(Vec::new(), |mut bytes, part| {
             bytes.extend((part.len() as u32).to_le_bytes());
             bytes.extend(part);
@@ -324,7 +324,7 @@ fn a_cost_that_a_shadow_policy_never_takes_is_counted() {
 }
 
 #[test]
-fn the_first_override_that_covers_a_request_holds() {
+fn the_first_override_that_matches_a_request_applies() {
     let limiter = limiter([policy("api", "1/hour")
         .overriding(Match::any().and("plan", Condition::equal("pro")), [limit("3/hour")])
         .overriding(Match::any().and("plan", Condition::Present), [limit("2/hour")])]);
@@ -334,7 +334,7 @@ fn the_first_override_that_covers_a_request_holds() {
     assert_eq!(limiter.check_request(&other).unwrap().limit(), Some(limit("2/hour")));
 }
 
-/// A policy has one event for each request, however many of its limits the cost does not fit.
+/// A policy counts a request once, also if the cost exceeds several of its limits.
 #[test]
 fn a_shadow_policy_counts_a_request_once() {
     for (limits, shown) in [(["1/hour", "3/day"], "none fits"), (["1/hour", "9/day"], "one fits")] {
@@ -371,7 +371,7 @@ const LOGINS: [&str; 9] = [
 ];
 
 #[test]
-fn another_spelling_of_a_path_is_no_way_around_a_policy() {
+fn another_spelling_of_a_path_does_not_bypass_a_policy() {
     let conditions = [
         Condition::equal("/login"),
         Condition::equal("/Login/"),
@@ -455,9 +455,9 @@ fn overrides_compare_paths_in_the_form_of_their_policy() {
     assert!(check("/static/..;/login"));
 }
 
-/// A value that is too long to be compared is still limited.
+/// A value that is too long to compare is still limited.
 #[test]
-fn a_long_path_is_no_way_around_a_policy() {
+fn a_long_path_does_not_bypass_a_policy() {
     let glob = |text: &str| Condition::Glob(text.parse().unwrap());
     let limiter = limiter([
         policy("search", "1/hour")
@@ -473,7 +473,10 @@ fn a_long_path_is_no_way_around_a_policy() {
     }
     let path = format!("/search/{}.js", "y".repeat(60_000));
     let decision = limiter.check_request(&Request::new().with("path", &path)).unwrap();
-    assert!(!decision.is_allowed(), "not lifted by a pattern that was not compared to the end");
+    assert!(
+        !decision.is_allowed(),
+        "an override does not match if the path is too long to compare"
+    );
 }
 
 #[test]

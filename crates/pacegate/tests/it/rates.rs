@@ -40,7 +40,7 @@ fn take(limiter: &Limiter, path: &str) -> usize {
     (0..7_000).take_while(|_| ask(limiter, path).is_allowed()).count()
 }
 
-/// 909 exports were admitted while policy and override shared one state.
+/// Regression test: 909 exports were admitted when policy and override shared a state.
 #[test]
 fn an_override_does_not_drain_its_policy() {
     let (limiter, clock) = limiter(site([(path("/static/**"), limit(FAST))]));
@@ -83,7 +83,7 @@ fn policy_and_overrides_each_answer_as_their_own_model() {
 
 /// The counter of an override is named by the policy and its `match`.
 #[test]
-fn what_an_override_has_used_carries_over_to_another_amount() {
+fn usage_of_an_override_carries_over_to_another_amount() {
     let (before, _) = limiter(site([(path("/static/**"), limit("100/minute burst 100"))]));
     assert_eq!(take(&before, "/static/x"), 100);
     let changed = |limit| before.with_policies(site([(path("/static/**"), limit)]));
@@ -93,14 +93,18 @@ fn what_an_override_has_used_carries_over_to_another_amount() {
         (path("/images/**"), limit("5/minute burst 5")),
         (path("/static/**"), limit("100/minute burst 140")),
     ]);
-    assert_eq!(take(&before.with_policies(moved), "/static/x"), 10, "in another place");
+    assert_eq!(
+        take(&before.with_policies(moved), "/static/x"),
+        10,
+        "its position in the list does not matter"
+    );
     let renamed = site([(path("/static/*"), limit("3/minute burst 3"))]);
     assert_eq!(
         take(&before.with_policies(renamed), "/static/x"),
         3,
         "another match, another counter"
     );
-    assert_eq!(take(&before, "/export"), 10, "the policy's own");
+    assert_eq!(take(&before, "/export"), 10, "the counter of the policy is unchanged");
 }
 
 #[test]
@@ -113,7 +117,7 @@ fn a_reset_of_a_key_reaches_the_counters_of_its_overrides() {
     }
 }
 
-/// One by one, as a batch, and all or nothing.
+/// Covers single charges, batches, and all-or-nothing checks.
 #[test]
 fn charges_with_other_amounts_count_apart() {
     type Check = fn(&Limiter, &Charge<'_>) -> bool;
@@ -125,7 +129,7 @@ fn charges_with_other_amounts_count_apart() {
     };
     for check in [one, batch] {
         let (limiter, clock) = limiter(site([]));
-        // The policy exists, and the charges have its limit and another: neither is the policy's counter.
+        // The policy exists, but explicit charges with its limit or another do not use the policy's counter.
         let [slow, fast] =
             [SLOW, FAST].map(|text| Charge::new("site".parse().unwrap(), "k", limit(text)));
         let mut admitted = 0;
@@ -142,9 +146,9 @@ fn charges_with_other_amounts_count_apart() {
     }
 }
 
-/// A limiter and the one that replaces it share their counters. Used in turn, they admit what the larger limit does.
+/// A limiter and the one that replaces it share their counters. Used in turn, they admit as much as the larger limit.
 #[test]
-fn two_limiters_on_one_state_admit_together_what_the_larger_limit_does() {
+fn two_limiters_on_one_state_together_admit_the_larger_limit() {
     let clock = ManualClock::new();
     let slow = Limiter::builder().limit(SLOW).clock(clock.clone()).build().unwrap();
     let fast = slow.with_limit(limit(FAST));

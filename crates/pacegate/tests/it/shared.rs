@@ -1,4 +1,4 @@
-//! The limiter over a store that a test has in its hands.
+//! `SharedLimiter` over a store that the test controls.
 
 use std::{
     collections::HashMap,
@@ -21,23 +21,23 @@ use crate::{limit, waiting::Waiting};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A memory store that remembers what it was asked, and answers only as the test lets it.
+/// A memory store that records its calls; the test can hold its answers back or make it fail.
 #[derive(Clone)]
 pub(crate) struct Double {
     store: MemoryStore,
     hands: Arc<Mutex<Hands>>,
 }
 
-/// What the test has a hand on.
+/// The recorded calls and the behaviour that the test has set.
 #[derive(Default)]
 struct Hands {
     asked: Vec<Asked>,
     failing: Option<StoreError>,
-    /// What is asked is done, but the answers do not come yet. Whoever waits for one is here.
+    /// If set, calls take effect but their answers are held back; contains the wakers of the callers.
     holding: Option<Vec<Waker>>,
-    /// What can be told of any charge without a wait.
+    /// If set, the immediate answer to every single charge.
     at_once: Option<Outcome>,
-    /// What was answered to the requests with these ids.
+    /// Past answers by request id.
     once: HashMap<Vec<u8>, Outcomes>,
     spawned: Vec<Task>,
 }
@@ -56,33 +56,33 @@ impl Double {
         Self { store: MemoryStore::new(1_000, clock.clone()), hands: Arc::default() }
     }
 
-    /// From now on every call fails.
+    /// Makes every call fail from now on.
     pub(crate) fn fail(&self, error: StoreError) {
         self.hands.lock().unwrap().failing = Some(error);
     }
 
-    /// From now on calls are answered again.
+    /// Makes calls succeed again.
     pub(crate) fn recover(&self) {
         self.hands.lock().unwrap().failing = None;
     }
 
-    /// From now on answers do not come.
+    /// Holds all answers back from now on.
     fn hold(&self) {
         self.hands.lock().unwrap().holding = Some(Vec::new());
     }
 
-    /// All answers come.
+    /// Delivers the answers that were held back.
     fn let_go(&self) {
         let held = self.hands.lock().unwrap().holding.take();
         held.into_iter().flatten().for_each(Waker::wake);
     }
 
-    /// What was asked since the last time.
+    /// Returns the charges received since the last call.
     pub(crate) fn asked(&self) -> Vec<Asked> {
         std::mem::take(&mut self.hands.lock().unwrap().asked)
     }
 
-    /// Sees to what was left behind. Returns how much there was.
+    /// Runs the spawned tasks to completion and returns their number.
     fn run_spawned(&self) -> usize {
         let spawned = std::mem::take(&mut self.hands.lock().unwrap().spawned);
         spawned.into_iter().map(pollster::block_on).count()
@@ -157,7 +157,7 @@ pub(crate) fn policy(name: &str, text: &str) -> Policy {
     Policy::new(name, [limit(text)])
 }
 
-/// A limiter over a double on a clock that stands still.
+/// Creates a limiter over a `Double`, with a manual clock.
 fn limiter(text: &str) -> (SharedLimiter, Double, ManualClock) {
     let clock = ManualClock::new();
     let store = Double::new(&clock);
@@ -188,12 +188,12 @@ fn charges_carry_the_tag_and_the_lease_of_their_policy() {
     assert_eq!(tags_of_request, [one("alice"), one("alice"), one("all")]);
     assert_eq!(asked.iter().map(|asked| asked.lease).collect::<Vec<_>>(), [5, 0, 0]);
 
-    // Where the attribute is missing, the key is the tag.
+    // If the attribute is missing, the key is the tag.
     let anonymous = Request::new().with("path", "/x");
     let _ = pollster::block_on(limiter.check_request(&anonymous)).unwrap();
     assert!(store.asked()[..2].iter().all(|asked| asked.tag == asked.key));
 
-    // What is given back has to find what was charged.
+    // Refunds and resets must use the same tags as the charges.
     let _ = pollster::block_on(limiter.check("alice")).unwrap();
     let charged = tags();
     pollster::block_on(limiter.refund("alice", 1)).unwrap();
@@ -202,9 +202,9 @@ fn charges_carry_the_tag_and_the_lease_of_their_policy() {
     assert_eq!(tags(), charged);
 }
 
-/// One limit by key, one limit by request, and charges of the caller's own: three ways to ask for one.
+/// Covers the three ways to check a single limit: by key, by request, and by explicit charges.
 #[test]
-fn what_can_be_told_at_once_is_not_waited_for() {
+fn an_immediate_answer_is_returned_without_a_store_call() {
     let (limiter, store, _clock) = limiter("5/minute");
     let own = Charge::new("own".parse().unwrap(), KeyRef::new(b"bob"), limit("2/minute"));
     let other = Charge::new("other".parse().unwrap(), KeyRef::new(b"bob"), limit("2/hour"));
@@ -219,17 +219,18 @@ fn what_can_be_told_at_once_is_not_waited_for() {
     ] {
         assert_eq!((decision.is_allowed(), decision.retry_after()), (false, Some(SECOND)));
     }
-    assert_eq!(store.asked(), [], "nothing was asked for");
-    assert_eq!(limiter.stats().policies[0].denied, 1, "and all is counted");
+    assert_eq!(store.asked(), [], "the store received no call");
+    assert_eq!(limiter.stats().policies[0].denied, 1, "the denial is counted");
 
     let pair = pollster::block_on(limiter.charges().check_batch(&[own, other], None)).unwrap();
-    assert!(pair.decision.is_allowed(), "only all together can tell of several");
+    assert!(pair.decision.is_allowed(), "several charges always go to the store");
     store.hands.lock().unwrap().at_once = None;
     assert!(check(&limiter, "alice").is_allowed());
     assert_eq!(store.asked().len(), 3);
 }
 
-/// A single charge takes a shorter path than several. Both give the same outcomes, also for keys that share a counter.
+/// A single charge takes a shorter code path than several. Both return the same outcomes, also for keys that share a
+/// counter.
 #[test]
 fn a_single_charge_is_decided_as_one_of_several() {
     let algorithms =
@@ -271,7 +272,11 @@ fn a_request_with_an_id_counts_once() {
     assert_eq!(ask(&Request::new().id(b"second").unwrap()).unwrap().remaining(), 7);
     assert_eq!(ask(&Request::new()).unwrap().remaining(), 6);
     let peek = first.clone().cost(0);
-    assert_eq!(ask(&peek).unwrap().remaining(), 6, "a peek tells what is");
+    assert_eq!(
+        ask(&peek).unwrap().remaining(),
+        6,
+        "a peek ignores the id and shows the current state"
+    );
 
     let memory = MemoryStore::default();
     let limiter = SharedLimiter::builder(memory).limit("9/hour").build().unwrap();
@@ -288,7 +293,7 @@ fn an_id_is_neither_empty_nor_long() {
 }
 
 #[test]
-fn it_can_be_built_and_rebuilt_as_the_limiter_is() {
+fn builder_and_with_limit_work_as_for_limiter() {
     let (limiter, _, _) = limiter("1/hour");
     assert!(check(&limiter, "key").is_allowed() && !check(&limiter, "key").is_allowed());
     let raised = limiter.with_limit(limit("3/hour"));
@@ -300,13 +305,13 @@ fn it_can_be_built_and_rebuilt_as_the_limiter_is() {
 }
 
 #[test]
-fn many_keys_are_asked_for_at_the_same_time() {
+fn check_many_sends_all_keys_at_once() {
     let (limiter, store, _) = limiter("2/hour");
     store.hold();
     let keys = ["alice", "bob", "alice", "alice"];
     let mut many = Waiting::of(limiter.check_many(&keys));
     assert!(many.poll().is_none());
-    assert_eq!(store.asked().len(), 4, "before any answer came");
+    assert_eq!(store.asked().len(), 4, "all were sent before any answer arrived");
     store.let_go();
     let decisions = many.poll_if_woken().unwrap().unwrap();
     let allowed: Vec<_> = decisions.iter().map(Decision::is_allowed).collect();
@@ -336,25 +341,25 @@ fn waiters_of_a_process_are_served_in_the_order_they_came() {
         }
     }
     assert_eq!(served, [0, 1, 2, 3]);
-    // Each was admitted at once, and the next asked once to learn how long it takes.
+    // One call admitted each waiter; the next waiter made one more call to learn its wait.
     assert_eq!(store.asked().len(), 4 + 3);
     let own = limiter.stats().policies[0];
     assert_eq!((own.allowed, own.denied), (5, 0));
 }
 
 #[test]
-fn the_store_is_asked_when_it_said_and_no_sooner() {
+fn a_waiter_retries_at_retry_after_and_not_earlier() {
     let (limiter, store, clock) = limiter("1/second burst 1");
     let _ = check(&limiter, "key");
     store.asked();
     let mut waiter = Waiting::of(limiter.until_ready("key", 10 * SECOND));
     for _ in 0..5 {
-        assert!(waiter.poll().is_none(), "woken for nothing");
+        assert!(waiter.poll().is_none(), "spurious wake-up");
         clock.advance(SECOND / 8);
     }
     assert_eq!(store.asked().len(), 1);
     clock.advance(SECOND / 8 * 3);
-    // Somebody else, perhaps of another process, was quicker.
+    // Another caller, perhaps in another process, takes the unit first.
     assert!(check(&limiter, "key").is_allowed());
     assert!(waiter.poll_if_woken().is_none());
     assert_eq!(store.asked().len(), 1 + 1);
@@ -372,9 +377,9 @@ fn a_deadline_that_cannot_be_met_fails_at_once() {
     let mut first = wait(SECOND);
     assert!(first.poll().is_none(), "to the microsecond");
     store.asked();
-    // Whoever is behind the first cannot be served before it.
+    // A later waiter cannot be served before the first.
     assert_eq!(wait(SECOND / 2).poll(), too_long());
-    assert!(store.asked().is_empty(), "that was known here");
+    assert!(store.asked().is_empty(), "rejected without a store call");
     let mut cost = Waiting::of(limiter.until_ready_cost("key", 2, SECOND));
     assert!(matches!(cost.poll(), Some(Err(WaitError::Cost(_)))));
     let never = limiter.with_limit(limit("0/second token-bucket"));
@@ -382,9 +387,9 @@ fn a_deadline_that_cannot_be_met_fails_at_once() {
     assert_eq!(never.poll(), Some(Err(WaitError::TooLong { needed: None })));
 }
 
-/// What the first expects is not an hour away because the clock is.
+/// After the clock steps back by an hour, the expected wait of the first waiter is still a second.
 #[test]
-fn whoever_joins_a_queue_after_a_step_back_is_not_turned_away() {
+fn a_waiter_that_joins_after_a_clock_step_back_is_not_rejected() {
     let (limiter, _, clock) = limiter("1/second burst 1");
     let _ = check(&limiter, "key");
     let mut first = Waiting::of(limiter.until_ready("key", 10 * SECOND));
@@ -396,9 +401,9 @@ fn whoever_joins_a_queue_after_a_step_back_is_not_turned_away() {
     assert_eq!(third.poll(), Some(Err(WaitError::TooLong { needed: Some(SECOND) })));
 }
 
-/// What the first expected holds no longer once something is given back, or once it has gone.
+/// The expected wait of the first waiter is discarded after a refund and when that waiter is cancelled.
 #[test]
-fn nobody_is_turned_away_for_what_the_first_expected_before() {
+fn a_stale_expected_wait_rejects_no_waiter() {
     let (limiter, _, clock) = limiter("1/second burst 10");
     let spent = pollster::block_on(limiter.check_cost("key", 10)).unwrap();
     assert!(spent.is_allowed());
@@ -411,8 +416,8 @@ fn nobody_is_turned_away_for_what_the_first_expected_before() {
     assert_eq!(wait(1, 5).poll(), too_long, "the first expects to wait for ten seconds");
     pollster::block_on(limiter.refund("key", 1)).unwrap();
     let mut second = wait(2, 5);
-    assert!(second.poll().is_none(), "it may be less now");
-    assert!(first.poll_if_woken().is_none(), "though it is not");
+    assert!(second.poll().is_none(), "the wait may be shorter after the refund");
+    assert!(first.poll_if_woken().is_none(), "one unit is not enough for the first");
     assert!(matches!(wait(1, 5).poll(), Some(Err(WaitError::TooLong { .. }))));
     drop(first);
     let mut third = wait(1, 5);
@@ -440,7 +445,7 @@ fn a_wait_ends_at_its_deadline_behind_others() {
 }
 
 #[test]
-fn what_is_given_back_while_the_store_is_asked_is_not_missed() {
+fn a_refund_during_a_store_call_wakes_the_waiter() {
     let (limiter, store, _) = limiter("1/hour token-bucket");
     let _ = check(&limiter, "key");
     store.hold();
@@ -448,13 +453,13 @@ fn what_is_given_back_while_the_store_is_asked_is_not_missed() {
     let mut refund = Waiting::of(limiter.refund("key", 1));
     assert!(waiter.poll().is_none() && refund.poll().is_none());
     store.let_go();
-    // The store has denied before it took the refund, and the waiter hears of both in one turn.
+    // The store denied the charge before the refund arrived; the waiter sees the denial and the refund in one poll.
     assert_eq!(refund.poll_if_woken(), Some(Ok(())));
     assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
 }
 
 #[test]
-fn a_cancelled_wait_holds_nobody_up_and_waiters_are_bounded() {
+fn a_cancelled_wait_blocks_no_other_and_waiters_are_bounded() {
     let clock = ManualClock::new();
     let builder = SharedLimiter::builder(Double::new(&clock)).clock(clock.clone()).max_waiters(2);
     let limiter = builder.limit("1/second burst 1").build().unwrap();
@@ -465,13 +470,13 @@ fn a_cancelled_wait_holds_nobody_up_and_waiters_are_bounded() {
     assert_eq!(third.poll(), Some(Err(WaitError::QueueFull { waiting: 2 })));
     let [first, mut second, _] = waiters;
     drop(first);
-    assert!(second.poll_if_woken().is_none(), "its turn, but not yet its time");
+    assert!(second.poll_if_woken().is_none(), "it is first, but no unit is available yet");
     clock.advance(SECOND);
     assert!(second.poll_if_woken().is_some_and(|result| result.is_ok()));
 }
 
 #[test]
-fn waiting_goes_on_while_the_store_is_away() {
+fn waiting_continues_while_the_store_is_unavailable() {
     let closed = policy("api", "1/hour").per(["key"]).failing(FailureMode::Closed);
     let clock = ManualClock::new();
     let store = Double::new(&clock);
@@ -500,10 +505,10 @@ fn a_permit_is_held_in_the_store_until_it_is_released() {
     clock.advance(40 * SECOND);
     assert!(acquire().permit.is_none(), "renewed in time");
     assert_eq!(pollster::block_on(permit.release()), Ok(()));
-    assert_eq!(store.run_spawned(), 0, "nothing is left to say");
+    assert_eq!(store.run_spawned(), 0, "no task was spawned");
     let permit = acquire().into_result().unwrap();
     clock.advance(60 * SECOND);
-    assert_eq!(pollster::block_on(permit.renew()), Ok(false), "ended by itself");
+    assert_eq!(pollster::block_on(permit.renew()), Ok(false), "the permit has expired");
 }
 
 #[test]
@@ -514,11 +519,14 @@ fn a_dropped_permit_is_returned_without_waiting() {
     let mut waiter = Waiting::of(limiter.until_ready("key", 7_200 * SECOND));
     assert!(waiter.poll().is_none());
     drop(permit);
-    assert!(acquire().permit.is_none(), "the store has not heard of it yet");
+    assert!(acquire().permit.is_none(), "the release has not reached the store yet");
     assert_eq!(store.run_spawned(), 1);
-    assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()), "and is told at once");
+    assert!(
+        waiter.poll_if_woken().is_some_and(|result| result.is_ok()),
+        "the release wakes the waiter immediately"
+    );
 
-    // A store whose answers are ready needs nobody to see to it.
+    // A store that answers immediately needs no spawned task.
     let limiter = SharedLimiter::builder(MemoryStore::default()).limit("1/hour concurrency");
     let limiter = limiter.build().unwrap();
     for _ in 0..3 {
@@ -527,7 +535,7 @@ fn a_dropped_permit_is_returned_without_waiting() {
 }
 
 #[test]
-fn an_acquire_that_is_cancelled_gives_back_what_it_may_have_taken() {
+fn a_cancelled_acquire_releases_its_permit() {
     let (limiter, store, _) = limiter("1/hour concurrency");
     store.hold();
     let mut cancelled = Waiting::of(limiter.acquire("key"));
@@ -537,14 +545,14 @@ fn an_acquire_that_is_cancelled_gives_back_what_it_may_have_taken() {
     assert_eq!(store.run_spawned(), 1);
     let again = pollster::block_on(limiter.acquire("key")).unwrap();
     assert!(again.permit.is_some());
-    // What was denied has nothing to give back.
+    // A denied acquire holds no permit, so no release is spawned.
     assert!(pollster::block_on(limiter.acquire("key")).unwrap().permit.is_none());
     assert_eq!(store.run_spawned(), 0);
 }
 
-/// The way of a service, which chooses the ids of permits itself.
+/// Uses `check_batch` with permit ids chosen by the caller, as the server does.
 #[test]
-fn a_verdict_that_is_cancelled_gives_back_what_it_may_have_taken() {
+fn a_cancelled_check_batch_releases_its_permit() {
     let (limiter, store, _) = limiter("1/hour concurrency");
     let policy = limiter.policies().policies()[0].name;
     let charge = Charge::new(policy, "key", limit("1/hour concurrency"));
@@ -568,11 +576,11 @@ fn a_verdict_that_is_cancelled_gives_back_what_it_may_have_taken() {
             .decision
             .is_allowed()
     );
-    assert_eq!(store.run_spawned(), 0, "these were answered");
+    assert_eq!(store.run_spawned(), 0, "both were answered, so no release is spawned");
 }
 
 #[test]
-fn a_denial_without_an_answer_gives_back_what_may_have_been_taken() {
+fn a_denial_after_a_lost_answer_releases_the_permit() {
     let closed = policy("api", "1/hour concurrency").per(["key"]).failing(FailureMode::Closed);
     let store = Double::new(&ManualClock::new());
     let limiter = SharedLimiter::new(store.clone(), PolicySet::new([closed]).unwrap());
@@ -607,11 +615,11 @@ fn permits_of_a_store_can_be_waited_for() {
     assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
     assert_eq!(pollster::block_on(permit.release()), Ok(()));
     for number in [2, 1] {
-        assert!(waiters[number].poll_if_woken().is_none(), "it is not the turn of {number}");
+        assert!(waiters[number].poll_if_woken().is_none(), "waiter {number} is not next");
     }
     let first = waiters[0].poll_if_woken().unwrap().unwrap();
     assert_eq!(pollster::block_on(first.renew()), Ok(true));
-    assert!(waiters[1].poll_if_woken().is_none(), "its turn");
+    assert!(waiters[1].poll_if_woken().is_none(), "it is next, but no permit is free");
     drop(first);
     assert_eq!(store.run_spawned(), 1);
     let second = waiters[1].poll_if_woken().unwrap().unwrap();
@@ -619,12 +627,12 @@ fn permits_of_a_store_can_be_waited_for() {
     let third = waiters[2].poll_if_woken().map(|result| result.map(|_| ()));
     assert_eq!(third, Some(Err(WaitError::TimedOut)));
     drop(second);
-    assert_eq!(store.run_spawned(), 1, "whoever got none has nothing to give back");
+    assert_eq!(store.run_spawned(), 1, "the waiter that timed out releases nothing");
     let own = limiter.stats().policies[0];
     assert_eq!((own.allowed, own.denied), (3, 1));
 }
 
-/// Nobody tells this process of it, so the first in the queue asks every second.
+/// This process gets no notification of that release, so the first in the queue polls the store every second.
 #[test]
 fn a_permit_that_another_process_returns_is_found_within_a_second() {
     let (limiter, store, clock) = limiter("1/hour concurrency");
@@ -641,13 +649,13 @@ fn a_permit_that_another_process_returns_is_found_within_a_second() {
     }
     assert_eq!(store.asked().len(), 5);
     assert_eq!(pollster::block_on(permit.release()), Ok(()));
-    assert!(first.poll_if_woken().is_none(), "it is not told");
+    assert!(first.poll_if_woken().is_none(), "this process gets no notification");
     clock.advance(SECOND);
     assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
 }
 
 #[test]
-fn a_wait_for_a_permit_that_is_cancelled_gives_back_what_it_may_have_taken() {
+fn a_cancelled_wait_for_a_permit_releases_it() {
     let (limiter, store, _) = limiter("1/hour concurrency");
     store.hold();
     let mut cancelled = Waiting::of(limiter.acquire_within("key", 30 * SECOND));
@@ -659,7 +667,7 @@ fn a_wait_for_a_permit_that_is_cancelled_gives_back_what_it_may_have_taken() {
 }
 
 #[test]
-fn waiting_for_a_permit_goes_on_while_the_store_is_away() {
+fn waiting_for_a_permit_continues_while_the_store_is_unavailable() {
     let closed = policy("api", "1/hour concurrency").per(["key"]).failing(FailureMode::Closed);
     let clock = ManualClock::new();
     let store = Double::new(&clock);
@@ -670,10 +678,10 @@ fn waiting_for_a_permit_goes_on_while_the_store_is_away() {
     assert!(waiter.poll().is_none());
     for looks in 1..=3 {
         assert_eq!(store.asked().len(), 1, "look {looks}");
-        // The store may have taken what it did not answer to.
+        // The store may have granted the permit without answering, so it is released.
         assert_eq!(store.run_spawned(), 1, "look {looks}");
-        assert_eq!(store.asked().len(), 1, "given back, look {looks}");
-        assert!(waiter.poll_if_woken().is_none(), "what is given back is no reason to look");
+        assert_eq!(store.asked().len(), 1, "release after look {looks}");
+        assert!(waiter.poll_if_woken().is_none(), "that release does not wake the waiter");
         clock.advance(SECOND);
         assert!(waiter.poll_if_woken().is_none());
     }
@@ -683,14 +691,14 @@ fn waiting_for_a_permit_goes_on_while_the_store_is_away() {
 }
 
 #[test]
-fn a_permit_taken_while_the_store_is_away_is_held_here() {
+fn a_permit_acquired_while_the_store_is_unavailable_is_held_locally() {
     let (limiter, store, clock) = limiter("1/minute concurrency");
     let acquire = || pollster::block_on(limiter.acquire("key")).unwrap();
     store.fail(StoreError::TimedOut);
     let permit = acquire().into_result().unwrap();
     let denied = acquire();
     assert!(denied.permit.is_none() && denied.decision.is_degraded());
-    assert_eq!(store.run_spawned(), 1, "its answer was lost: the store may have taken it");
+    assert_eq!(store.run_spawned(), 1, "the answer was lost: the store may hold the permit");
     clock.advance(40 * SECOND);
     assert_eq!(pollster::block_on(permit.renew()), Ok(true));
     clock.advance(40 * SECOND);
@@ -704,7 +712,7 @@ fn a_permit_taken_while_the_store_is_away_is_held_here() {
     assert_eq!(pollster::block_on(held.renew()), Err(away()));
     store.run_spawned();
     assert_eq!(pollster::block_on(held.release()), Err(away()));
-    assert_eq!(store.run_spawned(), 1, "told once more");
+    assert_eq!(store.run_spawned(), 1, "the failed release is retried once");
 }
 
 #[test]
@@ -718,32 +726,31 @@ fn a_request_acquires_permits_of_the_policies_that_cover_it() {
     let acquire = || pollster::block_on(limiter.acquire_request(&request)).unwrap();
     let first = acquire();
     assert!(first.permit.is_some());
-    assert!(acquire().permit.is_none(), "the same id is another permit");
+    assert!(acquire().permit.is_none(), "the same request id acquires another permit");
     let counts: Vec<_> =
         limiter.stats().policies.iter().map(|stats| (stats.allowed, stats.denied)).collect();
     assert_eq!(counts, [(1, 1), (1, 0)]);
 }
 
-/// Whoever has a runtime with several threads can spawn all of it.
-/// All that a concurrency limit admits over a store has an id, so there is nothing that a refund could find.
+/// In a shared store, everything that a concurrency limit admits has a permit id, so a refund has nothing to take back.
 #[test]
-fn a_refund_does_not_ask_for_permits() {
+fn a_refund_skips_concurrency_limits() {
     let store = Double::new(&ManualClock::new());
     let builder = SharedLimiter::builder(store.clone());
     let limiter = builder.limit("2/hour").limit("3/minute concurrency").build().unwrap();
     assert!(check(&limiter, "key").is_allowed());
     assert_eq!(store.asked().len(), 2);
     pollster::block_on(limiter.refund("key", 1)).unwrap();
-    assert_eq!(store.asked().len(), 1, "the window alone");
+    assert_eq!(store.asked().len(), 1, "only the window limit");
     let jobs =
         Charge::new("jobs".parse().unwrap(), KeyRef::new(b"key"), limit("3/minute concurrency"));
     pollster::block_on(limiter.charges().refund(&[jobs, jobs.holding(1)])).unwrap();
     assert_eq!(store.asked(), []);
 }
 
-/// What was counted here is forgotten under all limits although the store is away, and all of them are asked for.
+/// If the store fails, a reset still clears the local counters of all limits and calls the store for each limit.
 #[test]
-fn a_reset_goes_on_after_one_has_failed() {
+fn a_reset_continues_after_a_failure() {
     let (store, away) = (Double::new(&ManualClock::new()), StoreError::TimedOut);
     let builder = SharedLimiter::builder(store.clone());
     let limiter = builder.limit("9/hour").limit("2/day").build().unwrap();
@@ -763,6 +770,7 @@ fn a_reset_goes_on_after_one_has_failed() {
     assert_eq!(spend(), [true, true, false]);
 }
 
+/// A runtime with several threads can spawn every future.
 #[test]
 fn every_future_can_be_sent() {
     fn sent<F: Send>(future: F) {

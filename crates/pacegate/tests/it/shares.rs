@@ -12,7 +12,7 @@ use pacegate::{
 };
 
 const ROOM: usize = 1_200;
-/// What each of three shares may always hold: a sixth.
+/// Keys guaranteed to each of three shares: a sixth of [`ROOM`].
 const GUARANTEED: usize = 200;
 
 fn policies(text: &str) -> PolicySet {
@@ -20,7 +20,7 @@ fn policies(text: &str) -> PolicySet {
     PolicySet::new(["shop", "bank"].map(policy)).unwrap()
 }
 
-/// Two domains with a limit per user, in a store for [`ROOM`] keys.
+/// Creates a limiter with two domains and a limit per user, in a store for [`ROOM`] keys.
 fn two_domains(text: &str) -> Limiter {
     let limiter = Limiter::builder().policies(policies(text)).max_keys(ROOM);
     limiter.clock(ManualClock::new()).build().unwrap()
@@ -42,7 +42,7 @@ fn flood(limiter: &Limiter, domain: &str, users: usize) {
     }
 }
 
-/// Sends inline limits, all of them different, so that those without room have as many overflow budgets.
+/// Sends different inline limits, so that each one without room has a separate overflow budget.
 fn flood_inline(limiter: &Limiter, algorithm: Algorithm, limits: usize) {
     for n in 0..limits as u64 {
         let limit = Limit::new(1, Duration::from_secs(1_000_000 + n)).unwrap();
@@ -50,7 +50,7 @@ fn flood_inline(limiter: &Limiter, algorithm: Algorithm, limits: usize) {
     }
 }
 
-/// How many new users of a domain get their own counter.
+/// Returns the number of new users of a domain that get their own counter.
 fn with_own_counter(limiter: &Limiter, domain: &str) -> usize {
     let own =
         |user: &usize| ask(limiter, domain, &format!("client {user}")).source() == Source::Store;
@@ -78,7 +78,11 @@ fn inline_limits_leave_domains_their_room_and_their_overflow_budgets() {
         flood_inline(&limiter, crate::limit(text).algorithm(), ROOM + 5_000);
         let inline = ask_inline(&limiter, "one more", crate::limit("1/99d"));
         let room_for_logs_only = crate::limit(text).algorithm().keeps_log();
-        assert_eq!(inline.is_allowed(), room_for_logs_only, "{text}: 4096 budgets of its kind");
+        assert_eq!(
+            inline.is_allowed(),
+            room_for_logs_only,
+            "{text}: all 4096 overflow budgets of this kind are in use"
+        );
         assert_eq!(with_own_counter(&limiter, "bank"), GUARANTEED, "{text}");
         // One user has taken one of the two units of the overflow budget already.
         let shared = ["a", "b"].map(|user| ask(&limiter, "bank", user));
@@ -99,11 +103,11 @@ fn a_domain_with_long_logs_leaves_the_others_room_for_theirs() {
         clock.advance(Duration::from_micros(1));
         ask(&limiter, domain, "alice").is_allowed()
     };
-    assert_eq!((0..1_000).filter(|_| ask("shop")).count(), 60, "of 80 all but a quarter");
+    assert_eq!((0..1_000).filter(|_| ask("shop")).count(), 60, "three quarters of 80");
     assert_eq!((0..1_000).filter(|_| ask("bank")).count(), 20);
 }
 
-/// A flood in one share does not touch counters of another, nor does a key that comes back start afresh.
+/// A flood in one share leaves the counters of another unchanged, and a key that returns keeps its usage.
 #[test]
 fn a_flood_resets_no_counter_of_any_domain() {
     let limiter = two_domains("1/day");
@@ -120,7 +124,7 @@ fn a_flood_resets_no_counter_of_any_domain() {
 }
 
 #[test]
-fn shares_tell_how_many_keys_each_domain_holds() {
+fn shares_report_the_keys_of_each_domain() {
     let limiter = two_domains("1/day");
     let shares = |limiter: &Limiter| -> Vec<_> {
         let shares = limiter.store().shares().into_iter();
@@ -134,7 +138,10 @@ fn shares_tell_how_many_keys_each_domain_holds() {
     assert_eq!(shares(&limiter), expected);
     let plain = Limiter::builder().limit("1/day").max_keys(10).build().unwrap();
     assert_eq!(shares(&plain), [share("", 0, 5)]);
-    assert!((0..10).all(|key| plain.check(key).source() == Source::Store), "all room is its own");
+    assert!(
+        (0..10).all(|key| plain.check(key).source() == Source::Store),
+        "a single domain may use all room"
+    );
 }
 
 #[test]
@@ -176,9 +183,9 @@ fn clearing_makes_room_and_forgets_overflow_budgets() {
     }
 }
 
-/// A policy that is gone has left its keys behind; and one that moves to another domain keeps its own.
+/// A removed policy leaves its keys behind; a policy that moves to another domain keeps its keys.
 #[test]
-fn a_domain_is_cleared_of_policies_that_are_gone() {
+fn clearing_a_domain_includes_removed_policies() {
     let limiter = two_domains("1/day");
     flood(&limiter, "shop", 10);
     assert!(ask(&limiter, "bank", "alice").is_allowed());
@@ -202,7 +209,7 @@ fn a_request_that_waits_for_a_cleared_key_is_admitted() {
     assert!(decision.is_allowed());
 }
 
-/// A store that implements no more than it must.
+/// A store that implements only the required methods.
 #[derive(Debug)]
 struct Plain(MemoryStore);
 
@@ -217,7 +224,7 @@ impl Store for Plain {
 }
 
 #[test]
-fn a_shared_limiter_clears_what_its_store_can_clear() {
+fn a_shared_limiter_clears_if_its_store_supports_it() {
     pollster::block_on(async {
         let request = Request::new().in_domain("shop").with("user", "alice");
         let limiter = SharedLimiter::new(MemoryStore::default(), policies("1/day"));

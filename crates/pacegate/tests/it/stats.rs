@@ -1,4 +1,4 @@
-//! What a limiter tells about itself.
+//! `Limiter::stats`.
 
 use pacegate::{Limit, Limiter};
 
@@ -71,9 +71,9 @@ fn long_keys_are_cut_off() {
     assert_eq!(pair.stats().busiest[0].key, long[..256]);
 }
 
-/// What passed a minute ago is no more told beside a denial than by itself.
+/// Counts older than a minute appear in neither list, also for a key with a recent denial.
 #[test]
-fn what_passed_long_ago_is_told_nowhere() {
+fn counts_older_than_a_minute_are_left_out_of_the_top_keys() {
     let (limiter, clock) = limiter("2/minute");
     let later = || clock.advance(std::time::Duration::from_secs(30));
     let _ = limiter.check_cost("key", 2).unwrap();

@@ -1,4 +1,4 @@
-//! Waiting, by hand: futures are polled one step at a time, on a clock that moves when told.
+//! Waiting: the tests poll each future themselves and advance a manual clock.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +20,7 @@ use crate::limiter;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A future with a flag that tells whether it was woken since it was last polled.
+/// A future with a flag that is set if it was woken since its last poll.
 pub(crate) struct Waiting<'a, T = Result<Decision, WaitError>> {
     future: Pin<Box<dyn Future<Output = T> + 'a>>,
     woken: Arc<Flag>,
@@ -67,7 +67,7 @@ impl<'a, T> Waiting<'a, T> {
 }
 
 #[test]
-fn what_is_there_is_taken_at_once() {
+fn available_units_are_taken_without_waiting() {
     let (limiter, _) = limiter("1/second burst 2");
     let decision = pollster::block_on(pin!(limiter.until_ready("key", Duration::ZERO))).unwrap();
     assert_eq!(decision.remaining(), 1);
@@ -84,7 +84,7 @@ fn waiters_are_served_in_the_order_they_came() {
     let mut served = Vec::new();
     for _ in 0..5 {
         clock.advance(SECOND);
-        // Whoever is woken is polled, the last first: still the first is served.
+        // Woken waiters are polled last to first, and the first is still served first.
         for _ in 0..2 {
             for (number, waiter) in waiters.iter_mut().enumerate().rev() {
                 if let Some(result) = waiter.poll_if_woken() {
@@ -93,7 +93,7 @@ fn waiters_are_served_in_the_order_they_came() {
                 }
             }
         }
-        // A finished future is dropped by its executor; ours are kept, so each has left its queue by itself.
+        // An executor drops a finished future. Here finished futures are kept, so each must leave its queue itself.
     }
     assert_eq!(served, [0, 1, 2, 3, 4]);
 }
@@ -106,8 +106,8 @@ fn a_deadline_that_cannot_be_met_fails_at_once() {
     let mut hopeless = Waiting::new(&limiter, 1, SECOND - Duration::from_micros(1));
     assert_eq!(hopeless.poll(), too_long(SECOND));
     let mut first = Waiting::new(&limiter, 1, SECOND);
-    assert!(first.poll().is_none(), "to the microsecond");
-    // Those ahead count: the second in the queue needs two seconds.
+    assert!(first.poll().is_none(), "a deadline of exactly the wait can be met");
+    // The waiters ahead count: the second in the queue needs two seconds.
     let mut second = Waiting::new(&limiter, 1, SECOND);
     assert_eq!(second.poll(), too_long(2 * SECOND));
     let mut patient = Waiting::new(&limiter, 1, 2 * SECOND);
@@ -115,14 +115,14 @@ fn a_deadline_that_cannot_be_met_fails_at_once() {
 }
 
 #[test]
-fn a_cancelled_wait_charges_nothing_and_holds_nobody_up() {
+fn a_cancelled_wait_charges_nothing_and_blocks_no_other() {
     let (limiter, clock) = limiter("1/second burst 1");
     let _ = limiter.check("key");
     let mut first = Waiting::new(&limiter, 1, 10 * SECOND);
     let mut second = Waiting::new(&limiter, 1, 10 * SECOND);
     assert!(first.poll().is_none() && second.poll().is_none());
     drop(first);
-    assert!(second.poll_if_woken().is_none(), "its turn, but not yet its time");
+    assert!(second.poll_if_woken().is_none(), "it is first, but no unit is available yet");
     assert_eq!(clock.sleepers(), 1, "the cancelled wait has left the clock");
     clock.advance(SECOND);
     assert!(second.poll_if_woken().is_some_and(|result| result.is_ok()));
@@ -146,7 +146,7 @@ fn too_many_waiters_are_refused() {
 }
 
 #[test]
-fn waiting_in_vain_fails_at_once() {
+fn a_wait_that_cannot_succeed_fails_at_once() {
     let (limiter, _) = limiter("0/second");
     let mut never = Waiting::new(&limiter, 1, 60 * SECOND);
     assert_eq!(never.poll(), Some(Err(WaitError::TooLong { needed: None })));
@@ -155,7 +155,7 @@ fn waiting_in_vain_fails_at_once() {
 }
 
 #[test]
-fn a_wait_that_others_spoil_ends_at_its_deadline() {
+fn a_wait_times_out_if_others_take_its_units() {
     let (limiter, clock) = limiter("1/second burst 1");
     let _ = limiter.check("key");
     let mut first = Waiting::new(&limiter, 1, 3 * SECOND);
@@ -163,7 +163,7 @@ fn a_wait_that_others_spoil_ends_at_its_deadline() {
     assert!(first.poll().is_none() && second.poll().is_none());
     for _ in 0..2 {
         clock.advance(SECOND);
-        // Somebody who does not queue takes what they wait for.
+        // A caller that does not queue takes the unit first.
         assert!(limiter.check("key").is_allowed());
         assert!(first.poll_if_woken().is_none());
     }
@@ -199,7 +199,7 @@ fn every_algorithm_knows_when_it_will_be_ready() {
 }
 
 #[test]
-fn what_is_given_back_goes_to_the_first_in_the_queue_at_once() {
+fn refunds_and_resets_wake_the_first_in_the_queue_at_once() {
     type GiveBack = (&'static str, fn(&Limiter));
     let give_back: [GiveBack; 2] =
         [("refund", |limiter| limiter.refund("key", 1)), ("reset", |limiter| limiter.reset("key"))];
@@ -218,7 +218,7 @@ fn what_is_given_back_goes_to_the_first_in_the_queue_at_once() {
 
 #[test]
 fn a_returned_permit_goes_to_the_first_in_the_queue_at_once() {
-    // Also where the concurrency limit is not the only one, nor the first.
+    // Also if the concurrency limit is neither the only nor the first limit.
     for limits in [vec!["1/hour concurrency"], vec!["100/day", "1/hour concurrency"]] {
         let builder = Limiter::builder().clock(ManualClock::new());
         let builder = limits.iter().fold(builder, |builder, limit| builder.limit(*limit));
@@ -232,7 +232,7 @@ fn a_returned_permit_goes_to_the_first_in_the_queue_at_once() {
 }
 
 #[test]
-fn for_a_permit_the_time_is_waited_out() {
+fn a_wait_for_a_permit_lasts_until_its_deadline() {
     let (limiter, clock) = limiter("1/minute concurrency");
     let permit = limiter.acquire("key").into_result().unwrap();
     let mut first = Waiting::new(&limiter, 1, 30 * SECOND);
@@ -255,13 +255,13 @@ fn for_a_permit_the_time_is_waited_out() {
     assert!(late.poll().is_none());
     clock.advance(2 * SECOND);
     assert_eq!(late.poll_if_woken(), Some(Err(WaitError::TimedOut)));
-    // No time at all: one look.
+    // With a timeout of zero it checks once.
     let mut hurried = Waiting::new(&limiter, 1, Duration::ZERO);
     assert_eq!(hurried.poll(), Some(Err(WaitError::TimedOut)));
 }
 
 #[test]
-fn permits_go_to_those_who_wait_in_the_order_they_came() {
+fn permits_go_to_waiters_in_the_order_they_came() {
     let (limiter, _) = limiter("2/hour concurrency");
     let mut held: VecDeque<_> =
         (0..2).map(|_| limiter.acquire("key").into_result().unwrap()).collect();
@@ -270,7 +270,7 @@ fn permits_go_to_those_who_wait_in_the_order_they_came() {
     assert!(waiters.iter_mut().all(|waiter| waiter.poll().is_none()));
     for next in 0..5 {
         held.pop_front();
-        // The last is asked first, and still it is the first who gets it.
+        // Waiters are polled last to first, and the first still gets the permit.
         for _ in 0..2 {
             for (number, waiter) in waiters.iter_mut().enumerate().rev() {
                 if let Some(permit) = waiter.poll_if_woken() {
@@ -282,13 +282,13 @@ fn permits_go_to_those_who_wait_in_the_order_they_came() {
         assert_eq!(held.len(), 2);
         assert!(limiter.acquire("key").permit.is_none());
     }
-    assert!(held.iter().all(Permit::renew), "they are held as others are");
+    assert!(held.iter().all(Permit::renew), "they can be renewed like any other permit");
     held.clear();
     assert_eq!(limiter.peek("key").remaining(), 2);
 }
 
 #[test]
-fn whoever_gives_up_waiting_for_a_permit_takes_none() {
+fn a_cancelled_wait_for_a_permit_takes_none() {
     let clock = ManualClock::new();
     let limiter = Limiter::builder().limit("1/hour concurrency").max_waiters(2);
     let limiter = limiter.clock(clock.clone()).build().unwrap();
@@ -300,7 +300,7 @@ fn whoever_gives_up_waiting_for_a_permit_takes_none() {
     assert_eq!(full, Some(Err(WaitError::QueueFull { waiting: 2 })));
     let [first, mut second, _] = waiters;
     drop(permit);
-    // It was told, and does not come.
+    // The first was woken, but is dropped before it is polled.
     drop(first);
     let permit = second.poll_if_woken().unwrap().unwrap();
     assert_eq!(clock.sleepers(), 0);
@@ -309,7 +309,7 @@ fn whoever_gives_up_waiting_for_a_permit_takes_none() {
 }
 
 #[test]
-fn a_permit_that_ends_by_itself_is_there_at_that_instant() {
+fn an_expired_permit_is_available_at_that_instant() {
     let (limiter, clock) = limiter("1/minute concurrency");
     let permit = limiter.acquire("key").into_result().unwrap();
     clock.advance(SECOND / 4);
@@ -326,9 +326,9 @@ fn a_permit_that_ends_by_itself_is_there_at_that_instant() {
     assert!(!permit.renew() && next.renew());
 }
 
-/// Whoever holds under another plan of policies does not know of this queue.
+/// A release through explicit charges with a different set of limits does not notify this queue.
 #[test]
-fn a_permit_that_nobody_told_of_is_found_within_a_second() {
+fn a_permit_released_without_notification_is_found_within_a_second() {
     let builder = Limiter::builder().limit("9/day").limit("1/hour concurrency");
     let clock = ManualClock::new();
     let limiter = builder.clock(clock.clone()).build().unwrap();
@@ -349,7 +349,7 @@ fn a_permit_that_nobody_told_of_is_found_within_a_second() {
 }
 
 #[test]
-fn what_stands_beside_a_permit_is_known_to_take_long() {
+fn a_wait_for_a_permit_includes_the_wait_for_other_limits() {
     let limits = ["1/minute concurrency", "1/hour token-bucket"];
     let clock = ManualClock::new();
     let builder = Limiter::builder().clock(clock.clone());
@@ -362,9 +362,9 @@ fn what_stands_beside_a_permit_is_known_to_take_long() {
     assert_eq!(too_long, Some(Err(WaitError::TooLong { needed: Some(hour) })));
     let mut patient = wait(hour);
     assert!(patient.poll().is_none());
-    assert_eq!(clock.next_wake(), Some(clock.now().after(hour)), "and no look before");
+    assert_eq!(clock.next_wake(), Some(clock.now().after(hour)), "and no earlier wake-up");
     drop(permit);
-    assert!(patient.poll_if_woken().is_none(), "a permit, but no unit");
+    assert!(patient.poll_if_woken().is_none(), "a permit is free, but the bucket is empty");
     clock.advance(hour);
     assert!(patient.poll_if_woken().is_some_and(|result| result.is_ok()));
 
@@ -374,7 +374,7 @@ fn what_stands_beside_a_permit_is_known_to_take_long() {
 }
 
 #[test]
-fn where_nothing_is_limited_a_permit_is_there_at_once() {
+fn a_request_without_limits_gets_a_permit_at_once() {
     let elsewhere = Policy::new("elsewhere", [crate::limit("1/hour concurrency")])
         .matching("path", pacegate::policy::Condition::equal("/x"));
     let limiter = Limiter::builder().policies(PolicySet::new([elsewhere]).unwrap());
@@ -386,12 +386,12 @@ fn where_nothing_is_limited_a_permit_is_there_at_once() {
 }
 
 #[test]
-fn whoever_comes_later_does_not_overtake_the_queue() {
+fn a_later_waiter_does_not_overtake_the_queue() {
     let (limiter, clock) = limiter("1/second burst 1");
     let _ = limiter.check("key");
     let mut first = Waiting::new(&limiter, 1, 10 * SECOND);
     assert!(first.poll().is_none());
-    // There is a unit, and the first in the queue has not come for it yet: the newcomer leaves it alone.
+    // A unit is available and the first in the queue has not been polled yet: the newcomer must not take it.
     clock.advance(SECOND);
     let mut later = Waiting::new(&limiter, 1, 10 * SECOND);
     assert!(later.poll().is_none());
@@ -417,9 +417,9 @@ fn a_clock_that_steps_back_makes_no_wait_longer() {
     }
 }
 
-/// An hour back while two wait for two seconds: time goes on, whatever the clock shows.
+/// The clock steps back by an hour while two waiters wait for two seconds: their waits still end in time.
 #[test]
-fn a_clock_that_steps_back_does_not_hold_up_those_who_wait() {
+fn a_clock_that_steps_back_does_not_delay_waiters() {
     let (limiter, clock) = limiter("1/second burst 1");
     let _ = limiter.check("key");
     let mut first = Waiting::new(&limiter, 1, 2 * SECOND);
@@ -430,17 +430,13 @@ fn a_clock_that_steps_back_does_not_hold_up_those_who_wait() {
     clock.advance(SECOND);
     assert!(first.poll_if_woken().is_none(), "as if the unit had been used just now");
     clock.advance(SECOND);
-    assert_eq!(
-        second.poll_if_woken(),
-        Some(Err(WaitError::TimedOut)),
-        "it has had its two seconds"
-    );
+    assert_eq!(second.poll_if_woken(), Some(Err(WaitError::TimedOut)), "its two seconds are over");
     assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
     assert_eq!(clock.sleepers(), 0);
 }
 
 #[test]
-fn a_deadline_is_not_put_off_by_a_clock_that_steps_back() {
+fn a_clock_that_steps_back_postpones_no_deadline() {
     let (limiter, clock) = limiter("1/second burst 1");
     let _ = limiter.check("key");
     let mut waiter = Waiting::new(&limiter, 1, 2 * SECOND);
@@ -458,7 +454,7 @@ fn step_back(clock: &ManualClock, by: Duration) {
 }
 
 #[test]
-fn of_several_limits_the_slowest_says_how_long_it_takes() {
+fn the_slowest_of_several_limits_determines_the_wait() {
     let limiter = Limiter::builder().limit("1/second").limit("1/hour token-bucket");
     let limiter = limiter.clock(ManualClock::new()).build().unwrap();
     let _ = limiter.check("key");
@@ -470,14 +466,14 @@ fn of_several_limits_the_slowest_says_how_long_it_takes() {
 }
 
 #[test]
-fn what_is_given_back_and_does_not_suffice_is_waited_on() {
+fn a_refund_that_is_too_small_keeps_the_waiter_waiting() {
     let (limiter, _) = limiter("2/hour token-bucket");
     let _ = limiter.check_cost("key", 2).unwrap();
     let mut waiter = Waiting::new(&limiter, 2, 7_200 * SECOND);
     assert!(waiter.poll().is_none());
     limiter.refund("key", 1);
-    assert!(waiter.poll_if_woken().is_none(), "one of two");
-    assert!(!waiter.woken.0.load(Ordering::SeqCst), "looked once, and waits again");
+    assert!(waiter.poll_if_woken().is_none(), "one of two units was refunded");
+    assert!(!waiter.woken.0.load(Ordering::SeqCst), "checked once, and waits again");
     limiter.refund("key", 1);
     assert!(waiter.poll_if_woken().is_some_and(|result| result.is_ok()));
 }
@@ -496,14 +492,14 @@ fn a_wait_is_counted_once_by_how_it_ends() {
     let mut hopeless = Waiting::new(&limiter, 1, SECOND);
     assert!(served.poll().is_none() && cancelled.poll().is_none());
     assert!(spoilt.poll().is_some_and(|result| result.is_err()), "it would take three seconds");
-    assert_eq!(counts(), (1, 1), "told at once, and counted though nobody had to look");
+    assert_eq!(counts(), (1, 1), "rejected immediately, and counted without a check");
     assert!(hopeless.poll().is_some_and(|result| result.is_err()));
     assert_eq!(counts(), (1, 2));
     drop(cancelled);
     for _ in 0..3 {
         clock.advance(SECOND);
         assert!(limiter.check("key").is_allowed());
-        assert!(served.poll_if_woken().is_none(), "looked in vain");
+        assert!(served.poll_if_woken().is_none(), "the unit was taken by another caller");
     }
     assert_eq!(counts(), (4, 2));
     clock.advance(SECOND);
@@ -511,7 +507,7 @@ fn a_wait_is_counted_once_by_how_it_ends() {
     assert_eq!(counts(), (5, 2));
     let mut late = Waiting::new(&limiter, 1, SECOND / 2);
     assert!(late.poll().is_some_and(|result| result.is_err()));
-    assert_eq!(counts(), (5, 3), "looked and denied, once");
+    assert_eq!(counts(), (5, 3), "denied and counted once");
 }
 
 #[test]
@@ -525,7 +521,7 @@ fn a_cost_that_never_fits_fails_in_a_queue_as_well() {
 }
 
 #[test]
-fn a_policy_in_shadow_mode_keeps_nobody_waiting() {
+fn a_policy_in_shadow_mode_delays_no_waiter() {
     let policy = |name: &str, text: &str| Policy::new(name, [crate::limit(text)]).per(["key"]);
     let tried = policy("tried", "2/day sliding-window").shadow();
     let policies = PolicySet::new([policy("real", "2/second burst 2"), tried]).unwrap();

@@ -300,7 +300,7 @@ fn requests_over_several_servers_keep_the_deadline() {
             let [a, b, c] = all();
             a > 0 && a == b && b == c
         });
-        println!("{flavor}: {:?} charged by those who gave up", all());
+        println!("{flavor}: {:?} charged by requests that timed out", all());
         for node in cluster.nodes() {
             node.pause();
             let took = (0..20).map(|_| {
@@ -401,7 +401,7 @@ fn a_slot_without_a_server_is_found_again() {
             let why = fails().map(|error| error.to_string()).unwrap_or_default();
             why.ends_with("no server of the cluster is known for the slot")
         };
-        eventually(RETURN, "nobody has it", || unknown() && store.is_connected());
+        eventually(RETURN, "no server has the slot", || unknown() && store.is_connected());
         assert!((0..1_000).all(|_| unknown() && store.is_connected()));
         assert!(!cluster.nodes()[1].command(&["CLUSTER", "ADDSLOTS", &slot]).is_error());
         eventually(RETURN, "it is found", || fails().is_none());
@@ -465,6 +465,6 @@ fn a_shared_log_is_emptied_while_its_slot_migrates() {
             let outcomes = runtime.block_on(store.charge(&[unit], None)).unwrap();
             assert_eq!(outcomes[0].remaining(), 4, "{flavor}");
         });
-        assert_eq!(owner.command(&["ZCARD", "sw:alice"]).int(), 1, "what is past is gone");
+        assert_eq!(owner.command(&["ZCARD", "sw:alice"]).int(), 1, "expired entries are removed");
     }
 }

@@ -183,6 +183,6 @@ impl Log {
         assert!(typical < Duration::from_millis(1), "nine in ten took up to {typical:?}");
         let answered =
             |seen: &&Seen| !seen.degraded && (seen.allowed || seen.mode != Mode::Windows);
-        assert_eq!(seen.filter(answered).count(), 0, "decisions while there was no server");
+        assert_eq!(seen.filter(answered).count(), 0, "decisions by the store during the outage");
     }
 }

@@ -237,8 +237,8 @@ fn an_admission_with_a_late_answer_keeps_its_permit() {
     setup.assert_all_free();
 }
 
-/// A request whose limits are on two servers of a cluster charges them one after the other, and goes on when its caller
-/// does not wait any more.
+/// A request whose limits are on two servers of a cluster charges them one after the other, and continues after its
+/// caller has stopped waiting.
 #[test]
 fn late_acquires_on_two_servers_return_their_permits() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);

@@ -106,6 +106,6 @@ fn a_slot_without_a_server() {
             must(owner, &["CLUSTER", "ADDSLOTS", "0"]);
             state("ok");
         };
-        outage(&limiters, "a slot that nobody has", WHILE, [begin, end]);
+        outage(&limiters, "a slot without a server", WHILE, [begin, end]);
     }
 }

@@ -96,7 +96,7 @@ async fn beside(store: &RedisStore, bad: Charge<'_>) {
     let untouched = one(store, ten(Algorithm::FixedWindow, "good").cost(0)).await.unwrap();
     assert_eq!(untouched.remaining(), 8, "all or nothing");
     drop((store.update(&bad, Update::Refund).await, store.update(&bad, Update::Release).await));
-    assert!(store.is_connected(), "a wrong value is no reason to reconnect");
+    assert!(store.is_connected(), "a wrong value does not cause a reconnect");
 }
 
 /// If one key fails, the failure mode of its policy applies.
@@ -148,7 +148,7 @@ fn out_of_memory() {
             assert!(!with_id[0].is_admitted(), "{algorithm}");
         }
         assert_eq!(names(&server).len(), Algorithm::BUILT_IN.len());
-        assert_eq!(store.stats().closed, closed, "nobody else was harmed");
+        assert_eq!(store.stats().closed, closed, "no connection was closed");
         server.command(&["CONFIG", "SET", "maxmemory", "0"]);
         for algorithm in Algorithm::BUILT_IN {
             assert_eq!(charge(algorithm, "new").unwrap().remaining(), 9);

@@ -1,4 +1,4 @@
-//! What pages of other sites can make a browser send.
+//! Requests that pages of other sites can make a browser send.
 
 use http::{Request, Version};
 use http_body_util::Full;
@@ -21,7 +21,7 @@ const ALL: [&str; 8] = [
     "DELETE /v1/state?key=a&limit=1/s",
 ];
 
-/// The status and the kind of problem, for a request with these headers and no others.
+/// Sends a request with only these headers. Returns the status and the kind of problem.
 async fn ask(server: &Server, line: &str, headers: &str) -> (u16, String) {
     let head = format!("{line} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
     let reply = Reply::parse(&server.exchange(head.as_bytes()).await);
@@ -166,7 +166,7 @@ async fn configured_hosts_are_known_and_then_no_others() {
 
 #[tokio::test]
 async fn with_keys_or_beyond_the_loopback_any_host_will_do() {
-    // A page has no API key, and elsewhere there are names.
+    // With API keys or on other addresses, any host is accepted: a page has no API key.
     let mut settings = Settings::new(policies());
     settings.security.credentials = vec![credential("boss", "boss", Scope::Admin, &[])];
     let keyed = Server::with(settings);

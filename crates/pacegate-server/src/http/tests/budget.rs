@@ -112,7 +112,7 @@ async fn permits_are_held_renewed_and_given_back() {
         assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{permit}");
     }
     assert_eq!(server.post("/v1/release", job).await.problem(), "request");
-    // Where nothing is held there is no permit, and the decision is one like any other.
+    // Without a concurrency limit, `acquire` returns a decision without a permit.
     let plain = server.post("/v1/acquire", ALICE).await.json();
     assert_eq!((&plain["permit"], &plain["remaining"]), (&serde_json::Value::Null, &2.into()));
 }

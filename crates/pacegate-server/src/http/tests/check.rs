@@ -258,7 +258,7 @@ async fn a_batch_is_decided_one_by_one_in_order() {
         "true null",
     ];
     assert_eq!(answers, expected);
-    // One plain limit each: the way of a batch through the engine.
+    // Each request has a single limit, so the batch is decided in one store call.
     let plain = server
         .post(
             "/v1/check/batch",

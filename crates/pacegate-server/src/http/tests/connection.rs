@@ -2,7 +2,7 @@ use super::*;
 
 const PING: &str = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// Bounds that a test can wait for.
+/// Returns bounds with timeouts short enough for a test.
 fn impatient() -> Server {
     let mut settings = Settings::new(policies());
     settings.bounds.read_timeout = Duration::from_millis(60);
@@ -137,7 +137,7 @@ async fn http2_is_spoken_on_the_same_port() {
         data = (head[3] == 0).then_some(payload);
     }
     assert_eq!(data.unwrap(), br#"{"status":"alive"}"#);
-    // It says good-bye when the service goes away.
+    // The server sends GOAWAY when it shuts down.
     server.switch.turn();
     let mut rest = Vec::new();
     client.read_to_end(&mut rest).await.unwrap();

@@ -32,7 +32,7 @@ async fn descriptors_are_answered_in_json() {
     let server = Server::with(settings());
     let limit = json!({"name": "per-user", "requestsPerUnit": 2, "unit": "MINUTE"});
     for remaining in [1, 0] {
-        // Theirs is asked without a type, too.
+        // Clients of envoyproxy/ratelimit may omit the content type.
         let reply = server.send("POST /json", "", ALICE).await;
         assert_eq!(reply.status, 200);
         assert_eq!(reply.header("content-type"), Some("application/json"));

@@ -38,7 +38,7 @@ async fn the_document_has_every_path_and_method() {
 }
 
 #[tokio::test]
-async fn every_reference_leads_somewhere_and_operations_have_names() {
+async fn every_reference_resolves_and_operations_have_names() {
     let document = document().await;
     let text = document.to_string();
     for reference in text.split("\"$ref\":\"#").skip(1) {

@@ -115,7 +115,7 @@ async fn usage_is_measured_once_a_second_for_all_clients() {
     assert_eq!(used().await, json!(1.0 / 3.0));
     server.clock.advance(Duration::from_secs(1));
     assert_eq!(used().await, json!(2.0 / 3.0));
-    // Other limits are looked at at once.
+    // After a reload, usage is measured again at once.
     assert_eq!(server.post("/v1/reload", "").await.status, 200);
     server.check(ALICE).await;
     assert_eq!(used().await, json!(1.0));
@@ -190,7 +190,7 @@ async fn a_blocked_key_is_denied_until_the_block_is_over() {
     let reply = server.post("/v1/explain", ALICE).await.json();
     assert_eq!(reply["policies"][0]["limits"][0]["source"], "blocked");
     assert_eq!((&reply["allowed"], &reply["policy"]), (&json!(false), &json!("api")));
-    // Denials by hand are counted as all others are, and take nothing. A look is none.
+    // Denials by a block are counted and charge nothing. A peek is not counted.
     let live = server.get("/v1/live").await.json();
     assert_eq!((&of(&live, "api")["allowed"], &of(&live, "api")["denied"]), (&json!(2), &json!(3)));
     assert_eq!(live["top"]["denied"][0]["denied"], 3);
@@ -432,7 +432,7 @@ async fn a_shown_key_can_be_peeked_and_reset() {
     let reset = server.send("DELETE /v1/state?policy=login&key=::1", "", "").await;
     assert_eq!((reset.status, &*reset.body), (200, r#"{"limits":2}"#));
     assert_eq!(server.get("/v1/state?policy=login&key=::1").await.json()["remaining"], 2);
-    // Only that of the one policy.
+    // Only the counters of this policy were reset.
     assert_eq!(server.get("/v1/state?policy=shop&key=::1").await.json()["remaining"], 9);
     for wrong in ["policy=ad-hoc&key=k", "policy=login", "policy=no&key=a", "policy=login&limit=a"]
     {

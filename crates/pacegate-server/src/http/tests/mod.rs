@@ -1,4 +1,4 @@
-//! The listener as its clients meet it: bytes in, bytes out.
+//! Tests of the HTTP listener over its byte stream.
 
 mod browser;
 mod budget;
@@ -29,7 +29,7 @@ use crate::{
     service::{Drain, DrainSwitch, Protocol},
 };
 
-/// A service in memory whose clock stands still at the start of 2026.
+/// A server in memory with a manual clock, which starts at the beginning of 2026.
 pub(super) struct Server {
     pub(super) service: Arc<HttpService>,
     pub(super) gate: Arc<Gate>,
@@ -46,7 +46,7 @@ pub(super) struct Reply {
     pub(super) body: String,
 }
 
-/// What most tests are about: `user` by the minute, and a shop with several policies.
+/// The policies of most tests: `user` with a limit per minute, and the domain `shop` with several policies.
 pub(super) fn policies() -> PolicySet {
     let policy = |name: &str, limits: &[&str]| Policy::new(name, limits.iter().copied());
     PolicySet::new([
@@ -80,7 +80,7 @@ impl Server {
         Self::at(clock.clone(), clock, settings)
     }
 
-    /// With another clock, of which the manual one is a part.
+    /// Uses another clock, which wraps the manual one.
     pub(super) fn at(clock: ManualClock, shown: impl Clock + Clone, settings: Settings) -> Self {
         let limiter =
             Limiter::builder().policies(settings.policies.clone()).clock(shown.clone()).build();
@@ -118,7 +118,7 @@ impl Server {
         Self { service, gate, clock, switch, drain }
     }
 
-    /// A connection to it.
+    /// Opens a connection.
     pub(super) fn connect(&self) -> DuplexStream {
         let (client, server) = duplex(1 << 20);
         let (service, drain) = (self.service.clone(), self.drain.clone());
@@ -127,7 +127,7 @@ impl Server {
         client
     }
 
-    /// Sends bytes, and reads until the service closes.
+    /// Sends bytes and reads until the server closes the connection.
     pub(super) async fn exchange(&self, bytes: &[u8]) -> Vec<u8> {
         let mut client = self.connect();
         client.write_all(bytes).await.unwrap();
@@ -136,7 +136,7 @@ impl Server {
         reply
     }
 
-    /// A request with some headers, each line ended by CR LF, and a body.
+    /// Sends a request with a body. Each line of `headers` ends with CR LF.
     pub(super) async fn send(&self, line: &str, headers: &str, body: &str) -> Reply {
         let length = body.len();
         let head = format!("{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}");
@@ -158,7 +158,7 @@ impl Server {
 }
 
 impl Reply {
-    /// The only response in these bytes.
+    /// Parses bytes that contain a single response.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let text = String::from_utf8(bytes.to_vec()).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text:?}"));
@@ -192,7 +192,7 @@ impl Reply {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The last part of a problem's type, after a look at the rest of it.
+    /// Checks a problem response and returns the last part of its type.
     pub(super) fn problem(&self) -> String {
         assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
         let json = self.json();

@@ -22,7 +22,7 @@ fn read(name: &str) -> String {
 async fn every_file_is_served_with_strict_headers() {
     let settings = Settings::new(policies());
     let mut settings = settings;
-    // What holds no data asks for no credentials.
+    // Files without data need no API key.
     settings.security.credentials = vec![credential("boss", "secret", Scope::Admin, &[])];
     let server = Server::with(settings);
     for name in files() {
@@ -68,13 +68,13 @@ async fn unchanged_assets_are_not_sent_again() {
 }
 
 #[test]
-fn nothing_is_made_of_text_but_text() {
+fn scripts_do_not_create_html_from_text() {
     for name in files() {
         let text = read(&name);
         for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
             assert!(!text.contains(word), "{word} in {name}");
         }
-        // The one address is the name of a language.
+        // The only URL is the XML namespace of SVG.
         let elsewhere = text.replace("http://www.w3.org/2000/svg", "");
         assert!(!elsewhere.contains("http:") && !elsewhere.contains("https:"), "{name}");
     }

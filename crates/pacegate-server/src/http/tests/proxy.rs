@@ -106,10 +106,10 @@ async fn nginx_is_told_403_with_all_the_headers() {
     assert_eq!((denied.status, &*denied.body), (403, ""));
     assert_eq!(denied.header("retry-after"), Some("60"));
     assert_eq!(denied.header("ratelimit-policy"), Some("\"login\";q=2;w=60"));
-    // The same budget as over the API, by the address without its mask.
+    // The same counter as over the API: IPv4-mapped addresses are counted as IPv4.
     let check = r#"{"domain":"shop","attributes":{"path":"/login","ip":"203.0.113.7"}}"#;
     assert_eq!(server.check(check).await.status, 429);
-    // What another kind of proxy would say is not believed.
+    // Headers of another kind of proxy are ignored.
     let spoofed = format!("{headers}X-Forwarded-Uri: /free\r\nX-Forwarded-For: 9.9.9.9\r\n");
     assert_eq!(server.send(&shop(""), &spoofed, "").await.status, 403);
     let spoofed = format!("{headers}X-Pacegate-Path: /free\r\nX-Pacegate-Ip: 9.9.9.9\r\n");
@@ -170,7 +170,7 @@ async fn long_values_are_counted_like_any_other() {
         let reply = server.send("GET /v1/auth", &user(length), "").await;
         assert_eq!((reply.status, &*reply.body), (status, ""), "{length}");
     }
-    // Nothing counts by the path, and it is matched as it is.
+    // No policy counts by the path, so a long one is only matched.
     let uri = format!("X-Original-URI: /{}\r\n", "p".repeat(2_000));
     let reply = server.send(&shop(""), &format!("{uri}X-Real-IP: 203.0.113.7\r\n"), "").await;
     assert_eq!((reply.status, reply.header("ratelimit")), (200, Some("\"shop\";r=9;t=1")));

@@ -65,7 +65,7 @@ async fn an_override_does_not_drain_its_policy_on_redis() {
     }
 }
 
-/// What an override has used carries over to another amount when the configuration is read again.
+/// A reload with another amount keeps the usage of an override.
 #[tokio::test]
 async fn a_reload_keeps_the_usage_of_an_override() {
     let server = Server::with(Settings::new(exports_and_static_files("5/minute burst 5")));

@@ -163,7 +163,7 @@ async fn without_its_store_the_service_decides_and_says_so() {
     for body in [r#"{"policy":"api"}"#, r#"{"domain":"shop"}"#] {
         let reply = server.post("/v1/clear", body).await;
         assert_eq!((reply.status, reply.problem()), (400, "unsupported".to_owned()), "{body}");
-        assert!(reply.body.contains("keys on Redis are named by digests"), "{}", reply.body);
+        assert!(reply.body.contains("key names on Redis are digests"), "{}", reply.body);
     }
     let stats = server.get("/v1/stats").await.json();
     assert_eq!(stats["policies"][0]["degraded"], 4);
@@ -198,7 +198,7 @@ async fn admin_actions_are_audited_without_keys() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt().json().with_writer(move || writer.clone()).finish();
-    // With one subscriber alone, whichever thread comes first to a line of log decides for all whether it is looked at.
+    // With a single subscriber, the first thread at a log line would decide for all threads whether it is enabled.
     let _another = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let _guard = tracing::subscriber::set_default(subscriber);
     let mut settings = Settings::new(policies());
@@ -291,7 +291,7 @@ const AD_HOC: &str = r#"{"key":"k","limit":"9/hour"}"#;
 const BATCH: &str = r#"{"requests":[{"domain":"shop"}]}"#;
 const HELD: &str = r#"{"domain":"shop","attributes":{},"permit":"1"}"#;
 
-/// What leads to a policy by its name and key, with a name to be put in.
+/// Requests that name a policy. `NAME` is replaced by its name.
 const BY_NAME: [(&str, &str); 6] = [
     ("POST /v1/clear", r#"{"policy":"NAME"}"#),
     ("GET /v1/state?policy=NAME&key=k,%20l", ""),

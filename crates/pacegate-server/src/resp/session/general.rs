@@ -44,7 +44,7 @@ impl RespSession {
                 false => self.replies.array(0),
             }
         } else if is(0, "CONFIG") && is(1, "GET") && words.len() == 3 {
-            // Load generators expect a value for each name; there are no settings.
+            // Load generators expect a value for each name, so every setting is empty.
             self.replies.map(1);
             self.replies.bulk(words[2]);
             self.replies.bulk("");

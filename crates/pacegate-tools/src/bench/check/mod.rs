@@ -43,7 +43,7 @@ pub struct Verdict {
     pub over_admitted: u64,
     /// Requests that every server which enforces the limit would have admitted.
     pub wrongly_denied: u64,
-    /// KeyDistribution with at least one finding.
+    /// Number of keys with at least one finding.
     pub keys_wronged: u64,
     /// The key with the most over-admitted units, and their number.
     pub worst: Option<(u32, u64)>,

@@ -45,8 +45,8 @@ fn token_bucket(limit: &Limit, allowed: &[Interval]) -> u64 {
     over
 }
 
-/// For every start `a`: its weight plus the units kept from `a` on. Answers "which is the largest up to a
-/// place?" in logarithmic time.
+/// For every start `a`: its weight plus the units kept from `a` on. Finds the maximum over all starts up to a
+/// given one in logarithmic time.
 #[derive(Debug)]
 struct Kept {
     /// A complete binary tree: the children of node `n` are `2n` and `2n + 1`.

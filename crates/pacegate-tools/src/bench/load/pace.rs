@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// A fixed number of requests per time, independent of the responses.
+/// A fixed request rate, independent of the responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Number of requests,
+    /// Number of requests per `time`.
     pub requests: u64,
-    /// in this time.
+    /// Period in which `requests` are sent.
     pub time: Duration,
     /// Number of requests sent at the same instant.
     pub at_once: u64,

@@ -36,8 +36,8 @@ pub(super) struct Worker {
     ready: Vec<usize>,
 }
 
-/// How long to wait for responses after the last request, and for any response in a run without an end time,
-/// in nanoseconds.
+/// Timeout in nanoseconds for the outstanding responses after the last request. In a run without an end time, it is
+/// also the timeout for the next response.
 const PATIENCE: u64 = 5_000_000_000;
 /// Maximum time of one poll, in nanoseconds.
 const LONGEST_WAIT: u64 = 100_000_000;
@@ -104,8 +104,8 @@ impl Worker {
         Ok(std::mem::replace(&mut self.record, Record::new(0)))
     }
 
-    /// Sends due requests on connections that have room. Returns when the next request is due, if the worker
-    /// waits for nothing else.
+    /// Sends due requests on connections that have room. Returns the due time of the next request, or `None` if the
+    /// worker waits only for responses.
     fn ask(&mut self, timer: &Timer) -> Result<Option<u64>, LoadError> {
         match self.pace.is_open() {
             true => self.ask_in_turn(timer),

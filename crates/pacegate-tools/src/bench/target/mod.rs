@@ -35,7 +35,7 @@ pub struct Wanted<'a> {
     pub url: &'a str,
     /// Protocol; that of the URL by default.
     pub dialect: Option<Dialect>,
-    /// The limit to send, or that the server has.
+    /// The limit to send with each request, or the limit that is configured on the server.
     pub limit: Limit,
     /// The attribute or descriptor entry that carries the key, if policies decide.
     pub attribute: Option<&'a str>,

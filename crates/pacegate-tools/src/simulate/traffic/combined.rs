@@ -37,7 +37,7 @@ const FIELDS: [&str; 10] = [
 ];
 
 impl Combined {
-    /// Maps fields to attributes: by name, unless the map says otherwise.
+    /// Maps fields to attributes: as given in the map, otherwise by name.
     pub(super) fn new(attributes: &Attributes, map: &Map) -> Self {
         let places = |field: &&str| {
             let is_it = |name: &String| map.get(name).unwrap_or(name) == field;

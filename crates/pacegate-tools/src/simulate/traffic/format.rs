@@ -45,7 +45,7 @@ pub(super) enum LineParser {
 pub(super) enum End {
     /// The entry ends at this line break.
     At(usize),
-    /// There is no line break that ends it.
+    /// The text ends before the entry's line break.
     Missing,
     /// A quoted value continues to the end of the text.
     Quoted,

@@ -258,7 +258,7 @@ impl Lines {
         Some((start..start + end, Some(wrong)))
     }
 
-    /// LineCounts the line breaks within an entry.
+    /// Counts the line breaks within an entry.
     fn breaks(&self, line: &Range<usize>) -> u64 {
         match self.reader.spans_lines() {
             true => memchr_iter(b'\n', &self.rows.text[line.clone()]).count() as u64,

@@ -195,7 +195,7 @@ impl Spelling {
     fn of(self, value: &[u8]) -> Cow<'_, [u8]> {
         match self {
             Self::Any => Cow::Borrowed(value),
-            // Without the query. Each policy normalizes the rest as it wants.
+            // Remove the query string. Each policy normalises the path by its own settings.
             Self::Path => {
                 let end = value.iter().position(|byte| matches!(byte, b'?' | b'#'));
                 Cow::Borrowed(&value[..end.unwrap_or(value.len())])
