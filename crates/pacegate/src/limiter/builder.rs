@@ -146,7 +146,7 @@ impl<S> LimiterBuilder<S> {
     }
 
     /// Sets the maximum number of callers that wait for one key, as in
-    /// [`Limiter::until_ready`](crate::Limiter::until_ready). Default: 1,000.
+    /// [`Limiter::until_ready`]. Default: 1,000.
     ///
     /// Further callers fail with [`WaitError::QueueFull`](crate::WaitError::QueueFull).
     pub fn max_waiters(self, max_waiters: usize) -> Self {

@@ -150,7 +150,8 @@ impl<'a, L> Charges<'a, L> {
         Plan { policies: &self.evaluator.policies, matches, lifted: SmallVec::new() }
     }
 
-    /// Denies a charge regardless of its limit, and records it: for a block. `retry_after: None` denies permanently.
+    /// Returns a denial of a charge regardless of its limit, and records it: for a key that an operator has blocked.
+    /// Charges nothing. `retry_after: None` denies permanently.
     pub fn deny(self, charge: &Charge<'_>, retry_after: Option<Duration>) -> Decision {
         if charge.cost > 0 {
             let index = self.evaluator.stats_index(charge.policy);

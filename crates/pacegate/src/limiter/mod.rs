@@ -71,7 +71,8 @@ impl Limiter {
         Self::new(Evaluator::new(policies, MemoryStore::default(), WaitQueue::default()))
     }
 
-    /// Returns a builder, for several limits, policies, a clock or other bounds.
+    /// Returns a builder, for several limits, policies, a clock or other bounds. [`Limiter::memory`] suffices for one
+    /// limit.
     pub fn builder() -> LimiterBuilder {
         LimiterBuilder::default()
     }
@@ -151,8 +152,9 @@ impl Limiter {
 
     /// Charges one unit to each key, one after the other, as [`Limiter::check`] does.
     ///
-    /// Faster than single checks for many keys: they are looked up together, so that cache misses overlap, and the
-    /// clock is read once.
+    /// Faster than single checks for many keys: they are looked up in batches, so that cache misses overlap, and the
+    /// clock is read less often. The decisions are independent and in the order of the keys: a denial of one key
+    /// does not affect the others.
     #[must_use = "a denied request must not proceed"]
     pub fn check_many<K: Key>(&self, keys: &[K]) -> Vec<Decision> {
         let mut decisions = Vec::new();

@@ -60,13 +60,14 @@ pub enum WaitError {
     /// The timeout passed before the callers ahead were served or a permit was released.
     #[error("timed out while waiting for units")]
     TimedOut,
-    /// The maximum number of callers already wait for this key.
+    /// The maximum number of callers already wait for this key. See
+    /// [`LimiterBuilder::max_waiters`](crate::LimiterBuilder::max_waiters).
     #[error("{waiting} callers already wait for this key")]
     QueueFull {
         /// The number of waiting callers.
         waiting: usize,
     },
-    /// The cost can never be admitted.
+    /// The cost can never be admitted: a mistake of the caller.
     #[error(transparent)]
     Cost(#[from] CostError),
     /// The store does not support the call. A failure of the store is not an error: see

@@ -6,8 +6,17 @@ use std::{
 
 use super::Paths;
 
-/// A pattern for values that look like paths: `*` is any run without `/`, `**` any run at all, `?` any one character
-/// but `/`, and everything else stands for itself.
+/// A pattern for values that look like paths.
+///
+/// | pattern | matches |
+/// |---|---|
+/// | `*` | any number of characters except `/`, also none |
+/// | `**` | any number of characters including `/`, also none |
+/// | `?` | one character except `/` |
+/// | any other character | itself |
+///
+/// The pattern must match the whole value: `/api/*` matches `/api/users`, but not `/api/users/7`. A pattern has at most
+/// 127 tokens: a literal byte, `?`, `*` or `**` is one. Parsing a longer one fails with [`GlobError`].
 ///
 /// Matching reads each byte of the value once and does a fixed amount of work for it. If the value is longer than
 /// [`Glob::MAX_MATCHED`], it reads only the beginning, see [`Glob::matches`].

@@ -52,9 +52,9 @@ pub(crate) use set::{Planned, Target};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// The name, unique in its set. It is part of the identity of each counter.
+    /// The name, unique in its set. It is part of the identity of each counter, so a renamed policy starts unused.
     pub name: PolicyName,
-    /// The domain. Requests of other domains are not covered.
+    /// The domain. Requests of other domains are not covered. Default: the empty text.
     pub domain: String,
     /// Conditions on the attributes of a covered request.
     pub matching: Match,
@@ -68,11 +68,12 @@ pub struct Policy {
     pub limits: Vec<Limit>,
     /// Replacements of `limits` for some requests. The first that matches applies.
     pub overrides: Vec<Override>,
-    /// The mode: deny, or only report.
+    /// The mode: deny, or only report. Default: deny.
     pub mode: Mode,
-    /// The failure mode, which applies when the store does not answer.
+    /// The failure mode, which applies when the store does not answer. Not used by a [`Limiter`](crate::Limiter), whose
+    /// store always answers.
     pub failure: FailureMode,
-    /// The maximum cost of one request, if it is less than the capacity.
+    /// The maximum cost of one request, if it is less than the capacity. `None`: the capacity of the limits.
     pub max_cost: Option<u64>,
     /// The tag that selects the server of a counter on a cluster.
     pub tag: Tag,
@@ -104,7 +105,7 @@ pub enum Mode {
     /// Denies requests over the limit.
     #[default]
     Enforce,
-    /// Reports requests over the limit, and admits them.
+    /// Reports requests over the limit, and admits them. Requests within the limit are counted as in `Enforce`.
     Shadow,
 }
 
@@ -126,9 +127,10 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureMode {
-    /// Admits requests without counting them.
+    /// Admits requests without counting them. Choose it if availability matters more than the limit.
     Open,
-    /// Denies requests, with a retry after [`FailureMode::RETRY_AFTER`].
+    /// Denies requests, with a retry after [`FailureMode::RETRY_AFTER`]. Choose it if the limit protects against abuse,
+    /// such as guessing passwords.
     Closed,
     /// Counts in the memory of this process, with `numerator / denominator` of the limit. The counters are kept after
     /// the store recovers, in case it fails again. A cost above the share is denied as by `Closed`.
@@ -147,7 +149,7 @@ pub enum Missing {
     /// All requests that lack it share one counter, so a client gains nothing by omitting it.
     #[default]
     Share,
-    /// The policy does not cover the request.
+    /// The policy does not cover the request. Choose it only if another policy limits such requests.
     Skip,
 }
 
@@ -343,7 +345,7 @@ impl Override {
 }
 
 impl FailureMode {
-    /// The wait before a retry of a request that was denied only because the store did not answer.
+    /// The `retry_after` of a request that was denied only because the store did not answer: 1 second.
     pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 }
 

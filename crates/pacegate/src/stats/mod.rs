@@ -25,9 +25,9 @@ use crate::{KeyBuf, KeyRef, StoreError, policy::PolicyName};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// One per policy, in their order.
+    /// One for each policy of the limiter, in the order of [`PolicySet::policies`](crate::PolicySet::policies).
     pub policies: Vec<PolicyStats>,
-    /// Decisions by limits that belong to no policy.
+    /// Decisions by limits without a policy, such as those of [`Limiter::check_with`](crate::Limiter::check_with).
     pub ad_hoc: PolicyStats,
     /// The keys with the most recent requests, estimated, in descending order.
     pub busiest: Vec<TopKey>,
@@ -48,7 +48,7 @@ pub struct Stats {
 pub struct PolicyStats {
     /// The policy.
     pub policy: PolicyName,
-    /// Requests that it covered and that were allowed.
+    /// Requests that it covered and that were allowed, without those in `shadow_denied`.
     pub allowed: u64,
     /// Requests that it denied.
     pub denied: u64,
@@ -77,9 +77,9 @@ pub struct TopKey {
     /// Estimated number of requests or denials in the last 30 to 60 seconds. While every key is counted, it
     /// is never too low, and too high by at most 1/128 of the total of all keys.
     pub count: u64,
-    /// Allowed requests since the key entered the list.
+    /// Allowed requests in the last 30 to 60 seconds, since the key entered the list.
     pub allowed: u64,
-    /// Denied requests since the key entered the list, including those in shadow mode.
+    /// Denied requests in the last 30 to 60 seconds, since the key entered the list, including those in shadow mode.
     pub denied: u64,
 }
 

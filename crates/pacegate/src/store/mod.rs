@@ -97,11 +97,15 @@ pub enum Update {
     /// A store that can be unreachable retries a failed release until it succeeds or the permit has expired; it reports
     /// the error nevertheless. Limiters also release permits whose charge was not answered.
     Release,
-    /// Restarts the period of the permit `charge.permit`.
+    /// Restarts the period of the permit `charge.permit`. If it has expired, nothing changes, and the answer is
+    /// `false`.
     Renew,
 }
 
 /// A limit to apply to a key, as a store gets it.
+///
+/// Limiters create charges from policies. Create them with [`Charge::new`] for inline limits, and pass them to the
+/// calls of [`Charges`](crate::Charges).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Charge<'a> {
@@ -126,7 +130,7 @@ pub struct Charge<'a> {
     pub permit: u128,
     /// Units that the store may take in advance and then admit without a call; 0 for none. A store may take fewer.
     pub lease: u64,
-    /// The failure mode for this charge. `None`: that of the policy.
+    /// The failure mode for this charge. `None`: that of the policy. Used by limiters, not by stores.
     pub failure: Option<FailureMode>,
 }
 
@@ -261,7 +265,8 @@ pub enum StoreError {
     /// The connection was lost before the answer arrived. The charge may have been taken.
     #[error("the store did not answer: {0}")]
     Interrupted(String),
-    /// The store never supports this call: a mistake of the caller.
+    /// The store never supports this call: a mistake of the caller. Returned as an error by the limiter; failure modes
+    /// do not apply.
     #[error("the store cannot do this: {0}")]
     Unsupported(String),
     /// An unexpected failure, such as a foreign value under one of our keys. The charge may have been taken.

@@ -6,7 +6,7 @@
 //!
 //! The store has no background thread. After every 64 decisions in a shard, the caller [sweeps](Shards::sweep) the next
 //! shard: it visits a few cells and removes the expired ones. If the store is full, live keys stay: the new keys of a
-//! policy share one overflow budget until there is room again. Each domain has a [share](share) of the [room], so that
+//! policy share one overflow budget until there is room again. Each domain has a [share] of the [room], so that
 //! the keys of one domain cannot take all of it.
 
 mod apply;
