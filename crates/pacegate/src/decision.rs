@@ -254,6 +254,7 @@ impl Decision {
         Self { allowed: false, ..denied.own() }
     }
 
+    /// Sets the source of a decision that a custom limiter creates.
     fn own(self) -> Self {
         Self { source: Source::Store, ..self }
     }
@@ -289,6 +290,7 @@ impl Decision {
         decided_at: 0,
     };
 
+    /// Creates the decision of one limit from its outcome.
     #[inline]
     pub(crate) fn of(policy: PolicyName, limit: Limit, outcome: Outcome) -> Self {
         Self {

@@ -148,6 +148,7 @@ impl<'a> KeyRef<'a> {
         self.bytes
     }
 
+    /// Returns `true` if the key is a tuple, so that its bytes include the length of each part.
     #[inline]
     pub(crate) const fn is_tuple(self) -> bool {
         self.tuple
@@ -184,6 +185,7 @@ impl KeyBuf {
         KeyRef { bytes: &self.bytes, tuple: self.tuple }
     }
 
+    /// Appends all parts of a key. A nested tuple is flattened.
     fn extend(&mut self, key: &impl Key) {
         key.with(|key| key.parts().for_each(|part| self.push(part)));
     }
@@ -440,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_holds_it_is_the_same_key() {
+    fn smart_pointers_encode_as_their_value() {
         assert!(same(Cow::Borrowed("a"), "a"));
         assert!(same(Cow::<str>::Owned("a".to_owned()), "a"));
         assert!(same(Box::<str>::from("a"), "a"));

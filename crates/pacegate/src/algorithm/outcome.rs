@@ -111,11 +111,13 @@ impl Outcome {
     /// The outcome of any cost with an amount of 0.
     pub(super) const NOTHING: Self = Self::refused(0, NEVER, 0);
 
+    /// Creates an admission. `reset_after` is in microseconds.
     #[inline]
     pub(crate) const fn taken(remaining: u64, reset_after: u64) -> Self {
         Self { remaining, retry_after: 0, reset_after, origin: Origin::Store, decided_at: 0 }
     }
 
+    /// Creates a denial. Times are in microseconds; `retry_after` must not be 0.
     #[inline]
     pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
         Self { remaining, retry_after, reset_after, origin: Origin::Store, decided_at: 0 }

@@ -38,6 +38,7 @@ pub struct Site {
     known: OnceLock<Known>,
 }
 
+/// The parsed name and limits of a site, computed by its first call.
 #[derive(Debug)]
 struct Known {
     policy: PolicyName,
@@ -105,6 +106,7 @@ impl Site {
         }
     }
 
+    /// Parses the limits, and names the policy by the attribute or by the path `here`.
     fn learn(&self, here: &str) -> Known {
         let limit = |text: &&str| {
             text.parse().unwrap_or_else(|error| unreachable!("the macro took it: {error}"))
@@ -120,6 +122,7 @@ impl Site {
     }
 }
 
+/// Records that a policy is charged under a limit, so that a reset finds its counter.
 fn remember(policy: PolicyName, limit: &Limit) {
     let is_known = |limits: &Vec<Limit>| limits.iter().any(|known| known.counts_like(limit));
     let has = |used: &HashMap<_, _>| used.get(&policy).is_some_and(is_known);
@@ -154,6 +157,7 @@ impl Asked {
         self.limits.iter().map(charge).collect()
     }
 
+    /// Converts the result of a check. A cost that can never be admitted becomes a permanent denial.
     fn conclude(&self, decision: Result<Decision, CheckError>) -> Result<(), Denied> {
         match decision {
             Ok(decision) => decision.into_result().map(drop),
@@ -162,6 +166,7 @@ impl Asked {
         }
     }
 
+    /// Returns a permanent denial by the first limit that cannot admit the cost.
     fn refused(&self) -> Denied {
         let fits_not = |limit: &&Limit| self.cost > limit.capacity();
         let limit = self.limits.iter().find(fits_not).or(self.limits.first());
@@ -209,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_name_cannot_hold_is_told_apart() {
+    fn paths_that_do_not_fit_a_name_get_a_hash() {
         let (send, receive) = (policy_name("shop::送信::here"), policy_name("shop::受信::here"));
         assert_eq!(send, "8b0492393753196d.shop");
         assert_ne!(send, receive);

@@ -34,6 +34,7 @@ pub struct ManualClock {
     shared: Arc<ManualTime>,
 }
 
+/// The time that all clones of a clock share.
 struct ManualTime {
     now: AtomicU64,
     /// Total microseconds by which the clock was moved forward.
@@ -43,6 +44,7 @@ struct ManualTime {
     next_id: AtomicU64,
 }
 
+/// A task that waits for an instant.
 struct Sleeper {
     id: u64,
     /// The value of `elapsed` at which to wake up.
@@ -82,6 +84,7 @@ impl ManualClock {
         self.shift(|_| now);
     }
 
+    /// Moves the clock and wakes the tasks that are due.
     fn shift(&self, to: impl FnOnce(Timestamp) -> Timestamp) {
         let due: Vec<_> = {
             let mut sleepers = self.shared.sleepers.lock();

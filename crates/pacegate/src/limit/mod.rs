@@ -246,6 +246,7 @@ impl Limit {
         self.period_micros == other.period_micros && self.algorithm == other.algorithm
     }
 
+    /// Returns the period in microseconds: at least 1.
     #[inline]
     pub(crate) const fn period_micros(&self) -> u64 {
         self.period_micros
@@ -257,6 +258,7 @@ impl Limit {
         Self { amount, period_micros, burst: 0, algorithm: Algorithm::FixedWindow }
     }
 
+    /// Checks that the algorithm can count the amount and the burst.
     fn validated(self) -> Result<Self, LimitError> {
         let max = self.algorithm.max_amount();
         let amount = self.amount.max(self.burst);
@@ -281,6 +283,7 @@ impl std::fmt::Debug for Limit {
 /// Ten years: long enough for any limit, short enough that no instant overflows.
 const MAX_PERIOD: Duration = Duration::from_secs(3_660 * 86_400);
 
+/// Converts a period to microseconds, rounded up. Fails if it is zero or above [`MAX_PERIOD`].
 fn period_micros(period: Duration) -> Result<u64, LimitError> {
     if period.is_zero() || period > MAX_PERIOD {
         return Err(LimitError::Period(period));
@@ -293,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn per_second_means_so_many_in_a_second() {
+    fn per_second_has_a_period_of_one_second() {
         assert_eq!(Limit::per_second(60), Limit::new(60, Duration::from_secs(1)).unwrap());
         assert_eq!(Limit::per_day(3).period(), Duration::from_secs(86_400));
     }

@@ -13,6 +13,7 @@ pub struct ParseLimitError {
     problem: Problem,
 }
 
+/// The reason why a text is not a limit, with advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Problem {
     #[error("write an amount and a period, such as `100/minute`")]
@@ -96,6 +97,7 @@ impl fmt::Display for Limit {
     }
 }
 
+/// Parses a limit. The words after the period may be in any order.
 fn parse(text: &str) -> Result<Limit, Problem> {
     let (amount, rest) =
         text.split_once('/').or_else(|| text.split_once(" per ")).ok_or(Problem::NoPeriod)?;
@@ -119,6 +121,7 @@ fn parse(text: &str) -> Result<Limit, Problem> {
     build(amount, period, burst, algorithm)
 }
 
+/// Creates the limit from its parsed parts.
 fn build(
     amount: u64,
     period: Duration,
@@ -160,6 +163,7 @@ const UNITS: [(&[&str], u64); 7] = [
     (&["w", "week", "weeks"], 604_800_000_000),
 ];
 
+/// Parses a unit, or a number directly followed by a unit.
 fn parse_period(text: &str) -> Result<Duration, Problem> {
     let bad = || Problem::Period(shorten(text));
     let letters = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
@@ -253,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong() {
+    fn errors_name_the_problem() {
         let period =
             "is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `500us`, `2h`";
         let whole = "is not a whole number; write one, such as `100/minute`";

@@ -160,6 +160,7 @@ impl<S> LimiterBuilder<S> {
         Self { clock: Some(Arc::new(clock)), ..self }
     }
 
+    /// Validates the settings and creates the evaluator. Returns the store with it.
     fn finish(self) -> Result<(S, Evaluator), BuildError> {
         if let Some(error) = self.error {
             return Err(error);

@@ -367,6 +367,7 @@ impl<L> Clone for Charges<'_, L> {
 
 impl<L> Copy for Charges<'_, L> {}
 
+/// Binds charges to their limits, and checks their costs.
 fn resolve<'a>(
     charges: &'a [Charge<'a>],
     limits: &'a [BoundLimit],

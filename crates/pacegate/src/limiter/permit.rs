@@ -127,6 +127,7 @@ impl Limiter {
         Ok(Admission { decision, permit })
     }
 
+    /// Creates the handle that releases these permits when it is dropped.
     pub(super) fn permit(&self, held: HeldPermits) -> Permit {
         Permit { limiter: self.clone(), held }
     }

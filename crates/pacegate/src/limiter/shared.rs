@@ -182,6 +182,7 @@ impl SharedLimiter {
         self.check_plan(&self.evaluator.policies.plan(request), 0, None).await
     }
 
+    /// Charges the limits of a plan, and records the decision.
     async fn check_plan(
         &self,
         plan: &[Planned],

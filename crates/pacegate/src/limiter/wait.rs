@@ -353,6 +353,7 @@ impl SharedLimiter {
         self.acquire_charges(charges, wait.into()).await
     }
 
+    /// Waits until the charges are admitted. The units are not held: they expire with their periods.
     async fn until_charged(
         &self,
         charges: ResolvedCharges<'_>,
@@ -484,6 +485,7 @@ impl Waiting<'_, '_> {
         Ok(allowed)
     }
 
+    /// Returns the highest cost of the charges, by which later callers estimate their wait.
     fn cost(&self) -> u64 {
         self.resolved.charges.iter().map(|charge| charge.cost).max().unwrap_or(0)
     }

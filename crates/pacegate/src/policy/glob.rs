@@ -34,6 +34,7 @@ pub struct Glob {
 #[error("the pattern is longer than {MAX_TOKENS} characters")]
 pub struct GlobError;
 
+/// One element of a pattern: a literal byte, `?`, `*` or `**`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Token {
     Byte(u8),
@@ -127,6 +128,7 @@ impl Glob {
         String::from_utf8(bytes).ok()
     }
 
+    /// Compiles a pattern. `paths`: the form of the paths that it is matched with, if values are paths.
     fn new(text: String, paths: Option<Paths>) -> Result<Self, GlobError> {
         let tokens = tokens(text.as_bytes(), paths.is_some());
         if tokens.len() > MAX_TOKENS {
@@ -135,6 +137,7 @@ impl Glob {
         Ok(Self { program: Program::new(&tokens), text, paths, tokens })
     }
 
+    /// Matches a value byte by byte. Stops as soon as the result is certain.
     fn scan(&self, value: &[u8]) -> Scan {
         let program = &self.program;
         let mut progress = Progress { places: program.past_runs(1), rest: 0 };
@@ -224,6 +227,7 @@ impl Program {
         &mut self.expecting[usize::from(*class)]
     }
 
+    /// Advances all positions by one byte.
     fn step(&self, Progress { places, rest }: Progress, byte: u8) -> Progress {
         let is_inside = rest > 0 && byte & 0xc0 == 0x80;
         let expecting = self.expecting[usize::from(self.classes[usize::from(byte)])];

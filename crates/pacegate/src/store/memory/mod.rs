@@ -93,6 +93,7 @@ pub struct MemoryUsage {
     pub overflowed: u64,
 }
 
+/// The state that all clones of a store share.
 #[derive(Debug)]
 struct Shards {
     secret: Secret,
@@ -220,6 +221,7 @@ impl MemoryStore {
         (0..2).for_each(|_| inner.sweep_overflow(usize::MAX));
     }
 
+    /// Returns the scope of a counter, with which its keys are hashed. Registers a new policy.
     pub(crate) fn scope(&self, policy: PolicyName, counter: Counter, limit: &Limit) -> Scope {
         self.inner.secret.scope(policy, counter, limit, || self.inner.tag(policy))
     }
@@ -229,6 +231,7 @@ impl MemoryStore {
         self.scope(charge.policy, charge.counter, &charge.limit)
     }
 
+    /// Hashes a key in a scope.
     #[inline]
     pub(crate) fn identity(&self, scope: &Scope, key: KeyRef<'_>) -> Identity {
         self.inner.secret.identity(scope, key)
@@ -254,6 +257,7 @@ impl MemoryStore {
         }
     }
 
+    /// Returns up to the cost of the slot to its key. Overflow budgets are not refunded.
     pub(crate) fn refund(&self, slot: &Slot<'_>) {
         let inner = &*self.inner;
         if slot.limit.algorithm().keeps_log() {
@@ -271,6 +275,7 @@ impl MemoryStore {
         }
     }
 
+    /// Removes the counter of the key, and returns its room to the share.
     pub(crate) fn reset(&self, slot: &Slot<'_>) {
         let inner = &*self.inner;
         if slot.limit.algorithm().keeps_log() {
@@ -300,6 +305,7 @@ impl MemoryStore {
         }
     }
 
+    /// Restarts the period of a permit. Returns `false` if it has expired.
     pub(crate) fn renew(&self, slot: &Slot<'_>) -> bool {
         let inner = &*self.inner;
         let mut logs = inner.logs_of(slot.id).lock();
@@ -330,6 +336,7 @@ impl MemoryStore {
         algorithm::earliest(slot.limit, state, now, costs)
     }
 
+    /// Hashes the key of a charge.
     #[inline]
     pub(crate) fn slot<'a>(&self, charge: &'a Charge<'a>, scope: &'a Scope) -> Slot<'a> {
         Slot {
@@ -416,11 +423,13 @@ impl Shards {
         }
     }
 
+    /// Visits the next `cells` cells of a table, and returns the room of expired keys.
     fn sweep_cells(&self, table: &mut Table, cells: usize, now: u64) {
         let mut freed = self.keys.returns();
         table.sweep(cells, now, |id| freed.add(id.share(), 1));
     }
 
+    /// Visits the next `keys` logs of a shard, and returns the room of expired keys and their entries.
     fn sweep_logs(&self, logs: &mut Logs, keys: usize, now: u64) {
         let (mut freed, mut entries) = (self.keys.returns(), self.entries.returns());
         logs.sweep(keys, now, |id, count| {
@@ -475,6 +484,7 @@ impl ShardClock {
         now
     }
 
+    /// Reads the clock again, and ignores a difference that is smaller than [`JITTER`].
     #[cold]
     fn again(&self, time: &Time) -> u64 {
         let now = time.now();

@@ -87,6 +87,7 @@ impl Overflow {
         if self.has_room(slot, now) { self.charge(slot, now) } else { None }
     }
 
+    /// Returns `true` if the budget of a slot exists or can be created. Removes expired budgets if needed.
     fn has_room(&mut self, slot: &Slot<'_>, now: u64) -> bool {
         let id = slot.scope.overflow();
         if slot.limit.algorithm().keeps_log() {
@@ -118,6 +119,7 @@ impl Overflow {
         Some((outcome, Undo::Shared(None)))
     }
 
+    /// Charges a log. `None` if the share has the maximum number of log entries.
     fn charge_log(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
         let id = slot.scope.overflow();
         self.logs.settle(id, slot.limit, now);

@@ -114,6 +114,7 @@ impl Room {
         self.try_take(share, count as u64) || self.open_and_take(share, count as u64)
     }
 
+    /// Takes room for `count` if that fits within `max` and the guarantees of the other shares.
     fn try_take(&self, share: Share, count: u64) -> bool {
         let own = &self.uses[share.index()];
         let mut before = self.load(share);
@@ -141,6 +142,7 @@ impl Room {
         self.load(share).shares() == 0 && self.open(share) && self.try_take(share, count)
     }
 
+    /// Returns room for `count` of a share.
     pub(super) fn give_back(&self, share: Share, count: usize) {
         if count == 0 {
             return;
@@ -180,14 +182,17 @@ impl Room {
         Uses(self.uses[share.index()].load(Ordering::Acquire))
     }
 
+    /// Returns the guarantee of each share, if the room is divided between this number of shares.
     fn guaranteed(&self, shares: u64) -> u64 {
         (self.max / 2).checked_div(shares).unwrap_or(0)
     }
 
+    /// Returns the room that a share takes: its use or its guarantee.
     fn taken_by(&self, used: u64, shares: u64) -> u64 {
         used.max(self.guaranteed(shares))
     }
 
+    /// Adds to `taken`. Returns `false`, and adds nothing, if that would exceed `max`.
     fn grow(&self, more: u64) -> bool {
         let fits = |taken: u64| Some(taken + more).filter(|taken| *taken <= self.max);
         more == 0 || self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).is_ok()
@@ -244,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn each_share_may_hold_its_guarantee_whatever_the_others_hold() {
+    fn each_share_can_use_its_guarantee() {
         let (room, [greedy, first, second]) = (Room::new(600), shares());
         assert!([greedy, first, second].map(|share| room.open(share)).iter().all(|open| *open));
         assert_eq!(fill(&room, greedy), 400, "its hundred, and the three hundred for all");
@@ -274,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_never_hold_more_than_there_is_nor_miss_what_is_theirs() {
+    fn concurrent_takes_respect_the_maximum_and_the_guarantees() {
         let (room, shares) = (Room::new(4_000), shares::<4>());
         assert!(shares.iter().all(|share| room.open(*share)));
         let held = std::sync::atomic::AtomicUsize::new(0);

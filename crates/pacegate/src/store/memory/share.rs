@@ -27,6 +27,7 @@ pub(super) struct Registry {
     numbered: HashMap<u8, u64>,
 }
 
+/// A policy that the store has seen.
 #[derive(Debug)]
 struct Registered {
     tag: Owner,
@@ -110,6 +111,7 @@ impl Registry {
         tag
     }
 
+    /// Returns the share of a domain. A new domain gets the next share.
     fn share_of(&mut self, domain: &str) -> Share {
         if let Some(known) = self.domains.get(domain) {
             return *known;

@@ -16,10 +16,12 @@ pub(super) struct Table {
     pub(super) shard_clock: ShardClock,
 }
 
+/// Two cells in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct CacheLine([Cell; 2]);
 
+/// The identity of a key, and its state.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     id: Identity,
@@ -80,6 +82,7 @@ impl Table {
         Some(self.swap(place, home + place % 2))
     }
 
+    /// Swaps two cells, and returns the new index of the first.
     #[cold]
     fn swap(&mut self, place: usize, nearer: usize) -> usize {
         let (far, near) = (*self.cell(place), *self.cell(nearer));

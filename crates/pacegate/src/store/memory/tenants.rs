@@ -111,6 +111,7 @@ impl Shards {
         tag
     }
 
+    /// Gives the share of a tag its guarantees for keys and log entries.
     fn open(&self, tag: Owner) {
         self.keys.open(tag.share());
         self.entries.open(tag.share());
