@@ -1,4 +1,4 @@
-//! Who decides: a limiter of Pacegate, or one of your own.
+//! The [`Decide`] trait: the limiter behind the middleware.
 
 use std::{
     fmt,
@@ -16,29 +16,31 @@ use smallvec::SmallVec;
 
 use crate::KeyParts;
 
-/// Decides about requests: a [`Limiter`], a [`SharedLimiter`], [`Provided`] by a closure, or a limiter of your own,
-/// which makes its decisions with [`Decision::admission`] and [`Decision::denial`].
+/// A limiter for the middleware: a [`Limiter`], a [`SharedLimiter`], a closure that returns one ([`Provided`]), or a
+/// custom type, which creates its decisions with [`Decision::admission`] and [`Decision::denial`].
 ///
-/// Nothing is boxed here: a limiter that knows its answer gives it [at once](Reply::Now), and for another the
-/// middleware keeps its future. That of a [`SharedLimiter`] is one box.
+/// The middleware boxes no futures. A limiter that decides without waiting returns [`Reply::Now`]; otherwise the
+/// middleware polls the returned future. The future of a [`SharedLimiter`] is boxed.
 pub trait Decide: Clone + Send + Sync + 'static {
-    /// A decision that takes time. Dropping it must charge nothing that has not been charged yet.
+    /// The future of a decision. Dropping it must not charge anything that is not charged yet.
     type Deciding: Future<Output = Result<Decision, CheckError>> + Send;
 
-    /// A correction that takes time.
+    /// The future of a correction.
     type Settling: Future<Output = ()> + Send;
 
-    /// Charges what is asked for, all or nothing.
+    /// Charges the cost of a request to all its limits, all or nothing.
     fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding>;
 
-    /// Returns what to change in the program if this limiter cannot decide about requests.
+    /// Returns an error message if this limiter cannot be used in a middleware, for example because it has a
+    /// concurrency limit. Default: `None`.
     fn fault(&self) -> Option<&'static str> {
         None
     }
 
-    /// Corrects what was charged for a question that was allowed by this decision. What cannot be corrected is let be,
-    /// and what was not charged is not given back: a [degraded](Decision::is_degraded) decision took nothing from the
-    /// store.
+    /// Corrects the charge of an allowed request, once its response is known. `decision` is the one that allowed it.
+    ///
+    /// A correction that fails is skipped. Units that were not charged must not be refunded: a
+    /// [degraded](Decision::is_degraded) decision took nothing from the store.
     fn settle(
         &self,
         question: &Question,
@@ -47,48 +49,48 @@ pub trait Decide: Clone + Send + Sync + 'static {
     ) -> Reply<(), Self::Settling>;
 }
 
-/// An answer, or the future of one.
+/// An answer, or a future for it.
 #[derive(Clone, Copy, Debug)]
 pub enum Reply<T, F> {
-    /// It is known.
+    /// The answer.
     Now(T),
-    /// It will be.
+    /// A future for the answer.
     Later(F),
 }
 
-/// What is asked about a request: whose budget, at which cost, under which limits.
+/// The input of a decision: the key or attributes of a request, its cost, and its limits.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// The names of the attributes, one for each part of `key`. None: the parts are one key.
+    /// The names of the attributes, one for each part of `key`. `None`: the parts form one key.
     pub(crate) names: Option<Arc<[String]>>,
     pub(crate) key: KeyParts,
-    /// The parts of `key` as one, if anybody has asked.
+    /// The parts of `key` joined into one, computed at first use.
     pub(crate) whole: OnceLock<Box<KeyParts>>,
     pub(crate) domain: Option<Arc<str>>,
     pub(crate) cost: u64,
     pub(crate) limits: Vec<(PolicyName, Limit)>,
-    /// Before it is decided, for what a client is told and for what may be given back.
+    /// The time before the decision, for headers and for refunds.
     pub(crate) now: Timestamp,
-    /// When its response was known, once it is.
+    /// The time at which the response was known.
     pub(crate) settled: Timestamp,
 }
 
-/// How the charge for a request is corrected once its response is known.
+/// The correction of the charge for a request, once its response is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Adjustment {
-    /// It stays.
+    /// Keeps the charge.
     #[default]
     Keep,
-    /// All of it is given back.
+    /// Refunds the whole charge.
     Refund,
-    /// So much of it is given back, and no more than was charged.
+    /// Refunds this number of units, and no more than were charged.
     RefundUnits(u64),
-    /// So much more is charged, or whatever is left of it. The response is on its way in any case.
+    /// Charges this number of additional units. If fewer are left, charges those. The response is sent in any case.
     Charge(u64),
 }
 
-/// The limiter that a closure returns, asked anew for every request: policies that come from elsewhere and change.
+/// A closure that returns the limiter. It is called for every request, so the policies can change at runtime.
 ///
 /// ```
 /// use std::sync::{Arc, RwLock};
@@ -100,7 +102,7 @@ pub enum Adjustment {
 /// let limiter = Provided(move || reader.read().unwrap().clone());
 /// let layer = RateLimitLayer::new(limiter).by(PeerAddress::new());
 ///
-/// // Whenever there is something new; what has been used is kept.
+/// // After a change of the configuration. Usage carries over.
 /// let mut current = current.write().unwrap();
 /// *current = current.with_limit(Limit::per_minute(50));
 /// ```
@@ -108,13 +110,13 @@ pub enum Adjustment {
 pub struct Provided<F>(pub F);
 
 impl Question {
-    /// Whose budget, where the request is one key. Where it has attributes, they are its parts.
+    /// Returns the key. If the request has attributes, the parts of the key are their values.
     pub fn key(&self) -> &KeyParts {
         &self.key
     }
 
-    /// The attributes that the request has. One that is only a key has it under [`Request::KEY`], several parts as one
-    /// that no others make.
+    /// Returns the attributes of the request. A request that is only a key has the attribute [`Request::KEY`]; several
+    /// parts are joined into one value, which differs for different parts.
     pub fn attributes(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let names = self.names.iter().flat_map(|names| names.iter()).map(String::as_str);
         let key = self.names.is_none().then_some(Request::KEY);
@@ -126,28 +128,28 @@ impl Question {
         pairs.filter_map(|(name, value)| Some((name, value?)))
     }
 
-    /// Units that are asked for; 0 is a peek.
+    /// Returns the cost in units; 0 is a peek.
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// The limits that were chosen for this request alone, in place of the limiter's policies.
+    /// Returns the limits that were chosen for this request. If any, they replace the policies of the limiter.
     pub fn limits(&self) -> &[(PolicyName, Limit)] {
         &self.limits
     }
 
-    /// When it was asked, if a header tells of that or the charge may be corrected: the epoch otherwise.
+    /// Returns the time of the request, if a header or a correction of the charge needs it; otherwise the Unix epoch.
     pub fn asked(&self) -> Timestamp {
         self.now
     }
 
-    /// The same question at another cost.
+    /// Returns the same question with another cost.
     #[must_use]
     pub fn at_cost(&self, cost: u64) -> Self {
         Self { cost, ..self.clone() }
     }
 
-    /// As the limiters of Pacegate see it.
+    /// Returns the request for [`Limiter::check_request`]: domain, attributes and cost.
     pub fn request(&self) -> Request<'_> {
         let mut request = Request::new().cost(self.cost);
         if let Some(domain) = &self.domain {
@@ -159,7 +161,7 @@ impl Question {
         request
     }
 
-    /// What is charged for the limits of this request alone.
+    /// Calls `then` with the charges for the limits of this request.
     fn with_charges<R>(&self, then: impl FnOnce(&[Charge<'_>]) -> R) -> R {
         self.key.with(|key| {
             let charge = |&(policy, limit): &_| Charge::new(policy, key, limit).cost(self.cost);
@@ -171,7 +173,7 @@ impl Question {
         self.names.is_none() && self.domain.is_none()
     }
 
-    /// What is given back by an adjustment.
+    /// Returns the question with the units that an adjustment refunds as its cost.
     fn refunded(&self, by: Adjustment) -> Self {
         let units = match by {
             Adjustment::Refund => self.cost,
@@ -181,8 +183,8 @@ impl Question {
         self.at_cost(units)
     }
 
-    /// Whether nothing of what a limit was charged counts any more: what would be given back is what others have used
-    /// since.
+    /// Returns `true` if the charge to a limit no longer counts. A refund would then return units that other requests
+    /// have used since.
     fn is_over(&self, policy: PolicyName, limit: &Limit, decision: &Decision) -> bool {
         let passed = Duration::from_micros(self.settled.micros_since(self.now));
         if (decision.policy(), decision.limit()) == (Some(policy), Some(*limit)) {
@@ -191,15 +193,15 @@ impl Question {
         self.settled >= limit.counts_until(self.now)
     }
 
-    /// What is given back of the limits of this request alone.
+    /// Returns the charges to refund for the limits of this request.
     fn own_taken<'a>(&self, key: KeyRef<'a>, decision: &Decision) -> Vec<Charge<'a>> {
         let counts = |(policy, limit): &&_| !self.is_over(*policy, limit, decision);
         let charge = |&(policy, limit): &_| Charge::new(policy, key, limit).cost(self.cost);
         self.limits.iter().filter(counts).map(charge).collect()
     }
 
-    /// What was taken by the limits of a plan, where `key` is that of this question. Policies in shadow mode of which
-    /// one would have denied may have taken nothing.
+    /// Returns the charges to refund for the limits of a plan. `key` is the key of this question. If a policy in shadow
+    /// mode would have denied the request, policies in shadow mode are left out, because they may have taken nothing.
     fn taken<'a>(
         &self,
         plan: &'a Plan<'_>,
@@ -216,7 +218,7 @@ impl Question {
             let policy = policies.get(charge.policy);
             self.is_key() && policy.is_some_and(|policy| policy.per == [Request::KEY])
         };
-        // A key that was checked as such may have any number of parts.
+        // A request that is only a key was checked with this key, which may have several parts.
         for charge in charges.iter_mut().filter(whole) {
             if charge.tag == charge.key {
                 charge.tag = key;
@@ -227,7 +229,7 @@ impl Question {
     }
 }
 
-/// In this process: always at once.
+/// Decides in this process, always with [`Reply::Now`].
 impl Decide for Limiter {
     type Deciding = Pending<Result<Decision, CheckError>>;
     type Settling = Pending<()>;
@@ -279,7 +281,7 @@ impl Decide for Limiter {
     }
 }
 
-/// Over a store. Each decision is one box: the futures of a [`SharedLimiter`] have no names.
+/// Decides over a store. Each decision is boxed, because the futures of a [`SharedLimiter`] cannot be named.
 impl Decide for SharedLimiter {
     type Deciding = Pin<Box<dyn Future<Output = Result<Decision, CheckError>> + Send>>;
     type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -300,7 +302,7 @@ impl Decide for SharedLimiter {
         by: Adjustment,
     ) -> Reply<(), Self::Settling> {
         let refunds = matches!(by, Adjustment::Refund | Adjustment::RefundUnits(_));
-        // What the store was not charged would be given back out of what others have used.
+        // A degraded decision charged nothing in the store, so a refund would return units of other requests.
         if by == Adjustment::Keep || refunds && decision.is_degraded() {
             return Reply::Now(());
         }
@@ -314,7 +316,7 @@ impl Decide for SharedLimiter {
     }
 }
 
-/// The answer if a middleware has a limit of concurrency.
+/// The error message for a concurrency limit in a middleware.
 pub(crate) const NO_PERMITS: &str = "a concurrency limit cannot be used in a middleware, which would never return its \
                                      permits: take them in the handler with `acquire`";
 
@@ -354,7 +356,7 @@ async fn charge_more(limiter: &SharedLimiter, question: &Question, units: u64) {
     }
 }
 
-/// A store that fails here has already been counted as failing; there is nobody to tell.
+/// Refunds charges. A failure of the store is recorded by the limiter and ignored here.
 async fn refund_shared(limiter: &SharedLimiter, refunded: &Question, decision: &Decision) {
     let key = refunded.key.with(|key| key.to_buf());
     let key = key.as_ref();
@@ -369,7 +371,7 @@ async fn refund_shared(limiter: &SharedLimiter, refunded: &Question, decision: &
     let _ = limiter.charges().refund(&charges).await;
 }
 
-/// What is left to charge where `asked` units were too many. Less every time, so asking on comes to an end.
+/// Returns the units to try next if `asked` units were too many. Always fewer than before, so retries end.
 fn less_than(asked: u64, answer: &Result<Decision, CheckError>) -> Option<u64> {
     let left = match answer {
         Ok(decision) if !decision.is_allowed() => decision.remaining(),

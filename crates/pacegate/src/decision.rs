@@ -13,6 +13,18 @@ use crate::{
 /// If several limits apply, the numbers are those of the tightest one: of the limits that deny, the one with the
 /// longest wait; if all admit, the one with the fewest units left. Two decisions are equal if they differ only in the
 /// time at which they were made.
+///
+/// ```
+/// use pacegate::{Limit, Limiter};
+///
+/// let limiter = Limiter::memory(Limit::per_minute(1));
+/// let _ = limiter.check("alice");
+/// let decision = limiter.check("alice");
+/// if !decision.is_allowed() {
+///     let seconds = decision.retry_after_secs().unwrap_or(1);
+///     println!("HTTP/1.1 429 Too Many Requests\r\nRetry-After: {seconds}");
+/// }
+/// ```
 #[derive(Clone, Copy)]
 pub struct Decision {
     pub(crate) allowed: bool,
@@ -27,7 +39,10 @@ pub struct Decision {
     pub(crate) decided_at: u64,
 }
 
-/// The source of a decision.
+/// The source of a decision: the store, a cache, a lease, or a failure mode.
+///
+/// Use it in logs and metrics to see how many decisions needed a call to the store. It parses from and prints as the
+/// names of [`Source::as_str`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
@@ -48,7 +63,7 @@ pub enum Source {
     Unlimited,
 }
 
-/// A text that names no [`Source`].
+/// Error of parsing a [`Source`]: the text is not one of its names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown source `{}`: expected {}", .0.escape_debug(), Source::ALL.map(Source::as_str).join(", "))]
 pub struct ParseSourceError(String);
@@ -79,12 +94,15 @@ impl Source {
 }
 
 /// A denied [`Decision`] as an error, for use with `?`.
+///
+/// Returned by [`Decision::into_result`]. Its message names the policy, the limit and the time to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied(Decision);
 
 /// A cost that no wait would admit, because it is above the capacity of a limit or the maximum cost of a policy.
 ///
-/// This is a mistake of the caller, not a denial. Nothing was charged.
+/// This is a mistake of the caller, not a denial. Nothing was charged, and the request was not recorded. Report it as
+/// a bad request (HTTP 400), or split the request into smaller ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a cost of {cost} can never be admitted: policy `{policy}` takes at most {max} at once")]
 #[non_exhaustive]
@@ -98,23 +116,32 @@ pub struct CostError {
 }
 
 impl Decision {
-    /// Returns `true` if the request may proceed. Its cost has been charged then.
+    /// Returns `true` if the request may proceed. Its cost has been charged then, unless the decision is from a peek.
+    ///
+    /// A denied request has been charged nothing, on any limit.
     #[inline]
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }
 
     /// Returns `true` if a policy in shadow mode would have denied the request.
+    ///
+    /// Independent of [`Decision::is_allowed`]: a policy in shadow mode never denies. The other numbers of the decision
+    /// describe enforced limits, if any apply.
     pub fn is_shadow_denied(&self) -> bool {
         self.shadow_denied
     }
 
-    /// Returns the policy that decided. `None` if no policy applies.
+    /// Returns the policy that decided: the one with the tightest limit. `None` if no enforced policy applies.
+    ///
+    /// [`PolicyName::DEFAULT`] for a limiter that was built from limits, [`PolicyName::AD_HOC`] for an inline limit.
     pub fn policy(&self) -> Option<PolicyName> {
         self.binding.map(|(policy, _)| policy)
     }
 
-    /// Returns the limit that decided. `None` if no policy applies.
+    /// Returns the limit that decided: the tightest one. `None` if no enforced policy applies.
+    ///
+    /// After a reload, this is the limit at the time of the decision.
     pub fn limit(&self) -> Option<Limit> {
         self.binding.map(|(_, limit)| limit)
     }
@@ -141,7 +168,9 @@ impl Decision {
         waits.then(|| self.retry_after.div_ceil(1_000_000).max(1))
     }
 
-    /// Returns the time until the limit is unused again, if no further request is charged.
+    /// Returns the time until the limit is unused again, if no further request is charged. Zero if it is unused now.
+    ///
+    /// It belongs to the limit that decided, so another limit of the key may take longer.
     pub fn reset_after(&self) -> Duration {
         Duration::from_micros(self.reset_after)
     }
@@ -170,7 +199,7 @@ impl Decision {
         decided.map(|decided| decided.after(self.reset_after()))
     }
 
-    /// Returns the source of the answer.
+    /// Returns the source of the answer, for logs and metrics. See [`Source`].
     pub fn source(&self) -> Source {
         self.source
     }
@@ -183,7 +212,10 @@ impl Decision {
         self.source == Source::Fallback
     }
 
-    /// Creates an allowed decision, for a limiter of your own. The limiters of this library do not need it.
+    /// Creates an allowed decision, for a custom limiter. The limiters of this library do not need it.
+    ///
+    /// `remaining` is the number of units left after this request. `reset_after` is the time until the limit is unused
+    /// again, rounded up to the microsecond. The [source](Self::source) is [`Source::Store`].
     ///
     /// ```
     /// use std::time::Duration;
@@ -206,7 +238,7 @@ impl Decision {
         Self { binding: Some((policy, limit)), remaining, reset_after, ..Self::UNLIMITED }.own()
     }
 
-    /// Creates a denied decision, for a limiter of your own. `retry_after: None` means that waiting does not help.
+    /// Creates a denied decision, for a custom limiter. `retry_after: None` means that waiting does not help.
     ///
     /// Waits are rounded up to the microsecond, and are at least one. The limit counts as unused when the wait is over.
     pub fn denial(
@@ -222,6 +254,7 @@ impl Decision {
         Self { allowed: false, ..denied.own() }
     }
 
+    /// Sets the source of a decision that a custom limiter creates.
     fn own(self) -> Self {
         Self { source: Source::Store, ..self }
     }
@@ -257,6 +290,7 @@ impl Decision {
         decided_at: 0,
     };
 
+    /// Creates the decision of one limit from its outcome.
     #[inline]
     pub(crate) fn of(policy: PolicyName, limit: Limit, outcome: Outcome) -> Self {
         Self {
@@ -344,7 +378,7 @@ impl Denied {
         Self(Decision::denial(policy, limit, 0, None))
     }
 
-    /// Returns the decision, which is never [allowed](Decision::is_allowed).
+    /// Returns the decision, which is never [allowed](Decision::is_allowed), for its remaining units or time to wait.
     pub fn decision(&self) -> Decision {
         self.0
     }

@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 /// A value that identifies a counter: text, bytes, a number, an address, a `bool`, an option, or a tuple of these.
 ///
 /// Numbers and addresses are encoded as text, so that `42_u64` here and `"42"` over the network are the same key.
-/// Tuples are encoded with the length of each part: `("ab", "c")` and `("a", "bc")` are different keys, whatever they
-/// contain.
+/// Tuples are encoded with the length of each part, so `("ab", "c")` and `("a", "bc")` are different keys. This holds
+/// for any bytes in the parts, so a client cannot craft a value that collides with another key.
 ///
 /// Implement it for your own types by delegating to their fields:
 ///
@@ -44,11 +44,17 @@ use smallvec::SmallVec;
     note = "of a type that you did not write, take its text or its bytes: `&id.to_string()`, `id.as_bytes()`"
 )]
 pub trait Key {
-    /// Calls `read` with the key.
+    /// Calls `read` with the key in encoded form.
+    ///
+    /// A closure instead of a return value, so that a number or a tuple can be encoded on the stack. An implementation
+    /// must pass equal bytes for equal values, and must call `read` exactly once.
     fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R;
 }
 
 /// A borrowed key in encoded form, as stores use it.
+///
+/// A key of one part is its bytes. A tuple is encoded with the length of each part, so it never equals a key of one
+/// part. Two keys are equal if both their kind and their bytes are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyRef<'a> {
     bytes: &'a [u8],
@@ -56,7 +62,16 @@ pub struct KeyRef<'a> {
     tuple: bool,
 }
 
-/// An owned key.
+/// An owned key in encoded form. Keys of up to 64 bytes need no heap allocation.
+///
+/// ```
+/// use pacegate::KeyBuf;
+///
+/// let mut key = KeyBuf::empty();
+/// key.push(Some(b"alice"));
+/// key.push(None);
+/// assert_eq!(key.to_string(), "alice, (absent)");
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct KeyBuf {
     bytes: SmallVec<[u8; 64]>,
@@ -67,13 +82,15 @@ pub struct KeyBuf {
 const ABSENT: u32 = u32::MAX;
 
 impl<'a> KeyRef<'a> {
-    /// Creates a key of one part.
+    /// Creates a key of one part. The bytes may be empty, and need not be valid UTF-8.
     #[inline]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, tuple: false }
     }
 
     /// Returns the parts; an absent one is `None`.
+    ///
+    /// A key of one part yields that part. [`KeyBuf::empty`] yields nothing.
     pub fn parts(self) -> impl Iterator<Item = Option<&'a [u8]>> {
         let mut rest = self.bytes;
         let mut one = (!self.tuple).then_some(self.bytes);
@@ -94,7 +111,7 @@ impl<'a> KeyRef<'a> {
         })
     }
 
-    /// Copies the key.
+    /// Copies the key. Allocates only if it has more than 64 bytes.
     pub fn to_buf(self) -> KeyBuf {
         KeyBuf { bytes: SmallVec::from_slice(self.bytes), tuple: self.tuple }
     }
@@ -131,6 +148,7 @@ impl<'a> KeyRef<'a> {
         self.bytes
     }
 
+    /// Returns `true` if the key is a tuple, so that its bytes include the length of each part.
     #[inline]
     pub(crate) const fn is_tuple(self) -> bool {
         self.tuple
@@ -138,12 +156,13 @@ impl<'a> KeyRef<'a> {
 }
 
 impl KeyBuf {
-    /// Creates a key without parts: one counter for all requests.
+    /// Creates a key without parts: one counter for all requests. It equals the key `()`.
     pub fn empty() -> Self {
         Self { bytes: SmallVec::new(), tuple: true }
     }
 
-    /// Copies any [`Key`], such as a tuple.
+    /// Encodes any [`Key`], such as a tuple, and keeps it beyond the call. Needed for
+    /// [`Charge::new`](crate::Charge::new).
     pub fn from_key(key: impl Key) -> Self {
         key.with(|key| key.to_buf())
     }
@@ -154,7 +173,7 @@ impl KeyBuf {
             let first = mem::replace(self, Self::empty());
             self.push(Some(&first.bytes));
         }
-        // A part of 4 GiB cannot be told from an absent one; nothing lets such a request in.
+        // A part of 4 GiB or more is encoded as absent. No caller accepts a request of that size.
         let length = part.map_or(ABSENT, |part| u32::try_from(part.len()).unwrap_or(ABSENT));
         self.bytes.extend_from_slice(&length.to_le_bytes());
         self.bytes.extend_from_slice(part.unwrap_or_default());
@@ -166,6 +185,7 @@ impl KeyBuf {
         KeyRef { bytes: &self.bytes, tuple: self.tuple }
     }
 
+    /// Appends all parts of a key. A nested tuple is flattened.
     fn extend(&mut self, key: &impl Key) {
         key.with(|key| key.parts().for_each(|part| self.push(part)));
     }
@@ -193,7 +213,7 @@ impl fmt::Debug for KeyRef<'_> {
     }
 }
 
-/// Formats it as a [`KeyRef`].
+/// Formats the key like a [`KeyRef`].
 impl fmt::Display for KeyBuf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.as_ref(), f)
@@ -422,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_holds_it_is_the_same_key() {
+    fn smart_pointers_encode_as_their_value() {
         assert!(same(Cow::Borrowed("a"), "a"));
         assert!(same(Cow::<str>::Owned("a".to_owned()), "a"));
         assert!(same(Box::<str>::from("a"), "a"));
@@ -461,7 +481,7 @@ mod tests {
         assert!(same(&key, ("a", "b")));
         key.push(None);
         assert_eq!(key.as_ref().parts().collect::<Vec<_>>(), [Some(&b"a"[..]), Some(b"b"), None]);
-        // One part that spells out the encoding of a pair is one part of what it becomes.
+        // A single part whose bytes equal the encoding of a pair stays a single part when another is added.
         let spelt = ("a", "b").with(|key| key.as_bytes().to_vec());
         let mut grown = KeyRef::new(&spelt).to_buf();
         grown.push(Some(b"c"));

@@ -1,7 +1,7 @@
-//! The limiters of this process, for code that is handed none: functions with `#[rate_limit]`, above all.
+//! The limiters of this process, for functions with `#[rate_limit]` that are not passed a limiter.
 //!
-//! There is nothing to set up. Until something is installed, everybody counts in one [`Limiter`] in memory. A program
-//! that shares budgets with other processes installs a [`SharedLimiter`] where it starts:
+//! Setup is optional. By default, all functions share one [`Limiter`] in memory. A program that shares counters with
+//! other processes installs a [`SharedLimiter`] when it starts:
 //!
 //! ```
 //! use pacegate::{MemoryStore, SharedLimiter, registry};
@@ -13,8 +13,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What is installed stays. It has to be installed before it is first used: otherwise some calls would have been
-//! counted in one place and some in another, and nobody would know.
+//! An installed limiter cannot be replaced. It must be installed before the first call that would use it. After such a
+//! call, installing fails with [`InUse`]: otherwise earlier calls would have been counted in another limiter.
 
 use std::{collections::HashMap, sync::OnceLock};
 
@@ -23,30 +23,35 @@ use parking_lot::RwLock;
 use crate::{Key, Limit, Limiter, SharedLimiter, StoreError, attribute};
 
 static MEMORY: OnceLock<Limiter> = OnceLock::new();
-/// `None` once somebody has done without.
+/// `None` if it was read before a limiter was installed; then none can be installed.
 static SHARED: OnceLock<Option<SharedLimiter>> = OnceLock::new();
 static NAMED: RwLock<Option<HashMap<String, Option<SharedLimiter>>>> = RwLock::new(None);
 
-/// Why a limiter cannot be installed: another one is in use in its place.
+/// A limiter cannot be installed, because another one is already in use in its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is in use already: install it once, before the first call that needs it")]
 pub struct InUse {
     what: String,
 }
 
-/// Installs the limiter that counts in memory: for functions that are not async, and for async ones unless there is a
-/// shared one. With a clock or a bound of your own, say.
+/// Installs the limiter in memory, for example one with another clock or another maximum number of keys.
+///
+/// Synchronous functions use it. Async functions use it only if no shared limiter is installed. The limits of its
+/// policies are not used: each function is charged under the limits of its attribute.
 pub fn install(limiter: Limiter) -> Result<(), InUse> {
     MEMORY.set(limiter).map_err(|_| InUse { what: "the limiter in memory".to_owned() })
 }
 
-/// Installs the limiter of async functions that name none.
+/// Installs the limiter of async functions whose attribute does not name a limiter.
+///
+/// The limits of its policies are not used: each function is charged under the limits of its attribute.
 pub fn install_shared(limiter: SharedLimiter) -> Result<(), InUse> {
     SHARED.set(Some(limiter)).map_err(|_| InUse { what: "the shared limiter".to_owned() })
 }
 
-/// Installs the limiter of async functions that ask for it by this name. A [`Limiter`] becomes a shared one by
-/// `into()`.
+/// Installs the limiter of async functions whose attribute names it. Convert a [`Limiter`] with `into()`.
+///
+/// Fails if a limiter of this name is installed, or if a function has already used the name without one.
 pub fn install_named(name: impl Into<String>, limiter: SharedLimiter) -> Result<(), InUse> {
     let name = name.into();
     let mut named = NAMED.write();
@@ -58,18 +63,19 @@ pub fn install_named(name: impl Into<String>, limiter: SharedLimiter) -> Result<
     Ok(())
 }
 
-/// The limiter in memory. Where none was installed, one of the defaults.
+/// Returns the limiter in memory. If none is installed, installs one with the defaults: at most a million keys, the
+/// system's clock.
 pub fn memory() -> &'static Limiter {
-    // Whoever charges it says by how much it limits; its own limit is for nobody.
+    // Every charge brings its limit, so this one is never used.
     MEMORY.get_or_init(|| Limiter::memory(Limit::per_second(0)))
 }
 
-/// The shared limiter, if one is installed. From now on, none can be.
+/// Returns the shared limiter, if one is installed. After this call, none can be installed.
 pub fn shared() -> Option<&'static SharedLimiter> {
     SHARED.get_or_init(|| None).as_ref()
 }
 
-/// The limiter of this name, if one is installed. From now on, none can be.
+/// Returns the limiter of this name, if one is installed. After this call, none can be installed under the name.
 pub fn named(name: &str) -> Option<SharedLimiter> {
     if let Some(known) = NAMED.read().as_ref().and_then(|named| named.get(name)) {
         return known.clone();
@@ -78,8 +84,8 @@ pub fn named(name: &str) -> Option<SharedLimiter> {
     named.get_or_insert_default().entry(name.to_owned()).or_default().clone()
 }
 
-/// Forgets what functions with `#[rate_limit]` were charged for a key, in the limiter in [memory](memory()). For tests:
-/// each can start from nothing.
+/// Removes the counters of a key that functions with `#[rate_limit]` have charged, in the limiter in
+/// [memory](memory()). Use it in tests, so that each starts with unused limits.
 ///
 /// `policy` is the `name` of the attribute, or the path of the function with dots: `shop.Mailer.send`. A function
 /// without a `key` counts under `()`. Nothing happens if no function of this policy was called yet.
@@ -92,12 +98,14 @@ pub fn reset(policy: &str, key: impl Key) {
     reset_in(memory(), policy, key);
 }
 
-/// [`reset`] for functions that are given a `limiter`.
+/// [`reset`] for functions whose attribute has a `limiter`.
 pub fn reset_in(limiter: &Limiter, policy: &str, key: impl Key) {
     key.with(|key| limiter.charges().reset(&attribute::used(policy, key)));
 }
 
-/// [`reset`] for functions that count in a shared limiter, which is [installed](shared()) or given.
+/// [`reset`] for functions that use a shared limiter, either [installed](shared()) or passed by the attribute.
+///
+/// If the store fails, the counters in this process are removed nevertheless, and the error is returned.
 pub async fn reset_shared(
     limiter: &SharedLimiter,
     policy: &str,

@@ -1,8 +1,8 @@
-//! What is asked: a domain, attributes and a cost.
+//! [`Request`]: a domain, attributes, a cost and an optional id.
 
 use smallvec::SmallVec;
 
-/// A request as policies see it: a domain, some attributes, and what it costs.
+/// A request to be checked by policies: a domain, attributes and a cost.
 ///
 /// Borrows everything, so building one allocates nothing for up to eight attributes.
 ///
@@ -20,54 +20,61 @@ pub struct Request<'a> {
     id: Option<&'a [u8]>,
 }
 
-/// An id that is empty or too long.
+/// Error of [`Request::id`]: the id is empty, or longer than [`Request::MAX_ID`] bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the id of a request has from 1 to {max} bytes, not {0}", max = Request::MAX_ID)]
 pub struct RequestIdError(usize);
 
 impl<'a> Request<'a> {
-    /// The attribute that stands for the key of a request that has nothing else.
+    /// The attribute that holds the key when a limiter is called with a key instead of a request, as by
+    /// [`Limiter::check`](crate::Limiter::check).
     pub const KEY: &'static str = "key";
 
     /// The attribute that is a path. Policies compare it and count by it in a normal form, see
     /// [`Paths`](crate::policy::Paths).
     pub const PATH: &'static str = "path";
 
-    /// The longest id, in bytes.
+    /// The maximum length of an id, in bytes.
     pub const MAX_ID: usize = 128;
 
-    /// A request of the default domain, without attributes, at a cost of 1.
+    /// Creates a request in the default domain (the empty text), without attributes, with a cost of 1.
     pub fn new() -> Self {
         Self { domain: "", attributes: SmallVec::new(), cost: 1, id: None }
     }
 
-    /// Adds an attribute. Of several with one name, the first counts.
+    /// Adds an attribute. If several have the same name, policies use the first.
+    ///
+    /// Values are bytes, so they need not be valid UTF-8. More than eight attributes need a heap allocation.
     #[must_use]
     pub fn with(mut self, name: &'a str, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         self.attributes.push((name, value.as_ref()));
         self
     }
 
-    /// Sets the domain.
+    /// Sets the domain. Only policies of the same domain cover the request. Default: the empty text.
     #[must_use]
     pub fn in_domain(self, domain: &'a str) -> Self {
         Self { domain, ..self }
     }
 
-    /// Sets the cost: units taken from every limit that applies. 0 asks without taking.
+    /// Sets the cost: the units charged to every limit that applies. Default: 1.
+    ///
+    /// A cost of 0 charges nothing and returns the decision for one unit. A cost above the capacity of a limit is an
+    /// error of the check, because it could never be admitted.
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
         Self { cost, ..self }
     }
 
-    /// Gives the request an id, by which [`SharedLimiter::check_request`](crate::SharedLimiter::check_request) can be
-    /// asked again when the answer was lost: the same request with the same id within a short time gets the same
-    /// answer and counts once.
+    /// Sets an id, so that [`SharedLimiter::check_request`](crate::SharedLimiter::check_request) can be retried if its
+    /// answer was lost: the same request with the same id within a short time gets the same answer and counts once.
     ///
-    /// A request of other keys, under other limits or at another cost is another one, and counts. The store bounds how
-    /// often and for how long an answer is repeated: on Redis four times, within 10 s by default. A caller that reuses
-    /// ids can pass five requests for the price of one, so accept ids only from callers that you trust. A
-    /// [`Limiter`](crate::Limiter) always answers, and ignores them.
+    /// A request with the same id but other keys, limits or another cost is a different request, and counts. The store
+    /// limits how often and for how long it repeats an answer: on Redis four times, within 10 s by default. A caller
+    /// that reuses ids can pass five requests for the price of one, so accept ids only from callers that you trust. A
+    /// [`Limiter`](crate::Limiter) ignores ids, because its answers cannot get lost.
+    ///
+    /// Fails if the id is empty or longer than [`Request::MAX_ID`] bytes.
     pub fn id(self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Result<Self, RequestIdError> {
         let id = id.as_ref();
         match id.len() {
@@ -76,27 +83,27 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The domain.
+    /// Returns the domain; empty for the default domain.
     pub fn domain(&self) -> &'a str {
         self.domain
     }
 
-    /// The units it takes.
+    /// Returns the cost in units.
     pub fn units(&self) -> u64 {
         self.cost
     }
 
-    /// The id, if it has one.
+    /// Returns the id, if it was set.
     pub fn id_bytes(&self) -> Option<&'a [u8]> {
         self.id
     }
 
-    /// The value of an attribute, if the request has it.
+    /// Returns the value of an attribute, or `None` if the request lacks it. If several have the name, the first.
     pub fn attribute(&self, name: &str) -> Option<&'a [u8]> {
         self.attributes.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
 
-    /// The attributes, in the order they were added.
+    /// Returns the attributes in the order they were added, including repeated names.
     pub fn attributes(&self) -> impl Iterator<Item = (&'a str, &'a [u8])> {
         self.attributes.iter().copied()
     }

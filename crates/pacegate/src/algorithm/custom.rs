@@ -92,7 +92,9 @@ pub(super) fn kept(state: State, now: Timestamp) -> State {
 pub struct Custom(&'static dyn CustomAlgorithm);
 
 impl super::Algorithm {
-    /// Creates a custom algorithm.
+    /// Creates a custom algorithm, for [`Limit::with_algorithm`]. Two custom algorithms with the same name are equal.
+    ///
+    /// Custom algorithms run in this process only: a Redis store rejects them.
     pub const fn custom(algorithm: &'static dyn CustomAlgorithm) -> Self {
         Self::Custom(Custom(algorithm))
     }

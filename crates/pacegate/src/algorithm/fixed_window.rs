@@ -5,11 +5,13 @@
 use super::{Outcome, State};
 use crate::{Limit, clock::Timestamp};
 
+/// The current window: its start in microseconds since the epoch, and its used units.
 struct Window {
     start: u64,
     used: u64,
 }
 
+/// Decides `cost` at `now`. A denied cost can be admitted when the window ends.
 #[inline]
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     let window = Window::at(limit, *state, now);
@@ -26,6 +28,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     Outcome::taken(free - cost, next.reset_after(until_end))
 }
 
+/// Returns the state with up to `cost` fewer used units. Units of earlier windows are not refunded.
 pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
     let window = Window::at(limit, state, now);
     Window { start: window.start, used: window.used.saturating_sub(cost) }.state(limit)
@@ -45,12 +48,14 @@ impl Window {
         }
     }
 
+    /// Returns the state to store. It lives until the end of the window.
     #[inline]
     fn state(&self, limit: &Limit) -> State {
         let at = Timestamp::from_micros(self.start);
         State::new(at, limit.period_micros(), u128::from(self.used))
     }
 
+    /// Returns the microseconds until the limit is unused: the rest of the window, or 0 if it is unused.
     #[inline]
     fn reset_after(&self, until_end: u64) -> u64 {
         if self.used > 0 { until_end } else { 0 }

@@ -17,6 +17,7 @@ pub(crate) struct Log {
     entries: VecDeque<Entry>,
 }
 
+/// Units taken at one instant, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     at: u64,
@@ -107,14 +108,17 @@ impl Log {
         })
     }
 
+    /// Returns the number of entries, including expired ones.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
+    /// Returns the bytes allocated for entries.
     pub(crate) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>()
     }
 
+    /// Returns `true` if no entry counts at `now`, so that the log can be removed.
     pub(crate) fn is_expired(&self, period_micros: u64, now: u64) -> bool {
         self.entries.back().is_none_or(|last| last.at + period_micros <= now)
     }
@@ -131,6 +135,7 @@ impl Log {
         }
     }
 
+    /// Returns the entries that count at `now`, the oldest first.
     fn live(&self, limit: &Limit, now: u64) -> impl Iterator<Item = Entry> {
         let period = limit.period_micros();
         self.entries.iter().copied().skip_while(move |entry| entry.at + period <= now)
@@ -147,6 +152,7 @@ impl Log {
             .map_or(super::NEVER, |entry| entry.at + limit.period_micros() - now)
     }
 
+    /// Returns the microseconds until the newest entry has expired; 0 if none counts.
     fn reset_after(&self, limit: &Limit, now: u64) -> u64 {
         self.live(limit, now).last().map_or(0, |entry| entry.at + limit.period_micros() - now)
     }

@@ -28,7 +28,11 @@ pub use state::State;
 
 pub(crate) use outcome::micros;
 
-/// The algorithm of a limit.
+/// The algorithm of a limit. Parses from and prints as its [name](Algorithm::name).
+///
+/// Use the default, `fixed-window`, if a burst at a boundary is acceptable. Use `token-bucket` for a steady rate with a
+/// burst, `sliding-log` for small limits that must hold in every period, such as login attempts, and `concurrency` for
+/// work that runs for some time.
 ///
 /// | algorithm | admits in any period | state |
 /// |---|---|---|
@@ -79,7 +83,7 @@ impl Algorithm {
         names
     };
 
-    /// Returns the name used in limits, policies and documentation.
+    /// Returns the name used in limits, policies and documentation, such as `sliding-window`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Custom(custom) => custom.name(),
@@ -92,7 +96,7 @@ impl Algorithm {
         Self::NAMES.join(", ")
     }
 
-    /// Returns a description of one line, for schemas and help texts.
+    /// Returns a description of one line, for schemas and help texts. Empty for a custom algorithm.
     pub const fn summary(self) -> &'static str {
         self.facts().summary
     }
@@ -110,7 +114,7 @@ impl Algorithm {
         self.facts().id
     }
 
-    /// Returns the largest amount of a limit.
+    /// Returns the largest amount that a limit with this algorithm can have. [`Limit::with_algorithm`] rejects more.
     pub const fn max_amount(self) -> u64 {
         self.facts().max_amount
     }
@@ -228,7 +232,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// The name of an unknown algorithm was parsed.
+/// Error of parsing an [`Algorithm`]: the name is unknown. The message lists the built-in names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such algorithm: write {}", Algorithm::names())]
 pub struct UnknownAlgorithm;
@@ -273,7 +277,7 @@ impl Limit {
 
 /// Times that follow from the algorithm, for callers that have a limit but not its state.
 impl Limit {
-    /// Returns the first instant at which units charged at `charged` no longer count, whatever else was charged.
+    /// Returns the first instant at which units charged at `charged` no longer count, regardless of other charges.
     /// [`Timestamp::MAX`] for a custom algorithm, whose states are unknown.
     ///
     /// ```

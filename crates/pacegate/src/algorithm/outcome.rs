@@ -3,7 +3,10 @@ use std::time::Duration;
 use super::NEVER;
 use crate::clock::Timestamp;
 
-/// The outcome of a charge for one key. Outcomes are equal if they differ only in when they were decided.
+/// The outcome of a charge for one key, as a store or a custom algorithm returns it.
+///
+/// A limiter combines the outcomes of a request into a [`Decision`](crate::Decision). Two outcomes are equal if they
+/// differ only in the time at which they were decided.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub(crate) remaining: u64,
@@ -11,7 +14,8 @@ pub struct Outcome {
     pub(crate) retry_after: u64,
     pub(crate) reset_after: u64,
     pub(crate) origin: Origin,
-    /// When it was decided by the clock of the store, in microseconds; 0 if that is the clock of this process.
+    /// The time of the decision by the clock of the store, in microseconds; 0 if the store uses the clock of this
+    /// process.
     pub(crate) decided_at: u64,
 }
 
@@ -44,12 +48,16 @@ impl PartialEq for Outcome {
 impl Eq for Outcome {}
 
 impl Outcome {
-    /// Creates an admission with the remaining units and the time until everything is available again.
+    /// Creates an admission with the remaining units and the time until everything is available again, rounded up to
+    /// the microsecond.
     pub fn admitted(remaining: u64, reset_after: Duration) -> Self {
         Self::taken(remaining, micros(reset_after))
     }
 
     /// Creates a denial. `retry_after` is the time until the same cost would be admitted; `None` if never.
+    ///
+    /// Times are rounded up to the microsecond, and `retry_after` is at least one. `remaining` may be above 0, if the
+    /// cost was higher.
     pub fn denied(remaining: u64, retry_after: Option<Duration>, reset_after: Duration) -> Self {
         let retry_after = retry_after.map_or(NEVER, |wait| micros(wait).max(1));
         Self::refused(remaining, retry_after, micros(reset_after))
@@ -61,7 +69,7 @@ impl Outcome {
         self.retry_after == 0
     }
 
-    /// Returns the units that would be admitted now.
+    /// Returns the units that would be admitted now, after this charge.
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
@@ -81,19 +89,20 @@ impl Outcome {
         self.origin
     }
 
-    /// When this was decided, by the clock of the store. `None` for a store that goes by the clock of this process.
+    /// Returns the instant of the decision by the clock of the store. `None` if the store uses the clock of this
+    /// process.
     pub fn decided_at(&self) -> Option<Timestamp> {
         (self.decided_at > 0).then(|| Timestamp::from_micros(self.decided_at))
     }
 
-    /// The same answer, decided at this instant by the clock of the store: for stores on another machine. Instants that
-    /// clients see, such as `X-RateLimit-Reset`, then come from the clock that counted.
+    /// Sets the instant of the decision, for a store on another machine with a separate clock. Instants that clients
+    /// see, such as `X-RateLimit-Reset`, are then computed from the clock of the store.
     #[must_use]
     pub fn with_decided_at(self, instant: Timestamp) -> Self {
         Self { decided_at: instant.as_micros(), ..self }
     }
 
-    /// The same answer from elsewhere: for stores that do not always ask the state itself.
+    /// Sets the origin, for a store that answers some charges from a cache or a lease.
     #[must_use]
     pub fn with_origin(self, origin: Origin) -> Self {
         Self { origin, ..self }
@@ -102,11 +111,13 @@ impl Outcome {
     /// The outcome of any cost with an amount of 0.
     pub(super) const NOTHING: Self = Self::refused(0, NEVER, 0);
 
+    /// Creates an admission. `reset_after` is in microseconds.
     #[inline]
     pub(crate) const fn taken(remaining: u64, reset_after: u64) -> Self {
         Self { remaining, retry_after: 0, reset_after, origin: Origin::Store, decided_at: 0 }
     }
 
+    /// Creates a denial. Times are in microseconds; `retry_after` must not be 0.
     #[inline]
     pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
         Self { remaining, retry_after, reset_after, origin: Origin::Store, decided_at: 0 }

@@ -7,15 +7,18 @@ use crate::{Limit, clock::Timestamp};
 /// Both counts fit into the payload.
 pub(crate) const MAX_AMOUNT: u64 = 10_000_000_000;
 
+/// The bits of each count in the payload: enough for [`MAX_AMOUNT`].
 const COUNT_BITS: u32 = 34;
 const COUNT_MASK: u128 = (1 << COUNT_BITS) - 1;
 
+/// The start of the current window in microseconds since the epoch, and the used units of both windows.
 struct Windows {
     start: u64,
     current: u64,
     previous: u64,
 }
 
+/// Decides `cost` at `now`. A denied cost can be admitted when the weight of the previous window is low enough.
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     let windows = Windows::at(limit, *state, now);
     let elapsed = now - windows.start;
@@ -46,6 +49,7 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
 }
 
 impl Windows {
+    /// Returns the windows at `now`, which is not before the state.
     fn at(limit: &Limit, state: State, now: u64) -> Self {
         let (start, payload) = (state.at().as_micros(), state.payload());
         let (current, previous) = unpack(payload);
@@ -59,6 +63,7 @@ impl Windows {
         }
     }
 
+    /// Returns the state to store. It lives for two periods, because the current window counts in the next one too.
     fn state(&self, limit: &Limit) -> State {
         let payload = pack(self.current, self.previous);
         State::new(Timestamp::from_micros(self.start), 2 * limit.period_micros(), payload)
@@ -86,6 +91,7 @@ impl Windows {
         period - elapsed + fades_at(period, limit.amount() - cost, self.current)
     }
 
+    /// Returns the microseconds until neither window counts.
     fn reset_after(&self, limit: &Limit, elapsed: u64) -> u64 {
         let period = limit.period_micros();
         match (self.current, self.previous) {

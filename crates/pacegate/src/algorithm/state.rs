@@ -25,7 +25,7 @@ const SHORTEST: u32 = 20;
 const LONGEST: u32 = 62;
 
 impl State {
-    /// The state of an unused key.
+    /// The state of an unused key. Stores do not keep it.
     pub const EMPTY: Self = Self { high: 0, low: 0 };
 
     /// The largest payload.
@@ -60,7 +60,7 @@ impl State {
         Timestamp::from_micros(self.high >> (LIFETIME_BITS + PAYLOAD_BITS_HIGH))
     }
 
-    /// Returns the data of the algorithm.
+    /// Returns the data of the algorithm, such as the number of used units. 0 in an empty state.
     #[inline]
     pub fn payload(self) -> u128 {
         u128::from(self.high & ((1 << PAYLOAD_BITS_HIGH) - 1)) << 64 | u128::from(self.low)

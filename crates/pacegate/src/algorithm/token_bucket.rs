@@ -7,6 +7,7 @@
 use super::{Outcome, State};
 use crate::{Limit, clock::Timestamp};
 
+/// Decides `cost` at `now`: admits it if the debt including the cost is at most the burst.
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     let debt = debt_at(limit, *state, now);
     let token = u128::from(limit.period_micros());
@@ -26,6 +27,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     Outcome::taken(divide(full - after, limit.period_micros()), reset_after)
 }
 
+/// Returns the state with the debt reduced by up to `cost` tokens.
 pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
     // Nothing drains and nothing can be charged: the debt is from a previous limit.
     if limit.amount() == 0 {

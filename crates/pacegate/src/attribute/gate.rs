@@ -3,42 +3,42 @@ use std::sync::{Arc, LazyLock};
 use super::{Asked, Pass};
 use crate::{Denied, Limiter, SharedLimiter, registry};
 
-/// Decides at once.
+/// A limiter that decides synchronously, for functions that are not async.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot decide for a function that is not async",
     label = "not a `pacegate::Limiter`",
     note = "only a `Limiter` decides without waiting; use one, or make the function async"
 )]
 pub trait Gate {
-    /// Charges the call, or says why it may not run.
+    /// Charges the call, or returns the denial.
     fn decide(&self, asked: Asked) -> Result<Pass, Denied>;
 }
 
-/// Decides, perhaps after asking a store.
+/// A limiter that may have to wait for a store, for async functions.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a limiter",
     label = "neither a `pacegate::Limiter` nor a `pacegate::SharedLimiter`",
     note = "`limiter` takes either, a reference to one, or one in an `Arc`, a `Box` or a `LazyLock`"
 )]
 pub trait WaitingGate {
-    /// Charges the call, or says why it may not run.
+    /// Charges the call, or returns the denial.
     fn admit(&self, asked: Asked) -> impl Future<Output = Result<Pass, Denied>> + Send;
 }
 
-/// The [shared](registry::shared) limiter of this process, or the one in its memory.
+/// The [shared](registry::shared) limiter of this process, or the limiter in memory if none is installed.
 #[derive(Clone, Copy, Debug)]
 pub struct Installed;
 
-/// The limiter that was [installed](registry::install_named) under this name, or the one in memory.
+/// The limiter that was [installed](registry::install_named) under this name, or the limiter in memory if none is.
 #[derive(Clone, Copy, Debug)]
 pub struct Named(pub &'static str);
 
-/// [`Gate::decide`], by a path that an error can point at.
+/// Calls [`Gate::decide`]. A separate function, so that compiler errors point at its argument.
 pub fn decide<G: Gate + ?Sized>(gate: &G, asked: Asked) -> Result<Pass, Denied> {
     gate.decide(asked)
 }
 
-/// [`WaitingGate::admit`], by a path that an error can point at.
+/// Calls [`WaitingGate::admit`]. A separate function, so that compiler errors point at its argument.
 pub async fn admit<G: WaitingGate + Sync + ?Sized>(gate: &G, asked: Asked) -> Result<Pass, Denied> {
     gate.admit(asked).await
 }

@@ -1,4 +1,5 @@
-//! What `#[rate_limit]` of `pacegate-macros` becomes. Not to be called by hand: it changes as the macro does.
+//! Runtime support for the code that `#[rate_limit]` of `pacegate-macros` expands to. Do not call it directly: it may
+//! change with every release of the macro.
 
 mod gate;
 mod outcome;
@@ -20,14 +21,15 @@ pub use outcome::{FromDenied, Pass, Units, answer, deny, units};
 pub const LOCAL: FailureMode =
     FailureMode::Local { numerator: 1, denominator: std::num::NonZeroU32::MIN };
 
-/// The limits that functions have been charged by, for each policy: what a reset has to know. Held for a lookup.
+/// The limits under which functions have been charged, for each policy. A reset needs them to find the counters. The
+/// lock is held only for a lookup or an insertion.
 static USED: RwLock<Option<HashMap<PolicyName, Vec<Limit>>>> = RwLock::new(None);
 
-/// The most limits of one policy that are remembered. They differ in period or algorithm, since others count in the
-/// same place.
+/// The maximum number of limits remembered for one policy. They differ in period or algorithm; limits that differ only
+/// in amount or burst are remembered once.
 const MAX_USED: usize = 64;
 
-/// One attribute: what is known of it before any call.
+/// One use of the attribute: its limits, name and failure mode, which do not depend on a call.
 #[derive(Debug)]
 pub struct Site {
     limits: &'static [&'static str],
@@ -36,13 +38,14 @@ pub struct Site {
     known: OnceLock<Known>,
 }
 
+/// The parsed name and limits of a site, computed by its first call.
 #[derive(Debug)]
 struct Known {
     policy: PolicyName,
     limits: SmallVec<[Limit; 1]>,
 }
 
-/// What one call is charged.
+/// The charges of one call: policy, limits, key and cost.
 #[derive(Clone, Debug)]
 pub struct Asked {
     policy: PolicyName,
@@ -50,12 +53,12 @@ pub struct Asked {
     failure: Option<FailureMode>,
     key: KeyBuf,
     cost: u64,
-    /// 0 unless one of the limits is of concurrency.
+    /// The id of the permit; 0 if none of the limits is a concurrency limit.
     permit: u128,
 }
 
 impl Site {
-    /// The macro has made sure that limits and name are valid.
+    /// Creates a site. The macro has already checked that the limits and the name are valid.
     pub const fn new(
         limits: &'static [&'static str],
         name: Option<&'static str>,
@@ -64,12 +67,13 @@ impl Site {
         Self { limits, name, failure, known: OnceLock::new() }
     }
 
-    /// What is charged for `key`, under the limits of the attribute. `here` is an item inside the function.
+    /// Returns the charges for `key` under the limits of the attribute. `here` is an item inside the function, by
+    /// which the policy is named if the attribute has no name.
     pub fn ask<T>(&self, here: &T, key: &(impl Key + ?Sized), cost: u64) -> Asked {
         self.ask_all(here, None, key, cost)
     }
 
-    /// What is charged for `key`, under a limit that was found for this call.
+    /// Returns the charges for `key` under a limit that was computed for this call.
     pub fn ask_limit<T>(
         &self,
         here: &T,
@@ -102,6 +106,7 @@ impl Site {
         }
     }
 
+    /// Parses the limits, and names the policy by the attribute or by the path `here`.
     fn learn(&self, here: &str) -> Known {
         let limit = |text: &&str| {
             text.parse().unwrap_or_else(|error| unreachable!("the macro took it: {error}"))
@@ -117,6 +122,7 @@ impl Site {
     }
 }
 
+/// Records that a policy is charged under a limit, so that a reset finds its counter.
 fn remember(policy: PolicyName, limit: &Limit) {
     let is_known = |limits: &Vec<Limit>| limits.iter().any(|known| known.counts_like(limit));
     let has = |used: &HashMap<_, _>| used.get(&policy).is_some_and(is_known);
@@ -151,14 +157,16 @@ impl Asked {
         self.limits.iter().map(charge).collect()
     }
 
+    /// Converts the result of a check. A cost that can never be admitted becomes a permanent denial.
     fn conclude(&self, decision: Result<Decision, CheckError>) -> Result<(), Denied> {
         match decision {
             Ok(decision) => decision.into_result().map(drop),
-            // The function has one way to say that it did not run, and waiting would not help.
+            // A function can only report a denial. It is permanent, because waiting would not help.
             Err(_) => Err(self.refused()),
         }
     }
 
+    /// Returns a permanent denial by the first limit that cannot admit the cost.
     fn refused(&self) -> Denied {
         let fits_not = |limit: &&Limit| self.cost > limit.capacity();
         let limit = self.limits.iter().find(fits_not).or(self.limits.first());
@@ -166,12 +174,12 @@ impl Asked {
     }
 }
 
-/// The path of a function as the name of a policy: `shop::Orders::list` is `shop.Orders.list`.
+/// Converts the path of a function to the name of a policy: `shop::Orders::list` becomes `shop.Orders.list`.
 ///
-/// If that leaves something out, a hash tells it apart, which is the same in every process.
+/// If the name cannot represent the whole path, it starts with a hash of the path, which is the same in every process.
 fn policy_name(path: &str) -> String {
     const MAX: usize = 64;
-    // The item inside the function, by which it was found, and the future of one that is async.
+    // Remove the item inside the function, then the closure of an async function.
     let path = path.rsplit_once("::").map_or(path, |(function, _)| function);
     let path = path.trim_end_matches("::{{closure}}");
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
@@ -184,7 +192,7 @@ fn policy_name(path: &str) -> String {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     let hash = format!("{hash:016x}.");
-    // Its end says most.
+    // Keep the end, which is the most specific part.
     format!("{hash}{}", &name[name.len().saturating_sub(MAX - hash.len())..])
 }
 
@@ -206,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_name_cannot_hold_is_told_apart() {
+    fn paths_that_do_not_fit_a_name_get_a_hash() {
         let (send, receive) = (policy_name("shop::送信::here"), policy_name("shop::受信::here"));
         assert_eq!(send, "8b0492393753196d.shop");
         assert_ne!(send, receive);

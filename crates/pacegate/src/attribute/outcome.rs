@@ -1,7 +1,7 @@
 use super::Asked;
 use crate::{Denied, Limiter, SharedLimiter};
 
-/// What a call holds while it runs: a place under a limit of concurrency, otherwise nothing.
+/// The permit that a call holds while it runs. Empty if no limit is a concurrency limit.
 #[derive(Debug, Default)]
 #[must_use = "dropping it says that the call has ended"]
 pub struct Pass(Option<Box<Held>>);
@@ -18,39 +18,39 @@ enum Holder {
     Shared(SharedLimiter),
 }
 
-/// What a function can return in place of running.
+/// A return type that can represent a denial.
 #[diagnostic::on_unimplemented(
     message = "a denied call cannot return `{Self}`",
     label = "this says nothing of a denial",
     note = "return a `Result<_, E>` with `E: From<pacegate::Denied>`, or add `on_denied = |denied| ..`"
 )]
 pub trait FromDenied {
-    /// The denial as the function puts it.
+    /// Converts a denial to the return value of the function.
     fn from_denied(denied: Denied) -> Self;
 }
 
-/// A number of units.
+/// An integer that can be used as a cost.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a cost",
     label = "not an unsigned integer",
     note = "a cost is an unsigned integer of up to 64 bits; `0` asks without charging"
 )]
 pub trait Units {
-    /// The same number.
+    /// Converts the cost to units.
     fn units(self) -> u64;
 }
 
-/// [`FromDenied::from_denied`], by a path that an error can point at.
+/// Calls [`FromDenied::from_denied`]. A separate function, so that compiler errors point at its argument.
 pub fn deny<R: FromDenied>(denied: Denied) -> R {
     R::from_denied(denied)
 }
 
-/// Gives a closure the type of its argument.
+/// Calls the closure of `on_denied`. The signature fixes the type of its argument, so users need not write it.
 pub fn answer<R>(denied: Denied, on_denied: impl FnOnce(Denied) -> R) -> R {
     on_denied(denied)
 }
 
-/// [`Units::units`], by a path that an error can point at.
+/// Calls [`Units::units`]. A separate function, so that compiler errors point at its argument.
 pub fn units(cost: impl Units) -> u64 {
     cost.units()
 }
@@ -74,7 +74,7 @@ macro_rules! units {
 units!(u8, u16, u32, u64, usize);
 
 impl Pass {
-    /// What a limiter in memory has just admitted.
+    /// Creates the pass of a call that a limiter in memory has admitted.
     pub(super) fn of(limiter: &Limiter, asked: Asked) -> Self {
         if asked.permit == 0 {
             return Self::default();
@@ -82,7 +82,7 @@ impl Pass {
         Self(Some(Box::new(Held { by: Holder::Memory(limiter.clone()), asked })))
     }
 
-    /// What a limiter over a store has just admitted.
+    /// Creates the pass of a call that a limiter over a store has admitted.
     pub(super) fn of_shared(limiter: &SharedLimiter, asked: Asked) -> Self {
         if asked.permit == 0 {
             return Self::default();

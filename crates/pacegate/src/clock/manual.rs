@@ -34,6 +34,7 @@ pub struct ManualClock {
     shared: Arc<ManualTime>,
 }
 
+/// The time that all clones of a clock share.
 struct ManualTime {
     now: AtomicU64,
     /// Total microseconds by which the clock was moved forward.
@@ -43,6 +44,7 @@ struct ManualTime {
     next_id: AtomicU64,
 }
 
+/// A task that waits for an instant.
 struct Sleeper {
     id: u64,
     /// The value of `elapsed` at which to wake up.
@@ -56,7 +58,7 @@ impl ManualClock {
         Self::at(Timestamp::from_secs(1_767_225_600))
     }
 
-    /// Creates a clock at `now`.
+    /// Creates a clock at `now`, for tests that depend on the position in a window.
     pub fn at(now: Timestamp) -> Self {
         let shared = ManualTime {
             now: AtomicU64::new(now.as_micros()),
@@ -68,6 +70,8 @@ impl ManualClock {
     }
 
     /// Moves the clock forward and wakes all tasks whose instant has passed.
+    ///
+    /// The tasks run when their executor polls them, not within this call.
     pub fn advance(&self, by: Duration) {
         self.shift(|now| now.after(by));
     }
@@ -80,6 +84,7 @@ impl ManualClock {
         self.shift(|_| now);
     }
 
+    /// Moves the clock and wakes the tasks that are due.
     fn shift(&self, to: impl FnOnce(Timestamp) -> Timestamp) {
         let due: Vec<_> = {
             let mut sleepers = self.shared.sleepers.lock();

@@ -30,6 +30,8 @@ pub struct Timestamp(u64);
 /// used just now; a step forward admits at most one additional burst per key.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// Returns the current time.
+    ///
+    /// Called at least once for each decision, from any thread, so it must be fast and must not block.
     fn now(&self) -> Timestamp;
 
     /// Returns the time elapsed since some fixed instant, for waiting.
@@ -52,23 +54,23 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// The future that [`Clock::sleep_until`] returns.
+/// The future that [`Clock::sleep_until`] returns. Dropping it cancels the timer.
 pub type Sleep<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 impl Timestamp {
     /// Midnight of 1 January 1970, UTC.
     pub const EPOCH: Self = Self(0);
 
-    /// The last instant that a store can represent.
+    /// The last instant that a store can represent: 2^53 - 1 microseconds after the epoch, in the year 2255.
     pub const MAX: Self = Self((1 << 53) - 1);
 
-    /// Creates an instant from microseconds since the Unix epoch.
+    /// Creates an instant from microseconds since the Unix epoch, at most [`Timestamp::MAX`].
     #[inline]
     pub const fn from_micros(micros: u64) -> Self {
         if micros > Self::MAX.0 { Self::MAX } else { Self(micros) }
     }
 
-    /// Creates an instant from whole seconds since the Unix epoch.
+    /// Creates an instant from whole seconds since the Unix epoch, at most [`Timestamp::MAX`].
     pub const fn from_secs(secs: u64) -> Self {
         match secs.checked_mul(1_000_000) {
             Some(micros) => Self::from_micros(micros),
@@ -87,7 +89,15 @@ impl Timestamp {
         self.0.div_ceil(1_000_000)
     }
 
-    /// Returns the instant `duration` later, rounded up to the microsecond.
+    /// Returns the instant `duration` later, rounded up to the microsecond and at most [`Timestamp::MAX`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pacegate::Timestamp;
+    ///
+    /// let later = Timestamp::from_secs(60).after(Duration::from_nanos(1));
+    /// assert_eq!(later.as_micros(), 60_000_001);
+    /// ```
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         let part = u64::from(duration.subsec_nanos().div_ceil(1_000));
@@ -102,6 +112,7 @@ impl Timestamp {
     }
 }
 
+/// Rounds up to the microsecond. A time before 1970 becomes [`Timestamp::EPOCH`].
 impl From<SystemTime> for Timestamp {
     fn from(time: SystemTime) -> Self {
         Self::EPOCH.after(time.duration_since(UNIX_EPOCH).unwrap_or_default())
@@ -123,7 +134,7 @@ mod tests {
     impl Clock for SteppingBack {
         fn now(&self) -> Timestamp {
             let steps = self.0.fetch_add(1, Ordering::SeqCst);
-            assert!(steps < 2, "whoever sleeps looks at the clock once");
+            assert!(steps < 2, "`sleep_until` must read the clock only once");
             Timestamp::from_secs(YEAR_2020 - 3_600 * steps)
         }
     }

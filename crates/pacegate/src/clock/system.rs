@@ -20,7 +20,7 @@ use super::{Clock, Timestamp};
 pub struct SystemClock;
 
 impl SystemClock {
-    /// Returns the process-wide clock.
+    /// Returns the process-wide clock. All values are equivalent, so there is nothing to share.
     pub fn new() -> Self {
         Self
     }

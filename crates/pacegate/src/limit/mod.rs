@@ -33,7 +33,9 @@ pub struct Limit {
     algorithm: Algorithm,
 }
 
-/// Reasons why a [`Limit`] is invalid.
+/// Error of creating a [`Limit`]: its amount, period or burst is out of range, or they do not fit together.
+///
+/// For text, this error is wrapped in a [`ParseLimitError`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
@@ -70,30 +72,36 @@ pub enum LimitError {
 }
 
 impl Limit {
-    /// The largest amount and burst: the largest integer in a structured header field.
+    /// The maximum amount and burst: the largest integer in a structured header field (RFC 9651).
+    ///
+    /// Some algorithms have a lower maximum, see [`Algorithm::max_amount`].
     pub const MAX_AMOUNT: u64 = 999_999_999_999_999;
 
-    /// Creates a limit of `amount` per second.
+    /// Creates a limit of `amount` per second, as a fixed window. An amount of 0 denies everything.
     pub const fn per_second(amount: u32) -> Self {
         Self::small(amount, 1_000_000)
     }
 
-    /// Creates a limit of `amount` per minute.
+    /// Creates a limit of `amount` per minute, as a fixed window. An amount of 0 denies everything.
     pub const fn per_minute(amount: u32) -> Self {
         Self::small(amount, 60_000_000)
     }
 
-    /// Creates a limit of `amount` per hour.
+    /// Creates a limit of `amount` per hour, as a fixed window. An amount of 0 denies everything.
     pub const fn per_hour(amount: u32) -> Self {
         Self::small(amount, 3_600_000_000)
     }
 
-    /// Creates a limit of `amount` per day of 24 hours.
+    /// Creates a limit of `amount` per day of 24 hours, as a fixed window. An amount of 0 denies everything.
+    ///
+    /// The window starts at midnight UTC.
     pub const fn per_day(amount: u32) -> Self {
         Self::small(amount, 86_400_000_000)
     }
 
-    /// Creates a limit of `amount` per `period`.
+    /// Creates a limit of `amount` per `period`, as a fixed window.
+    ///
+    /// Fails if the amount is above [`Limit::MAX_AMOUNT`], or the period is zero or longer than 3,660 days.
     ///
     /// Time is counted in microseconds. A finer period is rounded up to a whole microsecond, which never admits more.
     ///
@@ -144,6 +152,18 @@ impl Limit {
 
     /// Sets the burst: the number of units that can be admitted at one instant. The limit becomes a token
     /// bucket, the only algorithm with a burst.
+    ///
+    /// The burst may be smaller or larger than the amount. Without this call, a token bucket has a burst of the amount.
+    /// Fails if the burst or the amount is 0, if the burst is too large, or if an algorithm without bursts was
+    /// set before.
+    ///
+    /// ```
+    /// use pacegate::Limit;
+    ///
+    /// let limit = Limit::per_second(10).with_burst(20)?;
+    /// assert_eq!((limit.amount(), limit.capacity()), (10, 20));
+    /// # Ok::<(), pacegate::LimitError>(())
+    /// ```
     pub fn with_burst(self, burst: u64) -> Result<Self, LimitError> {
         let algorithm = match self.algorithm {
             // The default algorithm, which was not chosen explicitly.
@@ -157,7 +177,18 @@ impl Limit {
         Self { burst, algorithm, ..self }.validated()
     }
 
-    /// Sets the algorithm.
+    /// Sets the algorithm. Default: [`Algorithm::FixedWindow`].
+    ///
+    /// Fails if the limit has a burst and the algorithm does not support one, or if the amount is above
+    /// [`Algorithm::max_amount`]: 10,000 for a sliding log and for a concurrency limit.
+    ///
+    /// ```
+    /// use pacegate::{Algorithm, Limit};
+    ///
+    /// let limit = Limit::per_minute(100).with_algorithm(Algorithm::SlidingLog)?;
+    /// assert_eq!(limit.to_string(), "100/minute sliding-log");
+    /// # Ok::<(), pacegate::LimitError>(())
+    /// ```
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, LimitError> {
         if self.burst != 0 && !algorithm.has_burst() {
             return Err(LimitError::BurstWithout(algorithm));
@@ -178,29 +209,32 @@ impl Limit {
         Self { amount: part(self.amount), burst: part(self.burst), ..self }
     }
 
-    /// Returns the units per period.
+    /// Returns the units per period. For a concurrency limit: the maximum number of permits held at the same time.
     #[inline]
     pub const fn amount(&self) -> u64 {
         self.amount
     }
 
-    /// Returns the period.
+    /// Returns the period, in whole microseconds. For a concurrency limit: the lifetime of a permit that is not
+    /// renewed.
     pub const fn period(&self) -> Duration {
         Duration::from_micros(self.period_micros)
     }
 
-    /// Returns the most that can be admitted at one instant: the burst, or else the amount.
+    /// Returns the number of units that can be admitted at one instant: the burst, or the amount if it has none.
+    ///
+    /// It is also the maximum cost of one request: a higher cost is a [`CostError`](crate::CostError).
     #[inline]
     pub const fn capacity(&self) -> u64 {
         if self.burst == 0 { self.amount } else { self.burst }
     }
 
-    /// Returns the burst, if there is one.
+    /// Returns the burst, if it was set. A token bucket without a burst uses its amount, see [`Limit::capacity`].
     pub fn burst(&self) -> Option<u64> {
         (self.burst != 0).then_some(self.burst)
     }
 
-    /// Returns the algorithm.
+    /// Returns the algorithm that counts this limit.
     #[inline]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
@@ -212,6 +246,7 @@ impl Limit {
         self.period_micros == other.period_micros && self.algorithm == other.algorithm
     }
 
+    /// Returns the period in microseconds: at least 1.
     #[inline]
     pub(crate) const fn period_micros(&self) -> u64 {
         self.period_micros
@@ -223,6 +258,7 @@ impl Limit {
         Self { amount, period_micros, burst: 0, algorithm: Algorithm::FixedWindow }
     }
 
+    /// Checks that the algorithm can count the amount and the burst.
     fn validated(self) -> Result<Self, LimitError> {
         let max = self.algorithm.max_amount();
         let amount = self.amount.max(self.burst);
@@ -247,6 +283,7 @@ impl std::fmt::Debug for Limit {
 /// Ten years: long enough for any limit, short enough that no instant overflows.
 const MAX_PERIOD: Duration = Duration::from_secs(3_660 * 86_400);
 
+/// Converts a period to microseconds, rounded up. Fails if it is zero or above [`MAX_PERIOD`].
 fn period_micros(period: Duration) -> Result<u64, LimitError> {
     if period.is_zero() || period > MAX_PERIOD {
         return Err(LimitError::Period(period));
@@ -259,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn per_second_means_so_many_in_a_second() {
+    fn per_second_has_a_period_of_one_second() {
         assert_eq!(Limit::per_second(60), Limit::new(60, Duration::from_secs(1)).unwrap());
         assert_eq!(Limit::per_day(3).period(), Duration::from_secs(86_400));
     }

@@ -3,7 +3,9 @@ use std::{convert::Infallible, fmt, str::FromStr, time::Duration};
 use super::{Limit, LimitError};
 use crate::algorithm::Algorithm;
 
-/// Error of parsing a [`Limit`]: what is wrong, and what is expected.
+/// Error of parsing a [`Limit`]. The message names the problem and the expected form.
+///
+/// The message quotes at most 40 characters of each part of the input, escaped, so it is safe to log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{input}` is not a limit: {problem}")]
 pub struct ParseLimitError {
@@ -11,6 +13,7 @@ pub struct ParseLimitError {
     problem: Problem,
 }
 
+/// The reason why a text is not a limit, with advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Problem {
     #[error("write an amount and a period, such as `100/minute`")]
@@ -33,6 +36,19 @@ enum Problem {
     Impossible(#[from] LimitError),
 }
 
+/// Parses `AMOUNT/PERIOD`, then `burst N` or the name of an algorithm, in any order.
+///
+/// The amount is a whole number, which may contain underscores: `1_000/hour`. The period is a unit, such as `minute`,
+/// or a number and a unit without a space between them, such as `30s`, `250ms`, `500us` or `2h`. ` per ` can replace
+/// the slash. A limit with a burst is a token bucket; other limits are a fixed window by default.
+///
+/// ```
+/// use pacegate::Limit;
+///
+/// assert_eq!("100 per minute".parse(), Ok(Limit::per_minute(100)));
+/// assert_eq!("1_000/60s".parse(), Ok(Limit::per_minute(1_000)));
+/// assert!("10/fortnight".parse::<Limit>().is_err());
+/// ```
 impl FromStr for Limit {
     type Err = ParseLimitError;
 
@@ -49,7 +65,7 @@ impl TryFrom<String> for Limit {
     }
 }
 
-/// For a [`Limit`] given as itself where text is accepted too.
+/// Lets a function that accepts text also accept a [`Limit`], whose conversion cannot fail.
 impl From<Infallible> for ParseLimitError {
     fn from(never: Infallible) -> Self {
         match never {}
@@ -64,6 +80,10 @@ impl TryFrom<&String> for Limit {
     }
 }
 
+/// Formats the limit so that parsing the text returns an equal limit: `100/minute`, `10/second burst 20`.
+///
+/// The period is written in the largest unit that divides it. The algorithm is left out if it is the default or follows
+/// from the burst.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.amount(), Period(self.period()))?;
@@ -77,6 +97,7 @@ impl fmt::Display for Limit {
     }
 }
 
+/// Parses a limit. The words after the period may be in any order.
 fn parse(text: &str) -> Result<Limit, Problem> {
     let (amount, rest) =
         text.split_once('/').or_else(|| text.split_once(" per ")).ok_or(Problem::NoPeriod)?;
@@ -100,6 +121,7 @@ fn parse(text: &str) -> Result<Limit, Problem> {
     build(amount, period, burst, algorithm)
 }
 
+/// Creates the limit from its parsed parts.
 fn build(
     amount: u64,
     period: Duration,
@@ -141,6 +163,7 @@ const UNITS: [(&[&str], u64); 7] = [
     (&["w", "week", "weeks"], 604_800_000_000),
 ];
 
+/// Parses a unit, or a number directly followed by a unit.
 fn parse_period(text: &str) -> Result<Duration, Problem> {
     let bad = || Problem::Period(shorten(text));
     let letters = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
@@ -234,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong() {
+    fn errors_name_the_problem() {
         let period =
             "is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `500us`, `2h`";
         let whole = "is not a whole number; write one, such as `100/minute`";

@@ -83,6 +83,7 @@ impl Evaluator {
         Ok(self.check(&Resolved::new(charges, false)?))
     }
 
+    /// Decides up to [`BATCH`] charges independently, and passes each decision to `push` in order.
     fn check_batch(&self, batch: &impl Batch, count: usize, mut push: impl FnMut(Decision)) {
         let mut ids = ArrayVec::<Identity, BATCH>::new();
         for place in 0..count {

@@ -8,6 +8,20 @@ use crate::{
 };
 
 /// Builds a [`Limiter`], or with a [`Store`] a [`SharedLimiter`]. `build` reports the first invalid setting.
+///
+/// Either add limits, which apply to every key, or set policies. Everything else has a default.
+///
+/// ```
+/// use pacegate::Limiter;
+///
+/// let limiter = Limiter::builder()
+///     .limit("10/second burst 20")
+///     .limit("1000/hour")
+///     .max_keys(50_000)
+///     .build()?;
+/// assert!(limiter.check("alice").is_allowed());
+/// # Ok::<(), pacegate::BuildError>(())
+/// ```
 #[derive(Debug, Default)]
 #[must_use = "call `build`"]
 pub struct LimiterBuilder<S = ()> {
@@ -20,10 +34,10 @@ pub struct LimiterBuilder<S = ()> {
     error: Option<BuildError>,
 }
 
-/// Builds a [`SharedLimiter`].
+/// Builds a [`SharedLimiter`]. Returned by [`SharedLimiter::builder`].
 pub type SharedLimiterBuilder = LimiterBuilder<Arc<dyn Store>>;
 
-/// The reason why a limiter cannot be built.
+/// Error of building a limiter: a setting is invalid, or two settings contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -50,7 +64,10 @@ pub enum BuildError {
 }
 
 impl LimiterBuilder {
-    /// Builds the limiter, or returns the first error.
+    /// Builds the limiter.
+    ///
+    /// Fails if neither limits nor policies were set, if both were, or with the first invalid limit. Memory for keys is
+    /// allocated as they arrive.
     pub fn build(self) -> Result<Limiter, BuildError> {
         Ok(Limiter::new(self.finish()?.1))
     }
@@ -69,7 +86,10 @@ impl SharedLimiterBuilder {
         }
     }
 
-    /// Builds the limiter, or returns the first error.
+    /// Builds the limiter. It sends no charges: the only call to the store is [`Store::supports`].
+    ///
+    /// Fails if neither limits nor policies were set, if both were, with the first invalid limit, or if the store can
+    /// never count one of the limits, see [`Store::supports`].
     pub fn build(self) -> Result<SharedLimiter, BuildError> {
         let (store, evaluator) = self.finish()?;
         check_support(&*store, &evaluator.policies)?;
@@ -90,10 +110,15 @@ fn check_support(store: &dyn Store, policies: &PolicySet) -> Result<(), BuildErr
     Ok(())
 }
 
-/// The settings of both. With a store, `max_keys` bounds the local fallback, and the clock is used for that and for
-/// waiting: the store has a clock of its own.
+/// Settings of both kinds of limiters.
+///
+/// With a store, `max_keys` bounds only the local fallback, and the clock is used only for the fallback and for
+/// waiting: the store uses a separate clock.
 impl<S> LimiterBuilder<S> {
     /// Adds a limit for each key: text such as `"100/minute"`, or a [`Limit`].
+    ///
+    /// Call it several times to combine limits: a request is charged to all of them or to none. Two limits of one
+    /// limiter must differ in algorithm or period. `build` reports invalid text.
     pub fn limit<L>(mut self, limit: L) -> Self
     where
         L: TryInto<Limit>,
@@ -106,26 +131,36 @@ impl<S> LimiterBuilder<S> {
         self
     }
 
-    /// Sets the policies.
+    /// Sets the policies, for different limits for different requests. Cannot be combined with
+    /// [`limit`](Self::limit).
     pub fn policies(self, policies: PolicySet) -> Self {
         Self { policies: Some(policies), ..self }
     }
 
-    /// Sets the maximum number of keys, at least one. Default: 1,000,000.
+    /// Sets the maximum number of keys in memory, at least one. Default: 1,000,000, which take about 40 MB when in use.
+    ///
+    /// If the maximum is reached, live keys stay, and new keys of a policy share one
+    /// [overflow](crate::Source::Overflow) budget.
     pub fn max_keys(self, max_keys: usize) -> Self {
         Self { max_keys: Some(max_keys), ..self }
     }
 
-    /// Sets the maximum number of callers that wait for one key. Default: 1,000.
+    /// Sets the maximum number of callers that wait for one key, as in
+    /// [`Limiter::until_ready`]. Default: 1,000.
+    ///
+    /// Further callers fail with [`WaitError::QueueFull`](crate::WaitError::QueueFull).
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         Self { max_waiters: Some(max_waiters), ..self }
     }
 
     /// Sets the clock. Default: the system's clock.
+    ///
+    /// Use a [`ManualClock`](crate::ManualClock) in tests: decisions and waits then depend only on the test.
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Some(Arc::new(clock)), ..self }
     }
 
+    /// Validates the settings and creates the evaluator. Returns the store with it.
     fn finish(self) -> Result<(S, Evaluator), BuildError> {
         if let Some(error) = self.error {
             return Err(error);

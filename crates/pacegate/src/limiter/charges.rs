@@ -43,6 +43,17 @@ pub struct Charges<'a, L> {
 }
 
 /// The limits that apply to a request, each with its key.
+///
+/// Returned by [`Charges::plan`]. Use it to add inline limits to those of the policies, or to show the limits of a key.
+///
+/// ```
+/// use pacegate::{Limit, Limiter, Request};
+///
+/// let limiter = Limiter::memory(Limit::per_minute(5));
+/// let plan = limiter.charges().plan(&Request::new().with("key", "alice"));
+/// assert_eq!(plan.charges(1)?.len(), 1);
+/// # Ok::<(), pacegate::CostError>(())
+/// ```
 #[derive(Debug)]
 pub struct Plan<'a> {
     policies: &'a PolicySet,
@@ -63,7 +74,9 @@ pub struct BatchDecision {
 }
 
 impl Plan<'_> {
-    /// Returns the charges of the request at this cost. An error is a cost that can never be admitted.
+    /// Returns the charges of the request at this cost, one for each limit.
+    ///
+    /// Fails if an enforced limit can never admit the cost. The charges borrow the plan.
     pub fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
         let mut charges = Vec::new();
         for Planned { targets, key, .. } in &self.matches {
@@ -110,7 +123,7 @@ impl Plan<'_> {
         self
     }
 
-    /// Returns `true` if no policy applies to the request.
+    /// Returns `true` if no policy applies to the request. A policy whose limit an override lifts does apply.
     pub fn is_empty(&self) -> bool {
         self.matches.is_empty()
     }
@@ -137,7 +150,8 @@ impl<'a, L> Charges<'a, L> {
         Plan { policies: &self.evaluator.policies, matches, lifted: SmallVec::new() }
     }
 
-    /// Denies a charge regardless of its limit, and records it: for a block. `retry_after: None` denies permanently.
+    /// Returns a denial of a charge regardless of its limit, and records it: for a key that an operator has blocked.
+    /// Charges nothing. `retry_after: None` denies permanently.
     pub fn deny(self, charge: &Charge<'_>, retry_after: Option<Duration>) -> Decision {
         if charge.cost > 0 {
             let index = self.evaluator.stats_index(charge.policy);
@@ -162,7 +176,9 @@ impl<'a, L> Charges<'a, L> {
 
 /// In memory: every call is synchronous.
 impl Charges<'_, Limiter> {
-    /// Decides charges, all or nothing.
+    /// Decides charges, all or nothing. An empty list is allowed, with [`Source::Unlimited`].
+    ///
+    /// Fails if an enforced charge costs more than its limit can ever admit.
     #[must_use = "a denied request must not proceed"]
     pub fn check(self, charges: &[Charge<'_>]) -> Result<Decision, CostError> {
         match charges {
@@ -201,7 +217,7 @@ impl Charges<'_, Limiter> {
         self.update(charges, Update::Reset);
     }
 
-    /// Releases the permits of charges. Those that have expired are ignored.
+    /// Releases the permits of charges. Expired permits are ignored, and so are charges without a permit.
     pub fn release(self, charges: &[Charge<'_>]) {
         self.update(charges, Update::Release);
     }
@@ -229,7 +245,9 @@ impl Charges<'_, Limiter> {
 
 /// Over a store: every call is asynchronous.
 impl Charges<'_, SharedLimiter> {
-    /// Decides charges, all or nothing.
+    /// Decides charges, all or nothing. An empty list is allowed without a call to the store.
+    ///
+    /// Fails if an enforced charge costs more than its limit can ever admit, or if the store does not support it.
     pub async fn check(self, charges: &[Charge<'_>]) -> Result<Decision, CheckError> {
         Ok(self.check_batch(charges, None).await?.decision)
     }
@@ -294,7 +312,7 @@ impl Charges<'_, SharedLimiter> {
         self.update(charges, Update::Reset).await
     }
 
-    /// Releases the permits of charges. Those that have expired are ignored.
+    /// Releases the permits of charges. Expired permits are ignored, and so are charges without a permit.
     pub async fn release(self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
         self.update(charges, Update::Release).await
     }
@@ -349,6 +367,7 @@ impl<L> Clone for Charges<'_, L> {
 
 impl<L> Copy for Charges<'_, L> {}
 
+/// Binds charges to their limits, and checks their costs.
 fn resolve<'a>(
     charges: &'a [Charge<'a>],
     limits: &'a [BoundLimit],

@@ -22,7 +22,9 @@ impl Limiter {
         self.clear(&[policy])
     }
 
-    /// Removes all keys of all policies of a domain, including those that this limiter no longer has.
+    /// Removes all keys of all policies of a domain, and returns their number. See [`Limiter::clear_policy`].
+    ///
+    /// Includes policies of the domain that an earlier configuration had and this limiter no longer has.
     pub fn clear_domain(&self, domain: &str) -> u64 {
         self.clear(&self.evaluator.memory.policies_in(domain))
     }
@@ -35,14 +37,17 @@ impl Limiter {
 }
 
 impl SharedLimiter {
-    /// Removes all keys of a policy, in this process and in the store, and returns the number of those in the store.
+    /// Removes all keys of a policy, in this process and in the store, and returns the number removed from the store.
     ///
     /// [`StoreError::Unsupported`] if the store cannot find them, as on Redis; then nothing is removed.
     pub async fn clear_policy(&self, policy: PolicyName) -> Result<u64, StoreError> {
         self.clear(&[policy]).await
     }
 
-    /// Removes all keys of all policies of a domain, including those that this limiter no longer has.
+    /// Removes all keys of all policies of a domain, and returns the number of keys removed from the store. See
+    /// [`SharedLimiter::clear_policy`].
+    ///
+    /// Includes policies of the domain that an earlier configuration of this process had.
     pub async fn clear_domain(&self, domain: &str) -> Result<u64, StoreError> {
         self.clear(&self.evaluator.memory.policies_in(domain)).await
     }

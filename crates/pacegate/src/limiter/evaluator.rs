@@ -165,6 +165,7 @@ impl Evaluator {
         charges.iter().map(|charge| self.bind_one(charge)).collect()
     }
 
+    /// Binds one explicit charge to a limit. See [`Evaluator::bind`].
     pub(super) fn bind_one(&self, charge: &Charge<'_>) -> BoundLimit {
         let place = self.policies.place(charge.policy);
         let target = place.and_then(|place| self.policies.target_of(place, charge));
@@ -278,6 +279,7 @@ impl Evaluator {
         updated
     }
 
+    /// Hashes the key of a charge, for the store in memory.
     #[inline]
     pub(super) fn slot<'a>(&self, charge: &ResolvedCharge<'a>) -> Slot<'a> {
         let limit = charge.limit;

@@ -63,12 +63,16 @@ pub struct Limiter {
 
 impl Limiter {
     /// Creates a limiter with one limit for each key, and the defaults: at most a million keys, the system's clock.
+    ///
+    /// Memory for keys is allocated as they arrive. Create one limiter and share it: each new one has separate
+    /// counters.
     pub fn memory(limit: Limit) -> Self {
         let policies = PolicySet::of_limit(limit);
         Self::new(Evaluator::new(policies, MemoryStore::default(), WaitQueue::default()))
     }
 
-    /// Returns a builder, for several limits, policies, a clock or other bounds.
+    /// Returns a builder, for several limits, policies, a clock or other bounds. [`Limiter::memory`] suffices for one
+    /// limit.
     pub fn builder() -> LimiterBuilder {
         LimiterBuilder::default()
     }
@@ -78,6 +82,9 @@ impl Limiter {
     }
 
     /// Charges one unit to `key` if every limit has room, and nothing otherwise.
+    ///
+    /// Does not wait, and needs no async runtime. Unlike [`Limiter::check_cost`] it cannot fail, because one unit is
+    /// never above the capacity of a limit, and a limit of 0 denies.
     ///
     /// On a [concurrency](crate::Algorithm::Concurrency) limit this takes a unit that cannot be released: it expires
     /// with the period. Use [`Limiter::acquire`] there.
@@ -92,6 +99,9 @@ impl Limiter {
 
     /// Charges `cost` units to `key` if every limit has room, and nothing otherwise.
     ///
+    /// Use it for requests of different weight, for example by bytes or tokens. A cost of 0 is a [peek](Self::peek). A
+    /// cost above the capacity of a limit, or above the maximum cost of a policy, is an error: no wait would admit it.
+    ///
     /// ```
     /// use pacegate::{Limit, Limiter};
     ///
@@ -104,7 +114,10 @@ impl Limiter {
         key.with(|key| self.evaluator.check_key(key, cost))
     }
 
-    /// Returns the decision for one unit, without charging it.
+    /// Returns the decision for one unit, without charging it. Not counted in the [statistics](Self::stats).
+    ///
+    /// Do not peek and then check: another thread may take the unit in between. [`Limiter::check`] does both in one
+    /// step.
     #[must_use]
     pub fn peek(&self, key: impl Key) -> Decision {
         key.with(|key| match self.evaluator.check_key(key, 0) {
@@ -139,8 +152,9 @@ impl Limiter {
 
     /// Charges one unit to each key, one after the other, as [`Limiter::check`] does.
     ///
-    /// Faster than single checks for many keys: they are looked up together, so that cache misses overlap, and the
-    /// clock is read once.
+    /// Faster than single checks for many keys: they are looked up in batches, so that cache misses overlap, and the
+    /// clock is read less often. The decisions are independent and in the order of the keys: a denial of one key
+    /// does not affect the others.
     #[must_use = "a denied request must not proceed"]
     pub fn check_many<K: Key>(&self, keys: &[K]) -> Vec<Decision> {
         let mut decisions = Vec::new();
@@ -148,7 +162,8 @@ impl Limiter {
         decisions
     }
 
-    /// [`Limiter::check_many`] with a vector of the caller, to which the decisions are added.
+    /// Does the same as [`Limiter::check_many`], and appends the decisions to a vector of the caller, which can be
+    /// reused.
     pub fn check_many_into<K: Key>(&self, keys: &[K], decisions: &mut Vec<Decision>) {
         self.evaluator.check_many(keys, decisions);
     }
@@ -172,7 +187,7 @@ impl Limiter {
         self.check_request_cost(request, request.units())
     }
 
-    /// Returns the decision for one unit of a request, without charging it.
+    /// Returns the decision for one unit of a request, without charging it. The cost of the request is ignored.
     #[must_use]
     pub fn peek_request(&self, request: &Request<'_>) -> Decision {
         match self.check_request_cost(request, 0) {
@@ -188,17 +203,24 @@ impl Limiter {
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.
+    ///
+    /// Use it for a request that was charged but not served, for example because it failed. If the window of the charge
+    /// is over, the refund returns units that later requests have used, so refund promptly. Permits are not affected.
     pub fn refund(&self, key: impl Key, cost: u64) {
         key.with(|key| self.update(key, cost, Update::Refund));
     }
 
-    /// Returns the cost of a request to all policies that apply to it, and no more than is used.
+    /// Returns the cost of a request to all policies that apply to it, and no more than is used. See
+    /// [`Limiter::refund`].
     pub fn refund_request(&self, request: &Request<'_>) {
         let plan = self.evaluator.policies.plan(request);
         self.update_all(&self.evaluator.charges_of(&plan, request.units(), 0), Update::Refund);
     }
 
-    /// Removes the counters of `key`.
+    /// Removes the counters of `key`, so that its limits are unused again.
+    ///
+    /// Only under the policies of this limiter: inline limits, as in [`Limiter::check_with`], keep their counters. To
+    /// remove all keys of a policy, use [`Limiter::clear_policy`].
     pub fn reset(&self, key: impl Key) {
         key.with(|key| self.update(key, 0, Update::Reset));
     }
@@ -214,6 +236,8 @@ impl Limiter {
     }
 
     /// Creates a limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
+    ///
+    /// The counters carry over if this limiter was built with a limit of the same algorithm and period.
     pub fn with_limit(&self, limit: Limit) -> Self {
         self.with_policies(PolicySet::of_limit(limit))
     }
@@ -231,28 +255,32 @@ impl Limiter {
         Self::new(self.evaluator.with_policies(policies))
     }
 
-    /// Returns the calls for explicit charges.
+    /// Returns the calls for explicit charges, for servers and middleware that build their own. Most programs need
+    /// [`Limiter::check`] or [`Limiter::check_request`] instead.
     pub fn charges(&self) -> Charges<'_, Self> {
         Charges { evaluator: &self.evaluator, limiter: self }
     }
 
-    /// Returns the policies.
+    /// Returns the policies. A limiter that was built from limits has one policy, [`PolicyName::DEFAULT`].
     pub fn policies(&self) -> &PolicySet {
         &self.evaluator.policies
     }
 
-    /// Returns the statistics.
+    /// Returns the statistics since the limiter was created. A limiter from [`Limiter::with_policies`] continues the
+    /// counts of policies with the same name.
+    ///
+    /// Adds up the counters of all threads: call it for a metrics endpoint, not for every request.
     pub fn stats(&self) -> Stats {
         self.evaluator.stats()
     }
 
-    /// Returns the store, for its memory usage.
+    /// Returns the store, for its [usage](MemoryStore::usage) or to [reclaim](MemoryStore::reclaim) memory.
     pub fn store(&self) -> &MemoryStore {
         &self.evaluator.memory
     }
 }
 
-/// The number of policies, on one line. Never keys.
+/// Prints the number of policies on one line. Never prints keys, which may be personal data.
 impl fmt::Debug for Limiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Limiter {{ policies: {} }}", self.policies().policies().len())

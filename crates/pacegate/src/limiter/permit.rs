@@ -40,13 +40,15 @@ pub struct SharedPermit {
     returned: bool,
 }
 
-/// A decision, with a permit if it was allowed.
+/// A decision, with a permit if it was allowed. Returned by [`Limiter::acquire`] and [`SharedLimiter::acquire`].
+///
+/// Keep the permit for as long as the work runs. [`Admission::into_result`] converts to a `Result` for use with `?`.
 #[derive(Debug)]
 #[must_use = "dropping an admission returns its permit"]
 pub struct Admission<P = Permit> {
     /// The decision.
     pub decision: Decision,
-    /// The permit, if allowed.
+    /// The permit, if allowed. Also present if no concurrency limit applies; dropping it then has no effect.
     pub permit: Option<P>,
 }
 
@@ -111,6 +113,8 @@ impl Limiter {
     }
 
     /// Takes permits for a request under the policies that apply to it. See [`Limiter::acquire`].
+    ///
+    /// The cost of the request is the number of units that the permit holds under each concurrency limit.
     pub fn acquire_request(&self, request: &Request<'_>) -> Result<Admission, CostError> {
         let plan = self.evaluator.policies.plan(request);
         self.admit(self.evaluator.charges_of(&plan, request.units(), new_permit_id()))
@@ -123,6 +127,7 @@ impl Limiter {
         Ok(Admission { decision, permit })
     }
 
+    /// Creates the handle that releases these permits when it is dropped.
     pub(super) fn permit(&self, held: HeldPermits) -> Permit {
         Permit { limiter: self.clone(), held }
     }
@@ -220,7 +225,7 @@ impl SharedLimiter {
 }
 
 impl<P> Admission<P> {
-    /// Returns the permit, or the denial as an error.
+    /// Returns the permit, or the denial as an error, for use with `?`.
     pub fn into_result(self) -> Result<P, Denied> {
         match (self.decision.into_result(), self.permit) {
             (Ok(_), Some(permit)) => Ok(permit),
@@ -232,6 +237,9 @@ impl<P> Admission<P> {
 
 impl Permit {
     /// Restarts the permit's period. Returns `false` if it had expired: another request may hold its place.
+    ///
+    /// Call it regularly while the work runs, for example after a third of the period. An expired permit stays expired:
+    /// stop the work, or take a new one.
     #[must_use = "a permit that has expired no longer protects its holder"]
     pub fn renew(&self) -> bool {
         self.limiter.evaluator.renew(&self.held, |_| true)

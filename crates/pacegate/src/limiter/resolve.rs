@@ -128,14 +128,14 @@ impl<'a> Resolved<'a> {
         }
     }
 
-    /// Takes permits under this id: for a request, whose permits are all returned together.
+    /// Sets the id of all permits of a request, which are released together.
     pub(super) fn set_permit(&mut self, id: u128) {
         for charge in self.sent_mut().iter_mut().filter(|charge| charge.limit.has_permits()) {
             charge.permit = id;
         }
     }
 
-    /// Gives an id to the permits that have none: a store tells permits apart by their ids.
+    /// Sets a new id for each permit without one, because a store identifies permits by their ids.
     pub(super) fn fill_permits(&mut self) {
         for charge in self.sent_mut() {
             if charge.limit.has_permits() && charge.permit == 0 {

@@ -46,7 +46,10 @@ pub struct SharedLimiter {
     pub(super) store: Option<Arc<dyn Store>>,
 }
 
-/// The reason why there is no decision.
+/// Error of a check that returned no decision.
+///
+/// It is always a mistake of the caller. A store that is unreachable causes no error: the
+/// [failure mode](crate::policy::FailureMode) of each policy decides.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
@@ -66,6 +69,9 @@ enum Started<'a> {
 
 impl SharedLimiter {
     /// Creates a limiter over `store`, with the defaults.
+    ///
+    /// Unlike the [builder](Self::builder), it does not check that the store supports the limits. An unsupported
+    /// limit then fails at the first check.
     pub fn new(store: impl Store, policies: PolicySet) -> Self {
         let evaluator = Evaluator::new(policies, MemoryStore::default(), WaitQueue::default());
         Self { evaluator: Arc::new(evaluator), store: Some(Arc::new(store)) }
@@ -90,13 +96,15 @@ impl SharedLimiter {
 
     /// Charges one unit to `key` if every limit has room, and nothing otherwise.
     ///
+    /// Usually one round trip to the store. If the call is cancelled, the unit may have been charged.
+    ///
     /// On a [concurrency](crate::Algorithm::Concurrency) limit this takes a unit that cannot be released: it expires
     /// with the period. Use [`SharedLimiter::acquire`] there.
     pub async fn check(&self, key: impl Key) -> Result<Decision, CheckError> {
         self.check_cost(key, 1).await
     }
 
-    /// Charges `cost` units to `key` if every limit has room, and nothing otherwise.
+    /// Charges `cost` units to `key` if every limit has room, and nothing otherwise. See [`Limiter::check_cost`].
     pub async fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CheckError> {
         let evaluator = &*self.evaluator;
         let Some(store) = &self.store else {
@@ -134,7 +142,7 @@ impl SharedLimiter {
         }
     }
 
-    /// Returns the decision for one unit, without charging it.
+    /// Returns the decision for one unit, without charging it. See [`Limiter::peek`].
     pub async fn peek(&self, key: impl Key) -> Result<Decision, CheckError> {
         self.check_cost(key, 0).await
     }
@@ -168,11 +176,13 @@ impl SharedLimiter {
         self.check_plan(&plan, request.units(), request.id_bytes()).await
     }
 
-    /// Returns the decision for one unit of a request, without charging it.
+    /// Returns the decision for one unit of a request, without charging it. The cost and the id of the request are
+    /// ignored.
     pub async fn peek_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
         self.check_plan(&self.evaluator.policies.plan(request), 0, None).await
     }
 
+    /// Charges the limits of a plan, and records the decision.
     async fn check_plan(
         &self,
         plan: &[Planned],
@@ -220,17 +230,17 @@ impl SharedLimiter {
         Self { evaluator, store: self.store.clone() }
     }
 
-    /// Returns the calls for explicit charges.
+    /// Returns the calls for explicit charges. See [`Limiter::charges`].
     pub fn charges(&self) -> Charges<'_, Self> {
         Charges { evaluator: &self.evaluator, limiter: self }
     }
 
-    /// Returns the statistics of this process.
+    /// Returns the statistics of this process. Other processes on the same store have separate statistics.
     pub fn stats(&self) -> Stats {
         self.evaluator.stats()
     }
 
-    /// Returns the policies.
+    /// Returns the policies of this limiter. Other processes on the same store may have other policies.
     pub fn policies(&self) -> &PolicySet {
         &self.evaluator.policies
     }
@@ -251,14 +261,14 @@ impl SharedLimiter {
     }
 }
 
-/// A [`Limiter`] for code that takes any store: the same policies, counters and statistics.
+/// Converts a [`Limiter`] for code that takes any store. Both share policies, counters and statistics.
 impl From<Limiter> for SharedLimiter {
     fn from(limiter: Limiter) -> Self {
         Self { evaluator: limiter.evaluator, store: None }
     }
 }
 
-/// The policies and the kind of store, on one line. Never keys.
+/// Prints the number of policies and the kind of store on one line. Never prints keys.
 impl fmt::Debug for SharedLimiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let store = if self.is_local() { "memory" } else { "shared" };

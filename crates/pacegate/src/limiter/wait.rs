@@ -22,7 +22,11 @@ use crate::{
     algorithm::NEVER, store::memory::identity::Identity,
 };
 
-/// How long to wait for units. A [`Duration`] is a wait with this timeout.
+/// The maximum time to wait for units, and an optional jitter. A [`Duration`] converts to a wait with this timeout.
+///
+/// The timeout is measured by [`Clock::elapsed`](crate::Clock::elapsed) of the limiter's clock, so a step of the wall
+/// clock does not change it. With a timeout of zero, a call succeeds only if the units are
+/// available now.
 ///
 /// ```
 /// use std::time::Duration;
@@ -40,7 +44,10 @@ pub struct Wait {
     jitter: Duration,
 }
 
-/// The reason why a wait ended without units. Nothing was charged.
+/// Error of a wait that ended without units. Nothing was charged.
+///
+/// `TooLong`, `TimedOut` and `QueueFull` correspond to a denial: retry later or reject the request. The others are
+/// mistakes of the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
@@ -53,13 +60,14 @@ pub enum WaitError {
     /// The timeout passed before the callers ahead were served or a permit was released.
     #[error("timed out while waiting for units")]
     TimedOut,
-    /// The maximum number of callers already wait for this key.
+    /// The maximum number of callers already wait for this key. See
+    /// [`LimiterBuilder::max_waiters`](crate::LimiterBuilder::max_waiters).
     #[error("{waiting} callers already wait for this key")]
     QueueFull {
         /// The number of waiting callers.
         waiting: usize,
     },
-    /// The cost can never be admitted.
+    /// The cost can never be admitted: a mistake of the caller.
     #[error(transparent)]
     Cost(#[from] CostError),
     /// The store does not support the call. A failure of the store is not an error: see
@@ -78,7 +86,7 @@ impl Wait {
         Self::up_to(Duration::MAX)
     }
 
-    /// Waits for at most this long.
+    /// Waits for at most this long. The same as `Wait::from(timeout)`, for use in constants.
     pub const fn up_to(timeout: Duration) -> Self {
         Self { timeout, jitter: Duration::ZERO }
     }
@@ -128,7 +136,9 @@ impl Limiter {
         self.until_ready_cost(key, 1, wait).await
     }
 
-    /// Waits until `cost` units can be charged to `key`. See [`Limiter::until_ready`].
+    /// Waits until `cost` units can be charged to `key`, all at once. See [`Limiter::until_ready`].
+    ///
+    /// A cost above the capacity of a limit fails at once with [`WaitError::Cost`].
     pub async fn until_ready_cost(
         &self,
         key: impl Key,
@@ -159,6 +169,8 @@ impl Limiter {
     }
 
     /// [`Limiter::until_ready`] for programs without an async runtime: blocks the thread.
+    ///
+    /// Do not call it in an async task: it would block the worker thread of the runtime.
     pub fn until_ready_blocking(
         &self,
         key: impl Key,
@@ -219,6 +231,8 @@ impl Limiter {
     }
 
     /// [`Limiter::acquire_within`] for programs without an async runtime: blocks the thread.
+    ///
+    /// Do not call it in an async task: it would block the worker thread of the runtime.
     pub fn acquire_within_blocking(
         &self,
         key: impl Key,
@@ -247,10 +261,11 @@ impl Limiter {
 impl SharedLimiter {
     /// Waits until one unit can be charged to `key`.
     ///
-    /// Callers of this process that wait for the same key are served in the order of arrival; there is no order between
-    /// processes. If the time cannot suffice, as far as is known in this process, this fails at once. The first caller
-    /// in the queue calls the store again when the last answer said to, or when this process returns units; for
-    /// permits, which another process may release, every second. The time that a call takes is added to the timeout.
+    /// Callers of this process that wait for the same key are served in the order of arrival. Between processes, the
+    /// order is undefined. If this process knows that the time cannot suffice, the call fails at once. The first
+    /// caller in the queue calls the store again after the `retry_after` of the last answer, or when this process
+    /// returns units. A wait for permits, which another process may release, calls the store every second. The time
+    /// that a call takes is added to the timeout.
     ///
     /// Dropping the future leaves the queue. Nothing is charged then, unless a call was in flight. Otherwise as
     /// [`Limiter::until_ready`].
@@ -338,6 +353,7 @@ impl SharedLimiter {
         self.acquire_charges(charges, wait.into()).await
     }
 
+    /// Waits until the charges are admitted. The units are not held: they expire with their periods.
     async fn until_charged(
         &self,
         charges: ResolvedCharges<'_>,
@@ -370,7 +386,7 @@ impl SharedLimiter {
         let deadline = evaluator.elapsed().saturating_add(wait.timeout);
         let Some(queue) = evaluator.queue_of(&charges) else { return Ok(Waited::unlimited()) };
         let resolved = Resolved::new(charges, false)?;
-        // A store tells units apart by their ids.
+        // A store identifies units by their ids.
         let permits = permits || self.store.is_some();
         let last = None;
         let mut waiting = Waiting { limiter: self, resolved, queue, deadline, permits, last };
@@ -469,6 +485,7 @@ impl Waiting<'_, '_> {
         Ok(allowed)
     }
 
+    /// Returns the highest cost of the charges, by which later callers estimate their wait.
     fn cost(&self) -> u64 {
         self.resolved.charges.iter().map(|charge| charge.cost).max().unwrap_or(0)
     }

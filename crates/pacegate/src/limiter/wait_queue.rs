@@ -21,6 +21,7 @@ pub(super) struct WaitQueue {
     shared: Arc<Shared>,
 }
 
+/// The state that all clones and tickets share.
 #[derive(Debug)]
 struct Shared {
     max_waiters: usize,
@@ -33,8 +34,10 @@ struct Shared {
     notifications: Box<[AtomicU64; PARTS]>,
 }
 
+/// The number of notification counters, a power of two.
 const PARTS: usize = 256;
 
+/// The callers that wait for one key, in the order of arrival.
 #[derive(Debug, Default)]
 struct Queue {
     waiters: VecDeque<Waiter>,
@@ -43,6 +46,7 @@ struct Queue {
     expected: Duration,
 }
 
+/// One waiting caller.
 #[derive(Debug)]
 struct Waiter {
     number: u64,

@@ -6,8 +6,17 @@ use std::{
 
 use super::Paths;
 
-/// A pattern for values that look like paths: `*` is any run without `/`, `**` any run at all, `?` any one character
-/// but `/`, and everything else stands for itself.
+/// A pattern for values that look like paths.
+///
+/// | pattern | matches |
+/// |---|---|
+/// | `*` | any number of characters except `/`, also none |
+/// | `**` | any number of characters including `/`, also none |
+/// | `?` | one character except `/` |
+/// | any other character | itself |
+///
+/// The pattern must match the whole value: `/api/*` matches `/api/users`, but not `/api/users/7`. A pattern has at most
+/// 127 tokens: a literal byte, `?`, `*` or `**` is one. Parsing a longer one fails with [`GlobError`].
 ///
 /// Matching reads each byte of the value once and does a fixed amount of work for it. If the value is longer than
 /// [`Glob::MAX_MATCHED`], it reads only the beginning, see [`Glob::matches`].
@@ -20,11 +29,12 @@ pub struct Glob {
     program: Program,
 }
 
-/// Why a text is not a [`Glob`].
+/// Error of parsing a [`Glob`]: the pattern is too long.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the pattern is longer than {MAX_TOKENS} characters")]
 pub struct GlobError;
 
+/// One element of a pattern: a literal byte, `?`, `*` or `**`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Token {
     Byte(u8),
@@ -33,25 +43,26 @@ enum Token {
     RunWithSlashes,
 }
 
-/// A pattern as sets of places, to take all of them a byte further at once. Bit n of a set: the place before token n.
+/// A pattern as bit sets of positions, so that one step advances all of them by a byte. Bit n of a set is the position
+/// before token n.
 #[derive(Clone)]
 struct Program {
     /// The class of each byte.
     classes: Box<[u8; 256]>,
-    /// For each class, the places before a token for just that byte. Bytes of class 0 are in no token.
+    /// For each class, the positions before a token for that byte. Bytes of class 0 occur in no token.
     expecting: Vec<u128>,
     ones: u128,
     runs: u128,
     runs_with_slashes: u128,
-    /// The place behind the last token.
+    /// The position after the last token.
     end: u128,
 }
 
-/// The places that are reached, in the middle of a value.
+/// The positions reached after some bytes of a value.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     places: u128,
-    /// More bytes of the same character.
+    /// The number of bytes left of the current character.
     rest: u8,
 }
 
@@ -66,22 +77,22 @@ struct Scan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Matching {
     No,
-    /// Some values that begin like this one do.
+    /// The value is too long to be read in full; some values with the same first bytes match.
     Perhaps,
     Yes,
 }
 
-/// The places in a pattern, its end among them, are the bits of a `u128`.
+/// The maximum number of tokens: their positions and the end of the pattern are the bits of a `u128`.
 const MAX_TOKENS: usize = 127;
 
 impl Glob {
     /// The bytes of a value that are read. No server routes by paths of this length.
     pub const MAX_MATCHED: usize = 4096;
 
-    /// Whether the whole of `value` matches.
+    /// Returns `true` if the whole of `value` matches.
     ///
     /// A value that is longer than [`Glob::MAX_MATCHED`] matches if some value with the same first bytes does. So a
-    /// long value cannot avoid a policy: the policy applies rather once too often.
+    /// long value cannot bypass a policy. In return, a policy may apply to a long value that does not match.
     pub fn matches(&self, value: &[u8]) -> bool {
         self.scan(value).result != Matching::No
     }
@@ -94,7 +105,7 @@ impl Glob {
 
     /// Returns this pattern for paths in a normal form.
     ///
-    /// Values have no slash at their end then, but `/api/**` matches `/api/` and so has to match `/api`.
+    /// Normalized paths do not end with a slash. `/api/**` matches `/api/`, so it must match `/api` too.
     pub(super) fn for_paths(&self, paths: Paths) -> Result<Self, GlobError> {
         match paths {
             Paths::Exact => self.text.parse(),
@@ -102,8 +113,8 @@ impl Glob {
         }
     }
 
-    /// The part before the first wildcard, up to and without its last `/`: every value that matches begins with it,
-    /// and has a `/` there or ends. `None` if there is no such `/`.
+    /// Returns the part before the first wildcard, up to but not including its last `/`. Every value that matches
+    /// starts with it, followed by a `/` or by nothing. `None` if that part has no `/`.
     pub(super) fn literal_prefix(&self) -> Option<Vec<u8>> {
         let mut literal: Vec<u8> = self.tokens.iter().map_while(Token::byte).collect();
         let end = literal.iter().rposition(|&byte| byte == b'/')?;
@@ -111,12 +122,13 @@ impl Glob {
         Some(literal)
     }
 
-    /// The only value that matches, if there is no wildcard at all.
+    /// Returns the only value that matches, or `None` if the pattern has a wildcard.
     pub(super) fn literal(&self) -> Option<String> {
         let bytes = self.tokens.iter().map(Token::byte).collect::<Option<Vec<u8>>>()?;
         String::from_utf8(bytes).ok()
     }
 
+    /// Compiles a pattern. `paths`: the form of the paths that it is matched with, if values are paths.
     fn new(text: String, paths: Option<Paths>) -> Result<Self, GlobError> {
         let tokens = tokens(text.as_bytes(), paths.is_some());
         if tokens.len() > MAX_TOKENS {
@@ -125,6 +137,7 @@ impl Glob {
         Ok(Self { program: Program::new(&tokens), text, paths, tokens })
     }
 
+    /// Matches a value byte by byte. Stops as soon as the result is certain.
     fn scan(&self, value: &[u8]) -> Scan {
         let program = &self.program;
         let mut progress = Progress { places: program.past_runs(1), rest: 0 };
@@ -207,19 +220,20 @@ impl Program {
     fn expecting_mut(&mut self, byte: u8) -> &mut u128 {
         let class = &mut self.classes[usize::from(byte)];
         if *class == 0 {
-            // At most as many as tokens.
+            // There are at most as many classes as tokens.
             *class = u8::try_from(self.expecting.len()).unwrap_or(u8::MAX);
             self.expecting.push(0);
         }
         &mut self.expecting[usize::from(*class)]
     }
 
+    /// Advances all positions by one byte.
     fn step(&self, Progress { places, rest }: Progress, byte: u8) -> Progress {
         let is_inside = rest > 0 && byte & 0xc0 == 0x80;
         let expecting = self.expecting[usize::from(self.classes[usize::from(byte)])];
         let mut next = (places & expecting) << 1 | places & self.runs_with_slashes;
         if is_inside {
-            // More of the character that a `?` stands for.
+            // A continuation byte of the character that `?` matches.
             next |= places & self.ones << 1 | places & self.runs;
         } else if byte != b'/' {
             next |= (places & self.ones) << 1 | places & self.runs;
@@ -228,7 +242,8 @@ impl Program {
         Progress { places: self.past_runs(next), rest }
     }
 
-    /// A run may be empty: from the place before one, the place behind it is reached, too. No two runs are adjacent.
+    /// Adds the position after each run to the position before it, because a run may be empty. No two runs are
+    /// adjacent, so one pass is enough.
     fn past_runs(&self, places: u128) -> u128 {
         places | (places & (self.runs | self.runs_with_slashes)) << 1
     }
@@ -243,7 +258,8 @@ impl Program {
     }
 }
 
-/// How many more bytes the character has that begins with this one. What is no UTF-8 has a character for each byte.
+/// Returns the number of continuation bytes after the first byte of a UTF-8 character. A byte that cannot start a
+/// character counts as a character by itself.
 fn bytes_after(first: u8) -> u8 {
     match first {
         0xc0..=0xdf => 1,

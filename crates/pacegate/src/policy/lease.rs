@@ -23,7 +23,7 @@ pub enum Lease {
     Percent(u8),
 }
 
-/// Error of parsing a [`Lease`].
+/// Error of parsing a [`Lease`]: the text is neither a number of units nor a percentage from 1 to 100.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` is not a lease: write units, such as `50`, or a part from `1%` to `100%`", .0.escape_debug())]
 pub struct ParseLeaseError(String);

@@ -5,19 +5,30 @@ use ipnet::IpNet;
 use super::{Glob, GlobError, Paths};
 use crate::Request;
 
-/// Conditions on the attributes of a request. All of them must hold.
+/// Conditions on the attributes of a request. All of them must hold. The default is an empty list, which matches every
+/// request.
+///
+/// ```
+/// use pacegate::{Request, policy::{Condition, Match}};
+///
+/// let internal = Match::any().and("ip", Condition::Cidr(vec!["10.0.0.0/8".parse()?]));
+/// assert!(internal.covers(&Request::new().with("ip", "10.1.2.3")));
+/// assert!(!internal.covers(&Request::new().with("ip", "203.0.113.7")));
+/// assert!(!internal.covers(&Request::new()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     conditions: Vec<(String, Condition)>,
 }
 
-/// A condition on the value of an attribute.
+/// A condition on the value of an attribute. If the request lacks the attribute, only [`Condition::Absent`] holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Condition {
-    /// Equal to one of these values.
+    /// Equal to one of these values, byte for byte. An empty list holds for no value.
     OneOf(Vec<String>),
-    /// Matched by the pattern.
+    /// Matched by the pattern. See [`Glob`] for the syntax.
     Glob(Glob),
     /// An address in one of these networks. IPv4 addresses and networks in IPv6 form are treated as IPv4.
     Cidr(Vec<IpNet>),
@@ -117,14 +128,14 @@ impl Match {
         self.conditions.iter().map(|(attribute, condition)| (attribute.as_str(), condition))
     }
 
-    /// Returns true if there are no conditions.
+    /// Returns true if the list of conditions is empty, so that every request matches.
     pub fn is_any(&self) -> bool {
         self.conditions.is_empty()
     }
 }
 
 impl Condition {
-    /// Creates a condition for one value.
+    /// Creates a condition that holds for exactly this value.
     pub fn equal(value: impl Into<String>) -> Self {
         Self::OneOf(vec![value.into()])
     }

@@ -1,4 +1,4 @@
-//! Policies: which requests they cover, what they count by, and their limits.
+//! Policies: named rules with the requests they cover, the attributes they count by, and their limits.
 //!
 //! A [`Policy`] is plain data. [`PolicySet::new`] validates a list of policies and compiles it for lookup. A set is
 //! immutable: a changed list is a new set, so each request is decided by one set.
@@ -32,6 +32,10 @@ pub(crate) use set::{Planned, Target};
 ///
 /// Every policy that covers a request applies to it, all or nothing.
 ///
+/// Defaults of [`Policy::new`]: the default domain, every request, one counter for all of them, enforced, and
+/// `local` as failure mode. The fields are public, so that configuration code can set them directly;
+/// [`PolicySet::new`] validates them.
+///
 /// ```
 /// use pacegate::{Limiter, Request};
 /// use pacegate::policy::{Condition, Policy, PolicySet};
@@ -48,9 +52,9 @@ pub(crate) use set::{Planned, Target};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// The name, unique in its set. It is part of the identity of each counter.
+    /// The name, unique in its set. It is part of the identity of each counter, so a renamed policy starts unused.
     pub name: PolicyName,
-    /// The domain. Requests of other domains are not covered.
+    /// The domain. Requests of other domains are not covered. Default: the empty text.
     pub domain: String,
     /// Conditions on the attributes of a covered request.
     pub matching: Match,
@@ -64,11 +68,12 @@ pub struct Policy {
     pub limits: Vec<Limit>,
     /// Replacements of `limits` for some requests. The first that matches applies.
     pub overrides: Vec<Override>,
-    /// The mode: deny, or only report.
+    /// The mode: deny, or only report. Default: deny.
     pub mode: Mode,
-    /// The failure mode, which applies when the store does not answer.
+    /// The failure mode, which applies when the store does not answer. Not used by a [`Limiter`](crate::Limiter), whose
+    /// store always answers.
     pub failure: FailureMode,
-    /// The maximum cost of one request, if it is less than the capacity.
+    /// The maximum cost of one request, if it is less than the capacity. `None`: the capacity of the limits.
     pub max_cost: Option<u64>,
     /// The tag that selects the server of a counter on a cluster.
     pub tag: Tag,
@@ -100,7 +105,7 @@ pub enum Mode {
     /// Denies requests over the limit.
     #[default]
     Enforce,
-    /// Reports requests over the limit, and admits them.
+    /// Reports requests over the limit, and admits them. Requests within the limit are counted as in `Enforce`.
     Shadow,
 }
 
@@ -122,9 +127,10 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureMode {
-    /// Admits requests without counting them.
+    /// Admits requests without counting them. Choose it if availability matters more than the limit.
     Open,
-    /// Denies requests, with a retry after [`FailureMode::RETRY_AFTER`].
+    /// Denies requests, with a retry after [`FailureMode::RETRY_AFTER`]. Choose it if the limit protects against abuse,
+    /// such as guessing passwords.
     Closed,
     /// Counts in the memory of this process, with `numerator / denominator` of the limit. The counters are kept after
     /// the store recovers, in case it fails again. A cost above the share is denied as by `Closed`.
@@ -143,7 +149,7 @@ pub enum Missing {
     /// All requests that lack it share one counter, so a client gains nothing by omitting it.
     #[default]
     Share,
-    /// The policy does not cover the request.
+    /// The policy does not cover the request. Choose it only if another policy limits such requests.
     Skip,
 }
 
@@ -200,52 +206,72 @@ impl Policy {
         }
     }
 
-    /// Covers only requests of `domain`.
+    /// Covers only requests of `domain`. Default: the empty text, the domain of [`Request::new`].
+    ///
+    /// Use domains to keep the policies of several applications apart in one set.
     #[must_use]
     pub fn in_domain(self, domain: impl Into<String>) -> Self {
         Self { domain: domain.into(), ..self }
     }
 
-    /// Adds a condition: covers only requests whose `attribute` meets `condition`.
+    /// Adds a condition: covers only requests whose `attribute` meets `condition`. Several conditions must all hold.
     #[must_use]
     pub fn matching(mut self, attribute: impl Into<String>, condition: Condition) -> Self {
         self.matching = self.matching.and(attribute, condition);
         self
     }
 
-    /// Sets the form in which the attribute `path` is compared and counted.
+    /// Sets the form in which the attribute `path` is compared and counted. Default: [`Paths::Normalized`], so that
+    /// another spelling of a path does not bypass the policy.
     #[must_use]
     pub fn paths(self, paths: Paths) -> Self {
         Self { paths, ..self }
     }
 
-    /// Counts by these attributes: each combination of their values has its own counter.
+    /// Counts by these attributes: each combination of their values has a separate counter.
+    ///
+    /// Without this call, all covered requests share one counter. See [`Policy::missing`](Self::missing()) for requests
+    /// that lack an attribute.
     #[must_use]
     pub fn per<A: Into<String>>(self, attributes: impl IntoIterator<Item = A>) -> Self {
         Self { per: attributes.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// Adds an override: other limits for requests that match, unless an earlier override matches. No limits: not
-    /// limited.
+    /// Adds an override: other limits for requests that match, unless an earlier override matches. With an empty list,
+    /// these requests are not limited.
+    ///
+    /// ```
+    /// use pacegate::{Limit, policy::{Condition, Match, Policy}};
+    ///
+    /// let partner = Match::any().and("plan", Condition::equal("partner"));
+    /// let policy = Policy::new("api", ["100/minute"])
+    ///     .per(["user"])
+    ///     .overriding(partner, [Limit::per_minute(1_000)]);
+    /// assert_eq!(policy.overrides.len(), 1);
+    /// ```
     #[must_use]
     pub fn overriding(mut self, matching: Match, limits: impl IntoIterator<Item = Limit>) -> Self {
         self.overrides.push(Override { matching, limits: limits.into_iter().collect() });
         self
     }
 
-    /// Sets the treatment of requests that lack one of the [`per`](Self::per) attributes.
+    /// Sets the treatment of requests that lack one of the [`per`](Self::per) attributes. Default: [`Missing::Share`].
     #[must_use]
     pub fn missing(self, missing: Missing) -> Self {
         Self { missing, ..self }
     }
 
-    /// Sets the maximum cost of one request.
+    /// Sets the maximum cost of one request, at least 1. Default: the capacity of the limits.
+    ///
+    /// A higher cost is a [`CostError`](crate::CostError), or in shadow mode a reported denial.
     #[must_use]
     pub fn max_cost(self, max_cost: u64) -> Self {
         Self { max_cost: Some(max_cost), ..self }
     }
 
-    /// Tags counters by the value of `attribute`, one of the [`per`](Self::per) attributes.
+    /// Tags counters by the value of `attribute`, one of the [`per`](Self::per) attributes. See [`Tag`].
+    ///
+    /// On a cluster, policies with the same tag attribute can then be charged in one step.
     #[must_use]
     pub fn tagged_by(self, attribute: impl Into<String>) -> Self {
         Self { tag: Tag::Attribute(attribute.into()), ..self }
@@ -257,26 +283,29 @@ impl Policy {
         Self { tag: Tag::Name(name.into()), ..self }
     }
 
-    /// Sets the failure mode.
+    /// Sets the failure mode, which applies if the store does not answer. Default: `local` with the full limit.
     #[must_use]
     pub fn failing(self, failure: FailureMode) -> Self {
         Self { failure, ..self }
     }
 
-    /// Sets the units that a store may reserve in advance.
+    /// Sets the units that a store may reserve in advance, to save calls. Default: none.
+    ///
+    /// Supported by fixed and sliding windows; [`PolicySet::new`] rejects a lease on other algorithms.
     #[must_use]
     pub fn leased(self, lease: Lease) -> Self {
         Self { lease: Some(lease), ..self }
     }
 
-    /// Switches to shadow mode: reports instead of denying.
+    /// Switches to shadow mode: requests over the limit are admitted and reported, see
+    /// [`Decision::is_shadow_denied`](crate::Decision::is_shadow_denied). Use it to try a limit before enforcing it.
     #[must_use]
     pub fn shadow(self) -> Self {
         Self { mode: Mode::Shadow, ..self }
     }
 
     /// Returns the value of an attribute as this policy compares it and counts by it: a path in the form of
-    /// [`Policy::paths`](Self::paths), everything else as it is.
+    /// [`Policy::paths`](Self::paths), all other values unchanged.
     pub fn value<'a>(&self, request: &Request<'a>, attribute: &str) -> Option<Cow<'a, [u8]>> {
         Some(self.form(attribute, request.attribute(attribute)?))
     }
@@ -316,7 +345,7 @@ impl Override {
 }
 
 impl FailureMode {
-    /// The wait before a retry of a request that was denied only because the store did not answer.
+    /// The `retry_after` of a request that was denied only because the store did not answer: 1 second.
     pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 }
 

@@ -2,26 +2,38 @@ use std::{collections::HashSet, convert::Infallible, fmt, str::FromStr};
 
 use parking_lot::Mutex;
 
-/// The name of a policy: 1 to 64 of `A-Z a-z 0-9 _ . -`, so that it can stand in a header, a label or a key as it is.
+/// The name of a policy: 1 to 64 of `A-Z a-z 0-9 _ . -`, so that it needs no escaping in a header, a label or a key.
 ///
-/// Copies are free. A name stays in memory for as long as the process runs: names come from configuration, never from
-/// requests.
+/// A name is a pointer to interned text, so copying it is cheap. The text stays in memory for as long as the process
+/// runs. Create names from configuration, never from requests: otherwise a client could fill the memory.
+///
+/// ```
+/// use pacegate::PolicyName;
+///
+/// let name: PolicyName = "login-per-ip".parse()?;
+/// assert_eq!(name.as_str(), "login-per-ip");
+/// assert!("login per ip".parse::<PolicyName>().is_err());
+/// # Ok::<(), pacegate::policy::PolicyNameError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PolicyName(&'static str);
 
-/// Why a text is not the name of a policy.
+/// Error of parsing a [`PolicyName`]. Its message quotes at most 80 characters of the text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` is not a policy name: write 1 to 64 of A-Z a-z 0-9 _ . -", .0.escape_debug())]
 pub struct PolicyNameError(String);
 
 impl PolicyName {
-    /// The policy of a limiter that was given a limit and nothing else.
+    /// The name of the policy of a limiter that was built from limits instead of policies, as by
+    /// [`Limiter::memory`](crate::Limiter::memory).
     pub const DEFAULT: Self = Self("default");
 
-    /// For limits that come with a request and belong to no policy. No policy of a set may have this name.
+    /// The name under which inline limits are counted, as by [`Limiter::check_with`](crate::Limiter::check_with).
+    ///
+    /// It is reserved: [`PolicySet::new`](super::PolicySet::new) rejects a policy with this name.
     pub const AD_HOC: Self = Self("ad-hoc");
 
-    /// The name as text.
+    /// Returns the name as text, which lives as long as the process.
     #[inline]
     pub const fn as_str(self) -> &'static str {
         self.0
@@ -57,14 +69,14 @@ impl TryFrom<String> for PolicyName {
     }
 }
 
-/// For a [`PolicyName`] given as itself where text is accepted too.
+/// Lets a function that accepts text also accept a [`PolicyName`], whose conversion cannot fail.
 impl From<Infallible> for PolicyNameError {
     fn from(never: Infallible) -> Self {
         match never {}
     }
 }
 
-/// One copy of each name, kept for good.
+/// Returns the only copy of a name in this process, which is never freed.
 fn intern(name: &str) -> &'static str {
     static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
     let mut names = NAMES.lock();

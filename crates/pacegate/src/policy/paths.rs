@@ -38,7 +38,7 @@ pub enum Paths {
     Exact,
 }
 
-/// A text that is not a [`Paths`].
+/// Error of parsing a [`Paths`]: the text is not one of its names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid paths `{}`: expected `normalized`, `case-sensitive` or `exact`", .0.escape_debug())]
 pub struct ParsePathsError(String);
@@ -84,7 +84,7 @@ impl Paths {
         }
     }
 
-    /// The word in configurations.
+    /// Returns the name used in configurations.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Normalized => "normalized",

@@ -29,7 +29,7 @@ struct CompiledPolicies {
     policies: Vec<Policy>,
     /// The limits of all policies and overrides.
     limits: Vec<Target>,
-    /// For each policy: the range of its own limits in `limits`, then the ranges of its overrides.
+    /// For each policy, ranges in `limits`: first the limits of the policy, then the limits of each override.
     ranges: Vec<SmallVec<[Range<usize>; 1]>>,
     domains: HashMap<String, DomainIndex>,
     /// The path forms that the policies compare.
@@ -91,7 +91,7 @@ struct Selectivity<'a>(HashMap<(&'a str, bool, Attribute), HashMap<Vec<u8>, usiz
 /// The policies for each value or prefix.
 type Places = HashMap<Vec<u8>, Vec<usize>>;
 
-/// The reason why a list of policies is invalid.
+/// Error of [`PolicySet::new`]: a policy is invalid, or two policies contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
@@ -107,7 +107,7 @@ pub enum PolicyError {
         error: ParseLimitError,
     },
     /// Two policies have the same name, so they would share their counters.
-    #[error("two policies are named `{0}`: give each a name of its own")]
+    #[error("two policies are named `{0}`: names must be unique")]
     DuplicateName(PolicyName),
     /// The name is reserved for limits without a policy.
     #[error("no policy can be named `{0}`: limits that come with a request count under that name")]
@@ -174,6 +174,9 @@ const MAX_LIMITS: usize = 16;
 
 impl PolicySet {
     /// Validates and compiles policies. Conditions on `path` are converted to its normal form, see [`Paths`].
+    ///
+    /// Names must be unique, and each policy needs at least one and at most 16 limits. Two limits of a policy must
+    /// differ in algorithm or period. The first violation is returned as an error.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
         let policies: Vec<_> = policies.into_iter().map(normalize).collect::<Result<_, _>>()?;
         let mut names = HashSet::new();
@@ -207,13 +210,14 @@ impl PolicySet {
         Ok(Self { inner, ad_hoc_failure: FailureMode::default() })
     }
 
-    /// Sets the failure mode of [charges](crate::Charge) without a policy of this set.
+    /// Sets the failure mode of [charges](crate::Charge) without a policy of this set, such as inline limits. Default:
+    /// `local` with the full limit.
     #[must_use]
     pub fn failing_ad_hoc(self, failure: FailureMode) -> Self {
         Self { ad_hoc_failure: failure, ..self }
     }
 
-    /// Returns the same policies, all in this mode.
+    /// Returns the same policies, all in this mode. For example, a program can start with all policies in shadow mode.
     #[must_use]
     pub fn in_mode(&self, mode: Mode) -> Self {
         let policies = self.policies().iter().map(|policy| Policy { mode, ..policy.clone() });
@@ -239,6 +243,9 @@ impl PolicySet {
     }
 
     /// Returns the policies that cover a request, in their original order, each with the limits that apply.
+    ///
+    /// The limits are those of the first override that matches, or of the policy. Charges nothing: use it to explain a
+    /// decision.
     pub fn covering<'a>(
         &'a self,
         request: &Request<'_>,
@@ -268,7 +275,7 @@ impl PolicySet {
         self.inner.view(request).override_of(self.get(name)?)
     }
 
-    /// Returns the policy of this name.
+    /// Returns the policy of this name, or `None` if the set has none.
     pub fn get(&self, name: PolicyName) -> Option<&Policy> {
         Some(&self.inner.policies[self.place(name)?])
     }
@@ -564,8 +571,8 @@ fn insert(
 mod tests {
     use super::*;
 
-    /// How many policies are looked at for one request, if there are so many for other values and other paths. All of
-    /// them say a method, too, which tells none of them from the others.
+    /// Returns the number of candidate policies for each of three requests, in a set of `count` policies for different
+    /// paths. All policies also require the method `GET`, which therefore selects none of them.
     fn looked_at(count: usize) -> [usize; 3] {
         let limit = Limit::per_second(1);
         let policies = (0..count).map(|n| {

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::{Match, Missing, Paths, Policy};
 use crate::{KeyBuf, KeyRef, Request};
 
-/// A request, and its path in the forms that the policies of a set need, each made once.
+/// A request, and its path in the forms that the policies of a set need, each computed once.
 #[derive(Debug)]
 pub(super) struct View<'r, 'a> {
     request: &'r Request<'a>,
@@ -21,7 +21,7 @@ pub(super) struct Forms {
 }
 
 impl Forms {
-    /// The forms that these policies look at.
+    /// Returns the forms that these policies compare or count by.
     pub(super) fn of(policies: &[Policy]) -> Self {
         let mut forms = Self::default();
         for policy in policies.iter().filter(|policy| looks_at_path(policy)) {
@@ -62,7 +62,7 @@ impl<'r, 'a> View<'r, 'a> {
         self.request.domain()
     }
 
-    /// The value of an attribute as it is compared and counted.
+    /// Returns the value of an attribute as it is compared and counted.
     pub(super) fn value(&self, attribute: &str, paths: Paths) -> Option<&[u8]> {
         let form = match paths {
             Paths::Normalized if attribute == Request::PATH => &self.normalized,
@@ -80,14 +80,14 @@ impl<'r, 'a> View<'r, 'a> {
             && !(policy.missing == Missing::Skip && policy.per.iter().any(lacks))
     }
 
-    /// The override of a policy that applies: the first that matches. An override may lift the limit, so a value that
-    /// is too long to be sure about gets none.
+    /// Returns the index of the override that applies: the first that matches. An override may lift the limit, so it
+    /// does not apply to a value that is too long to be matched with certainty.
     pub(super) fn override_of(&self, policy: &Policy) -> Option<usize> {
         let value = |attribute: &str| self.value(attribute, policy.paths);
         policy.overrides.iter().position(|other| other.matching.surely_covers(value))
     }
 
-    /// The values of a policy's `per` attributes.
+    /// Returns the key of a request under a policy: the values of its `per` attributes.
     pub(super) fn key(&self, policy: &Policy) -> KeyBuf {
         if let [attribute] = &*policy.per
             && let Some(value) = self.value(attribute, policy.paths)

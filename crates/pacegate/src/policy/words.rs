@@ -1,15 +1,15 @@
-//! Modes as the words that configurations have.
+//! The text forms of [`Mode`] and [`FailureMode`].
 
 use std::{fmt, num::NonZeroU32, str::FromStr};
 
 use super::{FailureMode, Mode};
 
-/// A text that is not a [`Mode`].
+/// Error of parsing a [`Mode`]: the text is neither `enforce` nor `shadow`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` is not a mode: write `enforce` or `shadow`", .0.escape_debug())]
 pub struct ParseModeError(String);
 
-/// A text that is not a [`FailureMode`].
+/// Error of parsing a [`FailureMode`]: the text is not `open`, `closed`, `local` or `local` with a share.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` is not a failure mode: write `open`, `closed`, `local` or `local 1/3`", .0.escape_debug())]
 pub struct ParseFailureModeError(String);

@@ -18,31 +18,37 @@ use thread_local::ThreadLocal;
 use self::top::{Seen, Sketch};
 use crate::{KeyBuf, KeyRef, StoreError, policy::PolicyName};
 
-/// The statistics of a limiter.
+/// The statistics of a limiter, as of [`Limiter::stats`](crate::Limiter::stats).
+///
+/// Counts start at 0 when the limiter is created, and only grow. Peeks and requests with an invalid cost are not
+/// counted. The lists of keys are estimates of recent traffic with at most 32 keys each.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// One per policy, in their order.
+    /// One for each policy of the limiter, in the order of [`PolicySet::policies`](crate::PolicySet::policies).
     pub policies: Vec<PolicyStats>,
-    /// Decisions by limits that belong to no policy.
+    /// Decisions by limits without a policy, such as those of [`Limiter::check_with`](crate::Limiter::check_with).
     pub ad_hoc: PolicyStats,
     /// The keys with the most recent requests, estimated, in descending order.
     pub busiest: Vec<TopKey>,
     /// The keys with the most recent denials, estimated, in descending order.
     pub most_denied: Vec<TopKey>,
-    /// Failed calls to the store.
+    /// The number of failed calls to the store; always 0 for a [`Limiter`](crate::Limiter).
     pub store_failures: u64,
-    /// The error of the last of them.
+    /// The error of the last failed call. `None` if none has failed.
     pub last_store_failure: Option<StoreError>,
 }
 
 /// The statistics of one policy.
+///
+/// A request that several policies cover is counted for each of them. A policy that would have admitted a request that
+/// another policy denied counts nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PolicyStats {
     /// The policy.
     pub policy: PolicyName,
-    /// Requests that it covered and that were allowed.
+    /// Requests that it covered and that were allowed, without those in `shadow_denied`.
     pub allowed: u64,
     /// Requests that it denied.
     pub denied: u64,
@@ -58,7 +64,7 @@ pub struct PolicyStats {
     pub shadow_denied_units: u64,
 }
 
-/// One of the most frequent keys.
+/// One of the most frequent keys, with its estimated number of recent requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopKey {
@@ -71,9 +77,9 @@ pub struct TopKey {
     /// Estimated number of requests or denials in the last 30 to 60 seconds. While every key is counted, it
     /// is never too low, and too high by at most 1/128 of the total of all keys.
     pub count: u64,
-    /// Allowed requests since the key entered the list.
+    /// Allowed requests in the last 30 to 60 seconds, since the key entered the list.
     pub allowed: u64,
-    /// Denied requests since the key entered the list, including those in shadow mode.
+    /// Denied requests in the last 30 to 60 seconds, since the key entered the list, including those in shadow mode.
     pub denied: u64,
 }
 

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_forgotten() {
+    fn old_windows_are_dropped() {
         let mut sketch = Sketch::default();
         let key = KeyRef::new(b"k");
         add(&mut sketch, b"k", 8);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_count_neither_takes_a_place_nor_moves_one() {
+    fn notes_do_not_add_or_reorder_keys() {
         let mut sketch = Sketch::default();
         let (policy, key) = (PolicyName::DEFAULT, KeyRef::new(b"k"));
         let passed = Seen { event: Event::Allowed, weight: 3, counts: false };

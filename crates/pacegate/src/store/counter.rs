@@ -1,6 +1,6 @@
 use crate::Limit;
 
-/// Which of the counters of a policy and key a charge counts on.
+/// The counter that a charge uses, among those of one policy and key.
 ///
 /// A token bucket drains at the rate of the limit that is charged. If a client could choose between two rates on one
 /// counter, requests at the high rate would drain the debt of requests at the low one. So limits share a counter only
@@ -18,7 +18,7 @@ pub enum Counter {
 }
 
 impl Counter {
-    /// Returns the part of the counter's name that policy, algorithm, period and key leave open: the same in every
+    /// Returns the last part of the counter's name, after policy, algorithm, period and key. It is the same in every
     /// process, and different for different counters. All zeros for [`Counter::Policy`].
     #[inline]
     pub fn to_words(self, limit: &Limit) -> [u64; 3] {

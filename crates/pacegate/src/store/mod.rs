@@ -23,7 +23,7 @@ pub use reply::{Outcomes, PendingReply, Reply};
 
 /// Holds counters, and charges them.
 ///
-/// Implement this to share limits through a database of your own. `pacegate-testkit` has a conformance suite that
+/// Implement this to share limits through another database. `pacegate-testkit` has a conformance suite that
 /// compares a store with the reference model. A store must be:
 ///
 /// - **Atomic.** The charges of one call are decided and written in one step.
@@ -97,11 +97,15 @@ pub enum Update {
     /// A store that can be unreachable retries a failed release until it succeeds or the permit has expired; it reports
     /// the error nevertheless. Limiters also release permits whose charge was not answered.
     Release,
-    /// Restarts the period of the permit `charge.permit`.
+    /// Restarts the period of the permit `charge.permit`. If it has expired, nothing changes, and the answer is
+    /// `false`.
     Renew,
 }
 
 /// A limit to apply to a key, as a store gets it.
+///
+/// Limiters create charges from policies. Create them with [`Charge::new`] for inline limits, and pass them to the
+/// calls of [`Charges`](crate::Charges).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Charge<'a> {
@@ -126,7 +130,7 @@ pub struct Charge<'a> {
     pub permit: u128,
     /// Units that the store may take in advance and then admit without a call; 0 for none. A store may take fewer.
     pub lease: u64,
-    /// The failure mode for this charge. `None`: that of the policy.
+    /// The failure mode for this charge. `None`: that of the policy. Used by limiters, not by stores.
     pub failure: Option<FailureMode>,
 }
 
@@ -164,32 +168,35 @@ impl<'a> Charge<'a> {
         }
     }
 
-    /// Sets the counter.
+    /// Sets the counter. Default: [`Counter::Limit`], a separate counter for each amount and burst.
     #[must_use]
     pub fn counter(self, counter: Counter) -> Self {
         Self { counter, ..self }
     }
 
-    /// Sets the cost.
+    /// Sets the cost in units. Default: 1. A cost of 0 is a peek.
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
         Self { cost, ..self }
     }
 
     /// Sets the id of the permit. Ignored unless the limit is a concurrency limit.
+    ///
+    /// Pass the same charge with this id to release or renew the permit. Use a random id, such as one of
+    /// [`Charges::new_permit_id`](crate::Charges::new_permit_id): a client that can guess it can release the permit.
     #[must_use]
     pub fn holding(self, permit: u128) -> Self {
         let holds = self.limit.algorithm() == Algorithm::Concurrency;
         Self { permit: if holds { permit } else { 0 }, ..self }
     }
 
-    /// Sets the failure mode.
+    /// Sets the failure mode. Default: that of the policy.
     #[must_use]
     pub fn failing(self, failure: FailureMode) -> Self {
         Self { failure: Some(failure), ..self }
     }
 
-    /// Enforces the charge, or puts it in shadow mode.
+    /// Enforces the charge (`true`, the default), or puts it in shadow mode (`false`): it counts, but never denies.
     #[must_use]
     pub fn enforced(self, enforced: bool) -> Self {
         Self { enforced, ..self }
@@ -215,7 +222,7 @@ pub struct ChargeBuf {
 }
 
 impl ChargeBuf {
-    /// Returns the charge.
+    /// Returns the charge, which borrows the key and the tag.
     pub fn as_charge(&self) -> Charge<'_> {
         Charge { key: self.key.as_ref(), tag: self.tag.as_ref(), ..self.charge }
     }
@@ -249,7 +256,7 @@ impl From<&Charge<'_>> for ChargeBuf {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// There was no answer before the deadline. The charge may have been taken.
+    /// The store did not answer before the deadline. The charge may have been taken.
     #[error("the store did not answer in time")]
     TimedOut,
     /// The store cannot be reached, or rejected the charge. Nothing was taken.
@@ -258,7 +265,8 @@ pub enum StoreError {
     /// The connection was lost before the answer arrived. The charge may have been taken.
     #[error("the store did not answer: {0}")]
     Interrupted(String),
-    /// The store never supports this call: a mistake of the caller.
+    /// The store never supports this call: a mistake of the caller. Returned as an error by the limiter; failure modes
+    /// do not apply.
     #[error("the store cannot do this: {0}")]
     Unsupported(String),
     /// An unexpected failure, such as a foreign value under one of our keys. The charge may have been taken.

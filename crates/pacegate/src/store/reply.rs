@@ -37,7 +37,7 @@ pub type PendingReply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>
 pub struct Outcomes(SmallVec<[Outcome; 4]>);
 
 impl<'a, T> Reply<'a, T> {
-    /// Creates a reply that waits for a future.
+    /// Creates a reply that waits for a future, which is boxed. Use [`Reply::Ready`] if the answer is known.
     pub fn pending(future: impl Future<Output = Result<T, StoreError>> + Send + 'a) -> Self {
         Self::Pending(Box::pin(future))
     }
@@ -68,12 +68,12 @@ impl<T: fmt::Debug> fmt::Debug for Reply<'_, T> {
 }
 
 impl Outcomes {
-    /// Creates a list with room for this many outcomes.
+    /// Creates an empty list with room for this many outcomes.
     pub fn with_capacity(capacity: usize) -> Self {
         Self(SmallVec::with_capacity(capacity))
     }
 
-    /// Adds an outcome.
+    /// Appends an outcome. Outcomes are in the order of the charges.
     pub fn push(&mut self, outcome: Outcome) {
         self.0.push(outcome);
     }

@@ -107,7 +107,7 @@ fn a_policy_may_cap_the_cost_of_a_request() {
 #[test]
 fn contradictory_policies_are_rejected() {
     let twice = PolicySet::new([policy("a", "1/s"), policy("a", "2/s")]).unwrap_err();
-    assert_eq!(twice.to_string(), "two policies are named `a`: give each a name of its own");
+    assert_eq!(twice.to_string(), "two policies are named `a`: names must be unique");
     let none = PolicySet::new([Policy::new("a", <[pacegate::Limit; 0]>::default())]).unwrap_err();
     assert_eq!(none, PolicyError::NoLimit("a".parse().unwrap()));
     let nothing = PolicySet::new([policy("a", "1/s").max_cost(0)]).unwrap_err();

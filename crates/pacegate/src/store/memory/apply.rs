@@ -11,22 +11,22 @@ use super::{
 };
 use crate::algorithm::{self, Origin, Outcome, State, log::Log};
 
-/// What takes a charge back.
+/// The information needed to undo a charge.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Undo {
     /// Nothing was taken.
     Nothing,
-    /// The key's own state was this, or none.
+    /// The previous state of the key, if it had one.
     Own(Option<State>),
-    /// Units were taken from the key's own log, which was made for them or not.
+    /// Units were taken from the log of the key. `new_key`: the log was created for them.
     OwnLog { new_key: bool },
-    /// The shared state was this, or none.
+    /// The previous state of the overflow budget, if it had one.
     Shared(Option<State>),
-    /// Units were taken from the shared log.
+    /// Units were taken from the log of the overflow budget.
     SharedLog,
 }
 
-/// The shared budgets, locked when first needed.
+/// The overflow budgets, locked at first use.
 type MaybeSpare<'a> = Option<Guard<'a, Overflows>>;
 
 impl Shards {
@@ -44,7 +44,7 @@ impl Shards {
         }
     }
 
-    /// Takes back what [`Shards::apply`] did to the same slot, if nothing came after it.
+    /// Undoes [`Shards::apply`] for the same slot. Later charges must have been undone before.
     pub(super) fn undo<'a>(
         &'a self,
         shard: &mut Shard<'a>,
@@ -87,7 +87,7 @@ impl Shards {
         }
         let mut state = self.inherited_state(overflow, slot, now);
         let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
-        // An algorithm of one's own may admit and have nothing to remember.
+        // A custom algorithm may admit without a state to store.
         if !slot.takes(&outcome) || state.is_empty() {
             self.keys.give_back(slot.share(), 1);
             return (outcome, Undo::Nothing);
@@ -104,7 +104,7 @@ impl Shards {
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
-        // What is past makes room first, so that a key never stands in its own way.
+        // Remove expired entries first, so that they do not take the room that this charge needs.
         self.entries.give_back(slot.share(), logs.settle(slot.id, slot.limit, now));
         let Some(outcome) = logs.evaluate(slot.id, slot.limit, now, slot.cost) else {
             return self.apply_new_log(logs, overflow, slot, now);
@@ -140,7 +140,7 @@ impl Shards {
             self.keys.give_back(slot.share(), 1);
             return self.apply_shared(overflow, slot, now);
         }
-        // Written once: it shares a cache line with what every check reads.
+        // Written only once, because it shares a cache line with data that every check reads.
         if !self.has_logs.load(Ordering::Relaxed) {
             self.has_logs.store(true, Ordering::Relaxed);
         }
@@ -150,7 +150,7 @@ impl Shards {
         (outcome, Undo::OwnLog { new_key: true })
     }
 
-    /// Takes room for a key; where there is none, a few expired cells of this shard may make some.
+    /// Takes room for a key. If the share has none, removes some expired cells of this shard and tries again.
     fn room_for_cell(&self, table: &mut Table, slot: &Slot<'_>, now: u64) -> bool {
         if self.keys.take(slot.share(), 1) {
             return true;
@@ -159,7 +159,7 @@ impl Shards {
         self.keys.take(slot.share(), 1)
     }
 
-    /// As [`Shards::room_for_cell`].
+    /// Does the same as [`Shards::room_for_cell`], for a log.
     fn room_for_log(&self, logs: &mut Logs, slot: &Slot<'_>, now: u64) -> bool {
         if self.keys.take(slot.share(), 1) {
             return true;
@@ -168,8 +168,8 @@ impl Shards {
         self.keys.take(slot.share(), 1)
     }
 
-    /// What a new key starts with: nothing, or while the shared budget of its scope is in use, what is used of that. So
-    /// nobody draws on both, and the shared budget comes to rest as soon as there is room again.
+    /// Returns the initial state of a new key: a copy of the overflow budget of its scope if that is in use, otherwise
+    /// empty. So a key cannot spend both budgets, and the overflow budget expires once there is room again.
     fn inherited_state<'a>(
         &'a self,
         overflow: &mut MaybeSpare<'a>,
@@ -185,7 +185,7 @@ impl Shards {
         }
     }
 
-    /// As [`Shards::inherited_state`].
+    /// Does the same as [`Shards::inherited_state`], for a log.
     fn inherited_log<'a>(
         &'a self,
         overflow: &mut MaybeSpare<'a>,
@@ -200,7 +200,7 @@ impl Shards {
         logs.get(id)
     }
 
-    /// The shared budgets, if there are any in the share of this slot.
+    /// Returns the overflow budgets, if the share of this slot may have any.
     fn spare_in_use<'a, 's>(
         &'a self,
         overflow: &'s mut MaybeSpare<'a>,
@@ -210,7 +210,7 @@ impl Shards {
         any.then(|| &mut **overflow.get_or_insert_with(|| self.overflow.lock()))
     }
 
-    /// Charges the budget that the keys of a scope without room share.
+    /// Charges the overflow budget, which all keys of a scope without room share.
     #[cold]
     fn apply_shared<'a>(
         &'a self,
@@ -219,7 +219,7 @@ impl Shards {
         now: u64,
     ) -> (Outcome, Undo) {
         let overflow = overflow.get_or_insert_with(|| self.overflow.lock());
-        // Keys of all shards come here, each with the instant of its own.
+        // Keys of all shards are charged here, each with the instant of its shard.
         let now = overflow.shard_clock.settle(&self.time, now);
         let Some((outcome, undo)) = overflow.of(slot.share()).charge_if_room(slot, now) else {
             return (self.refuse(slot), Undo::Nothing);
@@ -229,20 +229,20 @@ impl Shards {
         (Outcome { origin: Origin::Overflow, ..outcome }, undo)
     }
 
-    /// The answer where there is no room left to count even on a shared budget.
+    /// Denies for one period, because there is not even room for an overflow budget.
     fn refuse(&self, slot: &Slot<'_>) -> Outcome {
         self.count_overflow(slot);
         let period = slot.limit.period_micros();
         Outcome { origin: Origin::Overflow, ..Outcome::refused(0, period, period) }
     }
 
-    /// Peeks are not charges.
+    /// Counts a charge without room. Peeks are not counted.
     fn count_overflow(&self, slot: &Slot<'_>) {
         self.overflowed.fetch_add(u64::from(slot.cost > 0), Ordering::Relaxed);
     }
 }
 
-/// Charges a cell that is there. Also returns what it was before, if anything was taken.
+/// Charges an existing cell. Also returns its previous state if units were taken. `None` if the key has no cell.
 pub(super) fn charge_known(
     table: &mut Table,
     id: Identity,
@@ -256,7 +256,8 @@ pub(super) fn charge_known(
     Some((outcome, slot.takes(&outcome).then_some(old)))
 }
 
-/// Returns how many keys are gone. Where a later slot has made the table larger, one that is over may be gone already.
+/// Restores the previous state of a key, and returns the number of removed keys: 0 or 1. If a later slot caused a
+/// rebuild, an expired key may already be gone.
 fn put_back(table: &mut Table, id: Identity, old: Option<State>) -> usize {
     let Some(place) = table.find(id) else { return 0 };
     match old {

@@ -30,12 +30,12 @@ pub(crate) struct Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// The share whose room it takes.
+    /// Returns the share whose room the key takes.
     pub(super) fn share(&self) -> Share {
         self.id.share()
     }
 
-    /// Whether an outcome means that units are taken.
+    /// Returns `true` if this outcome takes units: it is an admission, not of a peek.
     pub(super) fn takes(&self, outcome: &Outcome) -> bool {
         outcome.is_admitted() && self.cost > 0
     }
@@ -44,20 +44,20 @@ impl Slot<'_> {
 /// The locks of all shards that a call touches, in their global order.
 struct Locked<'a> {
     guards: SmallVec<[Shard<'a>; 16]>,
-    /// For each slot, which guard is its own.
+    /// For each slot, the index of its guard.
     places: SmallVec<[u32; 16]>,
-    /// Taken when first needed. It comes last in the order, so that is safe.
+    /// Locked at first use. It is last in the lock order, so this cannot deadlock.
     overflow: Option<Guard<'a, Overflows>>,
 }
 
 /// The locks of the first keys of a batch.
 struct LockedTables<'a> {
     tables: ArrayVec<(usize, Guard<'a, Table>), BATCH>,
-    /// For each key, which of the tables is its own.
+    /// For each key, the index of its table.
     places: ArrayVec<u8, BATCH>,
 }
 
-/// Keys whose locks are held together: enough for their loads to overlap, few enough to hold them for a moment only.
+/// The maximum number of keys locked together: enough for their memory loads to overlap, few enough to unlock soon.
 pub(crate) const BATCH: usize = 16;
 
 pub(super) enum Shard<'a> {
@@ -66,11 +66,13 @@ pub(super) enum Shard<'a> {
 }
 
 impl MemoryStore {
-    /// Decides one charge to a fixed-size state, and says when. The path that nearly all requests take.
+    /// Decides one charge to a fixed-size state. Returns the outcome and the instant of the decision. Nearly all
+    /// requests take this path.
     #[inline]
     pub(crate) fn charge_cell(&self, slot: &Slot<'_>) -> (Outcome, u64) {
         let inner = &*self.inner;
-        // Read before the lock is taken: behind it the processor would have to wait for both in turn.
+        // Read before the lock is taken, so that the CPU can overlap both. After it, they would run one after the
+        // other.
         let read = inner.time.now();
         let mut table = inner.cells_of(slot.id).lock();
         let now = table.shard_clock.settle(&inner.time, read);
@@ -83,12 +85,13 @@ impl MemoryStore {
         (outcome, now)
     }
 
-    /// Decides charges to fixed-size states, one after the other and each by itself, and says when. `slot` gives the
-    /// charge to a key; `each` is called with the place of a key and its outcome.
+    /// Decides charges to fixed-size states independently, in their order. `slot` returns the charge to a key. `each`
+    /// is called with the index of a key, its outcome and the instant of the decision.
     ///
-    /// Takes as many locks as are to be had without waiting, touches the memory of all their keys, and only then
-    /// decides: the loads of a batch overlap instead of queueing. No other shard is waited for while one is held, so no
-    /// order is needed. `slot` and `each` are called under the locks.
+    /// Takes as many locks as possible without waiting, reads the memory of all their keys, and then decides, so that
+    /// the memory loads of a batch overlap. It never waits for a lock while it holds another, so it needs no lock
+    /// order.
+    /// `slot` and `each` are called while the locks are held.
     #[inline]
     pub(crate) fn charge_each<'a>(
         &self,
@@ -114,7 +117,7 @@ impl MemoryStore {
         }
     }
 
-    /// Decides the slots of one request, all or nothing, and says when.
+    /// Decides the slots of one request, all or nothing. Returns the outcomes and the instant of the decision.
     pub(crate) fn charge_all(&self, slots: &[Slot<'_>]) -> (Outcomes, u64) {
         if let [slot] = slots
             && !slot.limit.algorithm().keeps_log()
@@ -142,7 +145,7 @@ impl Shards {
         }
     }
 
-    /// The first charge to a key.
+    /// Decides a charge to a key that has no cell.
     #[cold]
     fn charge_new(&self, table: &mut Table, slot: &Slot<'_>, now: u64) -> Outcome {
         self.apply_cell(table, &mut None, slot, now).0
@@ -194,9 +197,9 @@ impl Shards {
 
     /// Decides the slots of one request whose shards are locked, all or nothing.
     ///
-    /// Each slot is charged in turn, so that the next one sees it: the same key may come twice, and keys without room
-    /// share a budget. If one does not fit, those before it are undone; nobody else sees that, for their locks are
-    /// held.
+    /// The slots are charged one after the other, because the same key may occur twice and keys without room share a
+    /// budget. If an enforced slot does not fit, all of them are undone. Other threads do not see the intermediate
+    /// state, because the shards are locked.
     fn charge_locked<'a>(
         &'a self,
         locked: &mut Locked<'a>,
@@ -231,11 +234,11 @@ impl Shards {
 }
 
 impl<'a> LockedTables<'a> {
-    /// Takes the lock of the first key, and those of the following, up to one that somebody else holds.
+    /// Locks the shard of the first key, then those of the next keys until one is locked by another thread.
     #[inline]
     fn lock(&mut self, inner: &'a Shards, ids: &[Identity]) {
         self.places.clear();
-        // A bit for each shard held, by its last nine bits: tells at once of nearly every one that is not.
+        // A filter of the shards held, with one bit for each value of their last nine bits. A clear bit means not held.
         let mut maybe_held = [0_u64; 8];
         for id in ids.iter().take(BATCH) {
             let shard = id.shard(inner.cells.len());
@@ -263,11 +266,11 @@ impl<'a> LockedTables<'a> {
     #[inline]
     fn touch(&self, ids: &[Identity]) {
         let touch = |(id, place): (&Identity, &u8)| self.tables[*place as usize].1.touch(*id);
-        // What is read does not matter, that it is read does.
+        // The result is not used: reading loads the cache lines.
         std::hint::black_box(ids.iter().zip(&self.places).fold(0, |seen, key| seen ^ touch(key)));
     }
 
-    /// As [`Locked::settle`].
+    /// See [`Locked::settle`].
     #[inline]
     fn settle(&mut self, inner: &Shards) -> (u64, u32) {
         let mut now = inner.time.now();
@@ -284,12 +287,13 @@ impl<'a> LockedTables<'a> {
 }
 
 impl<'a> Locked<'a> {
-    /// The shard of a slot, and the shared budgets.
+    /// Returns the shard of a slot, and the overflow budgets.
     fn parts(&mut self, place: usize) -> (&mut Shard<'a>, &mut Option<Guard<'a, Overflows>>) {
         (&mut self.guards[self.places[place] as usize], &mut self.overflow)
     }
 
-    /// The instant of the decision, not before any that these shards have seen; and how many turns of tending are due.
+    /// Returns the instant of the decision, which is not before any that these shards have seen, and the number of
+    /// sweeps that are due.
     fn settle(&mut self, inner: &Shards) -> (u64, u32) {
         let mut now = inner.time.now();
         for shard in &mut self.guards {

@@ -1,10 +1,10 @@
-//! Keys are not kept: a cell holds a keyed 101-bit hash of policy, counter, algorithm, period and key, and a tag of 27
-//! bits for the policy.
+//! Identities of keys. Keys are not stored: a cell contains a keyed 101-bit hash of policy, counter, algorithm, period
+//! and key, and a 27-bit tag for the policy.
 //!
-//! The hash is two independent 64-bit values of foldhash, under secrets that each store draws at random and never
-//! shows. It is no cryptographic hash, and need not be: nobody outside ever sees one, so an outsider can neither aim
-//! for the cell of somebody else nor pile keys onto one shard. The [`Owner`] takes the place of the low bits. By
-//! chance, two of four billion keys of one policy meet once in 2^38.
+//! The hash consists of two independent 64-bit foldhash values, with random secrets that never leave the store. It is
+//! not cryptographic. It need not be, because hashes never leave the store either: a client cannot choose a key that
+//! collides with another key or overloads one shard. The [`Owner`] replaces the low bits. With four billion keys in
+//! one policy, the probability that any two collide is 2^-38.
 
 #[cfg(not(pacegate_loom))]
 use std::hash::RandomState;
@@ -19,18 +19,18 @@ use foldhash::{SharedSeed, quality::FoldHasher};
 use super::share::Owner;
 use crate::{Algorithm, Counter, KeyRef, Limit, policy::PolicyName};
 
-/// Stands for a key in the store. Never zero, which an empty cell has.
+/// The identity of a key in the store. Never zero, which marks an empty cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Identity {
     high: u64,
     low: u64,
 }
 
-/// What the keys of one counter of a policy are hashed with. A change of algorithm or period is a new scope, so it
-/// starts afresh. Whether a change of amount or burst is one depends on the [`Counter`].
+/// The hash seeds and the tag for the keys of one counter of a policy. Another algorithm or period has another scope,
+/// so its counters start unused. For another amount or burst, that depends on the [`Counter`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scope {
-    /// Seeds for keys of one part, and for tuples: no single part can pass for a tuple.
+    /// Seeds for keys of one part. Tuples have other seeds, so that a single part never collides with a tuple.
     one: Seeds,
     tuple: Seeds,
     tag: Owner,
@@ -38,17 +38,17 @@ pub(crate) struct Scope {
 
 type Seeds = (u64, u64);
 
-/// What the hashes of one store are made with.
+/// The random secrets of one store.
 #[derive(Clone)]
 pub(crate) struct Secret {
-    /// No two secrets of the process have the same.
+    /// A number that is unique in the process.
     number: u64,
     scopes: ScopeHasher,
     high: SharedSeed,
     low: SharedSeed,
 }
 
-/// What a scope is made of.
+/// The input from which a scope is computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Subject {
     secret: u64,
@@ -59,7 +59,7 @@ struct Subject {
 }
 
 thread_local! {
-    /// The scope that this thread asked for last. Limits that come with requests are mostly the same again and again.
+    /// The last scope that this thread computed. Inline limits are often the same as in the last request.
     static LAST: Cell<Option<(Subject, Scope)>> = const { Cell::new(None) };
 }
 
@@ -69,7 +69,7 @@ type ScopeHasher = RandomState;
 type ScopeHasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
 impl Secret {
-    /// The model checker needs every run to be the same.
+    /// Returns fixed secrets, because the model checker needs deterministic runs.
     #[cfg(pacegate_loom)]
     pub(super) fn random() -> Self {
         let [high, low] = [1, 2].map(SharedSeed::from_u64);
@@ -78,13 +78,13 @@ impl Secret {
 
     #[cfg(not(pacegate_loom))]
     pub(super) fn random() -> Self {
-        // The standard library's keys come from the operating system; SipHash under them gives the seeds.
+        // The standard library gets random keys from the operating system. SipHash with these keys returns the seeds.
         let seed = || SharedSeed::from_u64(RandomState::new().hash_one(0));
         let number = next_number();
         Self { number, scopes: RandomState::new(), high: seed(), low: seed() }
     }
 
-    /// `tag` finds the tag of the policy, which never changes.
+    /// Returns the scope of a counter. `tag` looks up the tag of the policy, which never changes.
     pub(super) fn scope(
         &self,
         policy: PolicyName,
@@ -117,7 +117,7 @@ impl Secret {
         Scope { one: (high, low), tuple: (scramble(high), scramble(low)), tag }
     }
 
-    /// Stands for `key` under `scope`.
+    /// Returns the identity of `key` in `scope`.
     #[inline]
     pub(crate) fn identity(&self, scope: &Scope, key: KeyRef<'_>) -> Identity {
         let (high, low) = if key.is_tuple() { scope.tuple } else { scope.one };
@@ -135,8 +135,10 @@ fn next_number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A value that nobody can tell from another without knowing it. A difference that is always the same would not do: the
-/// hash takes the exclusive or of its seed and the key, so a key could make up for it and pass for a tuple.
+/// Derives the seed for tuples from the seed for single parts, with an unpredictable difference.
+///
+/// A constant difference would be unsafe: the hash computes the exclusive or of its seed and the key, so a client could
+/// build a single part that cancels the difference and collides with a tuple.
 fn scramble(mut seed: u64) -> u64 {
     for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
         seed = (seed ^ seed >> shift).wrapping_mul(factor);
@@ -151,7 +153,7 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Scope {
-    /// Stands for all keys of this scope for which there is no room.
+    /// Returns the identity of the overflow budget, which all keys of this scope without room share.
     pub(super) fn overflow(&self) -> Identity {
         Identity::new(self.one.0, self.one.1, self.tag)
     }
@@ -165,19 +167,19 @@ impl Identity {
         Self { high, low: low & !Owner::MASK | tag.bits() }
     }
 
-    /// One of `shards`, a power of two. Independent of [`Identity::spread`].
+    /// Returns the index of one of `shards`, a power of two. Independent of [`Identity::spread`].
     #[inline]
     pub(super) fn shard(self, shards: usize) -> usize {
         self.part(shards)
     }
 
-    /// One of `parts`, a power of two.
+    /// Returns the index of one of `parts`, a power of two.
     #[inline]
     pub(crate) fn part(self, parts: usize) -> usize {
         self.high as usize & (parts - 1)
     }
 
-    /// A place from 0 to `places`, any number of them.
+    /// Returns an index below `places`, which need not be a power of two.
     #[inline]
     pub(super) fn spread(self, places: usize) -> usize {
         ((u128::from(self.low) * places as u128) >> 64) as usize
@@ -200,7 +202,7 @@ impl Identity {
     }
 }
 
-/// Identities are hashes already.
+/// A hasher that does not hash again, because identities are hashes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AsItIs(u64);
 
@@ -209,7 +211,7 @@ impl Hasher for AsItIs {
         unreachable!("an identity is two words");
     }
 
-    // The low bits of the second word are a tag, and those of the first one pick the shard: neither may decide alone.
+    // The low bits of the second word are a tag, and the low bits of the first select the shard, so use both words.
     fn write_u64(&mut self, word: u64) {
         self.0 = self.0.rotate_left(32) ^ word;
     }
@@ -223,7 +225,7 @@ impl Hasher for AsItIs {
 mod tests {
     use super::*;
 
-    /// The first eight bytes of a key are taken together with the seed by exclusive or.
+    /// The hash computes the exclusive or of its seed and the first eight bytes of the key.
     #[test]
     fn no_key_passes_for_a_tuple_by_a_difference_that_is_known() {
         let difference = |scope: &Scope| (scope.one.0 ^ scope.tuple.0, scope.one.1 ^ scope.tuple.1);

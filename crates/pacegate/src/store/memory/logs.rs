@@ -1,4 +1,4 @@
-//! One shard of the states that are lists.
+//! One shard of logs: the states of algorithms that store a list of instants.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,9 +17,9 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Logs {
     kept: HashMap<Identity, Kept, BuildHasherDefault<AsItIs>>,
-    /// Every key of `kept` once, in the order in which the sweep looks at them.
+    /// Every key of `kept` once, in the order in which sweeps visit them.
     round: VecDeque<Identity>,
-    /// Of all logs together.
+    /// The total number of entries.
     entries: usize,
     pub(super) shard_clock: ShardClock,
 }
@@ -31,13 +31,13 @@ struct Kept {
 }
 
 impl Logs {
-    /// Brings a key's log to `now`: drops what is past, and takes back what is ahead of a clock that has stepped back.
-    /// Returns how many entries went.
+    /// Removes expired entries of a key. If the clock has stepped back, moves later entries back to `now`. Returns the
+    /// number of removed entries.
     pub(super) fn settle(&mut self, id: Identity, limit: &Limit, now: u64) -> usize {
         self.change(id, |log| log.settle(limit, now))
     }
 
-    /// The answer for a key whose log is [settled](Self::settle), if it has one.
+    /// Evaluates a cost for a key whose log is [settled](Self::settle). `None` if the key has no log.
     pub(super) fn evaluate(
         &self,
         id: Identity,
@@ -48,14 +48,14 @@ impl Logs {
         self.kept.get(&id).map(|kept| kept.log.evaluate(limit, now, cost))
     }
 
-    /// Keeps a log for a key that has none.
+    /// Stores a log for a key that has none.
     pub(super) fn keep(&mut self, id: Identity, limit: &Limit, log: Log) {
         self.round.push_back(id);
         self.entries += log.len();
         self.kept.insert(id, Kept { log, period_micros: limit.period_micros() });
     }
 
-    /// A copy of a key's log.
+    /// Returns a copy of the log of a key; empty if it has none.
     pub(super) fn get(&self, id: Identity) -> Log {
         self.kept.get(&id).map_or_else(Log::default, |kept| kept.log.clone())
     }
@@ -64,8 +64,8 @@ impl Logs {
         self.kept.contains_key(&id)
     }
 
-    /// Takes units as permit `permit` from a settled log, which is made if there is none. Returns how many entries were
-    /// merged into one: 1 or 0.
+    /// Takes units as permit `permit` from a settled log, which is created if the key has none. Returns 1 if the units
+    /// were merged into an existing entry, otherwise 0.
     pub(super) fn take(
         &mut self,
         id: Identity,
@@ -84,8 +84,7 @@ impl Logs {
         1 - more
     }
 
-    /// Takes back units that were just taken, and the key with them if it was made for them. Returns how many entries
-    /// went.
+    /// Undoes the last charge, and removes the key if it was created for it. Returns the number of removed entries.
     pub(super) fn take_back(&mut self, id: Identity, cost: u64, new_key: bool) -> usize {
         if new_key {
             return self.remove(id).unwrap_or(0);
@@ -93,7 +92,7 @@ impl Logs {
         self.change(id, |log| log.take_back(cost))
     }
 
-    /// Returns how many entries are gone.
+    /// Refunds up to `cost` units. Returns the number of removed entries.
     pub(super) fn refund(&mut self, id: Identity, limit: &Limit, now: u64, cost: u64) -> usize {
         self.change(id, |log| {
             log.settle(limit, now);
@@ -101,11 +100,11 @@ impl Logs {
         })
     }
 
-    /// Forgets a key. Returns how many entries it had.
+    /// Removes a key, and returns the number of its entries.
     pub(super) fn remove(&mut self, id: Identity) -> Option<usize> {
         let kept = self.kept.remove(&id)?;
         self.entries -= kept.log.len();
-        // One that was made a moment ago, and is undone, is the last.
+        // A key that is undone right after it was created is the last one.
         match self.round.back() {
             Some(last) if *last == id => drop(self.round.pop_back()),
             _ => self.round.retain(|other| *other != id),
@@ -113,12 +112,12 @@ impl Logs {
         Some(kept.log.len())
     }
 
-    /// Returns how many entries are gone.
+    /// Releases a permit. Returns the number of removed entries.
     pub(super) fn release(&mut self, id: Identity, permit: u128) -> usize {
         self.change(id, |log| log.release(permit))
     }
 
-    /// Whether the permit was there, and how many entries are gone.
+    /// Renews a permit. Returns `true` if it had not expired, and the number of removed entries.
     pub(super) fn renew(
         &mut self,
         id: Identity,
@@ -134,7 +133,7 @@ impl Logs {
         (is_held, gone)
     }
 
-    /// Changes the log of a key, which makes it no longer. Returns how many entries are gone.
+    /// Applies a change that does not add entries to the log of a key. Returns the number of removed entries.
     fn change(&mut self, id: Identity, change: impl FnOnce(&mut Log)) -> usize {
         let Some(kept) = self.kept.get_mut(&id) else { return 0 };
         let before = kept.log.len();
@@ -144,7 +143,8 @@ impl Logs {
         gone
     }
 
-    /// Looks at the next `keys` keys and drops the expired. Calls `removed` for each with the number of its entries.
+    /// Visits the next `keys` keys and removes the expired ones. Calls `removed` for each with the number of its
+    /// entries.
     pub(super) fn sweep(
         &mut self,
         keys: usize,
@@ -198,7 +198,7 @@ impl Logs {
         self.entries
     }
 
-    /// Roughly what is allocated.
+    /// Returns the approximate number of allocated bytes.
     pub(super) fn bytes(&self) -> usize {
         let logs: usize = self.kept.values().map(|kept| kept.log.bytes()).sum();
         logs + self.kept.capacity() * (size_of::<(Identity, Kept)>() + 1)

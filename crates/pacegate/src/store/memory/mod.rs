@@ -1,14 +1,13 @@
 //! The store in this process's memory: sharded, bounded, and exact.
 //!
-//! A key is a [cell](table) of 32 bytes in one of many small tables, each under its own [lock]. Keys of the
-//! algorithms that remember instants live in [logs] instead. A request that touches several keys takes the locks of
-//! all their shards in one global order, decides, writes, and lets go: that is all there is to all-or-nothing, and it
-//! cannot deadlock.
+//! A key is a [cell](table) of 32 bytes in one of many small tables, each protected by a [lock]. Keys of algorithms
+//! that store instants are in [logs] instead. A request with several keys locks all their shards in one global order,
+//! decides, writes, and unlocks them. So charges are all or nothing, and threads cannot deadlock.
 //!
-//! There is no background thread. Every so many decisions, the caller [sweeps](Shards::sweep) another shard: looks at a
-//! few cells and drops the expired. When there is no room for a new key, nobody else's state makes way: the new keys
-//! of a policy share one budget until there is room again. Domains have their own [shares](share) of the [room], so
-//! that the keys of one cannot take all of it.
+//! The store has no background thread. After every 64 decisions in a shard, the caller [sweeps](Shards::sweep) the next
+//! shard: it visits a few cells and removes the expired ones. If the store is full, live keys stay: the new keys of a
+//! policy share one overflow budget until there is room again. Each domain has a [share] of the [room], so that
+//! the keys of one domain cannot take all of it.
 
 mod apply;
 mod charge;
@@ -53,100 +52,121 @@ use crate::{
 pub(crate) use charge::{BATCH, Slot};
 pub use tenants::ShareUsage;
 
-/// State in the memory of this process.
+/// A store in the memory of this process.
 ///
-/// Clones share the state. At most `max_keys` keys are held, in 36 to 40 bytes each where they are many and up to
-/// twice that where they are few; logs take 32 bytes more for each instant, at most eight instants per key on
-/// average. Expired keys give their memory back while others are used.
+/// Clones share the state. The store holds at most `max_keys` keys. A key takes 36 to 40 bytes in a large store, and up
+/// to twice that in a small one. A log takes 32 more bytes for each instant, with at most eight instants per key on
+/// average over the whole store. The memory of expired keys is freed in small steps by later decisions.
+///
+/// If the store is full, new keys of a policy share one overflow budget, and their decisions have the source
+/// [`Source::Overflow`](crate::Source::Overflow). No live key is evicted, so a flood of new keys cannot reset the
+/// counter of another client.
+///
+/// A [`Limiter`](crate::Limiter) contains one. Create one directly to test code that takes any [`Store`]:
+///
+/// ```
+/// use pacegate::{ManualClock, MemoryStore, SharedLimiter};
+///
+/// let store = MemoryStore::new(10_000, ManualClock::new());
+/// let limiter = SharedLimiter::builder(store.clone()).limit("100/minute").build()?;
+/// assert_eq!(store.usage().keys, 0);
+/// # drop(limiter);
+/// # Ok::<(), pacegate::BuildError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     inner: Arc<Shards>,
 }
 
-/// What a [`MemoryStore`] holds.
+/// The number of keys in a [`MemoryStore`], and the memory they take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryUsage {
-    /// Keys held, expired ones not yet dropped among them.
+    /// The number of keys, including expired keys that are not removed yet.
     pub keys: usize,
-    /// The most keys it will hold.
+    /// The maximum number of keys.
     pub max_keys: usize,
-    /// Bytes allocated for keys and logs, and for the budgets that keys without room share.
+    /// The bytes allocated for keys, logs and overflow budgets.
     pub bytes: usize,
-    /// Charges that found no room for their key and were decided on their policy's shared budget.
+    /// The number of charges since the store was created for which there was no room, so that the overflow budget of
+    /// their policy decided. If it grows, raise `max_keys`.
     pub overflowed: u64,
 }
 
+/// The state that all clones of a store share.
 #[derive(Debug)]
 struct Shards {
     secret: Secret,
     time: Time,
-    /// Fixed-size states. The count is a power of two.
+    /// Shards of fixed-size states. Their number is a power of two.
     cells: Box<[Padded<Lock<Table>>]>,
-    /// States that are lists. In the order of locks these come after the cells.
+    /// Shards of logs. They are locked after the cells.
     logs: Box<[Padded<Lock<Logs>>]>,
-    /// Whether there ever was one of those. It need not be looked for where only fixed-size states are in use.
+    /// `true` once a log was created. Until then, a sweep skips the logs.
     has_logs: AtomicBool,
-    /// The shared budgets of keys without room. Last in the order of locks.
+    /// The overflow budgets of keys without room. Locked last.
     overflow: Lock<Overflows>,
-    /// The shares that have any, a bit for each: new keys of the others need not look.
+    /// One bit for each share, set if the share has overflow budgets. New keys of other shares skip the lookup.
     overflows: CachePadded<AtomicU64>,
-    /// The bound on keys.
+    /// The room for keys.
     keys: Room,
-    /// The bound on entries of logs.
+    /// The room for entries of logs.
     entries: Room,
-    /// The tags of policies. Nothing else is locked while it is held, but for the opening of a share.
+    /// The tags of policies. While it is locked, only the lock that opens a share is taken.
     registry: Lock<Registry>,
-    /// The tag of [`PolicyName::AD_HOC`], or 0 before it is needed: many limits that come with requests are new.
+    /// The tag of [`PolicyName::AD_HOC`], or 0 before its first use. Cached, because inline limits look it up often.
     inline_tag: AtomicU64,
     overflowed: CachePadded<AtomicU64>,
-    /// The shard that is tended next.
+    /// The number of the next sweep, which selects the shard.
     next_tended: CachePadded<AtomicUsize>,
 }
 
-/// On a cache line of its own. Not two of them, as [`CachePadded`] would have it: the heads of all shards then fit the
-/// nearest cache.
+/// Aligned to one cache line, not to two as [`CachePadded`] would do. So the headers of all shards fit into the L1
+/// cache.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Padded<T>(T);
 
-/// What a shard knows of time.
+/// The time of the last decision in a shard, and a counter for sweeps.
 #[derive(Debug, Default)]
 struct ShardClock {
-    /// The latest instant at which anything was decided here.
+    /// The instant of the latest decision in this shard, in microseconds.
     latest: u64,
-    /// Decisions since the shard was made.
+    /// The number of decisions in this shard, wrapping.
     decisions: u32,
 }
 
-/// The default clock is called directly, any other through a pointer.
+/// The clock of the store. The default clock is called directly, any other through a pointer.
 #[derive(Debug)]
 enum Time {
     System(&'static Disciplined),
     Other(Arc<dyn Clock>),
 }
 
-/// Keys per shard when the store is full: a rebuild of this many takes some tens of microseconds.
+/// Keys per shard when the store is full. Rebuilding a table of this size takes some tens of microseconds.
 const KEYS_PER_SHARD: usize = 2_048;
-/// Decisions in a shard between two turns at tending.
+/// The number of decisions in a shard between two sweeps.
 const SWEEP_EVERY: u32 = 64;
-/// Cells looked at in one turn, so that on average each decision pays for one.
+/// The number of cells that one sweep visits: one for each decision on average.
 const SWEEP_CELLS: usize = 64;
-/// Entries of logs, for each key that may be held.
+/// The room for entries of logs, for each key of the maximum.
 const ENTRIES_PER_KEY: usize = 8;
-/// A clock behind by less than this is two processors disagreeing, not a step.
+/// The maximum difference between the clocks of two CPUs, in microseconds. A clock that is further behind has stepped.
 const JITTER: u64 = 1_000;
 
 impl MemoryStore {
-    /// Keys held unless you choose otherwise.
+    /// The default maximum number of keys.
     pub const DEFAULT_MAX_KEYS: usize = 1_000_000;
 
-    /// A store for at most `max_keys` keys (at least one) with a clock of your choice.
+    /// Creates a store for at most `max_keys` keys with this clock, for example a [`ManualClock`](crate::ManualClock)
+    /// in tests. `max_keys` is at least 1: 0 counts as 1.
+    ///
+    /// The memory for keys is allocated as they arrive.
     pub fn new(max_keys: usize, clock: impl Clock) -> Self {
         Self::build(max_keys, Time::Other(Arc::new(clock)))
     }
 
-    /// A store for at most `max_keys` keys (at least one) on the system's clock.
+    /// Creates a store for at most `max_keys` keys with the system's clock. `max_keys` is at least 1: 0 counts as 1.
     pub fn bounded(max_keys: usize) -> Self {
         Self::build(max_keys, Time::System(crate::clock::disciplined()))
     }
@@ -172,7 +192,9 @@ impl MemoryStore {
         Self { inner: Arc::new(inner) }
     }
 
-    /// What is held now. Visits every shard: for a dashboard, not for every request.
+    /// Returns the current usage.
+    ///
+    /// Locks every shard in turn. Call it for a dashboard or a metrics endpoint, not for every request.
     pub fn usage(&self) -> MemoryUsage {
         let inner = &*self.inner;
         let cells: usize = inner.cells.iter().map(|shard| shard.0.lock().capacity()).sum();
@@ -187,8 +209,10 @@ impl MemoryStore {
         }
     }
 
-    /// Drops all expired keys and gives their memory back now, rather than in small steps while others are used. One
-    /// shard at a time: nobody waits for longer than some tens of microseconds.
+    /// Removes all expired keys and frees their memory now, instead of in small steps during later decisions.
+    ///
+    /// Locks one shard at a time, so a concurrent request waits for at most some tens of microseconds. Optional: call
+    /// it after a flood of keys, or before the process becomes idle.
     pub fn reclaim(&self) {
         let inner = &*self.inner;
         // The second round is for tables that became too large in the first.
@@ -197,26 +221,28 @@ impl MemoryStore {
         (0..2).for_each(|_| inner.sweep_overflow(usize::MAX));
     }
 
+    /// Returns the scope of a counter, with which its keys are hashed. Registers a new policy.
     pub(crate) fn scope(&self, policy: PolicyName, counter: Counter, limit: &Limit) -> Scope {
         self.inner.secret.scope(policy, counter, limit, || self.inner.tag(policy))
     }
 
-    /// What the key of a charge is hashed with.
+    /// Returns the scope of a charge, with which its key is hashed.
     pub(crate) fn scope_of(&self, charge: &Charge<'_>) -> Scope {
         self.scope(charge.policy, charge.counter, &charge.limit)
     }
 
+    /// Hashes a key in a scope.
     #[inline]
     pub(crate) fn identity(&self, scope: &Scope, key: KeyRef<'_>) -> Identity {
         self.inner.secret.identity(scope, key)
     }
 
-    /// Now, by the clock of this store.
+    /// Returns the time of this store's clock, in microseconds.
     pub(crate) fn now(&self) -> u64 {
         self.inner.time.now()
     }
 
-    /// How much time has passed, by the clock of this store. See [`Clock::elapsed`].
+    /// Returns the elapsed time by the clock of this store. See [`Clock::elapsed`].
     pub(crate) fn elapsed(&self) -> std::time::Duration {
         match &self.inner.time {
             Time::System(_) => SystemClock::new().elapsed(),
@@ -231,6 +257,7 @@ impl MemoryStore {
         }
     }
 
+    /// Returns up to the cost of the slot to its key. Overflow budgets are not refunded.
     pub(crate) fn refund(&self, slot: &Slot<'_>) {
         let inner = &*self.inner;
         if slot.limit.algorithm().keeps_log() {
@@ -248,6 +275,7 @@ impl MemoryStore {
         }
     }
 
+    /// Removes the counter of the key, and returns its room to the share.
     pub(crate) fn reset(&self, slot: &Slot<'_>) {
         let inner = &*self.inner;
         if slot.limit.algorithm().keeps_log() {
@@ -264,7 +292,7 @@ impl MemoryStore {
         }
     }
 
-    /// Returns a permit. One that was taken on the shared budget is there, and may have been inherited by its key.
+    /// Releases a permit. If it was taken from the overflow budget, it is there, and its key may have inherited a copy.
     pub(crate) fn release(&self, slot: &Slot<'_>) {
         let inner = &*self.inner;
         if slot.permit == 0 {
@@ -277,6 +305,7 @@ impl MemoryStore {
         }
     }
 
+    /// Restarts the period of a permit. Returns `false` if it has expired.
     pub(crate) fn renew(&self, slot: &Slot<'_>) -> bool {
         let inner = &*self.inner;
         let mut logs = inner.logs_of(slot.id).lock();
@@ -291,8 +320,8 @@ impl MemoryStore {
         renewed || shared
     }
 
-    /// Microseconds until the last of `costs` could be admitted if they were charged in this order, each as early as it
-    /// can be, and nobody else charged anything. Changes nothing.
+    /// Returns the microseconds until the last of `costs` could be admitted, if they are charged in this order, each as
+    /// early as possible, without other charges. Changes nothing.
     pub(crate) fn earliest(&self, slot: &Slot<'_>, costs: impl Iterator<Item = u64>) -> u64 {
         let inner = &*self.inner;
         let now = inner.time.now();
@@ -307,6 +336,7 @@ impl MemoryStore {
         algorithm::earliest(slot.limit, state, now, costs)
     }
 
+    /// Hashes the key of a charge.
     #[inline]
     pub(crate) fn slot<'a>(&self, charge: &'a Charge<'a>, scope: &'a Scope) -> Slot<'a> {
         Slot {
@@ -331,7 +361,7 @@ impl MemoryStore {
     }
 }
 
-/// Enough for the threads of a small machine; under the model checker as few as still are several.
+/// Enough for the threads of a small machine. The model checker uses the smallest number above one.
 const MIN_SHARDS: usize = if cfg!(pacegate_loom) { 2 } else { 16 };
 
 impl Default for MemoryStore {
@@ -340,7 +370,7 @@ impl Default for MemoryStore {
     }
 }
 
-/// Answers at once: for code that takes any store.
+/// Every reply is [`Reply::Ready`]. Request ids are not supported.
 impl Store for MemoryStore {
     fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
         if id.is_some() {
@@ -372,7 +402,7 @@ impl Shards {
         &self.logs[id.shard(self.logs.len())].0
     }
 
-    /// Looks at some keys of the next shards and drops the expired.
+    /// Visits some keys of the next shards and removes the expired ones.
     #[cold]
     fn sweep(&self) {
         let turn = self.next_tended.fetch_add(1, Ordering::Relaxed);
@@ -385,7 +415,7 @@ impl Shards {
         }
     }
 
-    /// A shard that is in use is left for the next round.
+    /// Sweeps one shard of cells. Skips it if it is locked.
     fn sweep_table(&self, turn: usize, cells: usize) {
         if let Some(mut table) = self.cells[turn % self.cells.len()].0.try_lock() {
             let now = table.shard_clock.settle(&self.time, self.time.now());
@@ -393,11 +423,13 @@ impl Shards {
         }
     }
 
+    /// Visits the next `cells` cells of a table, and returns the room of expired keys.
     fn sweep_cells(&self, table: &mut Table, cells: usize, now: u64) {
         let mut freed = self.keys.returns();
         table.sweep(cells, now, |id| freed.add(id.share(), 1));
     }
 
+    /// Visits the next `keys` logs of a shard, and returns the room of expired keys and their entries.
     fn sweep_logs(&self, logs: &mut Logs, keys: usize, now: u64) {
         let (mut freed, mut entries) = (self.keys.returns(), self.entries.returns());
         logs.sweep(keys, now, |id, count| {
@@ -406,12 +438,12 @@ impl Shards {
         });
     }
 
-    /// Whether keys of this share may have to look at its shared budgets.
+    /// Returns `true` if this share may have overflow budgets.
     fn has_overflow(&self, share: Share) -> bool {
         self.overflows.load(Ordering::Relaxed) & share.bit() != 0
     }
 
-    /// Forgets shared budgets that are no longer in use. Once there are none, new keys need not look any more.
+    /// Removes expired overflow budgets. Once a share has none, its new keys skip the lookup.
     fn sweep_overflow(&self, budgets: usize) {
         if let Some(mut overflow) = self.overflow.try_lock() {
             let now = overflow.shard_clock.settle(&self.time, self.time.now());
@@ -420,7 +452,7 @@ impl Shards {
         }
     }
 
-    /// As [`Shards::sweep_table`].
+    /// Sweeps one shard of logs. See [`Shards::sweep_table`].
     fn sweep_log_shard(&self, turn: usize, keys: usize) {
         if let Some(mut logs) = self.logs[turn % self.logs.len()].0.try_lock() {
             let now = logs.shard_clock.settle(&self.time, self.time.now());
@@ -440,11 +472,11 @@ impl Time {
 }
 
 impl ShardClock {
-    /// `now`, but not before what the shard has already seen.
+    /// Returns the instant of a decision: `now`, unless this shard has already seen a later instant.
     ///
-    /// The clock is read before the lock is taken, so a thread may come with an instant older than the state it finds.
-    /// Then it reads again. A clock that is still behind has stepped back, and is believed, unless by so little that it
-    /// is two processors disagreeing: counting that time twice would admit too much.
+    /// The clock is read before the lock is taken, so `now` may be older than the state. Then the clock is read again.
+    /// If it is still behind by [`JITTER`] or more, it has stepped back, and the new time applies. A smaller difference
+    /// is that between two CPUs: the later instant applies, because counting the time twice would over-admit.
     #[inline]
     fn settle(&mut self, time: &Time, now: u64) -> u64 {
         let now = if now >= self.latest { now } else { self.again(time) };
@@ -452,6 +484,7 @@ impl ShardClock {
         now
     }
 
+    /// Reads the clock again, and ignores a difference that is smaller than [`JITTER`].
     #[cold]
     fn again(&self, time: &Time) -> u64 {
         let now = time.now();
@@ -459,7 +492,7 @@ impl ShardClock {
         if behind < JITTER { self.latest.max(now) } else { now }
     }
 
-    /// Counts a decision. Every so many, whoever made it sweeps another shard.
+    /// Counts a decision. Returns `true` if the caller should sweep another shard.
     #[inline]
     fn sweep_is_due(&mut self) -> bool {
         self.decisions = self.decisions.wrapping_add(1);
@@ -474,7 +507,7 @@ mod tests {
     use super::*;
     use crate::{Limiter, ManualClock};
 
-    /// Once a flood is over, new keys do not take the lock of the shared budgets any more.
+    /// After a flood, new keys no longer lock the overflow budgets.
     #[test]
     fn shared_budgets_are_forgotten_by_use_alone() {
         for text in ["1/second", "1/second sliding-log"] {

@@ -1,4 +1,4 @@
-//! The budgets that keys without room share, one for each limit.
+//! Overflow budgets: one for each limit, shared by all its keys without room.
 
 use super::{
     ENTRIES_PER_KEY, SWEEP_CELLS, ShardClock, Time,
@@ -11,24 +11,24 @@ use super::{
 };
 use crate::algorithm::{self, Outcome, State, log::Log};
 
-/// The shared budgets of all shares.
+/// The overflow budgets of all shares.
 #[derive(Debug, Default)]
 pub(super) struct Overflows {
-    /// By share, up to the last one that has ever had any.
+    /// By share, up to the last one that ever had an overflow budget.
     by_share: Vec<Overflow>,
     pub(super) shard_clock: ShardClock,
 }
 
-/// The shared budgets of one share: a state for each of its limits that has overflowed.
+/// The overflow budgets of one share: a state for each of its limits that has overflowed.
 #[derive(Debug, Default)]
 pub(super) struct Overflow {
     pub(super) cells: Table,
     pub(super) logs: Logs,
 }
 
-/// Limits of one share that may overflow at the same time; beyond these, keys without room are denied.
+/// The maximum number of overflow budgets of one share. If it is reached, keys without room are denied.
 const MAX_OVERFLOW: usize = 4_096;
-/// Entries of the logs of those limits, as many for each on average as keys may have.
+/// The maximum number of log entries of one share: as many per budget as per key on average.
 const MAX_OVERFLOW_ENTRIES: usize = ENTRIES_PER_KEY * MAX_OVERFLOW;
 
 impl Overflows {
@@ -40,13 +40,13 @@ impl Overflows {
         &mut self.by_share[place]
     }
 
-    /// The shares that have any, a bit for each.
+    /// Returns one bit for each share, set if the share has overflow budgets.
     pub(super) fn in_use(&self) -> u64 {
         let all = self.by_share.iter().enumerate().filter(|(_, overflow)| overflow.len() > 0);
         all.fold(0, |set, (place, _)| set | 1 << place)
     }
 
-    /// Visits up to `budgets` budgets of each share and drops the expired.
+    /// Visits up to `budgets` budgets of each share and removes the expired ones.
     pub(super) fn sweep(&mut self, budgets: usize, now: u64) {
         for overflow in self.by_share.iter_mut().filter(|overflow| overflow.len() > 0) {
             overflow.cells.sweep(budgets, now, |_| {});
@@ -54,7 +54,7 @@ impl Overflows {
         }
     }
 
-    /// Drops every budget whose identity `is_meant`.
+    /// Removes every budget whose identity `is_meant`.
     pub(super) fn clear(&mut self, is_meant: impl Fn(Identity) -> bool) {
         for overflow in &mut self.by_share {
             overflow.cells.clear(&is_meant, |_| {});
@@ -72,7 +72,7 @@ impl Overflows {
         logs.renew(slot.scope.overflow(), slot.limit, now, slot.permit).0
     }
 
-    /// Cells that there is memory for, and the bytes of the logs.
+    /// Returns the number of allocated cells, and the bytes of the logs.
     pub(super) fn size(&self) -> (usize, usize) {
         let size = |overflow: &Overflow| (overflow.cells.capacity(), overflow.logs.bytes());
         let add = |one: (usize, usize), other: (usize, usize)| (one.0 + other.0, one.1 + other.1);
@@ -81,11 +81,13 @@ impl Overflows {
 }
 
 impl Overflow {
-    /// Charges the shared budget of a slot. `None` if there is no room for it, or for one more entry of its log.
+    /// Charges the overflow budget of a slot. `None` if there is no room for the budget or for another entry of its
+    /// log.
     pub(super) fn charge_if_room(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
         if self.has_room(slot, now) { self.charge(slot, now) } else { None }
     }
 
+    /// Returns `true` if the budget of a slot exists or can be created. Removes expired budgets if needed.
     fn has_room(&mut self, slot: &Slot<'_>, now: u64) -> bool {
         let id = slot.scope.overflow();
         if slot.limit.algorithm().keeps_log() {
@@ -117,6 +119,7 @@ impl Overflow {
         Some((outcome, Undo::Shared(None)))
     }
 
+    /// Charges a log. `None` if the share has the maximum number of log entries.
     fn charge_log(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
         let id = slot.scope.overflow();
         self.logs.settle(id, slot.limit, now);

@@ -1,7 +1,7 @@
-//! How much may be held, and by whom.
+//! The capacity of the store, and its division between the shares.
 //!
-//! Half of the room is divided evenly between the shares: each may always hold its part, the guarantee. The rest is
-//! first come, first served. A store with one share gives it all of the room.
+//! Half of the room is divided evenly between the shares as their guarantees: a share can always use its guarantee. The
+//! rest is first come, first served. A single share can use all of the room.
 
 use crossbeam_utils::CachePadded;
 
@@ -17,31 +17,32 @@ use super::{
 
 /// Room for keys, or for entries of logs.
 ///
-/// A share takes the larger of its use and its guarantee, and `taken` is at least the sum of that: it grows before the
-/// use of a share does, and shrinks after it. It never exceeds `max`, so neither does the use of all shares together,
-/// and no share has to wait for its guarantee.
+/// A share takes the larger of its use and its guarantee. `taken` is at least the sum over all shares: it grows before
+/// the use of a share grows, and shrinks after the use shrinks. It never exceeds `max`. So the total use does not
+/// exceed
+/// `max` either, and no share has to wait for its guarantee.
 #[derive(Debug)]
 pub(super) struct Room {
     max: u64,
     taken: CachePadded<AtomicU64>,
     /// The [`Uses`] of each share.
     uses: [AtomicU64; SHARES],
-    /// LockedTables while a share is opened. Protects the numbers of shares in `uses`.
+    /// Locked while a share is opened. Protects the numbers of shares in `uses`.
     opening: Lock<Opening>,
 }
 
-/// The shares that the room is divided between, a bit for each. Some may still wait for their guarantee.
+/// The shares that divide the room, one bit for each. Some may still wait for their guarantee.
 #[derive(Debug, Default)]
 struct Opening {
     known: u64,
 }
 
-/// The use of a share in the low 56 bits. Above them, the number of shares that its guarantee was computed for: 0
-/// before it has one.
+/// The use of a share in the low 56 bits. The high bits are the number of shares for which its guarantee was computed:
+/// 0 if it has no guarantee yet.
 #[derive(Clone, Copy)]
 struct Uses(u64);
 
-/// Room to give back, added up while it belongs to one share.
+/// Room to return, added up as long as it belongs to one share.
 pub(super) struct Returns<'a> {
     room: &'a Room,
     share: Share,
@@ -71,8 +72,8 @@ impl Room {
         }
     }
 
-    /// Gives a share its guarantee, which makes that of the others smaller. `false` if too much is in use: the share
-    /// then uses the room that is free, and a later call opens it.
+    /// Gives a share its guarantee, which reduces the guarantees of the others. Returns `false` if too much is in use:
+    /// the share can then use free room only, until a later call opens it.
     pub(super) fn open(&self, share: Share) -> bool {
         let mut opening = self.opening.lock();
         let own = &self.uses[share.index()];
@@ -113,6 +114,7 @@ impl Room {
         self.try_take(share, count as u64) || self.open_and_take(share, count as u64)
     }
 
+    /// Takes room for `count` if that fits within `max` and the guarantees of the other shares.
     fn try_take(&self, share: Share, count: u64) -> bool {
         let own = &self.uses[share.index()];
         let mut before = self.load(share);
@@ -140,6 +142,7 @@ impl Room {
         self.load(share).shares() == 0 && self.open(share) && self.try_take(share, count)
     }
 
+    /// Returns room for `count` of a share.
     pub(super) fn give_back(&self, share: Share, count: usize) {
         if count == 0 {
             return;
@@ -150,23 +153,23 @@ impl Room {
         self.shrink(taken(before.used()), taken(before.used() - count as u64));
     }
 
-    /// Collects room of several shares to give back.
+    /// Returns a collector for room of several shares, which is returned when it is dropped.
     pub(super) fn returns(&self) -> Returns<'_> {
         Returns { room: self, share: Share::INLINE, count: 0 }
     }
 
-    /// The use of all shares.
+    /// Returns the total use of all shares.
     pub(super) fn used(&self) -> usize {
         self.uses.iter().map(|uses| Uses(uses.load(Ordering::Acquire)).used() as usize).sum()
     }
 
-    /// The use of a share, and its guarantee.
+    /// Returns the use of a share, and its guarantee.
     pub(super) fn of(&self, share: Share) -> (usize, usize) {
         let uses = self.load(share);
         (uses.used() as usize, self.guaranteed(uses.shares()) as usize)
     }
 
-    /// Whether a share was ever opened.
+    /// Returns `true` if a share was ever opened, even if it still waits for its guarantee.
     pub(super) fn is_known(&self, share: Share) -> bool {
         self.opening.lock().known & share.bit() != 0
     }
@@ -179,14 +182,17 @@ impl Room {
         Uses(self.uses[share.index()].load(Ordering::Acquire))
     }
 
+    /// Returns the guarantee of each share, if the room is divided between this number of shares.
     fn guaranteed(&self, shares: u64) -> u64 {
         (self.max / 2).checked_div(shares).unwrap_or(0)
     }
 
+    /// Returns the room that a share takes: its use or its guarantee.
     fn taken_by(&self, used: u64, shares: u64) -> u64 {
         used.max(self.guaranteed(shares))
     }
 
+    /// Adds to `taken`. Returns `false`, and adds nothing, if that would exceed `max`.
     fn grow(&self, more: u64) -> bool {
         let fits = |taken: u64| Some(taken + more).filter(|taken| *taken <= self.max);
         more == 0 || self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits).is_ok()
@@ -243,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn each_share_may_hold_its_guarantee_whatever_the_others_hold() {
+    fn each_share_can_use_its_guarantee() {
         let (room, [greedy, first, second]) = (Room::new(600), shares());
         assert!([greedy, first, second].map(|share| room.open(share)).iter().all(|open| *open));
         assert_eq!(fill(&room, greedy), 400, "its hundred, and the three hundred for all");
@@ -273,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_never_hold_more_than_there_is_nor_miss_what_is_theirs() {
+    fn concurrent_takes_respect_the_maximum_and_the_guarantees() {
         let (room, shares) = (Room::new(4_000), shares::<4>());
         assert!(shares.iter().all(|share| room.open(*share)));
         let held = std::sync::atomic::AtomicUsize::new(0);

@@ -1,15 +1,15 @@
-//! Tenants: which share of the room a key counts in, and which policy it belongs to.
+//! Shares of the room, and the owner of each key: its share and its policy.
 //!
-//! The policies of one domain have one share, and limits that belong to no policy have one together. A [`Owner`] of a
-//! few bits in the identity of a key names its share and its policy. So a cell that expires gives its room back to its
-//! own share, and all keys of a policy can be found, although keys are kept as hashes.
+//! The policies of one domain have one share. All limits without a policy have another. An [`Owner`] of a few bits in
+//! the identity of a key names its share and its policy. So the room of an expired cell returns to the right share, and
+//! all keys of a policy can be found although only hashes of keys are stored.
 
 use std::collections::HashMap;
 
 use super::identity::Identity;
 use crate::PolicyName;
 
-/// A part of the room, with its own guarantee.
+/// A part of the room, with a guaranteed number of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Share(u8);
 
@@ -17,28 +17,29 @@ pub(super) struct Share(u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Owner(u64);
 
-/// The shares and policies that this store has seen. Entries stay: state may outlive the policy that made it, and a
-/// policy that comes back finds its counters. Names come from configuration, so an outsider cannot add any.
+/// The shares and policies that this store has seen. Entries are never removed: a policy that is removed and added
+/// again keeps its counters. Names come from configuration, so clients cannot add entries.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     domains: HashMap<Box<str>, Share>,
     policies: HashMap<PolicyName, Registered>,
-    /// Policies numbered so far, by share.
+    /// The number of policies of each share.
     numbered: HashMap<u8, u64>,
 }
 
+/// A policy that the store has seen.
 #[derive(Debug)]
 struct Registered {
     tag: Owner,
-    /// Where the policy was last; `None` if it was never part of a set.
+    /// The last domain of the policy; `None` if it was never part of a set.
     domain: Option<Box<str>>,
 }
 
-/// The most shares. The domains beyond them have the last one together.
+/// The maximum number of shares. Further domains use the last share together.
 pub(super) const SHARES: usize = 64;
 
 impl Share {
-    /// That of limits that belong to no policy of a set.
+    /// The share of limits without a policy.
     pub(super) const INLINE: Self = Self(0);
 
     #[inline]
@@ -51,14 +52,14 @@ impl Share {
         Self(number)
     }
 
-    /// Its bit in a set of shares.
+    /// Returns its bit in a set of shares.
     pub(super) fn bit(self) -> u64 {
         1 << self.0
     }
 }
 
 impl Owner {
-    /// The bits of an identity that are its tag.
+    /// The bits of an identity that contain the tag.
     pub(super) const MASK: u64 = (1 << (POLICY_SHIFT + POLICY_BITS)) - 1;
 
     fn new(share: Share, policy: u64) -> Self {
@@ -84,17 +85,17 @@ impl Owner {
 const SHARE_SHIFT: u32 = 1;
 const POLICY_SHIFT: u32 = SHARE_SHIFT + SHARES.trailing_zeros();
 const POLICY_BITS: u32 = 20;
-/// The policies of a share beyond a million have one number together.
+/// The last number of a policy in a share. Further policies, beyond a million, use it together.
 const MAX_POLICY: u64 = (1 << POLICY_BITS) - 1;
 
 impl Registry {
-    /// The tag of a policy; `None` if it is new.
+    /// Returns the tag of a policy; `None` if it is new.
     pub(super) fn tag(&self, policy: PolicyName) -> Option<Owner> {
         self.policies.get(&policy).map(|known| known.tag)
     }
 
-    /// Adds a policy of a domain, or a name that belongs to no policy of a set. One that is known keeps its tag, and
-    /// with it its counters, also if it has moved to another domain.
+    /// Adds a policy of a domain, or a name without a policy, and returns its tag. A known policy keeps its tag and
+    /// therefore its counters, even if it has moved to another domain.
     pub(super) fn add(&mut self, policy: PolicyName, domain: Option<&str>) -> Owner {
         if let Some(known) = self.policies.get_mut(&policy) {
             if let Some(domain) = domain.filter(|domain| known.domain.as_deref() != Some(domain)) {
@@ -110,6 +111,7 @@ impl Registry {
         tag
     }
 
+    /// Returns the share of a domain. A new domain gets the next share.
     fn share_of(&mut self, domain: &str) -> Share {
         if let Some(known) = self.domains.get(domain) {
             return *known;
@@ -119,14 +121,14 @@ impl Registry {
         share
     }
 
-    /// The policies of a domain, those of earlier sets among them.
+    /// Returns the policies of a domain, including those of earlier sets.
     pub(super) fn policies_in(&self, domain: &str) -> Vec<PolicyName> {
         let is_there = |known: &Registered| known.domain.as_deref() == Some(domain);
         let known = self.policies.iter().filter(|(_, known)| is_there(known));
         known.map(|(policy, _)| *policy).collect()
     }
 
-    /// Every domain with its share, by name.
+    /// Returns every domain with its share, sorted by name.
     pub(super) fn domains(&self) -> Vec<(Box<str>, Share)> {
         let mut all: Vec<_> =
             self.domains.iter().map(|(domain, share)| (domain.clone(), *share)).collect();

@@ -1,25 +1,27 @@
 //! One shard: an open-addressing table of 32-byte cells, two to a cache line, kept between 82 and 90 percent full.
 //!
 //! A cell is found by linear probing from the line its identity names, so a lookup is one or two adjacent cache lines.
-//! Removal shifts later cells back over the hole, so there are no tombstones and nothing to compact.
+//! Removal shifts later cells back over the hole, so the table needs neither tombstones nor compaction.
 
 use super::{ShardClock, identity::Identity};
 use crate::algorithm::State;
 
-/// The cells of one shard, with what its lock protects besides.
+/// The cells of one shard, and its clock.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     lines: Box<[CacheLine]>,
     live: usize,
-    /// Where the next sweep goes on.
+    /// The cell at which the next sweep starts.
     hand: usize,
     pub(super) shard_clock: ShardClock,
 }
 
+/// Two cells in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct CacheLine([Cell; 2]);
 
+/// The identity of a key, and its state.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     id: Identity,
@@ -34,14 +36,14 @@ impl Cell {
 /// The smallest table, in lines.
 const MIN_LINES: usize = 4;
 
-/// How full a table for so many cells is made, in percent. A large one is kept dense, with the next rebuild a tenth
-/// more away; a small one may be sparse, for what it takes is little and its probes are shorter.
+/// Returns the fill level of a new table for this number of cells, in percent. A large table is dense to save memory,
+/// and is rebuilt after it grows by a tenth. A small table is sparse: it takes little memory, and probes are shorter.
 fn fill(cells: usize) -> usize {
     if cells < 512 { 45 } else { 82 }
 }
 
 impl Table {
-    /// The place of a key's cell, if it has one.
+    /// Returns the index of the cell of a key, if it has one.
     #[inline]
     pub(super) fn find(&self, id: Identity) -> Option<usize> {
         let lines = &*self.lines;
@@ -51,7 +53,7 @@ impl Table {
         let mut line = id.spread(lines.len());
         loop {
             let [first, second] = &lines[line].0;
-            // One branch for both: which of the two it is cannot be predicted, that it is here mostly can.
+            // One branch for both cells: the CPU can predict that the key is in this line, but not in which cell.
             if (first.id == id) | (second.id == id) {
                 return Some(2 * line + usize::from(second.id == id));
             }
@@ -65,11 +67,11 @@ impl Table {
         }
     }
 
-    /// As [`Table::find`]. Now and then a key that is found away from where its probe begins changes places with one
-    /// that is there: so keys that are often asked for are found at once, and a lookup of theirs is one cache miss.
+    /// Does the same as [`Table::find`], and sometimes swaps a key that is not in its first line with a key in that
+    /// line. So frequent keys move to their first line, where a lookup is one cache miss.
     ///
-    /// Nobody is lost by that: between the two places every cell is taken, so the other is still on its own probe's
-    /// way.
+    /// Both keys can still be found: all cells between the two are taken, so a probe for the other key reaches its new
+    /// cell.
     #[inline]
     pub(super) fn find_often(&mut self, id: Identity) -> Option<usize> {
         let place = self.find(id)?;
@@ -80,6 +82,7 @@ impl Table {
         Some(self.swap(place, home + place % 2))
     }
 
+    /// Swaps two cells, and returns the new index of the first.
     #[cold]
     fn swap(&mut self, place: usize, nearer: usize) -> usize {
         let (far, near) = (*self.cell(place), *self.cell(nearer));
@@ -88,7 +91,8 @@ impl Table {
         nearer
     }
 
-    /// Reads the lines where a key's probe begins. Many such reads overlap where the lookups that follow would queue.
+    /// Reads the first lines of the probe of a key, to load them into the cache. Several such reads overlap, but
+    /// lookups do not.
     #[inline]
     pub(super) fn touch(&self, id: Identity) -> u64 {
         if self.lines.is_empty() {
@@ -109,7 +113,7 @@ impl Table {
         &mut self.cell_mut(place).state
     }
 
-    /// Adds a cell for a key that has none. Calls `removed` for each expired cell that made way.
+    /// Adds a cell for a key that has none. Calls `removed` for each expired cell that a rebuild removed.
     pub(super) fn insert(
         &mut self,
         id: Identity,
@@ -304,7 +308,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, the table holds what a map holds, less only what has expired.
+        /// After any sequence of operations, the table equals a map, except for expired keys.
         #[test]
         fn holds_what_a_map_holds(ops in prop::collection::vec(op(), 1..600)) {
             let (mut table, mut map, mut now) = (Table::default(), HashMap::new(), 0);

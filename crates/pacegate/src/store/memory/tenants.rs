@@ -9,15 +9,19 @@ use super::{
 };
 use crate::PolicyName;
 
-/// The keys of one domain in a [`MemoryStore`], or of all limits outside policies.
+/// The number of keys of one domain in a [`MemoryStore`], or of all limits outside policies.
+///
+/// Half of the store is divided evenly between the shares as their guarantees, so that a flood of keys in one domain
+/// leaves room for the others. The other half is first come, first served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShareUsage {
     /// The domain. `None` for limits outside policies, such as inline limits.
     pub domain: Option<String>,
-    /// Keys held, expired ones not yet dropped among them. Domains after the 63rd share one count.
+    /// The number of keys, including expired keys that are not removed yet. Domains after the 62nd share one count.
     pub keys: usize,
-    /// The keys that it can always hold, however full the store is.
+    /// The number of keys that the share can always hold, even if the store is full. 0 while other shares still use the
+    /// room for it.
     pub guaranteed: usize,
 }
 
@@ -43,7 +47,7 @@ impl MemoryStore {
         }
     }
 
-    /// The policies of a domain, those of earlier sets among them.
+    /// Returns the policies of a domain, including those of earlier sets.
     pub(crate) fn policies_in(&self, domain: &str) -> Vec<PolicyName> {
         self.inner.registry.lock().policies_in(domain)
     }
@@ -88,7 +92,7 @@ impl MemoryStore {
 }
 
 impl Shards {
-    /// The tag of a policy. A name that belongs to no set counts in the share of inline limits.
+    /// Returns the tag of a policy. A name that is in no set uses the share of inline limits.
     pub(super) fn tag(&self, policy: PolicyName) -> Owner {
         let is_inline = policy == PolicyName::AD_HOC;
         let known = if is_inline { self.inline_tag.load(Ordering::Relaxed) } else { 0 };
@@ -107,6 +111,7 @@ impl Shards {
         tag
     }
 
+    /// Gives the share of a tag its guarantees for keys and log entries.
     fn open(&self, tag: Owner) {
         self.keys.open(tag.share());
         self.entries.open(tag.share());
