@@ -172,9 +172,9 @@ impl Limiter {
     /// answer gets lost.
     ///
     /// ```
-    /// use pacegate::{Limit, Limiter, Policy, PolicySet, Request};
+    /// use pacegate::{Limiter, Policy, PolicySet, Request};
     ///
-    /// let policies = PolicySet::new([Policy::new("login".parse()?, [Limit::per_minute(1)]).per(["ip"])])?;
+    /// let policies = PolicySet::new([Policy::new("login", ["1/minute"]).per(["ip"])])?;
     /// let limiter = Limiter::builder().policies(policies).build()?;
     /// let request = Request::new().with("ip", "203.0.113.7");
     /// assert!(limiter.check_request(&request)?.is_allowed());
