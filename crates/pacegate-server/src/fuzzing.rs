@@ -5,21 +5,20 @@ use std::sync::{Arc, LazyLock};
 use pacegate::Limiter;
 
 use crate::{
+    active_config::{ActiveConfig, State},
     config::{self, Environment, Settings},
     engine::Engine,
-    envoy,
-    gate::{Gate, State},
-    http, resp,
+    envoy, http, resp,
 };
 
-/// The gate for all inputs, with room for few keys.
-static GATE: LazyLock<Option<Arc<Gate>>> = LazyLock::new(|| {
+/// The active for all inputs, with room for few keys.
+static GATE: LazyLock<Option<Arc<ActiveConfig>>> = LazyLock::new(|| {
     let environment = Environment::of(|_| None);
     let settings: Settings = config::read(CONFIG, "fuzz.yaml", &environment).ok()?;
     let policies = settings.policies.clone();
     let limiter = Limiter::builder().policies(policies).max_keys(10_000).build().ok()?;
     let state = State::Memory(limiter.store().clone());
-    Some(Arc::new(Gate::new(Engine::memory(limiter), state, settings)))
+    Some(Arc::new(ActiveConfig::new(Engine::memory(limiter), state, settings)))
 });
 
 const CONFIG: &str = "
@@ -45,22 +44,22 @@ fn run<T>(work: impl Future<Output = T>) -> Option<T> {
 
 /// Handles the bytes of a RESP connection.
 pub fn resp(bytes: &[u8]) {
-    if let Some(gate) = &*GATE {
-        run(resp::answer_all(gate.clone(), bytes));
+    if let Some(active) = &*GATE {
+        run(resp::answer_all(active.clone(), bytes));
     }
 }
 
 /// Handles the body of an HTTP check.
 pub fn json(bytes: &[u8]) {
-    if let Some(gate) = &*GATE {
-        run(http::check_bytes(gate, bytes));
+    if let Some(active) = &*GATE {
+        run(http::check_bytes(active, bytes));
     }
 }
 
 /// Handles a protobuf request of Envoy.
 pub fn rls(bytes: &[u8]) {
-    if let Some(gate) = &*GATE {
-        run(envoy::decide_bytes(gate, bytes));
+    if let Some(active) = &*GATE {
+        run(envoy::decide_bytes(active, bytes));
     }
 }
 

@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 
-mod ad_hoc;
+mod active_config;
 mod audit;
 mod blocks;
 mod client;
@@ -10,11 +10,12 @@ mod envoy;
 mod explain;
 #[doc(hidden)]
 pub mod fuzzing;
-mod gate;
 mod http;
+mod inline_limits;
 mod listeners;
 mod live;
 mod local;
+mod long_key_digest;
 mod metrics;
 mod outage;
 mod reload;
@@ -22,13 +23,12 @@ mod resp;
 mod server;
 mod service;
 mod source;
-mod stand_in;
 mod trace;
 
 pub use self::{
-    ad_hoc::AdHocError,
     client::{Client, ClientError},
     envoy::{Logging, WrittenRule},
+    inline_limits::InlineLimitError,
     listeners::{ListenAddresses, ListenerId},
     local::{LocalEngine, LocalError, parse_inline_limits},
     reload::{ReloadError, Reloader},

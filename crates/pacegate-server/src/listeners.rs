@@ -9,9 +9,9 @@ use std::{
 };
 
 use crate::{
+    active_config::ActiveConfig,
     config::{Bind, Settings},
     envoy::{self, Grpc},
-    gate::Gate,
     http::{self, HttpService},
     metrics::{ListenerMetrics, Metrics},
     reload::Reloader,
@@ -52,7 +52,7 @@ pub(crate) struct ListenerEntry {
 
 /// The parts of the server that a protocol needs.
 pub(crate) struct StartContext {
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) active: Arc<ActiveConfig>,
     /// The metrics of the server.
     pub(crate) metrics: Arc<Metrics>,
     /// The metrics of this listener.
@@ -72,9 +72,9 @@ pub(crate) const LISTENERS: [ListenerEntry; LISTENER_COUNT] = [
         alpn: http::ALPN,
         codes: &http::CODES,
         start: |accepting, bound, context| {
-            let StartContext { gate, metrics, own_metrics, reloader } = context;
+            let StartContext { active, metrics, own_metrics, reloader } = context;
             let reload = Arc::new(move || reloader.reload().map_err(|error| error.to_string()));
-            accepting.spawn(bound, HttpService::new(gate, metrics, own_metrics, reload));
+            accepting.spawn(bound, HttpService::new(active, metrics, own_metrics, reload));
         },
     },
     ListenerEntry {
@@ -84,7 +84,7 @@ pub(crate) const LISTENERS: [ListenerEntry; LISTENER_COUNT] = [
         alpn: &[b"h2"],
         codes: &envoy::CODES,
         start: |accepting, bound, context| {
-            accepting.spawn(bound, Grpc::new(context.gate, context.own_metrics));
+            accepting.spawn(bound, Grpc::new(context.active, context.own_metrics));
         },
     },
     ListenerEntry {
@@ -94,7 +94,7 @@ pub(crate) const LISTENERS: [ListenerEntry; LISTENER_COUNT] = [
         alpn: &[],
         codes: &resp::CODES,
         start: |accepting, bound, context| {
-            accepting.spawn(bound, RespService::new(context.gate, context.own_metrics));
+            accepting.spawn(bound, RespService::new(context.active, context.own_metrics));
         },
     },
 ];

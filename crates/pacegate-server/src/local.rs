@@ -10,10 +10,10 @@ use pacegate_redis::{ConnectError, RedisStore, UrlError};
 use serde_json::Value;
 
 use crate::{
-    ad_hoc::{self, AdHocError, Limits},
     config::{Settings, StoreSettings},
     engine::Engine,
     explain,
+    inline_limits::{self, InlineLimitError, Limits},
 };
 
 /// Decides requests with the policies and the store of a configuration.
@@ -130,8 +130,8 @@ impl LocalEngine {
 /// If one is invalid, there are too many, or two would share one counter.
 pub fn parse_inline_limits<'a>(
     texts: impl IntoIterator<Item = &'a str>,
-) -> Result<Vec<Limit>, AdHocError> {
+) -> Result<Vec<Limit>, InlineLimitError> {
     let mut limits = Limits::new();
-    texts.into_iter().try_for_each(|text| ad_hoc::add(&mut limits, text))?;
+    texts.into_iter().try_for_each(|text| inline_limits::add(&mut limits, text))?;
     Ok(limits.into_vec())
 }

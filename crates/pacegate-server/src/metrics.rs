@@ -21,7 +21,7 @@ use prometheus_client::{
 };
 
 use crate::{
-    gate::{Gate, State},
+    active_config::{ActiveConfig, State},
     service::Listener,
 };
 
@@ -62,7 +62,7 @@ struct Shard {
 /// Collects the counters of other parts on each scrape.
 #[derive(Debug)]
 struct Scrape {
-    gate: Arc<Gate>,
+    active: Arc<ActiveConfig>,
     listeners: Vec<Arc<ListenerMetrics>>,
 }
 
@@ -80,9 +80,9 @@ const BOUNDS: [u64; 14] = [
 
 impl Metrics {
     /// Creates the metrics of the server and its listeners.
-    pub(crate) fn new(gate: Arc<Gate>, listeners: Vec<Arc<ListenerMetrics>>) -> Self {
+    pub(crate) fn new(active: Arc<ActiveConfig>, listeners: Vec<Arc<ListenerMetrics>>) -> Self {
         let mut registry = Registry::default();
-        let scrape = Scrape { gate, listeners: listeners.clone() };
+        let scrape = Scrape { active, listeners: listeners.clone() };
         registry.register_collector(Box::new(scrape));
         Self { registry, listeners }
     }
@@ -228,7 +228,7 @@ impl Collector for Scrape {
         self.encode_decisions(&mut families)?;
         self.encode_listeners(&mut families)?;
         self.encode_config(&mut families)?;
-        match self.gate.state() {
+        match self.active.state() {
             State::Memory(store) => {
                 let usage = store.usage();
                 families.gauge("pacegate_store_keys", "Keys in memory", usage.keys)?;
@@ -250,7 +250,7 @@ impl Collector for Scrape {
 
 impl Scrape {
     fn encode_decisions(&self, families: &mut Families<'_>) -> fmt::Result {
-        let stats = self.gate.revision().engine.stats();
+        let stats = self.active.revision().engine.stats();
         let all = || stats.policies.iter().chain([&stats.ad_hoc]);
         let decisions = all().flat_map(|policy: &PolicyStats| {
             let PolicyStats { allowed, denied, shadow_denied, .. } = *policy;
@@ -304,13 +304,13 @@ impl Scrape {
     }
 
     fn encode_config(&self, families: &mut Families<'_>) -> fmt::Result {
-        let number = self.gate.revision().number;
+        let number = self.active.revision().number;
         families.gauge(
             "pacegate_config_revision",
             "Revision of the active configuration",
             number,
         )?;
-        let (refused, complaint) = self.gate.refusals();
+        let (refused, complaint) = self.active.refusals();
         let help = "Failed reloads of the configuration";
         families.count("pacegate_config_reload_failures", help, refused)?;
         let help = "1 if the last reload succeeded, otherwise 0";
@@ -455,8 +455,8 @@ mod tests {
             assert_eq!(limiter.check_request(&request).unwrap().is_allowed(), allowed);
         }
         let state = State::Memory(limiter.store().clone());
-        let gate = Gate::new(Engine::memory(limiter), state, Settings::new(policies));
-        gate.refuse("line 1: nonsense".to_owned());
+        let active = ActiveConfig::new(Engine::memory(limiter), state, Settings::new(policies));
+        active.refuse("line 1: nonsense".to_owned());
         let listener = Arc::new(ListenerMetrics::new("http", &CODES));
         std::thread::scope(|scope| {
             for _ in 0..8 {
@@ -475,7 +475,7 @@ mod tests {
         let expected = [micros(25), micros(25), micros(50), micros(50), None, None];
         assert_eq!(percentiles, expected);
         assert_eq!(ListenerMetrics::new("http", &CODES).latency().percentile(50), None);
-        let text = Metrics::new(Arc::new(gate), vec![listener]).encode().unwrap();
+        let text = Metrics::new(Arc::new(active), vec![listener]).encode().unwrap();
         for line in [
             "pacegate_build_info{version=\"0.1.0\"} 1",
             "pacegate_decisions_total{policy=\"default\",outcome=\"allowed\"} 1",

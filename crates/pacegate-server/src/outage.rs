@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{
+    active_config::{ActiveConfig, State},
     config::Settings,
-    gate::{Gate, State},
 };
 
 /// The reason why decisions are made without the store.
@@ -45,15 +45,15 @@ const MAX_NAMED: usize = 10;
 
 impl StoreOutage {
     /// Returns the reason why the store is unreachable, or `None` if it is reachable.
-    pub(crate) fn of(gate: &Gate) -> Option<Self> {
-        let State::Redis(store) = gate.state() else { return None };
-        if gate.state().is_reachable() {
+    pub(crate) fn of(active: &ActiveConfig) -> Option<Self> {
+        let State::Redis(store) = active.state() else { return None };
+        if active.state().is_reachable() {
             return None;
         }
         let servers = store.stats().servers.into_iter().filter_map(|server| {
             Some(UnreachableServer { error: server.trouble?, address: server.address })
         });
-        let failure_modes = failure_modes(&gate.revision().settings);
+        let failure_modes = failure_modes(&active.revision().settings);
         Some(Self { servers: servers.collect(), failure_modes })
     }
 }

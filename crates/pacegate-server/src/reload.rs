@@ -17,16 +17,16 @@ use tokio::{
 };
 
 use crate::{
+    active_config::ActiveConfig,
     config::{Files, LayoutError, Settings},
     envoy::RuleFile,
-    gate::Gate,
     service::{Exposed, Tls, TlsError, check_exposure},
     source::{ConfigSource, SourceError},
 };
 
 /// Reads the settings again, and activates them if they are valid.
 pub struct Reloader {
-    gate: Arc<Gate>,
+    active: Arc<ActiveConfig>,
     source: ConfigSource,
     /// The settings of the start. Listeners, paths of certificates and the store do not change until a restart.
     first: Arc<Settings>,
@@ -76,9 +76,9 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Reloader {
     /// Creates a reloader for a source that has been read and certificates that are in use.
-    pub(crate) fn new(gate: Arc<Gate>, source: ConfigSource, tls: Vec<Arc<Tls>>) -> Self {
-        let first = gate.revision().settings.clone();
-        let reloader = Self { gate, source, first, tls, seen: Mutex::default() };
+    pub(crate) fn new(active: Arc<ActiveConfig>, source: ConfigSource, tls: Vec<Arc<Tls>>) -> Self {
+        let first = active.revision().settings.clone();
+        let reloader = Self { active, source, first, tls, seen: Mutex::default() };
         *reloader.seen.lock() = reloader.digest(&Files::default());
         reloader
     }
@@ -110,11 +110,11 @@ impl Reloader {
         *seen = self.digest(files);
         if let Err(error) = &settings {
             tracing::error!(%error, "reload failed; keeping the current configuration");
-            self.gate.refuse(error.to_string());
+            self.active.refuse(error.to_string());
         }
         if let Err(error) = &certificates {
             tracing::error!(%error, "reload failed; keeping the current certificates");
-            self.gate.refuse(error.to_string());
+            self.active.refuse(error.to_string());
         }
         let revision = settings?;
         certificates?;
@@ -130,7 +130,7 @@ impl Reloader {
         self.warn_of_what_stays(&settings);
         self.keep_what_stays(&mut settings);
         let policies = settings.policies.policies().len();
-        let revision = self.gate.replace(settings);
+        let revision = self.active.replace(settings);
         tracing::info!(revision, policies, "configuration reloaded");
         Ok(revision)
     }
@@ -152,7 +152,7 @@ impl Reloader {
     /// Rejects settings that lost their policies, as a truncated file would, also if there are rules beside them.
     fn check_policies(&self, new: &Settings) -> Result<(), ReloadError> {
         let has_none = |settings: &Settings| settings.own_policies() == 0;
-        let lost = has_none(new) && !has_none(&self.gate.revision().settings);
+        let lost = has_none(new) && !has_none(&self.active.revision().settings);
         if lost && !new.may_limit_nothing { Err(ReloadError::NoPolicies) } else { Ok(()) }
     }
 
@@ -169,7 +169,7 @@ impl Reloader {
     /// Rejects settings that lost their API keys, which would allow all clients to reset and reload.
     fn check_keys(&self, new: &Settings) -> Result<(), ReloadError> {
         let needs_key = |settings: &Settings| !settings.security.credentials.is_empty();
-        let lost = needs_key(&self.gate.revision().settings) && !needs_key(new);
+        let lost = needs_key(&self.active.revision().settings) && !needs_key(new);
         if lost { Err(ReloadError::NoApiKeys) } else { Ok(()) }
     }
 

@@ -9,8 +9,8 @@ use tokio::{
 };
 
 use crate::{
+    active_config::{ActiveConfig, OpenError, State},
     config::{Bind, Settings},
-    gate::{Gate, OpenError, State},
     listeners::{LISTENERS, ListenerEntry, StartContext},
     live,
     metrics::{ListenerMetrics, Metrics},
@@ -26,7 +26,7 @@ use crate::{
 /// A server that is bound but not running yet.
 #[derive(Debug)]
 pub struct Server {
-    gate: Arc<Gate>,
+    active: Arc<ActiveConfig>,
     listeners: Vec<BoundListener>,
 }
 
@@ -83,19 +83,19 @@ impl Server {
         let listeners =
             addresses.into_iter().map(|(entry, address)| bind(entry, address, &settings));
         let listeners = listeners.collect::<Result<_, _>>()?;
-        let gate = Arc::new(Gate::open(settings)?);
-        Ok(Self { gate, listeners })
+        let active = Arc::new(ActiveConfig::open(settings)?);
+        Ok(Self { active, listeners })
     }
 
     /// Returns the settings in use.
     pub fn settings(&self) -> Arc<Settings> {
-        self.gate.revision().settings.clone()
+        self.active.revision().settings.clone()
     }
 
     /// Returns a reloader for the source that the settings came from, and for the certificates.
     pub fn reloader(&self, source: ConfigSource) -> Arc<Reloader> {
         let certificates = self.listeners.iter().filter_map(|bound| bound.tls.clone());
-        Arc::new(Reloader::new(self.gate.clone(), source, certificates.collect()))
+        Arc::new(Reloader::new(self.active.clone(), source, certificates.collect()))
     }
 
     /// Returns the addresses of the listeners.
@@ -112,7 +112,7 @@ impl Server {
     /// apply.
     pub async fn wait_for_store(&self) {
         let last = Instant::now() + STORE_TIMEOUT;
-        while let Some(outage) = StoreOutage::of(&self.gate) {
+        while let Some(outage) = StoreOutage::of(&self.active) {
             if Instant::now() >= last {
                 tracing::warn!("cannot use the store: {outage}");
                 return;
@@ -129,18 +129,18 @@ impl Server {
         threads: Option<NonZeroUsize>,
         end: impl Future<Output = ()>,
     ) -> io::Result<bool> {
-        let bounds = self.gate.revision().settings.bounds;
+        let bounds = self.active.revision().settings.bounds;
         let (switch, drain) = DrainSwitch::new();
         let mut accepting =
             Accepting { tasks: JoinSet::new(), workers: Arc::new(Workers::start(threads)?), drain };
         self.accept(&mut accepting, &reloader);
-        let store_log = tokio::spawn(log_store_changes(self.gate.clone()));
-        let history = tokio::spawn(live::watch(self.gate.clone()));
+        let store_log = tokio::spawn(log_store_changes(self.active.clone()));
+        let history = tokio::spawn(live::watch(self.active.clone()));
         end.await;
         store_log.abort();
         history.abort();
         tracing::info!("shutting down: draining in-flight requests");
-        self.gate.drain();
+        self.active.drain();
         switch.turn();
         while accepting.tasks.join_next().await.is_some() {}
         let deadline = Instant::now() + bounds.drain_timeout;
@@ -154,7 +154,7 @@ impl Server {
 
     /// Returns the leased units that were not spent, so that other processes can spend them.
     async fn return_leases(&self) {
-        if let State::Redis(store) = self.gate.state() {
+        if let State::Redis(store) = self.active.state() {
             match timeout(STORE_TIMEOUT, store.return_leases()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(%error, "cannot return leased units"),
@@ -168,10 +168,10 @@ impl Server {
             Arc::new(ListenerMetrics::new(entry.name, entry.codes).on(listener.clone()))
         });
         let own: Vec<_> = own.collect();
-        let metrics = Arc::new(Metrics::new(self.gate.clone(), own.clone()));
+        let metrics = Arc::new(Metrics::new(self.active.clone(), own.clone()));
         for (bound, own_metrics) in self.listeners.iter().zip(own) {
-            let (gate, metrics) = (self.gate.clone(), metrics.clone());
-            let context = StartContext { gate, metrics, own_metrics, reloader: reloader.clone() };
+            let (active, metrics) = (self.active.clone(), metrics.clone());
+            let context = StartContext { active, metrics, own_metrics, reloader: reloader.clone() };
             (bound.entry.start)(accepting, bound, context);
         }
     }
@@ -195,17 +195,17 @@ impl Accepting {
 }
 
 /// Logs when the connection to the store is lost or restored, and when the error changes.
-async fn log_store_changes(gate: Arc<Gate>) {
+async fn log_store_changes(active: Arc<ActiveConfig>) {
     let mut ticks = interval(STORE_CHECK_INTERVAL);
-    let mut before = StoreOutage::of(&gate);
+    let mut before = StoreOutage::of(&active);
     let mut degraded = DegradedLog::default();
     loop {
         ticks.tick().await;
-        let news = degraded.due(&gate.revision().engine.stats(), Instant::now());
+        let news = degraded.due(&active.revision().engine.stats(), Instant::now());
         if let Some((decisions, reason)) = news {
             tracing::warn!(decisions, reason, "decisions made by failure modes, without the store");
         }
-        let now = StoreOutage::of(&gate);
+        let now = StoreOutage::of(&active);
         match (&before, &now) {
             (None, Some(outage)) => tracing::warn!("lost connection to the store: {outage}"),
             (Some(_), None) => tracing::info!("connected to the store again"),

@@ -15,9 +15,9 @@ use super::{
     rules::{HeaderNames, Options, Rules},
 };
 use crate::{
+    active_config::{ActiveConfig, State},
     config::{Descriptors, Settings},
     engine::Engine,
-    gate::{Gate, State},
 };
 
 #[derive(Debug, Deserialize)]
@@ -73,7 +73,7 @@ struct Step {
 /// 13:20:10.3 on a Thursday.
 const START: u64 = 1_700_140_810_300;
 
-fn gate(rules: &Path, case: &Case, clock: &ManualClock) -> Gate {
+fn active(rules: &Path, case: &Case, clock: &ManualClock) -> ActiveConfig {
     let headers = case.headers.then(|| HeaderNames {
         limit: "RateLimit-Limit".into(),
         remaining: "RateLimit-Remaining".into(),
@@ -97,7 +97,7 @@ fn gate(rules: &Path, case: &Case, clock: &ManualClock) -> Gate {
         settings.descriptors = Descriptors::Apart;
     }
     let state = State::Memory(limiter.store().clone());
-    Gate::new(Engine::memory(limiter).with_clock(clock.clone()), state, settings)
+    ActiveConfig::new(Engine::memory(limiter).with_clock(clock.clone()), state, settings)
 }
 
 fn unit(word: &str) -> Unit {
@@ -158,13 +158,13 @@ fn show(status: &DescriptorStatus) -> String {
     text
 }
 
-async fn run(step: &Step, gate: &Gate) -> Result<RateLimitResponse, String> {
+async fn run(step: &Step, active: &ActiveConfig) -> Result<RateLimitResponse, String> {
     let request = RateLimitRequest {
         domain: Bytes::copy_from_slice(step.domain.as_bytes()),
         descriptors: step.ask.iter().map(|text| descriptor(text)).collect(),
         hits_addend: step.hits,
     };
-    let revision = gate.revision();
+    let revision = active.revision();
     for _ in 1..step.times.unwrap_or(1) {
         decide(&revision, &request).await.map_err(|error| error.to_string())?;
     }
@@ -172,9 +172,9 @@ async fn run(step: &Step, gate: &Gate) -> Result<RateLimitResponse, String> {
     Ok(decided.response)
 }
 
-async fn check(name: &str, number: usize, step: &Step, gate: &Gate) {
+async fn check(name: &str, number: usize, step: &Step, active: &ActiveConfig) {
     let at = format!("{name}, step {}: {step:?}", number + 1);
-    let response = match run(step, gate).await {
+    let response = match run(step, active).await {
         Ok(response) => response,
         Err(error) => {
             assert_eq!(error, step.answer, "{at}");
@@ -204,10 +204,10 @@ async fn every_file_decides_as_is_written_beside_it() {
             serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
         let clock = ManualClock::at(Timestamp::from_micros(START * 1000));
         let config = folder.join(stem.split('+').next().unwrap()).with_extension("yaml");
-        let gate = gate(&config, &case, &clock);
+        let active = active(&config, &case, &clock);
         for (number, step) in case.steps.iter().enumerate() {
             clock.advance(Duration::from_millis(step.after));
-            check(stem, number, step, &gate).await;
+            check(stem, number, step, &active).await;
         }
         count += 1;
     }

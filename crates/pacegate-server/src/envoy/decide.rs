@@ -11,9 +11,9 @@ use super::{
     response,
 };
 use crate::{
+    active_config::{ActiveConfig, Revision},
     config::Descriptors,
     engine::Engine,
-    gate::{Gate, Revision},
 };
 
 /// Why a request was not decided. A denial is not an error.
@@ -321,8 +321,8 @@ fn results(
 }
 
 /// Decides arbitrary bytes as a message and as JSON, for fuzzing.
-pub(crate) async fn decide_bytes(gate: &Gate, bytes: &[u8]) {
-    let revision = gate.revision();
+pub(crate) async fn decide_bytes(active: &ActiveConfig, bytes: &[u8]) {
+    let revision = active.revision();
     if let Ok(request) = RateLimitRequest::decode(bytes) {
         // Only panics and hangs matter here.
         let _ = decide(&revision, &request).await;

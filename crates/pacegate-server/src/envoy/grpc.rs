@@ -35,8 +35,8 @@ use super::{
     response,
 };
 use crate::{
+    active_config::{ActiveConfig, Revision},
     config::Bounds,
-    gate::{Gate, Revision},
     listeners::ListenerId,
     metrics::ListenerMetrics,
     service::{
@@ -49,7 +49,7 @@ use crate::{
 /// The gRPC listener for Envoy.
 #[derive(Debug)]
 pub(crate) struct Grpc {
-    gate: Arc<Gate>,
+    active: Arc<ActiveConfig>,
     metrics: Arc<ListenerMetrics>,
     in_flight: Arc<InFlight>,
     /// Connections that broke the protocol.
@@ -116,9 +116,9 @@ const MAX_HEALTH_BYTES: usize = 256;
 
 impl Grpc {
     /// Creates the listener.
-    pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
-        let in_flight = InFlight::new(gate.revision().settings.bounds.request_bytes);
-        Self { gate, metrics, in_flight, violations: Quiet::default() }
+    pub(crate) fn new(active: Arc<ActiveConfig>, metrics: Arc<ListenerMetrics>) -> Self {
+        let in_flight = InFlight::new(active.revision().settings.bounds.request_bytes);
+        Self { active, metrics, in_flight, violations: Quiet::default() }
     }
 }
 
@@ -127,7 +127,7 @@ impl Protocol for Grpc {
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let bounds = self.gate.revision().settings.bounds;
+        let bounds = self.active.revision().settings.bounds;
         let begun = tokio::select! {
             begun = preface::read(io, bounds.read_timeout) => begun,
             () = drain.clone().grace_over() => return,
@@ -138,15 +138,15 @@ impl Protocol for Grpc {
         };
         let watch = Watch::new(peer, self.in_flight.share(), true);
         let io = TokioIo::new(watch.watched(io));
-        let (gate, metrics, calls) = (self.gate.clone(), self.metrics.clone(), watch.clone());
+        let (active, metrics, calls) = (self.active.clone(), self.metrics.clone(), watch.clone());
         let service = service_fn(move |request| {
-            let (gate, metrics, watch) = (gate.clone(), metrics.clone(), calls.clone());
+            let (active, metrics, watch) = (active.clone(), metrics.clone(), calls.clone());
             // On the heap, and freed before the response is read: HTTP/2 keeps the stream until then.
             Box::pin(async move {
                 let _open = watch.begin(Version::HTTP_2);
                 let begun = Instant::now();
                 let span = trace::request("grpc", request.headers());
-                let respond = respond(&gate, &watch, request);
+                let respond = respond(&active, &watch, request);
                 let response = match span.is_none() {
                     true => respond.await,
                     false => Box::pin(respond.instrument(span)).await,
@@ -170,8 +170,8 @@ impl Protocol for Grpc {
         }
     }
 
-    fn gate(&self) -> &Gate {
-        &self.gate
+    fn active(&self) -> &ActiveConfig {
+        &self.active
     }
 }
 
@@ -197,9 +197,13 @@ fn metadata_bytes(bounds: &Bounds) -> u32 {
     u32::try_from(bounds.header_bytes.max(MIN_METADATA_BYTES)).unwrap_or(u32::MAX)
 }
 
-async fn respond(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Response<Reply> {
+async fn respond(
+    active: &ActiveConfig,
+    watch: &Watch,
+    request: Request<Incoming>,
+) -> Response<Reply> {
     if !watch.is_authenticated() {
-        match known(Keys(&gate.revision().settings.security.credentials), request.headers()) {
+        match known(Keys(&active.revision().settings.security.credentials), request.headers()) {
             Ok(_) => watch.authenticate(),
             Err(_) => watch.suspect(),
         }
@@ -214,8 +218,8 @@ async fn respond(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Resp
         return response;
     }
     let answered = match request.uri().path() {
-        SHOULD_RATE_LIMIT => should_rate_limit(gate, watch, request).await,
-        HEALTH_CHECK => health_check(gate, watch, request).await,
+        SHOULD_RATE_LIMIT => should_rate_limit(active, watch, request).await,
+        HEALTH_CHECK => health_check(active, watch, request).await,
         _ => Err(Failure::new(GrpcCode::Unimplemented, "unknown method")),
     };
     let mut response = match answered {
@@ -232,7 +236,7 @@ async fn respond(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Resp
         }
         Err(failure) => {
             if failure.code == GrpcCode::Unauthenticated {
-                gate.audit().rejected_key(ListenerId::Grpc, None);
+                active.audit().rejected_key(ListenerId::Grpc, None);
             }
             failed(&failure)
         }
@@ -241,24 +245,28 @@ async fn respond(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> Resp
     response
 }
 
-async fn should_rate_limit(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> CallResult {
+async fn should_rate_limit(
+    active: &ActiveConfig,
+    watch: &Watch,
+    request: Request<Incoming>,
+) -> CallResult {
     let (mut head, body) = request.into_parts();
     // Checked before the body is read.
-    known(Keys(&gate.revision().settings.security.credentials), &head.headers)?;
+    known(Keys(&active.revision().settings.security.credentials), &head.headers)?;
     let deadline = head.headers.get(TIMEOUT).and_then(deadline);
     // Metadata may be large, and the message slow, so only the API key is kept.
     let key = head.headers.remove(header::AUTHORIZATION).map(|key| (header::AUTHORIZATION, key));
     head.headers = HeaderMap::from_iter(key);
-    let bounds = gate.revision().settings.bounds;
+    let bounds = active.revision().settings.bounds;
     let message = match receive(body, &bounds, bounds.request_bytes, watch.share()).await {
         Err(failure) if failure.code == GrpcCode::ResourceExhausted => {
-            return Ok((deny_unread(gate), false));
+            return Ok((deny_unread(active), false));
         }
         received => received?,
     };
     let request = RateLimitRequest::decode(message)
         .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "invalid RateLimitRequest"))?;
-    let revision = gate.revision();
+    let revision = active.revision();
     let keys = Keys(&revision.settings.security.credentials);
     if keys.are_needed() {
         permit(&revision, &head.headers, &request)?;
@@ -294,8 +302,8 @@ fn parse_timeout(text: &str) -> Option<Duration> {
 }
 
 /// Denies a request that is too large: Envoy would let it pass on an error, and clients can influence its size.
-fn deny_unread(gate: &Gate) -> Bytes {
-    framed(&response::denial(0, gate.revision().settings.shadow))
+fn deny_unread(active: &ActiveConfig) -> Bytes {
+    framed(&response::denial(0, active.revision().settings.shadow))
 }
 
 fn permit(
@@ -328,8 +336,12 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
 }
 
-async fn health_check(gate: &Gate, watch: &Watch, request: Request<Incoming>) -> CallResult {
-    let bounds = gate.revision().settings.bounds;
+async fn health_check(
+    active: &ActiveConfig,
+    watch: &Watch,
+    request: Request<Incoming>,
+) -> CallResult {
+    let bounds = active.revision().settings.bounds;
     let max = MAX_HEALTH_BYTES.min(bounds.request_bytes);
     let message = receive(request.into_body(), &bounds, max, watch.share()).await?;
     let question = HealthCheckRequest::decode(message)
@@ -338,7 +350,7 @@ async fn health_check(gate: &Gate, watch: &Watch, request: Request<Incoming>) ->
         return Err(Failure::new(GrpcCode::NotFound, "unknown service"));
     }
     let health =
-        if gate.is_draining() { ServingStatus::NotServing } else { ServingStatus::Serving };
+        if active.is_draining() { ServingStatus::NotServing } else { ServingStatus::Serving };
     Ok((framed(&HealthCheckResponse { status: health.into() }), false))
 }
 

@@ -32,15 +32,15 @@ use super::{
     rules::{Options, Rules},
 };
 use crate::{
+    active_config::{ActiveConfig, State},
     config::{Credential, Scope, Settings},
     engine::Engine,
-    gate::{Gate, State},
     metrics::ListenerMetrics,
     service::{DrainSwitch, Protocol},
 };
 
 struct Server {
-    gate: Arc<Gate>,
+    active: Arc<ActiveConfig>,
     drain: DrainSwitch,
     connection: JoinHandle<()>,
 }
@@ -58,13 +58,13 @@ fn settings() -> Settings {
 fn server(settings: Settings) -> (Server, DuplexStream) {
     let limiter = Limiter::builder().policies(settings.policies.clone()).build().unwrap();
     let state = State::Memory(limiter.store().clone());
-    let gate = Arc::new(Gate::new(Engine::memory(limiter), state, settings));
+    let active = Arc::new(ActiveConfig::new(Engine::memory(limiter), state, settings));
     let (ours, theirs) = duplex(64 * 1024);
     let (drain, begun) = DrainSwitch::new();
-    let grpc = Grpc::new(gate.clone(), Arc::new(ListenerMetrics::new("grpc", &CODES)));
+    let grpc = Grpc::new(active.clone(), Arc::new(ListenerMetrics::new("grpc", &CODES)));
     let peer = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
     let connection = tokio::spawn(async move { grpc.serve(ours, peer.into(), begun).await });
-    (Server { gate, drain, connection }, theirs)
+    (Server { active, drain, connection }, theirs)
 }
 
 async fn connect(settings: Settings) -> (Server, Client) {
@@ -267,7 +267,7 @@ async fn health_ends_with_the_drain() {
         let (message, status, _) = call(&mut client, HEALTH, framed(&body), None).await;
         assert_eq!((&message[5..], status), (&[8, 1][..], 0), "{service}");
     }
-    server.gate.drain();
+    server.active.drain();
     let (message, _, _) = call(&mut client, HEALTH, framed(b""), None).await;
     assert_eq!(&message[5..], [8, 2]);
     assert_eq!(ask(&mut client).await, Code::Ok);

@@ -12,7 +12,7 @@ use super::{
         RateLimitResponse, Unit,
     },
 };
-use crate::gate::Revision;
+use crate::active_config::Revision;
 
 /// A `RateLimitRequest` as JSON. Names may also be written with underscores, and numbers as strings.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -12,9 +12,9 @@ use super::{
     rules::{DescriptorKey, Level, Rule},
 };
 use crate::{
+    active_config::Revision,
     config::{Bounds, Scope},
-    gate::Revision,
-    stand_in::BoundedPlan,
+    long_key_digest::BoundedPlan,
 };
 
 /// A descriptor with the limits that apply to it.

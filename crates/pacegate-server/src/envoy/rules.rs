@@ -18,7 +18,7 @@ use super::{
     pattern::Pattern,
     proto::{Entry, Struct},
 };
-use crate::stand_in;
+use crate::long_key_digest;
 
 /// The compiled rules of envoyproxy/ratelimit files. Immutable: a reload replaces them.
 ///
@@ -272,7 +272,7 @@ impl DescriptorKey<'_> {
 
     /// Replaces every part of more than `max` bytes by its digest.
     pub(super) fn bounded(self, max: usize) -> Self {
-        stand_in::key(self.as_key(), max).map_or(self, Self::Owned)
+        long_key_digest::key(self.as_key(), max).map_or(self, Self::Owned)
     }
 
     pub(super) fn as_key(&self) -> KeyRef<'_> {

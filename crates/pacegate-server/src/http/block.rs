@@ -15,9 +15,9 @@ use super::{
     response::json,
 };
 use crate::{
+    active_config::Revision,
     blocks::Block,
     config::Scope,
-    gate::Revision,
     live::{SHOWN, key_of, text_of},
     service::Access,
 };
@@ -62,7 +62,7 @@ const MAX_SECONDS: u64 = 30 * 24 * 3_600;
 /// `POST /v1/block`: blocks a key.
 pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
     let (head, body) = read_request(&shared, request).await?;
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     // Checked first: without an API key, errors must not reveal the names of policies.
     let access = revision.access(&head.headers)?;
     let body: BlockRequest = parse(&body)?;
@@ -81,7 +81,7 @@ pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
     let blocks = revision.engine.blocks();
     let until = blocks.add(named.policy, named.key.clone(), Duration::from_secs(seconds));
     let until = until.map_err(|error| ProblemDetails::too_many_blocks(error.to_string()))?;
-    shared.gate.audit().keys("block", &access, &[(named.policy, named.key.as_ref())]);
+    shared.active.audit().keys("block", &access, &[(named.policy, named.key.as_ref())]);
     json(&BlockResponse::new(named.policy, &named.key, until))
 }
 
@@ -89,7 +89,7 @@ pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
 ///
 /// Compares texts instead of parsing the key, because the policy may have changed or disappeared since the block.
 pub(super) async fn unblock(shared: Context, request: Request) -> HttpResult {
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     let access = revision.access(request.headers())?;
     let (policy, key) = name_in_query(&request)?
         .ok_or_else(|| ProblemDetails::request("the parameters `policy` and `key` are required"))?;
@@ -105,7 +105,7 @@ pub(super) async fn unblock(shared: Context, request: Request) -> HttpResult {
         NamedKey::new(&policy, &key, &revision, access)?;
     } else {
         let keys: Vec<_> = lifted.iter().map(|block| (block.policy, block.key.as_ref())).collect();
-        shared.gate.audit().keys("unblock", &access, &keys);
+        shared.active.audit().keys("unblock", &access, &keys);
     }
     json(&Done { limits: lifted.len() })
 }

@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use super::ProblemDetails;
 use crate::{
+    active_config::State,
     explain::{ConditionModel, Seconds},
-    gate::State,
 };
 
 /// The fields of a [`Decision`], which serializes itself.

@@ -14,7 +14,7 @@ use super::{
     request::{self, Check, CheckBody, CheckLimits, Object},
     response::{DecisionResponse, json, key_of, mark_degraded},
 };
-use crate::{config::Scope, engine::Engine, gate::Gate, trace};
+use crate::{active_config::ActiveConfig, config::Scope, engine::Engine, trace};
 
 /// `POST /v1/check`: checks one request.
 pub(super) async fn check<B>(shared: &Shared, head: &Parts, body: B) -> HttpResult
@@ -25,7 +25,7 @@ where
     let body = read_json(shared, head, body).await?;
     let body: CheckBody<'_> = request::parse(&body)?;
     let check = body.validate(&bounds)?;
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     revision.access_for(&head.headers, Scope::Check, &check)?;
     let now = shared.now();
     let decision = decide(&revision.engine, &check).await?;
@@ -44,7 +44,7 @@ where
 /// `POST /v1/check/batch`: checks requests independently, in their order.
 pub(super) async fn batch(shared: Context, request: Request) -> HttpResult {
     let (head, body) = read_request(&shared, request).await?;
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     let bounds = &revision.settings.bounds;
     let bodies = request::parse_batch(&body, bounds.batch)?;
     let access = revision.access(&head.headers)?;
@@ -114,8 +114,8 @@ fn single_charge<'a>(check: &Check<'_>, limits: &'a CheckLimits<'_, '_>) -> Opti
 }
 
 /// Checks arbitrary bytes as the body of one request and of a batch, for fuzzing.
-pub(crate) async fn check_bytes(gate: &Gate, body: &[u8]) {
-    let revision = gate.revision();
+pub(crate) async fn check_bytes(active: &ActiveConfig, body: &[u8]) {
+    let revision = active.revision();
     let bounds = &revision.settings.bounds;
     let mut bodies = request::parse_batch(body, bounds.batch).unwrap_or_default();
     bodies.extend(request::parse(body).map(Object));

@@ -28,7 +28,7 @@ pub(super) struct ClearResponse {
 /// `POST /v1/clear`.
 pub(super) async fn clear(shared: Context, request: Request) -> HttpResult {
     let (head, body) = read_request(&shared, request).await?;
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     // Checked first: without an API key, errors must not reveal the names of policies.
     let access = revision.access(&head.headers)?;
     let body: ClearRequest = request::parse(&body)?;
@@ -42,6 +42,6 @@ pub(super) async fn clear(shared: Context, request: Request) -> HttpResult {
     };
     let access = revision.access_to(&head.headers, Scope::Admin, domain)?;
     let keys = revision.engine.clear(target).await?;
-    shared.gate.audit().clear(&access, target, keys);
+    shared.active.audit().clear(&access, target, keys);
     json(&ClearResponse { keys })
 }

@@ -49,7 +49,7 @@ pub(super) async fn serve<I>(shared: Arc<Shared>, router: Router, io: I, peer: P
 where
     I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let bounds = shared.gate.revision().settings.bounds;
+    let bounds = shared.active.revision().settings.bounds;
     let watch = Watch::new(peer, shared.in_flight.share(), false);
     let io = TokioIo::new(watch.watched(io));
     let service = service_fn(|request| {

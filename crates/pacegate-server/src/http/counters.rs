@@ -12,11 +12,11 @@ use super::{
     request::{self, CheckBody, PermitBody},
     response::{DecisionResponse, json, mark_degraded},
 };
-use crate::{config::Scope, gate::Revision, service::Access};
+use crate::{active_config::Revision, config::Scope, service::Access};
 
 /// `GET /v1/state`: returns the state of limits without charging them.
 pub(super) async fn peek(shared: Context, request: Request) -> HttpResult {
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     if let Some(named) = NamedKey::from_query(&request, &revision)? {
         revision.access_to(request.headers(), Scope::Check, named.domain)?;
         let plan = revision.engine.plan_for(named.configured_policy()?, named.key.as_ref());
@@ -41,7 +41,7 @@ async fn state(revision: &Revision, charges: &[Charge<'_>]) -> HttpResult {
 
 /// `DELETE /v1/state`: resets counters.
 pub(super) async fn reset(shared: Context, request: Request) -> HttpResult {
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     if let Some(named) = NamedKey::from_query(&request, &revision)? {
         let access = revision.access_to(request.headers(), Scope::Admin, named.domain)?;
         let plan = revision.engine.plan_for_all(named.configured_policy()?, named.key.as_ref());
@@ -64,7 +64,7 @@ async fn reset_charges(
     audited: &[Charge<'_>],
 ) -> HttpResult {
     revision.engine.reset(charges).await?;
-    shared.gate.audit().charges("reset", &access, audited);
+    shared.active.audit().charges("reset", &access, audited);
     json(&Done { limits: charges.len() })
 }
 
@@ -72,13 +72,13 @@ async fn reset_charges(
 pub(super) async fn refund(shared: Context, request: Request) -> HttpResult {
     let (head, body) = read_request(&shared, request).await?;
     let body = CheckBody::parse_without_id(&body)?;
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     let check = body.validate(&revision.settings.bounds)?;
     let access = revision.access_for(&head.headers, Scope::Admin, &check)?;
     let limits = check.charged_limits(&revision.engine);
     let charges = limits.charges(check.cost())?;
     revision.engine.refund(&charges).await?;
-    shared.gate.audit().charges("refund", &access, &charges);
+    shared.active.audit().charges("refund", &access, &charges);
     json(&Done { limits: charges.len() })
 }
 
@@ -86,7 +86,7 @@ pub(super) async fn refund(shared: Context, request: Request) -> HttpResult {
 pub(super) async fn acquire(shared: Context, request: Request) -> Result<Response, ProblemDetails> {
     let (head, body) = read_request(&shared, request).await?;
     let body = CheckBody::parse_without_id(&body)?;
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     let check = body.validate(&revision.settings.bounds)?;
     revision.access_for(&head.headers, Scope::Check, &check)?;
     let limits = check.limits(&revision.engine);
@@ -125,7 +125,7 @@ enum PermitChange {
 async fn change_permit(shared: &Shared, request: Request, change: PermitChange) -> HttpResult {
     let (head, body) = read_request(shared, request).await?;
     let (permit, body) = request::parse::<PermitBody<'_>>(&body)?.split()?;
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     let check = body.validate(&revision.settings.bounds)?;
     let access = revision.access_for(&head.headers, Scope::Check, &check)?;
     let limits = check.charged_limits(&revision.engine);
@@ -135,7 +135,7 @@ async fn change_permit(shared: &Shared, request: Request, change: PermitChange) 
         PermitChange::Release => {
             revision.engine.release(&charges).await?;
             if access.is_authenticated() && !charges.is_empty() {
-                shared.gate.audit().charges("release", &access, &charges);
+                shared.active.audit().charges("release", &access, &charges);
             }
         }
         PermitChange::Renew => {

@@ -13,7 +13,7 @@ use crate::envoy::JsonRequest;
 pub(super) async fn json(shared: Context, request: Request) -> HttpResult {
     let (head, body) = request.into_parts();
     let body = read_body(&shared, &head, body).await?;
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     let message = request::parse::<JsonRequest>(&body)?.into_message();
     let domain = str::from_utf8(&message.domain).unwrap_or_default();
     let access = revision.access_to(&head.headers, message.scope(), domain)?;

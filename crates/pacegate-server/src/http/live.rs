@@ -21,10 +21,10 @@ use super::{
     response::json,
 };
 use crate::{
+    active_config::{self, ActiveConfig, Revision},
     config::Scope,
     engine::Engine,
     explain::Seconds,
-    gate::{self, Gate, Revision},
     live::{Counts, Used, key_of, text_of},
     metrics::{Latency, ListenerMetrics},
 };
@@ -207,36 +207,36 @@ const MAX_BLOCKS: usize = 100;
 
 /// `GET /v1/live`: returns keys, and so requires the scope `admin`.
 pub(super) async fn live(shared: Context, request: Request) -> HttpResult {
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     revision.access_everywhere(request.headers(), Scope::Admin)?;
     let since = since(request.uri())?;
     let stats = revision.engine.stats();
     let used = used(&shared, &revision, &stats).await;
     let policies = policies(&revision, &stats, &used);
-    let (refused, complaint) = shared.gate.refusals();
+    let (refused, complaint) = shared.active.refusals();
     let (blocked, blocked_total) = revision.engine.blocks().list(MAX_BLOCKS);
     let names: Vec<_> = policies.iter().map(|(name, _)| *name).collect();
     json(&LiveResponse {
         now: Seconds(Duration::from_micros(shared.now().as_micros())),
-        started: shared.gate.live().started().as_micros() / 1_000_000,
+        started: shared.active.live().started().as_micros() / 1_000_000,
         version: env!("CARGO_PKG_VERSION"),
         revision: revision.number,
         reload: ReloadModel { refused, complaint },
-        draining: shared.gate.is_draining(),
+        draining: shared.active.is_draining(),
         authorized: AuthorizedModel {
             admin: true,
             keys_configured: !revision.settings.security.credentials.is_empty(),
         },
         policies: policies.into_iter().map(|(_, policy)| policy).collect(),
         policies_total: stats.policies.len(),
-        history: HistoryModel::new(&shared.gate, since, &names),
+        history: HistoryModel::new(&shared.active, since, &names),
         top: TopModel::new(&revision.engine, &stats),
         blocked: blocked
             .iter()
             .map(|block| BlockResponse::new(block.policy, &block.key, block.until))
             .collect(),
         blocked_total,
-        store: LiveStore::from(shared.gate.state()),
+        store: LiveStore::from(shared.active.state()),
         listeners: shared.metrics.listeners().iter().map(ListenerModel::from).collect(),
     })
 }
@@ -293,11 +293,11 @@ async fn used(
     revision: &Revision,
     stats: &Stats,
 ) -> Arc<HashMap<PolicyName, f64>> {
-    if !shared.gate.state().is_reachable() {
+    if !shared.active.state().is_reachable() {
         return Arc::default();
     }
     let at = (shared.now().as_micros() / 1_000_000, revision.number);
-    let mut known = shared.gate.live().used().lock().await;
+    let mut known = shared.active.live().used().lock().await;
     if let Some(used) = known.as_ref().filter(|used| used.at == at) {
         return used.shares.clone();
     }
@@ -343,8 +343,8 @@ fn ratio(part: u64, whole: u64) -> f64 {
 }
 
 impl HistoryModel {
-    fn new(gate: &Gate, since: u64, policies: &[PolicyName]) -> Self {
-        let history = gate.live().history().lock();
+    fn new(active: &ActiveConfig, since: u64, policies: &[PolicyName]) -> Self {
+        let history = active.live().history().lock();
         let (from, length) = history.range(since);
         let counts = history.counts(since, policies);
         let model = |counts: Counts| CountsModel {
@@ -378,10 +378,10 @@ impl TopModel {
     }
 }
 
-impl From<&gate::State> for LiveStore {
-    fn from(state: &gate::State) -> Self {
+impl From<&active_config::State> for LiveStore {
+    fn from(state: &active_config::State) -> Self {
         match state {
-            gate::State::Memory(store) => {
+            active_config::State::Memory(store) => {
                 let usage = store.usage();
                 Self::Memory {
                     reachable: true,
@@ -391,7 +391,7 @@ impl From<&gate::State> for LiveStore {
                     overflowed: usage.overflowed,
                 }
             }
-            gate::State::Redis(store) => {
+            active_config::State::Redis(store) => {
                 Self::Redis(LiveRedis::new(state.is_reachable(), store.stats()))
             }
         }

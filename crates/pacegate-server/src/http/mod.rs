@@ -47,8 +47,8 @@ use tracing::Instrument;
 pub(crate) use self::check::check_bytes;
 use self::{connection::CountedBody, problem::ProblemDetails, request::Check, response::DEGRADED};
 use crate::{
+    active_config::{ActiveConfig, Revision},
     config::{Bounds, Scope},
-    gate::{Gate, Revision},
     listeners::ListenerId,
     metrics::{ListenerMetrics, Metrics},
     service::{Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch},
@@ -76,7 +76,7 @@ pub(crate) const CODES: [&str; 16] = [
 
 /// State shared by all connections.
 struct Shared {
-    gate: Arc<Gate>,
+    active: Arc<ActiveConfig>,
     metrics: Arc<Metrics>,
     listener: Arc<ListenerMetrics>,
     clock: Arc<dyn Clock>,
@@ -104,15 +104,15 @@ const HEADER_OVERHEAD: usize = 104;
 impl HttpService {
     /// Creates the listener, which counts its requests in `listener`.
     pub(crate) fn new(
-        gate: Arc<Gate>,
+        active: Arc<ActiveConfig>,
         metrics: Arc<Metrics>,
         listener: Arc<ListenerMetrics>,
         reload: Reload,
     ) -> Self {
         let clock = Arc::new(SystemClock::new());
-        let in_flight = InFlight::new(gate.revision().settings.bounds.request_bytes);
+        let in_flight = InFlight::new(active.revision().settings.bounds.request_bytes);
         let violations = Quiet::default();
-        Self::over(Shared { gate, metrics, listener, clock, reload, in_flight, violations })
+        Self::over(Shared { active, metrics, listener, clock, reload, in_flight, violations })
     }
 
     fn over(shared: Shared) -> Self {
@@ -124,11 +124,11 @@ impl HttpService {
     /// Replaces the clock, for tests.
     #[cfg(test)]
     fn with_clock(self, clock: impl Clock) -> Self {
-        let Shared { gate, metrics, listener, reload, .. } = &*self.shared;
-        let (gate, metrics) = (gate.clone(), metrics.clone());
+        let Shared { active, metrics, listener, reload, .. } = &*self.shared;
+        let (active, metrics) = (active.clone(), metrics.clone());
         let (listener, reload, clock) = (listener.clone(), reload.clone(), Arc::new(clock));
         let (in_flight, violations) = (self.shared.in_flight.clone(), Quiet::default());
-        Self::over(Shared { gate, metrics, listener, clock, reload, in_flight, violations })
+        Self::over(Shared { active, metrics, listener, clock, reload, in_flight, violations })
     }
 }
 
@@ -140,8 +140,8 @@ impl Protocol for HttpService {
         connection::serve(self.shared.clone(), self.router.clone(), io, peer, drain)
     }
 
-    fn gate(&self) -> &Gate {
-        &self.shared.gate
+    fn active(&self) -> &ActiveConfig {
+        &self.shared.active
     }
 }
 
@@ -155,7 +155,7 @@ async fn handle(
     let _open = watch.begin(request.version());
     let begun = Instant::now();
     if !watch.is_authenticated() {
-        match shared.gate.revision().access(request.headers()) {
+        match shared.active.revision().access(request.headers()) {
             Ok(_) => watch.authenticate(),
             Err(_) => watch.suspect(),
         }
@@ -185,7 +185,7 @@ async fn handle(
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     if response.status() == StatusCode::UNAUTHORIZED {
-        shared.gate.audit().rejected_key(ListenerId::Http, None);
+        shared.active.audit().rejected_key(ListenerId::Http, None);
     }
     if response.headers().contains_key(DEGRADED) {
         shared.listener.count_degraded(1);
@@ -202,7 +202,7 @@ fn size(headers: &HeaderMap) -> usize {
 
 /// Calls the handler. The most frequent endpoints bypass the router.
 async fn dispatch(shared: &Shared, router: Router, request: Request<Incoming>) -> RoutedResponse {
-    if let Err(problem) = browser::check(&shared.gate.revision().settings, &request) {
+    if let Err(problem) = browser::check(&shared.active.revision().settings, &request) {
         return problem.into_http().map(Either::Left);
     }
     let result = match (request.method(), request.uri().path()) {
@@ -241,7 +241,7 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     // Checked first: without an API key, clients get no other error.
-    shared.gate.revision().access(&head.headers)?;
+    shared.active.revision().access(&head.headers)?;
     if !head.headers.get(header::CONTENT_TYPE).is_some_and(is_json) {
         return Err(ProblemDetails::content_type());
     }
@@ -253,7 +253,7 @@ async fn read_body<B>(shared: &Shared, head: &Parts, body: B) -> Result<Bytes, P
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    shared.gate.revision().access(&head.headers)?;
+    shared.active.revision().access(&head.headers)?;
     receive(shared, head, body).await
 }
 
@@ -328,7 +328,7 @@ impl Shared {
     }
 
     fn bounds(&self) -> Bounds {
-        self.gate.revision().settings.bounds
+        self.active.revision().settings.bounds
     }
 }
 

@@ -19,15 +19,15 @@ use super::{
     response::{DecisionResponse, key_of, no_store},
 };
 use crate::{
+    active_config::State as Gated,
     config::{Bounds, Scope},
-    gate::State as Gated,
-    stand_in,
+    long_key_digest,
 };
 
 /// `/v1/auth` with any method: checks the request that a proxy describes in headers.
 pub(super) async fn auth(shared: &Shared, head: &Parts) -> HttpResult {
     let options = AuthOptions::from_query(head)?;
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     let bounds = &revision.settings.bounds;
     revision.access_to(&head.headers, Scope::Check, &options.domain)?;
     let attributes = attributes(&head.headers, options.proxy, bounds)?;
@@ -36,7 +36,7 @@ pub(super) async fn auth(shared: &Shared, head: &Parts) -> HttpResult {
         request = request.with(name, &**value);
     }
     let now = shared.now();
-    let decision = stand_in::check(&revision.engine, &request, bounds.key_bytes).await?;
+    let decision = long_key_digest::check(&revision.engine, &request, bounds.key_bytes).await?;
     let response = DecisionResponse { decision, headers: revision.settings.headers, now };
     let status = match decision.is_allowed() {
         true => StatusCode::OK,
@@ -56,13 +56,15 @@ pub(super) async fn seed(shared: Context, http_request: HttpRequest) -> HttpResu
     let (_, user) = user.ok_or_else(|| {
         ProblemDetails::request("missing parameter `userId`, as in /check?userId=alice")
     })?;
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     revision.access_to(http_request.headers(), Scope::Check, "")?;
     let request = Request::new().with("userId", user);
     let now = shared.now();
     let settings = &revision.settings;
     let decision = match settings.layout == Layout::native() {
-        true => stand_in::check(&revision.engine, &request, settings.bounds.key_bytes).await?,
+        true => {
+            long_key_digest::check(&revision.engine, &request, settings.bounds.key_bytes).await?
+        }
         // RLaaS shares the key, so it must not be replaced by a digest. The bound on headers limits its length.
         false => revision.engine.check(&request).await?,
     };
@@ -82,8 +84,8 @@ pub(super) async fn seed(shared: Context, http_request: HttpRequest) -> HttpResu
 async fn current_count(shared: &Shared, decision: &Decision, user: &str) -> u64 {
     let Some(limit) = decision.limit() else { return 0 };
     let used = limit.capacity().saturating_sub(decision.remaining());
-    let counts_denied = shared.gate.revision().settings.count_denied;
-    match shared.gate.state() {
+    let counts_denied = shared.active.revision().settings.count_denied;
+    match shared.active.state() {
         Gated::Redis(store) if counts_denied && !decision.is_allowed() => {
             let count = store.count(user, limit).await;
             count.map_or(used, |count| count.max(used))

@@ -15,7 +15,7 @@ use crate::{config::Scope, explain::explain, metrics::Metrics, outage::StoreOuta
 
 /// `GET /v1/policies`: lists the policies of the domains that the API key covers.
 pub(super) async fn policies(shared: Context, request: Request) -> HttpResult {
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     let access = revision.access(request.headers())?;
     let policies = revision.engine.policies().policies().iter();
     let visible = policies.filter(|policy| access.allows(Scope::Check, &policy.domain));
@@ -25,10 +25,11 @@ pub(super) async fn policies(shared: Context, request: Request) -> HttpResult {
 
 /// `GET /v1/stats`: returns counts and keys, and so requires the scope `admin`.
 pub(super) async fn stats(shared: Context, request: Request) -> HttpResult {
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     revision.access_everywhere(request.headers(), Scope::Admin)?;
-    let (reloads_refused, reload_complaint) = shared.gate.refusals();
-    let stats = StatsResponse::new(revision.number, &revision.engine.stats(), shared.gate.state());
+    let (reloads_refused, reload_complaint) = shared.active.refusals();
+    let stats =
+        StatsResponse::new(revision.number, &revision.engine.stats(), shared.active.state());
     json(&StatsResponse { reloads_refused, reload_complaint, ..stats })
 }
 
@@ -46,7 +47,7 @@ pub(super) async fn explain_body(shared: Context, request: Request) -> HttpResul
 }
 
 async fn explain_check(shared: &Shared, headers: &HeaderMap, body: &CheckBody<'_>) -> HttpResult {
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     let check = body.validate(&revision.settings.bounds)?;
     revision.access_for(headers, Scope::Check, &check)?;
     let Check::Policies(request) = &check else {
@@ -59,7 +60,7 @@ async fn explain_check(shared: &Shared, headers: &HeaderMap, body: &CheckBody<'_
 
 /// `POST /v1/reload`: reloads the configuration.
 pub(super) async fn reload(shared: Context, request: Request) -> HttpResult {
-    let revision = shared.gate.revision();
+    let revision = shared.active.revision();
     let access = revision.access_everywhere(request.headers(), Scope::Admin)?;
     let credential = access.name();
     tracing::info!(target: "audit", action = "reload", credential, "requested a reload");
@@ -77,18 +78,18 @@ pub(super) async fn healthz() -> HttpResult {
 
 /// `GET /readyz`: the readiness check. A server without its store is ready: failure modes apply.
 pub(super) async fn readyz(shared: Context, request: Request) -> HttpResult {
-    if shared.gate.is_draining() {
+    if shared.active.is_draining() {
         return Err(ProblemDetails::draining());
     }
-    let outage = StoreOutage::of(&shared.gate);
+    let outage = StoreOutage::of(&shared.active);
     let degraded = Some(outage.is_some());
-    let may_see = shared.gate.revision().access(request.headers()).is_ok();
+    let may_see = shared.active.revision().access(request.headers()).is_ok();
     json(&Health { status: "ready", degraded, store: outage.filter(|_| may_see) })
 }
 
 /// `GET /metrics`.
 pub(super) async fn metrics(shared: Context, request: Request) -> HttpResult {
-    shared.gate.revision().access_everywhere(request.headers(), Scope::Check)?;
+    shared.active.revision().access_everywhere(request.headers(), Scope::Check)?;
     let text = shared.metrics.encode();
     let text = text.map_err(|_| ProblemDetails::unavailable("cannot encode the metrics"))?;
     Ok(content(StatusCode::OK, Metrics::CONTENT_TYPE, text.into()))
@@ -96,6 +97,6 @@ pub(super) async fn metrics(shared: Context, request: Request) -> HttpResult {
 
 /// `GET /openapi.json`.
 pub(super) async fn openapi(shared: Context, request: Request) -> HttpResult {
-    shared.gate.revision().access(request.headers())?;
+    shared.active.revision().access(request.headers())?;
     Ok(content(StatusCode::OK, "application/json", document()))
 }

@@ -14,9 +14,9 @@ use smallvec::SmallVec;
 
 use super::ProblemDetails;
 use crate::{
-    ad_hoc::{self, AdHocError, Limits, MOST_LIMITS},
     config::Bounds,
     engine::Engine,
+    inline_limits::{self, InlineLimitError, Limits, MOST_LIMITS},
 };
 
 /// A request to check: by the configured policies, or for one key with its own limits.
@@ -298,8 +298,8 @@ impl LimitTexts<'_> {
                     "a limit exceeds {MAX_LIMIT_BYTES} bytes"
                 )));
             }
-            ad_hoc::add(&mut limits, text).map_err(|error| match error {
-                AdHocError::TooMany => {
+            inline_limits::add(&mut limits, text).map_err(|error| match error {
+                InlineLimitError::TooMany => {
                     ProblemDetails::bounds(format!("more than {MOST_LIMITS} limits"))
                 }
                 error => ProblemDetails::limit(error.to_string()),

@@ -8,7 +8,7 @@ use pacegate_http::{Headers, problem::QUOTA_EXCEEDED};
 use serde::Serialize;
 
 use super::{HttpResponse, HttpResult, ProblemDetails, bodies::CheckResponse};
-use crate::{explain::Seconds, gate::Revision};
+use crate::{active_config::Revision, explain::Seconds};
 
 /// A decision with everything that its response needs.
 #[derive(Clone, Copy, Debug)]

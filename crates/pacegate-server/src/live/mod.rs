@@ -13,7 +13,7 @@ pub(crate) use self::{
     history::{Counts, History},
     name::{SHOWN, key_of, text_of},
 };
-use crate::gate::Gate;
+use crate::active_config::ActiveConfig;
 
 /// The recent history of the server.
 #[derive(Debug)]
@@ -59,21 +59,21 @@ impl Live {
 }
 
 /// Records the decisions at the end of every second. Never returns.
-pub(crate) async fn watch(gate: Arc<Gate>) {
+pub(crate) async fn watch(active: Arc<ActiveConfig>) {
     let clock = SystemClock::new();
     loop {
         let into = clock.now().as_micros() % SECOND;
         sleep(Duration::from_micros(SECOND - into)).await;
         // Timers may fire a little early.
-        look(&gate, (clock.now().as_micros() + SECOND / 2) / SECOND);
+        look(&active, (clock.now().as_micros() + SECOND / 2) / SECOND);
     }
 }
 
 const SECOND: u64 = 1_000_000;
 
 /// Records the decisions up to the end of this second.
-pub(crate) fn look(gate: &Gate, second: u64) {
-    let revision = gate.revision();
+pub(crate) fn look(active: &ActiveConfig, second: u64) {
+    let revision = active.revision();
     revision.engine.blocks().expire();
-    gate.live().history().lock().push(second, &revision.engine.stats());
+    active.live().history().lock().push(second, &revision.engine.stats());
 }

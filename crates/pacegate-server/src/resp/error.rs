@@ -4,7 +4,7 @@ use pacegate::{CheckError, CostError, LimitError, Request, StoreError};
 
 use super::frame::FrameError;
 use crate::{
-    ad_hoc::{AdHocError, TooLong},
+    inline_limits::{InlineLimitError, TooLong},
     service::INLINE_DENIED,
 };
 
@@ -60,7 +60,7 @@ pub(crate) enum CommandError {
     #[error("ERR {0}")]
     Limit(#[from] LimitError),
     #[error("ERR {0}")]
-    InlineLimit(#[from] AdHocError),
+    InlineLimit(#[from] InlineLimitError),
     #[error("ERR {0}")]
     LimitTooLong(#[from] TooLong),
     #[error("ERR {0}")]

@@ -26,8 +26,8 @@ use tokio::{
 
 use self::session::{MAX_PENDING_BYTES, RespSession};
 use crate::{
+    active_config::ActiveConfig,
     config::Bounds,
-    gate::Gate,
     metrics::ListenerMetrics,
     service::{Drain, GRACE, Guesses, Peer, Protocol, Quiet, unauthenticated_turn},
 };
@@ -35,7 +35,7 @@ use crate::{
 /// The listener for RESP2 and RESP3.
 #[derive(Debug)]
 pub(crate) struct RespService {
-    gate: Arc<Gate>,
+    active: Arc<ActiveConfig>,
     metrics: Arc<ListenerMetrics>,
     connections: AtomicU64,
     guesses: Arc<Guesses>,
@@ -68,9 +68,9 @@ const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(20);
 
 impl RespService {
     /// Creates the listener, which counts its commands in `metrics`.
-    pub(crate) fn new(gate: Arc<Gate>, metrics: Arc<ListenerMetrics>) -> Self {
+    pub(crate) fn new(active: Arc<ActiveConfig>, metrics: Arc<ListenerMetrics>) -> Self {
         let (connections, guesses) = (AtomicU64::new(0), Arc::new(Guesses::new()));
-        Self { gate, metrics, connections, guesses, strays: Quiet::default() }
+        Self { active, metrics, connections, guesses, strays: Quiet::default() }
     }
 
     /// Logs an HTTP client, without its request, which may contain secrets.
@@ -91,7 +91,7 @@ impl Protocol for RespService {
     {
         let id = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
         let session = RespSession::new(id).with_peer(peer.ip(), self.guesses.clone());
-        let bounds = self.gate.revision().settings.bounds;
+        let bounds = self.active.revision().settings.bounds;
         let input = BytesMut::new();
         let connection = Connection { io, input, session, service: self, peer: peer.clone() };
         if let Err(error) = connection.run(bounds, drain).await {
@@ -99,8 +99,8 @@ impl Protocol for RespService {
         }
     }
 
-    fn gate(&self) -> &Gate {
-        &self.gate
+    fn active(&self) -> &ActiveConfig {
+        &self.active
     }
 }
 
@@ -111,7 +111,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         let mut alarm = pin!(sleep(bounds.idle_timeout));
         let (mut decided, mut is_partial) = (Tick::now(), false);
         while !self.session.is_over {
-            let lacks_key = self.session.lacks_key(&self.service.gate.revision());
+            let lacks_key = self.session.lacks_key(&self.service.active.revision());
             let most = if lacks_key { UNAUTHENTICATED_READ } else { bounds.request_bytes };
             self.make_room(most);
             let mut input = (&mut self.input).limit(if lacks_key { most } else { usize::MAX });
@@ -183,7 +183,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         let mut has_answered = false;
         loop {
             let begun = Tick::now();
-            let used = self.session.answer(&self.service.gate, &self.input).await;
+            let used = self.session.answer(&self.service.active, &self.input).await;
             self.input.advance(used);
             has_answered |= used > 0;
             if self.session.is_authenticated() {
@@ -233,11 +233,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
 }
 
 /// Answers all complete commands in `bytes`, for fuzzing.
-pub(crate) async fn answer_all(gate: Arc<Gate>, bytes: &[u8]) -> Vec<u8> {
+pub(crate) async fn answer_all(active: Arc<ActiveConfig>, bytes: &[u8]) -> Vec<u8> {
     let mut session = RespSession::new(1);
     let (mut rest, mut answers) = (bytes, Vec::new());
     while !session.is_over {
-        let used = session.answer(&gate, rest).await;
+        let used = session.answer(&active, rest).await;
         rest = &rest[used..];
         answers.append(&mut session.replies.bytes);
         if used == 0 {
@@ -252,7 +252,7 @@ mod tests {
     use pacegate::{Limit, Limiter, Policy, PolicySet, policy::Condition};
 
     use super::*;
-    use crate::{config::Settings, engine::Engine, gate::State};
+    use crate::{active_config::State, config::Settings, engine::Engine};
 
     #[tokio::test]
     async fn replies_are_written_before_many_accumulate() {
@@ -263,17 +263,17 @@ mod tests {
         let policies = PolicySet::new((0..200).map(policy)).unwrap();
         let limiter = Limiter::builder().policies(policies.clone()).build().unwrap();
         let state = State::Memory(limiter.store().clone());
-        let gate = Gate::new(Engine::memory(limiter), state, Settings::new(policies));
+        let active = ActiveConfig::new(Engine::memory(limiter), state, Settings::new(policies));
         let mut session = RespSession::new(1);
         let command = b"PACEGATE.EXPLAIN ATTR user a\r\n";
-        assert_eq!(session.answer(&gate, command).await, command.len());
+        assert_eq!(session.answer(&active, command).await, command.len());
         let one = session.replies.bytes.len();
         assert!(one > 10_000, "{one}");
         let input = command.repeat(500);
         let (mut at, mut written) = (0, 0);
         while at < input.len() {
             session.replies.bytes.clear();
-            let used = session.answer(&gate, &input[at..]).await;
+            let used = session.answer(&active, &input[at..]).await;
             let made = session.replies.bytes.len();
             assert!(used > 0 && made < 64 * 1024 + one, "{used} {made}");
             at += used;

@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 
 use super::{error::CommandError, reply::Replies, throttle::number};
 use crate::{
-    ad_hoc::{self, Limits},
     config::Bounds,
+    inline_limits::{self, Limits},
 };
 
 /// A request, or a key with inline limits.
@@ -67,7 +67,7 @@ impl<'a> Query<'a> {
         } else if is("LIMIT") {
             let text = text("the limit", value, bounds)?;
             let (_, limits) = self.inline.as_mut().ok_or(CommandError::Usage(USAGE))?;
-            ad_hoc::add(limits, text)?;
+            inline_limits::add(limits, text)?;
         } else {
             return Err(CommandError::Usage(USAGE));
         }

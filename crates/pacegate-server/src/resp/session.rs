@@ -17,10 +17,10 @@ use super::{
     throttle::{self, Dialect, LimitCache, RepeatedCommand, ThrottleReply},
 };
 use crate::{
+    active_config::{ActiveConfig, Revision},
     config::Scope,
     engine::{ClearTarget, Engine},
     explain,
-    gate::{Gate, Revision},
     service::{Access, Guesses, Keys},
 };
 
@@ -90,8 +90,8 @@ impl RespSession {
 
     /// Answers the complete commands at the start of `input` under one revision, and returns their length in bytes.
     /// Stops early once [`MAX_PENDING_BYTES`] of replies wait to be written.
-    pub(super) async fn answer(&mut self, gate: &Gate, input: &[u8]) -> usize {
-        let revision = gate.revision();
+    pub(super) async fn answer(&mut self, active: &ActiveConfig, input: &[u8]) -> usize {
+        let revision = active.revision();
         let max_commands = revision.settings.bounds.batch;
         let mut pending = Pending::default();
         let (mut at, mut commands, mut words) = (0, 0, Words::new());
@@ -116,7 +116,7 @@ impl RespSession {
                         continue;
                     }
                     commands += 1;
-                    self.command(rest, &words, gate, &revision, &mut pending).await
+                    self.command(rest, &words, active, &revision, &mut pending).await
                 }
                 Err(error) => {
                     self.is_over = true;
@@ -157,7 +157,7 @@ impl RespSession {
         &mut self,
         input: &[u8],
         words: &[&'a [u8]],
-        gate: &Gate,
+        active: &ActiveConfig,
         revision: &Revision,
         pending: &mut Pending<'a>,
     ) -> Result<(), CommandError> {
@@ -184,7 +184,7 @@ impl RespSession {
             return Ok(());
         }
         self.flush(engine, pending).await;
-        self.immediate_command(words, gate, revision).await
+        self.immediate_command(words, active, revision).await
     }
 
     fn throttle<'a>(
@@ -267,7 +267,7 @@ impl RespSession {
     async fn immediate_command(
         &mut self,
         words: &[&[u8]],
-        gate: &Gate,
+        active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<(), CommandError> {
         let is = |other: &str| words[0].eq_ignore_ascii_case(other.as_bytes());
@@ -280,15 +280,15 @@ impl RespSession {
             self.replies.bulk(explanation(revision, &query).await?);
         } else if is("PACEGATE.RESET") {
             let query = self.query(&words[1..], revision, Scope::Admin)?;
-            self.change(gate, revision, &query, Change::Reset).await?;
+            self.change(active, revision, &query, Change::Reset).await?;
         } else if is("PACEGATE.REFUND") {
             let query = self.query(&words[1..], revision, Scope::Admin)?;
-            self.change(gate, revision, &query, Change::Refund).await?;
+            self.change(active, revision, &query, Change::Refund).await?;
         } else if is("PACEGATE.CLEAR") {
-            let keys = self.clear(&words[1..], gate, revision).await?;
+            let keys = self.clear(&words[1..], active, revision).await?;
             self.replies.integer(i64::try_from(keys).unwrap_or(i64::MAX));
         } else {
-            return self.general_command(words, gate, revision);
+            return self.general_command(words, active, revision);
         }
         Ok(())
     }
@@ -297,7 +297,7 @@ impl RespSession {
     async fn clear(
         &self,
         words: &[&[u8]],
-        gate: &Gate,
+        active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<u64, CommandError> {
         let access = self.access(revision).ok_or(CommandError::NoAuth)?;
@@ -321,13 +321,13 @@ impl RespSession {
         };
         self.check_access(revision, Scope::Admin, domain)?;
         let cleared = revision.engine.clear(target).await?;
-        gate.audit().clear(&access, target, cleared);
+        active.audit().clear(&access, target, cleared);
         Ok(cleared)
     }
 
     async fn change(
         &mut self,
-        gate: &Gate,
+        active: &ActiveConfig,
         revision: &Revision,
         query: &Query<'_>,
         change: Change,
@@ -350,7 +350,7 @@ impl RespSession {
             }
         };
         if let Some(access) = self.access(revision) {
-            gate.audit().charges(action, &access, &charges);
+            active.audit().charges(action, &access, &charges);
         }
         self.replies.simple("OK");
         Ok(())

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pacegate::{Charge, Decision, KeyRef, Limit, PolicyName};
 
 use super::{error::CommandError, frame, reply::Replies};
-use crate::ad_hoc;
+use crate::inline_limits;
 
 /// The system whose command and reply are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl LimitCache {
             return Err(CommandError::ZeroCount);
         }
         let limit = Limit::new(count, Duration::from_secs(period))?.with_burst(capacity)?;
-        let limit = ad_hoc::check(limit)?;
+        let limit = inline_limits::check(limit)?;
         self.0 = Some((numbers, limit));
         Ok(limit)
     }

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{Drain, Keys, Peer, Quiet, Sources, Tls, Workers, WriteDeadline};
-use crate::gate::Gate;
+use crate::active_config::ActiveConfig;
 
 /// Implements a protocol on connections.
 pub(crate) trait Protocol: Send + Sync + 'static {
@@ -29,7 +29,7 @@ pub(crate) trait Protocol: Send + Sync + 'static {
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
     /// Returns the active configuration.
-    fn gate(&self) -> &Gate;
+    fn active(&self) -> &ActiveConfig;
 }
 
 /// A bound socket and its connections.
@@ -109,7 +109,7 @@ impl Listener {
         let socket = TcpListener::from_std(socket)?;
         let connections = drain.clone();
         let serve = |stream: std::net::TcpStream, address| {
-            let Some((peer, permit)) = self.admit(address, protocol.gate()) else { return };
+            let Some((peer, permit)) = self.admit(address, protocol.active()) else { return };
             let (protocol, tls) = (protocol.clone(), tls.clone());
             workers.spawn(connection(protocol, tls, stream, peer, connections.clone(), permit));
         };
@@ -136,7 +136,11 @@ impl Listener {
 
     /// Admits a connection, unless too many are open, or too many unauthenticated ones from its address. If no API key
     /// is required, only the first limit applies.
-    fn admit(&self, address: SocketAddr, gate: &Gate) -> Option<(Peer, OwnedSemaphorePermit)> {
+    fn admit(
+        &self,
+        address: SocketAddr,
+        active: &ActiveConfig,
+    ) -> Option<(Peer, OwnedSemaphorePermit)> {
         let Ok(permit) = self.room.clone().try_acquire_owned() else {
             let (refused, most) = (self.count_refused(), self.most);
             if self.refusals.events().is_some() {
@@ -145,7 +149,7 @@ impl Listener {
             }
             return None;
         };
-        if !Keys(&gate.revision().settings.security.credentials).are_needed() {
+        if !Keys(&active.revision().settings.security.credentials).are_needed() {
             return Some((address.into(), permit));
         }
         let Some(peer) = self.sources.admit(address) else {
@@ -184,7 +188,7 @@ async fn connection<P: Protocol>(
     let Ok(stream) = TcpStream::from_std(stream) else { return };
     // If this fails, the connection is only slower.
     let _ = stream.set_nodelay(true);
-    let write_timeout = protocol.gate().revision().settings.bounds.write_timeout;
+    let write_timeout = protocol.active().revision().settings.bounds.write_timeout;
     let stream = WriteDeadline::new(stream, write_timeout);
     match tls {
         None => protocol.serve(stream, peer, drain).await,

@@ -49,7 +49,7 @@ async fn unknown_hosts_get_nothing_from_a_loopback_without_keys() {
         // Load balancers probe by any name.
         assert_eq!(ask(&server, "GET /healthz", &format!("Host: {host}\r\n")).await.0, 200);
     }
-    assert_eq!(server.gate.revision().number, 1, "nothing was reloaded");
+    assert_eq!(server.active.revision().number, 1, "nothing was reloaded");
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn pages_of_other_sites_get_nothing_without_keys() {
         // A link may lead to the page, which holds no data.
         assert_eq!(ask(&server, "GET /", &format!("{own}{from_elsewhere}")).await.0, 200);
     }
-    assert_eq!(server.gate.revision().number, 1, "nothing was reloaded");
+    assert_eq!(server.active.revision().number, 1, "nothing was reloaded");
     for from_here in [
         "",
         "Origin: http://127.0.0.1:8080\r\n",

@@ -63,7 +63,7 @@ async fn a_drain_answers_requests_and_closes() {
     let mut idle = server.connect();
     // Half of a request was sent before the drain, half comes after it.
     busy.write_all(&PING.as_bytes()[..10]).await.unwrap();
-    server.gate.drain();
+    server.active.drain();
     server.switch.turn();
     busy.write_all(&PING.as_bytes()[10..]).await.unwrap();
     let mut last = Vec::new();

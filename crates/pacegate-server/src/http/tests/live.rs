@@ -18,10 +18,10 @@ async fn decisions_are_counted_by_policy_second_and_key() {
     for _ in 0..5 {
         server.check(ALICE).await;
     }
-    live::look(&server.gate, start + 1);
+    live::look(&server.active, start + 1);
     server.check(r#"{"attributes":{"user":"bob"}}"#).await;
     server.check(r#"{"key":"k","limit":"9/hour"}"#).await;
-    live::look(&server.gate, start + 3);
+    live::look(&server.active, start + 3);
     let live = server.get("/v1/live").await.json();
     assert_eq!(live["now"], json!(start as f64));
     assert_eq!((&live["version"], &live["revision"]), (&json!("0.1.0"), &json!(1)));
@@ -71,7 +71,7 @@ async fn since_returns_the_rest_of_the_history() {
     let server = Server::new();
     for second in [100, 101, 102] {
         server.check(ALICE).await;
-        live::look(&server.gate, second);
+        live::look(&server.active, second);
     }
     let rest = server.get("/v1/live?since=101").await.json();
     assert_eq!((&rest["history"]["from"], &rest["history"]["length"]), (&json!(102), &json!(1)));
@@ -127,9 +127,9 @@ async fn usage_is_not_measured_while_the_store_is_unreachable() {
     let (url, prefix) = ("redis://127.0.0.1:1".to_owned(), "t:".to_owned());
     settings.store = StoreSettings::Redis { url, prefix, deadline: Duration::from_millis(50) };
     let clock = ManualClock::new();
-    let server = Server::over(clock.clone(), clock, Gate::open(settings).unwrap());
+    let server = Server::over(clock.clone(), clock, ActiveConfig::open(settings).unwrap());
     server.check(ALICE).await;
-    let failures = || server.gate.revision().engine.stats().store_failures;
+    let failures = || server.active.revision().engine.stats().store_failures;
     let before = failures();
     let live = server.get("/v1/live").await.json();
     assert_eq!(live["top"]["traffic"][0]["key"], "alice");
@@ -236,7 +236,9 @@ async fn a_block_is_removed_by_its_text_after_its_policy_changed() {
         let api = Policy::new("api", ["3/minute"]);
         let api = per.map(|per| api.per(per.iter().copied()));
         let others = policies().policies()[1..].to_vec();
-        server.gate.replace(Settings::new(PolicySet::new(others.into_iter().chain(api)).unwrap()));
+        server
+            .active
+            .replace(Settings::new(PolicySet::new(others.into_iter().chain(api)).unwrap()));
     };
     set(Some(&["user", "ip"]));
     let request = r#"{"attributes":{"user":"alice","ip":"::1"}}"#;
@@ -271,10 +273,10 @@ async fn a_block_of_a_removed_policy_needs_admin_everywhere() {
     };
     let hour = Duration::from_secs(3_600);
     let key = pacegate::KeyRef::new(b"alice").to_buf();
-    let revision = server.gate.revision();
+    let revision = server.active.revision();
     revision.engine.blocks().add("api".parse().unwrap(), key, hour).unwrap();
     settings.policies = PolicySet::new(policies().policies()[1..].to_vec()).unwrap();
-    server.gate.replace(settings);
+    server.active.replace(settings);
     assert_eq!(delete("nobody").await, 401);
     assert_eq!(delete("shop").await, 403);
     assert_eq!(revision.engine.blocks().list(0).1, 1);
@@ -299,7 +301,7 @@ async fn all_listeners_deny_blocked_keys() {
     }
     let bytes = b"PACEGATE.CHECK ATTR user alice\r\nCL.THROTTLE j 1 9 60\r\n\
                   CL.THROTTLE k 1 9 60\r\nCL.THROTTLE j 1 9 60\r\n";
-    let answer = crate::resp::answer_all(server.gate.clone(), bytes).await;
+    let answer = crate::resp::answer_all(server.active.clone(), bytes).await;
     let answer = String::from_utf8(answer).unwrap();
     assert!(answer.starts_with("*18\r\n$7\r\nallowed\r\n:0\r\n"), "{answer}");
     assert!(answer.contains("$6\r\nsource\r\n$7\r\nblocked\r\n"), "{answer}");
@@ -318,7 +320,7 @@ async fn all_listeners_deny_blocked_keys() {
     ] {
         let mut settings = Settings::new(policies().in_mode(mode));
         settings.descriptors = descriptors;
-        server.gate.replace(settings);
+        server.active.replace(settings);
         for (ip, status, code) in [("10.0.0.1", 429, "OVER_LIMIT"), ("10.0.0.2", 200, "OK")] {
             let entries = json!([{ "key": "ip", "value": ip }]);
             let ask = json!({ "domain": "shop", "descriptors": [{ "entries": entries }] });
@@ -359,7 +361,7 @@ async fn a_block_holds_where_an_override_lifts_the_limit() {
         assert_eq!(server.get(state).await.json()["source"], "blocked");
         assert_eq!(server.post("/json", &envoy).await.status, 429);
         let resp = b"PACEGATE.CHECK DOMAIN d ATTR user x plan pro\r\n";
-        let answer = crate::resp::answer_all(server.gate.clone(), resp).await;
+        let answer = crate::resp::answer_all(server.active.clone(), resp).await;
         assert!(answer.starts_with(b"*18\r\n$7\r\nallowed\r\n:0\r\n"));
         let reply = server
             .post("/v1/explain", r#"{"domain":"d","attributes":{"user":"x","plan":"pro"}}"#)
@@ -406,10 +408,10 @@ async fn invalid_blocks_are_rejected() {
         let reply = server.send(&format!("DELETE /v1/block?{wrong}"), "", "").await;
         assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{wrong}");
     }
-    let blocks = server.gate.revision().engine.blocks().list(0).1;
+    let blocks = server.active.revision().engine.blocks().list(0).1;
     for n in blocks..crate::blocks::Blocks::MOST {
         let key = pacegate::KeyRef::new(&n.to_le_bytes()).to_buf();
-        let revision = server.gate.revision();
+        let revision = server.active.revision();
         revision.engine.blocks().add("api".parse().unwrap(), key, Duration::from_secs(1)).unwrap();
     }
     let full = server.post("/v1/block", r#"{"policy":"api","key":"one more"}"#).await;

@@ -22,9 +22,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::{CODES, HttpService};
 use crate::{
+    active_config::{ActiveConfig, State},
     config::{Credential, HeaderStyle, ResetStyle, Scope, Settings, StoreSettings},
     engine::Engine,
-    gate::{Gate, State},
     metrics::{ListenerMetrics, Metrics},
     service::{Drain, DrainSwitch, Protocol},
 };
@@ -32,7 +32,7 @@ use crate::{
 /// A server in memory with a manual clock, which starts at the beginning of 2026.
 pub(super) struct Server {
     pub(super) service: Arc<HttpService>,
-    pub(super) gate: Arc<Gate>,
+    pub(super) active: Arc<ActiveConfig>,
     pub(super) clock: ManualClock,
     pub(super) switch: DrainSwitch,
     drain: Drain,
@@ -87,7 +87,7 @@ impl Server {
         let limiter = limiter.unwrap();
         let state = State::Memory(limiter.store().clone());
         let engine = Engine::memory(limiter).with_clock(shown.clone());
-        Self::over(clock, shown, Gate::new(engine, state, settings))
+        Self::over(clock, shown, ActiveConfig::new(engine, state, settings))
     }
 
     /// Creates a service with its counters on a Redis server and a manual clock.
@@ -97,14 +97,14 @@ impl Server {
         let store = builder.clock(clock.clone()).connect().await.unwrap();
         let limiter = SharedLimiter::new(store.clone(), settings.policies.clone());
         let engine = Engine::shared(limiter).with_clock(clock.clone());
-        Self::over(clock.clone(), clock, Gate::new(engine, State::Redis(store), settings))
+        Self::over(clock.clone(), clock, ActiveConfig::new(engine, State::Redis(store), settings))
     }
 
-    pub(super) fn over(clock: ManualClock, shown: impl Clock, gate: Gate) -> Self {
-        let gate = Arc::new(gate);
+    pub(super) fn over(clock: ManualClock, shown: impl Clock, active: ActiveConfig) -> Self {
+        let active = Arc::new(active);
         let listener = Arc::new(ListenerMetrics::new("http", &CODES));
-        let metrics = Arc::new(Metrics::new(gate.clone(), vec![listener.clone()]));
-        let replaced = gate.clone();
+        let metrics = Arc::new(Metrics::new(active.clone(), vec![listener.clone()]));
+        let replaced = active.clone();
         let reload = Arc::new(move || {
             let settings = (*replaced.revision().settings).clone();
             match settings.shadow {
@@ -112,10 +112,10 @@ impl Server {
                 true => Err("line 3, column 1: unknown field `limits`".to_owned()),
             }
         });
-        let service = HttpService::new(gate.clone(), metrics, listener, reload);
+        let service = HttpService::new(active.clone(), metrics, listener, reload);
         let service = Arc::new(service.with_clock(shown));
         let (switch, drain) = DrainSwitch::new();
-        Self { service, gate, clock, switch, drain }
+        Self { service, active, clock, switch, drain }
     }
 
     /// Opens a connection.

@@ -72,7 +72,7 @@ async fn a_reload_keeps_the_usage_of_an_override() {
     let file = request("/static/x");
     assert_eq!(admitted(&server, &file, 9).await, 5);
     let raised = Settings::new(exports_and_static_files("5/minute burst 8"));
-    server.gate.replace(raised);
+    server.active.replace(raised);
     assert_eq!(admitted(&server, &file, 9).await, 3);
     assert_eq!(admitted(&server, &request("/export"), 20).await, 10, "the policy's own");
 }

@@ -111,7 +111,7 @@ async fn health_and_readiness_part_when_the_service_drains() {
     let server = Server::new();
     let ready = server.get("/readyz").await;
     assert_eq!((ready.status, &*ready.body), (200, r#"{"status":"ready","degraded":false}"#));
-    server.gate.drain();
+    server.active.drain();
     let ready = server.get("/readyz").await;
     assert_eq!((ready.status, ready.problem()), (503, "draining".to_owned()));
     let alive = server.get("/healthz").await;
@@ -128,7 +128,7 @@ async fn a_refused_reload_says_why() {
     let reply = server.send("POST /v1/reload", "", "").await;
     assert_eq!((reply.status, reply.problem()), (422, "reload".to_owned()));
     assert!(reply.body.contains("line 3, column 1: unknown field `limits`"));
-    assert_eq!(server.gate.revision().number, 1);
+    assert_eq!(server.active.revision().number, 1);
 }
 
 #[tokio::test]
@@ -137,7 +137,7 @@ async fn without_its_store_the_service_decides_and_says_so() {
     let (url, prefix) = ("redis://127.0.0.1:1".to_owned(), "t:".to_owned());
     settings.store = StoreSettings::Redis { url, prefix, deadline: Duration::from_millis(50) };
     let clock = ManualClock::new();
-    let server = Server::over(clock.clone(), clock, Gate::open(settings).unwrap());
+    let server = Server::over(clock.clone(), clock, ActiveConfig::open(settings).unwrap());
     let ready = server.get("/readyz").await;
     let health = ready.json();
     assert_eq!((ready.status, &health["degraded"]), (200, &json!(true)));

@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use super::{CommandError, RespSession};
 use crate::{
-    gate::{Gate, Revision},
+    active_config::{ActiveConfig, Revision},
     listeners::ListenerId,
     service::{Guesses, Keys},
 };
@@ -21,14 +21,14 @@ impl RespSession {
     pub(super) fn auth(
         &mut self,
         words: &[&[u8]],
-        gate: &Gate,
+        active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<(), CommandError> {
         // The user name is ignored: the API key alone identifies the client.
         let ([key] | [_, key]) = *words else {
             return Err(CommandError::Usage("AUTH [user] key"));
         };
-        self.authenticate(key, gate, revision)?;
+        self.authenticate(key, active, revision)?;
         self.replies.simple("OK");
         Ok(())
     }
@@ -37,20 +37,20 @@ impl RespSession {
     pub(super) fn authenticate(
         &mut self,
         key: &[u8],
-        gate: &Gate,
+        active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<(), CommandError> {
         let keys = Keys(&revision.settings.security.credentials);
         let guesses = self.peer.as_ref().filter(|_| keys.are_needed());
         if let Some(Err(wait)) = guesses.map(|(address, guesses)| guesses.begin(*address)) {
             let seconds = wait.as_millis().div_ceil(1_000).max(1);
-            self.reject_key(gate);
+            self.reject_key(active);
             self.is_over = true;
             return Err(CommandError::TooManyWrongKeys(seconds));
         }
         let digest = Keys::digest(key);
         if keys.access_by_digest(Some(&digest)).is_none() {
-            self.reject_key(gate);
+            self.reject_key(active);
             return Err(CommandError::WrongKey);
         }
         if let Some((address, guesses)) = guesses {
@@ -60,8 +60,9 @@ impl RespSession {
         Ok(())
     }
 
-    fn reject_key(&mut self, gate: &Gate) {
-        gate.audit()
+    fn reject_key(&mut self, active: &ActiveConfig) {
+        active
+            .audit()
             .rejected_key(ListenerId::Resp, self.peer.as_ref().map(|(address, _)| *address));
         self.wrong_keys += 1;
         self.is_over |= self.wrong_keys == MAX_WRONG_KEYS;

@@ -1,7 +1,7 @@
 //! Commands that clients send to any Redis server: `PING`, `HELLO`, `CLIENT`, `INFO` and others.
 
 use super::{CommandError, RespSession};
-use crate::gate::{Gate, Revision};
+use crate::active_config::{ActiveConfig, Revision};
 
 /// The number of commands, as `COMMAND COUNT` returns it.
 const COMMANDS: i64 = 19;
@@ -12,7 +12,7 @@ impl RespSession {
     pub(super) fn general_command(
         &mut self,
         words: &[&[u8]],
-        gate: &Gate,
+        active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<(), CommandError> {
         let is = |place: usize, other: &str| {
@@ -22,9 +22,9 @@ impl RespSession {
             self.replies.simple("OK");
             self.is_over = true;
         } else if is(0, "AUTH") {
-            return self.auth(&words[1..], gate, revision);
+            return self.auth(&words[1..], active, revision);
         } else if is(0, "HELLO") {
-            return self.hello(&words[1..], gate, revision);
+            return self.hello(&words[1..], active, revision);
         } else if self.access(revision).is_none() {
             return Err(CommandError::NoAuth);
         } else if is(0, "PING") {
@@ -65,7 +65,7 @@ impl RespSession {
     fn hello(
         &mut self,
         words: &[&[u8]],
-        gate: &Gate,
+        active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<(), CommandError> {
         let mut rest = words;
@@ -82,7 +82,7 @@ impl RespSession {
             match rest {
                 [] => break,
                 [option, _, key, after @ ..] if option.eq_ignore_ascii_case(b"AUTH") => {
-                    self.authenticate(key, gate, revision)?;
+                    self.authenticate(key, active, revision)?;
                     rest = after;
                 }
                 [option, name, after @ ..] if option.eq_ignore_ascii_case(b"SETNAME") => {

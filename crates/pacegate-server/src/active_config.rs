@@ -19,7 +19,7 @@ use crate::{
 
 /// The active configuration. A reload replaces it as a whole, so each request uses one revision from start to end.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct ActiveConfig {
     revision: ArcSwap<Revision>,
     state: State,
     refused: AtomicU64,
@@ -57,7 +57,7 @@ pub enum OpenError {
     Build(#[from] BuildError),
 }
 
-impl Gate {
+impl ActiveConfig {
     /// Opens the store and activates `settings`. Does not wait for Redis: it connects in the background, and failure
     /// modes decide until it answers. Must be called within the runtime that runs the connections of the store.
     pub(crate) fn open(settings: Settings) -> Result<Self, OpenError> {
@@ -79,7 +79,7 @@ impl Gate {
         Ok(Self::new(engine, state, settings))
     }
 
-    /// Creates a gate for an existing engine.
+    /// Creates a active for an existing engine.
     pub(crate) fn new(engine: Engine, state: State, settings: Settings) -> Self {
         let revision = Revision { number: 1, engine, settings: Arc::new(settings) };
         Self {
@@ -142,7 +142,7 @@ impl Gate {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Returns true if [`Gate::drain`] was called.
+    /// Returns true if [`ActiveConfig::drain`] was called.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }

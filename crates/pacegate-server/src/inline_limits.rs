@@ -11,7 +11,7 @@ pub(crate) type Limits = SmallVec<[Limit; 2]>;
 /// The reason why an inline limit is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant documents it")]
-pub enum AdHocError {
+pub enum InlineLimitError {
     #[error("no more than {MOST_LIMITS} limits at once")]
     TooMany,
     #[error(transparent)]
@@ -39,14 +39,14 @@ const MAX_RESET: Duration = Duration::from_secs(MAX_RESET_DAYS * 24 * 3_600);
 pub(crate) const MOST_LIMITS: usize = 16;
 
 /// Parses a limit and adds it.
-pub(crate) fn add(limits: &mut Limits, text: &str) -> Result<(), AdHocError> {
+pub(crate) fn add(limits: &mut Limits, text: &str) -> Result<(), InlineLimitError> {
     if limits.len() == MOST_LIMITS {
-        return Err(AdHocError::TooMany);
+        return Err(InlineLimitError::TooMany);
     }
     let limit: Limit = text.parse()?;
     let place = |limit: &Limit| (limit.algorithm(), limit.period());
     if let Some(&other) = limits.iter().find(|other| place(other) == place(&limit)) {
-        return Err(AdHocError::Alike(other, limit));
+        return Err(InlineLimitError::Alike(other, limit));
     }
     limits.push(check(limit)?);
     Ok(())
