@@ -4,10 +4,6 @@ use std::collections::HashMap;
 
 use super::{File, Finding};
 
-/// Names that are still to be changed.
-const KNOWN: [(&str, &str); 3] =
-    [("pacegate", "Gate"), ("pacegate", "Tag"), ("pacegate-http", "Waiting")];
-
 /// A type that a crate defines.
 struct Definition<'a> {
     file: &'a File,
@@ -25,9 +21,9 @@ pub(super) fn check(files: &[File]) -> Vec<Finding> {
             definitions.entry((name, word)).or_default().push(definition);
         }
     }
-    let twice = definitions.into_iter().filter(|(name, all)| {
-        !KNOWN.contains(name) && all.len() > 1 && all.iter().any(|definition| definition.is_public)
-    });
+    let twice = definitions
+        .into_iter()
+        .filter(|(_, all)| all.len() > 1 && all.iter().any(|definition| definition.is_public));
     let mut findings: Vec<Finding> = twice
         .flat_map(|((name, word), all)| {
             let what = format!("type `{word}` is defined twice in {name}; rename one of them");

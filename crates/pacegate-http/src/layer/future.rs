@@ -34,7 +34,7 @@ pin_project! {
     #[project = StateProjection]
     enum State<S, F, D, T, ReqB, ResB> {
         /// Waits for the decision.
-        Deciding { #[pin] deciding: D, waiting: Option<Box<Waiting<S, ReqB>>> },
+        Deciding { #[pin] deciding: D, waiting: Option<Box<UndecidedRequest<S, ReqB>>> },
         /// Waits for the inner service.
         Calling { #[pin] call: F, charged: Option<Charged> },
         /// Waits until the charge is corrected.
@@ -45,7 +45,7 @@ pin_project! {
 }
 
 /// A request that waits for its decision.
-pub(super) struct Waiting<S, B> {
+pub(super) struct UndecidedRequest<S, B> {
     pub(super) service: S,
     pub(super) head: Parts,
     pub(super) body: B,
@@ -69,7 +69,7 @@ where
         rules: Arc<Rules<L>>,
         make: M,
         deciding: L::Deciding,
-        waiting: Waiting<S, ReqB>,
+        waiting: UndecidedRequest<S, ReqB>,
     ) -> Self {
         Self { rules, make, state: State::Deciding { deciding, waiting: Some(Box::new(waiting)) } }
     }
@@ -88,7 +88,7 @@ where
     }
 }
 
-impl<W, B> Waiting<W, B> {
+impl<W, B> UndecidedRequest<W, B> {
     /// Serves the request, or refuses it.
     pub(super) fn decided<S, L, M, ResB>(
         mut self,

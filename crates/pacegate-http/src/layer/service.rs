@@ -9,7 +9,7 @@ use tower_service::Service;
 
 use super::{
     body::{IntoBody, MakeBody},
-    future::{ResponseFuture, Waiting},
+    future::{ResponseFuture, UndecidedRequest},
 };
 use crate::{Asked, Decide, Reply, Rules};
 
@@ -62,14 +62,14 @@ where
         };
         match rules.decide(&question) {
             Reply::Now(answer) => {
-                let waiting = Waiting { service: &mut self.inner, head, body, question };
+                let waiting = UndecidedRequest { service: &mut self.inner, head, body, question };
                 waiting.decided(rules, make, answer)
             }
             Reply::Later(deciding) => {
                 // This instance is ready; a clone of it might not be.
                 let clone = self.inner.clone();
                 let service = mem::replace(&mut self.inner, clone);
-                let waiting = Waiting { service, head, body, question };
+                let waiting = UndecidedRequest { service, head, body, question };
                 ResponseFuture::deciding(rules, make, deciding, waiting)
             }
         }
