@@ -1,4 +1,4 @@
-//! Options and code shared by the commands `check` and `explain`.
+//! Options and code shared by the commands `check`, `explain` and `top`.
 
 use std::{
     collections::HashSet,
