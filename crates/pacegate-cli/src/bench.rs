@@ -106,7 +106,7 @@ struct Asking {
     #[arg(long, value_name = "TEXT")]
     prefix: Option<String>,
 
-    /// Lua script for the dialect script; the key is KEYS[1]
+    /// Lua script for the dialect script; its first key is the key to charge
     #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
 

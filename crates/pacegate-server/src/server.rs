@@ -108,7 +108,7 @@ impl Server {
         self.listeners.iter().map(endpoint).collect()
     }
 
-    /// Waits up to [`STORE_TIMEOUT`] until the store answers. Without it the server starts too, and failure modes
+    /// Waits up to `STORE_TIMEOUT` until the store answers. Without it the server starts too, and failure modes
     /// apply.
     pub async fn wait_for_store(&self) {
         let last = Instant::now() + STORE_TIMEOUT;

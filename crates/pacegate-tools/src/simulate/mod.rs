@@ -1,7 +1,7 @@
 //! `pacegate simulate`: replays traffic through policies in virtual time, with the real engine.
 //!
 //! A [`Study`] holds the source of the traffic. It replays the traffic as often as needed and lets each
-//! [`Variant`] decide every request. A [`report`] presents the results.
+//! [`Variant`] decide every request. A report presents the results.
 
 mod pattern;
 mod replay;
