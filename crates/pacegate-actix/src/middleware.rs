@@ -17,18 +17,18 @@ use crate::{
     future::{ResponseFuture, Waiting},
 };
 
-/// Middleware for actix-web that serves only requests within their limits: `App::new().wrap(RateLimit::new(rules))`.
+/// Middleware for actix-web that rejects requests above their limits: `App::new().wrap(RateLimit::new(rules))`.
 ///
-/// An admitted request has its [`Decision`](pacegate::Decision) in its extensions.
+/// Handlers can read the [`Decision`](pacegate::Decision) of an admitted request from its extensions.
 pub struct RateLimit<L> {
     rules: Arc<Rules<L>>,
 }
 
-/// The service that [`RateLimit`] wraps around another.
+/// The service that [`RateLimit`] creates around an inner service.
 ///
 /// A [`Limiter`](pacegate::Limiter) decides before `call` returns, without an allocation. With a
 /// [`SharedLimiter`](pacegate::SharedLimiter), the future holds the request until the store answers. If the future is
-/// dropped before that, the request is dropped, but may have been charged.
+/// dropped before that, the request is not served, but may have been charged.
 pub struct RateLimited<S, L> {
     inner: Rc<S>,
     rules: Arc<Rules<L>>,

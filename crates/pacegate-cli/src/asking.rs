@@ -1,4 +1,4 @@
-//! Common options and code of the commands that decide one request.
+//! Options and code shared by the commands `check`, `explain` and `top`.
 
 use std::{
     collections::HashSet,
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use crate::Trouble;
 
-/// The attributes of a request, and where it is decided.
+/// Options for the attributes of a request, and for the server, config file or store that decides it.
 #[derive(Debug, clap::Args)]
 pub(super) struct Asking {
     /// Attribute of the request, such as user=alice; can be repeated
@@ -34,7 +34,7 @@ pub(super) struct Asking {
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(super) domain: String,
 
-    /// Use this server, such as http://127.0.0.1:8080; the variable is used only for attributes
+    /// Use this server, such as http://127.0.0.1:8080; --limit ignores the variable
     #[arg(long, value_name = "URL", env = "PACEGATE_SERVER")]
     server: Option<String>,
 
@@ -42,7 +42,7 @@ pub(super) struct Asking {
     #[arg(long, value_name = "FILE")]
     config: Vec<PathBuf>,
 
-    /// Decide locally with the counters of this Redis or Valkey store, shared with others
+    /// Decide locally with the shared counters in this Redis or Valkey store
     #[arg(long, value_name = "URL", env = "PACEGATE_STORE", hide_env_values = true)]
     store: Option<String>,
 
@@ -62,7 +62,7 @@ pub(super) struct Attribute {
     value: String,
 }
 
-/// The place of the decision.
+/// The engine that decides a request: in this process or on a server.
 #[derive(Debug)]
 pub(super) enum Judge {
     /// This process.
@@ -104,14 +104,14 @@ impl FromStr for Attribute {
 }
 
 impl Asking {
-    /// Ignores environment variables that conflict with the command line. Fails if two given options or
-    /// values conflict.
+    /// Ignores environment variables that conflict with the command line. Returns an error if two options conflict, or
+    /// if an attribute is given twice.
     pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         let is_typed = |name: &str| {
             matches.ids().any(|id| id == name)
                 && matches.value_source(name) == Some(ValueSource::CommandLine)
         };
-        // Reject duplicates: a server would use one of the values, and this process the other.
+        // Reject duplicates: a server and this process would not use the same one of the values.
         let mut names = HashSet::new();
         if let Some(again) = self.attributes.iter().find(|one| !names.insert(&one.name)) {
             let text = format!("the attribute '{}' is given twice", again.name.escape_debug());
@@ -127,14 +127,14 @@ impl Asking {
             }
             (true, None) => self.store = None,
             (false, Some(_)) => self.server = None,
-            // A limit is tried locally, unless the command line names a server.
+            // Inline limits are checked locally, unless the command line has an option for a server.
             (false, None) if is_typed("limits") && !of_service => self.server = None,
             (false, None) => {}
         }
         Ok(())
     }
 
-    /// Returns true if policies decide the request.
+    /// Returns true if there is a source of policies: a server or a config file.
     pub(super) fn has_policies(&self) -> bool {
         self.server.is_some() || !self.config.is_empty()
     }
@@ -145,7 +145,7 @@ impl Asking {
         self.attributes.iter().fold(request, |request, one| request.with(&one.name, &one.value))
     }
 
-    /// Prepares the decision. Must be called within a runtime.
+    /// Creates the client of the server, or the local engine. Must be called within a Tokio runtime.
     pub(super) async fn judge(&self) -> Result<Judge, Trouble> {
         if let Some(server) = &self.server {
             let key = key(self.key_file.as_deref()).map_err(|error| {
@@ -203,7 +203,7 @@ pub(super) fn key(file: Option<&Path>) -> anyhow::Result<Option<String>> {
 }
 
 impl Judge {
-    /// Decides the attributes, or a key with inline limits.
+    /// Decides the key and inline limits in `own`, or, without them, the attributes in `asking`.
     pub(super) async fn decide(
         &self,
         asking: &Asking,
@@ -241,7 +241,7 @@ fn body(asking: &Asking, own: Option<Own<'_>>, cost: u64) -> Bytes {
     body.to_string().into()
 }
 
-/// Returns the request body of an explanation.
+/// Returns the request body of `explain`.
 pub(super) fn body_of_attributes(asking: &Asking) -> Bytes {
     json!({ "domain": asking.domain, "attributes": attributes(asking) }).to_string().into()
 }
@@ -250,7 +250,7 @@ fn attributes(asking: &Asking) -> serde_json::Map<String, Value> {
     asking.attributes.iter().map(|one| (one.name.clone(), one.value.clone().into())).collect()
 }
 
-/// Returns a field of a response, in seconds, as a duration.
+/// Returns a field of a response as a duration. The response has it in seconds.
 pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
 }
@@ -275,8 +275,8 @@ pub(super) fn short_time(time: Duration) -> String {
     }
 }
 
-/// Parses the response of a server, if it has one of the expected statuses and contains these fields.
-/// Anything else at the address, such as a proxy, responds with other statuses and often with JSON too.
+/// Parses the response of a server. Returns an error if the status is not one of `expected`, or if one of the fields in
+/// `parts` is missing: a proxy at the same address may also respond with JSON.
 pub(super) fn understood(
     status: http::StatusCode,
     answer: &[u8],

@@ -15,9 +15,9 @@ use super::{
 
 /// Check one request: locally, with Redis, or with a server
 ///
-/// The request is a key with inline limits (--limit), or attributes that policies decide. Without
-/// --store, PACEGATE_STORE or --server the state lives only for this run: it starts empty and is not
-/// kept. Use --times to try a limit.
+/// A request is a key with inline limits (--limit), or attributes that are matched with policies.
+/// Without --store, PACEGATE_STORE or --server, the counters are in memory: they start empty and are
+/// lost when the command exits. Use --times to see when a limit denies.
 ///
 /// Exit codes: 0 if the last request was allowed, 1 if it was denied, 2 on error, such as an invalid
 /// limit.
@@ -28,7 +28,7 @@ pub(super) struct Args {
     #[arg(required_unless_present = "attributes", conflicts_with = "attributes")]
     key: Option<String>,
 
-    /// Limit of the key, such as 5/minute; can be repeated, then all must have room
+    /// Limit of the key, such as 5/minute; can be repeated: then all limits must allow it
     #[arg(long = "limit", value_name = "LIMIT", requires = "key")]
     limits: Vec<String>,
 

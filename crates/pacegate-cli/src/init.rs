@@ -16,7 +16,7 @@ use super::{Trouble, print_line};
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Args {
-    /// The case to write a file for
+    /// Use case of the configuration
     case: Case,
 
     /// Write to this file, or to standard output if it is `-`
@@ -42,7 +42,7 @@ Examples:
     pacegate init login
     pacegate serve
 
-  Look at a file before you write it:
+  Print a file without writing it:
     pacegate init llm --output -";
 
 impl Case {
@@ -66,9 +66,9 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     create(path, text).map_err(|error| {
         let hint = match error.kind() {
             io::ErrorKind::AlreadyExists => {
-                "name another file with --output, or move this one away"
+                "choose another file with --output, or move the existing one"
             }
-            _ => "name a file in a folder that you can write to",
+            _ => "choose a file in a writable folder",
         };
         let error = anyhow::Error::from(error).context(path.display().to_string());
         Trouble::new(error, "cannot write the file", hint)

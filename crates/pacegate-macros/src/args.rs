@@ -12,7 +12,7 @@ use syn::{
 
 use crate::boxed;
 
-/// The arguments, each valid by itself and all of them together.
+/// The arguments of `#[rate_limit]`, after validation.
 #[derive(Clone)]
 pub(crate) struct Args {
     pub(crate) limits: Limits,
@@ -28,7 +28,9 @@ pub(crate) struct Args {
 
 #[derive(Clone)]
 pub(crate) enum Limits {
+    /// Valid limits as text.
     Fixed(Vec<LitStr>),
+    /// The expression of `limit = ..`, evaluated for each call.
     Found(Box<Expr>),
 }
 
@@ -37,12 +39,13 @@ pub(crate) enum Failure {
     Open,
     Closed,
     Local,
+    /// A constant expression.
     Given(Box<Expr>),
 }
 
 const NAMES: &str = "`limit`, `key`, `cost`, `scope`, `name`, `limiter`, `failure`, `enabled`, `on_denied`, `crate`";
 
-/// As they come, before anything is known of the others.
+/// The arguments as parsed, before validation.
 #[derive(Default)]
 struct Raw {
     texts: Vec<LitStr>,
@@ -76,7 +79,7 @@ impl Parse for Args {
 }
 
 impl Args {
-    /// The same, where `self` has another name.
+    /// Replaces `self` in all expressions by the name that it has inside of a boxed future.
     pub(crate) fn renamed(self) -> Result<Self> {
         let expr = |value: Expr| syn::parse2(boxed::rename_self(value.into_token_stream()));
         Ok(Self {
@@ -93,12 +96,12 @@ impl Args {
         })
     }
 
-    /// The library, as a path.
+    /// Returns the path of the `pacegate` crate.
     pub(crate) fn root(&self) -> TokenStream {
         self.root.as_ref().map_or_else(|| quote! { ::pacegate }, Path::to_token_stream)
     }
 
-    /// Returns [`Args::root`] with the span `at`, where the compiler shows errors of the calls through it.
+    /// Returns [`Args::root`] with the span `at`, so that the compiler shows errors of calls through this path there.
     pub(crate) fn root_at(&self, at: Span) -> TokenStream {
         let Some(root) = &self.root else { return quote_spanned! {at=> ::pacegate } };
         let moved = root.to_token_stream().into_iter().map(|mut token| {
@@ -156,7 +159,7 @@ impl Raw {
 
     fn check_scope(&mut self, key: Option<&Expr>) -> Result<()> {
         let Some(scope) = self.take("scope") else { return Ok(()) };
-        let scope = text(&scope, "a scope is `\"global\"` or `\"key\"`")?;
+        let scope = text(&scope, "`scope` must be `\"global\"` or `\"key\"`")?;
         match (scope.value().as_str(), key) {
             ("global", None) | ("key", Some(_)) => Ok(()),
             ("global", Some(key)) => {
@@ -177,7 +180,7 @@ impl Raw {
 
 const TEXT_OR_NAME: &str = "a limit is text, such as `\"100/minute\"`; everything else has a name";
 
-/// A macro fragment such as `$limit:literal` arrives in an invisible group.
+/// Unwraps the invisible group around a macro fragment such as `$limit:literal`.
 fn bare(value: Expr) -> Expr {
     match value {
         Expr::Group(group) => bare(*group.expr),
@@ -221,7 +224,7 @@ fn check_limits(texts: &[LitStr]) -> Result<()> {
 }
 
 fn policy_name(value: Expr) -> Result<LitStr> {
-    let name = text(&value, "the name of a policy is text")?;
+    let name = text(&value, "`name` must be a string, such as `\"mail\"`")?;
     match name.value().parse::<PolicyName>() {
         Ok(PolicyName::AD_HOC) => {
             Err(Error::new(name.span(), "`ad-hoc` is for those without a name: take another"))

@@ -9,7 +9,7 @@ use proc_macro::TokenStream;
 
 use crate::{args::Args, block::Item};
 
-/// Runs the function only if its budget has room; otherwise it returns an error at once.
+/// Limits how often a function runs. A call above the limit returns an error at once and does not run the function.
 ///
 /// ```
 /// use pacegate::{Denied, Limiter, SharedLimiter};
@@ -47,19 +47,22 @@ use crate::{args::Args, block::Item};
 ///
 /// Arguments:
 ///
-/// - `"10/minute"`, first, one or more: the limits, checked by the compiler. They are charged all or nothing.
-/// - `limit = EXPR`: a [`pacegate::Limit`] instead, evaluated for each call.
-/// - `key = EXPR`: the key to count by, any [`pacegate::Key`], taken by reference (each part of a tuple too). Default:
+/// - `"10/minute"`: one or more limits, before the other arguments. Invalid limits are compile errors. All limits are
+///   charged, or none.
+/// - `limit = EXPR`: a [`pacegate::Limit`] instead of text, evaluated for each call.
+/// - `key = EXPR`: the key to count by, any [`pacegate::Key`]. It is borrowed, and so is each part of a tuple. Default:
 ///   all calls share one counter.
-/// - `scope = "global"` or `scope = "key"`: states whether there is a key, so that the compiler reports a missing one.
-/// - `cost = EXPR`: units, an unsigned integer; 0 is a peek. Default: 1.
-/// - `name = "mail"`: the policy. Functions of one name share their counters. Default: the path of the function.
+/// - `scope = "global"` or `scope = "key"`: declares that there is no key, or that there is one. The compiler reports
+///   an error if `key` contradicts it.
+/// - `cost = EXPR`: the units to charge, an unsigned integer. 0 checks without charging. Default: 1.
+/// - `name = "mail"`: the name of the policy. Functions with the same name share counters. Default: the path of the
+///   function.
 /// - `limiter = EXPR`: a [`pacegate::Limiter`] or, for async functions, a [`pacegate::SharedLimiter`]. Default: async
 ///   functions use the [installed](pacegate::registry) limiter, others count in memory.
 /// - `limiter = "bulk"`: for async functions, the limiter [installed](pacegate::registry::install_named) under this
 ///   name.
 /// - `failure = "open"`, `"closed"` or `"local"`, or a constant [`FailureMode`](pacegate::policy::FailureMode): the
-///   failure mode. Default: that of the limiter.
+///   decision if the store is unavailable. Default: the failure mode of the limiter.
 /// - `enabled = EXPR`: a switch, evaluated for each call. If it is `false`, the call is not limited.
 /// - `on_denied = |denied| ..`: the return value of a denied call. Default: `Err(denied.into())`.
 /// - `crate = PATH`: the path of the crate `pacegate`, if it is renamed or reexported. Default: `::pacegate`.
@@ -67,8 +70,8 @@ use crate::{args::Args, block::Item};
 /// The expressions can use the arguments of the function. They are evaluated in this order: `enabled`, `limit`, `key`,
 /// `cost`, `limiter`. A concurrency limit holds its permit until the call returns or its future is dropped.
 ///
-/// On an `impl` block, the attribute limits every method in it. Each method has its own counters, unless there is a
-/// `name`. The attribute of a method replaces that of the block. The expressions must compile in every method.
+/// On an `impl` block, the attribute limits every method in it. The methods have separate counters, unless there is a
+/// `name`. An attribute on a method replaces that of the block. The expressions must compile in every method.
 ///
 /// ```
 /// use pacegate::Denied;
@@ -95,10 +98,10 @@ use crate::{args::Args, block::Item};
 /// assert!(reports.export().is_ok() && reports.export().is_err());
 /// ```
 ///
-/// The path of a function may change with the compiler version. Set a `name` if counters outlive the process.
+/// The path of a function may change with the compiler version. Set a `name` if the counters are in a shared store.
 ///
-/// A cost above the limit, and a limit that the store cannot count, are denied permanently:
-/// [`retry_after`](pacegate::Decision::retry_after) is `None`.
+/// If the cost is above the limit, or if the store cannot count the limit, no retry can succeed:
+/// [`retry_after`](pacegate::Decision::retry_after) of the denial is `None`.
 #[proc_macro_attribute]
 pub fn rate_limit(args: TokenStream, item: TokenStream) -> TokenStream {
     let untouched = proc_macro2::TokenStream::from(item.clone());
@@ -111,7 +114,7 @@ pub fn rate_limit(args: TokenStream, item: TokenStream) -> TokenStream {
     });
     expanded
         .unwrap_or_else(|error| {
-            // Keeps the item, so that its users do not get errors about a missing item.
+            // Keep the item, so that the compiler reports no further errors where it is used.
             let error = error.into_compile_error();
             quote::quote! { #untouched #error }
         })

@@ -1,8 +1,8 @@
 //! Requests that one script call decides.
 //!
-//! Requests with the same cell and cost form one run, so a hot key costs the server one step however many requests
-//! there are. The server returns the states before the call. [`Replay`] computes the answer of each request from them,
-//! in order of arrival and with the same steps as the memory store.
+//! Consecutive requests with the same cell and cost form one run, which the server decides in one step, however many
+//! requests there are. The server returns the states from before the call. From these, [`Replay`] computes the answer
+//! of each request, in order of arrival and with the algorithms of the memory store.
 
 use std::collections::HashMap;
 
@@ -21,11 +21,12 @@ use crate::{
 /// A request that waits for its answer.
 #[derive(Debug)]
 pub(crate) struct PendingRequest {
-    /// Decided all or nothing; all in one slot.
+    /// Charged all or nothing. On a cluster, all are in one slot.
     pub(crate) charges: CellCharges,
-    /// How often to charge, as far as it fits. Above 1 only to draw a lease, with a single charge. 0 is a peek.
+    /// Maximum number of times to charge. The script charges as often as the limit allows. 0 is a peek. Only a draw of
+    /// a lease, which has a single charge, uses more than 1.
     pub(crate) times: u64,
-    /// The key that stores the answer of a request with an id.
+    /// The Redis key that stores the answer, if the request has an id.
     pub(crate) once: Option<CellId>,
     pub(crate) responder: Responder,
 }
@@ -66,9 +67,9 @@ pub(crate) struct Run {
     pub(crate) cells: SmallVec<[u32; 1]>,
 }
 
-/// More cells would block the server for too long.
+/// Maximum number of cells in a batch. More would block the server for too long.
 const MAX_CELLS: usize = 64;
-/// The same for runs, which may share cells.
+/// Maximum number of runs in a batch, for the same reason. Several runs may charge one cell.
 const MAX_RUNS: usize = 256;
 
 impl Batch {
@@ -111,7 +112,8 @@ impl Batch {
         self.requests.push(request);
     }
 
-    /// A stored answer covers a whole batch, so a request with an id travels alone. A cell has one limit in a batch.
+    /// Returns whether a request can be added. A request with an id must be alone, because the stored answer is that of
+    /// the whole batch. A batch cannot charge one cell under two limits.
     fn has_room_for(&self, request: &PendingRequest) -> bool {
         let same_limit = |charge: &CellCharge| {
             let place = self.places.get(&charge.cell);
@@ -122,7 +124,7 @@ impl Batch {
         small && !alone && request.charges.iter().all(same_limit)
     }
 
-    /// Returns the index of a charge's cell, which is added if it is new.
+    /// Returns the index of a charge's cell. Adds the cell if it is new.
     fn place(&mut self, charge: &CellCharge) -> u32 {
         *self.places.entry(charge.cell).or_insert_with(|| {
             let CellCharge { cell: id, fingerprint, limit, script_id, .. } = *charge;
@@ -131,8 +133,8 @@ impl Batch {
         })
     }
 
-    /// Returns the run that a request continues: the last run of its cell, if that has the same cost. Permits have
-    /// ids, so each is a separate run.
+    /// Returns the run that a request can join: the last run of its cell, if it has the same cost. Charges of permits
+    /// are never joined, because each permit has an id.
     fn run_to_join(&mut self, request: &PendingRequest, cells: &[u32]) -> Option<&mut Run> {
         let ([charge], &[cell]) = (request.charges.as_slice(), cells) else { return None };
         let run = self.runs.get_mut(self.cells[cell as usize].last_run)?;
@@ -166,12 +168,13 @@ impl Batch {
         self.requests.iter_mut().map(|request| &mut request.responder)
     }
 
-    /// Returns the key that stores the answer of a request with an id.
+    /// Returns the Redis key that stores the answer, if the request has an id.
     pub(crate) fn once(&self) -> Option<CellId> {
         self.requests.first().and_then(|request| request.once)
     }
 
-    /// Returns whether each request has one charge, each cell has one run and no cell is a log.
+    /// Returns whether `charge_simple.lua` can decide the batch: each request has one charge and no id, each cell has
+    /// one run, there are no peeks, and no cell is a log.
     pub(crate) fn is_simple(&self) -> bool {
         self.runs.len() == self.cells.len()
             && self.once().is_none()
@@ -179,7 +182,7 @@ impl Batch {
             && self.cells.iter().all(|cell| !cell.is_log())
     }
 
-    /// Adds keys and program to the call of a script.
+    /// Adds the keys and the program to a script call.
     pub(crate) fn command(&self, mut command: Cmd, names: &Names, program: Program) -> Cmd {
         command.arg(self.cells.len() + usize::from(self.once().is_some()));
         for &place in &program.order {
@@ -197,7 +200,7 @@ impl Batch {
         match Replay::read(&self, reply) {
             Ok(replay) => {
                 let (answers, snapshots) = replay.run(&self);
-                // A stored answer describes the past.
+                // A stored answer may be old, so its states are not passed on.
                 if self.once().is_none() {
                     snapshots.into_iter().for_each(|(cell, snapshot)| learn(cell, snapshot));
                 }

@@ -42,10 +42,10 @@ use crate::{
 
 /// A store in Redis or Valkey, shared by every process that uses the same servers.
 ///
-/// Clones share connections and state. The store needs a Tokio runtime, on which it runs one task per server: the
-/// runtime that it was created on. If that runtime shuts down, the store reconnects on the runtime of its next caller;
-/// requests wait for at most a second until it is connected. Requests in flight at that moment are lost, and failure
-/// modes apply to them. A caller outside of a runtime cannot reconnect it.
+/// Clones share connections and state. The store runs one task per server on the Tokio runtime that it was created on.
+/// If that runtime shuts down, failure modes apply to the requests in flight, and the store reconnects on the
+/// runtime of its next caller. Requests wait for the new connection for at most a second. A caller outside of a runtime
+/// cannot reconnect the store.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -103,7 +103,7 @@ pub enum ConnectError {
     Unreachable {
         /// The configured address, without user and password.
         servers: String,
-        /// The last error; in a cluster with the address of the server.
+        /// The last error. In a cluster it includes the address of the server.
         reason: String,
     },
 }
@@ -143,13 +143,13 @@ impl RedisStore {
         }
     }
 
-    /// Returns whether every known server can be used.
+    /// Returns whether all known servers are available.
     pub fn is_connected(&self) -> bool {
         self.inner.session.load().is_connected()
     }
 
-    /// Returns unspent leased units to the servers. Without this they stay charged until their window ends, as do
-    /// units that could not be returned; the result is then the last error.
+    /// Returns unspent leased units to the servers. Call it before the program exits: units that are not returned stay
+    /// charged until their window ends. If some units could not be returned, the result is the last error.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
         let returning = self.inner.runtime().spawn(self.inner.clone().return_leases());
         returning.await.unwrap_or_else(|_| Err(gone()))
@@ -181,9 +181,9 @@ impl RedisStoreBuilder {
         Self { prefix, ..self }
     }
 
-    /// Sets the secret of the key names, which are keyed hashes. Processes that share limits need the same secret.
-    /// Default: empty. Without the secret, the name of a key does not reveal the client, and clients cannot choose
-    /// keys that overload one server of a cluster.
+    /// Sets the secret for the names of Redis keys, which are keyed hashes. Default: empty. Processes that share limits
+    /// need the same secret. If an attacker does not know the secret, key names do not reveal clients, and the attacker
+    /// cannot choose keys that overload one server of a cluster.
     pub fn secret(self, secret: impl Into<Vec<u8>>) -> Self {
         Self { secret: Secret(secret.into()), ..self }
     }
@@ -204,8 +204,8 @@ impl RedisStoreBuilder {
         Self { deny_cache_for: max_age, ..self }
     }
 
-    /// Sets how long the answer of a request with an id is stored. Default: 10 s; at most a year. It is repeated up to
-    /// four times; after that, each request with the id counts as a new one.
+    /// Sets how long the answer of a request with an id is stored. Default: 10 s. Maximum: one year. Up to four more
+    /// requests with the same id get the stored answer and are not charged. Further ones are charged like new requests.
     pub fn remember_ids_for(self, time: Duration) -> Self {
         Self { once: time, ..self }
     }
@@ -298,12 +298,13 @@ enum Started {
     Sent(responder::Reply),
     /// The store is reconnecting on another runtime.
     Opening,
-    /// Its cells are in several slots, or one cell has two limits.
+    /// The cells are in several slots, or one cell has two limits. They are charged one after the other, and refunded
+    /// if one denies.
     Compensating(CellCharges),
 }
 
 impl Inner {
-    /// Returns the connections, on the current runtime if the last one has shut down.
+    /// Returns the current session. If its runtime has shut down, opens a new session on the caller's runtime.
     fn session(&self) -> Guard<Arc<Session>> {
         let session = self.session.load();
         if !session.has_ended() {
@@ -336,7 +337,7 @@ impl Inner {
         runtime.spawn(releases::retry(self.releases.clone(), self.this.clone()));
     }
 
-    /// Charges one request. The key is hashed, and the deny cache and the leases are searched, once.
+    /// Charges one request: answers it from leases or the deny cache if possible, or sends it to the server.
     fn charge(self: &Arc<Self>, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
         match self.start(charges, id) {
             Ok(Started::Answered(outcomes)) => Reply::Ready(Ok(outcomes)),
@@ -405,7 +406,7 @@ impl Inner {
             return Ok(Started::Compensating(cells));
         }
         if self.session().is_cluster() && !is_one_slot(&cells) {
-            // A stored answer would report a part as charged that was returned later.
+            // A denial refunds the charges in other slots, but a stored answer would still report them as charged.
             return match id {
                 Some(_) => Err(StoreError::Unsupported(
                     "a request with an id needs all keys in one slot: give its policies a tag"
@@ -476,9 +477,9 @@ impl Inner {
         Ok(reply)
     }
 
-    /// Starts draws for limits with a lease, along with the request that found too few units.
+    /// Draws units for the leases of a request that they could not answer. The request itself is sent separately.
     fn draw(self: &Arc<Self>, charges: &[Charge<'_>], cells: &[CellCharge]) {
-        // Leases can pay a request only if all of its limits have one.
+        // Leases can answer a request only if all of its limits have one.
         if !charges.iter().all(|charge| charge.lease > 0) {
             return;
         }
@@ -505,7 +506,7 @@ impl Inner {
     }
 
     async fn return_leases(self: Arc<Self>) -> Result<(), StoreError> {
-        // Units of draws in progress would be lost.
+        // Wait for draws in progress, because their units would not be returned.
         drop(timeout(self.common.deadline, self.leases.settled()).await);
         let give_back =
             |Unspent { charge, charged_at }| self.update(charge, Action::Return { charged_at });
@@ -560,7 +561,7 @@ impl Inner {
         let update = UpdateCommand { charge, action, responder };
         worker.send_command(Command::new(Payload::Update(update)));
         let updated = reply.await.unwrap_or_else(|_| Err(gone()));
-        // Local state may be from before the update.
+        // Drop local state, because it may be from before the update.
         self.common.deny_cache.forget(charge.fingerprint);
         if action == Action::Reset {
             self.leases.forget(charge.fingerprint);
@@ -591,7 +592,7 @@ fn is_one_slot(charges: &[CellCharge]) -> bool {
     charges.windows(2).all(|pair| pair[0].cell.slot() == pair[1].cell.slot())
 }
 
-/// Returns whether a cell occurs twice with different limits. A batch would decide both by one of them.
+/// Returns whether two charges have the same cell but different limits. A batch would apply one limit to both.
 fn has_cell_with_two_limits(charges: &[Charge<'_>], fingerprints: &[Fingerprint]) -> bool {
     let differs = |a: usize, b: usize| {
         fingerprints[a] == fingerprints[b] && charges[a].limit != charges[b].limit

@@ -52,11 +52,11 @@ pub(super) struct UndecidedRequest<S, B> {
     pub(super) question: Question,
 }
 
-/// A request that is served.
+/// The charge of an admitted request, while the inner service handles it.
 pub(super) struct Charged {
     decision: Decision,
     asked: Timestamp,
-    /// If the charge may be corrected.
+    /// Present if the charge may be corrected after the response.
     question: Option<Box<Question>>,
 }
 
@@ -89,7 +89,7 @@ where
 }
 
 impl<W, B> UndecidedRequest<W, B> {
-    /// Serves the request, or refuses it.
+    /// Calls the inner service if the request is admitted. Otherwise builds the rejection.
     pub(super) fn decided<S, L, M, ResB>(
         mut self,
         rules: Arc<Rules<L>>,
@@ -135,7 +135,7 @@ where
             match this.state.as_mut().project() {
                 StateProjection::Deciding { deciding, waiting } => {
                     let answer = ready!(deciding.poll(cx));
-                    let Some(waiting) = waiting.take() else { unreachable!("it waits until now") };
+                    let Some(waiting) = waiting.take() else { unreachable!("decided once") };
                     let (rules, make) = (Arc::clone(this.rules), this.make.clone());
                     let next: Self = waiting.decided(rules, make, answer);
                     this.state.set(next.state);
@@ -160,7 +160,7 @@ where
     }
 }
 
-/// Adds headers to a response and starts to correct the charge. The future, if any, completes the correction.
+/// Adds headers to a response and corrects the charge. Returns a future if the correction is still in progress.
 fn settle<L: Decide, B>(
     rules: &Rules<L>,
     mut response: Response<B>,

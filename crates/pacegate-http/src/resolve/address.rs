@@ -1,4 +1,4 @@
-//! The address of the connection, and of the client behind proxies.
+//! Resolvers for the peer address of the connection and for the address of the client behind proxies.
 
 use std::{
     fmt,
@@ -17,8 +17,9 @@ use crate::head::Head;
 /// IPv4 addresses in IPv6 form (`::ffff:0:0/96`, `64:ff9b::/96`) count as IPv4. Other IPv6 addresses are counted by a
 /// prefix of 64 bits by default, because one client usually has all addresses of a prefix.
 ///
-/// A request without an address is answered with 500, because the program does not provide it; with a shared counter,
-/// one client could lock out all others. `or_share` and `or_skip` change that, see [`ResolveExt`](super::ResolveExt).
+/// If the program does not provide the address, the request is answered with 500. It does not use a shared counter,
+/// because one client could then lock out all others. To change this, use `or_share` or `or_skip` of
+/// [`ResolveExt`](super::ResolveExt).
 #[derive(Clone, Copy, Debug)]
 pub struct PeerAddress {
     prefix: u8,
@@ -26,10 +27,11 @@ pub struct PeerAddress {
 
 /// The address of the client behind trusted proxies, in the form of [`PeerAddress`].
 ///
-/// Each proxy appends the address that it sees to `X-Forwarded-For` or `Forwarded`; only one of the two headers is
-/// read. The search starts at the connection and goes from right to left as long as the address is a trusted proxy.
-/// The first address that is not trusted is the client. An entry that is not an address ends the search at the proxy
-/// that wrote it. Entries that a client has forged are further left and never reached.
+/// Each proxy appends the address of its peer to `X-Forwarded-For` or `Forwarded`. Only one of the two headers is read,
+/// by default `X-Forwarded-For`. The search starts with the peer address of the connection. If that is a trusted proxy,
+/// the search continues with the last entry of the header, then with the one before it, and so on. The first address
+/// that is not a trusted proxy is the client. If an entry is not an address, the proxy that wrote it is the client.
+/// Entries that a client has forged come before all of these and are never used.
 ///
 /// ```
 /// use http::Request;
@@ -64,7 +66,7 @@ enum Trust {
     Hops(usize),
 }
 
-/// The header in which proxies leave addresses.
+/// The header to which proxies append addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     XForwardedFor,
@@ -73,12 +75,12 @@ enum Field {
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Every TCP connection has an address, so a missing one means that the program did not pass it on.
+/// Every TCP connection has a peer address. If it is missing, the program did not pass it to the middleware.
 const NO_PEER: &str = "the peer address of the connection is unknown: with axum, enable the feature `axum` of \
                        pacegate-http and serve with `into_make_service_with_connect_info::<SocketAddr>()`; elsewhere, \
                        insert `PeerAddr` into the extensions of each request; over a Unix socket, choose another key";
 
-/// Bits of an IPv6 address that providers assign to one subscriber at least.
+/// Default prefix length of IPv6 addresses. Providers assign at least a /64 network to each subscriber.
 const PREFIX: u8 = 64;
 
 impl PeerAddress {
@@ -101,16 +103,16 @@ impl Default for PeerAddress {
 }
 
 impl ClientAddress {
-    /// Trusts proxies in these networks. The headers of a connection from another network are ignored. A connection
-    /// without an address, such as a Unix socket, has no result: use [`behind`](Self::behind) there.
+    /// Trusts proxies in these networks. The headers of a connection from another network are ignored. For a
+    /// connection without an address, such as a Unix socket, there is no result: use [`behind`](Self::behind) instead.
     pub fn trusting(networks: impl IntoIterator<Item = IpNet>) -> Self {
         Self::with(Trust::Networks(networks.into_iter().map(canonical_net).collect()))
     }
 
-    /// Trusts this number of proxies in a row, independent of their addresses: 1 if there is one before this server.
+    /// Trusts this number of proxies in a row, whatever their addresses are. Use 1 for a single proxy in front of this
+    /// server.
     ///
-    /// All clients must come through all of the proxies. A client that can connect to a later one can forge its
-    /// address.
+    /// Every request must pass through all of the proxies. A client that can bypass one of them can forge its address.
     pub fn behind(proxies: usize) -> Self {
         Self::with(Trust::Hops(proxies))
     }
@@ -139,7 +141,7 @@ impl<P> ClientAddress<P> {
         ClientAddress { trust, field, prefix, peer }
     }
 
-    /// Returns the whole address of the client.
+    /// Returns the full address of the client. IPv6 addresses are not reduced to a prefix.
     pub fn address<H: Head>(&self, head: &H) -> Option<IpAddr>
     where
         P: Peer<H>,
@@ -159,7 +161,8 @@ impl<P> ClientAddress<P> {
         }
     }
 
-    /// Searches from the connection to the left. Skips blank entries.
+    /// Returns the client: the first of the peer and the entries, last entry first, that is not a trusted proxy. Skips
+    /// blank entries.
     fn walk<'a>(
         &self,
         peer: Option<IpAddr>,
@@ -250,7 +253,7 @@ pub fn plain_address(text: &[u8]) -> Option<String> {
     })
 }
 
-/// Converts IPv4 addresses in IPv6 form to IPv4.
+/// Converts IPv4 addresses in IPv6 form (mapped or NAT64) to IPv4.
 fn canonical(address: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = address else { return address };
     match v6.octets() {
@@ -261,7 +264,7 @@ fn canonical(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Networks have to be in the form that addresses are brought to.
+/// Converts a network like [`canonical`] converts addresses, so that it contains the converted addresses.
 fn canonical_net(net: IpNet) -> IpNet {
     let v4 = match canonical(net.network()) {
         IpAddr::V4(v4) if net.network().is_ipv6() => net.prefix_len().checked_sub(96).zip(Some(v4)),
@@ -271,7 +274,7 @@ fn canonical_net(net: IpNet) -> IpNet {
     v4.map_or(net, IpNet::V4)
 }
 
-/// As text that reads as an address, and without the formatter's detours for the common kind.
+/// Appends an address as text. IPv4, the common case, is written directly, because `std::fmt` is slower.
 fn push_address(key: &mut KeyParts, address: IpAddr, prefix: u8) {
     match address {
         IpAddr::V4(v4) => key.write(|out| {

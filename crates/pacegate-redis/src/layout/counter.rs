@@ -1,4 +1,4 @@
-//! Counters that are shared with another limiter, and requests for them.
+//! Counters that are shared with another rate limiter, and requests that change or read them.
 
 use std::sync::{
     Arc,
@@ -17,15 +17,16 @@ use crate::{
     time::Time,
 };
 
-/// The state of a store with a layout.
+/// The state of a store that uses the layout of another rate limiter.
 #[derive(Debug)]
 pub(crate) struct LayoutState {
     rules: Arc<Rules>,
     time: Time,
     /// The server's time in the last reply, and the instant at which that command was sent.
     seen: Mutex<(u64, Instant)>,
-    /// Random id of this store and number of its calls: together they make the names of log entries unique.
+    /// Random id of this store. See [`LayoutState::members`].
     store: u128,
+    /// Number of calls of [`LayoutState::members`].
     calls: AtomicU64,
 }
 
@@ -52,9 +53,9 @@ pub(crate) enum CounterOp {
 pub(crate) struct CounterRequest {
     pub(crate) key: CounterKey,
     pub(crate) op: CounterOp,
-    /// The start of the window in which the server is expected to run it.
+    /// The expected window: the start of the window that contains the server's time when it runs the request.
     pub(crate) window: u64,
-    /// The outcome means nothing except for a charge.
+    /// Receives the outcome, which has a meaning only for a charge.
     pub(crate) responder: Responder,
 }
 
@@ -83,7 +84,7 @@ impl LayoutState {
         self.rules.check(charge)?;
         let parts: Vec<&[u8]> = charge.key.parts().map(Option::unwrap_or_default).collect();
         let key = parts.join(&b':').into_boxed_slice();
-        // All periods of a log share one key.
+        // The key of a log does not depend on the period.
         let period = match self.rules.counting() {
             Counting::Window | Counting::Pair => period_micros(&charge.limit),
             Counting::Log { .. } => 0,
@@ -98,7 +99,7 @@ impl LayoutState {
         (CounterRequest { key, op, window, responder }, reply)
     }
 
-    /// Estimates the server's time. A wrong guess costs one more round trip.
+    /// Estimates the server's time. If the estimate is in the wrong window, the request takes one more round trip.
     fn guess(&self) -> u64 {
         match &self.time {
             Time::Given(clock) => clock.now().as_micros(),
@@ -115,7 +116,8 @@ impl LayoutState {
         *self.seen.lock() = (now, sent);
     }
 
-    /// Returns the prefix of the log entries of one call.
+    /// Returns a prefix for the names of the log entries that one call adds. The id of the store and the number of the
+    /// call make it unique.
     pub(crate) fn members(&self) -> String {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         format!("{:032x}-{call:x}-", self.store)
@@ -123,7 +125,7 @@ impl LayoutState {
 }
 
 impl CounterKey {
-    /// Returns the start of its window at a time.
+    /// Returns the start of the window that contains `now`.
     pub(crate) fn window(&self, now: u64) -> u64 {
         now - now % period_micros(&self.limit)
     }

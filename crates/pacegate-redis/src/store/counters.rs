@@ -1,4 +1,4 @@
-//! Charges to counters of another limiter.
+//! Charges to counters in the layout of another rate limiter.
 
 use std::sync::Arc;
 
@@ -13,15 +13,16 @@ use crate::{
     worker::NodeWorker,
 };
 
-/// Maximum result of [`RedisStore::count`], for a window and for a log.
+/// Maximum result of [`RedisStore::count`] for a window.
 const MAX_COUNT: u64 = 1_000_000_000;
+/// Maximum result of [`RedisStore::count`] for a log.
 const MAX_LOGGED: u64 = 10_000;
 
 impl RedisStore {
-    /// Returns the counter of a key in a [layout](crate::Layout) of another limiter. It may be above the limit where
-    /// the layout counts denied requests. Maximum: a billion, or 10,000 for a log.
+    /// Returns the count of a key in the [layout](crate::Layout) of another rate limiter. The count may exceed the
+    /// limit, because some layouts also count denied requests. Maximum: a billion, or 10,000 for a log.
     ///
-    /// Denials by the deny cache are not counted. To count all, turn the cache off with
+    /// Requests that the deny cache denies are not counted. To count them, turn the cache off with
     /// [`deny_cache(0)`](crate::RedisStoreBuilder::deny_cache).
     ///
     /// # Errors
@@ -39,7 +40,7 @@ impl Inner {
         let rules = state.rules();
         if rules.counting() == Counting::Pair && self.session().is_cluster() {
             return Err(unsupported(
-                "that counts two windows per key does not work on a cluster: use a single server",
+                "counts two windows per key, which does not work on a cluster: use a single server",
             ));
         }
         rules.supports(limits, leased)
@@ -76,7 +77,7 @@ impl Inner {
 
     async fn count(&self, key: KeyRef<'_>, limit: Limit) -> Result<u64, StoreError> {
         let Some(state) = &self.common.layout else {
-            let problem = "the native layout has no counters of another limiter";
+            let problem = "count needs the layout of another limiter, not Layout::native";
             return Err(StoreError::Unsupported(problem.to_owned()));
         };
         let most = |amount| Limit::new(amount, limit.period())?.with_algorithm(limit.algorithm());
@@ -99,7 +100,7 @@ impl Inner {
         updated.map(drop)
     }
 
-    /// Sends requests to the servers of their counters: in order, and those for one server together.
+    /// Sends each request to the server of its counter. Requests for the same server are sent together, in order.
     async fn send_counters(
         &self,
         state: &LayoutState,
@@ -127,7 +128,7 @@ impl Inner {
     }
 }
 
-/// Returns the operation on a counter that corresponds to an action.
+/// Converts an action to the operation on a counter. Fails for actions on permits, which counters do not have.
 pub(super) fn operation(charge: &Charge<'_>, action: Action) -> Result<CounterOp, StoreError> {
     match action {
         Action::Refund | Action::Return { .. } => Ok(CounterOp::Refund(charge.cost)),
@@ -147,5 +148,5 @@ pub(super) fn no_permits() -> StoreError {
 }
 
 fn unsupported(problem: &str) -> StoreError {
-    StoreError::Unsupported(format!("a layout of another limiter {problem}"))
+    StoreError::Unsupported(format!("the configured layout {problem}"))
 }

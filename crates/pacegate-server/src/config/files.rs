@@ -1,4 +1,4 @@
-//! The files of one load of the configuration.
+//! The files that are read when the configuration is loaded.
 
 use std::{
     cell::RefCell, collections::BTreeMap, fs, io, io::Read, path::Path, path::PathBuf, rc::Rc,
@@ -6,18 +6,18 @@ use std::{
 
 use super::yaml;
 
-/// Reads each file once, so that everything in one load sees the same version of it.
+/// A cache of files for one load of the configuration. Each file is read once, so all readers see the same version.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     contents: RefCell<BTreeMap<PathBuf, Contents>>,
 }
 
-/// The bytes of a file, or the error, in a form that can be cloned.
+/// The bytes of a file, or the kind and message of the error. `io::Error` cannot be cloned.
 type Contents = Result<Rc<[u8]>, (io::ErrorKind, String)>;
 
 impl Files {
-    /// Returns the contents of a file as of the first call. Of a file that is too long, returns one byte more than is
-    /// allowed.
+    /// Returns the contents of a file as of the first call. Reads at most one byte more than [`yaml::MAX_BYTES`], so
+    /// that the caller can detect a file that is too long.
     pub(crate) fn read(&self, path: &Path) -> io::Result<Rc<[u8]>> {
         let mut contents = self.contents.borrow_mut();
         let read = contents.entry(path.to_owned()).or_insert_with(|| {

@@ -1,6 +1,6 @@
 //! Suggestions for misspelled words.
 
-/// Returns at most 40 characters of a text, escaped.
+/// Returns the first 40 characters of a text, escaped, followed by `…` if there are more.
 pub(crate) fn shorten(text: &str) -> String {
     let mut short: String = text.chars().take(40).flat_map(char::escape_debug).collect();
     if text.chars().nth(40).is_some() {
@@ -9,7 +9,7 @@ pub(crate) fn shorten(text: &str) -> String {
     short
 }
 
-/// Returns a suggestion for a wrong word: the similar choice, or all choices.
+/// Returns a suggestion for an unknown word: the most similar choice, or a list of all choices.
 pub(crate) fn among(word: &str, choices: &[&str]) -> String {
     if let Some(meant) = likely(word, choices) {
         return format!("did you mean `{meant}`?");
@@ -22,7 +22,7 @@ pub(crate) fn among(word: &str, choices: &[&str]) -> String {
     }
 }
 
-/// Names in other systems, with ours.
+/// Field names from other systems, each with the name of the same field in Pacegate.
 const MEANINGS: [(&str, &str); 13] = [
     ("algo", "algorithm"),
     ("by", "per"),
@@ -55,7 +55,8 @@ fn likely<'a>(word: &str, choices: &[&'a str]) -> Option<&'a str> {
     (near.0 <= most).then_some(near.1)
 }
 
-/// Returns the number of edits from one word to the other. Long words are far from everything.
+/// Returns the edit distance between two words. If one is longer than 32 bytes, returns 32 without a comparison, so
+/// that the word is similar to none.
 fn distance(a: &str, b: &str) -> usize {
     const MAX_LENGTH: usize = 32;
     match a.len().max(b.len()) > MAX_LENGTH {

@@ -1,7 +1,7 @@
-//! Finds all mistakes in the form of a file, not only the first.
+//! Reports all unknown fields, wrong types and similar mistakes in a YAML file, not only the first.
 //!
-//! The parser stops at the first mistake. So the entry with the mistake is overwritten with spaces, which leaves the
-//! position of everything else unchanged, and the rest is parsed again.
+//! The parser stops at the first mistake. This module then overwrites the entry that has the mistake with spaces and
+//! parses the file again. Spaces keep the line and column of everything else.
 
 use std::ops::Range;
 
@@ -10,10 +10,12 @@ use serde_saphyr::{Error, Location};
 
 use super::{ConfigError, problem::Problems, yaml};
 
-/// A longer file is parsed once, because each further mistake costs another pass.
+/// Maximum size of a file that is parsed again after a mistake. For a larger file, only the first mistake is reported,
+/// because each further one takes another pass.
 const MAX_RECOVERED_BYTES: usize = 1024 * 1024;
 
-/// Each mistake takes up to two passes: one for itself, and one for the entry that is empty without it.
+/// Maximum number of passes. A mistake takes up to two: one for the mistake, and one for the parent entry if it is
+/// invalid after the removal.
 const MAX_PASSES: usize = 2 * ConfigError::MOST;
 
 /// An entry of a block map or an item of a block list.
@@ -25,8 +27,8 @@ struct BlockNode {
     lines: Range<usize>,
 }
 
-/// Parses one document without the entries that have mistakes, which are added to `problems`. `None` if nothing is left
-/// to parse, or if the text is not YAML.
+/// Parses one document without the entries that have mistakes, and adds the mistakes to `problems`. Returns `None` if
+/// an entry with a mistake cannot be removed, for example because the text is not YAML.
 pub(super) fn parse<T: DeserializeOwned>(text: &str, problems: &mut Problems<'_>) -> Option<T> {
     let mut text = text.to_owned();
     let mut removed: Vec<Range<usize>> = Vec::new();
@@ -51,7 +53,7 @@ pub(super) fn parse<T: DeserializeOwned>(text: &str, problems: &mut Problems<'_>
     None
 }
 
-/// Returns the entry to remove because of an error, or `None` if the parser could not go on without it.
+/// Returns the entry to remove because of an error, or `None` if a removal cannot help, such as after a syntax error.
 fn find(text: &str, place: Location, error: &Error) -> Option<BlockNode> {
     let line = usize::try_from(place.line()).ok()?.checked_sub(1)?;
     let column = usize::try_from(place.column()).ok()?.checked_sub(1)?;
@@ -71,7 +73,7 @@ fn find(text: &str, place: Location, error: &Error) -> Option<BlockNode> {
         | Error::Message { .. } => BlockNode::at(&lines, line, column)?,
         _ => return None,
     };
-    // An entry in braces over several lines looks like a block entry.
+    // A line inside of multi-line braces looks like a block entry, but cannot be removed from them.
     let is_whole =
         lines.get(node.lines.clone())?.iter().map(|line| depth(line)).sum::<isize>() == 0;
     let before = lines[..node.lines.start].iter().map(|line| depth(line)).sum::<isize>();
@@ -93,7 +95,7 @@ impl BlockNode {
         Some(Self::new(lines, line, *start?))
     }
 
-    /// Returns the entry or item around the one at this place.
+    /// Returns the entry or item that contains the one at this position.
     fn parent(lines: &[&str], line: usize, column: usize) -> Option<Self> {
         let indent = Self::at(lines, line, column)?.indent;
         for line in (0..=line).rev() {
@@ -109,7 +111,7 @@ impl BlockNode {
         let is_item = is_item_at(lines[line], indent);
         let belongs = |line: &&&str| match starts(line).first() {
             None => true,
-            // A list may be at the indentation of its field.
+            // The items of a list may have the same indentation as its field.
             Some(&start) => {
                 start > indent || (start == indent && !is_item && is_item_at(line, start))
             }
@@ -136,8 +138,8 @@ fn is_item_at(line: &str, start: usize) -> bool {
     rest.starts_with("- ") || rest.trim_end() == "-"
 }
 
-/// Returns the columns at which items and entries begin on a line: in `  - name: a`, 2 and 4. None for a line that is
-/// empty or a comment.
+/// Returns the columns at which items and entries begin on a line: 2 and 4 for `  - name: a`. A blank line or a comment
+/// has none.
 fn starts(line: &str) -> Vec<usize> {
     let mut starts = Vec::new();
     let mut place = 0;

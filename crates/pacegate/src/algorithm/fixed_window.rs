@@ -1,6 +1,7 @@
-//! Windows aligned to the Unix epoch: `used` units since the start of the window.
+//! Fixed windows, aligned to the Unix epoch. The state is the start of the window and the units used in it.
 //!
-//! Admits at most the amount in each window, so up to twice the amount in a short time across a boundary.
+//! Each window admits at most the amount. Around the boundary of two windows, up to twice the amount can be admitted in
+//! a short time.
 
 use super::{Outcome, State};
 use crate::{Limit, clock::Timestamp};
@@ -11,7 +12,7 @@ struct Window {
     used: u64,
 }
 
-/// Decides `cost` at `now`. A denied cost can be admitted when the window ends.
+/// Decides `cost` at `now`. After a denial, the client can retry when the window ends.
 #[inline]
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     let window = Window::at(limit, *state, now);
@@ -35,8 +36,8 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
 }
 
 impl Window {
-    /// Returns the window that contains `now`, which is not before the state. Only the first charge of a
-    /// window needs a division.
+    /// Returns the window that contains `now`. The caller ensures that `now` is not before the start in `state`. Only
+    /// the first charge of a window needs a division.
     #[inline]
     fn at(limit: &Limit, state: State, now: u64) -> Self {
         let (start, used) = (state.at().as_micros(), state.payload() as u64);
@@ -48,14 +49,14 @@ impl Window {
         }
     }
 
-    /// Returns the state to store. It lives until the end of the window.
+    /// Returns the state to store. It expires at the end of the window.
     #[inline]
     fn state(&self, limit: &Limit) -> State {
         let at = Timestamp::from_micros(self.start);
         State::new(at, limit.period_micros(), u128::from(self.used))
     }
 
-    /// Returns the microseconds until the limit is unused: the rest of the window, or 0 if it is unused.
+    /// Returns the microseconds until all units are free: the rest of the window, or 0 if none is used.
     #[inline]
     fn reset_after(&self, until_end: u64) -> u64 {
         if self.used > 0 { until_end } else { 0 }

@@ -1,8 +1,8 @@
-//! A bucket that refills at a constant rate, stored as a debt that drains.
+//! A token bucket, which refills at a constant rate. The state is the debt: the tokens missing from a full bucket.
 //!
-//! The debt is counted in tokens × period (in microseconds), so one token weighs `period` and every
-//! microsecond drains `amount`: integers at any rate, without remainders and without drift. Because the debt
-//! is in tokens, not in time, a changed amount applies from the next decision on without any conversion.
+//! The debt is stored in a small unit: one token is `period` units (the period in microseconds), and `amount` units
+//! drain in each microsecond. So every rate is an integer, and no rounding errors add up. The unit does not depend on
+//! the amount, so a changed amount applies from the next decision on, without a conversion of the state.
 
 use super::{Outcome, State};
 use crate::{Limit, clock::Timestamp};
@@ -29,7 +29,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
 
 /// Returns the state with the debt reduced by up to `cost` tokens.
 pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
-    // Nothing drains and nothing can be charged: the debt is from a previous limit.
+    // A limit of 0 neither charges nor drains. The debt is from an earlier limit and stays.
     if limit.amount() == 0 {
         return state;
     }
@@ -38,13 +38,13 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
 }
 
-/// Returns how long a debt matters. With an amount of 0, nothing drains.
+/// Returns the microseconds for which a debt has to be stored: until it has drained. An amount of 0 never drains.
 pub(super) fn lifetime(limit: &Limit, debt: u128) -> u64 {
     if limit.amount() == 0 { super::NEVER } else { drain_time(limit, debt) }
 }
 
-/// Returns the remaining debt. It may exceed the burst, if that was larger at the time of the charge. Capping
-/// it would forgive the rest, again and again if two limits share one state.
+/// Returns the debt at `now`. It may exceed the burst if the burst was larger at the time of the charge. It is not
+/// capped at the burst: that would refund the excess, repeatedly if two limits with different bursts share one state.
 #[inline]
 fn debt_at(limit: &Limit, state: State, now: u64) -> u128 {
     let passed = now - state.at().as_micros();

@@ -15,9 +15,9 @@ use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, ParseLimitError, Request};
 
 /// A validated list of policies, compiled for lookup.
 ///
-/// Clones are cheap. The time to find the policies of a request depends on the number that could cover it, not on the
-/// size of the set: each policy is indexed by one value or one path prefix that its requests must have. If there are
-/// several, it is the one shared with the fewest other policies.
+/// Clones are cheap. Each policy is indexed by one of its conditions: the values of an attribute, or a path prefix. If
+/// a policy has several conditions, the index uses the one that the fewest other policies share. The time to find the
+/// policies of a request therefore depends on the number of candidates, not on the size of the set.
 #[derive(Clone, Debug)]
 pub struct PolicySet {
     inner: Arc<CompiledPolicies>,
@@ -46,7 +46,7 @@ pub(crate) struct Target {
     pub(crate) counter: Counter,
     pub(crate) limit: Limit,
     pub(crate) enforced: bool,
-    /// Units that may be leased.
+    /// Units to draw for a lease. 0 if the policy has no lease.
     pub(crate) lease: u64,
 }
 
@@ -60,14 +60,15 @@ pub(crate) struct Planned {
     pub(crate) key: KeyBuf,
 }
 
-/// An index of the policies of one domain, by a value or prefix that all requests they cover have.
+/// An index of the policies of one domain. A policy is found by an attribute value or path prefix that a request must
+/// have to be covered by it.
 #[derive(Debug, Default)]
 struct DomainIndex {
     /// By attribute and value.
     values: Vec<(Attribute, Places)>,
     /// By attribute and path prefix: the part of the value before a `/`, or the whole value.
     prefixes: Vec<(Attribute, Places)>,
-    /// Policies without such a value: candidates for every request.
+    /// Policies without such a value or prefix: candidates for every request.
     rest: Vec<usize>,
 }
 
@@ -88,17 +89,17 @@ struct IndexKey {
 /// The number of policies of a domain that each index key would find.
 struct Selectivity<'a>(HashMap<(&'a str, bool, Attribute), HashMap<Vec<u8>, usize>>);
 
-/// The policies for each value or prefix.
+/// The indexes of the policies for each value or prefix.
 type Places = HashMap<Vec<u8>, Vec<usize>>;
 
 /// Error of [`PolicySet::new`]: a policy is invalid, or two policies contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// The text given as the name of a policy is not one.
+    /// The name of a policy is invalid.
     #[error(transparent)]
     InvalidName(PolicyNameError),
-    /// The text given as a limit is not one.
+    /// The text of a limit is invalid.
     #[error("policy `{policy}`: {error}")]
     InvalidLimit {
         /// The policy.
@@ -109,8 +110,8 @@ pub enum PolicyError {
     /// Two policies have the same name, so they would share their counters.
     #[error("two policies are named `{0}`: names must be unique")]
     DuplicateName(PolicyName),
-    /// The name is reserved for limits without a policy.
-    #[error("no policy can be named `{0}`: limits that come with a request count under that name")]
+    /// The name is reserved for inline limits.
+    #[error("the policy name `{0}` is reserved for inline limits: choose another name")]
     ReservedName(PolicyName),
     /// A policy has no limit.
     #[error("policy `{0}` has no limit: write one, such as `100/minute`")]
@@ -141,7 +142,7 @@ pub enum PolicyError {
         /// The lease.
         lease: Lease,
     },
-    /// The algorithm has to count units when they are used.
+    /// The algorithm does not support leases, because it must count each unit at the time of its use.
     #[error(
         "policy `{policy}` has a lease, but nothing can be drawn ahead from `{limit}`: \
          leave the lease out, or use fixed-window or sliding-window"
@@ -152,12 +153,12 @@ pub enum PolicyError {
         /// The limit.
         limit: Limit,
     },
-    /// A pattern for paths that is too long once it is normalized.
+    /// A pattern for paths is too long after its normalization.
     #[error(
         "policy `{0}` has a pattern for `path` that is too long: a pattern has at most 127 characters"
     )]
     PathPattern(PolicyName),
-    /// The tag is not part of the key, so a key would have one counter for each tag.
+    /// The attribute of the tag is not part of the key. One key would then have several counters, one for each tag.
     #[error(
         "policy `{policy}` is tagged by `{attribute}`, which is not in its key: add it to `per`"
     )]
@@ -210,8 +211,8 @@ impl PolicySet {
         Ok(Self { inner, ad_hoc_failure: FailureMode::default() })
     }
 
-    /// Sets the failure mode of [charges](crate::Charge) without a policy of this set, such as inline limits. Default:
-    /// `local` with the full limit.
+    /// Sets the failure mode of [charges](crate::Charge) whose policy is not in this set, such as inline limits.
+    /// Default: `local` with the full limit.
     #[must_use]
     pub fn failing_ad_hoc(self, failure: FailureMode) -> Self {
         Self { ad_hoc_failure: failure, ..self }
@@ -230,7 +231,7 @@ impl PolicySet {
         Self::new([Policy::new(PolicyName::DEFAULT, limits).per([Request::KEY])])
     }
 
-    /// Creates a set of one policy with one limit; it cannot fail.
+    /// Creates a set of one policy with one limit, which is always valid.
     pub(crate) fn of_limit(limit: Limit) -> Self {
         Self::of_limits([limit]).unwrap_or_else(|error| {
             unreachable!("one limit cannot contradict itself: {error}");
@@ -244,8 +245,8 @@ impl PolicySet {
 
     /// Returns the policies that cover a request, in their original order, each with the limits that apply.
     ///
-    /// The limits are those of the first override that matches, or of the policy. Charges nothing: use it to explain a
-    /// decision.
+    /// The limits are those of the first override that matches, or else those of the policy. Nothing is charged. Use
+    /// this to explain a decision.
     pub fn covering<'a>(
         &'a self,
         request: &Request<'_>,
@@ -270,7 +271,7 @@ impl PolicySet {
         })
     }
 
-    /// Returns the index of the override that applies to a covered request: the first that matches.
+    /// Returns the index of the policy's first override that matches a request. The policy must cover the request.
     pub fn override_for(&self, name: PolicyName, request: &Request<'_>) -> Option<usize> {
         self.inner.view(request).override_of(self.get(name)?)
     }
@@ -289,12 +290,14 @@ impl PolicySet {
         self.inner.names.get(&name).copied()
     }
 
-    /// Returns the failure mode of charges to this policy; it need not be in the set.
+    /// Returns the failure mode of a policy. If the set has no such policy, returns that of
+    /// [`PolicySet::failing_ad_hoc`].
     pub(crate) fn failure_of(&self, name: PolicyName) -> FailureMode {
         self.get(name).map_or(self.ad_hoc_failure, |policy| policy.failure)
     }
 
-    /// Returns the limit of the policy at `place` that shares the counter of a charge.
+    /// Returns the index in [`PolicySet::targets`] of the limit that has the same counter as a charge. `place` is the
+    /// index of the policy.
     #[inline]
     pub(crate) fn target_of(&self, place: usize, charge: &Charge<'_>) -> Option<usize> {
         if charge.counter == Counter::Limit {
@@ -306,7 +309,7 @@ impl PolicySet {
         ranges.iter().filter(own).cloned().flatten().find(alike)
     }
 
-    /// Returns the counter of the limits of one override, or of the policy.
+    /// Returns the counter of the limits in a range: those of the policy, or of one override.
     #[inline]
     fn counter(&self, range: &Range<usize>) -> Option<Counter> {
         self.inner.limits[range.clone()].first().map(|target| target.counter)
@@ -321,7 +324,8 @@ impl PolicySet {
         &self.inner.limits[self.inner.ranges[place][0].start]
     }
 
-    /// Returns the indexes of the limits if the set is one policy for all requests, by [`Request::KEY`].
+    /// Returns the indexes of the limits if the set is a single policy that covers every request and counts by
+    /// [`Request::KEY`]. Such a set needs no lookup.
     pub(crate) fn direct(&self) -> Option<Range<usize>> {
         let [policy] = &*self.inner.policies else { return None };
         let plain = policy.matching.is_any()
@@ -333,12 +337,14 @@ impl PolicySet {
         plain.then(|| 0..self.inner.limits.len())
     }
 
-    /// Returns true if a policy counts by [`Request::KEY`] itself, which may have several parts.
+    /// Returns true if the policy counts by [`Request::KEY`] alone. The key of the request is then used unchanged: it
+    /// may have several parts.
     pub(crate) fn is_by_key(&self, planned: &Planned) -> bool {
         self.inner.policies[planned.policy].per == [Request::KEY]
     }
 
-    /// Returns the limits of a policy for a key, and optionally those of overrides that may have counted the key.
+    /// Returns the limits of a policy for a key. If `overrides` is true, adds those of each override that may have
+    /// counted the key.
     pub(crate) fn plan_for(
         &self,
         policy: PolicyName,
@@ -379,7 +385,7 @@ impl PolicySet {
     }
 }
 
-/// Returns a policy with its conditions on paths in the form that is compared.
+/// Returns a policy whose conditions on paths are in the normal form, in which they are compared.
 fn normalize(mut policy: Policy) -> Result<Policy, PolicyError> {
     let (name, paths) = (policy.name, policy.paths);
     let normalized =
@@ -391,7 +397,7 @@ fn normalize(mut policy: Policy) -> Result<Policy, PolicyError> {
     Ok(policy)
 }
 
-/// Rejects two limits with the same algorithm and period, which would share a counter.
+/// Rejects too many limits, and two limits with the same algorithm and period, which would share a counter.
 fn check_limits(policy: PolicyName, limits: &[Limit]) -> Result<(), PolicyError> {
     if limits.len() > MAX_LIMITS {
         return Err(PolicyError::TooManyLimits(policy));
@@ -405,7 +411,7 @@ fn check_limits(policy: PolicyName, limits: &[Limit]) -> Result<(), PolicyError>
     Ok(())
 }
 
-/// Rejects a lease of an algorithm that cannot be leased.
+/// Rejects an invalid lease, and a lease of limits whose algorithm does not support it.
 fn check_lease(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
     let (Some(lease), policy) = (policy.lease, policy.name) else { return Ok(()) };
     if !lease.is_sound() {
@@ -454,7 +460,7 @@ impl CompiledPolicies {
         View::new(request, self.forms)
     }
 
-    /// Returns the policies that cover a request, in their order.
+    /// Returns the indexes of the policies that cover a request, in ascending order.
     fn find(&self, view: &View<'_, '_>) -> SmallVec<[usize; 8]> {
         let Some(index) = self.domains.get(view.domain()) else { return SmallVec::new() };
         let mut found = index.candidates(view);
@@ -529,7 +535,7 @@ impl DomainIndex {
         }
     }
 
-    /// Returns the policies that could cover a request, each once.
+    /// Returns the indexes of the policies that may cover a request, each once and in any order.
     fn candidates(&self, view: &View<'_, '_>) -> SmallVec<[usize; 8]> {
         let mut found = SmallVec::from_slice(&self.rest);
         for (Attribute { name, paths }, by_value) in &self.values {
@@ -551,7 +557,7 @@ impl DomainIndex {
     }
 }
 
-/// The longest prefix: no pattern is longer.
+/// Maximum length of a prefix. Patterns are shorter than this.
 const MAX_PREFIX: usize = 128;
 
 fn insert(
@@ -572,7 +578,7 @@ mod tests {
     use super::*;
 
     /// Returns the number of candidate policies for each of three requests, in a set of `count` policies for different
-    /// paths. All policies also require the method `GET`, which therefore selects none of them.
+    /// paths. All policies also require the method `GET`. The index does not use that condition, because all share it.
     fn looked_at(count: usize) -> [usize; 3] {
         let limit = Limit::per_second(1);
         let policies = (0..count).map(|n| {

@@ -1,5 +1,5 @@
-//! The lock around a shard: held for tens of nanoseconds (for a long log, a few microseconds), by code that neither
-//! blocks nor allocates on its common path.
+//! The lock of a shard. It is held for tens of nanoseconds, or for a few microseconds if a log is long. On its
+//! common path, the code that holds it neither blocks nor allocates.
 
 #[cfg(not(pacegate_loom))]
 pub(super) use spinning::{Guard, Lock};
@@ -7,11 +7,11 @@ pub(super) use spinning::{Guard, Lock};
 #[cfg(pacegate_loom)]
 pub(super) use model::{Guard, Lock};
 
-/// A spin lock. It locks with one atomic exchange and unlocks with a plain store. A parking mutex needs two exchanges:
-/// 16 instead of 9 ns, a difference of a quarter of a whole decision.
+/// A spin lock. It locks with one atomic exchange and unlocks with a plain store, which takes 9 ns. A parking mutex
+/// needs two exchanges, which take 16 ns. The difference is a quarter of the time of a decision.
 ///
-/// A thread that finds the lock taken first spins with increasing delays, then yields the CPU, then sleeps. So it does
-/// not compete for the CPU with a holder that the scheduler has suspended.
+/// If the lock is taken, a thread first spins with increasing delays, then yields the CPU, then sleeps. So it leaves
+/// the CPU to a holder that the scheduler has suspended.
 #[cfg(not(pacegate_loom))]
 mod spinning {
     use std::{hint::spin_loop, thread, time::Duration};
@@ -23,10 +23,12 @@ mod spinning {
 
     pub(in super::super) type Guard<'a, T> = SpinMutexGuard<'a, T>;
 
-    /// Rounds of spinning, each twice as long as the one before. The first takes about ten times as long as the lock is
-    /// usually held: an earlier check would take the cache line away from the holder and slow it down.
+    /// Number of rounds that spin. Each takes twice as long as the one before.
     const SPINS: u32 = 4;
+    /// Spin hints in the first round: about ten times as long as the lock is usually held. An earlier retry would take
+    /// the cache line away from the holder and slow it down.
     const FIRST_SPIN: u32 = 16;
+    /// The round from which on the thread sleeps. Rounds between [`SPINS`] and this one yield the CPU.
     const YIELDS: u32 = 64;
 
     impl<T> Lock<T> {
@@ -57,7 +59,7 @@ mod spinning {
                     _ => thread::sleep(Duration::from_micros(50)),
                 }
                 round = YIELDS.min(round + 1);
-                // A plain read first, which does not take the cache line away from the holder.
+                // A plain read leaves the cache line with the holder, so try to lock only if it finds the lock free.
                 if !self.0.is_locked()
                     && let Some(guard) = self.0.try_lock()
                 {
@@ -68,7 +70,7 @@ mod spinning {
     }
 }
 
-/// The same lock under the model checker.
+/// A lock with the same interface for the model checker loom.
 #[cfg(pacegate_loom)]
 mod model {
     use loom::sync::{Mutex, MutexGuard};
