@@ -52,7 +52,7 @@ mod tests {
             ("", FileFormat::Pacegate),
             ("policies: []\n", FileFormat::Pacegate),
             ("shadow: true\n", FileFormat::Pacegate),
-            ("descriptors: apart\n", FileFormat::Pacegate),
+            ("descriptors: independent\n", FileFormat::Pacegate),
             ("domain: shop\npolicies: []\n", FileFormat::Pacegate),
             ("policies:\n  - domain: shop\n", FileFormat::Pacegate),
             ("# domain: shop\n", FileFormat::Pacegate),

@@ -96,7 +96,7 @@ pub enum Descriptors {
     #[default]
     Together,
     /// Each separately, as envoyproxy/ratelimit does: allowed descriptors are charged even if another is denied.
-    Apart,
+    Independent,
 }
 
 /// TLS and API keys.

@@ -24,7 +24,7 @@ use crate::{
 #[serde(deny_unknown_fields)]
 struct Case {
     #[serde(default)]
-    apart: bool,
+    independent: bool,
     #[serde(default)]
     shadow: bool,
     #[serde(default)]
@@ -93,8 +93,8 @@ fn active(rules: &Path, case: &Case, clock: &ManualClock) -> ActiveConfig {
     let mut settings = Settings::new(policies);
     settings.rules = Arc::new(rules);
     settings.shadow = case.shadow;
-    if case.apart {
-        settings.descriptors = Descriptors::Apart;
+    if case.independent {
+        settings.descriptors = Descriptors::Independent;
     }
     let state = State::Memory(limiter.store().clone());
     ActiveConfig::new(Engine::memory(limiter).with_clock(clock.clone()), state, settings)

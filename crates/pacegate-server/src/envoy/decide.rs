@@ -89,7 +89,7 @@ async fn decide_by(
     let resolved = resolve::resolve(revision, request)?;
     let mut planned = RequestCharges::new(&resolved);
     refund(engine, &resolved, &mut planned).await?;
-    let is_independent = settings.descriptors == Descriptors::Apart;
+    let is_independent = settings.descriptors == Descriptors::Independent;
     let results = if is_independent {
         independent(engine, &resolved, &planned).await?
     } else {

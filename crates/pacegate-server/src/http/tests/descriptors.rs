@@ -126,12 +126,12 @@ async fn a_rule_knows_how_many_values_name_a_key() {
 #[tokio::test]
 async fn a_policy_in_shadow_mode_does_not_speak_for_those_that_deny() {
     let policy = |name: &str, limit: &str| Policy::new(name, [limit]).in_domain("s");
-    for apart in [false, true] {
+    for independent in [false, true] {
         let tried = policy("tried", "1/minute").shadow();
         let set = PolicySet::new([tried, policy("own", "2/minute"), policy("idle", "9/minute")]);
         let mut settings = Settings::new(set.unwrap());
-        if apart {
-            settings.descriptors = crate::config::Descriptors::Apart;
+        if independent {
+            settings.descriptors = crate::config::Descriptors::Independent;
         }
         let server = Server::with(settings);
         let ask = r#"{"domain": "s", "descriptors": [{"entries": [{"key": "k"}]}]}"#;

@@ -314,9 +314,9 @@ async fn all_listeners_deny_blocked_keys() {
     server.post("/v1/block", r#"{"policy":"shop","key":"10.0.0.1"}"#).await;
     for (descriptors, mode) in [
         (Descriptors::Together, Mode::Enforce),
-        (Descriptors::Apart, Mode::Enforce),
+        (Descriptors::Independent, Mode::Enforce),
         (Descriptors::Together, Mode::Shadow),
-        (Descriptors::Apart, Mode::Shadow),
+        (Descriptors::Independent, Mode::Shadow),
     ] {
         let mut settings = Settings::new(policies().in_mode(mode));
         settings.descriptors = descriptors;
