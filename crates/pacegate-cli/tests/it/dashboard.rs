@@ -399,8 +399,8 @@ fn everything_is_reachable_by_keyboard_and_fits_on_phones() {
     for (width, scheme) in [(360, Scheme::Dark), (1280, Scheme::Light)] {
         shown.page.resize(width, 800);
         shown.page.prefer(scheme);
-        let wide = "document.documentElement.scrollWidth";
-        assert_eq!(shown.page.evaluate(wide), width, "no scrolling sideways");
+        // No scrolling sideways, once the charts have been drawn for the new width.
+        shown.page.wait_until(&format!("document.documentElement.scrollWidth === {width}"));
         let dark = "getComputedStyle(document.documentElement).colorScheme";
         let expected = if scheme == Scheme::Dark { "dark" } else { "light" };
         assert_eq!(shown.page.evaluate(dark), expected);
