@@ -1,15 +1,15 @@
-//! Every interleaving of a few threads on the store, found by the model checker.
+//! Model checks of the store: loom runs every interleaving of a few threads.
 //!
 //! `RUSTFLAGS="--cfg pacegate_loom" cargo test --release -p pacegate --lib loom`
 
 use loom::thread;
 
 use super::{MemoryStore, Slot, identity::Scope};
-use crate::{Algorithm, KeyRef, Limit, ManualClock, PolicyName, Timestamp};
+use crate::{Algorithm, Counter, KeyRef, Limit, ManualClock, PolicyName, Timestamp};
 
 const MONDAY: Timestamp = Timestamp::from_secs(1_767_225_600);
 
-/// A store that knows the scope of `limit`, as that of a limiter does: threads need not find it.
+/// Creates a store that knows the scope of `limit`, as the store of a limiter does.
 fn store(max_keys: usize, clock: &ManualClock, limit: &Limit) -> MemoryStore {
     let store = MemoryStore::new(max_keys, clock.clone());
     scope(&store, limit);
@@ -17,7 +17,7 @@ fn store(max_keys: usize, clock: &ManualClock, limit: &Limit) -> MemoryStore {
 }
 
 fn scope(store: &MemoryStore, limit: &Limit) -> Scope {
-    store.scope(PolicyName::DEFAULT, limit)
+    store.scope(PolicyName::DEFAULT, Counter::Policy, limit)
 }
 
 /// Charges one unit to each of some keys, all or nothing.
