@@ -43,8 +43,8 @@ use crate::{
 /// A store in Redis or Valkey, shared by every process that uses the same servers.
 ///
 /// Clones share connections and state. The store runs one task per server on the Tokio runtime that it was created on.
-/// If that runtime shuts down, failure modes apply to requests in flight, and the store reconnects on the runtime of its
-/// next caller, who must be inside a runtime. Requests wait at most a second for the new connection.
+/// If that runtime shuts down, failure modes apply to requests in flight, and the store reconnects on the runtime of
+/// its next caller, who must be inside a runtime. Requests wait at most a second for the new connection.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
