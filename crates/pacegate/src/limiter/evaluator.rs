@@ -6,7 +6,7 @@ use std::{ops::Range, slice};
 use smallvec::SmallVec;
 
 use super::{
-    combine::{combine, event},
+    combine::{combine, decide, event},
     resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges, max_cost},
     wait_queue::WaitQueue,
 };
@@ -33,7 +33,7 @@ pub(super) struct Evaluator {
     limits: Box<[BoundLimit]>,
     /// The limits of the only policy, if it counts every request by its key: nothing to match.
     direct: Option<Range<usize>>,
-    /// `true` if there is one direct limit with a fixed-size state: the fast path of `check`.
+    /// `true` if there is one direct, enforced limit with a fixed-size state: the fast path of `check`.
     is_single: bool,
 }
 
@@ -77,8 +77,8 @@ impl Evaluator {
         };
         let limits: Box<[BoundLimit]> = policies.targets().iter().map(bind).collect();
         let direct = policies.direct();
-        let is_single =
-            direct.is_some() && matches!(&*limits, [limit] if !limit.limit.algorithm().keeps_log());
+        let is_single = direct.is_some()
+            && matches!(&*limits, [limit] if limit.enforced && !limit.limit.algorithm().keeps_log());
         Self { policies, meter, memory, wait_queue, limits, direct, is_single }
     }
 
@@ -228,9 +228,13 @@ impl Evaluator {
     pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>, cost: u64) -> Decision {
         let charge = ResolvedCharge::new(limit, key, cost, 0);
         let (outcome, now) = self.memory.charge_cell(&self.slot(&charge));
-        let (charges, outcomes) = (slice::from_ref(&charge), slice::from_ref(&outcome));
-        let decision = combine(charges, outcomes, false);
-        self.record_policy(charges, outcomes, &decision, now);
+        // One enforced limit needs no combining: its decision is that of the request.
+        let decision = decide(limit, outcome, false);
+        if let Some(event) =
+            event(slice::from_ref(&charge), slice::from_ref(&outcome), decision.allowed)
+        {
+            self.meter.count_cost(limit.stats_index, event, cost, key, now);
+        }
         decision
     }
 
