@@ -143,13 +143,20 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
     })
 }
 
-/// Returns the arguments. Deployments of envoyproxy/ratelimit run `/bin/ratelimit` without arguments: under
-/// that name, the program runs the server.
+/// Returns the arguments. Deployments of envoyproxy/ratelimit run `/bin/ratelimit`: under that name, the program runs
+/// the server with the defaults of envoyproxy/ratelimit, and ignores arguments other than `--help` and `--version`, as
+/// that program does.
 fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = args.collect();
     let name = words.first().and_then(|name| Path::new(name).file_name());
     if name.is_some_and(|name| name == "ratelimit") {
-        words.insert(1, "serve".into());
+        let is_question = |word: &&OsString| *word == "--help" || *word == "--version";
+        let question = words[1..].iter().find(is_question).cloned();
+        words.truncate(1);
+        match question {
+            Some(question) => words.push(question),
+            None => words.extend(["serve".into(), "--ratelimit".into()]),
+        }
     }
     words
 }

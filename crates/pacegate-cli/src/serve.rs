@@ -11,7 +11,7 @@ use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use pacegate_redis::Layout;
 use pacegate_server::{
     ConfigSource, ListenerId, Overrides, Reloader, Server, StartError,
-    config::{Bind, BindError, Environment},
+    config::{Bind, BindError, Descriptors, Environment},
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -64,6 +64,14 @@ pub(super) struct Args {
     #[arg(long, env = "PACEGATE_INSECURE")]
     insecure: bool,
 
+    /// Envoy descriptors: together (all or nothing) or independent [default: by the format of the file]
+    #[arg(long, value_name = "MODE", env = "PACEGATE_DESCRIPTORS", hide_possible_values = true)]
+    descriptors: Option<DescriptorMode>,
+
+    /// Use the variables and defaults of envoyproxy/ratelimit if no file is given
+    #[arg(long, hide = true)]
+    ratelimit: bool,
+
     /// Worker threads [default: one per CPU]
     #[arg(long, value_name = "N", env = "PACEGATE_WORKERS")]
     workers: Option<NonZeroUsize>,
@@ -90,6 +98,22 @@ Examples:
 
   Replace envoyproxy/ratelimit and keep its files:
     pacegate serve /data/ratelimit/config";
+
+/// The values of `--descriptors`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum DescriptorMode {
+    Together,
+    Independent,
+}
+
+impl From<DescriptorMode> for Descriptors {
+    fn from(mode: DescriptorMode) -> Self {
+        match mode {
+            DescriptorMode::Together => Self::Together,
+            DescriptorMode::Independent => Self::Independent,
+        }
+    }
+}
 
 /// `off`, or an address.
 #[derive(Clone, Copy, Debug)]
@@ -174,6 +198,8 @@ fn source(args: &Args) -> ConfigSource {
         store_file: args.store_file.clone(),
         listen: listen.into_iter().filter_map(|(id, given)| Some((id, given?.0))).collect(),
         insecure: args.insecure,
+        descriptors: args.descriptors.map(Descriptors::from),
+        ratelimit: args.ratelimit,
     };
     ConfigSource::new(args.files.clone(), overrides).or_file(Path::new(DEFAULT_FILE))
 }
@@ -245,6 +271,16 @@ fn greet(server: &Server) {
             print_line(format_args!("try: curl {key}{example}"));
         }
         print_line(format_args!("see: {url}/ in a browser, or pacegate top {url}"));
+    }
+    if let Some(folder) = &settings.ratelimit {
+        let counting = match settings.descriptors {
+            Some(Descriptors::Together) => "all descriptors of a request are counted, or none",
+            _ => "descriptors are counted independently, and denied hits too",
+        };
+        print_line(format_args!(
+            "mode: envoyproxy/ratelimit, with the files in {}; {counting}",
+            folder.display()
+        ));
     }
     let state = &settings.store;
     let policies = settings.policies.policies().len();

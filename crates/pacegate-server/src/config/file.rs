@@ -11,6 +11,7 @@ use super::{
     forms::{Conditions, FailureForm, LayoutForm, Lease, OneOrMany, StoreForm},
     place::{At, Entries, Form, Forms, NoMap},
 };
+use crate::envoy::EnvoyOptions;
 use crate::listeners::{LISTENER_COUNT, ListenAddresses, ListenerId};
 
 /// The configuration of `pacegate serve`. Everything may be left out.
@@ -56,10 +57,15 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) problem_details: bool,
 
-    /// The way that several descriptors of one Envoy request are charged.
+    /// The way that several descriptors of one Envoy request are charged. Default: `independent` for rules of
+    /// envoyproxy/ratelimit files, `together` for policies.
+    #[serde(default)]
+    #[schemars(with = "Descriptors")]
+    pub(crate) descriptors: Option<Descriptors>,
+
+    /// Options for Envoy's descriptors.
     #[serde(default, deserialize_with = "or_default")]
-    #[schemars(extend("default" = "together"))]
-    pub(crate) descriptors: Descriptors,
+    pub(crate) envoy: EnvoyOptions,
 
     /// The certificate of the server. Required for listeners on public addresses.
     #[serde(default)]

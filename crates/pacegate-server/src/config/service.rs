@@ -45,6 +45,7 @@ impl Reader<'_, '_> {
         settings.headers = headers(&written.headers);
         settings.problem_details = written.problem_details;
         settings.descriptors = written.descriptors;
+        settings.envoy = written.envoy.clone();
         settings.security = Security {
             tls: written.tls.as_ref().map(|tls| self.tls(tls)),
             credentials: self.credentials(&written.keys),

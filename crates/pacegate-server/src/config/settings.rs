@@ -17,7 +17,7 @@ use super::{
     layout::{LayoutError, check_cluster, supported},
 };
 use crate::{
-    envoy::Rules,
+    envoy::{EnvoyOptions, Rules},
     listeners::{ListenAddresses, ListenerId},
 };
 
@@ -50,7 +50,12 @@ pub struct Settings {
     /// True if HTTP denials are problem details with the key.
     pub problem_details: bool,
     /// The way that several descriptors of one Envoy request are charged.
-    pub descriptors: Descriptors,
+    /// Default: independently for rules of envoyproxy/ratelimit files, together for policies.
+    pub descriptors: Option<Descriptors>,
+    /// Options for Envoy's descriptors.
+    pub(crate) envoy: EnvoyOptions,
+    /// The folder of rules, if the server was started in the place of envoyproxy/ratelimit.
+    pub ratelimit: Option<PathBuf>,
     /// TLS and API keys.
     pub security: Security,
     /// Limits on the resources that clients can use.
@@ -88,14 +93,14 @@ pub enum Bind {
 }
 
 /// The way that several descriptors of one Envoy request are charged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Descriptors {
     /// All or none of them: a denied request consumes nothing.
-    #[default]
     Together,
-    /// Each separately, as envoyproxy/ratelimit does: allowed descriptors are charged even if another is denied.
+    /// Each separately, as envoyproxy/ratelimit does: allowed descriptors are charged even if another is denied, and
+    /// denied hits are counted.
     Independent,
 }
 
@@ -169,7 +174,9 @@ impl Settings {
             hosts: Vec::new(),
             headers: Headers::default(),
             problem_details: false,
-            descriptors: Descriptors::default(),
+            descriptors: None,
+            envoy: EnvoyOptions::default(),
+            ratelimit: None,
             security: Security::default(),
             bounds: Bounds::default(),
         }
@@ -188,6 +195,14 @@ impl Settings {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether descriptors in this domain are charged independently.
+    pub(crate) fn counts_independently(&self, domain: &[u8]) -> bool {
+        match self.descriptors {
+            Some(descriptors) => descriptors == Descriptors::Independent,
+            None => self.rules.domain(domain).is_some(),
+        }
     }
 
     /// Returns the number of policies that do not come from rules.

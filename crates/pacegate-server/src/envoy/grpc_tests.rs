@@ -25,11 +25,12 @@ use super::{
     CODES,
     file::RuleFile,
     grpc::Grpc,
+    options::EnvoyOptions,
     proto::{
         Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse,
         Unit,
     },
-    rules::{Options, Rules},
+    rules::Rules,
 };
 use crate::{
     active_config::{ActiveConfig, State},
@@ -176,7 +177,7 @@ async fn invalid_calls_have_a_status() {
 
 fn of_rules(text: &str) -> Settings {
     let source = RuleFile { file: "rules.yaml".into(), text: text.to_owned() };
-    let rules = Rules::parse(&[source], Options::default()).unwrap();
+    let rules = Rules::parse(&[source], &EnvoyOptions::default()).unwrap();
     let mut settings = Settings::new(rules.beside(&PolicySet::new([]).unwrap()).unwrap());
     settings.rules = Arc::new(rules);
     settings

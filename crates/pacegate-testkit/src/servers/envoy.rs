@@ -33,6 +33,8 @@ pub struct EnvoyOptions {
     domain: String,
     /// The entries of each descriptor: a key and the header with its value.
     descriptors: Vec<Vec<(String, String)>>,
+    /// More entries of `rate_limits`, as YAML.
+    rate_limits: String,
     /// Metadata of each call: a name, and the header that has the value.
     metadata: Vec<(String, String)>,
     timeout: Duration,
@@ -48,6 +50,7 @@ impl Envoy {
             service: service.to_owned(),
             domain: "pacegate".to_owned(),
             descriptors: Vec::new(),
+            rate_limits: String::new(),
             metadata: Vec::new(),
             timeout: Duration::from_secs(1),
             deny_on_failure: false,
@@ -113,6 +116,13 @@ impl EnvoyOptions {
         self
     }
 
+    /// Adds entries of `rate_limits`, as YAML in flow style with a comma after each.
+    #[must_use]
+    pub fn rate_limits(mut self, yaml: &str) -> Self {
+        self.rate_limits.push_str(yaml);
+        self
+    }
+
     /// Sends the value of a header with each call, as metadata of this name.
     #[must_use]
     pub fn metadata(mut self, name: &str, header: &str) -> Self {
@@ -159,7 +169,7 @@ impl EnvoyOptions {
                 &format!("{}.{:09}s", self.timeout.as_secs(), self.timeout.subsec_nanos()),
             )
             .replace("@DENY", if self.deny_on_failure { "true" } else { "false" })
-            .replace("@RATE_LIMITS", &self.rate_limits())
+            .replace("@RATE_LIMITS", &self.rate_limits_yaml())
             .replace("@METADATA", &self.initial_metadata())
             + &upstream
             + &service
@@ -172,7 +182,7 @@ impl EnvoyOptions {
         format!("[{}]", self.metadata.iter().map(entry).collect::<Vec<_>>().join(", "))
     }
 
-    fn rate_limits(&self) -> String {
+    fn rate_limits_yaml(&self) -> String {
         let mut text = "[".to_owned();
         for entries in &self.descriptors {
             text.push_str("{ actions: [");
@@ -184,7 +194,7 @@ impl EnvoyOptions {
             }
             text.push_str("] }, ");
         }
-        text + "]"
+        text + &self.rate_limits + "]"
     }
 }
 
