@@ -19,11 +19,16 @@ mod shared;
 mod wait;
 mod wait_queue;
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
 
 use crate::{
-    Charge, CostError, Decision, Key, KeyRef, Limit, MemoryStore, PolicyName, PolicySet, Request,
-    Stats, Update,
+    Charge, CostError, Decision, Key, Limit, MemoryStore, PolicyName, PolicySet, Request, Stats,
+    StoreError,
 };
 
 pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
@@ -33,11 +38,7 @@ pub(crate) use permit_id::new_permit_id;
 pub use shared::{CheckError, SharedLimiter};
 pub use wait::{Wait, WaitError};
 
-use self::{
-    evaluator::Evaluator,
-    resolve::{Resolved, ResolvedCharge},
-    wait_queue::WaitQueue,
-};
+use self::{evaluator::Evaluator, resolve::Resolved, wait_queue::WaitQueue};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
@@ -58,7 +59,8 @@ use self::{
 /// To share counters between processes, use a [`SharedLimiter`].
 #[derive(Clone)]
 pub struct Limiter {
-    evaluator: Arc<Evaluator>,
+    /// Without a store: it counts in the memory of its evaluator, so each call is ready at once.
+    shared: SharedLimiter,
 }
 
 impl Limiter {
@@ -78,7 +80,16 @@ impl Limiter {
     }
 
     fn new(evaluator: Evaluator) -> Self {
-        Self { evaluator: Arc::new(evaluator) }
+        Self { shared: SharedLimiter { evaluator: Arc::new(evaluator), store: None } }
+    }
+
+    fn shared(&self) -> &SharedLimiter {
+        &self.shared
+    }
+
+    #[inline]
+    fn evaluator(&self) -> &Evaluator {
+        &self.shared.evaluator
     }
 
     /// Charges one unit to `key` if every limit has room, and nothing otherwise.
@@ -91,9 +102,9 @@ impl Limiter {
     #[inline]
     #[must_use = "a denied request must not proceed"]
     pub fn check(&self, key: impl Key) -> Decision {
-        key.with(|key| match self.evaluator.single() {
-            Some(single) => self.evaluator.check_single(single, key, 1),
-            None => self.evaluator.check_unit(key),
+        key.with(|key| match self.evaluator().single() {
+            Some(single) => self.evaluator().check_single(single, key, 1),
+            None => self.evaluator().check_unit(key),
         })
     }
 
@@ -111,7 +122,7 @@ impl Limiter {
     /// # Ok::<(), pacegate::CostError>(())
     /// ```
     pub fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CostError> {
-        key.with(|key| self.evaluator.check_key(key, cost))
+        key.with(|key| self.evaluator().check_key(key, cost))
     }
 
     /// Returns the decision for one unit, without charging it. Not counted in the [statistics](Self::stats).
@@ -120,7 +131,7 @@ impl Limiter {
     /// step.
     #[must_use]
     pub fn peek(&self, key: impl Key) -> Decision {
-        key.with(|key| match self.evaluator.check_key(key, 0) {
+        key.with(|key| match self.evaluator().check_key(key, 0) {
             Ok(decision) => decision,
             Err(error) => unreachable!("a cost of 0 fits every limit: {error}"),
         })
@@ -143,7 +154,7 @@ impl Limiter {
     pub fn check_with(&self, key: impl Key, limit: Limit) -> Decision {
         key.with(|key| {
             let charge = Charge::new(PolicyName::AD_HOC, key, limit);
-            match self.evaluator.check_charge(&charge) {
+            match self.evaluator().check_charge(&charge) {
                 Ok(decision) => decision,
                 Err(error) => unreachable!("one unit fits every limit: {error}"),
             }
@@ -165,7 +176,7 @@ impl Limiter {
     /// Does the same as [`Limiter::check_many`], and appends the decisions to a vector of the caller, which can be
     /// reused.
     pub fn check_many_into<K: Key>(&self, keys: &[K], decisions: &mut Vec<Decision>) {
-        self.evaluator.check_many(keys, decisions);
+        self.evaluator().check_many(keys, decisions);
     }
 
     /// Charges a request to all policies that apply to it, all or nothing. Its [id](Request::id) is ignored, because no
@@ -197,9 +208,9 @@ impl Limiter {
     }
 
     fn check_request_cost(&self, request: &Request<'_>, cost: u64) -> Result<Decision, CostError> {
-        let plan = self.evaluator.policies.plan(request);
-        let charges = self.evaluator.charges_of(&plan, cost, 0);
-        Ok(self.evaluator.check(&Resolved::new(charges, false)?))
+        let evaluator = self.evaluator();
+        let plan = evaluator.policies.plan(request);
+        Ok(evaluator.check(&Resolved::new(evaluator.charges_of(&plan, cost, 0), false)?))
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.
@@ -207,14 +218,13 @@ impl Limiter {
     /// Use it for a request that was charged but not served, for example because it failed. If the window of the charge
     /// is over, the refund returns units that later requests have used, so refund promptly. Permits are not affected.
     pub fn refund(&self, key: impl Key, cost: u64) {
-        key.with(|key| self.update(key, cost, Update::Refund));
+        in_memory(self.shared.refund(key, cost));
     }
 
     /// Returns the cost of a request to all policies that apply to it, and no more than is used. See
     /// [`Limiter::refund`].
     pub fn refund_request(&self, request: &Request<'_>) {
-        let plan = self.evaluator.policies.plan(request);
-        self.update_all(&self.evaluator.charges_of(&plan, request.units(), 0), Update::Refund);
+        in_memory(self.shared.refund_request(request));
     }
 
     /// Removes the counters of `key`, so that its limits are unused again.
@@ -222,17 +232,7 @@ impl Limiter {
     /// Only under the policies of this limiter: inline limits, as in [`Limiter::check_with`], keep their counters. To
     /// remove all keys of a policy, use [`Limiter::clear_policy`].
     pub fn reset(&self, key: impl Key) {
-        key.with(|key| self.update(key, 0, Update::Reset));
-    }
-
-    fn update(&self, key: KeyRef<'_>, cost: u64, update: Update) {
-        self.evaluator.with_key(key, cost, 0, |charges| self.update_all(&charges, update));
-    }
-
-    fn update_all(&self, charges: &[ResolvedCharge<'_>], update: Update) {
-        for charge in charges {
-            self.evaluator.update_and_notify(charge, update);
-        }
+        in_memory(self.shared.reset(key));
     }
 
     /// Creates a limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
@@ -252,18 +252,18 @@ impl Limiter {
     /// Both limiters share the counters. If both are used, they admit together no more than a limit with the larger
     /// burst and the larger amount of the two would.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
-        Self::new(self.evaluator.with_policies(policies))
+        Self { shared: self.shared.with_policies(policies) }
     }
 
     /// Returns the calls for explicit charges, for servers and middleware that build their own. Most programs need
     /// [`Limiter::check`] or [`Limiter::check_request`] instead.
     pub fn charges(&self) -> Charges<'_, Self> {
-        Charges { evaluator: &self.evaluator, limiter: self }
+        Charges::new(&self.shared)
     }
 
     /// Returns the policies. A limiter that was built from limits has one policy, [`PolicyName::DEFAULT`].
     pub fn policies(&self) -> &PolicySet {
-        &self.evaluator.policies
+        self.shared.policies()
     }
 
     /// Returns the statistics since the limiter was created. A limiter from [`Limiter::with_policies`] continues the
@@ -271,12 +271,21 @@ impl Limiter {
     ///
     /// Adds up the counters of all threads: call it for a metrics endpoint, not for every request.
     pub fn stats(&self) -> Stats {
-        self.evaluator.stats()
+        self.shared.stats()
     }
 
     /// Returns the store, for its [usage](MemoryStore::usage) or to [reclaim](MemoryStore::reclaim) memory.
     pub fn store(&self) -> &MemoryStore {
-        &self.evaluator.memory
+        &self.evaluator().memory
+    }
+}
+
+/// Runs a call of a limiter without a store, which is ready at once and cannot fail.
+fn in_memory<T>(call: impl Future<Output = Result<T, StoreError>>) -> T {
+    match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(answer)) => answer,
+        Poll::Ready(Err(error)) => unreachable!("memory supports every call: {error}"),
+        Poll::Pending => unreachable!("memory answers at once"),
     }
 }
 
