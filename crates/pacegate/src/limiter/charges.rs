@@ -24,6 +24,11 @@ use crate::{
 ///
 /// Returned by [`Limiter::charges`], with synchronous calls, and by [`SharedLimiter::charges`].
 ///
+/// Each call consumes the handle, which is `Copy` and costs nothing: call [`Limiter::charges`] again, or copy it.
+///
+/// Charges that name a policy of the limiter share the counters, the failure mode and the statistics of the policy, if
+/// they come from a [`Plan`]. All others count separately, see [`Charge::new`].
+///
 /// ```
 /// use pacegate::{Charge, Limit, Limiter};
 ///
@@ -56,6 +61,25 @@ pub struct Charges<'a, L> {
 /// assert_eq!(plan.charges(1)?.len(), 1);
 /// # Ok::<(), pacegate::CostError>(())
 /// ```
+///
+/// A plan is a snapshot of the policies of one limiter. It charges nothing until its charges are passed to
+/// [`Charges::check`](Charges::<Limiter>::check).
+///
+/// The same plan can be used to check, to refund and to reset. This adds a limit of the call to those of the policies:
+///
+/// ```
+/// use pacegate::{Charge, Limit, Limiter, PolicyName, Request};
+///
+/// let limiter = Limiter::memory(Limit::per_minute(5));
+/// let plan = limiter.charges().plan(&Request::new().with("key", "alice"));
+/// let mut charges = plan.charges(1)?;
+/// charges.push(Charge::new(PolicyName::AD_HOC, "alice", Limit::per_hour(1)));
+/// assert!(limiter.charges().check(&charges)?.is_allowed());
+/// assert!(!limiter.charges().check(&charges)?.is_allowed(), "the hour is used up");
+/// limiter.charges().reset(&charges);
+/// assert!(limiter.charges().check(&charges)?.is_allowed());
+/// # Ok::<(), pacegate::CostError>(())
+/// ```
 #[derive(Debug)]
 pub struct Plan<'a> {
     policies: &'a PolicySet,
@@ -65,6 +89,24 @@ pub struct Plan<'a> {
 }
 
 /// The decision for several charges together, and for each of them.
+///
+/// Use it to report every limit of a request, not only the tightest one, for example in several header fields.
+///
+/// ```
+/// use pacegate::{Charge, Limit, Limiter};
+///
+/// let limiter = Limiter::memory(Limit::per_second(1));
+/// let (user, site) = (Limit::per_minute(1), Limit::per_minute(100));
+/// let charges = [
+///     Charge::new("user".parse()?, "alice", user),
+///     Charge::new("site".parse()?, "shop", site),
+/// ];
+/// let _ = limiter.charges().check_batch(&charges)?;
+/// let batch = limiter.charges().check_batch(&charges)?;
+/// assert!(!batch.decision.is_allowed());
+/// assert_eq!(batch.each[1].remaining(), 99, "not charged, because the other limit denied");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatchDecision {
@@ -79,6 +121,9 @@ impl Plan<'_> {
     /// Returns the charges of the request at this cost, one for each limit.
     ///
     /// Fails if an enforced limit can never admit the cost. The charges borrow the plan.
+    ///
+    /// A cost of 0 makes every charge a peek. Charges of policies in shadow mode are included, with
+    /// [`enforced`](Charge::enforced) set to `false`.
     pub fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
         let mut charges = Vec::new();
         for Planned { targets, key, .. } in &self.matches {
@@ -147,6 +192,9 @@ impl<'a, L> Charges<'a, L> {
 
     /// Returns the limits of a policy for a key, without those of its overrides, which depend on the request. Empty if
     /// there is no such policy.
+    ///
+    /// For operators who know the policy and the key, but not the request: to show a counter, or to reset it. To reset,
+    /// use [`plan_for_all`](Self::plan_for_all), which includes the counters of overrides.
     pub fn plan_for(self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'a> {
         self.new_plan(self.evaluator().policies.plan_for(policy, key, false))
     }
@@ -162,6 +210,8 @@ impl<'a, L> Charges<'a, L> {
 
     /// Returns a denial of a charge regardless of its limit, and records it: for a key that an operator has blocked.
     /// Charges nothing. `retry_after: None` denies permanently.
+    ///
+    /// The decision has the source `blocked` in logs and metrics. A charge with a cost of 0 is not recorded.
     pub fn deny(self, charge: &Charge<'_>, retry_after: Option<Duration>) -> Decision {
         if charge.cost > 0 {
             let index = self.evaluator().stats_index(charge.policy);
@@ -188,7 +238,12 @@ impl<'a, L> Charges<'a, L> {
 impl Charges<'_, Limiter> {
     /// Decides charges, all or nothing. An empty list is allowed, with [`Source::Unlimited`].
     ///
-    /// Fails if an enforced charge costs more than its limit can ever admit.
+    /// Charges of one key under one limit are added up: two charges of 1 need two units. A sum that the limit can never
+    /// admit is denied permanently.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError`] if an enforced charge by itself costs more than its limit can ever admit.
     #[must_use = "a denied request must not proceed"]
     pub fn check(self, charges: &[Charge<'_>]) -> Result<Decision, CostError> {
         match charges {
@@ -243,7 +298,14 @@ impl Charges<'_, Limiter> {
 impl Charges<'_, SharedLimiter> {
     /// Decides charges, all or nothing. An empty list is allowed without a call to the store.
     ///
-    /// Fails if an enforced charge costs more than its limit can ever admit, or if the store does not support it.
+    /// # Errors
+    ///
+    /// [`CheckError::Cost`] if an enforced charge costs more than its limit can ever admit, [`CheckError::Store`] if the
+    /// store does not support it.
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped, the charges may have been taken. Permits that they may have taken are released.
     pub async fn check(self, charges: &[Charge<'_>]) -> Result<Decision, CheckError> {
         Ok(self.check_batch(charges, None).await?.decision)
     }

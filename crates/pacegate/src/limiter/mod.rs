@@ -42,7 +42,7 @@ use self::{evaluator::Evaluator, resolve::Resolved, wait_queue::WaitQueue};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
-/// Cheap to clone; clones share everything. Checks never block, need no async runtime and cannot fail: a denial is a
+/// Cheap to clone; clones share everything. Checks never wait, need no async runtime and cannot fail: a denial is a
 /// value.
 ///
 /// ```
@@ -57,6 +57,29 @@ use self::{evaluator::Evaluator, resolve::Resolved, wait_queue::WaitQueue};
 /// ```
 ///
 /// To share counters between processes, use a [`SharedLimiter`].
+///
+/// # Choosing a call
+///
+/// | call | use it to |
+/// |---|---|
+/// | [`check`](Self::check), [`check_cost`](Self::check_cost) | decide one key now |
+/// | [`check_many`](Self::check_many) | decide many keys that are independent of each other |
+/// | [`check_request`](Self::check_request) | decide by policies that match attributes of the request |
+/// | [`check_with`](Self::check_with) | decide by a limit that is known only at the call, such as that of a plan |
+/// | [`until_ready`](Self::until_ready) | wait for units instead of being denied |
+/// | [`acquire`](Self::acquire) | limit the work that runs at the same time |
+/// | [`peek`](Self::peek), [`refund`](Self::refund), [`reset`](Self::reset) | read or correct a counter |
+/// | [`charges`](Self::charges) | build the charges yourself, as servers and middleware do |
+///
+/// # Cost and bounds
+///
+/// A check takes one lock of one shard, or one for each key if several limits apply. It usually allocates nothing for
+/// keys of up to 64 bytes. A key takes 36 to 40 bytes in a large store. Memory is bounded by
+/// [`max_keys`](LimiterBuilder::max_keys): if it is reached, no live key is evicted, and new keys share an
+/// [overflow](crate::Source::Overflow) budget. A counter that is unused again is removed by later checks, without a
+/// background thread.
+///
+/// The process loses its counters when it ends. If limits must survive a restart, use a [`SharedLimiter`].
 #[derive(Clone)]
 pub struct Limiter {
     /// Without a store: it counts in the memory of its evaluator, so each call is ready at once.
@@ -67,7 +90,16 @@ impl Limiter {
     /// Creates a limiter with one limit for each key, and the defaults: at most a million keys, the system's clock.
     ///
     /// Memory for keys is allocated as they arrive. Create one limiter and share it: each new one has separate
-    /// counters.
+    /// counters. Two limiters on one key do not act together; for several limits on one key use [`Limiter::builder`].
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_second(10));
+    /// let shared = limiter.clone(); // for another thread: the same counters
+    /// let _ = shared.check("alice");
+    /// assert_eq!(limiter.peek("alice").remaining(), 9);
+    /// ```
     pub fn memory(limit: Limit) -> Self {
         let policies = PolicySet::of_limit(limit);
         Self::new(Evaluator::new(policies, MemoryStore::default(), WaitQueue::default()))
@@ -97,8 +129,22 @@ impl Limiter {
     /// Does not wait, and needs no async runtime. Unlike [`Limiter::check_cost`] it cannot fail, because one unit is
     /// never above the capacity of a limit, and a limit of 0 denies.
     ///
+    /// Any two keys that encode to the same bytes share a counter: `check("42")` and `check(42)` are the same key, see
+    /// [`Key`]. If the policies do not count by [`Request::KEY`], the key is the attribute `key` of a request without
+    /// other attributes, see [`Limiter::check_request`].
+    ///
     /// On a [concurrency](crate::Algorithm::Concurrency) limit this takes a unit that cannot be released: it expires
     /// with the period. Use [`Limiter::acquire`] there.
+    ///
+    /// ```
+    /// use pacegate::Limiter;
+    ///
+    /// let limiter = Limiter::memory("1/minute".parse()?);
+    /// assert!(limiter.check(("eu", 42)).is_allowed());
+    /// let denied = limiter.check(("eu", 42));
+    /// assert!(!denied.is_allowed() && denied.retry_after().is_some());
+    /// # Ok::<(), pacegate::ParseLimitError>(())
+    /// ```
     #[inline]
     #[must_use = "a denied request must not proceed"]
     pub fn check(&self, key: impl Key) -> Decision {
@@ -112,6 +158,11 @@ impl Limiter {
     ///
     /// Use it for requests of different weight, for example by bytes or tokens. A cost of 0 is a [peek](Self::peek). A
     /// cost above the capacity of a limit, or above the maximum cost of a policy, is an error: no wait would admit it.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError`] if the cost is above the capacity or the maximum cost of an enforced policy. Nothing is charged
+    /// then, not even to limits that would have room. In shadow mode such a cost is a reported denial instead.
     ///
     /// ```
     /// use pacegate::{Limit, Limiter};
@@ -129,6 +180,18 @@ impl Limiter {
     ///
     /// Do not peek and then check: another thread may take the unit in between. [`Limiter::check`] does both in one
     /// step.
+    ///
+    /// A key that was never charged gets the answer of an unused limit, and peeking does not create it. On a
+    /// concurrency limit, [`Decision::remaining`] is the number of permits that are free.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(3));
+    /// let _ = limiter.check("alice");
+    /// assert_eq!(limiter.peek("alice").remaining(), 2);
+    /// assert_eq!(limiter.peek("alice").remaining(), 2, "a peek charges nothing");
+    /// ```
     #[must_use]
     pub fn peek(&self, key: impl Key) -> Decision {
         key.with(|key| match self.evaluator().check_key(key, 0) {
@@ -141,6 +204,10 @@ impl Limiter {
     ///
     /// Each algorithm, period, amount and burst has a separate counter for the key, which is recorded as
     /// [ad hoc](crate::Stats::ad_hoc).
+    ///
+    /// Use it if limits come from data, such as the plan of an account. If a few limits cover all requests, prefer a
+    /// [`Policy`](crate::Policy) with overrides: it has a name in statistics and headers. A changed amount or burst
+    /// starts with an unused counter; with policies, usage carries over.
     ///
     /// ```
     /// use pacegate::{Limit, Limiter};
@@ -166,6 +233,17 @@ impl Limiter {
     /// Faster than single checks for many keys: they are looked up in batches, so that cache misses overlap, and the
     /// clock is read less often. The decisions are independent and in the order of the keys: a denial of one key
     /// does not affect the others.
+    ///
+    /// If a key occurs several times, it is charged once for each occurrence, in this order.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(1));
+    /// let decisions = limiter.check_many(&["alice", "bob", "alice"]);
+    /// let allowed: Vec<_> = decisions.iter().map(|decision| decision.is_allowed()).collect();
+    /// assert_eq!(allowed, [true, true, false]);
+    /// ```
     #[must_use = "a denied request must not proceed"]
     pub fn check_many<K: Key>(&self, keys: &[K]) -> Vec<Decision> {
         let mut decisions = Vec::new();
@@ -181,6 +259,13 @@ impl Limiter {
 
     /// Charges a request to all policies that apply to it, all or nothing. Its [id](Request::id) is ignored, because no
     /// answer gets lost.
+    ///
+    /// A request that no policy covers is allowed, with [`Source::Unlimited`](crate::Source::Unlimited). The time
+    /// depends on the number of policies that could cover the request, not on the size of the set.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError`] if an enforced policy never admits the cost of the request.
     ///
     /// ```
     /// use pacegate::{Limiter, Policy, PolicySet, Request};
@@ -199,6 +284,8 @@ impl Limiter {
     }
 
     /// Returns the decision for one unit of a request, without charging it. The cost of the request is ignored.
+    ///
+    /// Use it to show the remaining units of a client without a call that counts. Not counted in the statistics.
     #[must_use]
     pub fn peek_request(&self, request: &Request<'_>) -> Decision {
         match self.check_request_cost(request, 0) {
@@ -217,12 +304,30 @@ impl Limiter {
     ///
     /// Use it for a request that was charged but not served, for example because it failed. If the window of the charge
     /// is over, the refund returns units that later requests have used, so refund promptly. Permits are not affected.
+    ///
+    /// A refund lets the first caller that [waits](Self::until_ready) for the key try again at once. It is not counted
+    /// in the statistics: the request stays recorded as allowed. With several limits, all of them get the units back.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_hour(5));
+    /// let _ = limiter.check_cost("alice", 3)?;
+    /// limiter.refund("alice", 2);
+    /// assert_eq!(limiter.peek("alice").remaining(), 4);
+    /// limiter.refund("alice", 100);
+    /// assert_eq!(limiter.peek("alice").remaining(), 5, "never above the limit");
+    /// # Ok::<(), pacegate::CostError>(())
+    /// ```
     pub fn refund(&self, key: impl Key, cost: u64) {
         in_memory(self.shared.refund(key, cost));
     }
 
     /// Returns the cost of a request to all policies that apply to it, and no more than is used. See
     /// [`Limiter::refund`].
+    ///
+    /// Pass the request that was charged: other attributes select other counters. If the policies have changed since,
+    /// the refund goes to the policies that apply now.
     pub fn refund_request(&self, request: &Request<'_>) {
         in_memory(self.shared.refund_request(request));
     }
@@ -231,6 +336,9 @@ impl Limiter {
     ///
     /// Only under the policies of this limiter: inline limits, as in [`Limiter::check_with`], keep their counters. To
     /// remove all keys of a policy, use [`Limiter::clear_policy`].
+    ///
+    /// Permits of a concurrency limit are removed too, although their holders still work; their release has no effect
+    /// then. Callers that wait for the key try again at once.
     pub fn reset(&self, key: impl Key) {
         in_memory(self.shared.reset(key));
     }
@@ -238,6 +346,15 @@ impl Limiter {
     /// Creates a limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
     ///
     /// The counters carry over if this limiter was built with a limit of the same algorithm and period.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(2));
+    /// let _ = limiter.check("alice");
+    /// let raised = limiter.with_limit(Limit::per_minute(10));
+    /// assert_eq!(raised.peek("alice").remaining(), 9);
+    /// ```
     pub fn with_limit(&self, limit: Limit) -> Self {
         self.with_policies(PolicySet::of_limit(limit))
     }
@@ -251,12 +368,18 @@ impl Limiter {
     ///
     /// Both limiters share the counters. If both are used, they admit together no more than a limit with the larger
     /// burst and the larger amount of the two would.
+    ///
+    /// To change the policies of a running program, keep the limiter in a cell that readers swap, for example of the
+    /// crate `arc-swap`. A request that started with the old limiter finishes with it.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
         Self { shared: self.shared.with_policies(policies) }
     }
 
     /// Returns the calls for explicit charges, for servers and middleware that build their own. Most programs need
     /// [`Limiter::check`] or [`Limiter::check_request`] instead.
+    ///
+    /// Use it to combine limits of policies with limits of the call, to get the decision of each limit, or to hold
+    /// permits for a remote client. See [`Charges`] for an example.
     pub fn charges(&self) -> Charges<'_, Self> {
         Charges::new(&self.shared)
     }

@@ -25,8 +25,8 @@ use crate::{
 /// The maximum time to wait for units, and an optional jitter. A [`Duration`] converts to a wait with this timeout.
 ///
 /// The timeout is measured by [`Clock::elapsed`](crate::Clock::elapsed) of the limiter's clock, so a step of the wall
-/// clock does not change it. With a timeout of zero, a call succeeds only if the units are
-/// available now.
+/// clock does not change it. With a timeout of zero, a call succeeds only if the units are available now and no other
+/// caller waits for the key.
 ///
 /// ```
 /// use std::time::Duration;
@@ -48,6 +48,20 @@ pub struct Wait {
 ///
 /// `TooLong`, `TimedOut` and `QueueFull` correspond to a denial: retry later or reject the request. The others are
 /// mistakes of the caller.
+///
+/// ```
+/// # pollster::block_on(async {
+/// use std::time::Duration;
+/// use pacegate::{Limiter, ManualClock, WaitError};
+///
+/// let limiter = Limiter::builder().limit("1/minute").clock(ManualClock::new()).build()?;
+/// let _ = limiter.check("alice");
+/// // The window ends after a minute, so a wait of ten seconds fails at once.
+/// let error = limiter.until_ready("alice", Duration::from_secs(10)).await.unwrap_err();
+/// assert_eq!(error, WaitError::TooLong { needed: Some(Duration::from_secs(60)) });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
@@ -82,6 +96,9 @@ fn wait_text(needed: &Option<Duration>) -> String {
 
 impl Wait {
     /// Waits without a timeout. A wait for units that will never be available still fails at once.
+    ///
+    /// Use it for background work that has nothing better to do. A request of a client needs a timeout: otherwise it
+    /// waits after the client has gone.
     pub const fn forever() -> Self {
         Self::up_to(Duration::MAX)
     }
@@ -94,6 +111,8 @@ impl Wait {
     /// Delays callers that had to wait by a random time of up to `jitter`, so that callers that are admitted at the
     /// same instant do not all start then. The units are charged before the delay, which ends at the timeout at the
     /// latest.
+    ///
+    /// A call that finds the units available at once is not delayed.
     #[must_use]
     pub const fn jitter(self, jitter: Duration) -> Self {
         Self { jitter, ..self }
@@ -109,11 +128,22 @@ impl From<Duration> for Wait {
 impl Limiter {
     /// Waits until one unit can be charged to `key`.
     ///
-    /// Callers that wait for the same key are served in the order of arrival. If the time cannot suffice, given the
-    /// callers ahead, this fails at once; but a permit may be released at any time, so a wait for one lasts until the
-    /// timeout. A refund, a reset or a released permit lets the first caller try again at once. Dropping the future
-    /// leaves the queue, and nothing is charged. [`Limiter::check`] does not queue, and may take units that others wait
-    /// for. A wait is recorded once, by its result.
+    /// Callers that wait for the same key are served in the order of arrival. A refund, a reset or a released permit lets
+    /// the first caller try again at once. [`Limiter::check`] does not queue, and may take units that others wait for. A
+    /// wait is recorded once, by its result.
+    ///
+    /// A request that no policy covers is admitted without waiting.
+    ///
+    /// # Errors
+    ///
+    /// Fails at once with [`WaitError::TooLong`] if the time cannot suffice, given the callers ahead. A permit may be
+    /// released at any time, so a wait for one lasts until the timeout: [`WaitError::TimedOut`]. See [`WaitError`] for the
+    /// others.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future leaves the queue, and nothing is charged. If the wait has a [jitter](Wait::jitter), the units are
+    /// charged before the delay: dropping the future during the delay keeps them charged.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -138,7 +168,8 @@ impl Limiter {
 
     /// [`Limiter::until_ready`] for programs without an async runtime: blocks the thread.
     ///
-    /// Do not call it in an async task: it would block the worker thread of the runtime.
+    /// Do not call it in an async task: it would block the worker thread of the runtime. With a
+    /// [`ManualClock`](crate::ManualClock), another thread must advance the clock.
     pub fn until_ready_blocking(
         &self,
         key: impl Key,
@@ -148,6 +179,13 @@ impl Limiter {
     }
 
     /// Waits for a permit for `key`. See [`Limiter::acquire`] and [`Limiter::until_ready`], whose queue it shares.
+    ///
+    /// A holder in this process that drops its permit wakes the first caller. A permit whose holder hangs becomes free
+    /// when it expires.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future leaves the queue, and a permit that it has taken is released.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -187,13 +225,32 @@ impl SharedLimiter {
     /// Waits until one unit can be charged to `key`.
     ///
     /// Callers of this process that wait for the same key are served in the order of arrival. Between processes, the
-    /// order is undefined. If this process knows that the time cannot suffice, the call fails at once. The first
-    /// caller in the queue calls the store again after the `retry_after` of the last answer, or when this process
-    /// returns units. A wait for permits, which another process may release, calls the store every second. The time
-    /// that a call takes is added to the timeout.
+    /// order is undefined. The first caller in the queue calls the store again after the `retry_after` of the last answer,
+    /// or when this process returns units. A wait for permits, which another process may release, calls the store every
+    /// second. The other callers do not call the store.
     ///
-    /// Dropping the future leaves the queue. Nothing is charged then, unless a call was in flight. Otherwise as
-    /// [`Limiter::until_ready`].
+    /// # Errors
+    ///
+    /// As [`Limiter::until_ready`]. The call fails at once if this process knows that the time cannot suffice. The time that
+    /// a call to the store takes is added to the timeout. If the store fails, the failure modes decide each attempt: a policy
+    /// that fails `open` ends the wait with an admission.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future leaves the queue. Nothing is charged then, unless a call was in flight.
+    ///
+    /// ```
+    /// # pollster::block_on(async {
+    /// use std::time::Duration;
+    /// use pacegate::{MemoryStore, SharedLimiter};
+    ///
+    /// let limiter = SharedLimiter::builder(MemoryStore::default()).limit("50/second burst 1").build()?;
+    /// for _ in 0..2 {
+    ///     limiter.until_ready("upstream", Duration::from_secs(1)).await?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub async fn until_ready(
         &self,
         key: impl Key,
@@ -268,6 +325,9 @@ macro_rules! waits {
             /// Waits until `cost` units can be charged to `key`, all at once. See [`Self::until_ready`].
             ///
             /// A cost above the capacity of a limit fails at once with [`WaitError::Cost`].
+            ///
+            /// A high cost waits longer than a low one, and callers behind it wait too, even if their units are
+            /// available. If small requests must not wait for large ones, use separate keys.
             pub async fn until_ready_cost(
                 &self,
                 key: impl Key,
@@ -282,6 +342,8 @@ macro_rules! waits {
 
             /// Waits until one unit can be charged to `key` under this limit, instead of the limits of the policies.
             /// See [`Limiter::check_with`].
+            ///
+            /// Callers queue separately for each limit, because each has a separate counter.
             pub async fn until_ready_with(
                 &self,
                 key: impl Key,
@@ -298,6 +360,23 @@ macro_rules! waits {
 
             /// Waits until a request can be charged to all policies that apply to it. Its [id](Request::id) is
             /// ignored. See [`Self::until_ready`].
+            ///
+            /// Callers queue by the first limit that applies. Two requests that share only a later limit are not ordered.
+            ///
+            /// ```
+            /// # pollster::block_on(async {
+            /// use std::time::Duration;
+            /// use pacegate::{Limiter, Policy, PolicySet, Request};
+            ///
+            /// let policies = [Policy::new("upstream", ["50/second burst 1"]).per(["host"])];
+            /// let limiter = Limiter::builder().policies(PolicySet::new(policies)?).build()?;
+            /// let request = Request::new().with("host", "api.example.com");
+            /// for _ in 0..2 {
+            ///     limiter.until_ready_request(&request, Duration::from_secs(1)).await?;
+            /// }
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// # }).unwrap();
+            /// ```
             pub async fn until_ready_request(
                 &self,
                 request: &Request<'_>,
@@ -310,7 +389,7 @@ macro_rules! waits {
             }
 
             /// Waits for a permit for `key` under this limit, instead of the limits of the policies. See
-            /// [`Limiter::acquire_with`].
+            /// [`Limiter::acquire_with`] and [`Self::acquire_within`].
             pub async fn acquire_within_with(
                 &self,
                 key: impl Key,
@@ -326,6 +405,21 @@ macro_rules! waits {
             }
 
             /// Waits for the permits of a request. See [`Self::acquire_request`] and [`Self::acquire_within`].
+            ///
+            /// ```
+            /// # pollster::block_on(async {
+            /// use std::time::Duration;
+            /// use pacegate::{Limiter, Policy, PolicySet, Request};
+            ///
+            /// let policies = [Policy::new("exports", ["2/30s concurrency"]).per(["user"])];
+            /// let limiter = Limiter::builder().policies(PolicySet::new(policies)?).build()?;
+            /// let request = Request::new().with("user", "alice");
+            /// let permit = limiter.acquire_request_within(&request, Duration::from_secs(5)).await?;
+            /// assert_eq!(limiter.peek_request(&request).remaining(), 1);
+            /// # drop(permit);
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// # }).unwrap();
+            /// ```
             pub async fn acquire_request_within(
                 &self,
                 request: &Request<'_>,
