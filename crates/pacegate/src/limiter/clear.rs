@@ -7,7 +7,7 @@ impl Limiter {
     /// Removes all keys of a policy, and returns their number. Does not block requests; those after the call start with
     /// unused counters.
     ///
-    /// [`PolicyName::AD_HOC`] clears inline limits. Takes some milliseconds for a million keys.
+    /// [`PolicyName::INLINE`] clears inline limits. Takes some milliseconds for a million keys.
     ///
     /// ```
     /// use pacegate::{Limiter, PolicyName};
