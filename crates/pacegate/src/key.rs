@@ -248,24 +248,28 @@ impl fmt::Display for KeyBuf {
 }
 
 impl<'a> From<&'a str> for KeyRef<'a> {
+    #[inline]
     fn from(text: &'a str) -> Self {
         Self::new(text.as_bytes())
     }
 }
 
 impl<'a> From<&'a [u8]> for KeyRef<'a> {
+    #[inline]
     fn from(bytes: &'a [u8]) -> Self {
         Self::new(bytes)
     }
 }
 
 impl<'a, const N: usize> From<&'a [u8; N]> for KeyRef<'a> {
+    #[inline]
     fn from(bytes: &'a [u8; N]) -> Self {
         Self::new(bytes)
     }
 }
 
 impl<'a> From<&'a KeyBuf> for KeyRef<'a> {
+    #[inline]
     fn from(key: &'a KeyBuf) -> Self {
         key.as_ref()
     }
@@ -290,65 +294,29 @@ impl Key for KeyRef<'_> {
     }
 }
 
-impl Key for KeyBuf {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        read(self.as_ref())
-    }
+/// Keys that convert to a [`KeyRef`] without a copy.
+macro_rules! borrowed_keys {
+    ($([$($parameters:tt)*] $type:ty;)*) => {$(
+        impl<$($parameters)*> Key for $type {
+            #[inline]
+            fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+                read(KeyRef::from(self))
+            }
+        }
+    )*};
 }
 
-impl Key for [u8] {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        read(KeyRef::new(self))
-    }
+borrowed_keys! {
+    [] KeyBuf;
+    [] [u8];
+    [] str;
+    [const N: usize] [u8; N];
 }
 
-impl<const N: usize> Key for [u8; N] {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        read(KeyRef::new(self))
-    }
-}
-
-impl Key for str {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        read(KeyRef::new(self.as_bytes()))
-    }
-}
-
-impl Key for String {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        self.as_str().with(read)
-    }
-}
-
-impl Key for Vec<u8> {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        self.as_slice().with(read)
-    }
-}
-
-impl<K: Key + ?Sized> Key for &K {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        (**self).with(read)
-    }
-}
-
-impl<K: Key + ToOwned + ?Sized> Key for Cow<'_, K> {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        (**self).with(read)
-    }
-}
-
+/// Keys behind a pointer.
 macro_rules! pointed_keys {
-    ($($pointer:ident),*) => {$(
-        impl<K: Key + ?Sized> Key for $pointer<K> {
+    ($([$($parameters:tt)*] $pointer:ty;)*) => {$(
+        impl<$($parameters)*> Key for $pointer {
             #[inline]
             fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
                 (**self).with(read)
@@ -357,7 +325,15 @@ macro_rules! pointed_keys {
     )*};
 }
 
-pointed_keys!(Box, Rc, Arc);
+pointed_keys! {
+    [] String;
+    [] Vec<u8>;
+    [K: Key + ?Sized] &K;
+    [K: Key + ?Sized] Box<K>;
+    [K: Key + ?Sized] Rc<K>;
+    [K: Key + ?Sized] Arc<K>;
+    [K: Key + ToOwned + ?Sized] Cow<'_, K>;
+}
 
 /// `None` is an absent part, which differs from an empty one. All requests without it share a counter.
 impl<K: Key> Key for Option<K> {

@@ -1,6 +1,6 @@
 //! Removing all keys of a policy or a domain.
 
-use super::{Limiter, SharedLimiter};
+use super::{Limiter, SharedLimiter, in_memory};
 use crate::{PolicyName, StoreError};
 
 impl Limiter {
@@ -21,20 +21,14 @@ impl Limiter {
     /// # Ok::<(), pacegate::ParseLimitError>(())
     /// ```
     pub fn clear_policy(&self, policy: PolicyName) -> u64 {
-        self.clear(&[policy])
+        in_memory(self.shared.clear_policy(policy))
     }
 
     /// Removes all keys of all policies of a domain, and returns their number. See [`Limiter::clear_policy`].
     ///
     /// Includes policies of the domain that an earlier configuration had and this limiter no longer has.
     pub fn clear_domain(&self, domain: &str) -> u64 {
-        self.clear(&self.evaluator.memory.policies_in(domain))
-    }
-
-    fn clear(&self, policies: &[PolicyName]) -> u64 {
-        let cleared = self.evaluator.memory.clear(policies);
-        self.evaluator.wait_queue.notify_all();
-        cleared
+        in_memory(self.shared.clear_domain(domain))
     }
 }
 

@@ -138,7 +138,7 @@ struct ShardClock {
 
 /// The clock of the store. The default clock is called directly, any other through a pointer.
 #[derive(Debug)]
-enum Time {
+pub(crate) enum Time {
     System(&'static Disciplined),
     Other(Arc<dyn Clock>),
 }
@@ -168,10 +168,10 @@ impl MemoryStore {
 
     /// Creates a store for at most `max_keys` keys with the system's clock. `max_keys` is at least 1: 0 counts as 1.
     pub fn bounded(max_keys: usize) -> Self {
-        Self::build(max_keys, Time::System(crate::clock::disciplined()))
+        Self::build(max_keys, Time::default())
     }
 
-    fn build(max_keys: usize, time: Time) -> Self {
+    pub(crate) fn build(max_keys: usize, time: Time) -> Self {
         let max_keys = max_keys.clamp(1, 1 << 40);
         let shards = (max_keys / KEYS_PER_SHARD).next_power_of_two().clamp(MIN_SHARDS, 1 << 16);
         let inner = Shards {
@@ -458,6 +458,12 @@ impl Shards {
             let now = logs.shard_clock.settle(&self.time, self.time.now());
             self.sweep_logs(&mut logs, keys, now);
         }
+    }
+}
+
+impl Default for Time {
+    fn default() -> Self {
+        Self::System(crate::clock::disciplined())
     }
 }
 
