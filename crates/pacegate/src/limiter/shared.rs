@@ -352,7 +352,7 @@ impl SharedLimiter {
 
     /// Returns the calls for explicit charges. See [`Limiter::charges`].
     pub fn charges(&self) -> Charges<'_, Self> {
-        Charges { evaluator: &self.evaluator, limiter: self }
+        Charges::new(self)
     }
 
     /// Returns the statistics of this process. Other processes on the same store have separate statistics.
@@ -386,7 +386,7 @@ impl SharedLimiter {
 /// Converts a [`Limiter`] for code that takes any store. Both share policies, counters and statistics.
 impl From<Limiter> for SharedLimiter {
     fn from(limiter: Limiter) -> Self {
-        Self { evaluator: limiter.evaluator, store: None }
+        limiter.shared
     }
 }
 
