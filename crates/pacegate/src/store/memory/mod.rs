@@ -138,7 +138,7 @@ struct ShardClock {
 
 /// The clock of the store. The default clock is called directly, any other through a pointer.
 #[derive(Debug)]
-enum Time {
+pub(crate) enum Time {
     System(&'static Disciplined),
     Other(Arc<dyn Clock>),
 }
@@ -168,10 +168,10 @@ impl MemoryStore {
 
     /// Creates a store for at most `max_keys` keys with the system's clock. `max_keys` is at least 1: 0 counts as 1.
     pub fn bounded(max_keys: usize) -> Self {
-        Self::build(max_keys, Time::System(crate::clock::disciplined()))
+        Self::build(max_keys, Time::default())
     }
 
-    fn build(max_keys: usize, time: Time) -> Self {
+    pub(crate) fn build(max_keys: usize, time: Time) -> Self {
         let max_keys = max_keys.clamp(1, 1 << 40);
         let shards = (max_keys / KEYS_PER_SHARD).next_power_of_two().clamp(MIN_SHARDS, 1 << 16);
         let inner = Shards {
@@ -195,6 +195,16 @@ impl MemoryStore {
     /// Returns the current usage.
     ///
     /// Locks every shard in turn. Call it for a dashboard or a metrics endpoint, not for every request.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(5));
+    /// let _ = (limiter.check("alice"), limiter.check("bob"));
+    /// let usage = limiter.store().usage();
+    /// assert_eq!((usage.keys, usage.overflowed), (2, 0));
+    /// assert!(usage.bytes < 100_000);
+    /// ```
     pub fn usage(&self) -> MemoryUsage {
         let inner = &*self.inner;
         let cells: usize = inner.cells.iter().map(|shard| shard.0.lock().capacity()).sum();
@@ -458,6 +468,12 @@ impl Shards {
             let now = logs.shard_clock.settle(&self.time, self.time.now());
             self.sweep_logs(&mut logs, keys, now);
         }
+    }
+}
+
+impl Default for Time {
+    fn default() -> Self {
+        Self::System(crate::clock::disciplined())
     }
 }
 
