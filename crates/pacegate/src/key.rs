@@ -16,6 +16,12 @@ use smallvec::SmallVec;
 /// Tuples are encoded with the length of each part, so `("ab", "c")` and `("a", "bc")` are different keys. This holds
 /// for any bytes in the parts, so a client cannot craft a value that collides with another key.
 ///
+/// A key has no maximum length. Stores hash it, so the cost of a check grows with the length, and the memory does not.
+/// Reject values of unreasonable length before you check them.
+///
+/// An `Option` that is `None` is an absent part: all requests that lack it share a counter, and it differs from an
+/// empty text. `()` is one counter for everything.
+///
 /// Implement it for your own types by delegating to their fields:
 ///
 /// ```
@@ -55,6 +61,18 @@ pub trait Key {
 ///
 /// A key of one part is its bytes. A tuple is encoded with the length of each part, so it never equals a key of one
 /// part. Two keys are equal if both their kind and their bytes are equal.
+///
+/// Most programs do not need it: calls take any [`Key`]. Use it to pass bytes that are a key already, as in
+/// [`Charge::new`](crate::Charge::new), or to implement a [`Store`](crate::Store).
+///
+/// ```
+/// use pacegate::{KeyBuf, KeyRef};
+///
+/// let one = KeyRef::new(b"alice");
+/// assert_eq!(one.parts().collect::<Vec<_>>(), [Some(&b"alice"[..])]);
+/// let pair = KeyBuf::from_key(("eu", 42));
+/// assert_eq!(pair.as_ref().parts().count(), 2);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyRef<'a> {
     bytes: &'a [u8],
@@ -118,6 +136,8 @@ impl<'a> KeyRef<'a> {
 
     /// Passes bytes to `sink` that are unique to this key when concatenated, for the hash of a store. Other data in the
     /// same hash has to come before them, or has to be separated by their length.
+    ///
+    /// Use it to name a counter in a store: two different keys never feed the same bytes.
     pub fn feed(self, mut sink: impl FnMut(&[u8])) {
         sink(&[u8::from(self.tuple)]);
         sink(self.bytes);
@@ -163,6 +183,13 @@ impl KeyBuf {
 
     /// Encodes any [`Key`], such as a tuple, and keeps it beyond the call. Needed for
     /// [`Charge::new`](crate::Charge::new).
+    ///
+    /// ```
+    /// use pacegate::KeyBuf;
+    ///
+    /// assert_eq!(KeyBuf::from_key(42), KeyBuf::from_key("42"));
+    /// assert_ne!(KeyBuf::from_key(("ab", "c")), KeyBuf::from_key(("a", "bc")));
+    /// ```
     pub fn from_key(key: impl Key) -> Self {
         key.with(|key| key.to_buf())
     }

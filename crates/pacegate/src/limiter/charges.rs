@@ -300,8 +300,8 @@ impl Charges<'_, SharedLimiter> {
     ///
     /// # Errors
     ///
-    /// [`CheckError::Cost`] if an enforced charge costs more than its limit can ever admit, [`CheckError::Store`] if the
-    /// store does not support it.
+    /// [`CheckError::Cost`] if an enforced charge costs more than its limit can ever admit. [`CheckError::Store`] if
+    /// the store does not support it.
     ///
     /// # Cancellation
     ///

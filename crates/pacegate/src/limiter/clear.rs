@@ -5,9 +5,11 @@ use crate::{PolicyName, StoreError};
 
 impl Limiter {
     /// Removes all keys of a policy, and returns their number. Does not block requests; those after the call start with
-    /// unused counters.
+    /// unused counters. Requests during the call may lose their charges.
     ///
     /// [`PolicyName::INLINE`] clears inline limits. Takes some milliseconds for a million keys.
+    ///
+    /// Use it after a mistake in a limit has denied many clients. For one client, use [`Limiter::reset`].
     ///
     /// ```
     /// use pacegate::{Limiter, PolicyName};
@@ -32,8 +34,12 @@ impl Limiter {
 
 impl SharedLimiter {
     /// Removes all keys of a policy, in this process and in the store, and returns the number removed from the store.
+    /// See [`Limiter::clear_policy`].
     ///
-    /// [`StoreError::Unsupported`] if the store cannot find them, as on Redis; then nothing is removed.
+    /// # Errors
+    ///
+    /// [`StoreError::Unsupported`] if the store cannot find the keys of a policy, as on Redis: [reset](Self::reset)
+    /// keys one by one instead. After an error, nothing is removed from this process either.
     pub async fn clear_policy(&self, policy: PolicyName) -> Result<u64, StoreError> {
         self.clear(&[policy]).await
     }

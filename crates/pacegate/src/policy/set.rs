@@ -18,6 +18,23 @@ use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, ParseLimitError, Request};
 /// Clones are cheap. Each policy is indexed by one of its conditions: the values of an attribute, or a path prefix. If
 /// a policy has several conditions, the index uses the one that the fewest other policies share. The time to find the
 /// policies of a request therefore depends on the number of candidates, not on the size of the set.
+///
+/// A set never changes. To change policies at runtime, build a new set and pass it to
+/// [`Limiter::with_policies`](crate::Limiter::with_policies).
+///
+/// ```
+/// use pacegate::policy::{Condition, Policy, PolicySet};
+/// use pacegate::Request;
+///
+/// let policies = PolicySet::new([
+///     Policy::new("all", ["1000/second"]),
+///     Policy::new("login", ["5/minute"]).matching("path", Condition::equal("/login")).per(["ip"]),
+/// ])?;
+/// let request = Request::new().with("path", "/Login/").with("ip", "203.0.113.7");
+/// let names: Vec<_> = policies.covering(&request).map(|(policy, _)| policy.name.as_str()).collect();
+/// assert_eq!(names, ["all", "login"], "another spelling of the path is covered too");
+/// # Ok::<(), pacegate::policy::PolicyError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PolicySet {
     inner: Arc<CompiledPolicies>,
@@ -179,7 +196,11 @@ impl PolicySet {
     /// Validates and compiles policies. Conditions on `path` are converted to its normal form, see [`Paths`].
     ///
     /// Names must be unique, and each policy needs at least one and at most 16 limits. Two limits of a policy must
-    /// differ in algorithm or period. The first violation is returned as an error.
+    /// differ in algorithm or period. An empty list is valid: no request is limited.
+    ///
+    /// # Errors
+    ///
+    /// The first violation, as a [`PolicyError`] that names the policy.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
         let policies: Vec<_> = policies.into_iter().map(normalize).collect::<Result<_, _>>()?;
         let mut names = HashSet::new();
@@ -221,6 +242,14 @@ impl PolicySet {
     }
 
     /// Returns the same policies, all in this mode. For example, a program can start with all policies in shadow mode.
+    ///
+    /// ```
+    /// use pacegate::policy::{Mode, Policy, PolicySet};
+    ///
+    /// let policies = PolicySet::new([Policy::new("api", ["100/minute"])])?.in_mode(Mode::Shadow);
+    /// assert_eq!(policies.policies()[0].mode, Mode::Shadow);
+    /// # Ok::<(), pacegate::policy::PolicyError>(())
+    /// ```
     #[must_use]
     pub fn in_mode(&self, mode: Mode) -> Self {
         let policies = self.policies().iter().map(|policy| Policy { mode, ..policy.clone() });

@@ -22,6 +22,22 @@ use crate::{KeyBuf, KeyRef, StoreError, policy::PolicyName};
 ///
 /// Counts start at 0 when the limiter is created, and only grow. Peeks and requests with an invalid cost are not
 /// counted. The lists of keys are estimates of recent traffic with at most 32 keys each.
+///
+/// Export `policies` as counters of your metrics system, labelled by policy. Do not export keys as labels: a client can
+/// create any number of them, and they may be personal data.
+///
+/// ```
+/// use pacegate::{Limit, Limiter};
+///
+/// let limiter = Limiter::memory(Limit::per_minute(2));
+/// for _ in 0..3 {
+///     let _ = limiter.check("alice");
+/// }
+/// for policy in limiter.stats().policies {
+///     println!("decisions_total{{policy=\"{}\",result=\"allowed\"}} {}", policy.policy, policy.allowed);
+///     println!("decisions_total{{policy=\"{}\",result=\"denied\"}} {}", policy.policy, policy.denied);
+/// }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
@@ -65,6 +81,9 @@ pub struct PolicyStats {
 }
 
 /// One of the most frequent keys, with its estimated number of recent requests.
+///
+/// Under heavy traffic only a sample of the requests is counted, so the number is an estimate in both directions. A key
+/// with few requests may be missing from the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopKey {

@@ -195,6 +195,16 @@ impl MemoryStore {
     /// Returns the current usage.
     ///
     /// Locks every shard in turn. Call it for a dashboard or a metrics endpoint, not for every request.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(5));
+    /// let _ = (limiter.check("alice"), limiter.check("bob"));
+    /// let usage = limiter.store().usage();
+    /// assert_eq!((usage.keys, usage.overflowed), (2, 0));
+    /// assert!(usage.bytes < 100_000);
+    /// ```
     pub fn usage(&self) -> MemoryUsage {
         let inner = &*self.inner;
         let cells: usize = inner.cells.iter().map(|shard| shard.0.lock().capacity()).sum();
