@@ -89,6 +89,10 @@ impl Compiler<'_> {
         let value =
             descriptor.value.as_ref().map(|value| &*value.value).filter(|it| !it.is_empty());
         let (key, at) = (&*key.value, key.referenced);
+        if key.contains('*') {
+            let message = "`*` in a key matches nothing: use it in the value";
+            return Err(self.source.error(at, message));
+        }
         let varies = self.varies(descriptor, value)?;
         if varies {
             self.varying.push(self.path.len());

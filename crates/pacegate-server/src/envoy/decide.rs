@@ -106,8 +106,8 @@ async fn decide_by(
     }
     let denies = is_blocked || (is_over && !settings.shadow);
     let is_degraded = results.iter().any(|result| result.is_degraded);
-    let response =
-        response::response(engine, &settings.envoy, request, &resolved, &results, denies);
+    let facts = (is_independent, denies);
+    let response = response::response(engine, &settings.envoy, request, &resolved, &results, facts);
     Ok(EnvoyDecision { response, is_degraded })
 }
 

@@ -148,7 +148,7 @@ fn by_rules<'a>(
             Some(rule) if is_independent => ((rule.policy, Counter::Policy), rule.key(entries)),
             _ => {
                 let counter = if is_independent { Counter::Policy } else { Counter::Limit };
-                ((PolicyName::AD_HOC, counter), DescriptorKey::whole(domain, entries))
+                ((PolicyName::INLINE, counter), DescriptorKey::whole(domain, entries))
             }
         };
         return Ok(DescriptorLimits::Override(Bound::new(limit), counter, key.bounded(most)));

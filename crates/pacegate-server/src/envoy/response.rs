@@ -18,14 +18,14 @@ use super::{
 };
 use crate::engine::Engine;
 
-/// Creates the response from the results of all descriptors.
+/// Creates the response from the results of all descriptors: whether they are independent, and whether they deny.
 pub(super) fn response(
     engine: &Engine,
     options: &EnvoyOptions,
     request: &RateLimitRequest,
     resolved: &[ResolvedDescriptor<'_>],
     results: &[DescriptorResult],
-    is_over: bool,
+    (is_independent, is_over): (bool, bool),
 ) -> RateLimitResponse {
     let both = || resolved.iter().zip(results);
     let statuses: Vec<_> =
@@ -34,7 +34,7 @@ pub(super) fn response(
     RateLimitResponse {
         overall_code: code(is_over),
         response_headers_to_add: names
-            .map_or_else(Vec::new, |names| headers(names, resolved, &statuses)),
+            .map_or_else(Vec::new, |names| headers(names, is_independent, resolved, &statuses)),
         dynamic_metadata: match options.dynamic_metadata {
             true => Some(metadata::of_request(request, resolved, results)),
             false => extended_limits(both()),
@@ -128,25 +128,31 @@ fn clamp(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Returns the headers of a descriptor, as envoyproxy/ratelimit chooses it: the last one that denies, otherwise the
-/// first one with the fewest units left.
+/// Returns the headers of a descriptor: one that denies, otherwise the first one with the fewest units left. Of several
+/// that deny, the last one if they are independent, as in envoyproxy/ratelimit, otherwise the one that denies longest.
 fn headers(
     names: &HeaderNames,
+    is_independent: bool,
     resolved: &[ResolvedDescriptor<'_>],
     statuses: &[DescriptorStatus],
 ) -> Vec<HeaderValue> {
     let limited = || statuses.iter().filter(|status| status.current_limit.is_some());
-    let mut denying = resolved.iter().zip(statuses).filter(|(resolved, status)| {
+    let reset = |status: &DescriptorStatus| {
+        status.duration_until_reset.as_ref().map_or(0, |reset| reset.seconds)
+    };
+    let denying = resolved.iter().zip(statuses).filter(|(resolved, status)| {
         status.code == i32::from(Code::OverLimit)
             && status.current_limit.is_some()
             && !resolved.is_quota
     });
-    let denying = denying.next_back().map(|(_, status)| status);
+    let denying = denying
+        .map(|(_, status)| status)
+        .max_by_key(|status| if is_independent { 0 } else { reset(status) });
     let Some(status) = denying.or_else(|| limited().min_by_key(|it| it.limit_remaining)) else {
         return Vec::new();
     };
     let limit = status.current_limit.as_ref().map_or(0, |limit| limit.requests_per_unit);
-    let reset = status.duration_until_reset.as_ref().map_or(0, |reset| reset.seconds);
+    let reset = reset(status);
     let header = |key: &ResponseHeader, value: String| {
         let key = key.as_str().to_owned();
         HeaderValue { key, value }

@@ -217,6 +217,7 @@ fn mistakes_in_descriptors() -> Vec<Mistake> {
             "''",
             text("the domain is empty: expected a name, such as `domain: edge`"),
         ),
+        (one("key: a*"), 3, "a*", text("`*` in a key matches nothing: use it in the value")),
         (
             text("domain: d\n---\ndomain: d"),
             3,
