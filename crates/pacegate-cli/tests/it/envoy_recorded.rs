@@ -80,6 +80,8 @@ const VALUES: [&str; 6] = ["a", "b", "ab", "abc", "x1", ""];
 const RULE_VALUES: [&str; 8] = ["", "", "a", "b", "a*", "ab*", "*", "x*"];
 /// Windows that are long enough not to end between recording or repeating two requests.
 const UNITS: [&str; 3] = ["week", "month", "year"];
+/// Those that this version accepts in requests.
+const OVERRIDE_UNITS: [&str; 2] = ["MONTH", "YEAR"];
 
 /// Adds random descriptors at one level of a tree.
 fn add_descriptors(random: &mut Random, text: &mut String, depth: usize, names: &mut u64) {
@@ -141,7 +143,7 @@ fn random_request(random: &mut Random, domain: &str) -> Step {
             write!(text, "; hits {}", random.pick(&[0, 0, 1, 2, 3, 5, 8, 40, 500])).unwrap();
         }
         if random.percent(15) {
-            let unit = random.pick(&UNITS).to_uppercase();
+            let unit = random.pick(&OVERRIDE_UNITS);
             write!(text, "; limit {}/{unit}", random.below(7)).unwrap();
         }
         ask.push(text);
@@ -176,7 +178,7 @@ descriptors:
         "shadow=a & five=e | shadow=a & five=e | shadow=a; hits 3 & none=a",
         "free=a & free=b; hits 9 & five=f | other=a | other=a & five=f",
         // Limits of the same entries and unit share a counter.
-        "five=g; limit 2/YEAR | five=g | five=g; limit 2/YEAR | five=g; limit 9/YEAR | five=g; limit 9/WEEK",
+        "five=g; limit 2/YEAR | five=g | five=g; limit 2/YEAR | five=g; limit 9/YEAR | five=g; limit 9/MONTH",
         "other=b; limit 2/YEAR | other=b; limit 3/YEAR | other=b; limit 1/YEAR",
         "shared=a1 | shared=a2 | shared=a3 | shared=a4 | shared=b",
     ] {
