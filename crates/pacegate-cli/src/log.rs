@@ -7,7 +7,11 @@ use clap::ValueEnum;
 use pacegate_server::{Exporter, Logging};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
-    Layer, filter::{ParseError, Targets}, fmt, layer::SubscriberExt, util::SubscriberInitExt,
+    Layer,
+    filter::{ParseError, Targets},
+    fmt,
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
 };
 
 use super::Trouble;
@@ -58,11 +62,13 @@ pub(super) fn start(
     if let Some(stray) = stray(level) {
         return Err(unusable(anyhow!("invalid level `{stray}`")));
     }
-    let filter: Targets =
-        format!("{LIBRARIES},{level}").parse().map_err(|error: ParseError| unusable(error.into()))?;
+    let filter: Targets = format!("{LIBRARIES},{level}")
+        .parse()
+        .map_err(|error: ParseError| unusable(error.into()))?;
     let exporter = args.traces.as_deref().map(|url| Exporter::new(url, args.trace_one_in.get()));
     let exporter = exporter.transpose().map_err(|error| {
-        Trouble::new(error, "invalid --traces", "expected a URL such as http://127.0.0.1:4318")
+        let hint = error.hint();
+        Trouble::new(error, "cannot send traces", hint)
     })?;
     let events = fmt::layer().with_writer(io::stderr);
     let theirs = deployment.filter(|it| it.json).map_or(Format::Text, |_| Format::Json);
