@@ -1,10 +1,11 @@
-use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc};
 
 use super::{Limiter, SharedLimiter, evaluator::Evaluator, wait_queue::WaitQueue};
 use crate::{
     Limit, MemoryStore, ParseLimitError, PolicySet, Store, StoreError,
-    clock::{Clock, Sleep, Timestamp},
+    clock::Clock,
     policy::{PolicyError, PolicyName},
+    store::memory::Time,
 };
 
 /// Builds a [`Limiter`], or with a [`Store`] a [`SharedLimiter`]. `build` reports the first invalid setting.
@@ -217,10 +218,8 @@ impl<S> LimiterBuilder<S> {
             (None, limits) => PolicySet::of_limits(limits)?,
         };
         let max_keys = self.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
-        let memory = match self.clock {
-            Some(clock) => MemoryStore::new(max_keys, SharedClock(clock)),
-            None => MemoryStore::bounded(max_keys),
-        };
+        let time = self.clock.map_or_else(Time::default, Time::Other);
+        let memory = MemoryStore::build(max_keys, time);
         let wait_queue = self.max_waiters.map_or_else(WaitQueue::default, WaitQueue::new);
         Ok((self.store, Evaluator::new(policies, memory, wait_queue)))
     }
@@ -237,28 +236,5 @@ impl TryFrom<&str> for Limit {
 
     fn try_from(text: &str) -> Result<Self, ParseLimitError> {
         text.parse()
-    }
-}
-
-/// A clock behind a pointer.
-struct SharedClock(Arc<dyn Clock>);
-
-impl Clock for SharedClock {
-    fn now(&self) -> Timestamp {
-        self.0.now()
-    }
-
-    fn elapsed(&self) -> Duration {
-        self.0.elapsed()
-    }
-
-    fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
-        self.0.sleep_until(until)
-    }
-}
-
-impl fmt::Debug for SharedClock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
