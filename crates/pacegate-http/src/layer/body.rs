@@ -1,12 +1,14 @@
 use bytes::Bytes;
 
-/// Makes the body of a refusal: a closure, or [`IntoBody`].
+/// Creates the body of a refusal: a closure, or [`IntoBody`].
+///
+/// The layer answers refused requests itself, so it must create a body of the type that the service uses.
 pub trait MakeBody<B>: Clone {
-    /// A body of these bytes, of which there may be none.
+    /// Returns a body of these bytes, which are empty for a gRPC refusal.
     fn make(&self, bytes: Bytes) -> B;
 }
 
-/// By `From<Bytes>`, which the bodies of axum and hyper have.
+/// Creates bodies by `From<Bytes>`, which the bodies of axum and hyper implement. The default of the layer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IntoBody;
 

@@ -15,7 +15,7 @@ pub use body::{IntoBody, MakeBody};
 pub use future::ResponseFuture;
 pub use service::RateLimit;
 
-/// A [`RateLimitLayer`](crate::RateLimitLayer) that makes the bodies of refusals in its own way, see
+/// A [`RateLimitLayer`](crate::RateLimitLayer) that creates the bodies of refusals by a closure, see
 /// [`Rules::with_body`].
 #[derive(Clone, Debug)]
 pub struct WithBody<L, M> {
@@ -24,8 +24,9 @@ pub struct WithBody<L, M> {
 }
 
 impl<L> Rules<L, request::Parts, response::Parts> {
-    /// For services whose bodies are not made `From<Bytes>`: makes them by a closure. tonic needs this, as a layer of
-    /// its server: `.with_body(|bytes| tonic::body::Body::new(Full::new(bytes)))`.
+    /// Creates the bodies of refusals by a closure, for services whose bodies do not implement `From<Bytes>`.
+    ///
+    /// The server of tonic needs it: `.with_body(|bytes| tonic::body::Body::new(Full::new(bytes)))`.
     pub fn with_body<M>(self, make: M) -> WithBody<L, M> {
         WithBody { rules: self, make }
     }

@@ -48,6 +48,24 @@ pub struct Method;
 pub struct Host;
 
 /// A value of the request's extensions that the program has set, such as the authenticated user.
+///
+/// Set the extension in a layer that runs before this one: with axum, a layer that is added later runs earlier. If it
+/// is missing, the request is answered with 400; use `or` of [`ResolveExt`](super::ResolveExt) to count anonymous
+/// requests by address.
+///
+/// ```
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_http::{RateLimitLayer, resolve::{Extension, PeerAddress, ResolveExt}};
+///
+/// #[derive(Clone)]
+/// struct User {
+///     id: u64,
+/// }
+///
+/// let by = Extension::new(|user: &User| ("user", user.id)).or(PeerAddress::new());
+/// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(60))).by(by);
+/// # let _ = layer;
+/// ```
 pub struct Extension<T, F> {
     read: F,
     kind: PhantomData<fn(&T)>,
