@@ -104,6 +104,9 @@ pub struct Question {
 }
 
 /// The correction of the charge for a request, once its response is known.
+///
+/// A charge afterwards cannot deny the request, which has been served. If the limit must never be exceeded, charge the
+/// highest possible cost first, and refund the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Adjustment {

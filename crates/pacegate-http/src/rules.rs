@@ -151,6 +151,17 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// A request without a key is answered with 400; [`ResolveExt`](crate::ResolveExt) has other choices.
     /// [`Limiter::check`](pacegate::Limiter::check) with the same key uses the same counter. For a key of several
     /// parts, combine resolvers: a second call replaces the first.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::{RateLimitLayer, resolve::{ClientAddress, Path, ResolveExt}};
+    ///
+    /// // A closure that returns an optional key is a resolver too.
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(100)))
+    ///     .by(|head: &http::request::Parts| head.uri.host().map(str::to_owned));
+    /// let layer = layer.by(ClientAddress::behind(1).and(Path)); // replaces the first
+    /// # let _ = layer;
+    /// ```
     #[must_use]
     pub fn by(self, resolver: impl Resolve<Q>) -> Self {
         self.attribute(Request::KEY, resolver)
@@ -299,6 +310,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 
     /// Sets the headers of responses.
+    ///
+    /// `Headers::OFF` sends only `Retry-After` with denials. Use it if the limits should stay private.
     #[must_use]
     pub fn headers(self, headers: Headers) -> Self {
         Self { headers, ..self }
@@ -318,6 +331,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 
     /// Resolves the key, cost and limits of a request.
+    ///
+    /// The first step of an adapter for another framework. It reads the head only and does not charge.
     pub fn ask(&self, head: &Q) -> Asked {
         if self.skip.as_ref().is_some_and(|skip| skip(head)) {
             return Asked::Skip;
@@ -367,6 +382,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 
     /// Asks the limiter.
+    ///
+    /// Charges the limiter. If the returned future is dropped, the request may have been charged.
     pub fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, L::Deciding> {
         self.limiter.decide(question)
     }

@@ -247,6 +247,9 @@ impl RedisStoreBuilder {
     /// Sets the secret for the names of Redis keys, which are keyed hashes. Default: empty. Processes that share limits
     /// need the same secret. If an attacker does not know the secret, key names do not reveal clients, and the attacker
     /// cannot choose keys that overload one server of a cluster.
+    ///
+    /// A changed secret starts all counters at zero. Keep it as carefully as a password: read it from a file or a
+    /// variable.
     pub fn secret(self, secret: impl Into<Vec<u8>>) -> Self {
         Self { secret: Secret(secret.into()), ..self }
     }
@@ -275,12 +278,18 @@ impl RedisStoreBuilder {
 
     /// Sets how long the answer of a request with an id is stored. Default: 10 s. Maximum: one year. Up to four more
     /// requests with the same id get the stored answer and are not charged. Further ones are charged like new requests.
+    ///
+    /// Choose it longer than clients retry. A stored answer takes a key on the server for this time. See
+    /// [`Request::id`](pacegate::Request::id).
     pub fn remember_ids_for(self, time: Duration) -> Self {
         Self { once: time, ..self }
     }
 
     /// Sets the layout of keys and counters. Default: [`Layout::native`]. Other layouts ignore
     /// [`prefix`](Self::prefix), [`secret`](Self::secret) and [`remember_ids_for`](Self::remember_ids_for).
+    ///
+    /// Choose another layout only to share counters with a limiter that is already running. Most guarantees of the
+    /// store do not hold then, see [`Layout`].
     pub fn layout(self, layout: impl Into<Layout>) -> Self {
         Self { layout: layout.into(), ..self }
     }
@@ -311,6 +320,9 @@ impl RedisStoreBuilder {
     /// # Panics
     ///
     /// Outside a Tokio runtime.
+    ///
+    /// Use it if the program must start without its server. Wrong passwords and unknown hosts are not errors here:
+    /// [`RedisStore::stats`] has the error of each server in `trouble`.
     pub fn connect_later(self) -> RedisStore {
         let state = |rules| Arc::new(LayoutState::new(rules, self.time.clone()));
         let common = Arc::new(Common {

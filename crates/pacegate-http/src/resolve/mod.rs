@@ -106,6 +106,17 @@ pub enum Missing {
 ///
 /// A key of one part equals that part: a [`Header`] with the value `alice` and `limiter.check("alice")` use the same
 /// counter.
+///
+/// ```
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_http::KeyParts;
+///
+/// let mut key = KeyParts::new();
+/// key.push(b"alice");
+/// let limiter = Limiter::memory(Limit::per_minute(1));
+/// assert!(limiter.check(&key).is_allowed());
+/// assert!(!limiter.check("alice").is_allowed(), "the same counter");
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyParts {
     bytes: SmallVec<[u8; 64]>,
