@@ -7,13 +7,14 @@ use std::{
 };
 
 use actix_web::{
+    HttpResponse,
     body::{EitherBody, MessageBody},
     dev::{Service, ServiceRequest, ServiceResponse, Transform},
 };
-use pacegate_http::{Asked, Decide, Reply};
+use pacegate_http::{Asked, Decide, IntoDenial, Reply};
 
 use crate::{
-    Incoming, Rules,
+    ActixRules, Incoming, Rules,
     future::{ResponseFuture, Waiting},
 };
 
@@ -42,7 +43,7 @@ use crate::{
 /// are limited. actix-web runs the middleware that was added last first, so add this one before the one that
 /// authenticates if it counts by user.
 pub struct RateLimit<L> {
-    rules: Arc<Rules<L>>,
+    rules: Arc<ActixRules<L>>,
 }
 
 /// The service that [`RateLimit`] creates around an inner service.
@@ -52,14 +53,17 @@ pub struct RateLimit<L> {
 /// dropped before that, the request is not served, but may have been charged.
 pub struct RateLimited<S, L> {
     inner: Rc<S>,
-    rules: Arc<Rules<L>>,
+    rules: Arc<ActixRules<L>>,
 }
 
 impl<L: Decide> RateLimit<L> {
     /// Creates the middleware. Create the rules once, outside of the server's app factory, so that all workers share
     /// them.
-    pub fn new(rules: Rules<L>) -> Self {
-        Self { rules: Arc::new(rules) }
+    pub fn new<R>(rules: Rules<L, R>) -> Self
+    where
+        R: IntoDenial<Incoming, Response = HttpResponse> + 'static,
+    {
+        Self { rules: Arc::new(rules.map_denials(R::into_denial)) }
     }
 }
 
@@ -105,7 +109,7 @@ where
                 return ResponseFuture::calling(service, rules, service.call(request), None);
             }
             Asked::Refuse(refusal) => {
-                let response = rules.refuse(&refusal, &head, None);
+                let response = rules.deny(&refusal, &head, None);
                 return ResponseFuture::answered(service, rules, head, response);
             }
         };

@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(until.micros_since(clock.now()), 60_000_000);
         assert_eq!(blocks.wait(name, KeyRef::new(b"a")), Some(Duration::from_secs(60)));
         assert_eq!(blocks.wait(name, KeyRef::new(b"b")), None);
-        assert_eq!(blocks.wait(PolicyName::AD_HOC, KeyRef::new(b"a")), None);
+        assert_eq!(blocks.wait(PolicyName::INLINE, KeyRef::new(b"a")), None);
         clock.advance(Duration::from_micros(59_999_999));
         assert_eq!(blocks.wait(name, KeyRef::new(b"a")), Some(Duration::from_micros(1)));
         clock.advance(Duration::from_micros(1));

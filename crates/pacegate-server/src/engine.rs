@@ -23,7 +23,7 @@ pub(crate) struct Engine {
 /// The keys to clear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClearTarget<'a> {
-    /// Those of one policy, or of [`PolicyName::AD_HOC`] for inline limits.
+    /// Those of one policy, or of [`PolicyName::INLINE`] for inline limits.
     Policy(PolicyName),
     /// Those of all policies of a domain.
     Domain(&'a str),

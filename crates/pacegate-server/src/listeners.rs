@@ -1,7 +1,7 @@
 //! The table of listeners.
 //!
 //! To add a listener, write the module that implements [`Protocol`](crate::service::Protocol), and add an entry here,
-//! its address in `config/file.rs`, and its option in the command `serve`.
+//! its address in `config/listen.rs`, and its option in the command `serve`.
 
 use std::{
     ops::{Index, IndexMut},

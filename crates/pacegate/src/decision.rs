@@ -178,7 +178,7 @@ impl Decision {
 
     /// Returns the policy that decided: the one with the tightest limit. `None` if no enforced policy applies.
     ///
-    /// [`PolicyName::DEFAULT`] for a limiter that was built from limits, [`PolicyName::AD_HOC`] for an inline limit.
+    /// [`PolicyName::DEFAULT`] for a limiter that was built from limits, [`PolicyName::INLINE`] for an inline limit.
     pub fn policy(&self) -> Option<PolicyName> {
         self.binding.map(|(policy, _)| policy)
     }

@@ -45,9 +45,9 @@ use smallvec::SmallVec;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key",
-    label = "does not say whose budget it is",
+    label = "not a key of a counter",
     note = "a key is text, bytes, a whole number, an address, a `bool`, an option or a tuple of these",
-    note = "of a type that you did not write, take its text or its bytes: `&id.to_string()`, `id.as_bytes()`"
+    note = "for a type of another crate, pass its text or its bytes: `&id.to_string()`, `id.as_bytes()`"
 )]
 pub trait Key {
     /// Calls `read` with the key in encoded form.

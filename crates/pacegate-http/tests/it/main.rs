@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod addresses;
+mod denials;
 mod grpc;
 mod headers;
 mod kit;
@@ -9,3 +10,4 @@ mod layer;
 mod outgoing;
 mod resolvers;
 mod settling;
+mod tonic;

@@ -281,7 +281,7 @@ fn policies(
         used: used.get(&stats.policy).copied(),
     };
     let own = both.into_iter().map(|(policy, stats)| (policy.name, model(stats, policy.into())));
-    let ad_hoc = Some(&stats.ad_hoc).filter(|stats| decided(stats) > 0).map(|stats| {
+    let ad_hoc = Some(&stats.inline).filter(|stats| decided(stats) > 0).map(|stats| {
         (stats.policy, model(stats, PolicyModel::ad_hoc(revision.settings.ad_hoc_failure)))
     });
     own.chain(ad_hoc).collect()

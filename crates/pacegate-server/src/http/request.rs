@@ -370,7 +370,7 @@ impl CheckLimits<'_, '_> {
             Self::Inline(key, limits) => {
                 let key = KeyRef::new(key.as_bytes());
                 let charges =
-                    limits.iter().map(|&limit| Charge::new(PolicyName::AD_HOC, key, limit));
+                    limits.iter().map(|&limit| Charge::new(PolicyName::INLINE, key, limit));
                 Ok(charges.map(|charge| charge.cost(cost)).collect())
             }
         }

@@ -309,7 +309,7 @@ impl RespSession {
             let mut policies = revision.engine.policies().policies().iter();
             let (policy, domain) = match policies.find(|policy| policy.name.as_str() == name) {
                 Some(policy) => (policy.name, &*policy.domain),
-                None if name == PolicyName::AD_HOC.as_str() => (PolicyName::AD_HOC, ""),
+                None if name == PolicyName::INLINE.as_str() => (PolicyName::INLINE, ""),
                 None if access.allows_everywhere(Scope::Check) => {
                     return Err(CommandError::UnknownPolicy);
                 }

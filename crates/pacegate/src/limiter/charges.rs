@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Charge, CheckError, CostError, Decision, KeyRef, PolicyName, PolicySet, Request, Source,
     StoreError, Update,
-    policy::{Planned, Target},
+    policy::{LimitEntry, PolicyMatch},
     stats::Event,
 };
 
@@ -73,7 +73,7 @@ pub struct Charges<'a, L> {
 /// let limiter = Limiter::memory(Limit::per_minute(5));
 /// let plan = limiter.charges().plan(&Request::new().with("key", "alice"));
 /// let mut charges = plan.charges(1)?;
-/// charges.push(Charge::new(PolicyName::AD_HOC, "alice", Limit::per_hour(1)));
+/// charges.push(Charge::new(PolicyName::INLINE, "alice", Limit::per_hour(1)));
 /// assert!(limiter.charges().check(&charges)?.is_allowed());
 /// assert!(!limiter.charges().check(&charges)?.is_allowed(), "the hour is used up");
 /// limiter.charges().reset(&charges);
@@ -83,7 +83,7 @@ pub struct Charges<'a, L> {
 #[derive(Debug)]
 pub struct Plan<'a> {
     policies: &'a PolicySet,
-    matches: SmallVec<[Planned; 4]>,
+    matches: SmallVec<[PolicyMatch; 4]>,
     /// Indices in `matches` of policies that are charged although an override lifts their limit.
     lifted: SmallVec<[usize; 1]>,
 }
@@ -126,9 +126,9 @@ impl Plan<'_> {
     /// [`enforced`](Charge::enforced) set to `false`.
     pub fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
         let mut charges = Vec::new();
-        for Planned { targets, key, .. } in &self.matches {
-            for target in &self.policies.targets()[targets.clone()] {
-                let charge = self.charge(target, key.as_ref(), cost);
+        for PolicyMatch { entries, key, .. } in &self.matches {
+            for entry in &self.policies.limit_entries()[entries.clone()] {
+                let charge = self.charge(entry, key.as_ref(), cost);
                 let max = max_cost(&charge.limit, charge.max_cost);
                 if cost > max && charge.enforced {
                     return Err(CostError { cost, policy: charge.policy, max });
@@ -137,23 +137,23 @@ impl Plan<'_> {
             }
         }
         let lifted = self.lifted.iter().map(|&place| {
-            let Planned { policy, key, .. } = &self.matches[place];
-            self.charge(self.policies.first_target(*policy), key.as_ref(), cost.min(1))
+            let PolicyMatch { policy, key, .. } = &self.matches[place];
+            self.charge(self.policies.first_entry(*policy), key.as_ref(), cost.min(1))
         });
         charges.extend(lifted);
         Ok(charges)
     }
 
-    fn charge<'a>(&'a self, target: &Target, key: KeyRef<'a>, cost: u64) -> Charge<'a> {
-        let policy = &self.policies.policies()[target.policy];
+    fn charge<'a>(&'a self, entry: &LimitEntry, key: KeyRef<'a>, cost: u64) -> Charge<'a> {
+        let policy = &self.policies.policies()[entry.policy];
         Charge {
-            counter: target.counter,
+            counter: entry.counter,
             tag: policy.tag_of(key),
             cost,
             max_cost: policy.max_cost.unwrap_or(u64::MAX),
-            enforced: target.enforced,
-            lease: target.lease,
-            ..Charge::new(target.name, key, target.limit)
+            enforced: entry.enforced,
+            lease: entry.lease,
+            ..Charge::new(entry.name, key, entry.limit)
         }
     }
 
@@ -162,9 +162,9 @@ impl Plan<'_> {
     #[doc(hidden)]
     #[must_use]
     pub fn with_lifted(mut self, is_included: impl Fn(PolicyName, KeyRef<'_>) -> bool) -> Self {
-        let matches = self.matches.iter().enumerate().filter(|(_, planned)| {
-            let name = self.policies.policies()[planned.policy].name;
-            planned.targets.is_empty() && is_included(name, planned.key.as_ref())
+        let matches = self.matches.iter().enumerate().filter(|(_, matched)| {
+            let name = self.policies.policies()[matched.policy].name;
+            matched.entries.is_empty() && is_included(name, matched.key.as_ref())
         });
         self.lifted = matches.map(|(place, _)| place).collect();
         self
@@ -204,7 +204,7 @@ impl<'a, L> Charges<'a, L> {
         self.new_plan(self.evaluator().policies.plan_for(policy, key, true))
     }
 
-    fn new_plan(self, matches: SmallVec<[Planned; 4]>) -> Plan<'a> {
+    fn new_plan(self, matches: SmallVec<[PolicyMatch; 4]>) -> Plan<'a> {
         Plan { policies: &self.evaluator().policies, matches, lifted: SmallVec::new() }
     }
 
@@ -254,7 +254,7 @@ impl Charges<'_, Limiter> {
 
     /// Decides charges, all or nothing, and returns the decision for each of them.
     ///
-    /// Charges of a policy are recorded for the policy, all others as [ad hoc](crate::Stats::ad_hoc).
+    /// Charges of a policy are recorded for the policy, all others as [inline limits](crate::Stats::inline).
     pub fn check_batch(self, charges: &[Charge<'_>]) -> Result<BatchDecision, CostError> {
         let limits = self.evaluator().bind(charges);
         let resolved = resolve(charges, &limits)?;
@@ -312,11 +312,11 @@ impl Charges<'_, SharedLimiter> {
 
     /// Decides charges, all or nothing, and returns the decision for each of them.
     ///
-    /// Charges of a policy are recorded for the policy, all others as [ad hoc](crate::Stats::ad_hoc). With an `id`, the
+    /// Charges of a policy are recorded for the policy, all others as [inline limits](crate::Stats::inline). With an `id`, the
     /// same charges count once, even if they are repeated; see [`Request::id`].
     ///
     /// If the store fails, each charge is decided by its [own](Charge::failing) failure mode, by that of its policy, or
-    /// by that for [no policy](PolicySet::failing_ad_hoc).
+    /// by that for [no policy](PolicySet::inline_failure).
     pub async fn check_batch(
         self,
         charges: &[Charge<'_>],

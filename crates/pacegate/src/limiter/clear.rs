@@ -7,7 +7,7 @@ impl Limiter {
     /// Removes all keys of a policy, and returns their number. Does not block requests; those after the call start with
     /// unused counters. Requests during the call may lose their charges.
     ///
-    /// [`PolicyName::AD_HOC`] clears inline limits. Takes some milliseconds for a million keys.
+    /// [`PolicyName::INLINE`] clears inline limits. Takes some milliseconds for a million keys.
     ///
     /// Use it after a mistake in a limit has denied many clients. For one client, use [`Limiter::reset`].
     ///

@@ -203,7 +203,7 @@ impl Limiter {
     /// Charges one unit to `key` under this limit, instead of the limits of the policies.
     ///
     /// Each algorithm, period, amount and burst has a separate counter for the key, which is recorded as
-    /// [ad hoc](crate::Stats::ad_hoc).
+    /// [inline limits](crate::Stats::inline).
     ///
     /// Use it if limits come from data, such as the plan of an account. If a few limits cover all requests, prefer a
     /// [`Policy`](crate::Policy) with overrides: it has a name in statistics and headers. A changed amount or burst
@@ -220,7 +220,7 @@ impl Limiter {
     #[must_use = "a denied request must not proceed"]
     pub fn check_with(&self, key: impl Key, limit: Limit) -> Decision {
         key.with(|key| {
-            let charge = Charge::new(PolicyName::AD_HOC, key, limit);
+            let charge = Charge::new(PolicyName::INLINE, key, limit);
             match self.evaluator().check_charge(&charge) {
                 Ok(decision) => decision,
                 Err(error) => unreachable!("one unit fits every limit: {error}"),

@@ -146,7 +146,7 @@ impl Limiter {
     /// ```
     pub fn acquire_with(&self, key: impl Key, limit: Limit) -> Admission {
         let admitted = key.with(|key| {
-            let charge = Charge::new(PolicyName::AD_HOC, key, limit).holding(new_permit_id());
+            let charge = Charge::new(PolicyName::INLINE, key, limit).holding(new_permit_id());
             let limit = self.evaluator().bind_one(&charge);
             self.admit(SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]))
         });
@@ -221,7 +221,7 @@ impl SharedLimiter {
         limit: Limit,
     ) -> Result<Admission<SharedPermit>, CheckError> {
         let key = key.with(|key| key.to_buf());
-        let charge = Charge::new(PolicyName::AD_HOC, &key, limit).holding(new_permit_id());
+        let charge = Charge::new(PolicyName::INLINE, &key, limit).holding(new_permit_id());
         let limit = self.evaluator.bind_one(&charge);
         self.admit(SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)])).await
     }

@@ -352,7 +352,7 @@ macro_rules! waits {
             ) -> Result<Decision, WaitError> {
                 let limiter = $shared(self);
                 let key = key.with(|key| key.to_buf());
-                let charge = Charge::new(PolicyName::AD_HOC, &key, limit);
+                let charge = Charge::new(PolicyName::INLINE, &key, limit);
                 let limit = limiter.evaluator.bind_one(&charge);
                 let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
                 limiter.until_charged(charges, wait.into()).await
@@ -398,7 +398,7 @@ macro_rules! waits {
             ) -> Result<$permit, WaitError> {
                 let limiter = $shared(self);
                 let key = key.with(|key| key.to_buf());
-                let charge = Charge::new(PolicyName::AD_HOC, &key, limit);
+                let charge = Charge::new(PolicyName::INLINE, &key, limit);
                 let limit = limiter.evaluator.bind_one(&charge);
                 let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
                 limiter.acquire_charges(charges, wait.into()).await.map($wrap)

@@ -49,7 +49,7 @@ pub use set::{PolicyError, PolicySet};
 pub use tag::Tag;
 pub use words::{ParseFailureModeError, ParseModeError};
 
-pub(crate) use set::{Planned, Target};
+pub(crate) use set::{LimitEntry, PolicyMatch};
 
 /// A named rule: the requests it covers, the attributes it counts by, and its limits.
 ///

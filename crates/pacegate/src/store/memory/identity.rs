@@ -195,9 +195,9 @@ impl Identity {
 
 /// A hasher that does not hash again, because identities are hashes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct AsItIs(u64);
+pub(super) struct PassThroughHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for PassThroughHasher {
     fn write(&mut self, _: &[u8]) {
         unreachable!("an identity is two words");
     }
@@ -243,7 +243,7 @@ mod tests {
             (PolicyName::DEFAULT, Counter::Policy),
             (PolicyName::DEFAULT, Counter::Override(1)),
             (PolicyName::DEFAULT, Counter::Override(2)),
-            (PolicyName::AD_HOC, Counter::Limit),
+            (PolicyName::INLINE, Counter::Limit),
         ];
         for _ in 0..2 {
             for limit in limits.map(|limit| limit.parse::<Limit>().unwrap()) {
