@@ -14,7 +14,7 @@ use pacegate::{Algorithm, Clock, Limit, SystemClock};
 use serde_json::{Value, json};
 
 use super::Trouble;
-use pacegate_server::config::Environment;
+use pacegate_server::Environment;
 use pacegate_tools::bench::{
     BenchReport, Check, Costs, Dialect, KeyDistribution, Length, Load, Ran, Rate, Reading, Rule,
     Script, Target, Wanted, Windows, check,

@@ -28,7 +28,7 @@ use std::{
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::trouble::Trouble;
-use pacegate_server::config::Environment;
+use pacegate_server::Environment;
 
 /// A rate limiter: server, CLI and tools
 #[derive(Debug, Parser)]

@@ -4,7 +4,7 @@ use std::{
 };
 
 use super::Trouble;
-use pacegate_server::config;
+use pacegate_server::{config_reference, config_schema};
 
 /// Print the JSON Schema of the config file
 ///
@@ -29,8 +29,8 @@ Examples:
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let text = match args.docs {
-        true => config::reference(),
-        false => format!("{:#}\n", config::schema()),
+        true => config_reference(),
+        false => format!("{:#}\n", config_schema()),
     };
     let written = io::stdout().write_all(text.as_bytes());
     written.map_err(|error| Trouble::output(error, "cannot print the schema"))?;

@@ -10,10 +10,7 @@ use pacegate::{Algorithm, Limit, Policy, PolicyName, PolicySet};
 use tokio::time::Instant;
 
 use super::Trouble;
-use pacegate_server::{
-    CHART_SCRIPT,
-    config::{Environment, load},
-};
+use pacegate_server::{CHART_SCRIPT, Environment, load_config};
 use pacegate_tools::{
     grouped,
     simulate::{
@@ -393,7 +390,7 @@ impl Args {
 /// Reads the policies of a file; returns those that can be simulated, and the names of those that cannot.
 fn read(file: &Path) -> Result<(Vec<Policy>, Vec<PolicyName>), Trouble> {
     let hint = "check the file with `pacegate validate`";
-    let settings = load(file, &Environment::process().without_secrets())
+    let settings = load_config(file, &Environment::process().without_secrets())
         .map_err(|error| Trouble::new(anyhow!("{error}"), "cannot use the policies", hint))?;
     if !settings.written_rules().is_empty() {
         let what = "its rules match descriptors, which logs do not have";

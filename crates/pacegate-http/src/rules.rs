@@ -170,8 +170,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
         self.attribute(Request::KEY, resolver)
     }
 
-    /// Counts requests by the key that a closure returns. Unlike with [`Rules::by`], the compiler infers the type of its
-    /// argument: `.key(|head| head.uri.query().map(str::to_owned))`.
+    /// Counts requests by the key that a closure returns. Unlike with [`Rules::by`], the compiler infers the type of
+    /// its argument: `.key(|head| head.uri.query().map(str::to_owned))`.
     ///
     /// ```
     /// use pacegate::{Limit, Limiter};
