@@ -29,7 +29,7 @@ pub(super) struct Doctor {
     url: String,
 
     /// Deadline of the limiter's calls to the server
-    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_period)]
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_deadline)]
     deadline: Duration,
 
     /// Prefix of the limiter's keys
@@ -44,6 +44,9 @@ pub(super) struct Doctor {
     #[arg(long)]
     strict: bool,
 }
+
+/// Maximum value of `--deadline`.
+const MAX_DEADLINE: Duration = Duration::from_secs(60);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -83,4 +86,10 @@ fn exit_code(report: &Report, strict: bool) -> ExitCode {
     } else {
         ExitCode::SUCCESS
     }
+}
+
+fn parse_deadline(text: &str) -> anyhow::Result<Duration> {
+    let deadline = parse_period(text)?;
+    anyhow::ensure!(deadline <= MAX_DEADLINE, "expected a time of at most 60s, such as 20ms");
+    Ok(deadline)
 }

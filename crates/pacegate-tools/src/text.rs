@@ -9,10 +9,10 @@ use jiff::{Span, SpanRelativeTo};
 #[derive(Debug, thiserror::Error)]
 pub enum DurationError {
     /// No number with a unit.
-    #[error("expected a time such as 500ms, 30s, 10m, 1h or 7d")]
+    #[error("expected a time such as 20ms, 30s, 10m, 1h or 7d")]
     Invalid,
     /// No time at all.
-    #[error("expected a time above zero, such as 500ms, 30s, 10m, 1h or 7d")]
+    #[error("expected a time above zero, such as 20ms, 30s, 10m, 1h or 7d")]
     Zero,
 }
 

@@ -94,7 +94,7 @@ pub enum SettingError {
 
 /// A text that is not a number in the expected range.
 #[derive(Debug, thiserror::Error)]
-#[error("expected a whole number from 1 to {most}, such as 500, 10k or 2M")]
+#[error("expected 1 to {most}")]
 pub struct CountError {
     most: u64,
 }
