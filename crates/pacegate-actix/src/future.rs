@@ -8,16 +8,16 @@ use std::{
 };
 
 use actix_web::{
-    HttpMessage as _,
+    HttpMessage as _, HttpResponse,
     body::{EitherBody, MessageBody},
     dev::{Payload, Service, ServiceRequest, ServiceResponse},
+    http::header::HeaderMap,
 };
-use bytes::Bytes;
 use pacegate::{CheckError, Decision};
-use pacegate_http::{Decide, Question, Reply};
+use pacegate_http::{Decide, Question, Refusal, Reply};
 use pin_project_lite::pin_project;
 
-use crate::{Incoming, Rules, bridge};
+use crate::{ActixRules, Incoming, bridge};
 
 pin_project! {
     /// The response future of [`RateLimited`](crate::RateLimited). It completes with a response of the inner service or
@@ -28,7 +28,7 @@ pin_project! {
         L: Decide,
     {
         service: Rc<S>,
-        rules: Arc<Rules<L>>,
+        rules: Arc<ActixRules<L>>,
         #[pin]
         state: State<S::Future, L::Deciding, L::Settling, B>,
     }
@@ -62,7 +62,7 @@ where
 {
     pub(crate) fn deciding(
         service: &Rc<S>,
-        rules: &Arc<Rules<L>>,
+        rules: &Arc<ActixRules<L>>,
         deciding: L::Deciding,
         waiting: Waiting,
     ) -> Self {
@@ -71,7 +71,7 @@ where
 
     pub(crate) fn calling(
         service: &Rc<S>,
-        rules: &Arc<Rules<L>>,
+        rules: &Arc<ActixRules<L>>,
         call: S::Future,
         charged: Option<(Decision, Question)>,
     ) -> Self {
@@ -80,18 +80,18 @@ where
 
     pub(crate) fn answered(
         service: &Rc<S>,
-        rules: &Arc<Rules<L>>,
+        rules: &Arc<ActixRules<L>>,
         head: Incoming,
-        response: http::Response<Bytes>,
+        response: HttpResponse,
     ) -> Self {
-        let response = bridge::response(response).map_into_right_body();
+        let response = response.map_into_right_body();
         let response = Some(ServiceResponse::new(head.into_request(), response));
         Self::new(service, rules, State::Answered { response })
     }
 
     fn new(
         service: &Rc<S>,
-        rules: &Arc<Rules<L>>,
+        rules: &Arc<ActixRules<L>>,
         state: State<S::Future, L::Deciding, L::Settling, B>,
     ) -> Self {
         Self { service: Rc::clone(service), rules: Arc::clone(rules), state }
@@ -103,7 +103,7 @@ impl Waiting {
     pub(crate) fn decided<S, L, B>(
         self,
         service: &Rc<S>,
-        rules: &Arc<Rules<L>>,
+        rules: &Arc<ActixRules<L>>,
         answer: Result<Decision, CheckError>,
     ) -> ResponseFuture<S, L, B>
     where
@@ -119,7 +119,10 @@ impl Waiting {
                 ResponseFuture::calling(service, rules, call, Some((decision, question)))
             }
             Err(refusal) => {
-                let response = rules.refuse(&refusal, &head, Some(&question));
+                let mut response = rules.deny(&refusal, &head, Some(&question));
+                if let Refusal::Denied(decision) = &refusal {
+                    write_headers(rules, decision, &question, response.headers_mut());
+                }
                 ResponseFuture::answered(service, rules, head, response)
             }
         }
@@ -169,14 +172,14 @@ where
 
 /// Adds headers to a response and starts to correct the charge. The future, if any, completes the correction.
 fn settle<L: Decide, B>(
-    rules: &Rules<L>,
+    rules: &ActixRules<L>,
     mut response: ServiceResponse<B>,
     charged: Option<(Decision, Question)>,
 ) -> (ServiceResponse<B>, Option<L::Settling>) {
     let Some((decision, question)) = charged else { return (response, None) };
     let headers = response.headers_mut();
     if !rules.has_headers(|name| headers.contains_key(name.as_str())) {
-        rules.each_header(&decision, &question, |name, value| bridge::insert(headers, name, value));
+        write_headers(rules, &decision, &question, headers);
     }
     if !rules.settles() {
         return (response, None);
@@ -186,6 +189,15 @@ fn settle<L: Decide, B>(
         Reply::Later(settling) => Some(settling),
     };
     (response, settling)
+}
+
+fn write_headers<L: Decide>(
+    rules: &ActixRules<L>,
+    decision: &Decision,
+    question: &Question,
+    headers: &mut HeaderMap,
+) {
+    rules.each_header(decision, question, |name, value| bridge::insert(headers, name, value));
 }
 
 fn taken<B>(response: &mut Option<ServiceResponse<B>>) -> ServiceResponse<B> {

@@ -7,13 +7,14 @@ use std::{
 };
 
 use actix_web::{
+    HttpResponse,
     body::{EitherBody, MessageBody},
     dev::{Service, ServiceRequest, ServiceResponse, Transform},
 };
-use pacegate_http::{Asked, Decide, Reply};
+use pacegate_http::{Asked, Decide, IntoDenial, Reply};
 
 use crate::{
-    Incoming, Rules,
+    ActixRules, Incoming, Rules,
     future::{ResponseFuture, Waiting},
 };
 
@@ -21,7 +22,7 @@ use crate::{
 ///
 /// Handlers can read the [`Decision`](pacegate::Decision) of an admitted request from its extensions.
 pub struct RateLimit<L> {
-    rules: Arc<Rules<L>>,
+    rules: Arc<ActixRules<L>>,
 }
 
 /// The service that [`RateLimit`] creates around an inner service.
@@ -31,14 +32,17 @@ pub struct RateLimit<L> {
 /// dropped before that, the request is not served, but may have been charged.
 pub struct RateLimited<S, L> {
     inner: Rc<S>,
-    rules: Arc<Rules<L>>,
+    rules: Arc<ActixRules<L>>,
 }
 
 impl<L: Decide> RateLimit<L> {
     /// Creates the middleware. Create the rules once, outside of the server's app factory, so that all workers share
     /// them.
-    pub fn new(rules: Rules<L>) -> Self {
-        Self { rules: Arc::new(rules) }
+    pub fn new<R>(rules: Rules<L, R>) -> Self
+    where
+        R: IntoDenial<Incoming, Response = HttpResponse> + 'static,
+    {
+        Self { rules: Arc::new(rules.map_denials(R::into_denial)) }
     }
 }
 
@@ -84,7 +88,7 @@ where
                 return ResponseFuture::calling(service, rules, service.call(request), None);
             }
             Asked::Refuse(refusal) => {
-                let response = rules.refuse(&refusal, &head, None);
+                let response = rules.deny(&refusal, &head, None);
                 return ResponseFuture::answered(service, rules, head, response);
             }
         };

@@ -16,8 +16,7 @@ use pacegate::{
     policy::{Match, Policy},
 };
 use pacegate_server::{
-    Client, ConfigSource, LocalEngine, LocalError, Overrides,
-    config::{Environment, Settings},
+    Client, ConfigSource, Environment, LocalEngine, LocalError, Overrides, Settings,
 };
 use serde_json::{Value, json};
 

@@ -29,7 +29,7 @@ use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokio::runtime::Runtime;
 
 use self::error::{CommandError, print};
-use pacegate_server::config::Environment;
+use pacegate_server::Environment;
 
 /// A rate limiter: server, CLI and tools
 #[derive(Debug, Parser)]

@@ -1,6 +1,6 @@
 use std::process::ExitCode;
 
-use pacegate_server::config;
+use pacegate_server::{config_reference, config_schema};
 
 use super::{CommandError, print};
 
@@ -27,8 +27,8 @@ Examples:
 
 pub(super) fn run(args: &Schema) -> Result<ExitCode, CommandError> {
     let text = match args.docs {
-        true => config::reference(),
-        false => format!("{:#}\n", config::schema()),
+        true => config_reference(),
+        false => format!("{:#}\n", config_schema()),
     };
     print(text, "cannot print the schema")?;
     Ok(ExitCode::SUCCESS)

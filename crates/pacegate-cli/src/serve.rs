@@ -10,8 +10,7 @@ use std::{
 use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use pacegate_redis::Layout;
 use pacegate_server::{
-    ConfigSource, ListenerId, Overrides, Reloader, Server, StartError,
-    config::{Bind, BindError, Environment},
+    Bind, BindError, ConfigSource, Environment, ListenerId, Overrides, Reloader, Server, StartError,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

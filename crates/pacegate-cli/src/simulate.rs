@@ -11,10 +11,7 @@ use pacegate::{Algorithm, Limit, Policy, PolicyName, PolicySet};
 use tokio::time::Instant;
 
 use super::{CommandError, print};
-use pacegate_server::{
-    CHART_SCRIPT,
-    config::{Environment, load},
-};
+use pacegate_server::{CHART_SCRIPT, Environment, load_config};
 use pacegate_tools::{
     grouped, parse_period,
     simulate::{
@@ -398,7 +395,7 @@ impl Simulate {
 /// Reads the policies of a file; returns those that can be simulated, and the names of those that cannot.
 fn read(file: &Path) -> Result<(Vec<Policy>, Vec<PolicyName>), CommandError> {
     let hint = "check the file with `pacegate validate`";
-    let settings = load(file, &Environment::process().without_secrets())
+    let settings = load_config(file, &Environment::process().without_secrets())
         .map_err(|error| CommandError::new(anyhow!("{error}"), "cannot use the policies", hint))?;
     if !settings.written_rules().is_empty() {
         let what = "its rules match descriptors, which logs do not have";

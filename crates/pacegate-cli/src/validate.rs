@@ -10,8 +10,7 @@ use pacegate::{
     policy::{Condition, Match, Mode, Policy},
 };
 use pacegate_server::{
-    WrittenRule,
-    config::{ConfigError, Environment, LoadError, Settings, load, warnings},
+    ConfigError, Environment, LoadError, Settings, WrittenRule, config_warnings, load_config,
 };
 use serde_json::{Value, json};
 
@@ -74,7 +73,7 @@ pub(super) fn run(args: &Validate) -> Result<ExitCode, CommandError> {
     let mut output = BufWriter::new(io::stdout().lock());
     let mut code = ExitCode::SUCCESS;
     for file in &args.files {
-        let found = match load(file, &environment) {
+        let found = match load_config(file, &environment) {
             Ok(settings) => Ok(settings),
             Err(LoadError::Bad(error)) => Err(error),
             Err(error) => {
@@ -121,7 +120,7 @@ impl fmt::Display for Words<'_> {
         if !rows.is_empty() {
             write!(f, "\n\n{}", Table(rows))?;
         }
-        for (place, warning) in warnings(settings).into_iter().enumerate() {
+        for (place, warning) in config_warnings(settings).into_iter().enumerate() {
             let gap = if place == 0 { "\n\n" } else { "\n" };
             write!(f, "{gap}warning: {warning}")?;
         }
@@ -250,7 +249,7 @@ fn as_json(file: &Path, found: &Result<Settings, ConfigError>) -> Value {
     let file = file.display().to_string();
     match found {
         Ok(settings) => {
-            let warnings = warnings(settings);
+            let warnings = config_warnings(settings);
             let rules: Vec<_> = settings.written_rules().iter().map(rule_json).collect();
             if !rules.is_empty() {
                 return json!({"file": file, "good": true, "rules": rules, "warnings": warnings});

@@ -41,13 +41,13 @@ pub(crate) fn response(refusal: &Refusal) -> Response<Bytes> {
     headers
         .extend(HeaderValue::from_str(refusal.title()).ok().map(|title| (MESSAGE.clone(), title)));
     if let Refusal::Denied(decision) = refusal {
-        retry(headers, decision, refusal.title());
+        add_retry(headers, decision, refusal.title());
     }
     response
 }
 
-/// Adds the time to wait, in the two forms that gRPC clients read.
-fn retry(headers: &mut HeaderMap, decision: &Decision, title: &str) {
+/// Adds the time to wait, in the two forms that gRPC clients read. Keeps existing headers.
+pub(crate) fn add_retry(headers: &mut HeaderMap, decision: &Decision, message: &str) {
     let wait = decision.retry_after();
     let pushback = match wait {
         Some(wait) => {
@@ -59,17 +59,20 @@ fn retry(headers: &mut HeaderMap, decision: &Decision, title: &str) {
         // A negative number means: do not retry.
         None => Some(HeaderValue::from_static("-1")),
     };
-    headers.extend(pushback.map(|value| (PUSHBACK.clone(), value)));
-    let details = base64(&status_message(decision, title));
+    let details = base64(&status_message(decision, message));
     let details = HeaderValue::from_maybe_shared(Bytes::from(details)).ok();
-    headers.extend(details.map(|value| (DETAILS.clone(), value)));
+    for (name, value) in [(&PUSHBACK, pushback), (&DETAILS, details)] {
+        if let Some(value) = value {
+            headers.entry(name).or_insert(value);
+        }
+    }
 }
 
 /// `google.rpc.Status` with a `RetryInfo` and a `QuotaFailure`.
-fn status_message(decision: &Decision, title: &str) -> Vec<u8> {
+fn status_message(decision: &Decision, message: &str) -> Vec<u8> {
     let mut status = Vec::with_capacity(192);
     number(&mut status, 1, Code::ResourceExhausted as u64);
-    bytes(&mut status, 2, title.as_bytes());
+    bytes(&mut status, 2, message.as_bytes());
     if let Some(wait) = decision.retry_after() {
         let (mut delay, mut info) = (Vec::new(), Vec::new());
         number(&mut delay, 1, wait.as_secs());
@@ -80,7 +83,7 @@ fn status_message(decision: &Decision, title: &str) -> Vec<u8> {
     if let Some(policy) = decision.policy() {
         let (mut violation, mut failure) = (Vec::new(), Vec::new());
         bytes(&mut violation, 1, policy.as_str().as_bytes());
-        bytes(&mut violation, 2, title.as_bytes());
+        bytes(&mut violation, 2, message.as_bytes());
         bytes(&mut failure, 1, &violation);
         detail(&mut status, b"type.googleapis.com/google.rpc.QuotaFailure", &failure);
     }

@@ -45,7 +45,7 @@ pub trait Head {
 }
 
 /// The peer address as a request extension, for servers that do not provide it otherwise: insert it into each request.
-/// With the feature `axum`, `ConnectInfo<SocketAddr>` works too.
+/// With the feature `axum`, `ConnectInfo<SocketAddr>` works too. With the feature `tonic`, a tonic server provides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerAddr(pub SocketAddr);
 
@@ -76,6 +76,12 @@ impl Head for Parts {
         let peer = peer.or_else(|| {
             let info = self.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>();
             info.map(|info| info.0.ip())
+        });
+        // tonic inserts this for connections with TLS too.
+        #[cfg(feature = "tonic")]
+        let peer = peer.or_else(|| {
+            let info = self.extensions.get::<tonic::transport::server::TcpConnectInfo>()?;
+            info.remote_addr().map(|address| address.ip())
         });
         peer
     }

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod decide;
+mod denial;
 mod grpc;
 mod head;
 pub mod headers;
@@ -12,8 +13,9 @@ pub mod resolve;
 mod rules;
 
 pub use decide::{Adjustment, Decide, Provided, Question, Reply};
+pub use denial::IntoDenial;
 pub use head::{Head, PeerAddr};
 pub use headers::{HeaderStyle, Headers, ResetStyle};
-pub use layer::{IntoBody, MakeBody, RateLimit, ResponseFuture, WithBody};
+pub use layer::{RateLimit, ResponseFuture};
 pub use resolve::{KeyParts, Missing, Resolve, ResolveExt};
 pub use rules::{Asked, RateLimitLayer, Refusal, Rules};

@@ -8,22 +8,23 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Response, request, response};
 use pacegate::{
-    CheckError, Clock, CostError, Decision, Limit, PolicyName, Request, StoreError, SystemClock,
-    Timestamp,
+    CheckError, Clock, CostError, Decision, Key, Limit, PolicyName, Request, StoreError,
+    SystemClock, Timestamp,
 };
 
 use crate::{
-    Adjustment, Decide, Head, Headers, KeyParts, Missing, Question, Reply, ResetStyle, Resolve,
-    decide, refusal,
+    Adjustment, Decide, Head, Headers, IntoDenial, KeyParts, Missing, Question, Reply, ResetStyle,
+    Resolve, decide, refusal,
 };
 
 /// A limiter with the rules of a middleware: the key, the cost and the limits of a request, which requests are skipped,
 /// and how denials are answered.
 ///
-/// With the default type parameters it is a tower layer, see [`RateLimitLayer`]. `Q` is the head of a request and `A`
-/// the head of a response. Middleware for a framework with other types is an adapter that calls [`Rules::ask`],
-/// [`Rules::decide`], [`Rules::refuse`] and [`Rules::settle`] in this order.
-pub struct Rules<L, Q = request::Parts, A = response::Parts> {
+/// With the default type parameters it is a tower layer, see [`RateLimitLayer`]. `Q` is the head of a request, `A` the
+/// head of a response, and `R` the response to a request that is not served. Middleware for a framework with other
+/// types is an adapter that calls [`Rules::ask`], [`Rules::decide`], [`Rules::deny`] and [`Rules::settle`] in this
+/// order.
+pub struct Rules<L, Q = request::Parts, A = response::Parts, R = Response<Bytes>> {
     limiter: L,
     names: Arc<[String]>,
     resolvers: Vec<Arc<dyn Resolve<Q>>>,
@@ -31,7 +32,7 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts> {
     cost: Option<Choice<Q, u64>>,
     skip: Option<Choice<Q, bool>>,
     limits: Option<Choice<Q, Limits>>,
-    deny: Option<Deny<Q>>,
+    deny: Deny<Q, R>,
     settle: Option<Choice<A, Adjustment>>,
     headers: Headers,
     describes: bool,
@@ -53,7 +54,9 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts> {
 ///     .skip(|head| head.uri.path() == "/health")
 ///     .cost(|head| if head.method == http::Method::GET { 1 } else { 5 });
 /// ```
-pub type RateLimitLayer<L> = Rules<L, request::Parts, response::Parts>;
+///
+/// `B` is the body type of rejections; it must convert to the body type of the service.
+pub type RateLimitLayer<L, B = Bytes> = Rules<L, request::Parts, response::Parts, Response<B>>;
 
 /// The next step for a request.
 #[derive(Debug)]
@@ -83,7 +86,7 @@ pub enum Refusal {
 }
 
 pub(crate) type Choice<H, T> = Arc<dyn Fn(&H) -> T + Send + Sync>;
-type Deny<Q> = Arc<dyn Fn(&Refusal, &Q) -> Response<Bytes> + Send + Sync>;
+type Deny<Q, R> = Arc<dyn Fn(&Refusal, &Q, Option<&Question>) -> R + Send + Sync>;
 type Limits = Vec<(PolicyName, Limit)>;
 
 impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
@@ -102,14 +105,16 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             cost: None,
             skip: None,
             limits: None,
-            deny: None,
+            deny: Arc::new(refusal::response),
             settle: None,
             headers: Headers::default(),
             describes: false,
             clock: Arc::new(SystemClock::new()),
         }
     }
+}
 
+impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     /// Counts requests by the key that `resolver` returns.
     ///
     /// A request without a key is answered with 400; [`ResolveExt`](crate::ResolveExt) has other choices.
@@ -118,6 +123,13 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     #[must_use]
     pub fn by(self, resolver: impl Resolve<Q>) -> Self {
         self.attribute(Request::KEY, resolver)
+    }
+
+    /// Counts requests by the key that a closure returns. Unlike with [`Rules::by`], the compiler infers the type of
+    /// its argument: `.key(|head| head.uri.query().map(str::to_owned))`.
+    #[must_use]
+    pub fn key<K: Key>(self, key: impl Fn(&Q) -> Option<K> + Send + Sync + 'static) -> Self {
+        self.by(key)
     }
 
     /// Adds an attribute that policies can match and count by. A request is charged to all policies that apply to it or
@@ -167,13 +179,55 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { limits: Some(Arc::new(limits)), ..self }
     }
 
-    /// Sets the response to requests that are not served. The rate limit headers are added to it.
+    /// Adds an attribute whose value a closure returns. Unlike with [`Rules::attribute`], the compiler infers the type
+    /// of its argument.
     #[must_use]
-    pub fn deny_with(
+    pub fn attribute_with<K: Key>(
         self,
-        deny: impl Fn(&Refusal, &Q) -> Response<Bytes> + Send + Sync + 'static,
+        name: impl Into<String>,
+        value: impl Fn(&Q) -> Option<K> + Send + Sync + 'static,
     ) -> Self {
-        Self { deny: Some(Arc::new(deny)), ..self }
+        self.attribute(name, value)
+    }
+
+    /// Sets the response to requests that are not served: a response of the framework, or another type that
+    /// [`IntoDenial`] lists. The rate limit headers are added to it.
+    #[must_use]
+    pub fn deny_with<T: IntoDenial<Q>>(
+        self,
+        deny: impl Fn(&Refusal, &Q) -> T + Send + Sync + 'static,
+    ) -> Rules<L, Q, A, T::Response> {
+        self.denying(Arc::new(move |refusal, head, _| deny(refusal, head).into_denial(refusal)))
+    }
+
+    /// Converts the responses to requests that are not served to another type.
+    #[must_use]
+    pub fn map_denials<T>(
+        self,
+        map: impl Fn(R, &Refusal) -> T + Send + Sync + 'static,
+    ) -> Rules<L, Q, A, T> {
+        let deny = Arc::clone(&self.deny);
+        self.denying(Arc::new(move |refusal, head, question| {
+            map(deny(refusal, head, question), refusal)
+        }))
+    }
+
+    fn denying<T>(self, deny: Deny<Q, T>) -> Rules<L, Q, A, T> {
+        Rules {
+            limiter: self.limiter,
+            names: self.names,
+            resolvers: self.resolvers,
+            domain: self.domain,
+            cost: self.cost,
+            skip: self.skip,
+            limits: self.limits,
+            deny,
+            settle: self.settle,
+            headers: self.headers,
+            describes: self.describes,
+            clock: self.clock,
+            fault: self.fault,
+        }
     }
 
     /// Corrects the charge when the response is known, before it is sent: refunds units, or charges more.
@@ -275,25 +329,10 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         }
     }
 
-    /// Returns the response to a request that is not served. `question` is `None` if the limiter was not asked.
-    pub fn refuse(
-        &self,
-        refusal: &Refusal,
-        head: &Q,
-        question: Option<&Question>,
-    ) -> Response<Bytes> {
-        let denied = match (refusal, question) {
-            (Refusal::Denied(decision), Some(question)) => Some((decision, question.now)),
-            _ => None,
-        };
-        let mut response = match &self.deny {
-            Some(deny) => deny(refusal, head),
-            None => refusal::response(refusal, head, question.filter(|_| self.describes)),
-        };
-        if let Some((decision, now)) = denied {
-            self.headers.write(decision, now, response.headers_mut());
-        }
-        response
+    /// Returns the response to a request that is not served, without the rate limit headers. `question` is `None` if
+    /// the limiter was not asked.
+    pub fn deny(&self, refusal: &Refusal, head: &Q, question: Option<&Question>) -> R {
+        (self.deny)(refusal, head, question.filter(|_| self.describes))
     }
 
     /// Adds the rate limit headers to a served response. Headers of an inner layer stay, because it has decided later
@@ -341,7 +380,23 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 }
 
-impl<L: Clone, Q, A> Clone for Rules<L, Q, A> {
+impl<L: Decide, Q: Head + 'static, A: 'static, B: 'static> Rules<L, Q, A, Response<B>> {
+    /// Returns the response to a request that is not served, with the rate limit headers if the limiter denied it.
+    pub(crate) fn refuse(
+        &self,
+        refusal: &Refusal,
+        head: &Q,
+        question: Option<&Question>,
+    ) -> Response<B> {
+        let mut response = self.deny(refusal, head, question);
+        if let (Refusal::Denied(decision), Some(question)) = (refusal, question) {
+            self.headers.write(decision, question.now, response.headers_mut());
+        }
+        response
+    }
+}
+
+impl<L: Clone, Q, A, R> Clone for Rules<L, Q, A, R> {
     fn clone(&self) -> Self {
         Self {
             limiter: self.limiter.clone(),
@@ -361,7 +416,7 @@ impl<L: Clone, Q, A> Clone for Rules<L, Q, A> {
     }
 }
 
-impl<L, Q, A> fmt::Debug for Rules<L, Q, A> {
+impl<L, Q, A, R> fmt::Debug for Rules<L, Q, A, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rules")
             .field("attributes", &self.names)

@@ -111,6 +111,11 @@ pub enum ConnectError {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl RedisStore {
+    /// The prefix of all keys, unless [`RedisStoreBuilder::prefix`] sets another.
+    pub const DEFAULT_PREFIX: &'static str = "pg:";
+    /// The deadline of a call, unless [`RedisStoreBuilder::deadline`] sets another.
+    pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+
     /// Connects with the default settings. See [`RedisUrl`] for the forms of addresses.
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::builder(url)?.connect().await
@@ -155,16 +160,13 @@ impl RedisStore {
     }
 }
 
-pub(crate) const DEFAULT_PREFIX: &str = "pg:";
-pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
-
 impl RedisStoreBuilder {
     pub(crate) fn new(url: RedisUrl) -> Self {
         Self {
             url,
-            prefix: DEFAULT_PREFIX.to_owned(),
+            prefix: RedisStore::DEFAULT_PREFIX.to_owned(),
             secret: Secret::default(),
-            deadline: DEFAULT_DEADLINE,
+            deadline: RedisStore::DEFAULT_DEADLINE,
             deny_cache: 100_000,
             deny_cache_for: Duration::from_secs(1),
             once: Duration::from_secs(10),

@@ -251,7 +251,7 @@ impl Collector for Scrape {
 impl Scrape {
     fn encode_decisions(&self, families: &mut Families<'_>) -> fmt::Result {
         let stats = self.active.revision().engine.stats();
-        let all = || stats.policies.iter().chain([&stats.ad_hoc]);
+        let all = || stats.policies.iter().chain([&stats.inline]);
         let decisions = all().flat_map(|policy: &PolicyStats| {
             let PolicyStats { allowed, denied, shadow_denied, .. } = *policy;
             let name = policy.policy.as_str();

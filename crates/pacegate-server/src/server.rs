@@ -228,7 +228,7 @@ struct DegradedLog {
 impl DegradedLog {
     /// Returns the number of decisions to log now, and the last error of the store.
     fn due(&mut self, stats: &Stats, now: Instant) -> Option<(u64, String)> {
-        let policies = stats.policies.iter().chain([&stats.ad_hoc]);
+        let policies = stats.policies.iter().chain([&stats.inline]);
         let total: u64 = policies.map(|policy| policy.degraded).sum();
         // A reload may have removed a policy, with its count.
         self.logged = self.logged.min(total);
@@ -287,7 +287,7 @@ mod tests {
         let mut stats = Limiter::memory(Limit::per_minute(1)).stats();
         let (mut degraded, start) = (DegradedLog::default(), Instant::now());
         let mut look = |policy, ad_hoc, seconds| {
-            (stats.policies[0].degraded, stats.ad_hoc.degraded) = (policy, ad_hoc);
+            (stats.policies[0].degraded, stats.inline.degraded) = (policy, ad_hoc);
             stats.last_store_failure = Some(StoreError::TimedOut);
             degraded.due(&stats, start + Duration::from_secs(seconds))
         };

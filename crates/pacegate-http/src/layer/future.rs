@@ -12,19 +12,17 @@ use pacegate::{CheckError, Decision, Timestamp};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::body::MakeBody;
-use crate::{Decide, Question, Reply, Rules};
+use crate::{Decide, Question, RateLimitLayer, Reply};
 
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit). It completes with a response of the inner service or
     /// with a rejection, and fails only if the inner service fails.
-    pub struct ResponseFuture<S, L, M, ReqB, ResB>
+    pub struct ResponseFuture<S, L, B, ReqB, ResB>
     where
         S: Service<Request<ReqB>>,
         L: Decide,
     {
-        rules: Arc<Rules<L>>,
-        make: M,
+        rules: Arc<RateLimitLayer<L, B>>,
         #[pin]
         state: State<S, S::Future, L::Deciding, L::Settling, ReqB, ResB>,
     }
@@ -60,47 +58,44 @@ pub(super) struct Charged {
     question: Option<Box<Question>>,
 }
 
-impl<S, L, M, ReqB, ResB> ResponseFuture<S, L, M, ReqB, ResB>
+impl<S, L, B, ReqB, ResB> ResponseFuture<S, L, B, ReqB, ResB>
 where
     S: Service<Request<ReqB>>,
     L: Decide,
 {
     pub(super) fn deciding(
-        rules: Arc<Rules<L>>,
-        make: M,
+        rules: Arc<RateLimitLayer<L, B>>,
         deciding: L::Deciding,
         waiting: UndecidedRequest<S, ReqB>,
     ) -> Self {
-        Self { rules, make, state: State::Deciding { deciding, waiting: Some(Box::new(waiting)) } }
+        Self { rules, state: State::Deciding { deciding, waiting: Some(Box::new(waiting)) } }
     }
 
     pub(super) fn calling(
-        rules: Arc<Rules<L>>,
-        make: M,
+        rules: Arc<RateLimitLayer<L, B>>,
         call: S::Future,
         charged: Option<Charged>,
     ) -> Self {
-        Self { rules, make, state: State::Calling { call, charged } }
+        Self { rules, state: State::Calling { call, charged } }
     }
 
-    pub(super) fn answered(rules: Arc<Rules<L>>, make: M, response: Response<ResB>) -> Self {
-        Self { rules, make, state: State::Answered { response: Some(response) } }
+    pub(super) fn answered(rules: Arc<RateLimitLayer<L, B>>, response: Response<ResB>) -> Self {
+        Self { rules, state: State::Answered { response: Some(response) } }
     }
 }
 
-impl<W, B> UndecidedRequest<W, B> {
+impl<W, ReqB> UndecidedRequest<W, ReqB> {
     /// Calls the inner service if the request is admitted. Otherwise builds the rejection.
-    pub(super) fn decided<S, L, M, ResB>(
+    pub(super) fn decided<S, L, B, ResB>(
         mut self,
-        rules: Arc<Rules<L>>,
-        make: M,
+        rules: Arc<RateLimitLayer<L, B>>,
         answer: Result<Decision, CheckError>,
-    ) -> ResponseFuture<S, L, M, B, ResB>
+    ) -> ResponseFuture<S, L, B, ReqB, ResB>
     where
         W: BorrowMut<S>,
-        S: Service<Request<B>, Response = Response<ResB>>,
+        S: Service<Request<ReqB>, Response = Response<ResB>>,
         L: Decide,
-        M: MakeBody<ResB>,
+        B: Into<ResB> + 'static,
     {
         match rules.admit(answer) {
             Ok(decision) => {
@@ -110,22 +105,22 @@ impl<W, B> UndecidedRequest<W, B> {
                 let asked = self.question.asked();
                 let question = rules.settles().then(|| Box::new(self.question));
                 let charged = Charged { decision, asked, question };
-                ResponseFuture::calling(rules, make, call, Some(charged))
+                ResponseFuture::calling(rules, call, Some(charged))
             }
             Err(refusal) => {
                 let response = rules.refuse(&refusal, &self.head, Some(&self.question));
-                let response = response.map(|body| make.make(body));
-                ResponseFuture::answered(rules, make, response)
+                let response = response.map(B::into);
+                ResponseFuture::answered(rules, response)
             }
         }
     }
 }
 
-impl<S, L, M, ReqB, ResB> Future for ResponseFuture<S, L, M, ReqB, ResB>
+impl<S, L, B, ReqB, ResB> Future for ResponseFuture<S, L, B, ReqB, ResB>
 where
     S: Service<Request<ReqB>, Response = Response<ResB>>,
     L: Decide,
-    M: MakeBody<ResB>,
+    B: Into<ResB> + 'static,
 {
     type Output = Result<Response<ResB>, S::Error>;
 
@@ -136,8 +131,7 @@ where
                 StateProjection::Deciding { deciding, waiting } => {
                     let answer = ready!(deciding.poll(cx));
                     let Some(waiting) = waiting.take() else { unreachable!("decided once") };
-                    let (rules, make) = (Arc::clone(this.rules), this.make.clone());
-                    let next: Self = waiting.decided(rules, make, answer);
+                    let next: Self = waiting.decided(Arc::clone(this.rules), answer);
                     this.state.set(next.state);
                 }
                 StateProjection::Calling { call, charged } => {
@@ -161,11 +155,11 @@ where
 }
 
 /// Adds headers to a response and corrects the charge. Returns a future if the correction is still in progress.
-fn settle<L: Decide, B>(
-    rules: &Rules<L>,
-    mut response: Response<B>,
+fn settle<L: Decide, B: 'static, ResB>(
+    rules: &RateLimitLayer<L, B>,
+    mut response: Response<ResB>,
     charged: Option<Charged>,
-) -> (Response<B>, Option<L::Settling>) {
+) -> (Response<ResB>, Option<L::Settling>) {
     let Some(Charged { decision, asked, question }) = charged else { return (response, None) };
     rules.write_headers(&decision, asked, response.headers_mut());
     let Some(question) = question else { return (response, None) };
@@ -182,7 +176,7 @@ fn taken<B>(response: &mut Option<Response<B>>) -> Response<B> {
     response
 }
 
-impl<S, L, M, ReqB, ResB> fmt::Debug for ResponseFuture<S, L, M, ReqB, ResB>
+impl<S, L, B, ReqB, ResB> fmt::Debug for ResponseFuture<S, L, B, ReqB, ResB>
 where
     S: Service<Request<ReqB>>,
     L: Decide,

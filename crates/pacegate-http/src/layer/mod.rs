@@ -1,48 +1,42 @@
 //! The tower layer.
 
-mod body;
 mod future;
 mod service;
 
 use std::sync::Arc;
 
-use http::{request, response};
+use bytes::Bytes;
+use http::Response;
 use tower_layer::Layer;
 
-use crate::{Decide, Rules};
+use crate::{Decide, RateLimitLayer};
 
-pub use body::{IntoBody, MakeBody};
 pub use future::ResponseFuture;
 pub use service::RateLimit;
 
-/// A [`RateLimitLayer`](crate::RateLimitLayer) that makes the bodies of refusals in its own way, see
-/// [`Rules::with_body`].
-#[derive(Clone, Debug)]
-pub struct WithBody<L, M> {
-    rules: Rules<L>,
-    make: M,
-}
+impl<L: Decide> RateLimitLayer<L> {
+    /// Converts the bodies of rejections by a closure, for services whose body type does not implement `From<Bytes>`.
+    #[must_use]
+    pub fn with_body<B>(
+        self,
+        convert: impl Fn(Bytes) -> B + Send + Sync + 'static,
+    ) -> RateLimitLayer<L, B> {
+        self.map_denials(move |response: Response<Bytes>, _| response.map(&convert))
+    }
 
-impl<L> Rules<L, request::Parts, response::Parts> {
-    /// For services whose bodies are not made `From<Bytes>`: makes them by a closure. tonic needs this, as a layer of
-    /// its server: `.with_body(|bytes| tonic::body::Body::new(Full::new(bytes)))`.
-    pub fn with_body<M>(self, make: M) -> WithBody<L, M> {
-        WithBody { rules: self, make }
+    /// Converts the bodies of rejections to those of tonic, for a layer of its `Server`:
+    /// `Server::builder().layer(layer.for_tonic())`.
+    #[cfg(feature = "tonic")]
+    #[must_use]
+    pub fn for_tonic(self) -> RateLimitLayer<L, tonic::body::Body> {
+        self.with_body(|bytes| tonic::body::Body::new(http_body_util::Full::new(bytes)))
     }
 }
 
-impl<S, L: Decide> Layer<S> for Rules<L, request::Parts, response::Parts> {
-    type Service = RateLimit<S, L>;
+impl<S, L: Decide, B> Layer<S> for RateLimitLayer<L, B> {
+    type Service = RateLimit<S, L, B>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::new(inner, Arc::new(self.clone()), IntoBody)
-    }
-}
-
-impl<S, L: Decide, M: Clone> Layer<S> for WithBody<L, M> {
-    type Service = RateLimit<S, L, M>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::new(inner, Arc::new(self.rules.clone()), self.make.clone())
+        RateLimit::new(inner, Arc::new(self.clone()))
     }
 }

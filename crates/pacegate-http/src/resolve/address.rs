@@ -54,7 +54,7 @@ pub struct ClientAddress<P = ()> {
 }
 
 /// The source of the connection's address for [`ClientAddress`]: `()` reads it from the [`Head`]; a closure can read it
-/// from elsewhere, such as the extensions that tonic sets.
+/// from elsewhere.
 pub trait Peer<H>: Send + Sync + 'static {
     /// Returns the address, if it is known.
     fn peer(&self, head: &H) -> Option<IpAddr>;
@@ -77,8 +77,9 @@ static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Every TCP connection has a peer address. If it is missing, the program did not pass it to the middleware.
 const NO_PEER: &str = "the peer address of the connection is unknown: with axum, enable the feature `axum` of \
-                       pacegate-http and serve with `into_make_service_with_connect_info::<SocketAddr>()`; elsewhere, \
-                       insert `PeerAddr` into the extensions of each request; over a Unix socket, choose another key";
+                       pacegate-http and serve with `into_make_service_with_connect_info::<SocketAddr>()`; with tonic, \
+                       enable the feature `tonic`; elsewhere, insert `PeerAddr` into the extensions of each request; \
+                       over a Unix socket, choose another key";
 
 /// Default prefix length of IPv6 addresses. Providers assign at least a /64 network to each subscriber.
 const PREFIX: u8 = 64;

@@ -46,7 +46,7 @@ use crate::{
     cluster::{self, Range},
     link::{Access, Address, Link},
     resolver::Sentinels,
-    store::{DEFAULT_DEADLINE, DEFAULT_PREFIX},
+    store::RedisStore,
     url::{RedisUrl, Servers},
 };
 
@@ -64,7 +64,10 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { deadline: DEFAULT_DEADLINE, prefix: DEFAULT_PREFIX.to_owned() }
+        Self {
+            deadline: RedisStore::DEFAULT_DEADLINE,
+            prefix: RedisStore::DEFAULT_PREFIX.to_owned(),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ const MAX_RECOVERED_BYTES: usize = 1024 * 1024;
 
 /// Maximum number of passes. A mistake takes up to two: one for the mistake, and one for the parent entry if it is
 /// invalid after the removal.
-const MAX_PASSES: usize = 2 * ConfigError::MOST;
+const MAX_PASSES: usize = 2 * ConfigError::MAX_PROBLEMS;
 
 /// An entry of a block map or an item of a block list.
 #[derive(Clone, Debug, PartialEq, Eq)]

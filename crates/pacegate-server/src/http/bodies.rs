@@ -272,7 +272,7 @@ impl PolicyModel {
     /// Describes inline limits as a policy.
     pub(super) fn ad_hoc(failure: FailureMode) -> Self {
         Self {
-            name: PolicyName::AD_HOC,
+            name: PolicyName::INLINE,
             domain: String::new(),
             envoy: false,
             r#match: Vec::new(),
@@ -336,7 +336,7 @@ impl StatsResponse {
         Self {
             revision,
             policies: stats.policies.iter().map(PolicyCounts::from).collect(),
-            ad_hoc: PolicyCounts::from(&stats.ad_hoc),
+            ad_hoc: PolicyCounts::from(&stats.inline),
             busiest: stats.busiest.iter().map(TopKeyModel::from).collect(),
             most_denied: stats.most_denied.iter().map(TopKeyModel::from).collect(),
             store_failures: stats.store_failures,

@@ -103,7 +103,7 @@ impl History {
     fn since_last(&mut self, stats: &Stats) -> Vec<(PolicyName, [u32; KINDS])> {
         let mut totals = HashMap::with_capacity(stats.policies.len() + 1);
         let mut counts = Vec::new();
-        for policy in stats.policies.iter().chain([&stats.ad_hoc]) {
+        for policy in stats.policies.iter().chain([&stats.inline]) {
             let PolicyStats { allowed, denied, shadow_denied, .. } = *policy;
             let now = [allowed, denied, shadow_denied, policy.allowed_units, policy.denied_units];
             let policy = policy.policy;

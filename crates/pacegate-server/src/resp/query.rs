@@ -136,7 +136,7 @@ impl<'a> Query<'a> {
     pub(super) fn inline_charges(&self) -> SmallVec<[Charge<'a>; 2]> {
         let Some((key, limits)) = &self.inline else { return SmallVec::new() };
         let charge = |&limit: &Limit| {
-            Charge::new(PolicyName::AD_HOC, KeyRef::new(key), limit).cost(self.cost)
+            Charge::new(PolicyName::INLINE, KeyRef::new(key), limit).cost(self.cost)
         };
         limits.iter().map(charge).collect()
     }

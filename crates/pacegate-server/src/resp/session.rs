@@ -309,7 +309,7 @@ impl RespSession {
             let mut policies = revision.engine.policies().policies().iter();
             let (policy, domain) = match policies.find(|policy| policy.name.as_str() == name) {
                 Some(policy) => (policy.name, &*policy.domain),
-                None if name == PolicyName::AD_HOC.as_str() => (PolicyName::AD_HOC, ""),
+                None if name == PolicyName::INLINE.as_str() => (PolicyName::INLINE, ""),
                 None if access.allows_everywhere(Scope::Check) => {
                     return Err(CommandError::UnknownPolicy);
                 }
@@ -334,14 +334,14 @@ impl RespSession {
     ) -> Result<(), CommandError> {
         let engine = &revision.engine;
         let cost = if change == Change::Reset { 0 } else { query.cost };
-        let plan = query.request().map(|request| engine.plan_counted(&request));
+        let plan = query.request().map(|request| engine.charges().plan(&request));
         let charges = match &plan {
             Some(plan) => plan.charges(cost)?,
             None => query.inline_charges().to_vec(),
         };
         let action = match change {
             Change::Reset => {
-                engine.reset(&charges).await?;
+                engine.charges().reset(&charges).await?;
                 "reset"
             }
             Change::Refund => {

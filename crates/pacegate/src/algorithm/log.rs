@@ -124,7 +124,7 @@ impl Log {
     }
 
     /// Removes expired entries. If the clock has stepped back, moves later entries back to now.
-    pub(crate) fn settle(&mut self, limit: &Limit, now: u64) {
+    pub(crate) fn prune(&mut self, limit: &Limit, now: u64) {
         for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
             entry.at = now;
         }

@@ -41,6 +41,19 @@ pub(crate) use outcome::micros;
 /// | sliding-log | at most the amount | 32 bytes per admitted instant |
 /// | token-bucket | at most the burst plus the refill of the period | 16 bytes |
 /// | concurrency | any number, if permits are released | 32 bytes per permit |
+///
+/// The text form is that of limits:
+///
+/// ```
+/// use pacegate::{Algorithm, Limit};
+///
+/// let limit: Limit = "5/minute sliding-log".parse()?;
+/// assert_eq!(limit.algorithm(), Algorithm::SlidingLog);
+/// assert_eq!("token-bucket".parse(), Ok(Algorithm::TokenBucket));
+/// # Ok::<(), pacegate::ParseLimitError>(())
+/// ```
+///
+/// The page `docs/algorithms.md` of the repository compares them with pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -257,6 +270,16 @@ impl Limit {
     /// # Panics
     ///
     /// Panics if the algorithm [keeps a log](Algorithm::keeps_log): its state is not a [`State`].
+    ///
+    /// ```
+    /// use pacegate::{Limit, Timestamp, algorithm::State};
+    ///
+    /// let (limit, mut state) = (Limit::per_minute(2), State::EMPTY);
+    /// let now = Timestamp::from_secs(60);
+    /// assert_eq!(limit.step(&mut state, now, 2).remaining(), 0);
+    /// assert!(!limit.step(&mut state, now, 1).is_admitted());
+    /// assert!(limit.step(&mut state, Timestamp::from_secs(120), 1).is_admitted());
+    /// ```
     pub fn step(&self, state: &mut State, now: Timestamp, cost: u64) -> Outcome {
         if cost > self.capacity() {
             return Outcome { retry_after: NEVER, ..step(self, state, now.as_micros(), 0) };

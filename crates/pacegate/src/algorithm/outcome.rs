@@ -7,6 +7,16 @@ use crate::clock::Timestamp;
 ///
 /// A limiter combines the outcomes of a request into a [`Decision`](crate::Decision). Two outcomes are equal if they
 /// differ only in the time at which they were decided.
+///
+/// ```
+/// use std::time::Duration;
+/// use pacegate::algorithm::Outcome;
+///
+/// let second = Duration::from_secs(1);
+/// assert!(Outcome::admitted(4, second).is_admitted());
+/// let denied = Outcome::denied(2, Some(second), second);
+/// assert_eq!((denied.remaining(), denied.retry_after()), (2, Some(second)));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub(crate) remaining: u64,

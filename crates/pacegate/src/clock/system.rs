@@ -16,6 +16,9 @@ use super::{Clock, Timestamp};
 /// system. When in use, it compares itself with the system's wall clock about once per second: small
 /// differences are slewed at no more than 500 parts per million, so that time never runs backwards; a
 /// difference of more than a quarter of a second is a step, and is applied immediately.
+///
+/// Limits in memory follow this clock. It is not shared with other machines: with a store on another machine, the clock
+/// of the store decides.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 

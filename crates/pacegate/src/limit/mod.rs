@@ -23,7 +23,18 @@ pub use text::ParseLimitError;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A limit with an amount of 0 denies everything.
+/// # Parts of a limit
+///
+/// - The amount: units per period. An amount of 0 denies everything, permanently: no `retry_after` is reported.
+/// - The period: from a microsecond to 3,660 days. For a concurrency limit, the lifetime of a permit.
+/// - The [algorithm](Algorithm). Default: `fixed-window`, or `token-bucket` if there is a burst.
+/// - The burst of a token bucket: the units that can be admitted at one instant. Default: the amount.
+///
+/// `Limit` is `Copy`. A counter belongs to the algorithm and the period, so a changed amount or burst of a policy keeps
+/// its usage, and a changed period starts unused.
+///
+/// For limits that are known when you write the program, use [`Limit::per_minute`] and the like, which cannot fail.
+/// For limits from a configuration, parse text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limit {
     amount: u64,
@@ -36,6 +47,17 @@ pub struct Limit {
 /// Error of creating a [`Limit`]: its amount, period or burst is out of range, or they do not fit together.
 ///
 /// For text, this error is wrapped in a [`ParseLimitError`].
+///
+/// ```
+/// use pacegate::{Algorithm, Limit, LimitError};
+///
+/// let error = Limit::per_day(50_000).with_algorithm(Algorithm::SlidingLog).unwrap_err();
+/// assert!(matches!(error, LimitError::AmountTooLarge { max: 10_000, .. }));
+/// assert_eq!(
+///     error.to_string(),
+///     "the amount 50000 is too large: at most 10000 with sliding-log"
+/// );
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
@@ -78,6 +100,9 @@ impl Limit {
     pub const MAX_AMOUNT: u64 = 999_999_999_999_999;
 
     /// Creates a limit of `amount` per second, as a fixed window. An amount of 0 denies everything.
+    ///
+    /// Windows start at whole seconds, so up to twice the amount can pass within one second across a boundary. For a
+    /// steady rate, add a [burst](Self::with_burst).
     pub const fn per_second(amount: u32) -> Self {
         Self::small(amount, 1_000_000)
     }
@@ -88,22 +113,29 @@ impl Limit {
     }
 
     /// Creates a limit of `amount` per hour, as a fixed window. An amount of 0 denies everything.
+    ///
+    /// Windows start at whole hours UTC. All clients get their units back at the same instant, so expect a peak there.
     pub const fn per_hour(amount: u32) -> Self {
         Self::small(amount, 3_600_000_000)
     }
 
     /// Creates a limit of `amount` per day of 24 hours, as a fixed window. An amount of 0 denies everything.
     ///
-    /// The window starts at midnight UTC.
+    /// The window starts at midnight UTC. Local days and calendar months are not supported: a
+    /// period has a fixed length.
     pub const fn per_day(amount: u32) -> Self {
         Self::small(amount, 86_400_000_000)
     }
 
     /// Creates a limit of `amount` per `period`, as a fixed window.
     ///
-    /// Fails if the amount is above [`Limit::MAX_AMOUNT`], or the period is zero or longer than 3,660 days.
+    /// Windows are aligned to the Unix epoch: `5/30s` counts from second 0 and from second 30 of each minute.
     ///
     /// Time is counted in microseconds. A finer period is rounded up to a whole microsecond, which never admits more.
+    ///
+    /// # Errors
+    ///
+    /// [`LimitError`] if the amount is above [`Limit::MAX_AMOUNT`], or the period is zero or longer than 3,660 days.
     ///
     /// ```
     /// use std::time::Duration;
@@ -124,6 +156,10 @@ impl Limit {
     ///
     /// The rate is exact to the nanosecond: where the interval is not a whole number of microseconds, the limit is
     /// a multiple of it. Only intervals above three days are rounded up to a whole microsecond.
+    ///
+    /// # Errors
+    ///
+    /// [`LimitError::Period`] if the interval is zero or longer than 3,660 days.
     ///
     /// ```
     /// use std::time::Duration;
@@ -154,7 +190,12 @@ impl Limit {
     /// bucket, the only algorithm with a burst.
     ///
     /// The burst may be smaller or larger than the amount. Without this call, a token bucket has a burst of the amount.
-    /// Fails if the burst or the amount is 0, if the burst is too large, or if an algorithm without bursts was
+    /// A small burst spreads requests evenly; a large one lets a client that was idle for some time send many at once.
+    /// The burst is also the highest cost of one request, see [`Limit::capacity`].
+    ///
+    /// # Errors
+    ///
+    /// [`LimitError`] if the burst or the amount is 0, if the burst is too large, or if an algorithm without bursts was
     /// set before.
     ///
     /// ```
@@ -179,7 +220,9 @@ impl Limit {
 
     /// Sets the algorithm. Default: [`Algorithm::FixedWindow`].
     ///
-    /// Fails if the limit has a burst and the algorithm does not support one, or if the amount is above
+    /// # Errors
+    ///
+    /// [`LimitError`] if the limit has a burst and the algorithm does not support one, or if the amount is above
     /// [`Algorithm::max_amount`]: 10,000 for a sliding log and for a concurrency limit.
     ///
     /// ```
@@ -196,9 +239,20 @@ impl Limit {
         Self { algorithm, ..self }.validated()
     }
 
-    /// Returns a limit with `numerator / denominator` of the amount and the burst, at most all of it. The
-    /// result is rounded up, so it is zero only if the numerator is 0. Used as the limit of one of several
-    /// instances while the shared store is unreachable.
+    /// Returns a limit with `numerator / denominator` of the amount and the burst, at most all of it.
+    ///
+    /// Used as the limit of one of several instances while the shared store is unreachable. The result is rounded up,
+    /// so it is zero only if the numerator is 0; the shares of all instances together may exceed the limit by less than
+    /// one unit for each instance.
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    /// use pacegate::Limit;
+    ///
+    /// let three = NonZeroU32::new(3).unwrap();
+    /// assert_eq!(Limit::per_minute(100).share(1, three), Limit::per_minute(34));
+    /// assert_eq!(Limit::per_minute(100).share(5, three), Limit::per_minute(100));
+    /// ```
     #[must_use]
     pub fn share(self, numerator: u32, denominator: std::num::NonZeroU32) -> Self {
         let part = |whole: u64| {

@@ -42,6 +42,18 @@ enum Problem {
 /// or a number and a unit without a space between them, such as `30s`, `250ms`, `500us` or `2h`. ` per ` can replace
 /// the slash. A limit with a burst is a token bucket; other limits are a fixed window by default.
 ///
+/// | unit | names |
+/// |---|---|
+/// | microsecond | `us`, `µs`, `microsecond`, `microseconds` |
+/// | millisecond | `ms`, `millisecond`, `milliseconds` |
+/// | second | `s`, `sec`, `second`, `seconds` |
+/// | minute | `m`, `min`, `minute`, `minutes` |
+/// | hour | `h`, `hr`, `hour`, `hours` |
+/// | day of 24 hours | `d`, `day`, `days` |
+/// | week of 7 days | `w`, `week`, `weeks` |
+///
+/// Names are lower case, and there are no fractions: write `1/500ms`, not `2.0/1s`. Custom algorithms have no text.
+///
 /// ```
 /// use pacegate::Limit;
 ///

@@ -1,15 +1,26 @@
-use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc};
 
 use super::{Limiter, SharedLimiter, evaluator::Evaluator, wait_queue::WaitQueue};
 use crate::{
     Limit, MemoryStore, ParseLimitError, PolicySet, Store, StoreError,
-    clock::{Clock, Sleep, Timestamp},
+    clock::Clock,
     policy::{PolicyError, PolicyName},
+    store::memory::Time,
 };
 
 /// Builds a [`Limiter`], or with a [`Store`] a [`SharedLimiter`]. `build` reports the first invalid setting.
 ///
 /// Either add limits, which apply to every key, or set policies. Everything else has a default.
+///
+/// Errors are collected: `limit` never fails, and `build` returns the first problem, so that calls can be chained
+/// without `?`.
+///
+/// | setting | default |
+/// |---|---|
+/// | [`limit`](Self::limit) or [`policies`](Self::policies) | none: one of them is required |
+/// | [`max_keys`](Self::max_keys) | 1,000,000 |
+/// | [`max_waiters`](Self::max_waiters) | 1,000 for each key |
+/// | [`clock`](Self::clock) | the system's clock |
 ///
 /// ```
 /// use pacegate::Limiter;
@@ -38,6 +49,16 @@ pub struct LimiterBuilder<S = ()> {
 pub type SharedLimiterBuilder = LimiterBuilder<Arc<dyn Store>>;
 
 /// Error of building a limiter: a setting is invalid, or two settings contradict each other.
+///
+/// ```
+/// use pacegate::{BuildError, Limiter};
+///
+/// assert_eq!(Limiter::builder().build().unwrap_err(), BuildError::NoLimit);
+/// let error = Limiter::builder().limit("100/fortnight").build().unwrap_err();
+/// assert!(error.to_string().starts_with("`100/fortnight` is not a limit"));
+/// let error = Limiter::builder().limit("1/minute").limit("2/minute").build().unwrap_err();
+/// assert!(matches!(error, BuildError::Policy(_)), "two limits on one counter");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -118,7 +139,7 @@ impl<S> LimiterBuilder<S> {
     /// Adds a limit for each key: text such as `"100/minute"`, or a [`Limit`].
     ///
     /// Call it several times to combine limits: a request is charged to all of them or to none. Two limits of one
-    /// limiter must differ in algorithm or period. `build` reports invalid text.
+    /// limiter must differ in algorithm or period, and there are at most 16. `build` reports invalid text.
     pub fn limit<L>(mut self, limit: L) -> Self
     where
         L: TryInto<Limit>,
@@ -131,8 +152,17 @@ impl<S> LimiterBuilder<S> {
         self
     }
 
-    /// Sets the policies, for different limits for different requests. Cannot be combined with
-    /// [`limit`](Self::limit).
+    /// Sets the policies, for different limits for different requests. Cannot be combined with [`limit`](Self::limit).
+    ///
+    /// ```
+    /// use pacegate::{Limiter, Policy, PolicySet, Request};
+    ///
+    /// let per_user = Policy::new("per-user", ["2/minute"]).per(["user"]);
+    /// let limiter = Limiter::builder().policies(PolicySet::new([per_user])?).build()?;
+    /// let decision = limiter.check_request(&Request::new().with("user", "alice"))?;
+    /// assert_eq!(decision.remaining(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn policies(self, policies: PolicySet) -> Self {
         Self { policies: Some(policies), ..self }
     }
@@ -141,6 +171,19 @@ impl<S> LimiterBuilder<S> {
     ///
     /// If the maximum is reached, live keys stay, and new keys of a policy share one
     /// [overflow](crate::Source::Overflow) budget.
+    ///
+    /// A key counts once for each limit that was charged to it. Choose a maximum above the number of keys that are
+    /// active within the longest period. [`MemoryStore::usage`] shows the keys in use and the charges that overflowed.
+    ///
+    /// ```
+    /// use pacegate::{Limiter, Source};
+    ///
+    /// let limiter = Limiter::builder().limit("5/hour").max_keys(1).build()?;
+    /// assert_eq!(limiter.check("alice").source(), Source::Store);
+    /// assert_eq!(limiter.check("bob").source(), Source::Overflow);
+    /// assert_eq!(limiter.check("carol").remaining(), 3, "bob and carol share one budget");
+    /// # Ok::<(), pacegate::BuildError>(())
+    /// ```
     pub fn max_keys(self, max_keys: usize) -> Self {
         Self { max_keys: Some(max_keys), ..self }
     }
@@ -149,6 +192,9 @@ impl<S> LimiterBuilder<S> {
     /// [`Limiter::until_ready`]. Default: 1,000.
     ///
     /// Further callers fail with [`WaitError::QueueFull`](crate::WaitError::QueueFull).
+    ///
+    /// A bound keeps a slow upstream from filling the memory with waiting requests. Raise it for background jobs that
+    /// may all queue; lower it where a quick error is better than a long wait.
     pub fn max_waiters(self, max_waiters: usize) -> Self {
         Self { max_waiters: Some(max_waiters), ..self }
     }
@@ -172,10 +218,8 @@ impl<S> LimiterBuilder<S> {
             (None, limits) => PolicySet::of_limits(limits)?,
         };
         let max_keys = self.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
-        let memory = match self.clock {
-            Some(clock) => MemoryStore::new(max_keys, SharedClock(clock)),
-            None => MemoryStore::bounded(max_keys),
-        };
+        let time = self.clock.map_or_else(Time::default, Time::Other);
+        let memory = MemoryStore::build(max_keys, time);
         let wait_queue = self.max_waiters.map_or_else(WaitQueue::default, WaitQueue::new);
         Ok((self.store, Evaluator::new(policies, memory, wait_queue)))
     }
@@ -192,28 +236,5 @@ impl TryFrom<&str> for Limit {
 
     fn try_from(text: &str) -> Result<Self, ParseLimitError> {
         text.parse()
-    }
-}
-
-/// A clock behind a pointer.
-struct SharedClock(Arc<dyn Clock>);
-
-impl Clock for SharedClock {
-    fn now(&self) -> Timestamp {
-        self.0.now()
-    }
-
-    fn elapsed(&self) -> Duration {
-        self.0.elapsed()
-    }
-
-    fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
-        self.0.sleep_until(until)
-    }
-}
-
-impl fmt::Debug for SharedClock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }

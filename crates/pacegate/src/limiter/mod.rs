@@ -19,11 +19,16 @@ mod shared;
 mod wait;
 mod wait_queue;
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
 
 use crate::{
-    Charge, CostError, Decision, Key, KeyRef, Limit, MemoryStore, PolicyName, PolicySet, Request,
-    Stats, Update,
+    Charge, CostError, Decision, Key, Limit, MemoryStore, PolicyName, PolicySet, Request, Stats,
+    StoreError,
 };
 
 pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
@@ -33,15 +38,11 @@ pub(crate) use permit_id::new_permit_id;
 pub use shared::{CheckError, SharedLimiter};
 pub use wait::{Wait, WaitError};
 
-use self::{
-    evaluator::Evaluator,
-    resolve::{Resolved, ResolvedCharge},
-    wait_queue::WaitQueue,
-};
+use self::{evaluator::Evaluator, resolve::Resolved, wait_queue::WaitQueue};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
-/// Cheap to clone; clones share everything. Checks never block, need no async runtime and cannot fail: a denial is a
+/// Cheap to clone; clones share everything. Checks never wait, need no async runtime and cannot fail: a denial is a
 /// value.
 ///
 /// ```
@@ -56,16 +57,49 @@ use self::{
 /// ```
 ///
 /// To share counters between processes, use a [`SharedLimiter`].
+///
+/// # Choosing a call
+///
+/// | call | use it to |
+/// |---|---|
+/// | [`check`](Self::check), [`check_cost`](Self::check_cost) | decide one key now |
+/// | [`check_many`](Self::check_many) | decide many keys that are independent of each other |
+/// | [`check_request`](Self::check_request) | decide by policies that match attributes of the request |
+/// | [`check_with`](Self::check_with) | decide by a limit that is known only at the call, such as that of a plan |
+/// | [`until_ready`](Self::until_ready) | wait for units instead of being denied |
+/// | [`acquire`](Self::acquire) | limit the work that runs at the same time |
+/// | [`peek`](Self::peek), [`refund`](Self::refund), [`reset`](Self::reset) | read or correct a counter |
+/// | [`charges`](Self::charges) | build the charges yourself, as servers and middleware do |
+///
+/// # Cost and bounds
+///
+/// A check takes one lock of one shard, or one for each key if several limits apply. It usually allocates nothing for
+/// keys of up to 64 bytes. A key takes 36 to 40 bytes in a large store. Memory is bounded by
+/// [`max_keys`](LimiterBuilder::max_keys): if it is reached, no live key is evicted, and new keys share an
+/// [overflow](crate::Source::Overflow) budget. A counter that is unused again is removed by later checks, without a
+/// background thread.
+///
+/// The process loses its counters when it ends. If limits must survive a restart, use a [`SharedLimiter`].
 #[derive(Clone)]
 pub struct Limiter {
-    evaluator: Arc<Evaluator>,
+    /// Without a store: it counts in the memory of its evaluator, so each call is ready at once.
+    shared: SharedLimiter,
 }
 
 impl Limiter {
     /// Creates a limiter with one limit for each key, and the defaults: at most a million keys, the system's clock.
     ///
     /// Memory for keys is allocated as they arrive. Create one limiter and share it: each new one has separate
-    /// counters.
+    /// counters. Two limiters on one key do not act together; for several limits on one key use [`Limiter::builder`].
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_second(10));
+    /// let shared = limiter.clone(); // for another thread: the same counters
+    /// let _ = shared.check("alice");
+    /// assert_eq!(limiter.peek("alice").remaining(), 9);
+    /// ```
     pub fn memory(limit: Limit) -> Self {
         let policies = PolicySet::of_limit(limit);
         Self::new(Evaluator::new(policies, MemoryStore::default(), WaitQueue::default()))
@@ -78,7 +112,16 @@ impl Limiter {
     }
 
     fn new(evaluator: Evaluator) -> Self {
-        Self { evaluator: Arc::new(evaluator) }
+        Self { shared: SharedLimiter { evaluator: Arc::new(evaluator), store: None } }
+    }
+
+    fn shared(&self) -> &SharedLimiter {
+        &self.shared
+    }
+
+    #[inline]
+    fn evaluator(&self) -> &Evaluator {
+        &self.shared.evaluator
     }
 
     /// Charges one unit to `key` if every limit has room, and nothing otherwise.
@@ -86,14 +129,28 @@ impl Limiter {
     /// Does not wait, and needs no async runtime. Unlike [`Limiter::check_cost`] it cannot fail, because one unit is
     /// never above the capacity of a limit, and a limit of 0 denies.
     ///
+    /// Any two keys that encode to the same bytes share a counter: `check("42")` and `check(42)` are the same key, see
+    /// [`Key`]. If the policies do not count by [`Request::KEY`], the key is the attribute `key` of a request without
+    /// other attributes, see [`Limiter::check_request`].
+    ///
     /// On a [concurrency](crate::Algorithm::Concurrency) limit this takes a unit that cannot be released: it expires
     /// with the period. Use [`Limiter::acquire`] there.
+    ///
+    /// ```
+    /// use pacegate::Limiter;
+    ///
+    /// let limiter = Limiter::memory("1/minute".parse()?);
+    /// assert!(limiter.check(("eu", 42)).is_allowed());
+    /// let denied = limiter.check(("eu", 42));
+    /// assert!(!denied.is_allowed() && denied.retry_after().is_some());
+    /// # Ok::<(), pacegate::ParseLimitError>(())
+    /// ```
     #[inline]
     #[must_use = "a denied request must not proceed"]
     pub fn check(&self, key: impl Key) -> Decision {
-        key.with(|key| match self.evaluator.single() {
-            Some(single) => self.evaluator.check_single(single, key, 1),
-            None => self.evaluator.check_unit(key),
+        key.with(|key| match self.evaluator().single() {
+            Some(single) => self.evaluator().check_single(single, key, 1),
+            None => self.evaluator().check_unit(key),
         })
     }
 
@@ -101,6 +158,11 @@ impl Limiter {
     ///
     /// Use it for requests of different weight, for example by bytes or tokens. A cost of 0 is a [peek](Self::peek). A
     /// cost above the capacity of a limit, or above the maximum cost of a policy, is an error: no wait would admit it.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError`] if the cost is above the capacity or the maximum cost of an enforced policy. Nothing is charged
+    /// then, not even to limits that would have room. In shadow mode such a cost is a reported denial instead.
     ///
     /// ```
     /// use pacegate::{Limit, Limiter};
@@ -111,16 +173,28 @@ impl Limiter {
     /// # Ok::<(), pacegate::CostError>(())
     /// ```
     pub fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CostError> {
-        key.with(|key| self.evaluator.check_key(key, cost))
+        key.with(|key| self.evaluator().check_key(key, cost))
     }
 
     /// Returns the decision for one unit, without charging it. Not counted in the [statistics](Self::stats).
     ///
     /// Do not peek and then check: another thread may take the unit in between. [`Limiter::check`] does both in one
     /// step.
+    ///
+    /// A key that was never charged gets the answer of an unused limit, and peeking does not create it. On a
+    /// concurrency limit, [`Decision::remaining`] is the number of permits that are free.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(3));
+    /// let _ = limiter.check("alice");
+    /// assert_eq!(limiter.peek("alice").remaining(), 2);
+    /// assert_eq!(limiter.peek("alice").remaining(), 2, "a peek charges nothing");
+    /// ```
     #[must_use]
     pub fn peek(&self, key: impl Key) -> Decision {
-        key.with(|key| match self.evaluator.check_key(key, 0) {
+        key.with(|key| match self.evaluator().check_key(key, 0) {
             Ok(decision) => decision,
             Err(error) => unreachable!("a cost of 0 fits every limit: {error}"),
         })
@@ -129,7 +203,11 @@ impl Limiter {
     /// Charges one unit to `key` under this limit, instead of the limits of the policies.
     ///
     /// Each algorithm, period, amount and burst has a separate counter for the key, which is recorded as
-    /// [ad hoc](crate::Stats::ad_hoc).
+    /// [inline limits](crate::Stats::inline).
+    ///
+    /// Use it if limits come from data, such as the plan of an account. If a few limits cover all requests, prefer a
+    /// [`Policy`](crate::Policy) with overrides: it has a name in statistics and headers. A changed amount or burst
+    /// starts with an unused counter; with policies, usage carries over.
     ///
     /// ```
     /// use pacegate::{Limit, Limiter};
@@ -142,8 +220,8 @@ impl Limiter {
     #[must_use = "a denied request must not proceed"]
     pub fn check_with(&self, key: impl Key, limit: Limit) -> Decision {
         key.with(|key| {
-            let charge = Charge::new(PolicyName::AD_HOC, key, limit);
-            match self.evaluator.check_charge(&charge) {
+            let charge = Charge::new(PolicyName::INLINE, key, limit);
+            match self.evaluator().check_charge(&charge) {
                 Ok(decision) => decision,
                 Err(error) => unreachable!("one unit fits every limit: {error}"),
             }
@@ -155,6 +233,17 @@ impl Limiter {
     /// Faster than single checks for many keys: they are looked up in batches, so that cache misses overlap, and the
     /// clock is read less often. The decisions are independent and in the order of the keys: a denial of one key
     /// does not affect the others.
+    ///
+    /// If a key occurs several times, it is charged once for each occurrence, in this order.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(1));
+    /// let decisions = limiter.check_many(&["alice", "bob", "alice"]);
+    /// let allowed: Vec<_> = decisions.iter().map(|decision| decision.is_allowed()).collect();
+    /// assert_eq!(allowed, [true, true, false]);
+    /// ```
     #[must_use = "a denied request must not proceed"]
     pub fn check_many<K: Key>(&self, keys: &[K]) -> Vec<Decision> {
         let mut decisions = Vec::new();
@@ -165,11 +254,18 @@ impl Limiter {
     /// Does the same as [`Limiter::check_many`], and appends the decisions to a vector of the caller, which can be
     /// reused.
     pub fn check_many_into<K: Key>(&self, keys: &[K], decisions: &mut Vec<Decision>) {
-        self.evaluator.check_many(keys, decisions);
+        self.evaluator().check_many(keys, decisions);
     }
 
     /// Charges a request to all policies that apply to it, all or nothing. Its [id](Request::id) is ignored, because no
     /// answer gets lost.
+    ///
+    /// A request that no policy covers is allowed, with [`Source::Unlimited`](crate::Source::Unlimited). The time
+    /// depends on the number of policies that could cover the request, not on the size of the set.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError`] if an enforced policy never admits the cost of the request.
     ///
     /// ```
     /// use pacegate::{Limiter, Policy, PolicySet, Request};
@@ -188,6 +284,8 @@ impl Limiter {
     }
 
     /// Returns the decision for one unit of a request, without charging it. The cost of the request is ignored.
+    ///
+    /// Use it to show the remaining units of a client without a call that counts. Not counted in the statistics.
     #[must_use]
     pub fn peek_request(&self, request: &Request<'_>) -> Decision {
         match self.check_request_cost(request, 0) {
@@ -197,47 +295,66 @@ impl Limiter {
     }
 
     fn check_request_cost(&self, request: &Request<'_>, cost: u64) -> Result<Decision, CostError> {
-        let plan = self.evaluator.policies.plan(request);
-        let charges = self.evaluator.charges_of(&plan, cost, 0);
-        Ok(self.evaluator.check(&Resolved::new(charges, false)?))
+        let evaluator = self.evaluator();
+        let plan = evaluator.policies.plan(request);
+        Ok(evaluator.check(&Resolved::new(evaluator.charges_of(&plan, cost, 0), false)?))
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.
     ///
     /// Use it for a request that was charged but not served, for example because it failed. If the window of the charge
     /// is over, the refund returns units that later requests have used, so refund promptly. Permits are not affected.
+    ///
+    /// A refund lets the first caller that [waits](Self::until_ready) for the key try again at once. It is not counted
+    /// in the statistics: the request stays recorded as allowed. With several limits, all of them get the units back.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_hour(5));
+    /// let _ = limiter.check_cost("alice", 3)?;
+    /// limiter.refund("alice", 2);
+    /// assert_eq!(limiter.peek("alice").remaining(), 4);
+    /// limiter.refund("alice", 100);
+    /// assert_eq!(limiter.peek("alice").remaining(), 5, "never above the limit");
+    /// # Ok::<(), pacegate::CostError>(())
+    /// ```
     pub fn refund(&self, key: impl Key, cost: u64) {
-        key.with(|key| self.update(key, cost, Update::Refund));
+        in_memory(self.shared.refund(key, cost));
     }
 
     /// Returns the cost of a request to all policies that apply to it, and no more than is used. See
     /// [`Limiter::refund`].
+    ///
+    /// Pass the request that was charged: other attributes select other counters. If the policies have changed since,
+    /// the refund goes to the policies that apply now.
     pub fn refund_request(&self, request: &Request<'_>) {
-        let plan = self.evaluator.policies.plan(request);
-        self.update_all(&self.evaluator.charges_of(&plan, request.units(), 0), Update::Refund);
+        in_memory(self.shared.refund_request(request));
     }
 
     /// Removes the counters of `key`, so that its limits are unused again.
     ///
     /// Only under the policies of this limiter: inline limits, as in [`Limiter::check_with`], keep their counters. To
     /// remove all keys of a policy, use [`Limiter::clear_policy`].
+    ///
+    /// Permits of a concurrency limit are removed too, although their holders still work; their release has no effect
+    /// then. Callers that wait for the key try again at once.
     pub fn reset(&self, key: impl Key) {
-        key.with(|key| self.update(key, 0, Update::Reset));
-    }
-
-    fn update(&self, key: KeyRef<'_>, cost: u64, update: Update) {
-        self.evaluator.with_key(key, cost, 0, |charges| self.update_all(&charges, update));
-    }
-
-    fn update_all(&self, charges: &[ResolvedCharge<'_>], update: Update) {
-        for charge in charges {
-            self.evaluator.update_and_notify(charge, update);
-        }
+        in_memory(self.shared.reset(key));
     }
 
     /// Creates a limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
     ///
     /// The counters carry over if this limiter was built with a limit of the same algorithm and period.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(2));
+    /// let _ = limiter.check("alice");
+    /// let raised = limiter.with_limit(Limit::per_minute(10));
+    /// assert_eq!(raised.peek("alice").remaining(), 9);
+    /// ```
     pub fn with_limit(&self, limit: Limit) -> Self {
         self.with_policies(PolicySet::of_limit(limit))
     }
@@ -251,19 +368,25 @@ impl Limiter {
     ///
     /// Both limiters share the counters. If both are used, they admit together no more than a limit with the larger
     /// burst and the larger amount of the two would.
+    ///
+    /// To change the policies of a running program, keep the limiter in a cell that readers swap, for example of the
+    /// crate `arc-swap`. A request that started with the old limiter finishes with it.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
-        Self::new(self.evaluator.with_policies(policies))
+        Self { shared: self.shared.with_policies(policies) }
     }
 
     /// Returns the calls for explicit charges, for servers and middleware that build their own. Most programs need
     /// [`Limiter::check`] or [`Limiter::check_request`] instead.
+    ///
+    /// Use it to combine limits of policies with limits of the call, to get the decision of each limit, or to hold
+    /// permits for a remote client. See [`Charges`] for an example.
     pub fn charges(&self) -> Charges<'_, Self> {
-        Charges { evaluator: &self.evaluator, limiter: self }
+        Charges::new(&self.shared)
     }
 
     /// Returns the policies. A limiter that was built from limits has one policy, [`PolicyName::DEFAULT`].
     pub fn policies(&self) -> &PolicySet {
-        &self.evaluator.policies
+        self.shared.policies()
     }
 
     /// Returns the statistics since the limiter was created. A limiter from [`Limiter::with_policies`] continues the
@@ -271,12 +394,21 @@ impl Limiter {
     ///
     /// Adds up the counters of all threads: call it for a metrics endpoint, not for every request.
     pub fn stats(&self) -> Stats {
-        self.evaluator.stats()
+        self.shared.stats()
     }
 
     /// Returns the store, for its [usage](MemoryStore::usage) or to [reclaim](MemoryStore::reclaim) memory.
     pub fn store(&self) -> &MemoryStore {
-        &self.evaluator.memory
+        &self.evaluator().memory
+    }
+}
+
+/// Runs a call of a limiter without a store, which is ready at once and cannot fail.
+fn in_memory<T>(call: impl Future<Output = Result<T, StoreError>>) -> T {
+    match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(answer)) => answer,
+        Poll::Ready(Err(error)) => unreachable!("memory supports every call: {error}"),
+        Poll::Pending => unreachable!("memory answers at once"),
     }
 }
 

@@ -4,7 +4,8 @@ use smallvec::SmallVec;
 
 use super::{
     CheckError, Limiter, SharedLimiter,
-    evaluator::Evaluator,
+    evaluator::{Evaluation, Evaluator},
+    in_memory,
     permit_id::new_permit_id,
     resolve::{Resolved, ResolvedCharge, ResolvedCharges},
 };
@@ -16,19 +17,36 @@ use crate::{
 /// Units of a concurrency limit, held until this is dropped.
 ///
 /// A permit expires when it is older than the period of its limit, so that a holder that hangs does not keep its place
-/// for ever. [Renew](Self::renew) it to hold it longer.
+/// for ever. [Renew](Self::renew) it to hold it longer. Choose a period that is longer than the work usually takes.
+///
+/// Dropping a permit takes one lock, wakes the first caller that [waits](Limiter::acquire_within), and never fails. The
+/// permit keeps the limiter alive. It can be moved to another thread or task.
+///
+/// ```
+/// use pacegate::Limiter;
+///
+/// let limiter = Limiter::builder().limit("2/30s concurrency").build()?;
+/// let permit = limiter.acquire("alice").into_result()?;
+/// let worker = std::thread::spawn(move || {
+///     // ... the work ...
+///     drop(permit);
+/// });
+/// worker.join().unwrap();
+/// assert_eq!(limiter.peek("alice").remaining(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "dropping a permit returns it"]
-pub struct Permit {
-    limiter: Limiter,
-    held: HeldPermits,
-}
+pub struct Permit(pub(super) SharedPermit);
 
 /// Units of a concurrency limit, held in a store until this is [released](Self::release) or dropped.
 ///
 /// A permit expires when it is older than the period of its limit, so that a process that has crashed does not keep its
 /// place for ever. [Renew](Self::renew) it to hold it longer. If the store did not answer, the permit is held in this
 /// process only.
+///
+/// Prefer [`release`](Self::release) where you can wait: dropping the permit starts the release in the background, and
+/// the next request may reach the store before it. See [`SharedLimiter::acquire`] for an example.
 #[derive(Debug)]
 #[must_use = "dropping a permit returns it"]
 pub struct SharedPermit {
@@ -43,6 +61,18 @@ pub struct SharedPermit {
 /// A decision, with a permit if it was allowed. Returned by [`Limiter::acquire`] and [`SharedLimiter::acquire`].
 ///
 /// Keep the permit for as long as the work runs. [`Admission::into_result`] converts to a `Result` for use with `?`.
+///
+/// ```
+/// use pacegate::Limiter;
+///
+/// let limiter = Limiter::builder().limit("1/30s concurrency").build()?;
+/// let admission = limiter.acquire("alice");
+/// match &admission.permit {
+///     Some(_permit) => println!("started; {} more may run", admission.decision.remaining()),
+///     None => println!("busy; retry after {:?}", admission.decision.retry_after()),
+/// }
+/// # Ok::<(), pacegate::BuildError>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "dropping an admission returns its permit"]
 pub struct Admission<P = Permit> {
@@ -73,6 +103,15 @@ impl Limiter {
     ///
     /// Other limits of the key are charged as by [`Limiter::check`], all or nothing.
     ///
+    /// Use it for work that takes some time and must not run too often in parallel, such as exports of one user. The
+    /// time for which units are held decides here, not the rate. [`Decision::retry_after`] of a denial is the time
+    /// until the oldest permit expires; usually its holder releases it earlier, so [`Limiter::acquire_within`] waits
+    /// better than a retry does.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the operating system returns no random bytes for the id of the permit.
+    ///
     /// ```
     /// use pacegate::Limiter;
     ///
@@ -85,13 +124,15 @@ impl Limiter {
     /// # Ok::<(), pacegate::BuildError>(())
     /// ```
     pub fn acquire(&self, key: impl Key) -> Admission {
-        let admitted = key.with(|key| {
-            self.evaluator.with_key(key, 1, new_permit_id(), |charges| self.admit(charges))
-        });
+        let admit = |charges: ResolvedCharges<'_>| self.admit(charges);
+        let admitted = key.with(|key| self.evaluator().with_key(key, 1, new_permit_id(), admit));
         admitted.unwrap_or_else(|error| unreachable!("one unit fits every limit: {error}"))
     }
 
     /// Takes a permit for `key` under this limit, instead of the limits of the policies. See [`Limiter::check_with`].
+    ///
+    /// Use it if the number of permits depends on the caller, such as the plan of an account. A different amount has a
+    /// different counter, so permits under the old amount do not count against the new one.
     ///
     /// ```
     /// use pacegate::{Limit, Limiter};
@@ -105,8 +146,8 @@ impl Limiter {
     /// ```
     pub fn acquire_with(&self, key: impl Key, limit: Limit) -> Admission {
         let admitted = key.with(|key| {
-            let charge = Charge::new(PolicyName::AD_HOC, key, limit).holding(new_permit_id());
-            let limit = self.evaluator.bind_one(&charge);
+            let charge = Charge::new(PolicyName::INLINE, key, limit).holding(new_permit_id());
+            let limit = self.evaluator().bind_one(&charge);
             self.admit(SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]))
         });
         admitted.unwrap_or_else(|error| unreachable!("one unit fits every limit: {error}"))
@@ -115,21 +156,31 @@ impl Limiter {
     /// Takes permits for a request under the policies that apply to it. See [`Limiter::acquire`].
     ///
     /// The cost of the request is the number of units that the permit holds under each concurrency limit.
+    ///
+    /// # Errors
+    ///
+    /// [`CostError`] if an enforced policy never admits the cost, for example a cost of 3 on `2/30s concurrency`.
+    ///
+    /// ```
+    /// use pacegate::{Limiter, Policy, PolicySet, Request};
+    ///
+    /// let policies = PolicySet::new([Policy::new("exports", ["3/30s concurrency"]).per(["user"])])?;
+    /// let limiter = Limiter::builder().policies(policies).build()?;
+    /// let large = Request::new().with("user", "alice").cost(2);
+    /// let admission = limiter.acquire_request(&large)?;
+    /// assert_eq!(admission.decision.remaining(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn acquire_request(&self, request: &Request<'_>) -> Result<Admission, CostError> {
-        let plan = self.evaluator.policies.plan(request);
-        self.admit(self.evaluator.charges_of(&plan, request.units(), new_permit_id()))
+        let plan = self.evaluator().policies.plan(request);
+        self.admit(self.evaluator().charges_of(&plan, request.units(), new_permit_id()))
     }
 
     fn admit(&self, charges: ResolvedCharges<'_>) -> Result<Admission, CostError> {
         let resolved = Resolved::new(charges, false)?;
-        let decision = self.evaluator.check(&resolved);
-        let permit = decision.is_allowed().then(|| self.permit(self.evaluator.hold(&resolved)));
-        Ok(Admission { decision, permit })
-    }
-
-    /// Creates the handle that releases these permits when it is dropped.
-    pub(super) fn permit(&self, held: HeldPermits) -> Permit {
-        Permit { limiter: self.clone(), held }
+        let evaluation = self.evaluator().evaluate(&resolved);
+        let Admission { decision, permit } = self.shared.admission(&resolved, &evaluation);
+        Ok(Admission { decision, permit: permit.map(Permit) })
     }
 }
 
@@ -138,6 +189,11 @@ impl SharedLimiter {
     ///
     /// Other limits of the key are charged as by [`SharedLimiter::check`], all or nothing. If the call is cancelled, or
     /// denied because the store did not answer, a permit that the store may have taken is released.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError::Store`] if the store does not support concurrency limits. A store that is down causes no error:
+    /// the failure mode decides, and the permit is then held in this process only.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -157,20 +213,23 @@ impl SharedLimiter {
         self.admit(self.evaluator.charges_of(&plan, 1, new_permit_id())).await
     }
 
-    /// Takes a permit for `key` under this limit, instead of the limits of the policies. See [`Limiter::check_with`].
+    /// Takes a permit for `key` under this limit, instead of the limits of the policies. See [`Limiter::acquire_with`]
+    /// and, for cancellation, [`SharedLimiter::acquire`].
     pub async fn acquire_with(
         &self,
         key: impl Key,
         limit: Limit,
     ) -> Result<Admission<SharedPermit>, CheckError> {
         let key = key.with(|key| key.to_buf());
-        let charge = Charge::new(PolicyName::AD_HOC, &key, limit).holding(new_permit_id());
+        let charge = Charge::new(PolicyName::INLINE, &key, limit).holding(new_permit_id());
         let limit = self.evaluator.bind_one(&charge);
         self.admit(SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)])).await
     }
 
     /// Takes permits for a request under the policies that apply to it. Its [id](Request::id) is ignored, because a
     /// permit has one holder.
+    ///
+    /// See [`Limiter::acquire_request`] and, for cancellation, [`SharedLimiter::acquire`].
     pub async fn acquire_request(
         &self,
         request: &Request<'_>,
@@ -185,11 +244,20 @@ impl SharedLimiter {
     ) -> Result<Admission<SharedPermit>, CheckError> {
         let resolved = Resolved::new(charges, false)?;
         let evaluation = self.evaluate(&resolved, None).await?;
-        self.evaluator.record(&resolved.charges, &evaluation);
+        Ok(self.admission(&resolved, &evaluation))
+    }
+
+    /// Records an evaluation, and creates the permit if it was allowed.
+    fn admission(
+        &self,
+        resolved: &Resolved<'_>,
+        evaluation: &Evaluation,
+    ) -> Admission<SharedPermit> {
+        self.evaluator.record(&resolved.charges, evaluation);
         let decision = evaluation.decision;
-        let held = decision.is_allowed().then(|| self.evaluator.hold(&resolved));
+        let held = decision.is_allowed().then(|| self.evaluator.hold(resolved));
         let permit = held.map(|held| self.permit(held, decision.is_degraded()));
-        Ok(Admission { decision, permit })
+        Admission { decision, permit }
     }
 
     pub(super) fn permit(&self, held: HeldPermits, degraded: bool) -> SharedPermit {
@@ -198,18 +266,13 @@ impl SharedLimiter {
 
     /// Releases permits, and wakes a caller that waits for them.
     async fn release(&self, held: &HeldPermits) -> Result<(), StoreError> {
-        let mut result = Ok(());
-        // All of them, even if one fails.
-        for charge in &held.charges {
-            let charge = charge.as_charge();
-            let limit = self.evaluator.bind_one(&charge);
-            let charge = ResolvedCharge::of_charge(&limit, &charge);
-            result = result.and(self.update(&charge, Update::Release).await.map(drop));
-        }
-        if result.is_ok() {
-            self.evaluator.notify(held.queue);
-        }
-        result
+        let charges = held.charges();
+        let limits = self.evaluator.bind(&charges);
+        let pairs = limits.iter().zip(&charges);
+        let resolved = pairs.map(|(limit, charge)| ResolvedCharge::of_charge(limit, charge));
+        self.update_all(&resolved.collect::<ResolvedCharges<'_>>(), Update::Release).await?;
+        self.evaluator.notify(held.queue);
+        Ok(())
     }
 
     /// Releases permits without waiting for the store. Failures are recorded, and the store retries.
@@ -226,6 +289,21 @@ impl SharedLimiter {
 
 impl<P> Admission<P> {
     /// Returns the permit, or the denial as an error, for use with `?`.
+    ///
+    /// ```
+    /// use pacegate::{Denied, Limiter};
+    ///
+    /// fn export(limiter: &Limiter, user: &str) -> Result<(), Denied> {
+    ///     let _permit = limiter.acquire(user).into_result()?;
+    ///     // ... the export; the permit is released at the end of the function ...
+    ///     Ok(())
+    /// }
+    ///
+    /// let limiter = Limiter::builder().limit("1/30s concurrency").build()?;
+    /// assert!(export(&limiter, "alice").is_ok());
+    /// assert!(export(&limiter, "alice").is_ok(), "the first one has ended");
+    /// # Ok::<(), pacegate::BuildError>(())
+    /// ```
     pub fn into_result(self) -> Result<P, Denied> {
         match (self.decision.into_result(), self.permit) {
             (Ok(_), Some(permit)) => Ok(permit),
@@ -240,21 +318,38 @@ impl Permit {
     ///
     /// Call it regularly while the work runs, for example after a third of the period. An expired permit stays expired:
     /// stop the work, or take a new one.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pacegate::{Limiter, ManualClock};
+    ///
+    /// let clock = ManualClock::new();
+    /// let limiter = Limiter::builder().limit("1/30s concurrency").clock(clock.clone()).build()?;
+    /// let permit = limiter.acquire("alice").into_result()?;
+    /// clock.advance(Duration::from_secs(20));
+    /// assert!(permit.renew(), "valid for another 30 seconds");
+    /// clock.advance(Duration::from_secs(30));
+    /// assert!(!permit.renew(), "too late");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use = "a permit that has expired no longer protects its holder"]
     pub fn renew(&self) -> bool {
-        self.limiter.evaluator.renew(&self.held, |_| true)
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.limiter.evaluator.release(&self.held);
+        in_memory(self.0.renew())
     }
 }
 
 impl SharedPermit {
-    /// Releases the permit, and waits until the store has confirmed it. On an error the release is retried in the
-    /// background, and the permit expires at the end of its period at the latest.
+    /// Releases the permit, and waits until the store has confirmed it. After that, the next request finds the place
+    /// free.
+    ///
+    /// # Errors
+    ///
+    /// The error of the store. The release is retried in the background then, and the permit expires at the end of its
+    /// period at the latest, so there is nothing to do but log.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future still releases the permit, as dropping the permit does.
     pub async fn release(mut self) -> Result<(), StoreError> {
         if !self.degraded {
             self.limiter.release(&self.held).await?;
@@ -265,26 +360,20 @@ impl SharedPermit {
 
     /// Restarts the permit's period. Returns `false` if it had expired: another request may hold its place.
     ///
-    /// If the store does not answer, a permit of a policy that fails [open](FailureMode::Open) is kept.
+    /// Call it regularly while the work runs, for example after a third of the period, so that two calls may fail
+    /// before the permit expires. See [`Permit::renew`].
+    ///
+    /// # Errors
+    ///
+    /// The error of the store, if it did not answer: the permit may or may not have been renewed, so try again. A
+    /// permit of a policy that fails [open](FailureMode::Open) is kept, without an error.
     pub async fn renew(&self) -> Result<bool, StoreError> {
         let evaluator = &self.limiter.evaluator;
         if self.degraded {
             // A limit that fails open has admitted without counting, so it cannot expire.
             return Ok(evaluator.renew(&self.held, |failure| failure != FailureMode::Open));
         }
-        let (mut kept, mut error) = (true, None);
-        // All of them, even if one fails.
-        for charge in &self.held.charges {
-            let charge = charge.as_charge();
-            let limit = evaluator.bind_one(&charge);
-            let charge = ResolvedCharge::of_charge(&limit, &charge);
-            match self.limiter.update(&charge, Update::Renew).await {
-                // A limit in shadow mode may not have admitted it.
-                Ok(renewed) => kept &= renewed || !limit.enforced,
-                Err(failed) => error = error.or(Some(failed)),
-            }
-        }
-        error.map_or(Ok(kept), Err)
+        self.limiter.charges().renew(&self.held.charges()).await
     }
 }
 
@@ -298,6 +387,12 @@ impl Drop for SharedPermit {
             self.limiter.evaluator.release(&self.held);
         }
         self.limiter.release_later(std::mem::take(&mut self.held));
+    }
+}
+
+impl HeldPermits {
+    fn charges(&self) -> SmallVec<[Charge<'_>; 1]> {
+        self.charges.iter().map(ChargeBuf::as_charge).collect()
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     Charge, CostError, Decision, Key, Limit, MemoryStore, Outcomes, PolicyName, PolicySet, Reply,
     Request, Stats, Store, StoreError, Task, Update,
-    policy::{FailureMode, Planned},
+    policy::{FailureMode, PolicyMatch},
 };
 
 /// A rate limiter over any [`Store`].
@@ -38,6 +38,22 @@ use crate::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # }).unwrap();
 /// ```
+///
+/// # If the store fails
+///
+/// A check then returns a decision, not an error: `open` admits, `closed` denies, `local` counts in this process. See
+/// [`FailureMode`](crate::policy::FailureMode). How long a check waits for the store is up to the store: every store
+/// call must have a deadline, and that of `RedisStore` is configurable.
+///
+/// # Cancellation
+///
+/// Dropping the future of a check is safe, but it does not take back a charge that has been sent: the units may have
+/// been charged. A permit that a dropped call may have taken is released. To retry a request that may already have
+/// counted, give it an [id](Request::id).
+///
+/// # Panics
+///
+/// Calls that take permits panic if the operating system returns no random bytes. No other call panics.
 #[derive(Clone)]
 pub struct SharedLimiter {
     /// Its memory is the fallback if the store fails.
@@ -50,6 +66,19 @@ pub struct SharedLimiter {
 ///
 /// It is always a mistake of the caller. A store that is unreachable causes no error: the
 /// [failure mode](crate::policy::FailureMode) of each policy decides.
+///
+/// ```
+/// use pacegate::CheckError;
+///
+/// /// Maps the outcome of a check that returned no decision to an HTTP status.
+/// fn status(error: &CheckError) -> u16 {
+///     match error {
+///         CheckError::Cost(_) => 400, // the client asked for more than a limit can ever admit
+///         _ => 500,                   // the program uses the store in a way it does not support
+///     }
+/// }
+/// # let _ = status;
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
@@ -70,14 +99,27 @@ enum Started<'a> {
 impl SharedLimiter {
     /// Creates a limiter over `store`, with the defaults.
     ///
-    /// Unlike the [builder](Self::builder), it does not check that the store supports the limits. An unsupported
-    /// limit then fails at the first check.
+    /// Unlike the [builder](Self::builder), it does not check that the store supports the limits. An unsupported limit
+    /// then fails at the first check, with [`CheckError::Store`].
+    ///
+    /// ```
+    /// # pollster::block_on(async {
+    /// use pacegate::{MemoryStore, Policy, PolicySet, SharedLimiter};
+    ///
+    /// let policies = PolicySet::new([Policy::new("api", ["100/minute"]).per(["key"])])?;
+    /// let limiter = SharedLimiter::new(MemoryStore::default(), policies);
+    /// assert_eq!(limiter.check("alice").await?.remaining(), 99);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub fn new(store: impl Store, policies: PolicySet) -> Self {
         let evaluator = Evaluator::new(policies, MemoryStore::default(), WaitQueue::default());
         Self { evaluator: Arc::new(evaluator), store: Some(Arc::new(store)) }
     }
 
-    /// Returns a builder for a limiter over `store`.
+    /// Returns a builder for a limiter over `store`, which may be an `Arc<dyn Store>`.
+    ///
+    /// Nothing is sent to the store until the first check.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -96,15 +138,38 @@ impl SharedLimiter {
 
     /// Charges one unit to `key` if every limit has room, and nothing otherwise.
     ///
-    /// Usually one round trip to the store. If the call is cancelled, the unit may have been charged.
+    /// Usually one round trip to the store; none if the store knows from a cached denial or a lease. If the call is
+    /// cancelled, the unit may have been charged.
     ///
     /// On a [concurrency](crate::Algorithm::Concurrency) limit this takes a unit that cannot be released: it expires
     /// with the period. Use [`SharedLimiter::acquire`] there.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError::Store`] if the store can never count the limit. A store that is down causes no error: the decision
+    /// is [degraded](Decision::is_degraded).
+    ///
+    /// ```
+    /// # pollster::block_on(async {
+    /// use pacegate::{MemoryStore, SharedLimiter};
+    ///
+    /// let limiter = SharedLimiter::builder(MemoryStore::default()).limit("1/minute").build()?;
+    /// assert!(limiter.check("alice").await?.is_allowed());
+    /// let denied = limiter.check("alice").await?;
+    /// assert!(!denied.is_allowed() && !denied.is_degraded());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub async fn check(&self, key: impl Key) -> Result<Decision, CheckError> {
         self.check_cost(key, 1).await
     }
 
     /// Charges `cost` units to `key` if every limit has room, and nothing otherwise. See [`Limiter::check_cost`].
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError::Cost`] before anything is sent to the store, if an enforced limit can never admit the cost.
+    /// [`CheckError::Store`] if the store can never count the limit.
     pub async fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CheckError> {
         let evaluator = &*self.evaluator;
         let Some(store) = &self.store else {
@@ -143,6 +208,9 @@ impl SharedLimiter {
     }
 
     /// Returns the decision for one unit, without charging it. See [`Limiter::peek`].
+    ///
+    /// A peek is a call to the store like a check. If it fails, the failure modes answer, and nothing is charged
+    /// locally either.
     pub async fn peek(&self, key: impl Key) -> Result<Decision, CheckError> {
         self.check_cost(key, 0).await
     }
@@ -150,14 +218,34 @@ impl SharedLimiter {
     /// Charges one unit to `key` under this limit, instead of the limits of the policies.
     ///
     /// See [`Limiter::check_with`]. If the store fails, the failure mode for
-    /// [no policy](PolicySet::failing_ad_hoc) applies.
+    /// [no policy](PolicySet::inline_failure) applies.
+    ///
+    /// ```
+    /// # pollster::block_on(async {
+    /// use pacegate::{Limit, MemoryStore, SharedLimiter};
+    ///
+    /// let limiter = SharedLimiter::builder(MemoryStore::default()).limit("100/minute").build()?;
+    /// let plan = Limit::per_minute(1); // for example, from the account of the user
+    /// assert!(limiter.check_with("alice", plan).await?.is_allowed());
+    /// assert!(!limiter.check_with("alice", plan).await?.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub async fn check_with(&self, key: impl Key, limit: Limit) -> Result<Decision, CheckError> {
         let key = key.with(|key| key.to_buf());
-        self.charges().check(&[Charge::new(PolicyName::AD_HOC, &key, limit)]).await
+        self.charges().check(&[Charge::new(PolicyName::INLINE, &key, limit)]).await
     }
 
     /// Charges one unit to each key. The calls to the store run concurrently, so the order of two equal keys is
     /// unspecified.
+    ///
+    /// The keys are independent: a denial of one does not affect the others. All calls start before the first answer is
+    /// awaited, so a store that sends in batches needs few round trips. There is no limit on the number of keys: split
+    /// a list of unknown length.
+    ///
+    /// # Errors
+    ///
+    /// The first error, after all calls have ended. The other keys have been charged.
     pub async fn check_many<K: Key>(&self, keys: &[K]) -> Result<Vec<Decision>, CheckError> {
         if self.store.is_none() {
             let mut decisions = Vec::new();
@@ -169,8 +257,28 @@ impl SharedLimiter {
 
     /// Charges a request to all policies that apply to it, all or nothing.
     ///
-    /// A request with an [id](Request::id) counts once, even if it is repeated. If the store does not support ids, that
-    /// is an error.
+    /// A request with an [id](Request::id) counts once, even if it is repeated. A request that no policy covers is
+    /// allowed without a call to the store.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckError::Cost`] if an enforced policy never admits the cost. [`CheckError::Store`] if the request has an id
+    /// and the store does not support ids, or if the store can never count a limit.
+    ///
+    /// ```
+    /// # pollster::block_on(async {
+    /// use pacegate::{MemoryStore, Policy, PolicySet, Request, SharedLimiter};
+    ///
+    /// let policies = PolicySet::new([Policy::new("login", ["1/minute"]).per(["ip"])])?;
+    /// let limiter = SharedLimiter::builder(MemoryStore::default()).policies(policies).build()?;
+    /// let request = Request::new().with("ip", "203.0.113.7");
+    /// assert!(limiter.check_request(&request).await?.is_allowed());
+    /// assert!(!limiter.peek_request(&request).await?.is_allowed());
+    /// limiter.refund_request(&request).await?;
+    /// assert!(limiter.peek_request(&request).await?.is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub async fn check_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
         let plan = self.evaluator.policies.plan(request);
         self.check_plan(&plan, request.units(), request.id_bytes()).await
@@ -185,7 +293,7 @@ impl SharedLimiter {
     /// Charges the limits of a plan, and records the decision.
     async fn check_plan(
         &self,
-        plan: &[Planned],
+        plan: &[PolicyMatch],
         cost: u64,
         id: Option<&[u8]>,
     ) -> Result<Decision, CheckError> {
@@ -199,14 +307,20 @@ impl SharedLimiter {
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used. Permits are not affected: their holders release
-    /// them. Continues with the other limits if one fails, and returns the first error.
+    /// them. See [`Limiter::refund`].
+    ///
+    /// # Errors
+    ///
+    /// The first error of the store, after all limits have been tried. The units of a refund that failed are not
+    /// returned later: they become free with their period. Do not retry after [`StoreError::TimedOut`] or
+    /// [`StoreError::Interrupted`], because the refund may have been applied.
     pub async fn refund(&self, key: impl Key, cost: u64) -> Result<(), StoreError> {
         let plan = key.with(|key| self.evaluator.plan_key(key));
         self.update_all(&self.evaluator.charges_of(&plan, cost, 0), Update::Refund).await
     }
 
     /// Returns the cost of a request to all policies that apply to it, and no more than is used. See
-    /// [`SharedLimiter::refund`].
+    /// [`SharedLimiter::refund`] and [`Limiter::refund_request`]. The [id](Request::id) of the request is ignored.
     pub async fn refund_request(&self, request: &Request<'_>) -> Result<(), StoreError> {
         let plan = self.evaluator.policies.plan(request);
         self.update_all(&self.evaluator.charges_of(&plan, request.units(), 0), Update::Refund).await
@@ -214,6 +328,9 @@ impl SharedLimiter {
 
     /// Removes the counters of `key`, in this process and in the store. If the store fails, those in this process are
     /// removed nevertheless.
+    ///
+    /// Only under the policies of this limiter, see [`Limiter::reset`]. On Redis, another process may still deny the key
+    /// by a cached denial for up to a second, and may spend units that it has leased.
     pub async fn reset(&self, key: impl Key) -> Result<(), StoreError> {
         let plan = key.with(|key| self.evaluator.plan_key(key));
         self.update_all(&self.evaluator.charges_of(&plan, 0, 0), Update::Reset).await
@@ -225,6 +342,9 @@ impl SharedLimiter {
     }
 
     /// Creates a limiter with other policies on the same store and statistics. See [`Limiter::with_policies`].
+    ///
+    /// Does not check that the store supports the new limits. Call [`Store::supports`] for each policy first, or build
+    /// a new limiter.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
         let evaluator = Arc::new(self.evaluator.with_policies(policies));
         Self { evaluator, store: self.store.clone() }
@@ -232,10 +352,12 @@ impl SharedLimiter {
 
     /// Returns the calls for explicit charges. See [`Limiter::charges`].
     pub fn charges(&self) -> Charges<'_, Self> {
-        Charges { evaluator: &self.evaluator, limiter: self }
+        Charges::new(self)
     }
 
     /// Returns the statistics of this process. Other processes on the same store have separate statistics.
+    ///
+    /// [`Stats::store_failures`] and [`Stats::last_store_failure`] show if and why the store fails.
     pub fn stats(&self) -> Stats {
         self.evaluator.stats()
     }
@@ -264,7 +386,7 @@ impl SharedLimiter {
 /// Converts a [`Limiter`] for code that takes any store. Both share policies, counters and statistics.
 impl From<Limiter> for SharedLimiter {
     fn from(limiter: Limiter) -> Self {
-        Self { evaluator: limiter.evaluator, store: None }
+        limiter.shared
     }
 }
 

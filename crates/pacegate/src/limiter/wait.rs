@@ -25,8 +25,8 @@ use crate::{
 /// The maximum time to wait for units, and an optional jitter. A [`Duration`] converts to a wait with this timeout.
 ///
 /// The timeout is measured by [`Clock::elapsed`](crate::Clock::elapsed) of the limiter's clock, so a step of the wall
-/// clock does not change it. With a timeout of zero, a call succeeds only if the units are
-/// available now.
+/// clock does not change it. With a timeout of zero, a call succeeds only if the units are available now and no other
+/// caller waits for the key.
 ///
 /// ```
 /// use std::time::Duration;
@@ -48,6 +48,20 @@ pub struct Wait {
 ///
 /// `TooLong`, `TimedOut` and `QueueFull` correspond to a denial: retry later or reject the request. The others are
 /// mistakes of the caller.
+///
+/// ```
+/// # pollster::block_on(async {
+/// use std::time::Duration;
+/// use pacegate::{Limiter, ManualClock, WaitError};
+///
+/// let limiter = Limiter::builder().limit("1/minute").clock(ManualClock::new()).build()?;
+/// let _ = limiter.check("alice");
+/// // The window ends after a minute, so a wait of ten seconds fails at once.
+/// let error = limiter.until_ready("alice", Duration::from_secs(10)).await.unwrap_err();
+/// assert_eq!(error, WaitError::TooLong { needed: Some(Duration::from_secs(60)) });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
@@ -82,6 +96,9 @@ fn wait_text(needed: &Option<Duration>) -> String {
 
 impl Wait {
     /// Waits without a timeout. A wait for units that will never be available still fails at once.
+    ///
+    /// Use it for background work that has nothing better to do. A request of a client needs a timeout: otherwise it
+    /// waits after the client has gone.
     pub const fn forever() -> Self {
         Self::up_to(Duration::MAX)
     }
@@ -94,6 +111,8 @@ impl Wait {
     /// Delays callers that had to wait by a random time of up to `jitter`, so that callers that are admitted at the
     /// same instant do not all start then. The units are charged before the delay, which ends at the timeout at the
     /// latest.
+    ///
+    /// A call that finds the units available at once is not delayed.
     #[must_use]
     pub const fn jitter(self, jitter: Duration) -> Self {
         Self { jitter, ..self }
@@ -109,11 +128,22 @@ impl From<Duration> for Wait {
 impl Limiter {
     /// Waits until one unit can be charged to `key`.
     ///
-    /// Callers that wait for the same key are served in the order of arrival. If the time cannot suffice, given the
-    /// callers ahead, this fails at once; but a permit may be released at any time, so a wait for one lasts until the
-    /// timeout. A refund, a reset or a released permit lets the first caller try again at once. Dropping the future
-    /// leaves the queue, and nothing is charged. [`Limiter::check`] does not queue, and may take units that others wait
-    /// for. A wait is recorded once, by its result.
+    /// Callers that wait for the same key are served in the order of arrival. A refund, a reset or a released permit lets
+    /// the first caller try again at once. [`Limiter::check`] does not queue, and may take units that others wait for. A
+    /// wait is recorded once, by its result.
+    ///
+    /// A request that no policy covers is admitted without waiting.
+    ///
+    /// # Errors
+    ///
+    /// Fails at once with [`WaitError::TooLong`] if the time cannot suffice, given the callers ahead. A permit may be
+    /// released at any time, so a wait for one lasts until the timeout: [`WaitError::TimedOut`]. See [`WaitError`] for the
+    /// others.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future leaves the queue, and nothing is charged. If the wait has a [jitter](Wait::jitter), the units are
+    /// charged before the delay: dropping the future during the delay keeps them charged.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -136,41 +166,10 @@ impl Limiter {
         self.until_ready_cost(key, 1, wait).await
     }
 
-    /// Waits until `cost` units can be charged to `key`, all at once. See [`Limiter::until_ready`].
-    ///
-    /// A cost above the capacity of a limit fails at once with [`WaitError::Cost`].
-    pub async fn until_ready_cost(
-        &self,
-        key: impl Key,
-        cost: u64,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        self.to_shared().until_ready_cost(key, cost, wait).await
-    }
-
-    /// Waits until one unit can be charged to `key` under this limit, instead of the limits of the policies. See
-    /// [`Limiter::check_with`].
-    pub async fn until_ready_with(
-        &self,
-        key: impl Key,
-        limit: Limit,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        self.to_shared().until_ready_with(key, limit, wait).await
-    }
-
-    /// Waits until a request can be charged to all policies that apply to it. See [`Limiter::until_ready`].
-    pub async fn until_ready_request(
-        &self,
-        request: &Request<'_>,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        self.to_shared().until_ready_request(request, wait).await
-    }
-
     /// [`Limiter::until_ready`] for programs without an async runtime: blocks the thread.
     ///
-    /// Do not call it in an async task: it would block the worker thread of the runtime.
+    /// Do not call it in an async task: it would block the worker thread of the runtime. With a
+    /// [`ManualClock`](crate::ManualClock), another thread must advance the clock.
     pub fn until_ready_blocking(
         &self,
         key: impl Key,
@@ -180,6 +179,13 @@ impl Limiter {
     }
 
     /// Waits for a permit for `key`. See [`Limiter::acquire`] and [`Limiter::until_ready`], whose queue it shares.
+    ///
+    /// A holder in this process that drops its permit wakes the first caller. A permit whose holder hangs becomes free
+    /// when it expires.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future leaves the queue, and a permit that it has taken is released.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -200,34 +206,7 @@ impl Limiter {
         key: impl Key,
         wait: impl Into<Wait>,
     ) -> Result<Permit, WaitError> {
-        let plan = key.with(|key| self.evaluator.plan_key(key));
-        self.acquire_charges(self.evaluator.charges_of(&plan, 1, 0), wait.into()).await
-    }
-
-    /// Waits for a permit for `key` under this limit, instead of the limits of the policies. See
-    /// [`Limiter::acquire_with`].
-    pub async fn acquire_within_with(
-        &self,
-        key: impl Key,
-        limit: Limit,
-        wait: impl Into<Wait>,
-    ) -> Result<Permit, WaitError> {
-        let key = key.with(|key| key.to_buf());
-        let charge = Charge::new(PolicyName::AD_HOC, &key, limit);
-        let limit = self.evaluator.bind_one(&charge);
-        let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
-        self.acquire_charges(charges, wait.into()).await
-    }
-
-    /// Waits for the permits of a request. See [`Limiter::acquire_request`] and [`Limiter::acquire_within`].
-    pub async fn acquire_request_within(
-        &self,
-        request: &Request<'_>,
-        wait: impl Into<Wait>,
-    ) -> Result<Permit, WaitError> {
-        let plan = self.evaluator.policies.plan(request);
-        let charges = self.evaluator.charges_of(&plan, request.units(), 0);
-        self.acquire_charges(charges, wait.into()).await
+        self.shared.acquire_within(key, wait).await.map(Permit)
     }
 
     /// [`Limiter::acquire_within`] for programs without an async runtime: blocks the thread.
@@ -240,79 +219,44 @@ impl Limiter {
     ) -> Result<Permit, WaitError> {
         pollster::block_on(self.acquire_within(key, wait))
     }
-
-    async fn acquire_charges(
-        &self,
-        charges: ResolvedCharges<'_>,
-        wait: Wait,
-    ) -> Result<Permit, WaitError> {
-        let shared = self.to_shared();
-        let waited = shared.wait(charges, wait, true).await?;
-        let permit = self.permit(waited.held);
-        self.evaluator.sleep_until(waited.start).await;
-        Ok(permit)
-    }
-
-    fn to_shared(&self) -> SharedLimiter {
-        self.clone().into()
-    }
 }
 
 impl SharedLimiter {
     /// Waits until one unit can be charged to `key`.
     ///
     /// Callers of this process that wait for the same key are served in the order of arrival. Between processes, the
-    /// order is undefined. If this process knows that the time cannot suffice, the call fails at once. The first
-    /// caller in the queue calls the store again after the `retry_after` of the last answer, or when this process
-    /// returns units. A wait for permits, which another process may release, calls the store every second. The time
-    /// that a call takes is added to the timeout.
+    /// order is undefined. The first caller in the queue calls the store again after the `retry_after` of the last answer,
+    /// or when this process returns units. A wait for permits, which another process may release, calls the store every
+    /// second. The other callers do not call the store.
     ///
-    /// Dropping the future leaves the queue. Nothing is charged then, unless a call was in flight. Otherwise as
-    /// [`Limiter::until_ready`].
+    /// # Errors
+    ///
+    /// As [`Limiter::until_ready`]. The call fails at once if this process knows that the time cannot suffice. The time that
+    /// a call to the store takes is added to the timeout. If the store fails, the failure modes decide each attempt: a policy
+    /// that fails `open` ends the wait with an admission.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future leaves the queue. Nothing is charged then, unless a call was in flight.
+    ///
+    /// ```
+    /// # pollster::block_on(async {
+    /// use std::time::Duration;
+    /// use pacegate::{MemoryStore, SharedLimiter};
+    ///
+    /// let limiter = SharedLimiter::builder(MemoryStore::default()).limit("50/second burst 1").build()?;
+    /// for _ in 0..2 {
+    ///     limiter.until_ready("upstream", Duration::from_secs(1)).await?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # }).unwrap();
+    /// ```
     pub async fn until_ready(
         &self,
         key: impl Key,
         wait: impl Into<Wait>,
     ) -> Result<Decision, WaitError> {
         self.until_ready_cost(key, 1, wait).await
-    }
-
-    /// Waits until `cost` units can be charged to `key`. See [`SharedLimiter::until_ready`].
-    pub async fn until_ready_cost(
-        &self,
-        key: impl Key,
-        cost: u64,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        let plan = key.with(|key| self.evaluator.plan_key(key));
-        self.until_charged(self.evaluator.charges_of(&plan, cost, 0), wait.into()).await
-    }
-
-    /// Waits until one unit can be charged to `key` under this limit, instead of the limits of the policies. See
-    /// [`Limiter::check_with`].
-    pub async fn until_ready_with(
-        &self,
-        key: impl Key,
-        limit: Limit,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        let key = key.with(|key| key.to_buf());
-        let charge = Charge::new(PolicyName::AD_HOC, &key, limit);
-        let limit = self.evaluator.bind_one(&charge);
-        let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
-        self.until_charged(charges, wait.into()).await
-    }
-
-    /// Waits until a request can be charged to all policies that apply to it. Its [id](Request::id) is ignored. See
-    /// [`SharedLimiter::until_ready`].
-    pub async fn until_ready_request(
-        &self,
-        request: &Request<'_>,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        let plan = self.evaluator.policies.plan(request);
-        let charges = self.evaluator.charges_of(&plan, request.units(), 0);
-        self.until_charged(charges, wait.into()).await
     }
 
     /// Waits for a permit for `key`. See [`SharedLimiter::acquire`] and [`SharedLimiter::until_ready`], whose queue it
@@ -324,33 +268,6 @@ impl SharedLimiter {
     ) -> Result<SharedPermit, WaitError> {
         let plan = key.with(|key| self.evaluator.plan_key(key));
         self.acquire_charges(self.evaluator.charges_of(&plan, 1, 0), wait.into()).await
-    }
-
-    /// Waits for a permit for `key` under this limit, instead of the limits of the policies. See
-    /// [`Limiter::acquire_with`].
-    pub async fn acquire_within_with(
-        &self,
-        key: impl Key,
-        limit: Limit,
-        wait: impl Into<Wait>,
-    ) -> Result<SharedPermit, WaitError> {
-        let key = key.with(|key| key.to_buf());
-        let charge = Charge::new(PolicyName::AD_HOC, &key, limit);
-        let limit = self.evaluator.bind_one(&charge);
-        let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
-        self.acquire_charges(charges, wait.into()).await
-    }
-
-    /// Waits for the permits of a request. See [`SharedLimiter::acquire_request`] and
-    /// [`SharedLimiter::acquire_within`].
-    pub async fn acquire_request_within(
-        &self,
-        request: &Request<'_>,
-        wait: impl Into<Wait>,
-    ) -> Result<SharedPermit, WaitError> {
-        let plan = self.evaluator.policies.plan(request);
-        let charges = self.evaluator.charges_of(&plan, request.units(), 0);
-        self.acquire_charges(charges, wait.into()).await
     }
 
     /// Waits until the charges are admitted. The units are not held: they expire with their periods.
@@ -400,6 +317,125 @@ impl SharedLimiter {
         Ok(Waited { decision, held, start: (!jitter.is_zero()).then_some(start) })
     }
 }
+
+/// Defines the waits that both kinds of limiters have, over the [`SharedLimiter`] in each of them.
+macro_rules! waits {
+    ($limiter:ident, $permit:ident, $shared:expr, $wrap:expr) => {
+        impl $limiter {
+            /// Waits until `cost` units can be charged to `key`, all at once. See [`Self::until_ready`].
+            ///
+            /// A cost above the capacity of a limit fails at once with [`WaitError::Cost`].
+            ///
+            /// A high cost waits longer than a low one, and callers behind it wait too, even if their units are
+            /// available. If small requests must not wait for large ones, use separate keys.
+            pub async fn until_ready_cost(
+                &self,
+                key: impl Key,
+                cost: u64,
+                wait: impl Into<Wait>,
+            ) -> Result<Decision, WaitError> {
+                let limiter = $shared(self);
+                let plan = key.with(|key| limiter.evaluator.plan_key(key));
+                let charges = limiter.evaluator.charges_of(&plan, cost, 0);
+                limiter.until_charged(charges, wait.into()).await
+            }
+
+            /// Waits until one unit can be charged to `key` under this limit, instead of the limits of the policies.
+            /// See [`Limiter::check_with`].
+            ///
+            /// Callers queue separately for each limit, because each has a separate counter.
+            pub async fn until_ready_with(
+                &self,
+                key: impl Key,
+                limit: Limit,
+                wait: impl Into<Wait>,
+            ) -> Result<Decision, WaitError> {
+                let limiter = $shared(self);
+                let key = key.with(|key| key.to_buf());
+                let charge = Charge::new(PolicyName::INLINE, &key, limit);
+                let limit = limiter.evaluator.bind_one(&charge);
+                let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
+                limiter.until_charged(charges, wait.into()).await
+            }
+
+            /// Waits until a request can be charged to all policies that apply to it. Its [id](Request::id) is
+            /// ignored. See [`Self::until_ready`].
+            ///
+            /// Callers queue by the first limit that applies. Two requests that share only a later limit are not ordered.
+            ///
+            /// ```
+            /// # pollster::block_on(async {
+            /// use std::time::Duration;
+            /// use pacegate::{Limiter, Policy, PolicySet, Request};
+            ///
+            /// let policies = [Policy::new("upstream", ["50/second burst 1"]).per(["host"])];
+            /// let limiter = Limiter::builder().policies(PolicySet::new(policies)?).build()?;
+            /// let request = Request::new().with("host", "api.example.com");
+            /// for _ in 0..2 {
+            ///     limiter.until_ready_request(&request, Duration::from_secs(1)).await?;
+            /// }
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// # }).unwrap();
+            /// ```
+            pub async fn until_ready_request(
+                &self,
+                request: &Request<'_>,
+                wait: impl Into<Wait>,
+            ) -> Result<Decision, WaitError> {
+                let limiter = $shared(self);
+                let plan = limiter.evaluator.policies.plan(request);
+                let charges = limiter.evaluator.charges_of(&plan, request.units(), 0);
+                limiter.until_charged(charges, wait.into()).await
+            }
+
+            /// Waits for a permit for `key` under this limit, instead of the limits of the policies. See
+            /// [`Limiter::acquire_with`] and [`Self::acquire_within`].
+            pub async fn acquire_within_with(
+                &self,
+                key: impl Key,
+                limit: Limit,
+                wait: impl Into<Wait>,
+            ) -> Result<$permit, WaitError> {
+                let limiter = $shared(self);
+                let key = key.with(|key| key.to_buf());
+                let charge = Charge::new(PolicyName::INLINE, &key, limit);
+                let limit = limiter.evaluator.bind_one(&charge);
+                let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
+                limiter.acquire_charges(charges, wait.into()).await.map($wrap)
+            }
+
+            /// Waits for the permits of a request. See [`Self::acquire_request`] and [`Self::acquire_within`].
+            ///
+            /// ```
+            /// # pollster::block_on(async {
+            /// use std::time::Duration;
+            /// use pacegate::{Limiter, Policy, PolicySet, Request};
+            ///
+            /// let policies = [Policy::new("exports", ["2/30s concurrency"]).per(["user"])];
+            /// let limiter = Limiter::builder().policies(PolicySet::new(policies)?).build()?;
+            /// let request = Request::new().with("user", "alice");
+            /// let permit = limiter.acquire_request_within(&request, Duration::from_secs(5)).await?;
+            /// assert_eq!(limiter.peek_request(&request).remaining(), 1);
+            /// # drop(permit);
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// # }).unwrap();
+            /// ```
+            pub async fn acquire_request_within(
+                &self,
+                request: &Request<'_>,
+                wait: impl Into<Wait>,
+            ) -> Result<$permit, WaitError> {
+                let limiter = $shared(self);
+                let plan = limiter.evaluator.policies.plan(request);
+                let charges = limiter.evaluator.charges_of(&plan, request.units(), 0);
+                limiter.acquire_charges(charges, wait.into()).await.map($wrap)
+            }
+        }
+    };
+}
+
+waits!(Limiter, Permit, Limiter::shared, Permit);
+waits!(SharedLimiter, SharedPermit, std::convert::identity, std::convert::identity);
 
 /// The result of a successful wait.
 struct Waited {

@@ -31,7 +31,7 @@ impl PolicyName {
     /// The name under which inline limits are counted, as by [`Limiter::check_with`](crate::Limiter::check_with).
     ///
     /// It is reserved: [`PolicySet::new`](super::PolicySet::new) rejects a policy with this name.
-    pub const AD_HOC: Self = Self("ad-hoc");
+    pub const INLINE: Self = Self("ad-hoc");
 
     /// Returns the name as text, which lives as long as the process.
     #[inline]
