@@ -3,7 +3,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{command::cargo, fuzz, servers, tidy};
+use crate::{command::cargo, fuzz, portable, servers, tidy};
 
 /// Number of random histories that the tests try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,7 @@ pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
     }
     let loom = [long, &[("RUSTFLAGS", "--cfg pacegate_loom")]].concat();
     times.measure("loom", || cargo(&words(LOOM), &loom))?;
+    times.measure("portable", portable::run)?;
     times.measure("fuzz", || fuzz::run(FUZZ_SECONDS))?;
     times.measure("tidy", tidy::run)?;
     Ok(times.print()?)

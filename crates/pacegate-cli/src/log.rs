@@ -14,7 +14,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use super::Trouble;
+use super::CommandError;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct LogArgs {
@@ -52,12 +52,12 @@ const LIBRARIES: &str = "h2=error,hyper=error,rustls=error";
 pub(super) fn start(
     args: &LogArgs,
     deployment: Option<Logging>,
-) -> Result<Option<Exporter>, Trouble> {
+) -> Result<Option<Exporter>, CommandError> {
     let level = args.level.as_deref().or(deployment.map(|it| it.level)).unwrap_or("info");
     let unusable = |error: anyhow::Error| {
         let hint =
             "expected error, warn, info or debug, or a list such as info,pacegate_server=debug";
-        Trouble::new(error, "invalid --log", hint)
+        CommandError::new(error, "invalid --log", hint)
     };
     if let Some(stray) = stray(level) {
         return Err(unusable(anyhow!("invalid level `{stray}`")));
@@ -68,7 +68,7 @@ pub(super) fn start(
     let exporter = args.traces.as_deref().map(|url| Exporter::new(url, args.trace_one_in.get()));
     let exporter = exporter.transpose().map_err(|error| {
         let hint = error.hint();
-        Trouble::new(error, "cannot send traces", hint)
+        CommandError::new(error, "cannot send traces", hint)
     })?;
     let events = fmt::layer().with_writer(io::stderr);
     let theirs = deployment.filter(|it| it.json).map_or(Format::Text, |_| Format::Json);
@@ -86,7 +86,7 @@ pub(super) fn start(
     };
     started.map_err(|error| {
         let hint = "please report this bug";
-        Trouble::new(anyhow!(error), "cannot start the log", hint)
+        CommandError::new(anyhow!(error), "cannot start the log", hint)
     })?;
     Ok(exporter)
 }

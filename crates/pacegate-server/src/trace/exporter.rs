@@ -106,7 +106,7 @@ impl HttpClient for Sender {
         request: http::Request<Bytes>,
     ) -> Result<http::Response<Bytes>, HttpError> {
         let client = self.client.clone();
-        let sending = self.runtime.spawn(async move { client.send_as_it_is(request).await });
+        let sending = self.runtime.spawn(async move { client.send_unchanged(request).await });
         Ok(sending.await??)
     }
 }
