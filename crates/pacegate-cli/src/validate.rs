@@ -10,12 +10,11 @@ use pacegate::{
     policy::{Condition, Match, Mode, Policy},
 };
 use pacegate_server::{
-    WrittenRule,
-    config::{ConfigError, Environment, LoadError, Settings, load, warnings},
+    ConfigError, Environment, LoadError, Settings, WrittenRule, config_warnings, load_config,
 };
 use serde_json::{Value, json};
 
-use super::Trouble;
+use super::CommandError;
 
 /// Check config files
 ///
@@ -26,7 +25,7 @@ use super::Trouble;
 /// Exit codes: 0 if all files are valid, 1 if one is invalid, 2 if one could not be read.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Validate {
     /// Config files, or directories with files of envoyproxy/ratelimit
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
@@ -66,7 +65,7 @@ struct Said<'a>(&'a Match);
 /// Displays texts separated by commas.
 struct Listed<T>(Vec<T>);
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+pub(super) fn run(args: &Validate) -> Result<ExitCode, CommandError> {
     let environment = match args.without_secrets {
         true => Environment::process().without_secrets(),
         false => Environment::process(),
@@ -74,13 +73,13 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let mut output = BufWriter::new(io::stdout().lock());
     let mut code = ExitCode::SUCCESS;
     for file in &args.files {
-        let found = match load(file, &environment) {
+        let found = match load_config(file, &environment) {
             Ok(settings) => Ok(settings),
             Err(LoadError::Bad(error)) => Err(error),
             Err(error) => {
                 output.flush().map_err(unwritable)?;
                 let hint = "check the path and the permissions of the file";
-                return Err(Trouble::new(error, "cannot check the file", hint));
+                return Err(CommandError::new(error, "cannot check the file", hint));
             }
         };
         if found.is_err() {
@@ -96,8 +95,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     Ok(code)
 }
 
-fn unwritable(error: io::Error) -> Trouble {
-    Trouble::output(error, "cannot print the result")
+fn unwritable(error: io::Error) -> CommandError {
+    CommandError::output(error, "cannot print the result")
 }
 
 impl fmt::Display for Words<'_> {
@@ -121,7 +120,7 @@ impl fmt::Display for Words<'_> {
         if !rows.is_empty() {
             write!(f, "\n\n{}", Table(rows))?;
         }
-        for (place, warning) in warnings(settings).into_iter().enumerate() {
+        for (place, warning) in config_warnings(settings).into_iter().enumerate() {
             let gap = if place == 0 { "\n\n" } else { "\n" };
             write!(f, "{gap}warning: {warning}")?;
         }
@@ -250,7 +249,7 @@ fn as_json(file: &Path, found: &Result<Settings, ConfigError>) -> Value {
     let file = file.display().to_string();
     match found {
         Ok(settings) => {
-            let warnings = warnings(settings);
+            let warnings = config_warnings(settings);
             let rules: Vec<_> = settings.written_rules().iter().map(rule_json).collect();
             if !rules.is_empty() {
                 return json!({"file": file, "good": true, "rules": rules, "warnings": warnings});

@@ -4,7 +4,7 @@ mod active_config;
 mod audit;
 mod blocks;
 mod client;
-pub mod config;
+mod config;
 mod engine;
 mod envoy;
 mod explain;
@@ -27,6 +27,11 @@ mod trace;
 
 pub use self::{
     client::{Client, ClientError},
+    config::{
+        Bind, BindError, ConfigError, DEFAULT_CONFIG, Descriptors, Environment, LoadError,
+        Settings, StoreSettings, load as load_config, read as read_config,
+        reference as config_reference, schema as config_schema, warnings as config_warnings,
+    },
     envoy::{Logging, WrittenRule},
     inline_limits::InlineLimitError,
     listeners::{ListenAddresses, ListenerId},

@@ -36,7 +36,6 @@ pub(crate) struct LayoutSection {
 /// The reason why the layout of a store cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the message of each variant documents it")]
 pub enum LayoutError {
     #[error(
         "`{text}` is neither a layout nor a template such as `myapp:{{key}}:{{window}}`: {choices}"

@@ -31,24 +31,26 @@ mod text;
 mod warnings;
 mod yaml;
 
-pub use bounds::Bounds;
-pub use environment::{Environment, SecretError};
-pub use format::{FileFormat, format_of};
-pub use layout::LayoutError;
+pub use environment::Environment;
 pub use listen::{Bind, BindError};
 pub use load::{LoadError, load};
-pub use pacegate_http::{HeaderStyle, Headers, ResetStyle};
-pub use problem::{ConfigError, Diagnostic, Position};
+pub use problem::ConfigError;
 pub use reference::reference;
 pub use schema::schema;
-pub use security::{Credential, Scope, Security, TlsFiles};
-pub use settings::{Descriptors, Settings};
-pub use store::{StoreAddressError, StoreSettings};
+pub use settings::Settings;
+pub use store::StoreSettings;
 pub use warnings::warnings;
 
+pub(crate) use bounds::Bounds;
+pub(crate) use environment::SecretError;
 pub(crate) use files::Files;
+pub(crate) use format::{FileFormat, format_of};
+pub(crate) use layout::LayoutError;
 pub(crate) use load::rule_files;
 pub(crate) use mask::masked;
+pub(crate) use security::{Credential, Scope, Security, TlsFiles};
+pub(crate) use settings::Descriptors;
+pub(crate) use store::StoreAddressError;
 pub(crate) use yaml::message;
 
 use pacegate::PolicySet;

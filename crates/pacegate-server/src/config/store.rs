@@ -92,7 +92,6 @@ pub enum StoreSettings {
 /// The reason why a text is not the address of a store. Passwords are not part of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the message of each variant documents it")]
 pub enum StoreAddressError {
     #[error(
         "invalid store `{0}`: expected `memory` or an address such as `redis://127.0.0.1:6379`"

@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn shares_are_at_most_all() {
         assert_eq!(share("1/3"), Ok("local 1/3".parse().unwrap()));
-        assert_eq!(share("3 / 3"), Ok("local".parse().unwrap()));
+        assert_eq!(share("3 / 3"), Ok("local 3/3".parse().unwrap()));
         for bad in ["0/3", "4/3", "1/0", "1", "a/b", "", "1/4294967296", "-1/3"] {
             assert!(share(bad).is_err(), "{bad}");
         }

@@ -80,7 +80,7 @@ const VARIABLES: [Variable; 42] = [
 ];
 
 /// Variables without effect, and the reason.
-const WITHOUT_EFFECT: [(&str, &str); 19] = [
+const WITHOUT_EFFECT: [(&str, &str); 20] = [
     ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "the server's name is always verified"),
     ("REDIS_POOL_SIZE", "requests share connections"),
     ("REDIS_PIPELINE_WINDOW", "requests are batched automatically"),
@@ -99,6 +99,7 @@ const WITHOUT_EFFECT: [(&str, &str); 19] = [
     ("PROMETHEUS_MAPPER_YAML", "metrics are labelled by policy"),
     ("EXTRA_TAGS", "add labels in Prometheus"),
     ("GRPC_MAX_CONNECTION_AGE", "connections have no maximum age"),
+    ("TRACING_ENABLED", "set OTEL_EXPORTER_OTLP_ENDPOINT to send traces"),
     ("GRPC_CLIENT_TLS_SAN", "every certificate of the client CA is accepted"),
 ];
 
@@ -210,8 +211,8 @@ mod tests {
     fn tables() -> String {
         let mut text = "| variable | default | effect |\n|---|---|---|\n".to_owned();
         for Variable { name, default, meaning } in &VARIABLES {
-            let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
-            writeln!(text, "| `{name}` | {default} | {meaning} |").unwrap();
+            let default = if default.is_empty() { String::new() } else { format!(" `{default}`") };
+            writeln!(text, "| `{name}` |{default} | {meaning} |").unwrap();
         }
         text.push_str(
             "\nThese have no effect, and cause a warning:\n\n| variable | reason |\n|---|---|\n",

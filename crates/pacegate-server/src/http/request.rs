@@ -16,7 +16,7 @@ use super::ProblemDetails;
 use crate::{
     config::Bounds,
     engine::Engine,
-    inline_limits::{self, InlineLimitError, Limits, MOST_LIMITS},
+    inline_limits::{self, InlineLimitError, Limits, MAX_LIMITS},
 };
 
 /// A request to check: by the configured policies, or for one key with its own limits.
@@ -300,7 +300,7 @@ impl LimitTexts<'_> {
             }
             inline_limits::add(&mut limits, text).map_err(|error| match error {
                 InlineLimitError::TooMany => {
-                    ProblemDetails::bounds(format!("more than {MOST_LIMITS} limits"))
+                    ProblemDetails::bounds(format!("more than {MAX_LIMITS} limits"))
                 }
                 error => ProblemDetails::limit(error.to_string()),
             })?;
@@ -356,7 +356,7 @@ impl Check<'_> {
     /// Returns the limits that an earlier check was charged to, for refunds, resets and releases.
     pub(super) fn charged_limits<'e>(&self, engine: &'e Engine) -> CheckLimits<'e, '_> {
         match self {
-            Self::Policies(request) => CheckLimits::Policies(engine.plan_counted(request)),
+            Self::Policies(request) => CheckLimits::Policies(engine.charges().plan(request)),
             Self::Inline { key, limits, .. } => CheckLimits::Inline(key, limits),
         }
     }

@@ -334,14 +334,14 @@ impl RespSession {
     ) -> Result<(), CommandError> {
         let engine = &revision.engine;
         let cost = if change == Change::Reset { 0 } else { query.cost };
-        let plan = query.request().map(|request| engine.plan_counted(&request));
+        let plan = query.request().map(|request| engine.charges().plan(&request));
         let charges = match &plan {
             Some(plan) => plan.charges(cost)?,
             None => query.inline_charges().to_vec(),
         };
         let action = match change {
             Change::Reset => {
-                engine.reset(&charges).await?;
+                engine.charges().reset(&charges).await?;
                 "reset"
             }
             Change::Refund => {

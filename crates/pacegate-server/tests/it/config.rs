@@ -6,8 +6,9 @@ use std::{
 };
 
 use pacegate::PolicySet;
-use pacegate_server::config::{
-    DEFAULT_CONFIG, Environment, Settings, StoreSettings, read, reference, schema,
+use pacegate_server::{
+    DEFAULT_CONFIG, Environment, Settings, StoreSettings, config_reference as reference,
+    config_schema as schema, read_config as read,
 };
 
 /// The files of a folder of `tests/it/config`, by name.
