@@ -209,6 +209,11 @@ async fn log_store_changes(active: Arc<ActiveConfig>) {
         match (&before, &now) {
             (None, Some(outage)) => tracing::warn!("lost connection to the store: {outage}"),
             (Some(_), None) => tracing::info!("connected to the store again"),
+            (Some(before), Some(outage))
+                if before.servers.is_empty() && !outage.servers.is_empty() =>
+            {
+                tracing::warn!("cannot use the store: {outage}");
+            }
             (Some(before), Some(outage)) if before.servers != outage.servers => {
                 tracing::debug!("cannot use the store: {outage}");
             }
