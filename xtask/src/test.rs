@@ -1,4 +1,4 @@
-use crate::{command::cargo, fuzz, servers, tidy};
+use crate::{command::cargo, fuzz, portable, servers, tidy};
 
 /// Number of random histories that the tests try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,7 @@ pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
         cargo(&words(step), long)?;
     }
     cargo(&words(LOOM), &[long, &[("RUSTFLAGS", "--cfg pacegate_loom")]].concat())?;
+    portable::run()?;
     fuzz::run(FUZZ_SECONDS)?;
     tidy::run()
 }

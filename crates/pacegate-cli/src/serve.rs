@@ -14,7 +14,7 @@ use pacegate_server::{
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{Trouble, log, print_line, sample::Sample};
+use super::{CommandError, log, print_line, runtime, sample::Sample};
 
 /// Run the server: HTTP, Envoy gRPC and the Redis protocol
 ///
@@ -27,7 +27,7 @@ use super::{Trouble, log, print_line, sample::Sample};
 /// the current configuration. On SIGTERM and SIGINT it answers the requests in flight, then exits.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Serve {
     /// The configuration: a Pacegate or RLaaS file, or files and folders of envoyproxy/ratelimit
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -119,9 +119,9 @@ impl Signals {
     }
 }
 
-impl Args {
+impl Serve {
     /// Gives the command line precedence over PACEGATE_CONFIG, and rejects FILE together with --config.
-    pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+    pub(super) fn resolve_sources(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         if self.files.is_empty() {
             self.files = std::mem::take(&mut self.config);
         } else if matches.value_source("config") == Some(ValueSource::CommandLine) {
@@ -132,13 +132,9 @@ impl Args {
     }
 }
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| {
-        Trouble::new(error, "cannot start", "check the limits for threads and open files")
-    })?;
+pub(super) fn run(args: &Serve) -> Result<ExitCode, CommandError> {
     let source = source(args);
-    runtime.block_on(async {
+    runtime()?.block_on(async {
         let traces = log::start(&args.log, source.logging())?;
         warn_of_visible_password(args);
         let code = serve(source, args.workers).await;
@@ -151,7 +147,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
 }
 
 /// Warns if the password of the store is on the command line, which all users can read.
-fn warn_of_visible_password(args: &Args) {
+fn warn_of_visible_password(args: &Serve) {
     let is_typed = args.store != Environment::process().get("PACEGATE_STORE");
     let has_password = |url: &String| url.contains('@') || url.contains("password=");
     if is_typed && args.store.as_ref().is_some_and(has_password) {
@@ -162,7 +158,7 @@ fn warn_of_visible_password(args: &Args) {
     }
 }
 
-fn source(args: &Args) -> ConfigSource {
+fn source(args: &Serve) -> ConfigSource {
     let listen = [
         (ListenerId::Http, args.http),
         (ListenerId::Grpc, args.grpc),
@@ -177,24 +173,28 @@ fn source(args: &Args) -> ConfigSource {
     ConfigSource::new(args.files.clone(), overrides).or_file(Path::new(DEFAULT_FILE))
 }
 
-async fn serve(source: ConfigSource, threads: Option<NonZeroUsize>) -> Result<ExitCode, Trouble> {
+async fn serve(
+    source: ConfigSource,
+    threads: Option<NonZeroUsize>,
+) -> Result<ExitCode, CommandError> {
     let settings = source.load().map_err(|error| {
         let hint = "check the file with pacegate validate FILE; see docs/configuration.md";
-        Trouble::new(error, "cannot use the configuration", hint)
+        CommandError::new(error, "cannot use the configuration", hint)
     })?;
     if settings.listen.all_off() {
         let error = anyhow::anyhow!("all listeners are off");
         let hint = "set an address for --http, --grpc or --resp, such as 127.0.0.1:8080";
-        return Err(Trouble::new(error, "cannot serve", hint));
+        return Err(CommandError::new(error, "cannot serve", hint));
     }
     let server = Server::bind(settings).map_err(|error| {
         let hint = hint(&error);
-        Trouble::new(error, "cannot serve", hint)
+        CommandError::new(error, "cannot serve", hint)
     })?;
     let reloader = server.reloader(source);
     // Install the handlers before printing `ready`, because signals may arrive right after it.
     let signals = Signals::listen().map_err(|error| {
-        Trouble::new(error, "cannot listen for signals", "check the limit for open files")
+        let hint = "raise the limit for open files, for example with ulimit -n 4096";
+        CommandError::new(error, "cannot listen for signals", hint)
     })?;
     server.wait_for_store().await;
     greet(&server);
@@ -202,7 +202,8 @@ async fn serve(source: ConfigSource, threads: Option<NonZeroUsize>) -> Result<Ex
     tokio::spawn(reload_on_signal(signals.hangup, reloader.clone()));
     let end = end_signal(signals.terminate, signals.interrupt);
     let clean = server.run(reloader, threads, end).await.map_err(|error| {
-        Trouble::new(error, "cannot serve", "check the limits for threads and open files")
+        let hint = "raise the limits for processes and open files (ulimit -u, ulimit -n)";
+        CommandError::new(error, "cannot start the worker threads", hint)
     })?;
     if !clean {
         tracing::warn!("closed connections that did not drain in time");

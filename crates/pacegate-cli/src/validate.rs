@@ -14,7 +14,7 @@ use pacegate_server::{
 };
 use serde_json::{Value, json};
 
-use super::Trouble;
+use super::CommandError;
 
 /// Check config files
 ///
@@ -25,7 +25,7 @@ use super::Trouble;
 /// Exit codes: 0 if all files are valid, 1 if one is invalid, 2 if one could not be read.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Validate {
     /// Config files, or directories with files of envoyproxy/ratelimit
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
@@ -65,7 +65,7 @@ struct Said<'a>(&'a Match);
 /// Displays texts separated by commas.
 struct Listed<T>(Vec<T>);
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+pub(super) fn run(args: &Validate) -> Result<ExitCode, CommandError> {
     let environment = match args.without_secrets {
         true => Environment::process().without_secrets(),
         false => Environment::process(),
@@ -79,7 +79,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
             Err(error) => {
                 output.flush().map_err(unwritable)?;
                 let hint = "check the path and the permissions of the file";
-                return Err(Trouble::new(error, "cannot check the file", hint));
+                return Err(CommandError::new(error, "cannot check the file", hint));
             }
         };
         if found.is_err() {
@@ -95,8 +95,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     Ok(code)
 }
 
-fn unwritable(error: io::Error) -> Trouble {
-    Trouble::output(error, "cannot print the result")
+fn unwritable(error: io::Error) -> CommandError {
+    CommandError::output(error, "cannot print the result")
 }
 
 impl fmt::Display for Words<'_> {

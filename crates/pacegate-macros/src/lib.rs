@@ -98,6 +98,28 @@ use crate::{args::Args, block::Item};
 /// assert!(reports.export().is_ok() && reports.export().is_err());
 /// ```
 ///
+/// # Denials and failures
+///
+/// A denied call evaluates no statement of the function and charges nothing. The return type must be a `Result` whose
+/// error implements `From<Denied>`, unless there is an `on_denied`:
+///
+/// ```
+/// use pacegate_macros::rate_limit;
+///
+/// #[rate_limit("1/hour", on_denied = |_| "busy")]
+/// fn status() -> &'static str {
+///     "ready"
+/// }
+///
+/// assert_eq!((status(), status()), ("ready", "busy"));
+/// ```
+///
+/// If the store of an async function fails, the failure mode decides, and the call is not an error for that reason. If
+/// the future of a call is dropped while it waits for the store, the units may have been charged.
+///
+/// To start each test with unused limits, call [`pacegate::registry::reset`]. To switch limits off in tests, use
+/// `enabled`.
+///
 /// The path of a function may change with the compiler version. Set a `name` if the counters are in a shared store.
 ///
 /// If the cost is above the limit, or if the store cannot count the limit, no retry can succeed:

@@ -8,6 +8,7 @@ mod headers;
 mod kit;
 mod layer;
 mod outgoing;
+mod reqwest;
 mod resolvers;
 mod settling;
 mod tonic;

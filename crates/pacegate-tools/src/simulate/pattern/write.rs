@@ -5,7 +5,9 @@ use std::{
     str::FromStr,
 };
 
-use super::{Crowd, Pattern, Visit, spec};
+use clap::ValueEnum;
+
+use super::{CountError, Crowd, Pattern, Visit, spec};
 use crate::simulate::traffic::{
     Format,
     instant::{common_text, rfc3339_text},
@@ -19,6 +21,9 @@ pub struct Generate {
     pub lines: u64,
 }
 
+/// Maximum number of lines.
+const MAX_LINES: u64 = 1_000_000_000_000;
+
 /// Writes requests as log lines.
 #[derive(Debug)]
 pub(crate) struct Writer<W> {
@@ -29,25 +34,27 @@ pub(crate) struct Writer<W> {
     text: String,
 }
 
-impl FromStr for Generate {
-    type Err = String;
+/// A text that is not a format and a number of lines.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum GenerateError {
+    #[error("expected FORMAT:LINES, such as combined:10M")]
+    NoLines,
+    #[error("unknown log format `{0}`: expected common, combined, json or csv")]
+    Format(String),
+    #[error("invalid number of lines: {0}")]
+    Lines(#[from] CountError),
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (format, lines) = text.split_once(':').ok_or_else(|| {
-            format!("invalid value `{text}`: expected FORMAT:LINES, such as combined:10M")
-        })?;
-        let format = match format {
-            "common" => Format::Common,
-            "combined" => Format::Combined,
-            "json" => Format::Json,
-            "csv" => Format::Csv,
-            _ => {
-                return Err(format!(
-                    "unknown log format `{format}`: expected common, combined, json or csv"
-                ));
-            }
-        };
-        Ok(Self { format, lines: spec::count(lines)? })
+impl FromStr for Generate {
+    type Err = GenerateError;
+
+    fn from_str(text: &str) -> Result<Self, GenerateError> {
+        let (name, lines) = text.split_once(':').ok_or(GenerateError::NoLines)?;
+        let format = <Format as ValueEnum>::from_str(name, false).ok();
+        let format = format.filter(|format| *format != Format::Auto);
+        let format = format.ok_or_else(|| GenerateError::Format(name.to_owned()))?;
+        Ok(Self { format, lines: spec::count(lines, MAX_LINES)? })
     }
 }
 

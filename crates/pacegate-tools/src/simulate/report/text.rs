@@ -10,7 +10,7 @@ use super::{
     change::{Change, KeyChange, PolicyChange},
     percent, whose,
 };
-use crate::words::grouped;
+use crate::text::grouped;
 
 /// Displays a report as text.
 #[derive(Debug)]

@@ -133,17 +133,20 @@ const USUAL: [(&str, &[&str]); 10] = [
     ("bytes", &["body_bytes_sent", "bytes_sent", "size"]),
 ];
 
-impl FromStr for Map {
-    type Err = String;
+/// A part of a map that assigns no field.
+#[derive(Debug, thiserror::Error)]
+#[error("invalid mapping `{0}`: expected ATTRIBUTE=FIELD, such as ip=client.addr")]
+pub struct MapError(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Map {
+    type Err = MapError;
+
+    fn from_str(text: &str) -> Result<Self, MapError> {
         let pairs = text.split(',').map(|pair| match pair.split_once('=') {
             Some((name, field)) if !name.is_empty() && !field.is_empty() => {
                 Ok((name.trim().to_owned(), field.trim().to_owned()))
             }
-            _ => Err(format!(
-                "invalid mapping `{pair}`: expected ATTRIBUTE=FIELD, such as ip=client.addr"
-            )),
+            _ => Err(MapError(pair.to_owned())),
         });
         pairs.collect::<Result<_, _>>().map(Self)
     }
