@@ -291,8 +291,8 @@ mod tests {
     fn degraded_decisions_are_logged_once_in_ten_seconds() {
         let mut stats = Limiter::memory(Limit::per_minute(1)).stats();
         let (mut degraded, start) = (DegradedLog::default(), Instant::now());
-        let mut look = |policy, ad_hoc, seconds| {
-            (stats.policies[0].degraded, stats.inline.degraded) = (policy, ad_hoc);
+        let mut look = |policy, inline, seconds| {
+            (stats.policies[0].degraded, stats.inline.degraded) = (policy, inline);
             stats.last_store_failure = Some(StoreError::TimedOut);
             degraded.due(&stats, start + Duration::from_secs(seconds))
         };
