@@ -6,7 +6,13 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 use pacegate_server::{Exporter, Logging};
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    Layer,
+    filter::{ParseError, Targets},
+    fmt,
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 use super::CommandError;
 
@@ -56,11 +62,13 @@ pub(super) fn start(
     if let Some(stray) = stray(level) {
         return Err(unusable(anyhow!("invalid level `{stray}`")));
     }
-    let filter = EnvFilter::try_new(format!("{LIBRARIES},{level}"))
-        .map_err(|error| unusable(error.into()))?;
+    let filter: Targets = format!("{LIBRARIES},{level}")
+        .parse()
+        .map_err(|error: ParseError| unusable(error.into()))?;
     let exporter = args.traces.as_deref().map(|url| Exporter::new(url, args.trace_one_in.get()));
     let exporter = exporter.transpose().map_err(|error| {
-        CommandError::new(error, "invalid --traces", "expected a URL such as http://127.0.0.1:4318")
+        let hint = error.hint();
+        CommandError::new(error, "cannot send traces", hint)
     })?;
     let events = fmt::layer().with_writer(io::stderr);
     let theirs = deployment.filter(|it| it.json).map_or(Format::Text, |_| Format::Json);
@@ -86,7 +94,7 @@ pub(super) fn start(
 /// Returns the first word that is not a level, such as a misspelt one. The filter would treat it as a module name and
 /// disable all other modules.
 fn stray(filter: &str) -> Option<&str> {
-    let mut words = filter.split(',').map(str::trim).filter(|word| !word.contains(['=', '[']));
+    let mut words = filter.split(',').map(str::trim).filter(|word| !word.contains('='));
     words.find(|word| !word.is_empty() && word.parse::<LevelFilter>().is_err())
 }
 
