@@ -22,6 +22,27 @@ use crate::{ActixRules, Incoming, Rules, bridge};
 /// Middleware for actix-web that rejects requests above their limits: `App::new().wrap(RateLimit::new(rules))`.
 ///
 /// Handlers can read the [`Decision`](pacegate::Decision) of an admitted request from its extensions.
+///
+/// ```
+/// use actix_web::{App, http::StatusCode, test, web};
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_actix::{RateLimit, Rules, resolve::Everyone};
+///
+/// # #[actix_web::main]
+/// # async fn main() {
+/// let limit = RateLimit::new(Rules::new(Limiter::memory(Limit::per_minute(1))).by(Everyone));
+/// let app = App::new().wrap(limit).route("/", web::get().to(|| async { "hello" }));
+/// let app = test::init_service(app).await;
+/// for expected in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+///     let request = test::TestRequest::get().uri("/").to_request();
+///     assert_eq!(test::call_service(&app, request).await.status(), expected);
+/// }
+/// # }
+/// ```
+///
+/// Clones share the rules and the limiter. With `wrap` on a scope or a resource instead of the app, only its requests
+/// are limited. actix-web runs the middleware that was added last first, so add this one before the one that
+/// authenticates if it counts by user.
 pub struct RateLimit<L> {
     rules: Arc<ActixRules<L>>,
 }

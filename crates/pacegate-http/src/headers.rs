@@ -11,6 +11,27 @@ use pacegate::{Algorithm, Decision, Limit, PolicyName, Source, Timestamp};
 use smallvec::SmallVec;
 
 /// A choice of rate limit headers. Every denial with a `retry_after` also has the header `Retry-After`.
+///
+/// ```
+/// use http::HeaderMap;
+/// use pacegate::{Limit, Limiter, Timestamp};
+/// use pacegate_http::Headers;
+///
+/// let decision = Limiter::memory(Limit::per_minute(10)).check("alice");
+/// let mut headers = HeaderMap::new();
+/// Headers::default().write(&decision, Timestamp::from_secs(1_767_225_600), &mut headers);
+/// assert_eq!(headers["ratelimit-policy"], "\"default\";q=10;w=60");
+/// assert_eq!(headers["x-ratelimit-remaining"], "9");
+/// ```
+///
+/// A decision without a policy gets no headers. To change one setting, take the default and set the field:
+///
+/// ```
+/// use pacegate_http::{Headers, ResetStyle};
+///
+/// let mut headers = Headers::default();
+/// headers.legacy = Some(ResetStyle::Delta);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Headers {
@@ -21,6 +42,8 @@ pub struct Headers {
 }
 
 /// A version of the standard headers.
+///
+/// Use `Draft8` for new clients. Use `Draft6` for clients that already read `RateLimit-Remaining`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderStyle {
@@ -33,6 +56,8 @@ pub enum HeaderStyle {
 }
 
 /// The meaning of the number in `X-RateLimit-Reset`.
+///
+/// Both are common, and a client cannot tell them apart by the name of the header: keep what your clients expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ResetStyle {

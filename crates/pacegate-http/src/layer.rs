@@ -21,6 +21,20 @@ use crate::{Decide, Exchange, ExchangeRules, Question, RateLimitLayer, Refusal, 
 /// The service is ready when the inner service is. A [`Limiter`](pacegate::Limiter) decides before `call` returns.
 /// With a [`SharedLimiter`](pacegate::SharedLimiter), the future holds the request and a clone of the inner service
 /// until the store answers. If the future is dropped before that, the request is dropped, but may have been charged.
+///
+/// ```
+/// use axum::{Extension, Router, routing::get};
+/// use pacegate::{Decision, Limit, Limiter};
+/// use pacegate_http::RateLimitLayer;
+///
+/// async fn quota(Extension(decision): Extension<Decision>) -> String {
+///     format!("{} left", decision.remaining())
+/// }
+///
+/// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(100)));
+/// let app: Router = Router::new().route("/quota", get(quota)).layer(layer);
+/// # let _ = app;
+/// ```
 #[derive(Debug)]
 pub struct RateLimit<S, L, B = Bytes> {
     inner: S,

@@ -23,6 +23,18 @@ use crate::{
 /// With the default type parameters it is a tower layer, see [`RateLimitLayer`]. `Q` is the head of a request, `A` the
 /// head of a response, and `R` the response to a request that is not served. Middleware for a framework with other
 /// types implements [`Exchange`](crate::Exchange).
+///
+/// A request passes these steps:
+///
+/// 1. If [`skip`](Self::skip) returns `true`, the request is served without a limit.
+/// 2. The resolvers of [`by`](Self::by) and [`attribute`](Self::attribute) read the key. [`Missing`] describes what
+///    happens if a value is missing: a refusal, a shared counter, or a skipped request.
+/// 3. The limiter charges the [cost](Self::cost) to its policies, or to the limits of [`limits`](Self::limits).
+/// 4. A denial is answered by [`deny_with`](Self::deny_with), or with 429 and problem details.
+/// 5. When the response is known, [`settle_with`](Self::settle_with) may correct the charge.
+///
+/// If the store of a `SharedLimiter` fails, the failure modes of the policies decide; the middleware itself never fails
+/// a request for that reason.
 pub struct Rules<L, Q = request::Parts, A = response::Parts, R = Response<Bytes>> {
     limiter: L,
     names: Arc<[String]>,
@@ -54,6 +66,27 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts, R = Response<Bytes>
 ///     .cost(|head| if head.method == http::Method::GET { 1 } else { 5 });
 /// ```
 ///
+/// ```
+/// use axum::{Router, routing::get};
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_http::{RateLimitLayer, resolve::Everyone};
+/// use tower::ServiceExt;
+///
+/// # pollster::block_on(async {
+/// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(1))).by(Everyone);
+/// let app = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+/// let request = || http::Request::new(axum::body::Body::empty());
+/// let first = app.clone().oneshot(request()).await?;
+/// let second = app.oneshot(request()).await?;
+/// assert_eq!((first.status().as_u16(), second.status().as_u16()), (200, 429));
+/// assert!(second.headers().contains_key("retry-after"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+///
+/// Cloning a layer is cheap, and all clones share the limiter. Put the layer outside of expensive layers, such as
+/// decompression, and inside of the layer that authenticates, if it counts by user.
+///
 /// `B` is the body type of rejections; it must convert to the body type of the service.
 pub type RateLimitLayer<L, B = Bytes> = Rules<L, request::Parts, response::Parts, Response<B>>;
 
@@ -69,6 +102,9 @@ pub enum Asked {
 }
 
 /// The reason that a request is not served.
+///
+/// Passed to [`Rules::deny_with`]. The default response is the one named at each variant. Only a denial has rate limit
+/// headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -119,6 +155,15 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     /// A request without a key is answered with 400; [`ResolveExt`](crate::ResolveExt) has other choices.
     /// [`Limiter::check`](pacegate::Limiter::check) with the same key uses the same counter. For a key of several
     /// parts, combine resolvers: a second call replaces the first.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::{RateLimitLayer, resolve::{ClientAddress, Path, ResolveExt}};
+    ///
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(100)))
+    ///     .by(ClientAddress::behind(1).and(Path));
+    /// # let _ = layer;
+    /// ```
     #[must_use]
     pub fn by(self, resolver: impl Resolve<Q>) -> Self {
         self.attribute(Request::KEY, resolver)
@@ -126,6 +171,15 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
 
     /// Counts requests by the key that a closure returns. Unlike with [`Rules::by`], the compiler infers the type of
     /// its argument: `.key(|head| head.uri.query().map(str::to_owned))`.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::RateLimitLayer;
+    ///
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(100)))
+    ///     .key(|head| head.headers.get("x-tenant").map(|tenant| tenant.as_bytes().to_vec()));
+    /// # let _ = layer;
+    /// ```
     #[must_use]
     pub fn key<K: Key>(self, key: impl Fn(&Q) -> Option<K> + Send + Sync + 'static) -> Self {
         self.by(key)
@@ -133,6 +187,22 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
 
     /// Adds an attribute that policies can match and count by. A request is charged to all policies that apply to it or
     /// to none. A second attribute of the same name replaces the first.
+    ///
+    /// ```
+    /// use pacegate::{Limiter, policy::{Condition, Policy, PolicySet}};
+    /// use pacegate_http::{RateLimitLayer, resolve::{ClientAddress, Path}};
+    ///
+    /// let policies = PolicySet::new([
+    ///     Policy::new("login", ["5/minute"]).matching("path", Condition::equal("/login")).per(["ip"]),
+    ///     Policy::new("site", ["1000/second"]),
+    /// ])?;
+    /// let limiter = Limiter::builder().policies(policies).build()?;
+    /// let layer = RateLimitLayer::new(limiter)
+    ///     .attribute("path", Path)
+    ///     .attribute("ip", ClientAddress::behind(1));
+    /// # let _ = layer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn attribute(mut self, name: impl Into<String>, resolver: impl Resolve<Q>) -> Self {
         let (name, resolver) = (name.into(), Arc::new(resolver));
@@ -154,12 +224,17 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
 
     /// Sets the cost of a request. Default: 1. A cost of 0 is a peek; [`Rules::settle_with`] can charge the actual cost
     /// afterwards.
+    ///
+    /// A cost above the capacity of a limit is answered with 400. If it comes from the client, such as the length of a
+    /// list, bound it with [`Policy::max_cost`](pacegate::Policy::max_cost).
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Q) -> u64 + Send + Sync + 'static) -> Self {
         Self { cost: Some(Arc::new(cost)), ..self }
     }
 
     /// Skips requests for which `skip` returns `true`: they are not limited and get no headers.
+    ///
+    /// Do not skip by a header that clients can set: they would set it.
     #[must_use]
     pub fn skip(self, skip: impl Fn(&Q) -> bool + Send + Sync + 'static) -> Self {
         Self { skip: Some(Arc::new(skip)), ..self }
@@ -169,6 +244,22 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     /// are charged all or nothing. If `limits` returns none, the limits of the limiter apply.
     ///
     /// Counters are kept by name, so use different names for limits that differ in period or algorithm.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter, PolicyName};
+    /// use pacegate_http::{RateLimitLayer, resolve::Header};
+    ///
+    /// let paid: PolicyName = "paid".parse()?;
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(10)))
+    ///     .by(Header::from_static("x-user"))
+    ///     .limits(move |head| {
+    ///         // An outer layer has checked this header.
+    ///         let is_paid = head.headers.get("x-plan").is_some_and(|plan| plan == "paid");
+    ///         is_paid.then_some((paid, Limit::per_minute(1_000)))
+    ///     });
+    /// # let _ = layer;
+    /// # Ok::<(), pacegate::policy::PolicyNameError>(())
+    /// ```
     #[must_use]
     pub fn limits<I>(self, limits: impl Fn(&Q) -> I + Send + Sync + 'static) -> Self
     where
@@ -191,6 +282,21 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
 
     /// Sets the response to requests that are not served: a response of the framework, or another type that
     /// [`IntoDenial`] lists. The rate limit headers are added to it.
+    ///
+    /// ```
+    /// use axum::{Router, http::StatusCode, routing::get};
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::{RateLimitLayer, Refusal, resolve::PeerAddress};
+    ///
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(10)))
+    ///     .by(PeerAddress::new())
+    ///     .deny_with(|refusal, _head| match refusal {
+    ///         Refusal::Denied(_) => (StatusCode::TOO_MANY_REQUESTS, "Slow down."),
+    ///         _ => (StatusCode::BAD_REQUEST, "This request cannot be counted."),
+    ///     });
+    /// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+    /// # let _ = app;
+    /// ```
     #[must_use]
     pub fn deny_with<T: IntoDenial<Q>>(
         self,
@@ -239,12 +345,28 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     /// has ended, because the current window has other requests.
     ///
     /// The headers show the decision before the correction. The next response shows the corrected counter.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::{Adjustment, RateLimitLayer, resolve::PeerAddress};
+    ///
+    /// // Counts only failed logins.
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(5)))
+    ///     .by(PeerAddress::new())
+    ///     .settle_with(|response| match response.status.is_success() {
+    ///         true => Adjustment::Refund,
+    ///         false => Adjustment::Keep,
+    ///     });
+    /// # let _ = layer;
+    /// ```
     #[must_use]
     pub fn settle_with(self, settle: impl Fn(&A) -> Adjustment + Send + Sync + 'static) -> Self {
         Self { settle: Some(Arc::new(settle)), ..self }
     }
 
     /// Sets the headers of responses.
+    ///
+    /// `Headers::OFF` sends only `Retry-After` with denials. Use it if the limits should stay private.
     #[must_use]
     pub fn headers(self, headers: Headers) -> Self {
         Self { headers, ..self }
@@ -264,6 +386,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     }
 
     /// Resolves the key, cost and limits of a request.
+    ///
+    /// The first step of an adapter for another framework. It reads the head only and does not charge.
     pub fn ask(&self, head: &Q) -> Asked {
         if self.skip.as_ref().is_some_and(|skip| skip(head)) {
             return Asked::Skip;
@@ -313,6 +437,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     }
 
     /// Asks the limiter.
+    ///
+    /// Charges the limiter. If the returned future is dropped, the request may have been charged.
     pub fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, L::Deciding> {
         self.limiter.decide(question)
     }

@@ -1,6 +1,5 @@
 //! Parses the arguments of the attribute.
 
-use pacegate::{Limit, PolicyName};
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens as _, quote, quote_spanned};
 use syn::{
@@ -10,7 +9,10 @@ use syn::{
     spanned::Spanned as _,
 };
 
-use crate::boxed;
+use crate::{
+    boxed,
+    limit::{INLINE_NAME, Limit, check_name},
+};
 
 /// The arguments of `#[rate_limit]`, after validation.
 #[derive(Clone)]
@@ -226,12 +228,12 @@ fn check_limits(texts: &[LitStr]) -> Result<()> {
 
 fn policy_name(value: Expr) -> Result<LitStr> {
     let name = text(&value, "`name` must be a string, such as `\"mail\"`")?;
-    match name.value().parse::<PolicyName>() {
-        Ok(PolicyName::INLINE) => Err(Error::new(
+    match check_name(&name.value()) {
+        Ok(()) if name.value() == INLINE_NAME => Err(Error::new(
             name.span(),
             "the name `ad-hoc` is reserved for inline limits: choose another name",
         )),
-        Ok(_) => Ok(name),
+        Ok(()) => Ok(name),
         Err(error) => Err(Error::new(name.span(), error)),
     }
 }

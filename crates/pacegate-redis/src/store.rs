@@ -45,18 +45,6 @@ use crate::{
 /// Clones share connections and state. The store runs one task per server on the Tokio runtime that it was created on.
 /// If that runtime shuts down, failure modes apply to requests in flight, and the store reconnects on the runtime of
 /// its next caller, who must be inside a runtime. Requests wait at most a second for the new connection.
-///
-/// ```no_run
-/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use pacegate::{Limit, PolicySet, SharedLimiter};
-/// use pacegate_redis::RedisStore;
-///
-/// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
-/// let limiter = SharedLimiter::new(store, PolicySet::of_limits([Limit::per_minute(100)])?);
-/// assert!(limiter.check("alice").await?.is_allowed());
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     inner: Arc<Inner>,
@@ -75,7 +63,17 @@ struct Inner {
     this: Weak<Self>,
 }
 
-/// Configures a [`RedisStore`].
+/// Configures a [`RedisStore`]. The [first page](crate#settings) has all settings with their defaults.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let store = pacegate_redis::RedisStore::builder("redis://127.0.0.1:1")?.connect_later();
+/// let limiter = pacegate::SharedLimiter::builder(store).limit("5/minute").build()?;
+/// assert!(limiter.check("alice").await?.is_degraded(), "no server listens on this port");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {

@@ -39,11 +39,37 @@ pub use service::{Throttle, ThrottleFuture};
 pub use wait::{Wait, Waiting};
 
 /// A layer that makes calls wait until a limit admits them, see the [module](self).
+///
+/// ```
+/// use std::{convert::Infallible, time::Duration};
+/// use http::{Request, Response};
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_http::outgoing::StayWithinLayer;
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
+///
+/// # pollster::block_on(async {
+/// let limiter = Limiter::memory(Limit::per_second(50).with_burst(1)?);
+/// let client = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new("hello")) });
+/// let client = ServiceBuilder::new()
+///     .layer(StayWithinLayer::new(limiter).within(Duration::from_secs(5)))
+///     .service(client);
+/// for _ in 0..2 {
+///     let request = Request::get("http://api.example.com/").body(())?;
+///     assert_eq!(client.clone().oneshot(request).await?.body(), &"hello"); // one call every 20 ms
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+///
+/// The layer does not repeat calls: a response of 429 is returned to the caller, and only later calls wait. Add a retry
+/// layer outside of this one if calls may be repeated.
 pub struct StayWithinLayer<L> {
     settings: Arc<Settings<L>>,
 }
 
 /// The error of a call: it was not made, or it failed.
+///
+/// Except for `Service`, the upstream service has not seen the call, so it can be repeated later.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutgoingError<E> {
@@ -104,6 +130,8 @@ impl<L: Wait> StayWithinLayer<L> {
     }
 
     /// Ignores the headers of responses.
+    ///
+    /// Use it if the upstream service sends wrong or hostile headers: a pause lasts for up to a day.
     #[must_use]
     pub fn unlearned(self) -> Self {
         self.set(|settings| settings.pauses = None)

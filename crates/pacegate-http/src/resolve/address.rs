@@ -20,6 +20,9 @@ use crate::head::Head;
 /// If the program does not provide the address, the request is answered with 500. It does not use a shared counter,
 /// because one client could then lock out all others. To change this, use `or_share` or `or_skip` of
 /// [`ResolveExt`](super::ResolveExt).
+///
+/// Use it if clients connect directly. Behind a proxy, all requests have the address of the proxy and share one
+/// counter: use [`ClientAddress`] there.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerAddress {
     prefix: u8,

@@ -53,6 +53,14 @@ use crate::{
 pub use report::{Finding, Level, Part, Report, ServerReport};
 
 /// The settings with which a store will use the servers.
+///
+/// ```
+/// use std::time::Duration;
+/// use pacegate_redis::doctor::Options;
+///
+/// let options = Options::default().deadline(Duration::from_millis(50)).prefix("shop:");
+/// assert_eq!(options.prefix, "shop:");
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {

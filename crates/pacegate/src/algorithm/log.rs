@@ -8,9 +8,6 @@ use std::collections::VecDeque;
 use super::Outcome;
 use crate::Limit;
 
-/// Maximum number of entries in the state of one key.
-pub(crate) const MAX_AMOUNT: u64 = 10_000;
-
 /// Entries, sorted by time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Log {

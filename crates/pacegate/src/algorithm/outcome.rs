@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::NEVER;
+use super::{NEVER, micros};
 use crate::clock::Timestamp;
 
 /// The outcome of a charge for one key, as a store or a custom algorithm returns it.
@@ -132,9 +132,4 @@ impl Outcome {
     pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
         Self { remaining, retry_after, reset_after, origin: Origin::Store, decided_at: 0 }
     }
-}
-
-/// Converts to microseconds, rounded up and below [`NEVER`].
-pub(crate) fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(NEVER).min(NEVER - 1)
 }

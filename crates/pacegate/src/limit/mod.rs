@@ -1,11 +1,17 @@
-//! [`Limit`]: an amount per period, valid by construction.
+//! [`Limit`]: an amount per period, valid by construction. Its algorithm, its text, and the rule for policy names.
+//!
+//! `pacegate-macros` compiles these files too, through a symbolic link: it validates limits in the compiler, and cannot
+//! depend on this crate, which depends on it. So they use nothing else of this crate but `algorithm::Custom`.
 
+mod algorithm;
+mod name;
 mod text;
 
 use std::time::Duration;
 
-use crate::algorithm::Algorithm;
-
+pub use algorithm::{Algorithm, UnknownAlgorithm};
+pub use name::PolicyNameError;
+pub(crate) use name::{INLINE_NAME, check_name};
 pub use text::ParseLimitError;
 
 /// An amount per period, counted by an [`Algorithm`].
@@ -320,7 +326,7 @@ impl Limit {
             return Err(LimitError::AmountTooLarge { amount, max, algorithm: self.algorithm });
         }
         let debt = u128::from(self.capacity()) * u128::from(self.period_micros);
-        if self.algorithm.has_burst() && debt > crate::algorithm::State::MAX_PAYLOAD {
+        if self.algorithm.has_burst() && debt > MAX_DEBT {
             let period = self.period();
             return Err(LimitError::BurstTooLarge { burst: self.capacity(), period });
         }
@@ -335,6 +341,14 @@ impl std::fmt::Debug for Limit {
 }
 
 /// Ten years: long enough for any limit, short enough that no instant overflows.
+/// The largest product of capacity and period of a token bucket: 69 bits, which the payload of a state has.
+pub(crate) const MAX_DEBT: u128 = (1 << 69) - 1;
+
+/// Converts to microseconds, rounded up and below `u64::MAX`, which means never.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX).min(u64::MAX - 1)
+}
+
 const MAX_PERIOD: Duration = Duration::from_secs(3_660 * 86_400);
 
 /// Converts a period to microseconds, rounded up. Fails if it is zero or above [`MAX_PERIOD`].
@@ -342,7 +356,7 @@ fn period_micros(period: Duration) -> Result<u64, LimitError> {
     if period.is_zero() || period > MAX_PERIOD {
         return Err(LimitError::Period(period));
     }
-    Ok(crate::algorithm::micros(period))
+    Ok(micros(period))
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 use std::{convert::Infallible, fmt, str::FromStr, time::Duration};
 
-use super::{Limit, LimitError};
-use crate::algorithm::Algorithm;
+use super::{Algorithm, Limit, LimitError};
 
 /// Error of parsing a [`Limit`]. The message names the problem and the expected form.
 ///
@@ -254,18 +253,6 @@ mod tests {
                 Err(_) => assert_eq!(printed, "", "{text}"),
             }
         }
-    }
-
-    #[test]
-    fn builders_take_any_text() {
-        let text = "5/minute".to_owned();
-        let build = |builder: crate::limiter::LimiterBuilder| builder.build().unwrap().peek("a");
-        let expected = build(crate::Limiter::builder().limit("5/minute")).limit();
-        assert_eq!(expected, Some(Limit::per_minute(5)));
-        assert_eq!(build(crate::Limiter::builder().limit(&text)).limit(), expected);
-        assert_eq!(build(crate::Limiter::builder().limit(text)).limit(), expected);
-        let error = crate::Limiter::builder().limit("5".to_owned()).build().unwrap_err();
-        assert_eq!(error, "5".parse::<Limit>().unwrap_err().into());
     }
 
     #[test]

@@ -238,3 +238,20 @@ impl TryFrom<&str> for Limit {
         text.parse()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builders_take_any_text() {
+        let text = "5/minute".to_owned();
+        let build = |builder: LimiterBuilder| builder.build().unwrap().peek("a");
+        let expected = build(Limiter::builder().limit("5/minute")).limit();
+        assert_eq!(expected, Some(Limit::per_minute(5)));
+        assert_eq!(build(Limiter::builder().limit(&text)).limit(), expected);
+        assert_eq!(build(Limiter::builder().limit(text)).limit(), expected);
+        let error = Limiter::builder().limit("5".to_owned()).build().unwrap_err();
+        assert_eq!(error, "5".parse::<Limit>().unwrap_err().into());
+    }
+}

@@ -72,7 +72,7 @@ pub use reply::{Outcomes, PendingReply, Reply};
 /// # }).unwrap();
 /// ```
 ///
-/// The guide `docs/guide/store.md` of the repository builds a store on SQLite.
+/// The guide `docs/guide/store.md` of the repository builds a store that keeps its counters in a file.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Charges one request, and returns one outcome for each charge, in their order.
     ///

@@ -145,6 +145,8 @@ pub(crate) enum Time {
 
 /// Keys per shard when the store is full. Rebuilding a table of this size takes some tens of microseconds.
 const KEYS_PER_SHARD: usize = 2_048;
+/// A trillion keys, or on 32-bit targets those that take half of the address space.
+const MAX_KEYS: usize = if usize::BITS == 64 { 1 << 40 } else { 1 << 26 };
 /// The number of decisions in a shard between two sweeps.
 const SWEEP_EVERY: u32 = 64;
 /// The number of cells that one sweep visits: one for each decision on average.
@@ -172,7 +174,7 @@ impl MemoryStore {
     }
 
     pub(crate) fn build(max_keys: usize, time: Time) -> Self {
-        let max_keys = max_keys.clamp(1, 1 << 40);
+        let max_keys = max_keys.clamp(1, MAX_KEYS);
         let shards = (max_keys / KEYS_PER_SHARD).next_power_of_two().clamp(MIN_SHARDS, 1 << 16);
         let inner = Shards {
             secret: Secret::random(),
