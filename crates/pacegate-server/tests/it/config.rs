@@ -184,7 +184,7 @@ fn the_defaults_in_the_schema_are_the_actual_defaults() {
         (&["listen"], &schema["$defs"]["Listen"]),
         (&["headers"], &schema["$defs"]["Headers"]),
         (&["bounds"], &schema["$defs"]["Bounds"]),
-        (&["ad_hoc"], &schema["$defs"]["AdHoc"]),
+        (&["inline_limits"], &schema["$defs"]["InlineLimits"]),
     ] {
         for (name, field) in definition["properties"].as_object().unwrap() {
             let Some(default) = field.get("default") else { continue };
