@@ -69,7 +69,7 @@ impl LocalEngine {
                 Engine::shared(SharedLimiter::builder(store).policies(policies).build()?)
             }
         };
-        Ok(Self { engine, inline_failure: settings.ad_hoc_failure })
+        Ok(Self { engine, inline_failure: settings.inline_failure })
     }
 
     /// Decides a request by the policies. Returns the decision as JSON.

@@ -290,31 +290,27 @@ fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>)
 }
 
 fn name(written: &At<String>, problems: &mut Problems<'_>) -> Option<PolicyName> {
-    if written.value == RESERVED {
-        let message =
-            format!("the name `{RESERVED}` is reserved for inline limits: choose another");
+    if written.value == PolicyName::INLINE.as_str() {
+        let message = "the name `ad-hoc` is reserved for inline limits: choose another";
         problems.add(written.location, message);
         return None;
     }
     problems.take(written.location, written.value.parse())
 }
 
-/// The policy name of inline limits.
-const RESERVED: &str = "ad-hoc";
-
 impl Draft<'_> {
     /// Returns the policy with its overrides, or adds the problems that it has.
     fn checked(mut self, replacing: Vec<Match>, problems: &mut Problems<'_>) -> Option<Policy> {
         let before = problems.count();
         let own = std::mem::take(&mut self.policy.limits);
-        if let Some(error) = self.refusal(&self.limits) {
-            self.tell(&error, &self.limits, problems);
+        if let Some(error) = self.error_with(&self.limits) {
+            self.report(&error, &self.limits, problems);
         } else {
             for limits in &self.overrides {
                 if !limits.limits.is_empty()
-                    && let Some(error) = self.refusal(limits)
+                    && let Some(error) = self.error_with(limits)
                 {
-                    self.tell(&error, limits, problems);
+                    self.report(&error, limits, problems);
                 }
             }
         }
@@ -336,12 +332,12 @@ impl Draft<'_> {
     fn check_layout(&self, problems: &mut Problems<'_>) {
         let before = problems.count();
         for limits in std::iter::once(&self.limits).chain(&self.overrides) {
-            for (limit, place) in limits.limits.iter().zip(&limits.locations) {
-                problems.take(*place, supported(self.layout, slice::from_ref(limit), false));
+            for (limit, location) in limits.limits.iter().zip(&limits.locations) {
+                problems.take(*location, supported(self.layout, slice::from_ref(limit), false));
             }
-            let place = limits.locations.last().filter(|_| problems.count() == before);
-            if let Some(place) = place {
-                problems.take(*place, supported(self.layout, &limits.limits, false));
+            let location = limits.locations.last().filter(|_| problems.count() == before);
+            if let Some(location) = location {
+                problems.take(*location, supported(self.layout, &limits.limits, false));
             }
         }
         if let Some(lease) = &self.section.lease {
@@ -350,19 +346,19 @@ impl Draft<'_> {
     }
 
     /// Returns the error of this policy with these limits.
-    fn refusal(&self, limits: &LocatedLimits) -> Option<PolicyError> {
+    fn error_with(&self, limits: &LocatedLimits) -> Option<PolicyError> {
         let mut policy = self.policy.clone();
         policy.limits.clone_from(&limits.limits);
         PolicySet::new([policy]).err()
     }
 
-    fn tell(&self, error: &PolicyError, limits: &LocatedLimits, problems: &mut Problems<'_>) {
+    fn report(&self, error: &PolicyError, limits: &LocatedLimits, problems: &mut Problems<'_>) {
         let Self { section, .. } = self;
         let limit = |limit: &Limit| {
-            let place = limits.limits.iter().rposition(|other| other == limit);
-            place.and_then(|place| limits.locations.get(place).copied())
+            let index = limits.limits.iter().rposition(|other| other == limit);
+            index.and_then(|index| limits.locations.get(index).copied())
         };
-        let place = match error {
+        let location = match error {
             PolicyError::NoCost(_) => section.max_cost.as_ref().map(|cost| cost.location),
             PolicyError::SameWindow { second, .. } => limit(second),
             PolicyError::TooManyLimits(_) => limits.locations.last().copied(),
@@ -372,7 +368,7 @@ impl Draft<'_> {
             PolicyError::ForeignTag { .. } => section.tag.as_ref().map(|tag| tag.location),
             _ => None,
         };
-        problems.add(place.unwrap_or(section.limit.location), error);
+        problems.add(location.unwrap_or(section.limit.location), error);
     }
 }
 
@@ -475,7 +471,7 @@ fn attributes(per: &Texts, problems: &mut Problems<'_>) -> Option<Vec<String>> {
         let problem = if value.is_empty() {
             "empty attribute name: write one, such as `user`".to_owned()
         } else if attributes.iter().any(|other| **other == *value) {
-            format!("`{}` is in the list already: leave one of them out", shorten(&value))
+            format!("duplicate attribute `{}`: remove one of them", shorten(&value))
         } else {
             attributes.push(value);
             continue;

@@ -42,8 +42,8 @@ pub(crate) struct Config {
     /// reload, write `[]`.
     pub(crate) policies: Option<Vec<At<PolicySection>>>,
 
-    /// Inline limits, which come with a request instead of from a policy, such as those of `CL.THROTTLE`.
-    pub(crate) ad_hoc: Option<InlineSection>,
+    /// Options for inline limits, which are part of a request instead of a policy, such as those of `CL.THROTTLE`.
+    pub(crate) inline_limits: Option<InlineSection>,
 
     /// Puts every policy into shadow mode: it counts and reports, but does not deny.
     #[serde(default)]
@@ -83,10 +83,10 @@ pub(crate) struct Config {
     pub(crate) bounds: BoundsSection,
 }
 
-/// Inline limits, which come with a request.
+/// Options for inline limits, which are part of a request.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "AdHoc")]
+#[schemars(rename = "InlineLimits")]
 pub(crate) struct InlineSection {
     /// The failure mode, which applies when the store does not answer.
     #[schemars(extend("default" = "local"))]
@@ -162,7 +162,7 @@ pub struct Settings {
     /// The rules for Envoy's descriptors.
     pub(crate) rules: Arc<Rules>,
     /// The failure mode of inline limits, such as those of `CL.THROTTLE`.
-    pub ad_hoc_failure: FailureMode,
+    pub inline_failure: FailureMode,
     /// True if all policies are in shadow mode.
     pub shadow: bool,
     /// The addresses of the listeners.
@@ -200,9 +200,9 @@ impl Reader<'_, '_> {
         if let Some(store) = &config.store {
             self.store(store, settings);
         }
-        let inline = config.ad_hoc.as_ref().and_then(|inline| inline.failure.as_ref());
+        let inline = config.inline_limits.as_ref().and_then(|inline| inline.failure.as_ref());
         if let Some(failure) = inline.and_then(|section| failure(section, self.problems)) {
-            settings.ad_hoc_failure = failure;
+            settings.inline_failure = failure;
         }
         settings.shadow = config.shadow;
         self.listen(&config.listen, settings);
@@ -233,7 +233,7 @@ impl Settings {
             policies,
             may_limit_nothing: false,
             rules: Arc::default(),
-            ad_hoc_failure: FailureMode::default(),
+            inline_failure: FailureMode::default(),
             shadow: false,
             listen: ListenAddresses::default(),
             hosts: Vec::new(),

@@ -185,7 +185,7 @@ impl Reader<'_, '_> {
         for (name, location) in redis_only {
             let Some(location) = location else { continue };
             let message = format!(
-                "`{name}` is for Redis and Valkey: add a `url`, `url_file` or `url_env`, or leave it out"
+                "`{name}` is for Redis and Valkey: add a `url`, `url_file` or `url_env`, or remove it"
             );
             self.problems.add(location, message);
         }

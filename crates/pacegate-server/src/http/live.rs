@@ -282,7 +282,7 @@ fn policies(
     };
     let own = both.into_iter().map(|(policy, stats)| (policy.name, model(stats, policy.into())));
     let ad_hoc = Some(&stats.inline).filter(|stats| decided(stats) > 0).map(|stats| {
-        (stats.policy, model(stats, PolicyModel::ad_hoc(revision.settings.ad_hoc_failure)))
+        (stats.policy, model(stats, PolicyModel::ad_hoc(revision.settings.inline_failure)))
     });
     own.chain(ad_hoc).collect()
 }

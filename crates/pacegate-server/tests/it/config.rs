@@ -185,7 +185,7 @@ fn the_defaults_in_the_schema_are_the_actual_defaults() {
         (&["headers"], &schema["$defs"]["Headers"]),
         (&["bounds"], &schema["$defs"]["Bounds"]),
         (&["envoy"], &schema["$defs"]["Envoy"]),
-        (&["ad_hoc"], &schema["$defs"]["AdHoc"]),
+        (&["inline_limits"], &schema["$defs"]["InlineLimits"]),
     ] {
         for (name, field) in definition["properties"].as_object().unwrap() {
             let Some(default) = field.get("default") else { continue };
