@@ -9,7 +9,8 @@ use std::{
 use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use pacegate_redis::Layout;
 use pacegate_server::{
-    Bind, ConfigSource, Descriptors, Environment, ListenerId, Overrides, Reloader, Server, StartError,
+    Bind, ConfigSource, Descriptors, Environment, ListenerId, Overrides, Reloader, Server,
+    StartError,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
