@@ -3,14 +3,13 @@ use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
     process::ExitCode,
-    str::FromStr,
     sync::Arc,
 };
 
 use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use pacegate_redis::Layout;
 use pacegate_server::{
-    Bind, BindError, ConfigSource, Environment, ListenerId, Overrides, Reloader, Server, StartError,
+    Bind, ConfigSource, Environment, ListenerId, Overrides, Reloader, Server, StartError,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -49,15 +48,15 @@ pub(super) struct Serve {
 
     /// HTTP listener: HOST:PORT, port 0 for a free one, or off
     #[arg(long, value_name = "ADDR", env = "PACEGATE_HTTP")]
-    http: Option<BindText>,
+    http: Option<Bind>,
 
     /// gRPC listener for Envoy
     #[arg(long, value_name = "ADDR", env = "PACEGATE_GRPC")]
-    grpc: Option<BindText>,
+    grpc: Option<Bind>,
 
     /// Listener for Redis clients
     #[arg(long, value_name = "ADDR", env = "PACEGATE_RESP")]
-    resp: Option<BindText>,
+    resp: Option<Bind>,
 
     /// Allow public addresses without TLS and API keys
     #[arg(long, env = "PACEGATE_INSECURE")]
@@ -90,33 +89,11 @@ Examples:
   Replace envoyproxy/ratelimit and keep its files:
     pacegate serve /data/ratelimit/config";
 
-/// `off`, or an address.
-#[derive(Clone, Copy, Debug)]
-struct BindText(Bind);
-
-/// Signals that reload or end the server.
-struct Signals {
-    hangup: Signal,
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl FromStr for BindText {
-    type Err = BindError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(text.parse()?))
-    }
-}
-
-impl Signals {
-    fn listen() -> io::Result<Self> {
-        Ok(Self {
-            hangup: signal(SignalKind::hangup())?,
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
+/// Returns the signals that reload the server, and those that end it: SIGHUP, SIGTERM and SIGINT.
+fn signals() -> io::Result<[Signal; 3]> {
+    let kinds = [SignalKind::hangup(), SignalKind::terminate(), SignalKind::interrupt()];
+    let [hangup, terminate, interrupt] = kinds.map(signal);
+    Ok([hangup?, terminate?, interrupt?])
 }
 
 impl Serve {
@@ -167,7 +144,7 @@ fn source(args: &Serve) -> ConfigSource {
     let overrides = Overrides {
         store: args.store.clone(),
         store_file: args.store_file.clone(),
-        listen: listen.into_iter().filter_map(|(id, given)| Some((id, given?.0))).collect(),
+        listen: listen.into_iter().filter_map(|(id, given)| Some((id, given?))).collect(),
         insecure: args.insecure,
     };
     ConfigSource::new(args.files.clone(), overrides).or_file(Path::new(DEFAULT_FILE))
@@ -192,15 +169,15 @@ async fn serve(
     })?;
     let reloader = server.reloader(source);
     // Install the handlers before printing `ready`, because signals may arrive right after it.
-    let signals = Signals::listen().map_err(|error| {
+    let [hangup, terminate, interrupt] = signals().map_err(|error| {
         let hint = "raise the limit for open files, for example with ulimit -n 4096";
         CommandError::new(error, "cannot listen for signals", hint)
     })?;
     server.wait_for_store().await;
     greet(&server);
     tokio::spawn(reloader.clone().watch());
-    tokio::spawn(reload_on_signal(signals.hangup, reloader.clone()));
-    let end = end_signal(signals.terminate, signals.interrupt);
+    tokio::spawn(reload_on_signal(hangup, reloader.clone()));
+    let end = end_signal(terminate, interrupt);
     let clean = server.run(reloader, threads, end).await.map_err(|error| {
         let hint = "raise the limits for processes and open files (ulimit -u, ulimit -n)";
         CommandError::new(error, "cannot start the worker threads", hint)

@@ -431,11 +431,9 @@ fn write_log(args: &Simulate, generate: &Generate) -> Result<ExitCode, CommandEr
         patterns.push(Pattern { rate, clients, ..Pattern::new(Kind::Diurnal) });
     }
     let output = BufWriter::with_capacity(1 << 20, output);
-    let written = generate.write(&patterns, START, args.patterns.seed, output);
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        Err(error) => Err(unwritable(error)),
-        Ok(_) => Ok(ExitCode::SUCCESS),
+    match generate.write(&patterns, START, args.patterns.seed, output) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unwritable(error)),
+        _ => Ok(ExitCode::SUCCESS),
     }
 }
 

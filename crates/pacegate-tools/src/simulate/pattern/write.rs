@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use super::{CountError, Crowd, Pattern, Visit, spec};
 use crate::simulate::traffic::{
     Format,
-    instant::{common_text, rfc3339_text},
+    instant::{common_text, timestamp},
 };
 
 /// Format and number of lines of a generated log.
@@ -23,16 +23,6 @@ pub struct Generate {
 
 /// Maximum number of lines.
 const MAX_LINES: u64 = 1_000_000_000_000;
-
-/// Writes requests as log lines.
-#[derive(Debug)]
-pub(crate) struct Writer<W> {
-    format: Format,
-    output: W,
-    /// The last second that was formatted, and its text.
-    second: u64,
-    text: String,
-}
 
 /// A text that is not a format and a number of lines.
 #[derive(Debug, thiserror::Error)]
@@ -65,59 +55,42 @@ impl Generate {
         patterns: &[Pattern],
         start: u64,
         seed: u64,
-        output: impl Write,
-    ) -> io::Result<u64> {
+        mut output: impl Write,
+    ) -> io::Result<()> {
         let mut crowd = Crowd::new(patterns, start, seed);
-        let mut writer =
-            Writer { format: self.format, output, second: u64::MAX, text: String::new() };
-        writer.heading()?;
-        let mut lines = 0;
-        while lines < self.lines {
+        if self.format == Format::Csv {
+            writeln!(output, "time,ip,user,method,path,status,user_agent")?;
+        }
+        for _ in 0..self.lines {
             let Some(visit) = crowd.visit() else { break };
-            writer.write(&visit)?;
+            self.write_line(&visit, &mut output)?;
             crowd.answer(&visit, None);
-            lines += 1;
         }
-        writer.output.flush()?;
-        Ok(lines)
-    }
-}
-
-impl<W: Write> Writer<W> {
-    fn heading(&mut self) -> io::Result<()> {
-        match self.format {
-            Format::Csv => writeln!(self.output, "time,ip,user,method,path,status,user_agent"),
-            _ => Ok(()),
-        }
+        output.flush()
     }
 
-    fn write(&mut self, visit: &Visit) -> io::Result<()> {
+    fn write_line(&self, visit: &Visit, output: &mut impl Write) -> io::Result<()> {
         let Visit { at, ip, user, method, path, user_agent, .. } = visit;
-        if self.second != at / 1_000_000 {
-            self.second = at / 1_000_000;
-            self.text = match self.format {
-                Format::Json | Format::Csv => rfc3339_text(*at).replace('Z', ""),
-                _ => common_text(*at),
-            };
-        }
-        let Self { output, text, .. } = self;
-        let (micros, bytes) = (at % 1_000_000, 200 + path.len() * 37);
+        let time = match self.format {
+            Format::Json | Format::Csv => format!("{:.6}", timestamp(*at)),
+            _ => common_text(*at),
+        };
+        let bytes = 200 + path.len() * 37;
         match self.format {
             Format::Json => writeln!(
                 output,
-                "{{\"time\":\"{text}.{micros:06}Z\",\"ip\":\"{ip}\",\"user\":\"{user}\",\"method\":\"{method}\",\
+                "{{\"time\":\"{time}\",\"ip\":\"{ip}\",\"user\":\"{user}\",\"method\":\"{method}\",\
                  \"path\":\"{path}\",\"status\":200,\"user_agent\":\"{user_agent}\"}}"
             ),
-            Format::Csv => writeln!(
-                output,
-                "{text}.{micros:06}Z,{ip},{user},{method},{path},200,\"{user_agent}\""
-            ),
+            Format::Csv => {
+                writeln!(output, "{time},{ip},{user},{method},{path},200,\"{user_agent}\"")
+            }
             Format::Common => {
-                writeln!(output, "{ip} - - [{text}] \"{method} {path} HTTP/1.1\" 200 {bytes}")
+                writeln!(output, "{ip} - - [{time}] \"{method} {path} HTTP/1.1\" 200 {bytes}")
             }
             Format::Auto | Format::Combined => writeln!(
                 output,
-                "{ip} - - [{text}] \"{method} {path} HTTP/1.1\" 200 {bytes} \"-\" \"{user_agent}\""
+                "{ip} - - [{time}] \"{method} {path} HTTP/1.1\" 200 {bytes} \"-\" \"{user_agent}\""
             ),
         }
     }
