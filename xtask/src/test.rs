@@ -1,9 +1,12 @@
 use std::{
     io::{self, Write},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use crate::{command::cargo, fuzz, portable, servers, tidy};
+use crate::{
+    command::{cargo, timed},
+    fuzz, portable, servers, tidy,
+};
 
 /// Number of random histories that the tests try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,10 +59,9 @@ impl Times {
         step: &'static str,
         run: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let start = Instant::now();
-        run()?;
-        self.0.push((step, start.elapsed()));
-        Ok(())
+        let (result, took) = timed(run);
+        self.0.push((step, took));
+        result
     }
 
     fn print(&self) -> io::Result<()> {

@@ -1,19 +1,17 @@
 #![doc = include_str!("../README.md")]
 
 mod bridge;
-mod future;
 mod incoming;
 mod middleware;
 
 use actix_web::{HttpResponse, dev::ResponseHead};
 use bytes::Bytes;
 
-pub use future::ResponseFuture;
 pub use incoming::Incoming;
-pub use middleware::{RateLimit, RateLimited};
+pub use middleware::{ActixExchange, RateLimit, RateLimited};
 pub use pacegate_http::{
     Adjustment, Decide, HeaderStyle, Headers, IntoDenial, Missing, Provided, Refusal, ResetStyle,
-    Resolve, resolve,
+    Resolve, ResponseFuture, resolve,
 };
 
 /// A limiter with the rules of a middleware (key, cost, limits, skipped requests, rejections), for the requests and

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use pacegate::Decision;
 
-use crate::{Head, Refusal, head::only, headers::write_number};
+use crate::{Head, Refusal, head::only};
 
 static STATUS: HeaderName = HeaderName::from_static("grpc-status");
 static MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -21,7 +21,7 @@ enum Code {
 
 /// Returns whether a request is a gRPC call. A gRPC rejection has the status 200, so other requests must not get one:
 /// caches would store an empty page. gRPC-Web has another format and is not supported.
-pub(crate) fn speaks<H: Head>(head: &H) -> bool {
+pub(crate) fn is_call<H: Head>(head: &H) -> bool {
     let kind = only(head.lines(&header::CONTENT_TYPE));
     let rest = kind.and_then(|kind| kind.strip_prefix(b"application/grpc"));
     head.method() == "POST" && matches!(rest, Some([] | [b'+' | b';', ..]))
@@ -52,19 +52,16 @@ pub(crate) fn add_retry(headers: &mut HeaderMap, decision: &Decision, message: &
     let pushback = match wait {
         Some(wait) => {
             let millis = wait.as_nanos().div_ceil(1_000_000).max(1);
-            let mut text = Vec::with_capacity(20);
-            write_number(&mut text, u64::try_from(millis).unwrap_or(u64::MAX));
-            HeaderValue::from_maybe_shared(Bytes::from(text)).ok()
+            HeaderValue::from(u64::try_from(millis).unwrap_or(u64::MAX))
         }
         // A negative number means: do not retry.
-        None => Some(HeaderValue::from_static("-1")),
+        None => HeaderValue::from_static("-1"),
     };
     let details = base64(&status_message(decision, message));
-    let details = HeaderValue::from_maybe_shared(Bytes::from(details)).ok();
-    for (name, value) in [(&PUSHBACK, pushback), (&DETAILS, details)] {
-        if let Some(value) = value {
-            headers.entry(name).or_insert(value);
-        }
+    let details = HeaderValue::from_maybe_shared(Bytes::from(details));
+    headers.entry(&PUSHBACK).or_insert(pushback);
+    if let Ok(details) = details {
+        headers.entry(&DETAILS).or_insert(details);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod decide;
 mod denial;
+mod exchange;
 mod grpc;
 mod head;
 pub mod headers;
@@ -14,8 +15,9 @@ mod rules;
 
 pub use decide::{Adjustment, Decide, Provided, Question, Reply};
 pub use denial::IntoDenial;
+pub use exchange::{Exchange, ExchangeRules, ResponseFuture};
 pub use head::{Head, PeerAddr};
 pub use headers::{HeaderStyle, Headers, ResetStyle};
-pub use layer::{RateLimit, ResponseFuture};
+pub use layer::{RateLimit, TowerExchange};
 pub use resolve::{KeyParts, Missing, Resolve, ResolveExt};
 pub use rules::{Asked, RateLimitLayer, Refusal, Rules};

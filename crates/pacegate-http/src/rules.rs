@@ -22,8 +22,7 @@ use crate::{
 ///
 /// With the default type parameters it is a tower layer, see [`RateLimitLayer`]. `Q` is the head of a request, `A` the
 /// head of a response, and `R` the response to a request that is not served. Middleware for a framework with other
-/// types is an adapter that calls [`Rules::ask`], [`Rules::decide`], [`Rules::deny`] and [`Rules::settle`] in this
-/// order.
+/// types implements [`Exchange`](crate::Exchange).
 ///
 /// A request passes these steps:
 ///
@@ -476,11 +475,11 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     pub fn each_header(
         &self,
         decision: &Decision,
-        question: &Question,
+        asked: Timestamp,
         mut put: impl FnMut(&'static HeaderName, Bytes),
     ) {
-        self.headers.each(decision, question.now, |name, said| {
-            put(name, said.into_bytes());
+        self.headers.each(decision, asked, |name, text| {
+            put(name, text.into_bytes());
             true
         });
     }

@@ -45,35 +45,6 @@ use crate::{
 /// Clones share connections and state. The store runs one task per server on the Tokio runtime that it was created on.
 /// If that runtime shuts down, failure modes apply to requests in flight, and the store reconnects on the runtime of
 /// its next caller, who must be inside a runtime. Requests wait at most a second for the new connection.
-///
-/// ```no_run
-/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use pacegate::{Limit, PolicySet, SharedLimiter};
-/// use pacegate_redis::RedisStore;
-///
-/// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
-/// let limiter = SharedLimiter::new(store, PolicySet::of_limits([Limit::per_minute(100)])?);
-/// assert!(limiter.check("alice").await?.is_allowed());
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # If a server does not answer
-///
-/// Each call has a [deadline](RedisStoreBuilder::deadline). When a server is lost or too slow, a circuit breaker opens:
-/// requests are decided by the failure modes of their policies at once, without waiting for the deadline, until the
-/// server answers in time again. The store reconnects in the background.
-///
-/// # Cancellation
-///
-/// A request whose reply is dropped before its bytes have left is not sent. If the reply is dropped later, the request
-/// counts. Nothing is sent twice, unless an answer proves that it did not run.
-///
-/// # Cost
-///
-/// A decision takes one round trip, shared with all requests that arrive while earlier round trips are in flight. A
-/// denial that still holds is answered from the deny cache, and a policy with a lease is mostly answered from units
-/// reserved in advance. [`RedisStore::stats`] shows how many requests needed no call.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     inner: Arc<Inner>,
@@ -92,36 +63,13 @@ struct Inner {
     this: Weak<Self>,
 }
 
-/// Configures a [`RedisStore`].
-///
-/// | setting | default |
-/// |---|---|
-/// | [`prefix`](Self::prefix) | `pg:` |
-/// | [`secret`](Self::secret) | empty |
-/// | [`deadline`](Self::deadline) | 100 ms |
-/// | [`deny_cache`](Self::deny_cache) | 100,000 entries |
-/// | [`deny_cache_for`](Self::deny_cache_for) | 1 s |
-/// | [`remember_ids_for`](Self::remember_ids_for) | 10 s |
-/// | [`layout`](Self::layout) | [`Layout::native`] |
-///
-/// All processes that share limits need the same prefix, secret and layout. The other settings may differ.
+/// Configures a [`RedisStore`]. The [first page](crate#settings) has all settings with their defaults.
 ///
 /// ```
-/// use std::time::Duration;
-/// use pacegate::{Policy, PolicySet, SharedLimiter, policy::FailureMode};
-/// use pacegate_redis::RedisStore;
-///
-/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-/// # runtime.block_on(async {
-/// // No server listens here, so the failure mode decides.
-/// let store = RedisStore::builder("redis://127.0.0.1:1")?
-///     .deadline(Duration::from_millis(50))
-///     .secret("a long random text")
-///     .connect_later();
-/// let login = Policy::new("login", ["5/minute"]).per(["key"]).failing(FailureMode::Closed);
-/// let limiter = SharedLimiter::builder(store).policies(PolicySet::new([login])?).build()?;
-/// let decision = limiter.check("alice").await?;
-/// assert!(decision.is_degraded() && !decision.is_allowed());
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let store = pacegate_redis::RedisStore::builder("redis://127.0.0.1:1")?.connect_later();
+/// let limiter = pacegate::SharedLimiter::builder(store).limit("5/minute").build()?;
+/// assert!(limiter.check("alice").await?.is_degraded(), "no server listens on this port");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -141,8 +89,6 @@ pub struct RedisStoreBuilder {
 }
 
 /// An error of [`RedisStore::connect`].
-///
-/// The messages contain no passwords, so they can be logged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -169,21 +115,16 @@ impl RedisStore {
     pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 
     /// Connects with the default settings. See [`RedisUrl`] for the forms of addresses.
-    ///
-    /// Fails if no server answers within five seconds. A program that must start without its server uses
-    /// [`RedisStoreBuilder::connect_later`] instead.
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::builder(url)?.connect().await
     }
 
-    /// Returns a builder, to change the defaults. Fails if the address is invalid; nothing is sent yet.
+    /// Returns a builder, to change the defaults.
     pub fn builder(url: &str) -> Result<RedisStoreBuilder, UrlError> {
         Ok(RedisStoreBuilder::new(url.parse()?))
     }
 
     /// Returns statistics, and the status of each server.
-    ///
-    /// Cheap enough for a metrics endpoint: it reads counters, and sends nothing.
     pub fn stats(&self) -> RedisStats {
         let Inner { common, leases, .. } = &*self.inner;
         let totals = &common.totals;
@@ -204,17 +145,13 @@ impl RedisStore {
         }
     }
 
-    /// Returns `true` if all known servers are available. For a readiness check, remember that limits also work without
-    /// the store, by their failure modes.
+    /// Returns whether all known servers are available.
     pub fn is_connected(&self) -> bool {
         self.inner.session.load().is_connected()
     }
 
     /// Returns unspent leased units to the servers. Call it before the program exits: units that are not returned stay
     /// charged until their window ends. If some units could not be returned, the result is the last error.
-    ///
-    /// Without leases, it does nothing and returns at once. Requests may still be decided while it runs; they draw new
-    /// leases.
     pub async fn return_leases(&self) -> Result<(), StoreError> {
         let returning = self.inner.runtime().spawn(self.inner.clone().return_leases());
         returning.await.unwrap_or_else(|_| Err(gone()))
@@ -238,9 +175,6 @@ impl RedisStoreBuilder {
 
     /// Sets the prefix of all key names. Default: `pg:`. Braces are removed, because they would put all keys of a
     /// cluster into one slot.
-    ///
-    /// Use a prefix for each environment that shares a server, and the same in the [ACL](crate::ACL_RULES). A changed
-    /// prefix starts all counters at zero.
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         let prefix = prefix.into().replace(['{', '}'], "");
         Self { prefix, ..self }
@@ -249,25 +183,16 @@ impl RedisStoreBuilder {
     /// Sets the secret for the names of Redis keys, which are keyed hashes. Default: empty. Processes that share limits
     /// need the same secret. If an attacker does not know the secret, key names do not reveal clients, and the attacker
     /// cannot choose keys that overload one server of a cluster.
-    ///
-    /// A changed secret starts all counters at zero. Keep it as carefully as a password: read it from a file or a
-    /// variable.
     pub fn secret(self, secret: impl Into<Vec<u8>>) -> Self {
         Self { secret: Secret(secret.into()), ..self }
     }
 
     /// Sets the deadline of a call, after which the policy's failure mode applies. Default: 100 ms.
-    ///
-    /// Choose it above the slowest usual round trip, and below the time that a request of yours may wait. A call that
-    /// misses it may have been charged: then the request counts although the failure mode decided it.
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
     /// Sets the maximum number of entries in the deny cache. Default: 100,000; 0 turns it off.
-    ///
-    /// The cache answers only denials that still hold by the state that the server returned. A reset or refund by
-    /// another process is noticed late, see [`deny_cache_for`](Self::deny_cache_for). Permits are not cached.
     pub fn deny_cache(self, entries: usize) -> Self {
         Self { deny_cache: entries, ..self }
     }
@@ -280,18 +205,12 @@ impl RedisStoreBuilder {
 
     /// Sets how long the answer of a request with an id is stored. Default: 10 s. Maximum: one year. Up to four more
     /// requests with the same id get the stored answer and are not charged. Further ones are charged like new requests.
-    ///
-    /// Choose it longer than clients retry. A stored answer takes a key on the server for this time. See
-    /// [`Request::id`](pacegate::Request::id).
     pub fn remember_ids_for(self, time: Duration) -> Self {
         Self { once: time, ..self }
     }
 
     /// Sets the layout of keys and counters. Default: [`Layout::native`]. Other layouts ignore
     /// [`prefix`](Self::prefix), [`secret`](Self::secret) and [`remember_ids_for`](Self::remember_ids_for).
-    ///
-    /// Choose another layout only to share counters with a limiter that is already running. Most guarantees of the
-    /// store do not hold then, see [`Layout`].
     pub fn layout(self, layout: impl Into<Layout>) -> Self {
         Self { layout: layout.into(), ..self }
     }
@@ -302,10 +221,6 @@ impl RedisStoreBuilder {
     }
 
     /// Connects. Fails if no server answers within five seconds; in a cluster, one server is enough.
-    ///
-    /// # Errors
-    ///
-    /// [`ConnectError::Unreachable`] with the last error, such as a wrong password or an unknown host.
     pub async fn connect(self) -> Result<RedisStore, ConnectError> {
         let store = self.connect_later();
         let session = store.inner.session.load_full();
@@ -322,9 +237,6 @@ impl RedisStoreBuilder {
     /// # Panics
     ///
     /// Outside a Tokio runtime.
-    ///
-    /// Use it if the program must start without its server. Wrong passwords and unknown hosts are not errors here:
-    /// [`RedisStore::stats`] has the error of each server in `trouble`.
     pub fn connect_later(self) -> RedisStore {
         let state = |rules| Arc::new(LayoutState::new(rules, self.time.clone()));
         let common = Arc::new(Common {

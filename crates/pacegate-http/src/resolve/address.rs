@@ -282,21 +282,10 @@ fn canonical_net(net: IpNet) -> IpNet {
 fn push_address(key: &mut KeyParts, address: IpAddr, prefix: u8) {
     match address {
         IpAddr::V4(v4) => key.write(|out| {
-            let mut text = [0; 15];
-            let mut end = 0;
             for (place, octet) in v4.octets().into_iter().enumerate() {
-                let digits = [octet / 100, octet / 10 % 10, octet % 10];
-                let first = digits.iter().position(|&digit| digit > 0).unwrap_or(2);
-                if place > 0 {
-                    text[end] = b'.';
-                    end += 1;
-                }
-                for digit in &digits[first..] {
-                    text[end] = b'0' + digit;
-                    end += 1;
-                }
+                out.extend_from_slice(if place > 0 { b"." } else { b"" });
+                out.extend_from_slice(itoa::Buffer::new().format(octet).as_bytes());
             }
-            out.extend_from_slice(&text[..end]);
         }),
         IpAddr::V6(v6) => key.write(|out| {
             use std::io::Write;

@@ -312,8 +312,8 @@ impl Charges<'_, SharedLimiter> {
 
     /// Decides charges, all or nothing, and returns the decision for each of them.
     ///
-    /// Charges of a policy are recorded for the policy, all others as [inline limits](crate::Stats::inline). With an `id`, the
-    /// same charges count once, even if they are repeated; see [`Request::id`].
+    /// Charges of a policy are recorded for the policy, all others as [inline limits](crate::Stats::inline). With an
+    /// `id`, the same charges count once, even if they are repeated; see [`Request::id`].
     ///
     /// If the store fails, each charge is decided by its [own](Charge::failing) failure mode, by that of its policy, or
     /// by that for [no policy](PolicySet::inline_failure).

@@ -329,8 +329,8 @@ impl SharedLimiter {
     /// Removes the counters of `key`, in this process and in the store. If the store fails, those in this process are
     /// removed nevertheless.
     ///
-    /// Only under the policies of this limiter, see [`Limiter::reset`]. On Redis, another process may still deny the key
-    /// by a cached denial for up to a second, and may spend units that it has leased.
+    /// Only under the policies of this limiter, see [`Limiter::reset`]. On Redis, another process may still deny the
+    /// key by a cached denial for up to a second, and may spend units that it has leased.
     pub async fn reset(&self, key: impl Key) -> Result<(), StoreError> {
         let plan = key.with(|key| self.evaluator.plan_key(key));
         self.update_all(&self.evaluator.charges_of(&plan, 0, 0), Update::Reset).await

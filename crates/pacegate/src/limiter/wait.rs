@@ -111,8 +111,6 @@ impl Wait {
     /// Delays callers that had to wait by a random time of up to `jitter`, so that callers that are admitted at the
     /// same instant do not all start then. The units are charged before the delay, which ends at the timeout at the
     /// latest.
-    ///
-    /// A call that finds the units available at once is not delayed.
     #[must_use]
     pub const fn jitter(self, jitter: Duration) -> Self {
         Self { jitter, ..self }
@@ -128,22 +126,20 @@ impl From<Duration> for Wait {
 impl Limiter {
     /// Waits until one unit can be charged to `key`.
     ///
-    /// Callers that wait for the same key are served in the order of arrival. A refund, a reset or a released permit lets
-    /// the first caller try again at once. [`Limiter::check`] does not queue, and may take units that others wait for. A
-    /// wait is recorded once, by its result.
-    ///
-    /// A request that no policy covers is admitted without waiting.
+    /// Callers that wait for the same key are served in the order of arrival. A refund, a reset or a released permit
+    /// lets the first caller try again at once. [`Limiter::check`] does not queue, and may take units that others wait
+    /// for. A wait is recorded once, by its result.
     ///
     /// # Errors
     ///
     /// Fails at once with [`WaitError::TooLong`] if the time cannot suffice, given the callers ahead. A permit may be
-    /// released at any time, so a wait for one lasts until the timeout: [`WaitError::TimedOut`]. See [`WaitError`] for the
-    /// others.
+    /// released at any time, so a wait for one lasts until the timeout: [`WaitError::TimedOut`]. See [`WaitError`] for
+    /// the others.
     ///
     /// # Cancellation
     ///
-    /// Dropping the future leaves the queue, and nothing is charged. If the wait has a [jitter](Wait::jitter), the units are
-    /// charged before the delay: dropping the future during the delay keeps them charged.
+    /// Dropping the future leaves the queue, and nothing is charged. If the wait has a [jitter](Wait::jitter), the
+    /// units are charged before the delay: dropping the future during the delay keeps them charged.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -181,11 +177,7 @@ impl Limiter {
     /// Waits for a permit for `key`. See [`Limiter::acquire`] and [`Limiter::until_ready`], whose queue it shares.
     ///
     /// A holder in this process that drops its permit wakes the first caller. A permit whose holder hangs becomes free
-    /// when it expires.
-    ///
-    /// # Cancellation
-    ///
-    /// Dropping the future leaves the queue, and a permit that it has taken is released.
+    /// when it expires. Dropping the future leaves the queue, and a permit that it has taken is released.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -225,32 +217,19 @@ impl SharedLimiter {
     /// Waits until one unit can be charged to `key`.
     ///
     /// Callers of this process that wait for the same key are served in the order of arrival. Between processes, the
-    /// order is undefined. The first caller in the queue calls the store again after the `retry_after` of the last answer,
-    /// or when this process returns units. A wait for permits, which another process may release, calls the store every
-    /// second. The other callers do not call the store.
+    /// order is undefined. The first caller in the queue calls the store again after the `retry_after` of the last
+    /// answer, or when this process returns units. A wait for permits, which another process may release, calls the
+    /// store every second. The other callers do not call the store.
     ///
     /// # Errors
     ///
-    /// As [`Limiter::until_ready`]. The call fails at once if this process knows that the time cannot suffice. The time that
-    /// a call to the store takes is added to the timeout. If the store fails, the failure modes decide each attempt: a policy
-    /// that fails `open` ends the wait with an admission.
+    /// As [`Limiter::until_ready`]. The call fails at once if this process knows that the time cannot suffice. The time
+    /// that a call to the store takes is added to the timeout. If the store fails, the failure modes decide each
+    /// attempt: a policy that fails `open` ends the wait with an admission.
     ///
     /// # Cancellation
     ///
     /// Dropping the future leaves the queue. Nothing is charged then, unless a call was in flight.
-    ///
-    /// ```
-    /// # pollster::block_on(async {
-    /// use std::time::Duration;
-    /// use pacegate::{MemoryStore, SharedLimiter};
-    ///
-    /// let limiter = SharedLimiter::builder(MemoryStore::default()).limit("50/second burst 1").build()?;
-    /// for _ in 0..2 {
-    ///     limiter.until_ready("upstream", Duration::from_secs(1)).await?;
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # }).unwrap();
-    /// ```
     pub async fn until_ready(
         &self,
         key: impl Key,
@@ -361,7 +340,8 @@ macro_rules! waits {
             /// Waits until a request can be charged to all policies that apply to it. Its [id](Request::id) is
             /// ignored. See [`Self::until_ready`].
             ///
-            /// Callers queue by the first limit that applies. Two requests that share only a later limit are not ordered.
+            /// Callers queue by the first limit that applies. Two requests that share only a later limit are not
+            /// ordered.
             ///
             /// ```
             /// # pollster::block_on(async {
@@ -405,21 +385,6 @@ macro_rules! waits {
             }
 
             /// Waits for the permits of a request. See [`Self::acquire_request`] and [`Self::acquire_within`].
-            ///
-            /// ```
-            /// # pollster::block_on(async {
-            /// use std::time::Duration;
-            /// use pacegate::{Limiter, Policy, PolicySet, Request};
-            ///
-            /// let policies = [Policy::new("exports", ["2/30s concurrency"]).per(["user"])];
-            /// let limiter = Limiter::builder().policies(PolicySet::new(policies)?).build()?;
-            /// let request = Request::new().with("user", "alice");
-            /// let permit = limiter.acquire_request_within(&request, Duration::from_secs(5)).await?;
-            /// assert_eq!(limiter.peek_request(&request).remaining(), 1);
-            /// # drop(permit);
-            /// # Ok::<(), Box<dyn std::error::Error>>(())
-            /// # }).unwrap();
-            /// ```
             pub async fn acquire_request_within(
                 &self,
                 request: &Request<'_>,

@@ -242,14 +242,6 @@ impl PolicySet {
     }
 
     /// Returns the same policies, all in this mode. For example, a program can start with all policies in shadow mode.
-    ///
-    /// ```
-    /// use pacegate::policy::{Mode, Policy, PolicySet};
-    ///
-    /// let policies = PolicySet::new([Policy::new("api", ["100/minute"])])?.in_mode(Mode::Shadow);
-    /// assert_eq!(policies.policies()[0].mode, Mode::Shadow);
-    /// # Ok::<(), pacegate::policy::PolicyError>(())
-    /// ```
     #[must_use]
     pub fn in_mode(&self, mode: Mode) -> Self {
         let policies = self.policies().iter().map(|policy| Policy { mode, ..policy.clone() });
@@ -327,8 +319,8 @@ impl PolicySet {
         self.get(name).map_or(self.inline_failure, |policy| policy.failure)
     }
 
-    /// Returns the index in [`PolicySet::limit_entries`] of the limit that has the same counter as a charge. `place` is the
-    /// index of the policy.
+    /// Returns the index in [`PolicySet::limit_entries`] of the limit that has the same counter as a charge. `place` is
+    /// the index of the policy.
     #[inline]
     pub(crate) fn entry_of(&self, place: usize, charge: &Charge<'_>) -> Option<usize> {
         if charge.counter == Counter::Limit {
