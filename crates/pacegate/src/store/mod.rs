@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    Algorithm, KeyBuf, KeyRef, Limit,
+    Algorithm, Key, KeyBuf, KeyRef, Limit,
     policy::{FailureMode, PolicyName},
 };
 
@@ -191,17 +191,8 @@ impl<'a> Charge<'a> {
     /// Each amount and burst has [a separate counter](Counter::Limit). To charge the limits of a policy, use the
     /// charges of a [`Plan`](crate::Plan).
     ///
-    /// The key is text, bytes or a [`KeyRef`]. For a tuple or another [`Key`](crate::Key), take a [`KeyBuf`] first:
-    ///
-    /// ```
-    /// use pacegate::{Charge, KeyBuf, Limit, Limiter};
-    ///
-    /// let key = KeyBuf::from_key(("eu", 42));
-    /// let charge = Charge::new("api".parse()?, &key, Limit::per_minute(1));
-    /// let limiter = Limiter::memory(Limit::per_minute(1));
-    /// assert!(limiter.charges().check(&[charge])?.is_allowed());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The key is text, bytes or a [`KeyRef`], which the charge borrows. For a tuple, a number or another
+    /// [`Key`](crate::Key), use [`ChargeBuf::new`].
     pub fn new(policy: PolicyName, key: impl Into<KeyRef<'a>>, limit: Limit) -> Self {
         let key = key.into();
         Self {
@@ -289,6 +280,21 @@ pub struct ChargeBuf {
 }
 
 impl ChargeBuf {
+    /// Creates a charge of one unit to any [`Key`], such as a tuple or a number. See [`Charge::new`].
+    ///
+    /// ```
+    /// use pacegate::{ChargeBuf, Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(1));
+    /// let charge = ChargeBuf::new("api".parse()?, ("eu", 42), Limit::per_minute(5));
+    /// let decision = limiter.charges().check(&[charge.as_charge().cost(2)])?;
+    /// assert_eq!(decision.remaining(), 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new(policy: PolicyName, key: impl Key, limit: Limit) -> Self {
+        key.with(|key| Self::from(&Charge::new(policy, key, limit)))
+    }
+
     /// Returns the charge, which borrows the key and the tag.
     pub fn as_charge(&self) -> Charge<'_> {
         Charge { key: self.key.as_ref(), tag: self.tag.as_ref(), ..self.charge }
