@@ -12,7 +12,7 @@ pub(crate) type Limits = SmallVec<[Limit; 2]>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message of each variant documents it")]
 pub enum InlineLimitError {
-    #[error("no more than {MOST_LIMITS} limits at once")]
+    #[error("no more than {MAX_LIMITS} limits at once")]
     TooMany,
     #[error(transparent)]
     NoLimit(#[from] ParseLimitError),
@@ -36,11 +36,11 @@ const MAX_RESET_DAYS: u64 = 31;
 const MAX_RESET: Duration = Duration::from_secs(MAX_RESET_DAYS * 24 * 3_600);
 
 /// Maximum number of inline limits in a request.
-pub(crate) const MOST_LIMITS: usize = 16;
+pub(crate) const MAX_LIMITS: usize = 16;
 
 /// Parses a limit and adds it.
 pub(crate) fn add(limits: &mut Limits, text: &str) -> Result<(), InlineLimitError> {
-    if limits.len() == MOST_LIMITS {
+    if limits.len() == MAX_LIMITS {
         return Err(InlineLimitError::TooMany);
     }
     let limit: Limit = text.parse()?;

@@ -154,6 +154,7 @@ async fn handle(
 ) -> Response<CountedBody<Either<Full<Bytes>, axum::body::Body>>> {
     let _open = watch.begin(request.version());
     let begun = Instant::now();
+    let decides = routes::decides(request.uri().path());
     if !watch.is_authenticated() {
         match shared.active.revision().access(request.headers()) {
             Ok(_) => watch.authenticate(),
@@ -190,8 +191,11 @@ async fn handle(
     if response.headers().contains_key(DEGRADED) {
         shared.listener.count_degraded(1);
     }
-    shared.listener.count(code(response.status()), begun.elapsed());
-    response.map(|body| CountedBody::new(body, share))
+    match decides {
+        true => shared.listener.count(code(response.status()), begun.elapsed()),
+        false => shared.listener.count_other(code(response.status()), begun.elapsed()),
+    }
+    CountedBody::wrap(response, share)
 }
 
 /// Returns the memory that headers take.

@@ -16,7 +16,7 @@ use super::ProblemDetails;
 use crate::{
     config::Bounds,
     engine::Engine,
-    inline_limits::{self, InlineLimitError, Limits, MOST_LIMITS},
+    inline_limits::{self, InlineLimitError, Limits, MAX_LIMITS},
 };
 
 /// A request to check: by the configured policies, or for one key with its own limits.
@@ -49,23 +49,10 @@ pub(super) struct CheckBody<'a> {
 /// A permit to release or renew, with the request that acquired it.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "PermitRequest", extend("anyOf" = [
-    { "properties": { "key": false, "limit": false } },
-    { "properties": { "domain": false, "attributes": false }, "required": ["key", "limit"] },
-]))]
+#[schemars(rename = "PermitRequest")]
 pub(super) struct PermitBody<'a> {
-    /// As in the request that acquired the permit.
-    #[serde(borrow)]
-    domain: Option<Text<'a>>,
-    /// As in the request that acquired the permit.
-    #[schemars(with = "Option<BTreeMap<String, String>>")]
-    attributes: Option<Attributes<'a>>,
-    /// As in the request that acquired the permit.
-    key: Option<Text<'a>>,
-    /// As in the request that acquired the permit.
-    limit: Option<LimitTexts<'a>>,
-    /// Ignored.
-    cost: Option<u64>,
+    #[serde(borrow, flatten)]
+    check: CheckBody<'a>,
     /// The permit that `POST /v1/acquire` returned.
     #[schemars(regex(pattern = "^[0-9a-f]{1,32}$"))]
     permit: Text<'a>,
@@ -166,10 +153,13 @@ pub(super) fn parse_query(uri: &Uri) -> Result<Vec<(String, String)>, ProblemDet
 impl<'a> CheckBody<'a> {
     /// Parses the body of an endpoint that is not a check, and so takes no `id`.
     pub(super) fn parse_without_id(body: &'a [u8]) -> Result<Self, ProblemDetails> {
-        let body: Self = parse(body)?;
-        match body.id {
+        parse::<Self>(body)?.without_id()
+    }
+
+    fn without_id(self) -> Result<Self, ProblemDetails> {
+        match self.id {
             Some(_) => Err(ProblemDetails::request("`id` is for checks only")),
-            None => Ok(body),
+            None => Ok(self),
         }
     }
 
@@ -269,7 +259,7 @@ impl CheckBody<'static> {
 impl<'a> PermitBody<'a> {
     /// Returns the permit and the request that acquired it.
     pub(super) fn split(self) -> Result<(u128, CheckBody<'a>), ProblemDetails> {
-        let Self { domain, attributes, key, limit, cost, permit: Text(permit) } = self;
+        let Self { check, permit: Text(permit) } = self;
         let is_hex =
             (1..=32).contains(&permit.len()) && permit.bytes().all(|b| b.is_ascii_hexdigit());
         let permit =
@@ -278,7 +268,7 @@ impl<'a> PermitBody<'a> {
                     "invalid `permit`: expected the 32 hexadecimal digits of POST /v1/acquire";
                 ProblemDetails::request(detail)
             })?;
-        Ok((permit, CheckBody { domain, attributes, key, limit, cost, id: None }))
+        Ok((permit, check.without_id()?))
     }
 }
 
@@ -300,7 +290,7 @@ impl LimitTexts<'_> {
             }
             inline_limits::add(&mut limits, text).map_err(|error| match error {
                 InlineLimitError::TooMany => {
-                    ProblemDetails::bounds(format!("more than {MOST_LIMITS} limits"))
+                    ProblemDetails::bounds(format!("more than {MAX_LIMITS} limits"))
                 }
                 error => ProblemDetails::limit(error.to_string()),
             })?;

@@ -29,9 +29,9 @@ use crate::{
 pub(super) struct RespSession {
     pub(super) replies: Replies,
     /// True if the connection ends after the pending replies.
-    pub(super) is_over: bool,
+    pub(super) is_closing: bool,
     /// True if it ends because the client sent an HTTP request.
-    pub(super) spoke_http: bool,
+    pub(super) received_http: bool,
     /// Commands answered, and how many of them with an error.
     pub(super) answered: (u64, u64),
     /// Commands that a failure mode decided.
@@ -73,8 +73,8 @@ impl RespSession {
     pub(super) fn new(id: u64) -> Self {
         Self {
             replies: Replies::new(),
-            is_over: false,
-            spoke_http: false,
+            is_closing: false,
+            received_http: false,
             answered: (0, 0),
             degraded: 0,
             id,
@@ -96,7 +96,7 @@ impl RespSession {
         let mut pending = Pending::default();
         let (mut at, mut commands, mut words) = (0, 0, Words::new());
         while commands < max_commands
-            && !self.is_over
+            && !self.is_closing
             && self.replies.bytes.len() < MAX_PENDING_BYTES
         {
             let rest = &input[at..];
@@ -119,7 +119,7 @@ impl RespSession {
                     self.command(rest, &words, active, &revision, &mut pending).await
                 }
                 Err(error) => {
-                    self.is_over = true;
+                    self.is_closing = true;
                     Err(error.into())
                 }
             };
@@ -172,7 +172,7 @@ impl RespSession {
             return Ok(());
         }
         if is_http(input, words[0]) {
-            (self.spoke_http, self.is_over) = (true, true);
+            (self.received_http, self.is_closing) = (true, true);
             return Err(CommandError::Http);
         }
         if words[0].eq_ignore_ascii_case(b"PACEGATE.CHECK") {
