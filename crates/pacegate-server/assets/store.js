@@ -38,9 +38,9 @@ export class Health {
       const known = then !== undefined && now > last.now;
       const speed = known ? Math.round((requests - then) / (now - last.now)) : null;
       const [p50, p99] = [latency?.p50, latency?.p99].map(atMost);
-      return [name, whole(connections), `${number(speed)}/s`, number(requests), p50, p99];
+      return [name, whole(connections), `${number(speed)}/s`, p50, p99];
     });
-    table("listeners", ["Listener", "Connections", "Requests", "Total", "p50", "p99"], rows);
+    table("listeners", ["Listener", "Connections", "Requests", "Latency p50", "p99"], rows);
     this.before = { now, started, listeners };
   }
 }

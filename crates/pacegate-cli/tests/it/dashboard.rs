@@ -146,17 +146,21 @@ fn units_and_latency_are_shown() {
     shown.page.wait_until(&has(".tile.of-allowed", "Allowed requests"));
     shown.page.wait_until(&has(".tile.of-allowed", "4 requests, 12 units since the start"));
     shown.page.wait_until(&has(".tile.of-latency", "≤"));
-    shown.page.wait_until(&has("#latency-timeline svg", "latency"));
+    let drawn = |chart: &str, text: &str| {
+        let chart = format!("document.querySelector('{chart} svg').textContent");
+        format!("{chart}.includes('{text}')")
+    };
+    shown.page.wait_until(&drawn("#latency-timeline", "latency"));
+    shown.page.wait_until(&drawn("#timeline", "requests per second"));
     shown.page.wait_until(&has("#listeners tbody", "≤"));
     assert_eq!(shown.page.text("#timeline-title"), "Requests per second");
-    assert!(shown.page.text("#timeline svg").contains("requests per second"));
     shown.page.evaluate(
         "const select = document.querySelector('#counted'); select.value = 'units'; \
          select.dispatchEvent(new Event('change'))",
     );
     shown.page.wait_until(&shows("#timeline-title", "Units per second"));
     shown.page.wait_until(&has(".tile.of-allowed", "Allowed units"));
-    assert!(shown.page.text("#timeline svg").contains("units per second"));
+    shown.page.wait_until(&drawn("#timeline", "units per second"));
     let totals = "[...document.querySelectorAll('.policies tbody tr')]\
                   .map(row => row.querySelector('td.of-allowed .quiet').textContent)";
     assert_eq!(shown.page.evaluate(totals), json!(["0", "6", "6"]));

@@ -45,9 +45,10 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 pub(crate) use self::check::check_bytes;
-use self::{connection::CountedBody, problem::ProblemDetails, request::Check, response::DEGRADED};
+use self::{connection::CountedBody, problem::ProblemDetails, response::DEGRADED};
 use crate::{
     active_config::{ActiveConfig, Revision},
+    check::Check,
     config::{Bounds, Scope},
     listeners::ListenerId,
     metrics::{ListenerMetrics, Metrics},
@@ -355,12 +356,7 @@ impl Revision {
         domain: &str,
     ) -> Result<Access<'_>, ProblemDetails> {
         let access = self.access(headers)?;
-        if !access.allows(scope, domain) {
-            return Err(ProblemDetails::forbidden(match scope {
-                Scope::Check => "the API key does not cover this domain",
-                Scope::Admin => "an API key with the scope `admin` for this domain is required",
-            }));
-        }
+        permit(&access, scope, domain, false)?;
         Ok(access)
     }
 
@@ -371,10 +367,8 @@ impl Revision {
         scope: Scope,
         check: &Check<'_>,
     ) -> Result<Access<'_>, ProblemDetails> {
-        let access = self.access_to(headers, scope, check.domain())?;
-        if check.is_inline() && !access.allows_inline() {
-            return Err(ProblemDetails::inline());
-        }
+        let access = self.access(headers)?;
+        permit(&access, scope, check.domain(), check.is_inline())?;
         Ok(access)
     }
 
@@ -392,6 +386,25 @@ impl Revision {
             }));
         }
         Ok(access)
+    }
+}
+
+/// Checks the permissions of an API key: this scope in a domain, and inline limits if needed.
+fn permit(
+    access: &Access<'_>,
+    scope: Scope,
+    domain: &str,
+    is_inline: bool,
+) -> Result<(), ProblemDetails> {
+    if !access.allows(scope, domain) {
+        return Err(ProblemDetails::forbidden(match scope {
+            Scope::Check => "the API key does not cover this domain",
+            Scope::Admin => "an API key with the scope `admin` for this domain is required",
+        }));
+    }
+    match is_inline && !access.allows_inline() {
+        true => Err(ProblemDetails::inline()),
+        false => Ok(()),
     }
 }
 

@@ -10,10 +10,10 @@ use super::{
     },
     openapi::document,
     read_request,
-    request::{Check, CheckBody},
+    request::CheckBody,
     response::{content, json},
 };
-use crate::{config::Scope, explain::explain, metrics::Metrics, outage::StoreOutage};
+use crate::{check::Check, config::Scope, explain::explain, metrics::Metrics, outage::StoreOutage};
 
 /// `GET /v1/policies`: lists the policies of the domains that the API key covers.
 pub(super) async fn policies(shared: Context, request: Request) -> HttpResult {

@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
 use axum::extract::Query;
 use http::Uri;
-use pacegate::{Charge, CostError, KeyRef, Limit, Plan, PolicyName, Request};
+use pacegate::Request;
 use schemars::JsonSchema;
 use serde::{
     Deserialize, Deserializer,
@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 
 use super::ProblemDetails;
 use crate::{
+    check::Check,
     config::Bounds,
-    engine::Engine,
     inline_limits::{self, InlineLimitError, Limits, MAX_LIMITS},
 };
 
@@ -98,20 +98,6 @@ struct Attributes<'a>(SmallVec<[(Text<'a>, Text<'a>); 8]>);
 /// A JSON object. A derived struct alone also accepts a list of its fields.
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
-
-/// A valid request: by the policies, or with its own limits.
-#[derive(Clone, Debug)]
-pub(super) enum Check<'a> {
-    Policies(Request<'a>),
-    Inline { key: &'a str, limits: Limits, cost: u64, id: Option<&'a [u8]> },
-}
-
-/// The limits that apply to a [`Check`], with their keys.
-#[expect(clippy::large_enum_variant, reason = "lives on the stack for one request")]
-pub(super) enum CheckLimits<'e, 's> {
-    Policies(Plan<'e>),
-    Inline(&'s str, &'s [Limit]),
-}
 
 /// The general form of a limit, for the schema.
 const LIMIT_PATTERN: &str = "^[0-9]+/([0-9]*(ms|s|m|h|d)|second|minute|hour|day)( .*)?$";
@@ -196,7 +182,7 @@ impl<'a> CheckBody<'a> {
             return Err(ProblemDetails::request(EITHER_FORM));
         }
         check_length("the key", key, bounds)?;
-        Ok(Check::Inline { key, limits: limit.parse()?, cost, id })
+        Ok(Check::Inline { key: key.as_bytes(), limits: limit.parse()?, cost, id })
     }
 
     fn request(&self, bounds: &Bounds) -> Result<Request<'_>, ProblemDetails> {
@@ -305,65 +291,6 @@ fn check_length(name: &str, text: &str, bounds: &Bounds) -> Result<(), ProblemDe
             Err(ProblemDetails::bounds(format!("{name} exceeds {max} bytes")))
         }
         _ => Ok(()),
-    }
-}
-
-impl Check<'_> {
-    /// Returns the domain that the API key must cover.
-    pub(super) fn domain(&self) -> &str {
-        match self {
-            Self::Policies(request) => request.domain(),
-            Self::Inline { .. } => "",
-        }
-    }
-
-    pub(super) fn is_inline(&self) -> bool {
-        matches!(self, Self::Inline { .. })
-    }
-
-    pub(super) fn cost(&self) -> u64 {
-        match self {
-            Self::Policies(request) => request.units(),
-            Self::Inline { cost, .. } => *cost,
-        }
-    }
-
-    pub(super) fn id(&self) -> Option<&[u8]> {
-        match self {
-            Self::Policies(request) => request.id_bytes(),
-            Self::Inline { id, .. } => *id,
-        }
-    }
-
-    /// Returns the limits to charge.
-    pub(super) fn limits<'e>(&self, engine: &'e Engine) -> CheckLimits<'e, '_> {
-        match self {
-            Self::Policies(request) => CheckLimits::Policies(engine.plan(request)),
-            Self::Inline { key, limits, .. } => CheckLimits::Inline(key, limits),
-        }
-    }
-
-    /// Returns the limits that an earlier check was charged to, for refunds, resets and releases.
-    pub(super) fn charged_limits<'e>(&self, engine: &'e Engine) -> CheckLimits<'e, '_> {
-        match self {
-            Self::Policies(request) => CheckLimits::Policies(engine.plan_counted(request)),
-            Self::Inline { key, limits, .. } => CheckLimits::Inline(key, limits),
-        }
-    }
-}
-
-impl CheckLimits<'_, '_> {
-    /// Returns one charge of this cost for each limit.
-    pub(super) fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
-        match self {
-            Self::Policies(plan) => plan.charges(cost),
-            Self::Inline(key, limits) => {
-                let key = KeyRef::new(key.as_bytes());
-                let charges =
-                    limits.iter().map(|&limit| Charge::new(PolicyName::AD_HOC, key, limit));
-                Ok(charges.map(|charge| charge.cost(cost)).collect())
-            }
-        }
     }
 }
 
